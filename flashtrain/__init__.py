@@ -1,0 +1,45 @@
+"""flashtrain: train long-context models with exact FlashAttention kernels, Hydra and PyTorch Lightning.
+
+The command is `python -m flashtrain recipe=gpt2`. From a program of your own, the names below are all there is to
+know; each is imported when first used, so that `import flashtrain` stays quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "GPT2": "flashtrain.models",
+    "GPT2Config": "flashtrain.models",
+    "Attention": "flashtrain.models",
+    "LanguageModel": "flashtrain.tasks",
+    "TextDataModule": "flashtrain.data.datamodule",
+    "Throughput": "flashtrain.training.throughput",
+    "UserError": "flashtrain.errors",
+    "generate": "flashtrain.generation",
+    "register": "flashtrain.registry",
+    "main": "flashtrain.__main__",
+}
+
+__all__ = ["__version__", *_PUBLIC]
+
+if TYPE_CHECKING:
+    from flashtrain.__main__ import main
+    from flashtrain.data.datamodule import TextDataModule
+    from flashtrain.errors import UserError
+    from flashtrain.generation import generate
+    from flashtrain.models import GPT2, Attention, GPT2Config
+    from flashtrain.registry import register
+    from flashtrain.tasks import LanguageModel
+    from flashtrain.training.throughput import Throughput
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'flashtrain' has no attribute '{name}'")
+    value = getattr(importlib.import_module(_PUBLIC[name]), name)
+    globals()[name] = value
+    return value

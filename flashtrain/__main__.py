@@ -1,0 +1,90 @@
+"""python -m flashtrain: compose the configuration, check it, run it; nothing else.
+
+A mistake of the user's ends with one line on the terminal and exit status 2.
+"""
+
+from __future__ import annotations
+
+import time
+
+STARTED = time.time()  # before the heavy imports, so that a run's summary counts the whole command
+
+import logging  # noqa: E402
+import sys  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+import hydra  # noqa: E402
+from hydra._internal.utils import get_args_parser  # noqa: E402
+from hydra.core.hydra_config import HydraConfig  # noqa: E402
+from omegaconf import DictConfig  # noqa: E402
+
+from flashtrain import modes, plan  # noqa: E402
+from flashtrain.announce import say  # noqa: E402
+from flashtrain.command_help import help_text  # noqa: E402
+from flashtrain.compose import CONFIG_NAME, checked_settings, compose_settings, override_keys  # noqa: E402
+from flashtrain.errors import UserError  # noqa: E402
+from flashtrain.job import run_job  # noqa: E402
+from flashtrain.locate import conf_folder  # noqa: E402
+from flashtrain.machine import settle  # noqa: E402
+from flashtrain.run_folder import LAST, find_checkpoint, find_unfinished, new_run_folder  # noqa: E402
+from flashtrain.sweep import run_sweep  # noqa: E402
+
+
+def main() -> None:
+    """The command. A program of your own that registers components calls this to have the same command."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    try:
+        status = _command(sys.argv[1:])
+    except UserError as error:
+        print(f"flashtrain: {error}", file=sys.stderr)
+        status = 2
+    sys.exit(status)
+
+
+def _command(words: list[str]) -> int:
+    arguments = get_args_parser().parse_args(words)
+    if arguments.help or not words:
+        print(help_text())
+        return 0
+    keys = override_keys(arguments.overrides)
+    if arguments.multirun and not any(key.startswith(("hydra/launcher", "hydra/sweeper")) for key in keys):
+        return run_sweep(arguments.overrides)
+    if not arguments.multirun and not (arguments.cfg or arguments.info or arguments.hydra_help):
+        settings = modes.settings_from_checkpoint(arguments.overrides) or compose_settings(arguments.overrides)
+        if settings.mode == "plan":
+            settings, hardware = settle(settings, arguments.overrides)
+            print(plan.plan(settings, hardware))
+            return 0
+        if settings.mode != "train":
+            return modes.run_mode(settings)
+        if "hydra.run.dir" not in keys:
+            sys.argv.append(f"hydra.run.dir={_run_folder(settings.output, arguments.overrides)}")
+    hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=CONFIG_NAME)(_hydra_job)()
+    return 0
+
+
+def _hydra_job(config: DictConfig) -> None:
+    composed = HydraConfig.get()
+    folder = Path(composed.runtime.output_dir)
+    status = run_job(checked_settings(config), folder, overrides=list(composed.overrides.task), started=STARTED)
+    if status:
+        sys.exit(status)
+
+
+def _run_folder(output: str, overrides: list[str]) -> Path:
+    """The folder of the run to continue, or a new one."""
+    settings = compose_settings(overrides)
+    if settings.resume not in (None, "auto"):
+        return find_checkpoint(str(settings.resume), prefer=LAST)[0]
+    parent = Path(output) / settings.recipe
+    if settings.resume == "auto":
+        settled, _ = settle(settings, overrides)
+        unfinished = find_unfinished(parent, settled)
+        if unfinished is not None:
+            return unfinished
+        say("resume=auto: no unfinished run of this kind is there, starting a new one.")
+    return new_run_folder(parent)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""What `python -m flashtrain --help` prints: the recipes with a line each, and how settings are given."""
+
+from __future__ import annotations
+
+from flashtrain.locate import recipe_description, recipe_files
+from flashtrain.settings import LOGGERS, MODES
+
+TEXT = """\
+usage: python -m flashtrain recipe=NAME [setting=value ...]
+
+Recipes:
+{recipes}
+
+Often used settings:
+  context=2048                    tokens a sample
+  model.size=355m                 demo, 124m, 355m, 774m, 1.3b, 1.5b; model=modern for RMSNorm, SwiGLU, rotary, GQA
+  attention=flash                 flash (our kernels), sdpa (torch's), standard (stores the S x S matrix)
+  data=files data.path=FOLDER     your own .txt, .md, .jsonl, .parquet; data=hub data.name=... for a hub dataset
+  trainer.steps=500               with trainer.tokens_per_step=65536, trainer.devices=8, trainer.strategy=ddp|fsdp
+  logger={loggers}         resume=auto goes on with an unfinished run
+  mode={modes}
+  -m context=1024,2048,4096       a sweep: one fresh process a job, then one table and one figure
+
+Everything that can be set: python -m flashtrain recipe=NAME --cfg job, or flashtrain/settings.py.
+Your own recipes: a folder of YAML files named in the environment variable FLASHTRAIN_RECIPES.\
+"""
+
+
+def help_text() -> str:
+    """The help, with the recipes found now."""
+    files = recipe_files()
+    width = max(len(name) for name in files) + 2 if files else 0
+    recipes = "\n".join(f"  recipe={name:<{width}}{recipe_description(path)}" for name, path in sorted(files.items()))
+    return TEXT.format(recipes=recipes or "  none found", loggers="|".join(LOGGERS), modes="|".join(MODES))

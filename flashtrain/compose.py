@@ -1,0 +1,128 @@
+"""From the command line's words to checked Settings, or to one readable line about what is wrong with them.
+
+Hydra composes conf/config.yaml, its groups and a recipe. Recipes are not a folder on Hydra's search path: each file of
+recipes/ (and of a user's own folders) is put into Hydra's ConfigStore as the group `recipe`, placed at the top level,
+so that a recipe reads like a page of settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from flashtrain.errors import UserError, unknown
+from flashtrain.locate import conf_folder, recipe_files
+from flashtrain.settings import Settings, setting_names, typed_settings, unknown_setting
+
+CONFIG_NAME = "config"
+
+
+def register_configs() -> None:
+    """Put the settings' schema and every recipe file where Hydra finds them. Safe to call again."""
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Settings)
+    for name, path in recipe_files().items():
+        store.store(group="recipe", name=name, node=_read_recipe(name, path), package="_global_")
+
+
+def compose_settings(overrides: Sequence[str]) -> Settings:
+    """The checked settings that these command-line overrides compose to.
+
+    Raises UserError, one line, for anything that cannot be composed or cannot work.
+    """
+    register_configs()
+    with readable_errors(), initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        config = compose(CONFIG_NAME, overrides=list(overrides))
+    return checked_settings(config)
+
+
+def checked_settings(config: DictConfig) -> Settings:
+    """Settings from a composed configuration; Hydra's own section is left out."""
+    with readable_errors():
+        plain = OmegaConf.to_container(config, resolve=True)
+    if not isinstance(plain, dict):
+        raise UserError("the configuration is not a mapping of settings.")
+    settings = typed_settings(OmegaConf.create({key: value for key, value in plain.items() if key != "hydra"}))
+    settings.check()
+    return settings
+
+
+def parse_overrides(words: Sequence[str]) -> list[Override]:
+    """The command line's `key=value` words, parsed by Hydra's grammar. Raises UserError for a word it refuses."""
+    with readable_errors():
+        return OverridesParser.create().parse_overrides(list(words))
+
+
+def override_keys(words: Sequence[str]) -> set[str]:
+    """The settings and groups that these overrides name, without +, ++ or ~."""
+    return {override.get_key_element().lstrip("+~").split("@")[0] for override in parse_overrides(words)}
+
+
+def apply_demo(settings: Settings, overrides: Sequence[str]) -> Settings:
+    """The same settings with the recipe's demo in place, except where the command line says otherwise."""
+    given = override_keys(overrides)
+    changed = OmegaConf.structured(settings)
+    for name, value in settings.demo.items():
+        if name not in given:
+            if name not in setting_names():
+                raise unknown_setting(name)
+            OmegaConf.update(changed, name, value)
+    changed.is_demo = True
+    demo = typed_settings(changed)
+    demo.check()
+    return demo
+
+
+@contextmanager
+def readable_errors() -> Iterator[None]:
+    """Turns what Hydra and OmegaConf raise while composing into a UserError of one line."""
+    try:
+        yield
+    except MissingConfigException as error:
+        group, _, name = (error.missing_cfg_file or "").rpartition("/")
+        raise unknown(group or "configuration", name, error.options or ()) from error
+    except OverrideParseException as error:
+        raise UserError(f"cannot read '{error.override}': settings are given as name=value.") from error
+    except ConfigCompositionException as error:
+        raise _composition_error(error) from error
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(f"configuration: {_first_line(error)}") from error
+
+
+def _composition_error(error: ConfigCompositionException) -> UserError:
+    text = str(error)
+    if text.startswith("You must specify 'recipe'"):
+        return UserError(f"which recipe? Say recipe=NAME. Possible: {', '.join(sorted(recipe_files()))}.")
+    if text.startswith("Could not override '"):
+        return unknown_setting(text.split("'")[1])
+    if text.startswith("Ambiguous value for argument"):
+        return UserError(f"{text.splitlines()[0].split(' ', 4)[-1]} lists several values: add -m to sweep over them.")
+    cause = error.__cause__
+    if isinstance(cause, OmegaConfBaseException):
+        key = f"{cause.full_key}: " if cause.full_key else ""
+        return UserError(f"{key}{_first_line(cause)}")
+    return UserError(f"configuration: {_first_line(error)}")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _read_recipe(name: str, path: Path) -> dict[str, object]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise UserError(f"recipe file {path} is no valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"recipe file {path} must hold settings, one `name: value` a line.")
+    return {**content, "recipe": name}

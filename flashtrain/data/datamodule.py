@@ -1,0 +1,205 @@
+"""Text in, packed batches out: the LightningDataModule that puts the data path together.
+
+B micro-batch on this device, S sequence (context).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import DataLoader
+
+from flashtrain.data.batch import Batch
+from flashtrain.data.loader import ResumableLoader, packed_loader
+from flashtrain.data.packing import PackedSamples
+from flashtrain.data.sampler import FixedSampler, StepSampler
+from flashtrain.data.sources import TextSource, make_source
+from flashtrain.data.split import Spans, Split, split_documents
+from flashtrain.data.token_cache import TokenCache, open_or_build
+from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec
+from flashtrain.errors import UserError
+
+
+class TextDataModule(pl.LightningDataModule):
+    """Packed batches (flashtrain.data.batch.Batch) of a corpus for next-token training.
+
+    source: "stdlib" (the Python standard library's source), the path of a file or folder of text, or a TextSource.
+    tokenizer: "bytes", "bpe" (trained on the corpus), "gpt2", a TokenizerSpec, or a Tokenizer.
+    context: S, in tokens. batch_size: B, rows of a micro-batch on each device.
+    total_steps: optimiser steps of the run. accumulate: micro-batches a step, as Trainer(accumulate_grad_batches=).
+    seed: of the order of samples. document_mask: see PackedSamples.
+    validation_fraction: of the documents, held out by a draw that does not depend on `seed`; 0 for no validation.
+    validation_samples: rows read at each validation, over all devices; fewer when fewer are held out.
+    num_workers: processes that build batches, on each device; 0 builds them in the training process.
+    cache_dir: where the token file lives (flashtrain.data.cache_folder says where otherwise).
+
+    A run is one Lightning epoch of total_steps * accumulate micro-batches: use Trainer(max_epochs=1), or max_steps.
+    A checkpoint resumes with exactly the next sample, however many devices it goes on with. Works without a Trainer,
+    too: setup(), then train_dataloader(). batch_size, accumulate and total_steps may be set anew until then.
+
+    After setup(): `tokenizer`, `train_tokens` and `validation_tokens` (counts), `cache` (the open token file).
+    Raises UserError for arguments out of range, and for what the source, the tokenizer and the cache folder object to.
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | TextSource = "stdlib",
+        tokenizer: str | TokenizerSpec | Tokenizer = "bytes",
+        context: int = 256,
+        batch_size: int = 8,
+        *,
+        total_steps: int = 100,
+        accumulate: int = 1,
+        seed: int = 0,
+        document_mask: bool = False,
+        validation_fraction: float = 0.01,
+        validation_samples: int = 256,
+        num_workers: int = 0,
+        cache_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        super().__init__()
+        self.source = make_source(source)
+        self.tokenizer_spec = TokenizerSpec(tokenizer) if isinstance(tokenizer, str) else tokenizer
+        self.context = context
+        self.batch_size = batch_size
+        self.total_steps = total_steps
+        self.accumulate = accumulate
+        self.seed = seed
+        self.document_mask = document_mask
+        self.validation_fraction = validation_fraction
+        self.validation_samples = validation_samples
+        self.num_workers = num_workers
+        self.cache_dir = Path(cache_dir) if cache_dir is not None else None
+        self._cache: TokenCache | None = None
+        self._split: Split | None = None
+        self._train_loader: ResumableLoader | None = None
+        self._check()
+
+    def prepare_data(self) -> None:
+        """Build the token file where it is missing. Lightning calls this in one process a machine."""
+        if self._cache is None:
+            self._cache = open_or_build(self.source, self.tokenizer_spec, self.cache_dir)
+
+    def setup(self, stage: str | None = None) -> None:
+        """Open the token file and split it. Again only after another context or fraction was set."""
+        self.prepare_data()
+        self._split = split_documents(self.cache.offsets, fraction=self.validation_fraction, context=self.context)
+
+    @property
+    def cache(self) -> TokenCache:
+        """The open token file. Raises UserError before setup()."""
+        if self._cache is None:
+            raise UserError("the data is not read yet: call setup() first.")
+        return self._cache
+
+    @property
+    def split(self) -> Split:
+        """Which documents train and which validate. Raises UserError before setup()."""
+        if self._split is None:
+            raise UserError("the data is not read yet: call setup() first.")
+        return self._split
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that made the tokens. Raises UserError before setup()."""
+        return self.cache.tokenizer
+
+    @property
+    def train_tokens(self) -> int:
+        """Tokens of the training documents, each document's end_of_text included."""
+        return self.split.training.tokens
+
+    @property
+    def validation_tokens(self) -> int:
+        """Tokens of the held-out documents."""
+        return self.split.validation.tokens if self.split.validation is not None else 0
+
+    @property
+    def epochs_seen(self) -> float:
+        """How often the training samples have been read so far, 1.0 being every one once."""
+        if self._train_loader is None:
+            return 0.0
+        return self._train_loader.samples_read / self._train_loader.steps.samples
+
+    def describe(self) -> str:
+        """The corpus in one line: source, tokenizer, counts, and where the tokens lie. Needs setup()."""
+        return (
+            f"{self.source.describe()} | {self.tokenizer.describe()} | {self.cache.meta.documents:,} documents, "
+            f"{self.train_tokens:,} tokens to train on, {self.validation_tokens:,} held out | {self.cache.folder}"
+        )
+
+    def train_dataloader(self) -> ResumableLoader:
+        """The run's micro-batches for this device, from the step that the trainer stands at."""
+        self._check()
+        trainer = self.trainer
+        if trainer is not None:
+            _check_trainer(trainer, self.accumulate)
+        samples = self._samples(self.split.training)
+        world_size, rank = self._place()
+        sampler = StepSampler(
+            len(samples),
+            batch_size=self.batch_size,
+            total_steps=self.total_steps,
+            accumulate=self.accumulate,
+            world_size=world_size,
+            rank=rank,
+            seed=self.seed,
+        )
+        self._train_loader = ResumableLoader(
+            samples, sampler, trainer=trainer, num_workers=self.num_workers, pin_memory=self._pin_memory()
+        )
+        return self._train_loader
+
+    def val_dataloader(self) -> DataLoader[Batch] | list[DataLoader[Batch]]:
+        """This device's share of the first `validation_samples` held-out samples; an empty list where none are."""
+        self._check()
+        held_out = self.split.validation
+        if held_out is None:
+            return []
+        samples = self._samples(held_out)
+        world_size, rank = self._place()
+        sampler = FixedSampler(
+            min(self.validation_samples, len(samples)), batch_size=self.batch_size, world_size=world_size, rank=rank
+        )
+        return packed_loader(samples, sampler, num_workers=self.num_workers, pin_memory=self._pin_memory())
+
+    def _samples(self, spans: Spans) -> PackedSamples:
+        cache = self.cache
+        return PackedSamples(cache.tokens_path, cache.meta.dtype, spans, self.context, self.document_mask)
+
+    def _place(self) -> tuple[int, int]:
+        """How many data-parallel devices there are, and which of them this is."""
+        # A strategy that shares one sample among devices (context, tensor parallelism) counts those as one here.
+        shares = self.trainer.distributed_sampler_kwargs if self.trainer is not None else None
+        return (shares["num_replicas"], shares["rank"]) if shares else (1, 0)
+
+    def _pin_memory(self) -> bool:
+        if self.trainer is not None:
+            return self.trainer.strategy.root_device.type == "cuda"
+        return torch.cuda.is_available()
+
+    def _check(self) -> None:
+        for name in ("context", "batch_size", "total_steps", "accumulate", "validation_samples"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name}={getattr(self, name)} must be at least 1.")
+        if self.num_workers < 0:
+            raise UserError(f"num_workers={self.num_workers} must be at least 0.")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"seed={self.seed} must be at least 0 and below 2**32.")
+        if not 0 <= self.validation_fraction < 1:
+            raise UserError(f"validation_fraction={self.validation_fraction} must be at least 0 and below 1.")
+
+
+def _check_trainer(trainer: pl.Trainer, accumulate: int) -> None:
+    module = trainer.lightning_module
+    automatic = module is None or module.automatic_optimization
+    if automatic and trainer.accumulate_grad_batches != accumulate:
+        raise UserError(
+            f"TextDataModule(accumulate={accumulate}) and Trainer(accumulate_grad_batches="
+            f"{trainer.accumulate_grad_batches}) must be the same number."
+        )
+    if getattr(trainer, "overfit_batches", 0):  # an attribute that Lightning sets without declaring it
+        raise UserError("Trainer(overfit_batches=...) would replace the order of samples; use limit_train_batches.")

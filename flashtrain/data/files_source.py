@@ -1,0 +1,171 @@
+"""Text files of one's own: a document a .txt or .md file, a line of .jsonl, a row of .parquet."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from flashtrain.data.compressed import BROKEN_FILE_ERRORS, COMPRESSIONS, open_binary
+from flashtrain.errors import UserError
+
+log = logging.getLogger(__name__)
+
+WHOLE_FILE_FORMATS = (".txt", ".md")
+FORMATS = (*WHOLE_FILE_FORMATS, ".jsonl", ".parquet")
+READABLE = f"{', '.join(FORMATS)} (all but .parquet also with {', '.join(COMPRESSIONS)})"
+
+TYPICAL_RATIO = {".gz": 3.0, ".xz": 3.5, ".zst": 3.0, ".parquet": 2.0}
+"""Bytes of text in a byte of file, roughly, for English and code."""
+
+PARQUET_ROWS = 256
+
+
+class FilesSource:
+    """A file, or every readable file below a folder in the order of their paths; hidden files are left out.
+
+    path: file or folder. text_column: the field of .jsonl objects and .parquet rows that holds the text; rows where
+    it is null are left out. Bytes that are not UTF-8 become U+FFFD, with one logged line naming the file.
+    Raises UserError for a missing path, no readable file, a malformed file or line, and a missing column.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], text_column: str = "text") -> None:
+        self.path = Path(path).expanduser()
+        self.text_column = text_column
+
+    def describe(self) -> str:
+        return f"files in {self.path}" if self.path.is_dir() else f"file {self.path}"
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(f"files {self.text_column}".encode())
+        base = self.path if self.path.is_dir() else self.path.parent
+        for path in self._files():
+            status = path.stat()
+            name = path.relative_to(base).as_posix()
+            digest.update(f"\n{name} {status.st_size} {status.st_mtime_ns}".encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()
+
+    def documents(self) -> Iterator[str]:
+        for path in self._files():
+            try:
+                yield from self._read(path)
+            except BROKEN_FILE_ERRORS as error:
+                raise UserError(f"cannot read {path}: {_one_line(error)}.") from error
+
+    def approximate_bytes(self) -> int:
+        ratio = (TYPICAL_RATIO.get(path.suffix.lower(), 1.0) * path.stat().st_size for path in self._files())
+        return round(sum(ratio))
+
+    def _files(self) -> list[Path]:
+        if self.path.is_file():
+            if _format(self.path) is None:
+                raise UserError(f"{self.path} is of no format that is read: {READABLE}.")
+            return [self.path]
+        if not self.path.is_dir():
+            raise UserError(f"no file or folder {self.path} (seen from {Path.cwd()}).")
+        found = sorted(path for path in _walk(self.path) if _format(path) is not None)
+        if not found:
+            raise UserError(f"no readable file in {self.path}; what is read: {READABLE}.")
+        return found
+
+    def _read(self, path: Path) -> Iterator[str]:
+        kind = _format(path)
+        if kind == ".parquet":
+            return self._read_parquet(path)
+        if kind == ".jsonl":
+            return self._read_jsonl(path)
+        return _read_whole(path)
+
+    def _read_jsonl(self, path: Path) -> Iterator[str]:
+        with open_binary(path) as lines:
+            for number, line in enumerate(lines, start=1):
+                line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+                if not line.strip():
+                    continue
+                try:
+                    row = json.loads(line)
+                except ValueError as error:  # a JSON error, or bytes that are not UTF-8
+                    raise UserError(f"{path}:{number}: not a JSON object on a line: {_one_line(error)}.") from error
+                if not isinstance(row, dict):
+                    raise UserError(f"{path}:{number}: holds a JSON {_json_type(row)}, not an object with fields.")
+                if self.text_column not in row:
+                    raise _no_column(f"{path}:{number}", self.text_column, row)
+                text = row[self.text_column]
+                if isinstance(text, str):
+                    yield text
+                elif text is not None:
+                    raise UserError(f"{path}:{number}: '{self.text_column}' holds a JSON {_json_type(text)}, not text.")
+
+    def _read_parquet(self, path: Path) -> Iterator[str]:
+        import pyarrow  # here, since it is slow to import and most sources need none of it
+        import pyarrow.parquet
+
+        try:
+            with pyarrow.parquet.ParquetFile(path) as table:
+                names = table.schema_arrow.names
+                if self.text_column not in names:
+                    raise _no_column(str(path), self.text_column, names)
+                kind = table.schema_arrow.field(self.text_column).type
+                if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+                    raise UserError(f"{path}: column '{self.text_column}' holds {kind}, not text.")
+                for batch in table.iter_batches(batch_size=PARQUET_ROWS, columns=[self.text_column]):
+                    for text in batch.column(0).to_pylist():
+                        if text is not None:
+                            yield text
+        except pyarrow.ArrowException as error:
+            raise UserError(f"cannot read {path} as parquet: {_one_line(error)}.") from error
+
+
+def _read_whole(path: Path) -> Iterator[str]:
+    with open_binary(path) as file:
+        content = file.read()
+    try:
+        yield content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        log.warning("%s holds bytes that are not UTF-8; they become U+FFFD", path)
+        yield content.decode("utf-8-sig", errors="replace")
+
+
+def _format(path: Path) -> str | None:
+    """Which of FORMATS the file has by its name, compression aside; None when it is not read."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if not suffixes:
+        return None
+    if suffixes[-1] in COMPRESSIONS:
+        inner = suffixes[-2] if len(suffixes) > 1 else None
+        return inner if inner in FORMATS and inner != ".parquet" else None
+    return suffixes[-1] if suffixes[-1] in FORMATS else None
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Every file below the folder that is not hidden. Linked folders are followed, each real folder once."""
+    seen: set[str] = set()
+    for current, subfolders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(current)
+        if real in seen:
+            subfolders.clear()
+            continue
+        seen.add(real)
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+        for name in names:
+            path = Path(current, name)
+            if not name.startswith(".") and path.is_file():
+                yield path
+
+
+def _no_column(where: str, given: str, possible: Iterable[str]) -> UserError:
+    columns = ", ".join(map(str, possible)) or "none"
+    return UserError(f"{where}: no column '{given}'. Possible: {columns} (set it with text_column).")
+
+
+def _json_type(value: object) -> str:
+    names = {bool: "true or false", int: "number", float: "number", str: "string", list: "list", dict: "object"}
+    return names.get(type(value), "null")
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error) or type(error).__name__
+    return text.splitlines()[0].rstrip(".")

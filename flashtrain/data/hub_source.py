@@ -1,0 +1,182 @@
+"""A dataset of the Hugging Face hub, or a local folder that `datasets` can load, read through `datasets`."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from flashtrain.data.cache_folder import default_cache_dir
+from flashtrain.errors import UserError
+
+log = logging.getLogger(__name__)
+
+HUB_TIMEOUT_SECONDS = 10
+
+
+class HubSource:
+    """The text column of one split of a dataset.
+
+    name: as on the hub ("roneneldan/TinyStories"), or a local folder. config: the dataset's configuration, where it
+    has several. streaming: read over the network while tokens are written, without a copy of the dataset on disk.
+    revision: a branch, tag or commit; the default branch otherwise. max_documents: read the first so many only.
+
+    The fingerprint holds the commit that the revision stands for. A machine without network uses the commit that it
+    saw last, so that a token cache built before (on a login node, say) is found again.
+    Raises UserError when `datasets` is not installed, and for whatever keeps the dataset from being read.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        split: str = "train",
+        text_column: str = "text",
+        config: str | None = None,
+        streaming: bool = True,
+        *,
+        revision: str | None = None,
+        max_documents: int | None = None,
+    ) -> None:
+        self.name = name
+        self.split = split
+        self.text_column = text_column
+        self.config = config
+        self.streaming = streaming
+        self.revision = revision
+        self.max_documents = max_documents
+        self._rows: Any = None
+
+    def describe(self) -> str:
+        config = f" {self.config}" if self.config else ""
+        first = f", first {self.max_documents:,} documents" if self.max_documents else ""
+        return f"dataset {self.name}{config}, split {self.split}{first}"
+
+    def fingerprint(self) -> str:
+        version = _folder_version(Path(self.name)) if Path(self.name).is_dir() else self._commit()
+        parts = ("hub", self.name, self.config, self.split, self.text_column, self.max_documents, version)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+    def documents(self) -> Iterator[str]:
+        rows = self._load()
+        count = 0
+        try:
+            for row in islice(rows, self.max_documents):
+                if self.text_column not in row:
+                    raise UserError(
+                        f"dataset {self.name}: no column '{self.text_column}'. Possible: {', '.join(row)} "
+                        "(set it with text_column)."
+                    )
+                text = row[self.text_column]
+                if text is not None and not isinstance(text, str):
+                    kind = type(text).__name__
+                    raise UserError(f"dataset {self.name}: column '{self.text_column}' holds {kind}, not text.")
+                count += 1
+                if text is not None:
+                    yield text
+        except _reading_errors() as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(
+                f"reading {self.describe()} failed after {count:,} documents: {_one_line(error)}."
+            ) from error
+
+    def approximate_bytes(self) -> int | None:
+        """The size of the split as the dataset states it, None where it does not or cannot be reached."""
+        if self.max_documents is not None:
+            return None
+        try:
+            splits = self._load().info.splits
+        except UserError:
+            return None
+        stated = splits.get(self.split) if splits else None
+        return stated.num_bytes or None if stated is not None else None
+
+    def _load(self) -> Any:
+        if self._rows is None:
+            datasets = _datasets()
+            try:
+                self._rows = datasets.load_dataset(
+                    self.name, self.config, split=self.split, streaming=self.streaming, revision=self.revision
+                )
+            except _reading_errors() as error:
+                raise UserError(
+                    f"cannot load {self.describe()}: {_one_line(error)}. Check its name, configuration and split, and "
+                    "that this machine reaches the hub; text on disk is read with data=files."
+                ) from error
+        return self._rows
+
+    def _commit(self) -> str:
+        """The commit that name and revision stand for: the hub's answer, or the last one it gave on this machine."""
+        key = hashlib.sha256(repr((self.name, self.revision)).encode()).hexdigest()[:24]
+        remembered = default_cache_dir() / "hub-commits" / key
+        try:
+            commit = _ask_hub(self.name, self.revision)
+        except _reading_errors() as error:
+            if remembered.is_file():
+                log.info("the hub cannot be asked about %s; using the version seen last", self.name)
+                return remembered.read_text(encoding="utf-8")
+            log.debug("no commit known for %s: %s", self.name, error)
+            return "unknown"
+        try:
+            remembered.parent.mkdir(parents=True, exist_ok=True)
+            part = remembered.with_name(f"{key}.{os.getpid()}")
+            part.write_text(commit, encoding="utf-8")
+            part.replace(remembered)
+        except OSError as error:
+            log.debug("could not remember the commit of %s: %s", self.name, error)
+        return commit
+
+
+def _datasets() -> ModuleType:
+    try:
+        import datasets
+    except ImportError as error:
+        raise UserError(
+            "data from the Hugging Face hub needs `datasets`; install it with: pip install 'flashtrain[hub]'"
+        ) from error
+    return datasets
+
+
+def _ask_hub(name: str, revision: str | None) -> str:
+    import huggingface_hub  # comes with tokenizers; imported here since it is slow
+
+    info = huggingface_hub.HfApi().dataset_info(name, revision=revision, timeout=HUB_TIMEOUT_SECONDS)
+    return str(info.sha)
+
+
+def _reading_errors() -> tuple[type[Exception], ...]:
+    """What datasets and huggingface_hub raise for names, versions, files and networks that fail them."""
+    import huggingface_hub.errors
+
+    errors: list[type[Exception]] = [OSError, ValueError, huggingface_hub.errors.HfHubHTTPError]
+    try:
+        import datasets.exceptions
+
+        errors.append(datasets.exceptions.DatasetsError)
+    except ImportError:  # the hub is asked for a commit without datasets
+        pass
+    try:
+        import httpx
+
+        errors.append(httpx.HTTPError)
+    except ImportError:  # huggingface_hub below 1.0 speaks through requests, whose errors are OSErrors
+        pass
+    return tuple(errors)
+
+
+def _folder_version(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        status = path.stat()
+        digest.update(f"\n{path.relative_to(folder).as_posix()} {status.st_size} {status.st_mtime_ns}".encode())
+    return digest.hexdigest()
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error) or type(error).__name__
+    return text.splitlines()[0].rstrip(".")

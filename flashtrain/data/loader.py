@@ -1,0 +1,148 @@
+"""A DataLoader that goes on where the run stands: its place comes from the optimiser steps taken, not from what worker
+processes have read ahead."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import DataLoader
+
+from flashtrain.data.batch import Batch
+from flashtrain.data.packing import PackedSamples
+from flashtrain.data.sampler import FixedSampler, StepSampler
+
+log = logging.getLogger(__name__)
+
+
+def packed_loader(
+    samples: PackedSamples, sampler: FixedSampler, *, num_workers: int = 0, pin_memory: bool = False
+) -> DataLoader[Batch]:
+    """A plain DataLoader over packed samples, for validation."""
+    return DataLoader(samples, sampler=sampler, **_options(num_workers, pin_memory))
+
+
+class ResumableLoader(DataLoader[Batch]):
+    """Training batches from the step that the run stands at to the end of the run.
+
+    trainer: where given, its global_step is the place, whenever an iteration starts and whenever state is saved. A
+    loop without Lightning leaves it out: the place is then what the loop has taken from the iterator, in whole steps.
+
+    `len()` is always the whole run's; after a resume the iterator yields what is left of it. With state_dict and
+    load_state_dict Lightning keeps the state in its checkpoints by itself. A checkpoint taken between the micro-batches
+    of one step holds no gradients, so that step is read again from its first micro-batch.
+    """
+
+    def __init__(
+        self,
+        samples: PackedSamples,
+        sampler: StepSampler,
+        *,
+        trainer: pl.Trainer | None = None,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+    ) -> None:
+        super().__init__(samples, sampler=sampler, **_options(num_workers, pin_memory))
+        self.steps = sampler
+        self.packed = samples
+        self.trainer = trainer
+        self._begin = 0
+        self._taken = 0
+
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
+        length = len(self)
+        if self.trainer is not None:
+            self._begin = self.trainer.global_step * self.steps.accumulate
+        elif self._begin % length + self._taken == length:
+            self._begin += self._taken  # the last pass was read to its end
+        self._taken = 0
+        self.steps.begin = self._begin
+        self.steps.end = self._begin + length - self._begin % length
+        if self.trainer is not None and self.trainer.limit_train_batches != 1.0:
+            self.steps.end = self._begin + length  # Lightning's epochs are shorter, and stop by themselves
+        for batch in super().__iter__():
+            self._taken += 1
+            yield batch
+
+    @property
+    def step(self) -> int:
+        """Optimiser steps done."""
+        if self.trainer is not None:
+            return self.trainer.global_step
+        return (self._begin + self._taken) // self.steps.accumulate
+
+    @property
+    def samples_read(self) -> int:
+        """Samples that the steps done have trained on, over all devices."""
+        return self.steps.first_number(self.step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place in the stream of samples, and what the stream was made of. Plain numbers, the same on all ranks."""
+        return {
+            "step": self.step,
+            "samples_read": self.samples_read,
+            "samples_per_step": self.steps.samples_per_step,
+            "accumulate": self.steps.accumulate,
+            "seed": self.steps.seed,
+            "context": self.packed.context,
+            "samples": self.steps.samples,
+            "tokens": self.packed.tokens,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on after the steps that the state counts: with exactly the next sample, also at another batch size.
+
+        A stream made of other data, context or seed has no such sample: that is logged as a warning.
+        """
+        changed = [
+            f"{name} {state_dict[name]} -> {now}"
+            for name, now in self.state_dict().items()
+            if name in ("seed", "context", "samples", "tokens") and state_dict[name] != now
+        ]
+        if changed:
+            log.warning("resuming on other data than before (%s): samples may repeat", ", ".join(changed))
+        if state_dict["samples_per_step"] != self.steps.samples_per_step:
+            self.steps.continue_from(state_dict["step"], state_dict["samples_read"])
+        self._begin, self._taken = state_dict["step"] * self.steps.accumulate, 0
+        if self.trainer is not None:
+            _align_batch_counts(self.trainer, len(self), state_dict["accumulate"], self.steps.accumulate)
+
+
+def _align_batch_counts(trainer: pl.Trainer, length: int, accumulate_then: int, accumulate_now: int) -> None:
+    """Make Lightning's count of micro-batches agree with its count of optimiser steps.
+
+    They differ when a checkpoint was taken between the micro-batches of a step (time-based, or after an exception), and
+    when the run goes on with another accumulation. Left alone, later steps would be made of the wrong micro-batches.
+    """
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    current, total = progress.current, progress.total
+    before_epoch = total.completed - current.completed
+    steps = trainer.global_step - before_epoch // accumulate_then
+    # A checkpoint written in on_train_batch_end has not counted its batch as completed yet; Lightning corrects that.
+    in_batch_end = current.ready == current.completed + 1 and getattr(current, "processed", None) == current.ready
+    done = current.ready if in_batch_end else current.completed
+    if done != steps * accumulate_now:
+        for tracker, value in ((current, steps * accumulate_now), (total, before_epoch + steps * accumulate_now)):
+            tracker.reset()
+            tracker.increment_by(value)
+    if steps * accumulate_now < length:
+        progress.is_last_batch = False  # it was the last of a shorter run
+
+
+def _options(num_workers: int, pin_memory: bool) -> dict[str, Any]:
+    return {
+        "batch_size": None,  # the sampler gives whole micro-batches, and the samples build them whole
+        "collate_fn": _as_it_is,
+        "num_workers": num_workers,
+        "persistent_workers": num_workers > 0,
+        "pin_memory": pin_memory,
+        # A generator of its own: the loader draws a number from it, and must not shift the run's random stream.
+        "generator": torch.Generator(),
+    }
+
+
+def _as_it_is(batch: Batch) -> Batch:
+    return batch

@@ -1,0 +1,115 @@
+"""Packed samples: documents laid end to end and cut into rows of one length, without padding.
+
+S sequence (the context length in tokens), B rows of a micro-batch.
+
+The documents of a split, in order, are one stream of tokens. Sample n reads stream[n*S : n*S + S + 1]: its first S
+tokens are the input, its last S the labels, so that every token of the stream is a label once an epoch. The stream is
+never copied: a row is read from the token file through the offsets of its documents.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from flashtrain.data.batch import IGNORED_LABEL, Batch
+from flashtrain.data.split import Spans
+from flashtrain.errors import UserError
+
+
+class PackedSamples(Dataset[Batch]):
+    """The samples of one split; indexed by a sequence of sample numbers, it gives them as one Batch.
+
+    tokens_path, dtype: the token file. spans: the split's documents in it. context: S.
+    document_mask: positions restart at each document, and the label that would be the next document's first token is
+    -100; without it rows are plain text with end_of_text in between. `documents` are given either way.
+    Raises UserError when the spans hold fewer than S + 1 tokens.
+
+    Cheap to send to worker processes: the file is memory-mapped where it is first read.
+    """
+
+    def __init__(
+        self, tokens_path: str | os.PathLike[str], dtype: str, spans: Spans, context: int, document_mask: bool = False
+    ) -> None:
+        self.tokens_path = Path(tokens_path)
+        self.dtype = dtype
+        self.context = context
+        self.document_mask = document_mask
+        # Where each document ends in the stream.
+        self._ends = (spans.ends - spans.begins).cumsum()
+        # Documents that are neighbours in the file are read at once: a run, of which there are few.
+        first = np.concatenate([[True], spans.begins[1:] != spans.ends[:-1]])
+        last = np.concatenate([first[1:], [True]])
+        self._run_begins = spans.begins[first]
+        self._run_stream_ends = self._ends[last]
+        self._run_stream_begins = np.concatenate([[0], self._run_stream_ends[:-1]])
+        self._tokens: np.ndarray | None = None
+        self.tokens = int(self._ends[-1])
+        if self.tokens < context + 1:
+            raise UserError(
+                f"{self.tokens:,} tokens are fewer than the {context + 1:,} of one sample with context={context}; "
+                "use a shorter context, or more text."
+            )
+
+    def __len__(self) -> int:
+        """The samples of an epoch."""
+        return (self.tokens - 1) // self.context
+
+    def __getitem__(self, samples: Sequence[int]) -> Batch:
+        """The Batch of these samples, in this order. Raises IndexError for one that does not exist."""
+        size = self.context
+        window = np.empty((len(samples), size + 1), dtype=np.int64)
+        # A document's first token is marked in its row: a running sum then numbers the documents, and a running
+        # maximum of the marked columns says where each began.
+        begun = np.zeros((len(samples), size), dtype=np.int32)
+        crossings = []
+        for row, sample in enumerate(samples):
+            if not 0 <= sample < len(self):
+                raise IndexError(f"sample {sample} of {len(self)}")
+            begin = sample * size
+            self._read(begin, window[row])
+            ends = self._document_ends(begin)
+            begun[row, ends[ends < size]] = 1
+            crossings.append(ends - 1)
+        labels = window[:, 1:].copy()
+        columns = np.arange(size, dtype=np.int32)
+        positions = np.tile(columns, (len(samples), 1))
+        if self.document_mask:
+            positions -= np.maximum.accumulate(begun * columns, axis=1)
+            for row, columns_before_end in enumerate(crossings):
+                labels[row, columns_before_end] = IGNORED_LABEL
+        return Batch(
+            tokens=torch.from_numpy(window[:, :-1].copy()),
+            labels=torch.from_numpy(labels),
+            documents=torch.from_numpy(begun.cumsum(axis=1, dtype=np.int32)),
+            positions=torch.from_numpy(positions),
+        )
+
+    def _document_ends(self, begin: int) -> np.ndarray:
+        """Where documents end in the row that begins here in the stream: columns 1 to S."""
+        first, last = np.searchsorted(self._ends, (begin, begin + self.context), side="right")
+        return self._ends[first:last] - begin
+
+    def _read(self, begin: int, out: np.ndarray) -> None:
+        """Copy the stream's tokens from `begin` on into out."""
+        if self._tokens is None:
+            # The plain array: slices of numpy's memmap class cost ten times as much to make.
+            self._tokens = np.asarray(np.memmap(self.tokens_path, dtype=self.dtype, mode="r"))
+        run = int(np.searchsorted(self._run_stream_ends, begin, side="right"))
+        filled = 0
+        while filled < len(out):
+            into_run = begin + filled - int(self._run_stream_begins[run])
+            count = min(len(out) - filled, int(self._run_stream_ends[run]) - begin - filled)
+            where = int(self._run_begins[run]) + into_run
+            out[filled : filled + count] = self._tokens[where : where + count]
+            filled += count
+            run += 1
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_tokens": None}

@@ -1,0 +1,174 @@
+"""From text to token ids and back: raw bytes, a BPE trained on the corpus, or GPT-2's own BPE."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from flashtrain.data.bpe import END_OF_TEXT, BPETokenizer, gpt2_files_version, gpt2_tokenizer
+from flashtrain.data.sources import TextSource
+from flashtrain.errors import UserError, unknown
+
+__all__ = [
+    "BPETokenizer",
+    "ByteTokenizer",
+    "Tokenizer",
+    "TokenizerSpec",
+    "gpt2_tokenizer",
+    "load_tokenizer",
+    "make_tokenizer",
+]
+
+KINDS = ("bytes", "bpe", "gpt2")
+CONFIG_NAME = "tokenizer_config.json"
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """What the data path and text generation need from a tokenizer."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are 0 to vocab_size - 1."""
+        ...
+
+    @property
+    def end_of_text(self) -> int:
+        """The id that closes every document."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without end_of_text; the characters of "<|endoftext|>" are text like any other."""
+        ...
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The ids of many texts at once, one integer array each."""
+        ...
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids. Bytes that are no UTF-8 become U+FFFD; end_of_text reads "<|endoftext|>"."""
+        ...
+
+    def describe(self) -> str:
+        """A few words for people."""
+        ...
+
+    def fingerprint(self) -> str:
+        """The same for tokenizers that give the same ids."""
+        ...
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write what load_tokenizer reads. The folder is made where missing."""
+        ...
+
+
+class ByteTokenizer:
+    """The 256 bytes of UTF-8, and id 256 for the end of a text."""
+
+    vocab_size = 257
+    end_of_text = 256
+
+    def encode(self, text: str) -> list[int]:
+        return list(_utf8(text))
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [np.frombuffer(_utf8(text), dtype=np.uint8) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        pieces: list[bytes] = []
+        for token in ids:
+            if not 0 <= token < self.vocab_size:
+                raise UserError(f"token {token} is none of the byte tokenizer's: 0 to {self.vocab_size - 1}.")
+            pieces.append(END_OF_TEXT.encode() if token == self.end_of_text else bytes((token,)))
+        return b"".join(pieces).decode("utf-8", errors="replace")
+
+    def describe(self) -> str:
+        return "bytes (257 tokens)"
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(b"bytes 257").hexdigest()
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        config = {"flashtrain": {"kind": "bytes"}}
+        (folder / CONFIG_NAME).write_text(json.dumps(config, indent=1), encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class TokenizerSpec:
+    """Which tokenizer to make.
+
+    kind: "bytes", "bpe" (trained on the corpus) or "gpt2". vocab_size: how many tokens a trained "bpe" has.
+    vocab, merges: GPT-2's two files; without them they come from the hub. sample_bytes: a "bpe" is trained on the
+    first so many bytes of the corpus.
+    """
+
+    kind: str = "gpt2"
+    vocab_size: int = 50257
+    vocab: str | None = None
+    merges: str | None = None
+    sample_bytes: int = 200_000_000
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise unknown("tokenizer", self.kind, KINDS)
+        if self.sample_bytes < 1:
+            raise UserError(f"sample_bytes={self.sample_bytes} must be at least 1.")
+
+    def key(self) -> str:
+        """What decides the ids, as text: equal keys on one corpus give equal tokens. Paths count by their content."""
+        if self.kind == "bytes":
+            return "bytes"
+        if self.kind == "bpe":
+            return f"bpe {self.vocab_size} of the first {self.sample_bytes} bytes"
+        if self.vocab is None and self.merges is None:
+            return "gpt2 from the hub"
+        return f"gpt2 {gpt2_files_version(self.vocab, self.merges)}"
+
+
+def make_tokenizer(spec: TokenizerSpec, source: TextSource) -> Tokenizer:
+    """The tokenizer that the spec names; only a "bpe" reads the source. Raises UserError."""
+    if spec.kind == "bytes":
+        return ByteTokenizer()
+    if spec.kind == "bpe":
+        return BPETokenizer.train(_first_bytes(source.documents(), spec.sample_bytes), spec.vocab_size)
+    return gpt2_tokenizer(vocab=spec.vocab, merges=spec.merges)
+
+
+def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
+    """The tokenizer that `save` wrote to this folder. Raises UserError when there is none, or it is damaged."""
+    path = Path(folder) / CONFIG_NAME
+    if not path.is_file():
+        raise UserError(f"no tokenizer in {folder}: {CONFIG_NAME} is missing.")
+    try:
+        kind = json.loads(path.read_text(encoding="utf-8"))["flashtrain"]["kind"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} does not describe a tokenizer that flashtrain saved.") from error
+    if kind == "bytes":
+        return ByteTokenizer()
+    if kind == "bpe":
+        return BPETokenizer.load(folder)
+    raise unknown("kind of saved tokenizer", str(kind), ("bytes", "bpe"))
+
+
+def _first_bytes(documents: Iterable[str], limit: int) -> Iterator[str]:
+    taken = 0
+    for document in documents:
+        if taken >= limit:
+            return
+        piece = document[: limit - taken]
+        taken += len(piece.encode("utf-8", errors="replace"))
+        yield piece
+
+
+def _utf8(text: str) -> bytes:
+    # Half of a surrogate pair, which JSON can hold, has no UTF-8; it becomes "?".
+    return text.encode("utf-8", errors="replace")

@@ -1,0 +1,94 @@
+"""Continuing a text: tokens drawn one after another from a model's predictions, with a key/value cache.
+
+Shapes: B batch, S prompt length, V rows of the embedding table.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flashtrain.errors import UserError
+from flashtrain.models.gpt2 import GPT2
+
+
+def generate(
+    model: GPT2,
+    tokens: Tensor,
+    max_new_tokens: int,
+    *,
+    temperature: float = 0.8,
+    top_k: int | None = 50,
+    seed: int = 0,
+    end_of_text: int | None = None,
+) -> Tensor:
+    """The prompt tokens (B, S) int64 with up to max_new_tokens more behind them: (B, S + new) int64.
+
+    temperature: divides the logits before drawing; 0 takes the likeliest token (greedy). top_k: draw among the k
+    likeliest only (None: all). seed: of the draws; the same seed, model and device draw the same tokens. end_of_text:
+    a row that draws it is finished and filled up with it, and generation ends once all rows are.
+
+    A model sees at most its context. Of a longer prompt it reads the last `context` tokens; when the context is full,
+    the last context // 2 tokens are read anew as a fresh window, so that what it sees varies between half a context and
+    a whole one, and reading stays cheap on average. Rows must be of equal length: there is no padding.
+    Runs without gradients, in evaluation mode, on the model's device; the model's mode is restored.
+    UserError: an empty prompt, tokens outside the vocabulary, options out of range.
+    """
+    _check(model, tokens, max_new_tokens, temperature, top_k, end_of_text)
+    device = model.token_embedding.weight.device
+    tokens = tokens.to(device)
+    context = model.config.context
+    generator = torch.Generator(device=device).manual_seed(seed)
+    cache = model.new_cache()
+    finished = torch.zeros(tokens.shape[0], 1, dtype=torch.bool, device=device)
+    unread = tokens[:, -context:]
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            for _ in range(max_new_tokens):
+                if cache.length + unread.shape[1] > context:
+                    cache.clear()
+                    unread = tokens[:, -max(1, context // 2) :]
+                logits = model(unread, cache=cache, last_only=True)[:, 0]
+                unread = _draw(logits, temperature, top_k, generator)
+                if end_of_text is not None:
+                    unread = unread.masked_fill(finished, end_of_text)
+                    finished |= unread == end_of_text
+                tokens = torch.cat((tokens, unread), dim=1)
+                if end_of_text is not None and bool(finished.all()):
+                    break
+    finally:
+        model.train(was_training)
+    return tokens
+
+
+def _draw(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> Tensor:
+    """One token a row, (B, 1), from logits (B, V)."""
+    if temperature == 0:
+        return logits.argmax(dim=-1, keepdim=True)
+    logits = logits.float() / temperature
+    if top_k is not None and top_k < logits.shape[-1]:
+        smallest_kept = logits.topk(top_k, dim=-1).values[:, -1:]
+        logits = logits.masked_fill(logits < smallest_kept, -torch.inf)
+    return torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)
+
+
+def _check(
+    model: GPT2, tokens: Tensor, max_new_tokens: int, temperature: float, top_k: int | None, end_of_text: int | None
+) -> None:
+    if tokens.dim() != 2 or tokens.shape[1] == 0 or tokens.shape[0] == 0:
+        raise UserError(f"a prompt of shape {tuple(tokens.shape)}. Possible: (rows, tokens), at least one token a row.")
+    vocabulary = model.config.vocab_size
+    smallest, largest = int(tokens.min()), int(tokens.max())
+    if smallest < 0 or largest >= vocabulary:
+        outside = smallest if smallest < 0 else largest
+        raise UserError(f"token {outside} in the prompt. Possible: 0 to {vocabulary - 1}, the model's vocabulary.")
+    if max_new_tokens < 0:
+        raise UserError(f"max_new_tokens {max_new_tokens}. Possible: 0 or more.")
+    if temperature < 0:
+        raise UserError(f"temperature {temperature:g}. Possible: 0 (greedy) or more.")
+    if top_k is not None and top_k < 1:
+        raise UserError(f"top_k {top_k}. Possible: 1 or more, or none for the whole vocabulary.")
+    if end_of_text is not None and not 0 <= end_of_text < vocabulary:
+        raise UserError(f"end_of_text {end_of_text}. Possible: 0 to {vocabulary - 1}, the model's vocabulary.")

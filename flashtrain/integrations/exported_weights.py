@@ -1,0 +1,69 @@
+"""flashtrain's own export: any of its models as model.safetensors and a config.json that says what model it is.
+
+save_weights(model, "exported")
+config, state_dict = load_weights("exported")
+model = GPT2(config)
+model.load_state_dict(state_dict)
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashtrain.errors import UserError, unknown
+from flashtrain.integrations.safetensors_files import CONFIG, check_tensors, read_folder, write_folder
+from flashtrain.models.gpt2 import GPT2, GPT2Config
+
+FORMAT = "flashtrain"
+# Each kind of model by the name it has in config.json: (its configuration, the module).
+MODELS: dict[str, tuple[type[GPT2Config], type[GPT2]]] = {"gpt2": (GPT2Config, GPT2)}
+
+
+def save_weights(model: GPT2, folder: str | Path) -> Path:
+    """Writes folder/model.safetensors (the state dict, in its own dtype) and folder/config.json; returns the folder.
+
+    UserError: a model of an unknown kind, a folder that cannot be written.
+    """
+    for name, (_, module) in MODELS.items():
+        if isinstance(model, module):
+            config = {"format": FORMAT, "model": name, "config": asdict(model.config)}
+            return write_folder(folder, config, model.state_dict())
+    raise unknown("kind of model to export", type(model).__name__, (module.__name__ for _, module in MODELS.values()))
+
+
+def load_weights(folder_or_file: str | Path) -> tuple[GPT2Config, dict[str, Tensor]]:
+    """The configuration and state dict that save_weights wrote, tensors on the CPU.
+
+    UserError: nothing there, weights of another program, a configuration or tensor that does not fit.
+    """
+    content, tensors = read_folder(folder_or_file)
+    if content.get("format") != FORMAT:
+        raise UserError(
+            f"{folder_or_file} was not exported by flashtrain ({CONFIG} has no format={FORMAT}). "
+            "Possible: a folder that mode=export wrote; Hugging Face GPT-2 weights are read by load_gpt2."
+        )
+    name = str(content.get("model"))
+    if name not in MODELS:
+        raise unknown("kind of model", name, MODELS)
+    config_class, module = MODELS[name]
+    config = _config(config_class, content.get("config"), folder_or_file)
+    with torch.device("meta"):
+        expected = {key: tuple(tensor.shape) for key, tensor in module(config, attention="sdpa").state_dict().items()}
+    check_tensors(tensors, expected, folder_or_file)
+    return config, tensors
+
+
+def _config(config_class: type[GPT2Config], given: Any, where: str | Path) -> GPT2Config:
+    names = {field.name for field in fields(config_class)}
+    if not isinstance(given, dict) or set(given) - names:
+        unfit = sorted(set(given) - names)[0] if isinstance(given, dict) else "config"
+        raise unknown(f"entry of {where}/{CONFIG}", unfit, names)
+    try:
+        return config_class(**given)
+    except TypeError as error:
+        raise UserError(f"{where}/{CONFIG} does not describe a model: {error}.") from error

@@ -1,0 +1,184 @@
+"""GPT-2 weights as Hugging Face transformers stores them (safetensors and config.json), both ways.
+
+    config, state_dict = load_gpt2("path/to/gpt2")
+    model = GPT2(config)
+    model.load_state_dict(state_dict)
+    save_gpt2(model, "for_transformers")            # GPT2LMHeadModel.from_pretrained("for_transformers")
+
+transformers keeps GPT-2's linear layers as Conv1D, whose weight is the transpose of torch.nn.Linear's, and has exactly
+as many embedding rows as tokens. Everything else differs in name only; the packed projection has q, k, v in our order.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashtrain.errors import UserError
+from flashtrain.integrations.safetensors_files import CONFIG, check_tensors, read_folder, write_folder
+from flashtrain.models.gpt2 import GPT2, GPT2Config, round_up
+from flashtrain.models.normalization import EPSILON
+
+PREFIX = "transformer."  # before every name but lm_head.weight in a GPT2LMHeadModel; absent in a bare GPT2Model
+NAMES = {
+    "token_embedding": "wte",
+    "position_embedding": "wpe",
+    "final_norm": "ln_f",
+    "attention_norm": "ln_1",
+    "feed_forward_norm": "ln_2",
+    "attention.qkv": "attn.c_attn",
+    "attention.output": "attn.c_proj",
+    "feed_forward.up": "mlp.c_fc",
+    "feed_forward.down": "mlp.c_proj",
+    "head": "lm_head",
+}
+CONV1D = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+MASK_BUFFERS = (".attn.bias", ".attn.masked_bias")  # constants that old checkpoints carry
+# What a config.json may say of the computation, and what a GPT-2 of ours computes: absent means the same.
+COMPUTATION: dict[str, tuple[Any, ...]] = {
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "add_cross_attention": (False,),
+    "layer_norm_epsilon": (EPSILON,),
+}
+
+
+def load_gpt2(folder_or_file: str | Path, *, vocab_rows: int | None = None) -> tuple[GPT2Config, dict[str, Tensor]]:
+    """Configuration and state dict for GPT2 from a transformers folder, or a safetensors file with config.json beside.
+
+    vocab_rows: rows of the embedding table, the added ones zero (None: tokens rounded up to a multiple of 64; GPT-2's
+    50,257 become 50,304). Tensors are on the CPU in the file's dtype. config.dropout is 0 whatever the file says: how
+    to go on training is the trainer's choice.
+    UserError: nothing there, another architecture, a computation GPT2 does not have, tensors that do not fit.
+    """
+    content, tensors = read_folder(folder_or_file)
+    config = _our_config(content, vocab_rows, folder_or_file)
+    tensors = _known(tensors, config)
+    with torch.device("meta"):
+        ours = {name: tuple(tensor.shape) for name, tensor in GPT2(config, attention="sdpa").state_dict().items()}
+    expected = {_their_name(name): _their_shape(name, shape, config) for name, shape in ours.items()}
+    check_tensors(tensors, expected, folder_or_file)
+    state_dict = {}
+    for name, shape in ours.items():
+        tensor = tensors[_their_name(name)]
+        if _their_name(name).endswith(CONV1D):
+            tensor = tensor.t().contiguous()
+        if tensor.shape[0] < shape[0]:
+            tensor = torch.cat((tensor, tensor.new_zeros(shape[0] - tensor.shape[0], *shape[1:])))
+        state_dict[name] = tensor
+    return config, state_dict
+
+
+def save_gpt2(model: GPT2, folder: str | Path, *, end_of_text: int | None = None) -> Path:
+    """Writes a GPT-2 for transformers: folder/model.safetensors and folder/config.json; returns the folder.
+
+    end_of_text: that token's id, for config.json (None: GPT-2's own 50256 when the vocabulary is GPT-2's, else none).
+    UserError: a model that transformers' GPT-2 cannot hold (the modern family, rotary positions), an unwritable folder.
+    """
+    config = model.config
+    differences = differences_from_gpt2(config)
+    if differences:
+        raise UserError(
+            f"a model with {', '.join(differences)} is not one transformers' GPT-2 can hold. "
+            "Possible: save_weights, which writes safetensors with flashtrain's own configuration."
+        )
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        theirs = _their_name(name)
+        if theirs.endswith(CONV1D):
+            tensor = tensor.t()
+        elif theirs in ("wte.weight", "lm_head.weight"):
+            tensor = tensor[: config.vocab_size]
+        tensors[theirs if theirs == "lm_head.weight" else PREFIX + theirs] = tensor
+    if end_of_text is None and config.vocab_size == 50257:
+        end_of_text = 50256
+    content = {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "activation_function": "gelu_new",
+        "attn_pdrop": config.dropout,
+        "embd_pdrop": config.dropout,
+        "resid_pdrop": config.dropout,
+        "layer_norm_epsilon": EPSILON,
+        "n_positions": config.context,
+        "n_embd": config.embed,
+        "n_layer": config.layers,
+        "n_head": config.heads,
+        "n_inner": config.ffn,
+        "vocab_size": config.vocab_size,
+        "bos_token_id": end_of_text,
+        "eos_token_id": end_of_text,
+        "tie_word_embeddings": config.tie_embeddings,
+        "dtype": str(model.token_embedding.weight.dtype).removeprefix("torch."),
+    }
+    return write_folder(folder, content, tensors)
+
+
+def differences_from_gpt2(config: GPT2Config) -> list[str]:
+    """What of a model transformers' GPT-2 cannot hold, in words; empty when save_gpt2 can write it."""
+    differences = {
+        f"positions={config.positions}": config.positions != "learned",
+        f"norm={config.norm}": config.norm != "layernorm",
+        f"activation={config.activation}": config.activation != "gelu",
+        f"kv_heads={config.kv_heads} of {config.heads} heads": config.kv_heads != config.heads,
+        "no biases": not config.bias,
+    }
+    return [name for name, differs in differences.items() if differs]
+
+
+def _our_config(content: dict[str, Any], vocab_rows: int | None, where: str | Path) -> GPT2Config:
+    if content.get("format") == "flashtrain":
+        raise UserError(f"{where} was exported by flashtrain, not by transformers. Possible: load_weights reads it.")
+    if content.get("model_type") != "gpt2":
+        given = content.get("model_type", "no model_type")
+        raise UserError(f"{where} holds another architecture ({CONFIG} says {given}). Possible: model_type gpt2.")
+    for name, possible in COMPUTATION.items():
+        if content.get(name, possible[0]) not in possible:
+            raise UserError(
+                f"{where}: {name}={content[name]} in {CONFIG}. Possible: {' or '.join(map(str, possible))}."
+            )
+    sizes = {}
+    for name in ("vocab_size", "n_positions", "n_layer", "n_head", "n_embd"):
+        if not isinstance(content.get(name), int):
+            raise UserError(f"{where}: {name} in {CONFIG} is {content.get(name)}. Possible: a whole number.")
+        sizes[name] = content[name]
+    return GPT2Config(
+        vocab_size=sizes["vocab_size"],
+        vocab_rows=round_up(sizes["vocab_size"], 64) if vocab_rows is None else vocab_rows,
+        context=sizes["n_positions"],
+        layers=sizes["n_layer"],
+        heads=sizes["n_head"],
+        kv_heads=sizes["n_head"],
+        embed=sizes["n_embd"],
+        ffn=content.get("n_inner") or 4 * sizes["n_embd"],
+        tie_embeddings=bool(content.get("tie_word_embeddings", True)),
+    )
+
+
+def _known(tensors: dict[str, Tensor], config: GPT2Config) -> dict[str, Tensor]:
+    """The tensors without prefix, without old mask constants and without a second copy of a tied table."""
+    bare = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
+    return {
+        name: tensor
+        for name, tensor in bare.items()
+        if not name.endswith(MASK_BUFFERS) and not (config.tie_embeddings and name == "lm_head.weight")
+    }
+
+
+def _their_name(name: str) -> str:
+    """Our parameter's name in transformers, without prefix: blocks.0.attention.qkv.weight -> h.0.attn.c_attn.weight."""
+    module, kind = name.rsplit(".", 1)
+    if module.startswith("blocks."):
+        _, layer, rest = module.split(".", 2)
+        return f"h.{layer}.{NAMES[rest]}.{kind}"
+    return f"{NAMES[module]}.{kind}"
+
+
+def _their_shape(name: str, shape: tuple[int, ...], config: GPT2Config) -> tuple[int, ...]:
+    if name in ("token_embedding.weight", "head.weight"):
+        return (config.vocab_size, *shape[1:])
+    return shape[::-1] if _their_name(name).endswith(CONV1D) else shape

@@ -1,0 +1,61 @@
+"""One job from settings to exit status: run it, and whatever happens leave a summary row that says what happened."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+import torch
+
+from flashtrain.errors import UserError
+from flashtrain.announce import log, say
+from flashtrain.machine import settle
+from flashtrain.quiet import quieten
+from flashtrain.run import Stopped, train
+from flashtrain.run_folder import write_summary
+from flashtrain.settings import Settings
+from flashtrain.summary import failed_row, say_summary
+
+OUT_OF_MEMORY = "out of memory"
+
+
+def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: float) -> int:
+    """Train in `folder`. Returns the exit status: 0 finished, 1 crashed, 2 a user's mistake, 3 out of memory,
+    130 or 143 stopped by a signal."""
+    quieten()
+    settings, hardware = settle(settings, overrides)
+
+    def note(status: str, error: str) -> None:
+        if _is_first_rank():
+            write_summary(folder, failed_row(settings, hardware, overrides, status, error))
+
+    try:
+        row = train(settings, hardware, folder, overrides=overrides, started=started)
+    except UserError as error:
+        log.error("flashtrain: %s", error)
+        note("failed", str(error))
+        return 2
+    except Stopped as stop:
+        say(str(stop))
+        note("stopped", str(stop))
+        return stop.status
+    except (KeyboardInterrupt, SystemExit):  # a second Ctrl-C, which does not wait for the step in progress
+        note("stopped", "stopped at once by a second Ctrl-C; the last checkpoint is an earlier one")
+        return 130
+    except torch.OutOfMemoryError as error:
+        line = f"out of memory: {str(error).splitlines()[0]} Try a smaller trainer.micro_batch or context."
+        log.error("flashtrain: %s", line)
+        note(OUT_OF_MEMORY, line)
+        return 3
+    except Exception as error:  # noqa: BLE001 - the row must say so before the traceback is shown
+        traceback.print_exc()
+        note("failed", f"{type(error).__name__}: {error}")
+        return 1
+    if _is_first_rank():
+        write_summary(folder, row)
+        say_summary(row, folder)
+    return 0
+
+
+def _is_first_rank() -> bool:
+    return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0

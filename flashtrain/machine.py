@@ -1,0 +1,55 @@
+"""What a run is given by the machine it finds itself on: device, precision, attention, and the recipe's demo without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from flashtrain.announce import say
+from flashtrain.compose import apply_demo, override_keys
+from flashtrain.settings import Settings
+from flashtrain.training.hardware import Hardware, detect_hardware
+
+
+def settle(settings: Settings, overrides: Sequence[str]) -> tuple[Settings, Hardware]:
+    """The settings as this machine can run them, and the machine.
+
+    overrides: the command line's, which the demo never replaces.
+    Says one line for each decision that a user would want to know of.
+    """
+    hardware = detect_hardware(settings.hardware.accelerator)
+    given = override_keys(overrides)
+    if not settings.is_demo and _wants_demo(settings, hardware, given):
+        full = f"the recipe in full ({settings.model.name}-{settings.model.size}, context {settings.context})"
+        settings = apply_demo(settings, overrides)
+        why = "no NVIDIA GPU found here" if hardware.kind == "cpu" else "hardware.demo=always"
+        say(
+            f"{why}: training the recipe's small demo model instead (context {settings.context}). "
+            f"For {full}, run the same command on a machine with an NVIDIA GPU, or add hardware.demo=never."
+        )
+    if settings.hardware.peak_tflops is not None:
+        hardware = replace(hardware, peak_flops=settings.hardware.peak_tflops * 1e12)
+    if settings.hardware.precision is not None:
+        hardware = replace(hardware, precision=settings.hardware.precision)
+    if settings.attention.name != "flash":
+        hardware = replace(hardware, attention=settings.attention.name)
+    elif hardware.attention != "flash":
+        say(f"attention=flash needs an NVIDIA GPU of sm_80 or later and Triton; {_name(hardware)} takes torch's SDPA.")
+    if hardware.kind == "cuda" and hardware.precision == "16-mixed" and settings.hardware.precision is None:
+        say(f"{_name(hardware)} has no bfloat16 tensor cores: training in float16 with loss scaling.")
+    return settings, hardware
+
+
+def _wants_demo(settings: Settings, hardware: Hardware, given: Collection[str]) -> bool:
+    if not settings.demo or settings.hardware.demo == "never":
+        return False
+    if settings.hardware.demo == "always":
+        return True
+    asked_for_a_model = {"model", "model.name", "model.size", "weights"} & set(given)
+    return hardware.kind == "cpu" and not asked_for_a_model
+
+
+def _name(hardware: Hardware) -> str:
+    if hardware.capability is None:
+        return "this CPU"
+    return f"{hardware.name} (sm_{hardware.capability[0]}{hardware.capability[1]})"

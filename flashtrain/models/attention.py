@@ -1,0 +1,122 @@
+"""Multi-head attention as a module: packed QKV projection, optional rotary positions, a choice of inner attention.
+
+    from flashtrain.models import Attention
+    attention = Attention(embed=768, heads=12, causal=True, attention="flash")
+    y = attention(x)                                # x and y (B, S, 768)
+
+Shapes: B batch, S sequence, H query heads, K key/value heads, D head dimension (E / H), E embedding width.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import Tensor, nn
+
+from flashtrain.errors import UserError
+from flashtrain.models.attention_functions import attention_function
+from flashtrain.models.cache import LayerCache, next_positions
+from flashtrain_kernels import Documents, flash_attn_qkvpacked_func
+
+LARGEST_HEAD = 256
+
+
+class Attention(nn.Module):
+    """Self-attention (Vaswani et al. 2017), causal or not, multi-head or grouped-query (Ainslie et al. 2023).
+
+    embed: width E of the input and the output. heads: query heads H, dividing E. kv_heads: key/value heads K, dividing
+    H (None: as many as heads). causal: a token sees itself and what came before. bias: of both projections.
+    dropout: probability of dropping an attention weight while training (sdpa and standard only).
+    attention: "flash" (flashtrain_kernels), "sdpa" (torch's) or "standard" (writes out the S x S matrix).
+    rotary: a module (x (B, S, N, D), positions (B, S)) -> x for queries and keys, such as RotaryPositions(E // H).
+    Scores are scaled by 1/sqrt(D). UserError: sizes that do not divide, an unknown attention, flash with dropout.
+
+    qkv.weight has (H + 2K) * D rows: the query heads, then the key heads, then the value heads.
+    """
+
+    def __init__(
+        self,
+        embed: int,
+        heads: int,
+        kv_heads: int | None = None,
+        *,
+        causal: bool = True,
+        bias: bool = True,
+        dropout: float = 0.0,
+        attention: str = "flash",
+        rotary: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        kv_heads = heads if kv_heads is None else kv_heads
+        self.head_dim = check_heads(embed, heads, kv_heads)
+        self.heads = heads
+        self.kv_heads = kv_heads
+        self.causal = causal
+        self.dropout = dropout
+        self.attention = attention
+        self.inner = attention_function(attention, dropout)
+        self.rotary = rotary
+        self.scale = self.head_dim**-0.5
+        self.qkv = nn.Linear(embed, (heads + 2 * kv_heads) * self.head_dim, bias=bias)
+        self.output = nn.Linear(embed, embed, bias=bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        positions: Tensor | None = None,
+        documents: Documents | None = None,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        """x (B, S, E) -> (B, S, E).
+
+        positions: (B, S) or (1, S) integers, used by rotary only (None: 0, 1, ... or on from the cache).
+        documents: flashtrain_kernels.Documents; tokens then see their own document only.
+        cache: keys and values of earlier tokens of the same rows, which these tokens see too and are added to.
+        """
+        batch, tokens, _ = x.shape
+        qkv = self.qkv(x).view(batch, tokens, self.heads + 2 * self.kv_heads, self.head_dim)
+        if self.attention == "flash" and self.rotary is None and self.kv_heads == self.heads and cache is None:
+            out = self._flash_packed(qkv, documents)
+        else:
+            out = self._inner_separate(qkv, positions, documents, cache)
+        return self.output(out.flatten(2))
+
+    def _flash_packed(self, qkv: Tensor, documents: Documents | None) -> Tensor:
+        """The projection's output goes to the kernel as it lies in memory: nothing is split or copied."""
+        packed = qkv.unflatten(2, (3, self.heads))
+        out = flash_attn_qkvpacked_func(packed, softmax_scale=self.scale, causal=self.causal, documents=documents)
+        return cast(Tensor, out)  # without return_lse it is the output alone
+
+    def _inner_separate(
+        self, qkv: Tensor, positions: Tensor | None, documents: Documents | None, cache: LayerCache | None
+    ) -> Tensor:
+        qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), dim=2)
+        if self.rotary is not None:
+            if positions is None:
+                positions = next_positions(qkv.shape[1], cache, qkv.device)
+            qk = self.rotary(qk, positions)
+        q, k = qk.split((self.heads, self.kv_heads), dim=2)
+        if cache is not None:
+            if documents is not None:
+                raise UserError("documents together with a cache. Possible: one of the two.")
+            k, v = cache.append(k, v)
+        dropout = self.dropout if self.training else 0.0
+        return self.inner(q, k, v, causal=self.causal, scale=self.scale, documents=documents, dropout=dropout)
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, kv_heads={self.kv_heads}, causal={self.causal}, attention={self.attention}"
+
+
+def check_heads(embed: int, heads: int, kv_heads: int) -> int:
+    """The head dimension D = embed / heads. UserError: heads that do not divide, or are too large for the kernels."""
+    if heads < 1 or embed < 1 or embed % heads:
+        raise UserError(f"{heads} heads for an embedding of {embed}. Possible: a number of heads that divides {embed}.")
+    if kv_heads < 1 or heads % kv_heads:
+        raise UserError(f"{kv_heads} kv_heads for {heads} heads. Possible: a number of kv_heads that divides {heads}.")
+    head_dim = embed // heads
+    if head_dim > LARGEST_HEAD:
+        raise UserError(
+            f"head dimension {head_dim} ({embed} / {heads} heads). Possible: at most {LARGEST_HEAD}, so more heads."
+        )
+    return head_dim

@@ -1,0 +1,64 @@
+"""One Transformer layer, causal (a decoder's) or not (an encoder's).
+
+Shapes: B batch, S sequence, E embedding width.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from flashtrain.models.attention import Attention
+from flashtrain.models.cache import LayerCache
+from flashtrain.models.feed_forward import feed_forward
+from flashtrain.models.normalization import normalization
+from flashtrain_kernels import Documents
+
+
+class Block(nn.Module):
+    """Pre-norm Transformer block (GPT-2): x + attention(norm(x)), then x + feed_forward(norm(x)).
+
+    embed, heads, kv_heads, causal, attention, rotary: see Attention. ffn: width inside the feed-forward.
+    norm: "layernorm" or "rmsnorm". activation: "gelu" or "swiglu". bias: of all projections and of LayerNorm.
+    dropout: of the attention weights and of both branches before they are added. UserError: an unknown name.
+    """
+
+    def __init__(
+        self,
+        embed: int,
+        heads: int,
+        kv_heads: int | None = None,
+        *,
+        ffn: int,
+        norm: str = "layernorm",
+        activation: str = "gelu",
+        bias: bool = True,
+        dropout: float = 0.0,
+        causal: bool = True,
+        attention: str = "flash",
+        rotary: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.attention_norm = normalization(norm, embed, bias)
+        self.attention = Attention(
+            embed, heads, kv_heads, causal=causal, bias=bias, dropout=dropout, attention=attention, rotary=rotary
+        )
+        self.feed_forward_norm = normalization(norm, embed, bias)
+        self.feed_forward = feed_forward(activation, embed, ffn, bias)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        positions: Tensor | None = None,
+        documents: Documents | None = None,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        """x (B, S, E) -> (B, S, E); positions, documents and cache as in Attention.forward."""
+        attended = self.attention(self.attention_norm(x), positions=positions, documents=documents, cache=cache)
+        x = x + self.dropout(attended)
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+
+    def residual_projections(self) -> tuple[nn.Linear, nn.Linear]:
+        """The two layers that write into the residual stream (GPT-2 starts them smaller the deeper the model)."""
+        return self.attention.output, self.feed_forward.down

@@ -1,0 +1,295 @@
+"""GPT-2 (Radford et al. 2019), and a modern decoder of the same sizes from the same block.
+
+    config = GPT2Config.of_size("124m", vocab_size=50257, context=1024)
+    model = GPT2(config, attention="flash")
+    loss = model.loss(tokens, labels)               # tokens, labels (B, S) int64; labels[b, s] follows tokens[b, s]
+
+Shapes: B batch, S sequence, E embedding width, V rows of the embedding table (vocab_rows).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flashtrain.errors import UserError, unknown
+from flashtrain.models.attention import check_heads
+from flashtrain.models.block import Block
+from flashtrain.models.cache import KeyValueCache, next_positions
+from flashtrain.models.feed_forward import FEED_FORWARDS
+from flashtrain.models.normalization import NORMS, normalization
+from flashtrain.models.positions import LearnedPositions, RotaryPositions, check_learned, check_rotary
+from flashtrain_kernels import Documents
+
+POSITIONS = ("learned", "rotary")
+FAMILIES = ("gpt2", "modern")
+IGNORED = -100  # a label of this value is not scored (torch's convention)
+INITIAL_STD = 0.02
+
+
+class Size(NamedTuple):
+    """A row of the size table. modern_kv_heads: one key/value head for four query heads (five where H is 25)."""
+
+    layers: int
+    heads: int
+    embed: int
+    modern_kv_heads: int
+
+
+SIZES = {
+    "demo": Size(layers=4, heads=4, embed=128, modern_kv_heads=1),  # about 1M parameters with a byte vocabulary
+    "124m": Size(layers=12, heads=12, embed=768, modern_kv_heads=3),
+    "355m": Size(layers=24, heads=16, embed=1024, modern_kv_heads=4),
+    "774m": Size(layers=36, heads=20, embed=1280, modern_kv_heads=5),
+    "1.3b": Size(layers=24, heads=16, embed=2048, modern_kv_heads=4),  # GPT-3 XL's width with heads of 128
+    "1.5b": Size(layers=48, heads=25, embed=1600, modern_kv_heads=5),
+}
+
+
+@dataclass(frozen=True)
+class GPT2Config:
+    """The shape of a model; enough, with the weights, to rebuild it.
+
+    vocab_size: real tokens. vocab_rows: rows of the embedding table, at least vocab_size (a multiple of 64 is faster);
+    rows past vocab_size stand for no token and are never predicted. context: longest sequence, in tokens (with rotary
+    positions a training length rather than a limit). ffn: width inside the feed-forward. dropout: a probability, of
+    embeddings, attention weights and both branches of a block. rope_base: base of the rotary angles.
+    UserError, when built: sizes that cannot work together, or an unknown name.
+    """
+
+    vocab_size: int
+    vocab_rows: int
+    context: int
+    layers: int
+    heads: int
+    kv_heads: int
+    embed: int
+    ffn: int
+    positions: str = "learned"
+    norm: str = "layernorm"
+    activation: str = "gelu"
+    bias: bool = True
+    dropout: float = 0.0
+    tie_embeddings: bool = True
+    rope_base: float = 10000.0
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "context", "layers", "ffn"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} {getattr(self, name)}. Possible: 1 or more.")
+        if self.vocab_rows < self.vocab_size:
+            raise UserError(
+                f"vocab_rows {self.vocab_rows} for {self.vocab_size} tokens. Possible: {self.vocab_size} or more."
+            )
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"dropout {self.dropout:g}. Possible: 0 up to, not including, 1.")
+        for kind, given, possible in (
+            ("positions", self.positions, POSITIONS),
+            ("norm", self.norm, NORMS),
+            ("activation", self.activation, FEED_FORWARDS),
+        ):
+            if given not in possible:
+                raise unknown(kind, given, possible)
+        head_dim = check_heads(self.embed, self.heads, self.kv_heads)
+        if self.positions == "rotary":
+            check_rotary(head_dim, self.rope_base)
+
+    @property
+    def head_dim(self) -> int:
+        return self.embed // self.heads
+
+    @classmethod
+    def of_size(
+        cls,
+        size: str,
+        family: str = "gpt2",
+        *,
+        vocab_size: int,
+        context: int,
+        vocab_rows: int | None = None,
+        positions: str | None = None,
+        dropout: float = 0.0,
+    ) -> GPT2Config:
+        """A row of SIZES as a family: "gpt2", or "modern" (RMSNorm, SwiGLU, rotary, grouped-query, no biases).
+
+        vocab_rows None: vocab_size rounded up to a multiple of 64. positions None: the family's own (learned, rotary).
+        Both families tie the output head to the embedding table. UserError: an unknown size or family.
+        """
+        if size not in SIZES:
+            raise unknown("model size", size, SIZES)
+        if family not in FAMILIES:
+            raise unknown("model family", family, FAMILIES)
+        modern = family == "modern"
+        row = SIZES[size]
+        return cls(
+            vocab_size=vocab_size,
+            vocab_rows=round_up(vocab_size, 64) if vocab_rows is None else vocab_rows,
+            context=context,
+            layers=row.layers,
+            heads=row.heads,
+            kv_heads=row.modern_kv_heads if modern else row.heads,
+            embed=row.embed,
+            # SwiGLU has three matrices for GELU's two: 8/3 E instead of 4 E keeps the parameters equal.
+            ffn=round_up(math.ceil(row.embed * 8 / 3), 128) if modern else 4 * row.embed,
+            positions=positions or ("rotary" if modern else "learned"),
+            norm="rmsnorm" if modern else "layernorm",
+            activation="swiglu" if modern else "gelu",
+            bias=not modern,
+            dropout=dropout,
+        )
+
+
+class GPT2(nn.Module):
+    """The decoder: embedding, blocks, final norm, output head (the embedding table again unless untied).
+
+    attention: "flash", "sdpa" or "standard"; it changes speed and memory, not the result or the weights.
+    UserError: an unknown attention, or flash with dropout.
+    """
+
+    def __init__(self, config: GPT2Config, attention: str = "flash") -> None:
+        super().__init__()
+        self.config = config
+        self.token_embedding = nn.Embedding(config.vocab_rows, config.embed)
+        learned = config.positions == "learned"
+        self.position_embedding = LearnedPositions(config.context, config.embed) if learned else None
+        rotary = None if learned else RotaryPositions(config.head_dim, config.rope_base)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(
+            Block(
+                config.embed,
+                config.heads,
+                config.kv_heads,
+                ffn=config.ffn,
+                norm=config.norm,
+                activation=config.activation,
+                bias=config.bias,
+                dropout=config.dropout,
+                causal=True,
+                attention=attention,
+                rotary=rotary,
+            )
+            for _ in range(config.layers)
+        )
+        self.final_norm = normalization(config.norm, config.embed, config.bias)
+        self.head = None if config.tie_embeddings else nn.Linear(config.embed, config.vocab_rows, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """GPT-2's start: weights normal(0, 0.02), biases 0, residual projections smaller by 1/sqrt(2 * layers)."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=INITIAL_STD)
+                if isinstance(module, nn.Linear) and module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
+                module.reset_parameters()
+        for module in self.modules():
+            if isinstance(module, Block):
+                for projection in module.residual_projections():
+                    nn.init.normal_(projection.weight, std=INITIAL_STD / math.sqrt(2 * self.config.layers))
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        positions: Tensor | None = None,
+        documents: Documents | None = None,
+        cache: KeyValueCache | None = None,
+        last_only: bool = False,
+    ) -> Tensor:
+        """Logits (B, S, V) for the token after each of tokens (B, S) int64; -inf in the rows past vocab_size.
+
+        positions: (B, S) integers (None: 0, 1, ... or on from the cache). documents: flashtrain_kernels.Documents, to
+        keep attention within documents. cache: from new_cache(); holds the earlier tokens and takes these in.
+        last_only: logits of the last token alone, (B, 1, V), which is all that generating needs.
+        UserError: learned positions past the context, a full cache.
+        """
+        hidden = self.hidden(tokens, positions=positions, documents=documents, cache=cache)
+        return self.logits(hidden[:, -1:] if last_only else hidden)
+
+    def hidden(
+        self,
+        tokens: Tensor,
+        *,
+        positions: Tensor | None = None,
+        documents: Documents | None = None,
+        cache: KeyValueCache | None = None,
+    ) -> Tensor:
+        """The states (B, S, E) that the output head reads; arguments as in forward."""
+        if self.position_embedding is not None:
+            check_learned(tokens.shape[1] + (cache.length if cache is not None else 0), self.config.context)
+        if positions is None:
+            positions = next_positions(tokens.shape[1], cache, tokens.device)
+        x = self.token_embedding(tokens)
+        if self.position_embedding is not None:
+            x = x + self.position_embedding(positions)
+        x = self.dropout(x)
+        for index, block in enumerate(self.blocks):
+            layer_cache = cache.layers[index] if cache is not None else None
+            x = block(x, positions=positions, documents=documents, cache=layer_cache)
+        return self.final_norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden (B, S, E) -> (B, S, V). Rows that stand for no token are -inf: no softmax or loss can see them.
+
+        (Left alone, zero rows under imported GPT-2 weights, whose logits are far below 0, would win every softmax.)
+        """
+        weight = self.token_embedding.weight if self.head is None else self.head.weight
+        logits = F.linear(hidden, weight)
+        if self.config.vocab_rows > self.config.vocab_size:
+            padding = torch.arange(self.config.vocab_rows, device=logits.device) >= self.config.vocab_size
+            logits = logits.masked_fill(padding, -torch.inf)
+        return logits
+
+    def loss(
+        self,
+        tokens: Tensor,
+        labels: Tensor,
+        *,
+        positions: Tensor | None = None,
+        documents: Documents | None = None,
+    ) -> Tensor:
+        """Mean cross-entropy in nats over the labels that are not -100, a scalar; 0 when there are none.
+
+        tokens and labels (B, S) int64, labels already shifted: labels[b, s] is the token after tokens[b, s].
+        Computed and returned in float32 whatever the weights or autocast (float64 for a float64 model).
+        Written so that torch.compile(model.loss, fullgraph=True) works.
+        """
+        logits = self(tokens, positions=positions, documents=documents)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        total = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+        return total / (labels != IGNORED).sum().clamp(min=1)
+
+    def new_cache(self) -> KeyValueCache:
+        """An empty cache for `context` tokens."""
+        return KeyValueCache(self.config.layers, self.config.context)
+
+    def parameter_count(self) -> int:
+        """All parameters; a tied output head is counted once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def flops_per_token(self, context: int | None = None) -> float:
+        """FLOPs of forward and backward for one token in a sequence of `context` tokens (None: the model's own).
+
+        6 N + 12 * layers * heads * head_dim * context / 2 (Chowdhery et al. 2022, appendix B; halved since half of the
+        scores are masked), N the parameters that multiply a token: all but the position table and an untied input
+        embedding, which are looked up. Dropped documents, padding and recomputation are not considered.
+        """
+        config = self.config
+        multiplied = self.parameter_count()
+        if self.position_embedding is not None:
+            multiplied -= self.position_embedding.weight.numel()
+        if self.head is not None:
+            multiplied -= self.token_embedding.weight.numel()
+        length = config.context if context is None else context
+        return 6.0 * multiplied + 12.0 * config.layers * config.heads * config.head_dim * length / 2
+
+
+def round_up(number: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is at least `number`."""
+    return -(-number // multiple) * multiple

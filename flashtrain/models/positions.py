@@ -1,0 +1,74 @@
+"""Where a token stands: learned position vectors, or rotary angles applied to queries and keys.
+
+Shapes: B batch, S sequence, N heads (query and key heads may be stacked), D head dimension, E embedding width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from flashtrain.errors import UserError
+
+
+class RotaryPositions(nn.Module):
+    """Rotary positions (Su et al. 2021, RoFormer): turns the pairs (i, i + D/2) of a head by position * base^(-2i/D).
+
+    The angles are computed from the positions in every forward, in float32 at least (float64 for float64 inputs): there
+    is no table to be rounded when the model is cast to bfloat16, and no longest position.
+    """
+
+    def __init__(self, head_dim: int, base: float = 10000.0) -> None:
+        super().__init__()
+        check_rotary(head_dim, base)
+        self.head_dim = head_dim
+        self.base = base
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x (B, S, N, D) floating; positions (B, S) or (1, S), any integer dtype. Returns x rotated, same dtype."""
+        precise = torch.promote_types(x.dtype, torch.float32)
+        exponent = torch.arange(0, self.head_dim, 2, device=x.device, dtype=precise) / self.head_dim
+        angle = positions.to(precise)[:, :, None, None] * self.base**-exponent
+        cos, sin = angle.cos(), angle.sin()
+        first, second = x.to(precise).chunk(2, dim=-1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"head_dim={self.head_dim}, base={self.base:g}"
+
+
+class LearnedPositions(nn.Embedding):
+    """One learned vector for each position 0 .. context-1 (GPT-2, BERT)."""
+
+    def __init__(self, context: int, embed: int) -> None:
+        super().__init__(context, embed)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """positions (B, S) or (1, S), int32 or int64. Returns (B or 1, S, E). UserError: past the trained context.
+
+        Values are looked at only on the CPU outside torch.compile (elsewhere that would stall the device); the length S
+        is checked always.
+        """
+        context = self.num_embeddings
+        longest = positions.shape[1]
+        if positions.device.type == "cpu" and not torch.compiler.is_compiling() and positions.numel():
+            longest = max(longest, int(positions.max()) + 1)
+        check_learned(longest, context)
+        return super().forward(positions)
+
+
+def check_learned(length: int, context: int) -> None:
+    """UserError when a sequence of that length runs past a learned position table of `context` rows."""
+    if length > context:
+        raise UserError(
+            f"{length} positions for a model with {context} learned ones. "
+            f"Possible: at most {context} tokens, or a model built with a longer context or positions=rotary."
+        )
+
+
+def check_rotary(head_dim: int, base: float) -> None:
+    """UserError when heads of that size cannot be rotated in pairs, or the base is no base."""
+    if head_dim % 2:
+        raise UserError(f"head dimension {head_dim} with rotary positions. Possible: an even head dimension.")
+    if base <= 1:
+        raise UserError(f"rope_base {base:g}. Possible: a number above 1 (10000 is usual).")

@@ -1,0 +1,93 @@
+"""mode=evaluate, generate and export: what can be done with a run folder or a checkpoint.
+
+Their settings are the run's own (its config.yaml) with the command line's on top, so no recipe needs to be named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytorch_lightning as pl
+import torch
+from omegaconf import OmegaConf
+
+from flashtrain.announce import say
+from flashtrain.checkpoint_model import TrainedModel, load_trained, move
+from flashtrain.compose import checked_settings, parse_overrides, readable_errors
+from flashtrain.errors import UserError
+from flashtrain.integrations import differences_from_gpt2, save_gpt2, save_weights
+from flashtrain.machine import settle
+from flashtrain.models.gpt2 import GPT2
+from flashtrain.run import make_data
+from flashtrain.run_folder import BEST, find_checkpoint, make_unique, read_settings
+from flashtrain.sample import continue_text
+from flashtrain.settings import Settings
+from flashtrain.tasks import LanguageModel
+
+def settings_from_checkpoint(words: Sequence[str]) -> Settings | None:
+    """The settings for a mode that works on a checkpoint; None where the command line asks for another mode.
+
+    Raises UserError when no checkpoint is given.
+    """
+    given = {override.get_key_element().lstrip("+~"): override for override in parse_overrides(words)}
+    mode = str(given["mode"].value()) if "mode" in given else "train"
+    if mode not in ("evaluate", "generate", "export"):
+        return None
+    if "checkpoint" not in given:
+        raise UserError(f"mode={mode} needs checkpoint=..., a run folder or a checkpoint in one.")
+    folder, _ = find_checkpoint(str(given["checkpoint"].value()), prefer=BEST)
+    config = OmegaConf.structured(read_settings(folder))
+    OmegaConf.set_struct(config, True)
+    for key, override in given.items():
+        if key == "recipe" or key.startswith("hydra"):
+            continue
+        value = {"name": override.value()} if key in ("attention", "logger") else override.value()
+        with readable_errors():
+            OmegaConf.update(config, key, value)
+    return checked_settings(config)
+
+
+def run_mode(settings: Settings) -> int:
+    """Evaluate, generate or export. Returns the exit status."""
+    settings.hardware.demo = "never"  # the model is the checkpoint's, on whatever machine
+    settings, hardware = settle(settings, ())
+    trained = load_trained(str(settings.checkpoint), attention=hardware.attention)
+    if settings.mode == "export":
+        return _export(trained)
+    trained.model = move(trained.model, hardware.kind, hardware.precision)
+    if settings.mode == "generate":
+        print(continue_text(trained.model, trained.tokenizer, settings.prompt, settings.generate, seed=settings.seed))
+        return 0
+    data = make_data(settings, hardware)
+    trainer = pl.Trainer(
+        accelerator="gpu" if hardware.kind == "cuda" else "cpu",
+        devices=1,
+        precision=hardware.precision,  # type: ignore[arg-type]
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+    )
+    data.batch_size = min(data.batch_size, 8)
+    task = LanguageModel(trained.model, document_mask=settings.data.document_mask)
+    loss = trainer.validate(task, data, verbose=False)[0]["validation_loss"]
+    perplexity = float(torch.exp(torch.tensor(loss)))
+    say(f"{trained.checkpoint} (step {trained.step}): held-out loss {loss:.4f}, perplexity {perplexity:.2f}")
+    return 0
+
+
+def _export(trained: TrainedModel) -> int:
+    """Write the weights as safetensors: in Hugging Face's GPT-2 layout where the model is one, else in our own."""
+    folder = make_unique(Path(trained.folder), "export")
+    if not isinstance(trained.model, GPT2):
+        raise UserError(f"{type(trained.model).__name__} cannot be exported: only flashtrain's own models can.")
+    if not differences_from_gpt2(trained.model.config):
+        save_gpt2(trained.model, folder, end_of_text=trained.tokenizer.end_of_text)
+        how = "Hugging Face's GPT-2 layout: transformers.GPT2LMHeadModel.from_pretrained reads it"
+    else:
+        save_weights(trained.model, folder)
+        how = "flashtrain's own layout: flashtrain.integrations.load_weights reads it"
+    trained.tokenizer.save(folder / "tokenizer")
+    say(f"exported step {trained.step} to {folder} ({how})")
+    return 0

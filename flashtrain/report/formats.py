@@ -1,0 +1,126 @@
+"""How a value reads in a table: its heading with its unit, and its digits.
+
+COLUMNS is the place to give a new key a heading; a key without an entry shows under its own name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+MISSING = "-"
+
+
+def grouped(value: float) -> str:
+    """A whole number with its thousands apart: 412,345."""
+    return f"{value:,.0f}"
+
+
+def short(value: float) -> str:
+    """Three significant digits and a letter for the power of a thousand: 987, 1.23k, 124M, 1.50B."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        # 999,600 rounds to 1000k: the larger letter takes it
+        if abs(value) >= size * 0.9995:
+            return significant(value / size) + letter
+    return grouped(value) if float(value).is_integer() else significant(value)
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """A measured figure at `digits` significant digits, without an exponent from 0.0001 up: 0.571, 12.3, 1,234."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    exponent = int(f"{value:.{digits - 1}e}".split("e")[1])
+    if exponent < -4:
+        return f"{value:.{digits - 1}e}"
+    return f"{value:,.{max(0, digits - 1 - exponent)}f}"
+
+
+def loss(value: float) -> str:
+    """A loss at four significant digits: half a percent must show."""
+    return significant(value, 4)
+
+
+def plain(value: float) -> str:
+    """A number of a column that this file does not know: 8, 4,096, 0.0003, 0.571."""
+    if float(value).is_integer():
+        return grouped(value)
+    return grouped(value) if abs(value) >= 1000 else f"{value:.3g}"
+
+
+@dataclass(frozen=True)
+class Column:
+    """heading: as a reader sees it, unit included. number: how its numbers are written."""
+
+    heading: str
+    number: Callable[[float], str] = plain
+
+
+# In the order in which a table shows them when nobody chooses.
+COLUMNS: dict[str, Column] = {
+    "run": Column("run"),
+    "recipe": Column("recipe"),
+    "implementation": Column("implementation"),
+    "model": Column("model"),
+    "parameters": Column("parameters", short),
+    "weights": Column("weights"),
+    "attention": Column("attention"),
+    "direction": Column("direction"),
+    "mask": Column("mask"),
+    "dtype": Column("dtype"),
+    "dropout": Column("dropout"),
+    "context": Column("context", grouped),
+    "batch": Column("batch", grouped),
+    "micro_batch": Column("micro-batch", grouped),
+    "devices": Column("devices", grouped),
+    "precision": Column("precision"),
+    "seqlen_q": Column("query length", grouped),
+    "seqlen_k": Column("key length", grouped),
+    "heads": Column("heads", grouped),
+    "kv_heads": Column("key/value heads", grouped),
+    "head_dim": Column("head dimension", grouped),
+    "steps": Column("steps", grouped),
+    "tokens": Column("tokens", short),
+    "epochs": Column("epochs", significant),
+    "train_loss_first": Column("first training loss", loss),
+    "train_loss": Column("training loss", loss),
+    "validation_loss": Column("validation loss", loss),
+    "perplexity": Column("perplexity", loss),
+    "milliseconds": Column("time (ms)", significant),
+    "tflops": Column("TFLOP/s", significant),
+    "step_seconds": Column("time per step (s)", significant),
+    "tokens_per_second": Column("tokens/s", grouped),
+    "mfu": Column("MFU", significant),
+    "peak_memory_gib": Column("peak memory (GiB)", significant),
+    "peak_memory_mib": Column("peak memory (MiB)", grouped),
+    "seconds": Column("time (s)", significant),
+    "status": Column("status"),
+}
+
+# True of the whole table (they stand in its caption) or too long for a cell (errors stand below it).
+NOT_SHOWN = ("device", "versions", "overrides", "command", "error")
+
+
+def heading(key: str) -> str:
+    """The heading of a column, with its unit. A setting (optimizer.learning_rate) keeps the name it is given by."""
+    if key in COLUMNS:
+        return COLUMNS[key].heading
+    return key if "." in key else key.replace("_", " ")
+
+
+def cell(key: str, value: Any) -> str:
+    """One value as text: numbers by their column's format, None and "" as "-", lists word by word, always one line."""
+    if value is None or value == "":
+        return MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)):
+        if not math.isfinite(value):
+            return str(value)
+        return COLUMNS[key].number(value) if key in COLUMNS else plain(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {item}" for name, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return " ".join(str(item) for item in value)
+    return " ".join(str(value).split())

@@ -1,0 +1,266 @@
+"""One run: build model, data, task and trainer from checked settings; train; leave the folder and its summary row."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import nn
+
+from flashtrain.announce import say
+from flashtrain.checkpoint_model import build_model, check_same_model, describe_model
+from flashtrain.components import (
+    make_callbacks,
+    make_source,
+    make_tokenizer_spec,
+    optimizer_builder,
+    schedule_builder,
+)
+from flashtrain.data.datamodule import TextDataModule
+from flashtrain.distributed.strategies import make_strategy
+from flashtrain.errors import UserError
+from flashtrain.models.gpt2 import GPT2, GPT2Config
+from flashtrain.sample import continue_text
+from flashtrain.run_folder import CHECKPOINTS, LAST, TOKENIZER, find_checkpoint, write_config
+from flashtrain.settings import Settings
+from flashtrain.summary import finished_row, log_summary, model_name
+from flashtrain.tasks import LanguageModel
+from flashtrain.training.checkpoints import AtomicCheckpointIO, checkpoint_callbacks
+from flashtrain.training.finite import StopOnNonFinite
+from flashtrain.training.hardware import Hardware
+from flashtrain.training.loggers import make_loggers
+from flashtrain.training.memory import MemoryEstimate, choose_micro_batch, estimate_memory
+from flashtrain.training.progress import make_progress
+from flashtrain.training.signals import SaveOnSignal
+from flashtrain.training.throughput import Throughput
+
+
+@dataclass
+class Batching:
+    """How a device's samples of one optimiser step are cut into micro-batches."""
+
+    micro_batch: int
+    accumulate: int
+    estimate: MemoryEstimate | None
+
+
+class Stopped(Exception):
+    """A signal ended the run early; its checkpoint is written. `status` is the exit status to end with."""
+
+    def __init__(self, line: str, status: int) -> None:
+        super().__init__(line)
+        self.status = status
+
+
+def train(settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float) -> dict[str, Any]:
+    """Train as the settings say, in `folder`, and return the summary row.
+
+    started: time.time() at the command's start. Raises UserError for what the user can mend, Stopped after a signal.
+    """
+    pl.seed_everything(settings.seed, verbose=False)
+    torch.set_float32_matmul_precision("high")
+    write_config(settings, folder)
+
+    data = make_data(settings, hardware)
+    data.prepare_data()
+    data.setup()
+    say(data.describe())
+    model = build_model(settings, vocab_size=data.tokenizer.vocab_size, attention=hardware.attention)
+    batching = choose_batching(settings, hardware, model)
+    data.batch_size, data.accumulate = batching.micro_batch, batching.accumulate
+    data.tokenizer.save(folder / TOKENIZER)
+    say(describe(settings, hardware, model, batching))
+
+    description = describe_model(model, settings, vocab_size=data.tokenizer.vocab_size)
+    resumed = _checkpoint_to_resume(settings, folder, description)
+    task = LanguageModel(
+        model,
+        make_optimizer=optimizer_builder(settings),
+        make_schedule=schedule_builder(settings),
+        document_mask=settings.data.document_mask,
+        gradient_clip=settings.optimizer.gradient_clip,
+        compile=compiles(settings, hardware),
+        description=description,
+    )
+    throughput = Throughput(model.flops_per_token(settings.context), peak_flops=hardware.peak_flops)
+    signals = SaveOnSignal()
+    callbacks = [
+        throughput,
+        StopOnNonFinite(),
+        signals,
+        *checkpoint_callbacks(folder / CHECKPOINTS, every_n_steps=settings.trainer.checkpoint_every),
+        pl.callbacks.LearningRateMonitor(logging_interval="step"),
+        make_progress(settings.trainer.log_every),
+        *make_callbacks(settings),
+    ]
+    trainer = make_trainer(settings, hardware, folder, callbacks, accumulate=batching.accumulate)
+    trainer.fit(task, data, ckpt_path=str(resumed) if resumed else None, weights_only=True)
+    if signals.stopped_by is not None:
+        raise _stopped(signals, folder)
+    validation = trainer.callback_metrics.get("validation_loss")
+    if settings.trainer.steps % settings.trainer.validate_every:
+        validation = trainer.validate(task, data, verbose=False)[0]["validation_loss"]
+    row = finished_row(
+        settings,
+        hardware,
+        model=model,
+        task=task,
+        data=data,
+        throughput=throughput,
+        micro_batch=batching.micro_batch,
+        validation_loss=None if validation is None else float(validation),
+        steps=trainer.global_step,
+        seconds=time.time() - started,
+        overrides=overrides,
+    )
+    if trainer.is_global_zero:
+        _say_sample(settings, model, data)
+        log_summary(trainer.loggers, row)
+    return row
+
+
+def make_data(settings: Settings, hardware: Hardware) -> TextDataModule:
+    """The data module of these settings; its micro-batch is set once the model is known."""
+    samples = settings.trainer.tokens_per_step // settings.context
+    ranks = settings.trainer.devices * settings.trainer.nodes
+    workers = settings.data.workers
+    return TextDataModule(
+        make_source(settings),
+        make_tokenizer_spec(settings),
+        settings.context,
+        batch_size=samples // ranks,
+        total_steps=settings.trainer.steps,
+        seed=settings.seed,
+        document_mask=settings.data.document_mask,
+        validation_fraction=settings.data.validation_fraction,
+        validation_samples=max(1, settings.data.validation_tokens // settings.context),
+        num_workers=(2 if hardware.kind == "cuda" else 0) if workers is None else workers,
+        cache_dir=settings.data.cache_dir,
+    )
+
+
+def choose_batching(settings: Settings, hardware: Hardware, model: nn.Module) -> Batching:
+    """The micro-batch asked for, or the largest whose estimated memory fits what is free.
+
+    Raises UserError where none fits, or where a registered model of another kind has no estimate to choose by.
+    """
+    ranks = settings.trainer.devices * settings.trainer.nodes
+    samples = settings.trainer.tokens_per_step // settings.context // ranks
+    micro_batch = settings.trainer.micro_batch
+    config = getattr(model, "config", None)
+    if not isinstance(config, GPT2Config):
+        if micro_batch is None:
+            raise UserError(f"the memory of {type(model).__name__} is not known: say trainer.micro_batch=...")
+        return Batching(micro_batch, samples // micro_batch, None)
+
+    def estimate(size: int) -> MemoryEstimate:
+        return estimate_memory(
+            model.parameter_count(),
+            layers=config.layers,
+            embed=config.embed,
+            heads=config.heads,
+            ffn=config.ffn,
+            vocab_rows=config.vocab_rows,
+            context=settings.context,
+            micro_batch=size,
+            kv_width=config.kv_heads * config.head_dim,
+            gated=config.activation == "swiglu",
+            precision=hardware.precision,
+            compiled=compiles(settings, hardware),
+            attention=hardware.attention,
+            shards=ranks if settings.trainer.strategy == "fsdp" else 1,
+        )
+
+    if micro_batch is None:
+        # Ranks start at different moments and must choose alike: several go by the card's size, one by what is free.
+        free = hardware.free_memory_bytes if ranks == 1 else hardware.total_memory_bytes
+        micro_batch = samples if free is None else choose_micro_batch(samples, free, estimate)[0]
+    return Batching(micro_batch, samples // micro_batch, estimate(micro_batch))
+
+
+def compiles(settings: Settings, hardware: Hardware) -> bool:
+    """Whether the loss goes through torch.compile: as asked, or on GPUs only."""
+    return hardware.kind == "cuda" if settings.trainer.compile is None else settings.trainer.compile
+
+
+def make_trainer(
+    settings: Settings, hardware: Hardware, folder: Path, callbacks: list[pl.Callback], *, accumulate: int
+) -> pl.Trainer:
+    """Lightning's Trainer for these settings, writing into `folder`."""
+    options = settings.trainer
+    accelerator = "gpu" if hardware.kind == "cuda" else "cpu"
+    return pl.Trainer(
+        accelerator=accelerator,
+        devices=options.devices,
+        num_nodes=options.nodes,
+        strategy=make_strategy(options.strategy, options.devices, options.nodes, accelerator),
+        precision=hardware.precision,  # type: ignore[arg-type]
+        max_steps=options.steps,
+        max_epochs=-1,
+        accumulate_grad_batches=accumulate,
+        val_check_interval=min(options.validate_every, options.steps) * accumulate,
+        log_every_n_steps=min(options.log_every, options.steps),
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+        enable_model_summary=False,
+        callbacks=callbacks,
+        logger=make_loggers(
+            settings.logger.name,
+            folder,
+            project=settings.logger.project,
+            name=settings.logger.run_name or f"{settings.recipe}-{folder.name}",
+            group=settings.logger.group,
+            mode=settings.logger.mode,
+        ),
+        plugins=[AtomicCheckpointIO()],
+        default_root_dir=str(folder),
+    )
+
+
+def describe(settings: Settings, hardware: Hardware, model: nn.Module, batching: Batching) -> str:
+    """The line that says what is about to be trained, on what, in what portions."""
+    parameters = model.parameter_count() / 1e6
+    samples = settings.trainer.tokens_per_step // settings.context
+    memory = "" if batching.estimate is None else f" (estimated {batching.estimate.total / 2**30:.1f} GiB)"
+    return (
+        f"{model_name(settings)}: {parameters:.1f}M parameters, context {settings.context}, attention {hardware.attention}; "
+        f"{settings.trainer.steps} steps of {samples} samples ({settings.trainer.tokens_per_step:,} tokens) on "
+        f"{settings.trainer.devices * settings.trainer.nodes} x {hardware.name}, {hardware.precision}, "
+        f"micro-batch {batching.micro_batch}{memory}"
+    )
+
+
+def _checkpoint_to_resume(settings: Settings, folder: Path, description: dict[str, Any]) -> Path | None:
+    """The checkpoint to go on from: of the run named, or, for resume=auto, of the folder that was found unfinished."""
+    if settings.resume is None:
+        return None
+    if settings.resume == "auto":
+        checkpoint = folder / CHECKPOINTS / LAST
+        if not checkpoint.exists():
+            return None
+    else:
+        _, checkpoint = find_checkpoint(settings.resume, prefer=LAST)
+    check_same_model(checkpoint, description)
+    say(f"resuming from {checkpoint}")
+    return checkpoint
+
+
+def _say_sample(settings: Settings, model: nn.Module, data: TextDataModule) -> None:
+    """Print what the trained model writes; under FSDP2 no rank holds the whole model, and nothing is written."""
+    if not isinstance(model, GPT2) or settings.trainer.strategy == "fsdp":
+        return
+    text = continue_text(model, data.tokenizer, settings.prompt, settings.generate, seed=settings.seed)
+    say(f"\na sample of what it writes now:\n{text}")
+
+
+def _stopped(signals: SaveOnSignal, folder: Path) -> Stopped:
+    name = signals.stopped_by.name if signals.stopped_by else "a signal"
+    return Stopped(
+        f"stopped by {name} at step {signals.stopped_at}; the checkpoint is written. "
+        f"To go on: the same command with resume={folder}",
+        signals.exit_code,
+    )

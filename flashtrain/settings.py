@@ -1,0 +1,322 @@
+"""Typed settings of every config group, checked before anything is built.
+
+Hydra composes YAML; `typed_settings` turns the result into these dataclasses. Below this file flashtrain passes plain
+arguments, so this is the one place where a setting's type, default and limits are decided. A None means "decided from
+the machine or the model when the run starts".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
+
+from flashtrain.errors import UserError, unknown
+
+MODES = ("train", "plan", "evaluate", "generate", "export")
+ATTENTIONS = ("flash", "sdpa", "standard")
+STRATEGIES = ("auto", "ddp", "fsdp")
+ACCELERATORS = ("auto", "cpu", "gpu")
+PRECISIONS = ("bf16-mixed", "16-mixed", "32-true", "bf16-true", "64-true")
+TOKENIZERS = ("bytes", "bpe", "gpt2")
+LOGGERS = ("none", "csv", "wandb")
+
+
+@dataclass
+class ModelSettings:
+    """conf/model: which registered model, and its size. `options` reaches models registered by a user's program."""
+
+    name: str = "gpt2"
+    size: str = "124m"
+    positions: str | None = None
+    dropout: float = 0.0
+    vocab_rows: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def check(self) -> None:
+        _between("model.dropout", self.dropout, 0.0, 1.0, include_high=False)
+        if self.vocab_rows is not None:
+            _at_least("model.vocab_rows", self.vocab_rows, 1)
+
+
+@dataclass
+class DataSettings:
+    """conf/data: where text comes from, how it becomes tokens, and how tokens become samples."""
+
+    source: str = "stdlib"
+    path: str | None = None
+    name: str | None = None
+    config: str | None = None
+    split: str = "train"
+    text_column: str = "text"
+    streaming: bool = True
+    include_tests: bool = True
+    tokenizer: str = "bpe"
+    vocab_size: int = 50257
+    vocab: str | None = None
+    merges: str | None = None
+    document_mask: bool = False
+    validation_fraction: float = 0.02
+    validation_tokens: int = 524288
+    workers: int | None = None
+    cache_dir: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def check(self) -> None:
+        if self.source == "files" and not self.path:
+            raise UserError("data=files needs data.path=..., a file or folder of .txt, .md, .jsonl or .parquet.")
+        if self.source == "hub" and not self.name:
+            raise UserError("data=hub needs data.name=..., a dataset of the Hugging Face hub such as roneneldan/TinyStories.")
+        _one_of("data.tokenizer", self.tokenizer, TOKENIZERS)
+        _at_least("data.vocab_size", self.vocab_size, 257)
+        if (self.vocab is None) != (self.merges is None):
+            raise UserError("data.vocab and data.merges belong together: give both files, or neither to use the hub's.")
+        _between("data.validation_fraction", self.validation_fraction, 0.0, 0.5)
+        _at_least("data.validation_tokens", self.validation_tokens, 1)
+        if self.workers is not None:
+            _at_least("data.workers", self.workers, 0)
+
+
+@dataclass
+class AttentionSettings:
+    """conf/attention: flash (our kernels), sdpa (torch's), standard (the S x S matrix, the paper's baseline)."""
+
+    name: str = "flash"
+
+    def check(self) -> None:
+        _one_of("attention", self.name, ATTENTIONS)
+
+
+@dataclass
+class OptimizerSettings:
+    """conf/optimizer. `gradient_clip` bounds the global L2 norm of the gradients; 0 leaves them as they are."""
+
+    name: str = "adamw"
+    learning_rate: float = 6e-4
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    epsilon: float = 1e-8
+    weight_decay: float = 0.1
+    gradient_clip: float = 1.0
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def check(self) -> None:
+        if not self.learning_rate > 0:
+            raise UserError(f"optimizer.learning_rate={self.learning_rate} must be above 0.")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise UserError(f"optimizer.betas={list(self.betas)} must be two numbers in [0, 1).")
+        _at_least("optimizer.epsilon", self.epsilon, 0)
+        _at_least("optimizer.weight_decay", self.weight_decay, 0)
+        _at_least("optimizer.gradient_clip", self.gradient_clip, 0)
+
+
+@dataclass
+class ScheduleSettings:
+    """conf/schedule: the learning rate's course. `warmup_steps` None means 5% of the steps, at least one."""
+
+    name: str = "cosine"
+    warmup_steps: int | None = None
+    minimum_ratio: float = 0.1
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def check(self) -> None:
+        if self.warmup_steps is not None:
+            _at_least("schedule.warmup_steps", self.warmup_steps, 0)
+        _between("schedule.minimum_ratio", self.minimum_ratio, 0.0, 1.0)
+
+
+@dataclass
+class TrainerSettings:
+    """conf/trainer: how long, how much a step, on how many devices, and how often to log, validate and save."""
+
+    steps: int = 500
+    tokens_per_step: int = 65536
+    micro_batch: int | None = None
+    devices: int = 1
+    nodes: int = 1
+    strategy: str = "auto"
+    compile: bool | None = None
+    log_every: int = 10
+    validate_every: int = 100
+    checkpoint_every: int = 100
+    callbacks: list[str] = field(default_factory=list)
+
+    def check(self) -> None:
+        for name in ("steps", "tokens_per_step", "devices", "nodes", "log_every", "validate_every", "checkpoint_every"):
+            _at_least(f"trainer.{name}", getattr(self, name), 1)
+        if self.micro_batch is not None:
+            _at_least("trainer.micro_batch", self.micro_batch, 1)
+        _one_of("trainer.strategy", self.strategy, STRATEGIES)
+
+
+@dataclass
+class LoggerSettings:
+    """conf/logger: every run writes metrics.csv; wandb adds Weights & Biases, online when a key is configured."""
+
+    name: str = "wandb"
+    project: str = "flashtrain"
+    run_name: str | None = None
+    group: str | None = None
+    mode: str = "auto"
+
+    def check(self) -> None:
+        _one_of("logger", self.name, LOGGERS)
+        _one_of("logger.mode", self.mode, ("auto", "online", "offline"))
+
+
+@dataclass
+class HardwareSettings:
+    """conf/hardware: what to run on. `demo` auto trains a recipe's small demo where there is no GPU."""
+
+    accelerator: str = "auto"
+    precision: str | None = None
+    peak_tflops: float | None = None
+    demo: str = "auto"
+
+    def check(self) -> None:
+        _one_of("hardware.accelerator", self.accelerator, ACCELERATORS)
+        _one_of("hardware.demo", self.demo, ("auto", "always", "never"))
+        if self.precision is not None:
+            _one_of("hardware.precision", self.precision, PRECISIONS)
+        if self.peak_tflops is not None and not self.peak_tflops > 0:
+            raise UserError(f"hardware.peak_tflops={self.peak_tflops} must be above 0 (TFLOP/s, dense).")
+
+
+@dataclass
+class GenerateSettings:
+    """The sample that a run prints at its end, and what mode=generate writes."""
+
+    tokens: int = 120
+    temperature: float = 0.8
+    top_k: int = 50
+
+    def check(self) -> None:
+        _at_least("generate.tokens", self.tokens, 1)
+        _at_least("generate.temperature", self.temperature, 0)
+        _at_least("generate.top_k", self.top_k, 1)
+
+
+@dataclass
+class Settings:
+    """Everything one run is told. `demo` holds dotted settings that replace a recipe's where there is no GPU."""
+
+    recipe: str = "gpt2"
+    mode: str = "train"
+    context: int = 1024
+    seed: int = 0
+    output: str = "runs"
+    resume: str | None = None
+    checkpoint: str | None = None
+    weights: str | None = None
+    prompt: str = ""
+    model: ModelSettings = field(default_factory=ModelSettings)
+    data: DataSettings = field(default_factory=DataSettings)
+    attention: AttentionSettings = field(default_factory=AttentionSettings)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    trainer: TrainerSettings = field(default_factory=TrainerSettings)
+    logger: LoggerSettings = field(default_factory=LoggerSettings)
+    hardware: HardwareSettings = field(default_factory=HardwareSettings)
+    generate: GenerateSettings = field(default_factory=GenerateSettings)
+    demo: dict[str, Any] = field(default_factory=dict)
+    is_demo: bool = False
+
+    def check(self) -> None:
+        """Raise UserError for the first setting that cannot work, alone or with another."""
+        _one_of("mode", self.mode, MODES)
+        _at_least("context", self.context, 1)
+        _at_least("seed", self.seed, 0)
+        groups = (self.model, self.data, self.attention, self.optimizer, self.schedule, self.trainer, self.logger)
+        for group in (*groups, self.hardware, self.generate):
+            group.check()
+        if self.mode in ("train", "plan"):
+            self._check_step()
+
+    def _check_step(self) -> None:
+        tokens, context = self.trainer.tokens_per_step, self.context
+        if tokens % context:
+            near = max(1, tokens // context) * context
+            raise UserError(
+                f"trainer.tokens_per_step={tokens} is no multiple of context={context}: "
+                f"a step is whole samples; {near} would do."
+            )
+        samples, ranks = tokens // context, self.trainer.devices * self.trainer.nodes
+        if samples % ranks:
+            raise UserError(
+                f"a step of {samples} samples ({tokens} tokens / context {context}) does not divide over {ranks} "
+                f"devices: raise trainer.tokens_per_step to a multiple of {context * ranks}."
+            )
+        micro = self.trainer.micro_batch
+        if micro is not None and (samples // ranks) % micro:
+            raise UserError(
+                f"trainer.micro_batch={micro} does not divide the {samples // ranks} samples a device takes a step: "
+                f"choose one of {', '.join(map(str, divisors(samples // ranks)))}."
+            )
+
+
+def typed_settings(config: DictConfig) -> Settings:
+    """The composed configuration as Settings, each value converted to its declared type.
+
+    Raises UserError naming the setting for an unknown key or a value of the wrong type. Does not call check().
+    """
+    schema = OmegaConf.structured(Settings)
+    try:
+        merged = OmegaConf.merge(schema, config)
+        settings = OmegaConf.to_object(merged)
+    except ConfigKeyError as error:
+        raise unknown_setting(str(error.full_key)) from error
+    except ValidationError as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{error.full_key}: {reason}.") from error
+    except OmegaConfBaseException as error:
+        raise UserError(f"configuration: {str(error).splitlines()[0]}.") from error
+    if not isinstance(settings, Settings):
+        raise TypeError(f"expected Settings, built {type(settings).__name__}")
+    return settings
+
+
+def unknown_setting(given: str) -> UserError:
+    """The error for a setting that does not exist: near matches from all, a list of those beside it."""
+    group, _, _ = given.rpartition(".")
+    names = setting_names()
+    if group.endswith(".options") and group in names:
+        return UserError(f"{given} is an option of a registered component: add a plus, +{given}=...")
+    depth = group.count(".") + 1 if group in names else 0
+    beside = [name for name in names if name.count(".") == depth and (depth == 0 or name.startswith(f"{group}."))]
+    return unknown("setting", given, names, listed=beside)
+
+
+def setting_names() -> list[str]:
+    """Every dotted setting name, groups' own settings included."""
+    return _dotted(OmegaConf.structured(Settings))
+
+
+def divisors(number: int) -> list[int]:
+    """The divisors of a positive whole number, ascending."""
+    return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
+
+
+def _dotted(config: DictConfig, prefix: str = "") -> list[str]:
+    names = []
+    for key in config:
+        name = f"{prefix}{key}"
+        names.append(name)
+        if OmegaConf.is_dict(config._get_node(key)) and config[key]:
+            names.extend(_dotted(config[key], f"{name}."))
+    return names
+
+
+def _one_of(name: str, given: str, possible: tuple[str, ...]) -> None:
+    if given not in possible:
+        raise unknown(name, given, possible)
+
+
+def _at_least(name: str, given: float, low: float) -> None:
+    if not given >= low:
+        raise UserError(f"{name}={given} must be at least {low}.")
+
+
+def _between(name: str, given: float, low: float, high: float, *, include_high: bool = True) -> None:
+    if not (low <= given <= high) or (given == high and not include_high):
+        raise UserError(f"{name}={given} must be in [{low}, {high}{']' if include_high else ')'}.")

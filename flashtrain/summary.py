@@ -1,0 +1,104 @@
+"""The summary row of a run: flat, one value a key, the same keys whatever was trained."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from torch import nn
+
+from flashtrain.announce import say
+from flashtrain.data.datamodule import TextDataModule
+from flashtrain.report.machine import versions
+from flashtrain.settings import Settings
+from flashtrain.tasks import LanguageModel
+from flashtrain.training.hardware import Hardware
+from flashtrain.training.throughput import Throughput
+
+
+def planned_row(settings: Settings, hardware: Hardware, overrides: list[str]) -> dict[str, Any]:
+    """The part of the row that is known before training; a failed run's row is this with `status` and `error`."""
+    return {
+        "recipe": settings.recipe,
+        "date": time.strftime("%Y-%m-%d"),
+        "model": model_name(settings),
+        "attention": hardware.attention,
+        "context": settings.context,
+        "batch": settings.trainer.tokens_per_step // settings.context,
+        "steps": settings.trainer.steps,
+        "tokens": settings.trainer.steps * settings.trainer.tokens_per_step,
+        "devices": settings.trainer.devices * settings.trainer.nodes,
+        "precision": hardware.precision,
+        "device": hardware.name,
+        "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
+        "overrides": " ".join(overrides),
+    }
+
+
+def finished_row(
+    settings: Settings,
+    hardware: Hardware,
+    *,
+    model: nn.Module,
+    task: LanguageModel,
+    data: TextDataModule,
+    throughput: Throughput,
+    micro_batch: int,
+    validation_loss: float | None,
+    steps: int,
+    seconds: float,
+    overrides: list[str],
+) -> dict[str, Any]:
+    """The row of a run that went to its end. Losses in nats a token, memory in GiB, time in seconds."""
+    measured = throughput.summary()
+    return {
+        **planned_row(settings, hardware, overrides),
+        "status": "finished",
+        "parameters": model.parameter_count(),
+        "micro_batch": micro_batch,
+        "steps": steps,
+        "tokens": steps * settings.trainer.tokens_per_step,
+        "epochs": round(data.epochs_seen, 3),
+        "train_loss_first": task.first_loss,
+        "train_loss": task.last_loss,
+        "validation_loss": validation_loss,
+        "tokens_per_second": measured["tokens_per_second"],
+        "step_seconds": measured["step_seconds_median"],
+        "mfu": measured["mfu"],
+        "peak_memory_gib": measured["peak_memory_gib"],
+        "seconds": round(seconds, 1),
+    }
+
+
+def failed_row(settings: Settings, hardware: Hardware, overrides: list[str], status: str, error: str) -> dict[str, Any]:
+    """The row of a run that did not finish: `status` is "failed", "out of memory" or "stopped"."""
+    return {**planned_row(settings, hardware, overrides), "status": status, "error": error}
+
+
+def model_name(settings: Settings) -> str:
+    """Family and size, such as gpt2-124m; the folder's name where training started from given weights."""
+    if settings.weights is not None:
+        return Path(settings.weights).name
+    return f"{settings.model.name}-{settings.model.size}"
+
+
+def say_summary(row: dict[str, Any], folder: Path) -> None:
+    """Print what came out of a run, where it is, and what to try next."""
+    held_out = "" if row["validation_loss"] is None else f" (held-out {row['validation_loss']:.3f})"
+    mfu = "" if row["mfu"] is None else f", MFU {row['mfu']:.1%}"
+    memory = "" if row["peak_memory_gib"] is None else f", peak memory {row['peak_memory_gib']:.2f} GiB"
+    first = "" if row["train_loss_first"] is None else f"{row['train_loss_first']:.3f} -> "
+    say("")
+    say(f"finished {row['model']}: loss {first}{row['train_loss']:.3f}{held_out} after {row['tokens']:,} tokens")
+    say(f"  {row['tokens_per_second']:,.0f} tokens/s{mfu}{memory}, {row['seconds']:.0f} s for the whole command")
+    say(f"  run folder {folder} (config.yaml, summary.json, metrics.csv), checkpoints in {folder / 'checkpoints'}")
+    say(f'  try next: python -m flashtrain mode=generate checkpoint={folder} prompt="import "')
+
+
+def log_summary(trainer_loggers: list[Any], row: dict[str, Any]) -> None:
+    """Put the summary row into the loggers that keep one (Weights & Biases)."""
+    for logger in trainer_loggers:
+        if isinstance(logger, pl.loggers.WandbLogger):
+            logger.experiment.summary.update({key: value for key, value in row.items() if value is not None})

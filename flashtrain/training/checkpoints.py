@@ -1,0 +1,231 @@
+"""Checkpoints that survive: written whole or not at all, read without running code, found again for resuming.
+
+A run folder's `checkpoints/` holds `last.ckpt` (every N optimiser steps and at the end; what resuming continues from)
+and `best.ckpt` (lowest validation loss). Both are single files under every strategy, FSDP2 included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pickle
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
+from pytorch_lightning.callbacks import Checkpoint, ModelCheckpoint
+
+from flashtrain.errors import UserError
+from flashtrain.training.steps import OptimizerStepCounter
+
+LAST = "last.ckpt"
+BEST = "best.ckpt"
+PARTIAL = ".partial"  # ends the name of a file that is still being written
+# No space, no quota left (which Windows does not know), or larger than the file system allows.
+DISK_FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Lightning's checkpoint files, written beside their place and moved there when complete.
+
+    A run killed while writing leaves the previous file as it was (and a `*.partial` file, which the next write
+    replaces); so does a full disk, which is a UserError. Reading always uses weights_only=True: a checkpoint cannot
+    run code. Give it to the Trainer: `Trainer(plugins=[AtomicCheckpointIO()])`.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        if storage_options is not None:
+            raise UserError("checkpoints are written to local files: storage_options cannot be used")
+        save_atomically(checkpoint, Path(path))
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        return read_checkpoint(path, map_location=map_location)
+
+
+def save_atomically(checkpoint: dict[str, Any], path: Path) -> None:
+    """torch.save to a name beside `path`, flushed to the disk, then moved to `path` in one step.
+
+    Raises UserError where the disk is full or the folder cannot be written; `path` is then as it was.
+    """
+    partial = path.with_name(path.name + PARTIAL)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except (OSError, RuntimeError) as problem:
+        cause = _os_error(problem)
+        if cause is None:
+            raise
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        kept = f"the earlier {path.name} is intact" if path.exists() else "no earlier one existed"
+        if cause.errno in DISK_FULL:
+            raise UserError(f"the disk is full: could not write checkpoint {path}; {kept}") from problem
+        raise UserError(f"could not write checkpoint {path}: {cause.strerror or cause}; {kept}") from problem
+
+
+def read_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
+    """The dictionary in a checkpoint file, by torch.load with weights_only=True.
+
+    Raises UserError where the file is missing, damaged, no checkpoint, or holds anything but tensors and plain values.
+    """
+    with readable_checkpoint_errors(Path(path)):
+        checkpoint = torch.load(path, map_location=map_location, weights_only=True)
+    if not isinstance(checkpoint, dict):
+        raise UserError(f"{path} holds a {type(checkpoint).__name__}, not a checkpoint")
+    return checkpoint
+
+
+@contextlib.contextmanager
+def readable_checkpoint_errors(path: Path) -> Iterator[None]:
+    """Turns what torch.load(path, weights_only=True) raises inside the `with` into one-line UserErrors."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder, not a checkpoint file; give one of its .ckpt files")
+    if not path.is_file():
+        raise UserError(f"there is no checkpoint {path}{_nearby(path)}")
+    try:
+        yield
+    except pickle.UnpicklingError as problem:
+        raise UserError(
+            f"checkpoint {path} is refused: it is damaged, or holds more than tensors and plain values, and reading it"
+            " could run code"
+        ) from problem
+    except (RuntimeError, EOFError, zipfile.BadZipFile, ValueError) as problem:
+        raise UserError(f"checkpoint {path} is damaged or incomplete ({_first_line(problem)})") from problem
+
+
+def read_weights(path: str | Path, prefix: str = "") -> dict[str, torch.Tensor]:
+    """The model's weights in a checkpoint, on the CPU, for evaluating, generating or exporting.
+
+    prefix: the attribute under which the LightningModule keeps the wanted module ("model."); only its weights are
+    returned, without it. Names that torch.compile changed are given back their own. Raises UserError as
+    `read_checkpoint`, and where the file holds no weights under the prefix.
+    """
+    state = read_checkpoint(path).get("state_dict")
+    if not isinstance(state, dict):
+        raise UserError(f"{path} holds no model weights (no 'state_dict')")
+    plain = {name.replace("_orig_mod.", ""): value for name, value in state.items()}
+    weights = {name[len(prefix) :]: value for name, value in plain.items() if name.startswith(prefix)}
+    if not weights:
+        raise UserError(
+            f"{path} holds no weights whose names begin with '{prefix}'; it has {', '.join(list(plain)[:3])} ..."
+        )
+    return weights
+
+
+def find_resumable(folder: str | Path) -> Path | None:
+    """The newest complete `last.ckpt` in a folder or anywhere below it; None where there is none.
+
+    A file that is not a whole checkpoint archive (cut off by a copy, say) is passed over.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        return None
+    found = [path for path in folder.rglob(LAST) if path.is_file() and _is_whole(path)]
+    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def checkpoint_callbacks(
+    folder: str | Path, every_n_steps: int | None = None, monitor: str | None = "validation_loss"
+) -> list[pl.Callback]:
+    """The checkpoint rules of a run: [best (where `monitor` is given), last].
+
+    every_n_steps: optimiser steps between two writes of last.ckpt; None writes it at the end only.
+    """
+    callbacks: list[pl.Callback] = []
+    if monitor is not None:
+        callbacks.append(
+            ModelCheckpoint(
+                dirpath=folder,
+                filename=Path(BEST).stem,
+                monitor=monitor,
+                mode="min",
+                save_top_k=1,
+                save_on_train_epoch_end=False,
+                enable_version_counter=False,
+                auto_insert_metric_name=False,
+            )
+        )
+    callbacks.append(SaveLast(folder, every_n_steps))
+    return callbacks
+
+
+class SaveLast(Checkpoint):
+    """Writes `last.ckpt` every N optimiser steps and after the last step.
+
+    The last step's file is written before the loop closes its epoch, so that a longer run can continue from it with
+    exactly the next sample (ModelCheckpoint's own `save_last` is written only when some other checkpoint is).
+    `last_saved` is the path once it has been written.
+    """
+
+    def __init__(self, folder: str | Path, every_n_steps: int | None = None) -> None:
+        super().__init__()
+        if every_n_steps is not None and every_n_steps < 1:
+            raise UserError(f"the steps between two checkpoints must be 1 or more (or none), got {every_n_steps}")
+        self.path = Path(folder) / LAST
+        self.every_n_steps = every_n_steps
+        self.last_saved: str | None = None
+        self._saved_step = -1
+        self._steps = OptimizerStepCounter()
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._steps.start(trainer)
+        self._saved_step = trainer.global_step  # nothing new to save yet
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if not self._steps.ended(trainer):
+            return
+        due = self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0
+        if due or trainer.global_step == trainer.max_steps:
+            self.save(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.save(trainer)
+
+    def save(self, trainer: pl.Trainer) -> None:
+        """Write last.ckpt now, unless this optimiser step already has; every rank must call it."""
+        if trainer.fast_dev_run or self._saved_step == trainer.global_step:  # type: ignore[attr-defined]
+            return
+        trainer.save_checkpoint(self.path, weights_only=False)
+        self._saved_step = trainer.global_step
+        self.last_saved = str(self.path)
+
+
+def _os_error(problem: BaseException) -> OSError | None:
+    """The operating system's error behind a failed torch.save, which wraps some of them in a RuntimeError."""
+    seen: BaseException | None = problem
+    while seen is not None:
+        if isinstance(seen, OSError):
+            return seen
+        seen = seen.__cause__ or seen.__context__
+    return None
+
+
+def _is_whole(path: Path) -> bool:
+    """A complete torch archive: its directory, which a zip keeps at the end, is there."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith("data.pkl") for name in archive.namelist())
+    except (zipfile.BadZipFile, OSError):
+        return False
+
+
+def _nearby(path: Path) -> str:
+    near = sorted(str(p) for p in path.parent.glob("*.ckpt"))[:5] if path.parent.is_dir() else []
+    return f"; in its folder are: {', '.join(near)}" if near else ""
+
+
+def _first_line(problem: BaseException) -> str:
+    return (str(problem).splitlines() or [type(problem).__name__])[0][:160]

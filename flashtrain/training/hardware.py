@@ -1,0 +1,186 @@
+"""What this machine offers: CPU or GPU, its memory, its peak rate, and the precision and attention that suit it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from flashtrain.errors import UserError, unknown
+
+# Dense bf16 tensor-core peak in FLOP/s (fp16 where the GPU has no bf16), with fp32 accumulation, as the vendor's
+# datasheets give it. Datasheets that print only the figure "with sparsity" are halved. The first pattern found in the
+# device's name counts, so the special names stand before the general ones.
+PEAK_FLOPS: tuple[tuple[str, float], ...] = (
+    (r"\bGB200\b", 2500e12),
+    (r"\bB200\b", 2250e12),
+    (r"\bGH200\b", 989e12),
+    (r"\bH200 NVL\b", 836e12),
+    (r"\bH200\b", 989e12),
+    (r"\bH100 PCIe\b", 756e12),
+    (r"\bH100 NVL\b", 835e12),
+    (r"\bH[18]00\b", 989e12),
+    (r"\bH20\b", 148e12),
+    (r"\bA[18]00\b", 312e12),
+    (r"\bA30\b", 165e12),
+    (r"\bA40\b", 149.7e12),
+    (r"\bA10G\b", 70e12),
+    (r"\bA10\b", 125e12),
+    (r"\bL4\b", 121e12),
+    (r"\bL40S\b", 362e12),
+    (r"\bL40\b", 181e12),
+    (r"\bRTX 6000 Ada\b", 364e12),
+    (r"\bRTX A6000\b", 154.8e12),
+    (r"\bRTX A5000\b", 111.1e12),
+    (r"\bRTX 5090\b", 209.5e12),
+    (r"\bRTX 4090\b", 165.2e12),
+    (r"\bRTX 4080\b", 97.5e12),
+    (r"\bRTX 3090 Ti\b", 80e12),
+    (r"\bRTX 3090\b", 71e12),
+    (r"\bV100-PCIE\b", 112e12),
+    (r"\bV100\b", 125e12),
+    (r"\bT4\b", 65e12),
+)
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One kind of device of this machine, as a run uses it.
+
+    kind: "cpu" or "cuda". name: the vendor's. count: GPUs visible, or CPU cores this process may use.
+    capability: a GPU's compute capability, (9, 0) for sm_90; None on a CPU.
+    total_memory_bytes, free_memory_bytes: of one GPU (the one this process will use), or of the machine; None where
+    the system does not say.
+    peak_flops: dense bf16/fp16 tensor-core FLOP/s of one GPU; None where unknown (MFU is then left out).
+    precision: Lightning's name of the precision to train in. attention: the model's attention to choose.
+    """
+
+    kind: str
+    name: str
+    count: int
+    capability: tuple[int, int] | None
+    total_memory_bytes: int | None
+    free_memory_bytes: int | None
+    peak_flops: float | None
+    precision: str
+    attention: str
+
+
+def detect_hardware(accelerator: str = "auto") -> Hardware:
+    """The hardware a run would train on. accelerator: "auto" (a GPU if there is one), "cpu" or "gpu".
+
+    Raises UserError for another name, and for "gpu" where torch sees no NVIDIA GPU.
+    """
+    if accelerator not in ("auto", "cpu", "gpu"):
+        raise unknown("accelerator", accelerator, ("auto", "cpu", "gpu"))
+    available = torch.cuda.is_available() and torch.version.hip is None
+    if accelerator == "gpu" and not available:
+        reason = (
+            "this PyTorch was built without CUDA"
+            if torch.version.cuda is None
+            else "PyTorch finds no usable NVIDIA GPU or driver"
+        )
+        raise UserError(f"accelerator=gpu was asked for, but {reason}; use accelerator=cpu or accelerator=auto")
+    if accelerator == "cpu" or not available:
+        return _cpu()
+    return _gpu()
+
+
+def peak_flops_of(name: str) -> float | None:
+    """Dense bf16/fp16 tensor-core peak (FLOP/s) of the GPU with this name, None where unknown."""
+    if "Laptop" in name or "Max-Q" in name:  # same name, other clocks
+        return None
+    for pattern, peak in PEAK_FLOPS:
+        if re.search(pattern, name, flags=re.IGNORECASE):
+            return peak
+    return None
+
+
+def precision_for(capability: tuple[int, int] | None) -> str:
+    """bf16 where the tensor cores have it (sm_80 and later), fp16 with loss scaling below, float32 on a CPU."""
+    if capability is None:
+        return "32-true"
+    return "bf16-mixed" if capability >= (8, 0) else "16-mixed"
+
+
+def attention_for(capability: tuple[int, int] | None) -> str:
+    """Our Triton kernels ("flash") on sm_80 and later where Triton is installed, else torch's ("sdpa")."""
+    has_triton = importlib.util.find_spec("triton") is not None
+    return "flash" if capability is not None and capability >= (8, 0) and has_triton else "sdpa"
+
+
+def _gpu() -> Hardware:
+    count = torch.cuda.device_count()
+    # Under torchrun, SLURM or Lightning's launcher each process owns the GPU of its local rank.
+    local_rank = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0"))
+    index = int(local_rank) % count if local_rank.isdigit() else 0
+    name = torch.cuda.get_device_name(index)
+    capability = torch.cuda.get_device_capability(index)
+    free, total = torch.cuda.mem_get_info(index)
+    return Hardware(
+        kind="cuda",
+        name=name,
+        count=count,
+        capability=capability,
+        total_memory_bytes=total,
+        free_memory_bytes=free,
+        peak_flops=peak_flops_of(name),
+        precision=precision_for(capability),
+        attention=attention_for(capability),
+    )
+
+
+def _cpu() -> Hardware:
+    total, free = _machine_memory()
+    if hasattr(os, "sched_getaffinity"):
+        count = len(os.sched_getaffinity(0))
+    else:
+        count = os.cpu_count() or 1
+    return Hardware(
+        kind="cpu",
+        name=_cpu_name(),
+        count=count,
+        capability=None,
+        total_memory_bytes=total,
+        free_memory_bytes=free,
+        peak_flops=None,
+        precision=precision_for(None),
+        attention=attention_for(None),
+    )
+
+
+def _cpu_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(errors="replace"), flags=re.MULTILINE)
+        if found:
+            return found.group(1).strip()
+    return platform.processor() or platform.machine() or "CPU"
+
+
+def _machine_memory() -> tuple[int | None, int | None]:
+    """(total, available) bytes of main memory; a container's own limit counts where it is lower."""
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.is_file():
+        if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), None
+        return None, None
+    kib = {line.split(":")[0]: int(line.split()[1]) for line in meminfo.read_text().splitlines() if ":" in line}
+    total, free = kib["MemTotal"] * 1024, kib.get("MemAvailable", kib["MemFree"]) * 1024
+    limit, used = _read_int("/sys/fs/cgroup/memory.max"), _read_int("/sys/fs/cgroup/memory.current")
+    if limit is not None and limit < total:
+        total = limit
+        free = min(free, max(0, limit - (used or 0)))
+    return total, free
+
+
+def _read_int(path: str) -> int | None:
+    """The integer in a small system file; None where the file is missing or says "max"."""
+    file = Path(path)
+    text = file.read_text().strip() if file.is_file() else ""
+    return int(text) if text.isdigit() else None

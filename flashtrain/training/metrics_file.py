@@ -1,0 +1,122 @@
+"""metrics.csv: a run's metrics as one table, which a resumed run continues.
+
+Lightning's CSVLogger deletes the file of the run that it resumes, and writes into version_N folders.
+"""
+
+from __future__ import annotations
+
+import csv
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from pytorch_lightning.loggers.logger import Logger
+from pytorch_lightning.utilities import rank_zero_only
+
+from flashtrain.errors import UserError
+
+STEP = "step"
+
+
+class MetricsFile(Logger):
+    """A Lightning logger that writes every metric to one CSV file: a column a metric, a row a step.
+
+    What is logged for one step in one go shares a row. The file is appended to; a new metric adds its column. A run
+    that continues from an earlier step drops the rows from that step on, since it logs them again. Steps are counted
+    as Lightning's loggers have them, from 0.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__()
+        self.path = Path(path)
+        self._columns: list[str] = []
+        self._row: dict[str, Any] = {}
+        self._begun = False
+
+    @property
+    def name(self) -> str:
+        return ""
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    @property
+    def save_dir(self) -> str:
+        return str(self.path.parent)
+
+    @property
+    def log_dir(self) -> str:
+        return str(self.path.parent)
+
+    @rank_zero_only
+    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
+        """Nothing: the run folder's config.yaml has them."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        step = 0 if step is None else int(step)
+        self._begin(step)
+        repeated = any(name in self._row for name in metrics if name != "epoch")
+        if self._row and (self._row[STEP] != step or repeated):
+            self._write()
+        self._row = {**self._row, STEP: step, **metrics}
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Nothing yet: Lightning calls this after every metric, and a row is written when its step is over."""
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Write the last row."""
+        self._write()
+
+    def _begin(self, step: int) -> None:
+        """Before the first row: keep what an earlier run wrote before this step."""
+        if self._begun:
+            return
+        self._begun = True
+        if self.path.is_file():
+            columns, rows = read_metrics(self.path)
+            self._columns = columns
+            kept = [row for row in rows if row.get(STEP, "").isdigit() and int(row[STEP]) < step]
+            self._rewrite(kept)
+
+    def _write(self) -> None:
+        if not self._row:
+            return
+        new = [name for name in self._row if name not in self._columns]
+        if new:
+            first = [STEP] if not self._columns else []
+            self._columns = first + self._columns + [name for name in new if name not in first]
+            self._rewrite(read_metrics(self.path)[1] if self.path.is_file() else [])
+        try:
+            with self.path.open("a", newline="") as file:
+                csv.DictWriter(file, self._columns, restval="").writerow(self._row)
+        except OSError as problem:
+            raise _unwritable(self.path, problem) from problem
+        self._row = {}
+
+    def _rewrite(self, rows: list[dict[str, str]]) -> None:
+        partial = self.path.with_name(self.path.name + ".partial")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with partial.open("w", newline="") as file:
+                writer = csv.DictWriter(file, self._columns, restval="", extrasaction="ignore")
+                writer.writeheader()
+                writer.writerows(rows)
+            partial.replace(self.path)
+        except OSError as problem:
+            raise _unwritable(self.path, problem) from problem
+
+
+def read_metrics(path: str | Path) -> tuple[list[str], list[dict[str, str]]]:
+    """(columns, rows) of a metrics.csv, all values as text, "" where a row has none."""
+    with Path(path).open(newline="") as file:
+        reader = csv.DictReader(file, restval="")
+        rows = [{name: value or "" for name, value in row.items() if name is not None} for row in reader]
+        return list(reader.fieldnames or []), rows
+
+
+def _unwritable(path: Path, problem: OSError) -> UserError:
+    return UserError(f"could not write {path}: {problem.strerror or problem}")

@@ -1,0 +1,148 @@
+"""SIGTERM and Ctrl-C: finish the optimiser step, leave a checkpoint, stop cleanly."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+import torch.distributed as dist
+
+from flashtrain.training.checkpoints import LAST, SaveLast
+from flashtrain.training.steps import OptimizerStepCounter
+
+AGREE_SECONDS = 1.0  # how often ranks ask each other whether one of them was told to stop
+MOST_STEPS = 100  # and at the latest after so many optimiser steps
+
+
+class SaveOnSignal(pl.Callback):
+    """On SIGTERM or Ctrl-C (SIGINT): finish the current optimiser step, write last.ckpt, and end the fit.
+
+    folder: where last.ckpt is written; None where the Trainer has a `SaveLast` callback, whose file is then used.
+
+    Afterwards `stopped_by` is the signal (None where the fit ended by itself), `stopped_at` the optimiser step, and
+    `exit_code` what a command should exit with (143 for SIGTERM, 130 for Ctrl-C). A second Ctrl-C does not wait: it
+    raises KeyboardInterrupt at once. Validation is not run on the way out.
+
+    Several ranks: a signal may reach only some of them, and at different steps. About once a second they compare, by a
+    two-number all-reduce between the hosts' CPUs, and all stop after the same step.
+
+    While it trains, this callback's handlers stand in for Lightning's SIGTERM handler (which stops in the middle of
+    accumulating gradients and saves nothing), and Lightning's own per-batch broadcast of that handler's flag, which
+    makes every rank wait for its device at every batch, is switched off. Before and after, the handlers are as they
+    were. Outside the main thread, where Python allows no handlers, the callback does nothing.
+    """
+
+    def __init__(self, folder: str | Path | None = None) -> None:
+        super().__init__()
+        self.folder = None if folder is None else Path(folder)
+        self.stopped_by: signal.Signals | None = None
+        self.stopped_at: int | None = None
+        self._received: signal.Signals | None = None
+        self._previous: dict[signal.Signals, Any] = {}
+        self._steps = OptimizerStepCounter()
+        self._group: Any = None
+        self._steps_to_agreement = 1
+        self._agreed_at = 0.0
+        self._agreed_step = 0
+        self._validation_limit: Any = None
+
+    @property
+    def exit_code(self) -> int:
+        """0 where the fit ended by itself, else 128 + the signal's number, as shells have it."""
+        return 0 if self.stopped_by is None else 128 + int(self.stopped_by)
+
+    # ---------------------------------------------------------------- Lightning hooks
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.stopped_by, self.stopped_at, self._received = None, None, None
+        self._steps.start(trainer)
+        self._steps_to_agreement, self._agreed_at, self._agreed_step = 1, time.monotonic(), trainer.global_step
+        if trainer.world_size > 1 and dist.is_initialized():
+            # A group of its own on the CPU: asking must not wait for the work queued on a GPU.
+            self._group = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+            _silence_lightning(trainer)
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._previous[number] = signal.signal(number, self._on_signal)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if not self._steps.ended(trainer):
+            return
+        told = self._agree(trainer)
+        if told is None or trainer.global_step == trainer.max_steps:  # the run is over anyway
+            return
+        self.stopped_by, self.stopped_at = told, trainer.global_step
+        self._save(trainer)
+        # Lightning validates once more when it is told to stop; whoever sent a signal does not want to wait for that.
+        self._validation_limit = trainer.limit_val_batches
+        trainer.limit_val_batches = 0
+        trainer.fit_loop.min_epochs = 0
+        trainer.fit_loop.epoch_loop.min_steps = None
+        trainer.should_stop = True
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._restore(trainer)
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        self._restore(trainer)
+        if isinstance(exception, KeyboardInterrupt) and self.stopped_by is None:
+            self.stopped_by, self.stopped_at = signal.SIGINT, trainer.global_step
+
+    # ---------------------------------------------------------------- inside
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._received is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._received = signal.Signals(number)
+
+    def _agree(self, trainer: pl.Trainer) -> signal.Signals | None:
+        """The signal that any rank received, the same answer on every rank."""
+        if self._group is None:
+            return self._received
+        self._steps_to_agreement -= 1
+        if self._steps_to_agreement > 0:
+            return None
+        now = time.monotonic()
+        seconds_per_step = (now - self._agreed_at) / max(1, trainer.global_step - self._agreed_step)
+        wanted = min(MOST_STEPS, max(1, int(AGREE_SECONDS / max(seconds_per_step, 1e-6))))
+        # Every rank proposes when to ask next; the largest proposal holds for all, so that they ask at the same step.
+        both = torch.tensor([int(self._received or 0), wanted], dtype=torch.int64)
+        dist.all_reduce(both, op=dist.ReduceOp.MAX, group=self._group)
+        number, self._steps_to_agreement = both.tolist()
+        self._agreed_at, self._agreed_step = now, trainer.global_step
+        return signal.Signals(number) if number else None
+
+    def _save(self, trainer: pl.Trainer) -> None:
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, SaveLast) and self.folder is None:
+                callback.save(trainer)
+                return
+        if self.folder is not None:
+            trainer.save_checkpoint(self.folder / LAST, weights_only=False)
+
+    def _restore(self, trainer: pl.Trainer) -> None:
+        for number, handler in self._previous.items():
+            # None: set by other than Python; it cannot be put back, and the default stands in.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._previous = {}
+        if self._validation_limit is not None:
+            trainer.limit_val_batches = self._validation_limit
+            self._validation_limit = None
+
+
+def _silence_lightning(trainer: pl.Trainer) -> None:
+    """Switch off the broadcast that Lightning 2.6 makes before every batch to spread its SIGTERM flag.
+
+    It reads the answer back from the device, so that the host could never run ahead of the GPU; its flag is never set
+    while our handlers stand. Versions without that method have nothing to switch off.
+    """
+    loop = trainer.fit_loop.epoch_loop
+    if hasattr(loop, "_broadcast_sigterm_tensor"):
+        loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]

@@ -1,0 +1,286 @@
+"""How fast a run trains: tokens a second, seconds a step, model TFLOP/s, MFU and peak memory, as a Lightning callback.
+
+Usable in any Lightning program: `Trainer(callbacks=[Throughput(flops_per_token=model.flops_per_token())])`.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+import time
+from collections import deque
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+
+from flashtrain.errors import UserError
+from flashtrain.training.steps import OptimizerStepCounter, log_interval
+
+GIB = 2**30
+
+
+class Throughput(pl.Callback):
+    """Logs tokens_per_second, step_seconds, model_tflops, mfu and peak_memory_gib at the trainer's log interval.
+
+    A step's time runs from the end of one optimiser step to the end of the next, data loading and logging included;
+    validation, checkpointing and sanity checking are left out. On a GPU the times come from CUDA events that are read
+    once they have passed, so that measuring never waits for the device.
+
+    flops_per_token: model FLOPs of one token's forward and backward (a model's `flops_per_token()`); None leaves out
+        model_tflops and mfu. Counted from the architecture: torch's counter sees nothing inside a custom op.
+    tokens_per_step: tokens of one optimiser step over all devices; None counts batch["tokens"] of each micro-batch
+        times the devices.
+    peak_flops: dense peak of one device in FLOP/s (`Hardware.peak_flops`); None leaves out mfu.
+    warmup_steps: first steps left out of `summary()` (compilation, allocator, caches); None means the first
+        max(10, a tenth), but never more than half of the steps measured.
+
+    tokens_per_second is of all devices together; model_tflops (10^12 FLOP/s), mfu (0 to 1) and peak_memory_gib are of
+    one device. peak_memory_gib is torch's allocated peak on a GPU, the process's peak resident size on a CPU.
+    """
+
+    def __init__(
+        self,
+        flops_per_token: float | None = None,
+        tokens_per_step: int | None = None,
+        peak_flops: float | None = None,
+        warmup_steps: int | None = None,
+    ) -> None:
+        super().__init__()
+        for name, value in (
+            ("flops_per_token", flops_per_token),
+            ("tokens_per_step", tokens_per_step),
+            ("peak_flops", peak_flops),
+        ):
+            if value is not None and value <= 0:
+                raise UserError(f"{name} must be positive (or None), got {value}")
+        if warmup_steps is not None and warmup_steps < 0:
+            raise UserError(f"warmup_steps must be 0 or more (or None), got {warmup_steps}")
+        self.flops_per_token = flops_per_token
+        self.tokens_per_step = tokens_per_step
+        self.peak_flops = peak_flops
+        self.warmup_steps = warmup_steps
+        self.step_seconds: list[float] = []  # of every step measured, in order
+        self.step_tokens: list[int] = []  # tokens of the same steps, all devices together
+        self.latest: dict[str, float] = {}  # what was logged last
+        self._steps = OptimizerStepCounter()
+        self._clock: _Clock | None = None
+        self._open = False  # a mark stands where the current step began
+        self._tokens = 0
+        self._micro_batches = 0  # seen of the current step
+        self._logged = 0
+        self._devices = 1
+        self._device = torch.device("cpu")
+        self._fit_started: float | None = None
+        self._fit_seconds = 0.0
+
+    # ---------------------------------------------------------------- Lightning hooks
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._device = trainer.strategy.root_device
+        self._devices = trainer.world_size
+        self._fit_started = time.perf_counter()
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._steps.start(trainer)
+        self._clock = _CudaClock(self._device) if self._device.type == "cuda" else _HostClock()
+        self._open = False
+        self._tokens = self._micro_batches = 0
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        # After an interruption (or at the very start) a step is measured from its own first batch.
+        if self._clock is not None and not self._open and self._micro_batches == 0:
+            self._clock.begin()
+            self._open = True
+        self._micro_batches += 1
+        if self.tokens_per_step is None:
+            self._tokens += _tokens_of(batch) * self._devices
+        else:
+            self._tokens = self.tokens_per_step
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if not self._steps.ended(trainer):
+            return
+        if self._clock is not None and self._open:
+            self._clock.end(self._tokens)
+        self._tokens = self._micro_batches = 0
+        if self._clock is not None and not self._open:
+            # This step was interrupted (a checkpoint inside it): it is dropped, and the next begins here.
+            self._clock.begin()
+            self._open = True
+        self._collect(wait=False)
+        if trainer.global_step % log_interval(trainer) == 0:
+            self._log(pl_module)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._open = False
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self._open = False
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._collect(wait=True)
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._stop_watch()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        # Only what is already there: after an error the device may never answer.
+        self._stop_watch()
+
+    # ---------------------------------------------------------------- results
+    def summary(self) -> dict[str, float | None]:
+        """The run in one row: tokens_per_second (from the median step after warm-up, all devices), step_seconds_median,
+        model_tflops and mfu (one device), peak_memory_gib, seconds (the whole fit, everything included).
+
+        A figure that is not known (no step measured, no FLOPs given) is None.
+        """
+        kept = slice(self._warmup(len(self.step_seconds)), None)
+        seconds, tokens = self.step_seconds[kept], self.step_tokens[kept]
+        row: dict[str, float | None] = {
+            "tokens_per_second": None,
+            "step_seconds_median": None,
+            "model_tflops": None,
+            "mfu": None,
+            "peak_memory_gib": self.peak_memory_gib(),
+            "seconds": self.seconds(),
+        }
+        if seconds:
+            median = statistics.median(seconds)
+            row["step_seconds_median"] = median
+            row.update(self._rates(statistics.median(tokens), median))
+        return row
+
+    def seconds(self) -> float:
+        """Seconds of the whole fit so far: set-up, compilation, validation and checkpoints included."""
+        running = 0.0 if self._fit_started is None else time.perf_counter() - self._fit_started
+        return self._fit_seconds + running
+
+    def peak_memory_gib(self) -> float | None:
+        """Peak memory in GiB: allocated on the GPU, or resident in this process; None where the system does not say."""
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device) / GIB
+        return _peak_resident_gib()
+
+    # ---------------------------------------------------------------- inside
+    def _warmup(self, steps: int) -> int:
+        wanted = max(10, steps // 10) if self.warmup_steps is None else self.warmup_steps
+        return min(wanted, steps // 2)
+
+    def _collect(self, wait: bool) -> None:
+        if self._clock is None:
+            return
+        for seconds, tokens in self._clock.finished(wait):
+            self.step_seconds.append(seconds)
+            self.step_tokens.append(tokens)
+
+    def _log(self, pl_module: pl.LightningModule) -> None:
+        seconds, tokens = self.step_seconds[self._logged :], self.step_tokens[self._logged :]
+        self._logged = len(self.step_seconds)
+        if not seconds:
+            return
+        self.latest = {
+            **{name: value for name, value in self._rates(sum(tokens), sum(seconds)).items() if value is not None},
+            "step_seconds": sum(seconds) / len(seconds),
+        }
+        peak = self.peak_memory_gib()
+        if peak is not None:
+            self.latest["peak_memory_gib"] = peak
+        pl_module.log_dict(self.latest, on_step=True, on_epoch=False, batch_size=1)
+
+    def _rates(self, tokens: float, seconds: float) -> dict[str, float | None]:
+        tokens_per_second = tokens / seconds if tokens and seconds > 0 else None
+        flops = None
+        if tokens_per_second is not None and self.flops_per_token is not None:
+            flops = tokens_per_second * self.flops_per_token / self._devices
+        return {
+            "tokens_per_second": tokens_per_second,
+            "model_tflops": None if flops is None else flops / 1e12,
+            "mfu": None if flops is None or self.peak_flops is None else flops / self.peak_flops,
+        }
+
+    def _stop_watch(self) -> None:
+        if self._fit_started is not None:
+            self._fit_seconds += time.perf_counter() - self._fit_started
+            self._fit_started = None
+
+
+class _HostClock:
+    """Step times by the host's clock: exact on a CPU, where an operation has ended when it returns."""
+
+    def __init__(self) -> None:
+        self._begun = math.nan
+        self._done: list[tuple[float, int]] = []
+
+    def begin(self) -> None:
+        self._begun = time.perf_counter()
+
+    def end(self, tokens: int) -> None:
+        now = time.perf_counter()
+        self._done.append((now - self._begun, tokens))
+        self._begun = now
+
+    def finished(self, wait: bool) -> list[tuple[float, int]]:
+        done, self._done = self._done, []
+        return done
+
+
+class _CudaClock:
+    """Step times by CUDA events on the training stream, read when the device has passed them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._begun: torch.cuda.Event | None = None
+        self._pending: deque[tuple[torch.cuda.Event, torch.cuda.Event, int]] = deque()
+
+    def _mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def begin(self) -> None:
+        self._begun = self._mark()
+
+    def end(self, tokens: int) -> None:
+        now = self._mark()
+        if self._begun is not None:
+            self._pending.append((self._begun, now, tokens))
+        self._begun = now
+
+    def finished(self, wait: bool) -> list[tuple[float, int]]:
+        done = []
+        while self._pending:
+            begun, ended, tokens = self._pending[0]
+            if not ended.query():
+                if not wait:
+                    break
+                ended.synchronize()
+            done.append((begun.elapsed_time(ended) / 1000.0, tokens))
+            self._pending.popleft()
+        return done
+
+
+_Clock = _HostClock | _CudaClock
+
+
+def _tokens_of(batch: Any) -> int:
+    """Tokens of one micro-batch: its "tokens" tensor's elements; 0 where the batch has none."""
+    tokens = batch.get("tokens") if isinstance(batch, dict) else getattr(batch, "tokens", None)
+    return tokens.numel() if isinstance(tokens, torch.Tensor) else 0
+
+
+def _peak_resident_gib() -> float | None:
+    try:
+        import resource
+    except ImportError:  # Windows has no such call
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / GIB if sys.platform == "darwin" else peak * 1024 / GIB

@@ -1,0 +1,170 @@
+"""Which implementation a call gets, and with which tile: readable rules and a table. Nothing is tuned at run time.
+
+Implementations:
+    portable    the Triton kernels in portable/: NVIDIA GPUs of sm_80 and later (or, with TRITON_INTERPRET=1 set before the
+                import, Triton's interpreter on CPU tensors)
+    torch       torch's scaled_dot_product_attention: tensors that are not on a CUDA device
+    reference   plain PyTorch (reference.py) behind the same operators; only when forced, for tests
+"""
+
+import contextlib
+import importlib.util
+import os
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+
+IMPLEMENTATIONS = ("portable", "torch", "reference")
+# Triton reads the variable when a kernel is defined, so a later change would have no effect.
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+class Tile(NamedTuple):
+    """A program's tile: queries and keys a step, warps, and how many loads are kept in flight."""
+
+    block_q: int
+    block_k: int
+    warps: int
+    stages: int
+
+    def __str__(self) -> str:
+        return f"{self.block_q}x{self.block_k}, {self.warps} warps, {self.stages} stages"
+
+
+class Tiles(NamedTuple):
+    """The tiles of the three kernels of one call."""
+
+    forward: Tile
+    dkdv: Tile
+    dq: Tile
+
+
+# (architecture, bits of the dtype, head dimension up to) -> tiles. "small" stands for GPUs with 99 KiB of shared memory a
+# block (sm_86, sm_89, sm_120) and for every architecture not named. `python -m flashtrain_kernels.tuning` prints such rows.
+TILES: dict[tuple[str, int, int], Tiles] = {
+    ("sm_90", 16, 64): Tiles(Tile(128, 64, 4, 3), Tile(64, 128, 8, 2), Tile(128, 64, 8, 2)),
+    ("sm_90", 16, 128): Tiles(Tile(128, 64, 8, 3), Tile(32, 128, 8, 3), Tile(128, 64, 8, 2)),
+    ("sm_90", 16, 256): Tiles(Tile(64, 64, 8, 2), Tile(32, 64, 8, 2), Tile(64, 32, 8, 2)),
+    ("sm_90", 32, 64): Tiles(Tile(64, 32, 4, 2), Tile(32, 32, 4, 2), Tile(32, 32, 4, 2)),
+    ("sm_90", 32, 128): Tiles(Tile(32, 32, 4, 2), Tile(16, 32, 8, 1), Tile(32, 32, 8, 1)),
+    ("sm_90", 32, 256): Tiles(Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    ("sm_80", 16, 64): Tiles(Tile(128, 32, 4, 3), Tile(64, 128, 8, 2), Tile(64, 64, 4, 2)),
+    ("sm_80", 16, 128): Tiles(Tile(128, 32, 8, 3), Tile(32, 64, 8, 2), Tile(64, 32, 8, 2)),
+    ("sm_80", 16, 256): Tiles(Tile(64, 32, 8, 2), Tile(16, 64, 8, 1), Tile(64, 16, 8, 1)),
+    ("small", 16, 64): Tiles(Tile(128, 32, 4, 2), Tile(64, 128, 8, 2), Tile(64, 64, 4, 2)),
+    ("small", 16, 128): Tiles(Tile(64, 64, 4, 2), Tile(32, 64, 8, 1), Tile(64, 32, 8, 1)),
+    ("small", 16, 256): Tiles(Tile(32, 32, 4, 1), Tile(16, 32, 8, 1), Tile(32, 16, 8, 1)),
+    ("small", 32, 64): Tiles(Tile(64, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
+    ("small", 32, 128): Tiles(Tile(32, 32, 8, 1), Tile(16, 32, 8, 1), Tile(32, 16, 8, 1)),
+    ("small", 32, 256): Tiles(Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+}
+# Where an architecture has no row of its own it borrows this one's.
+_BORROWS = {("sm_100", 16): "sm_90", ("sm_100", 32): "sm_90", ("sm_80", 32): "small"}
+_INTERPRETER_TILES = Tiles(*[Tile(64, 64, 4, 1)] * 3)
+
+
+class _Forced(NamedTuple):
+    implementation: str
+    tile: Tile | None
+
+
+_forced: _Forced | None = None
+
+
+@contextlib.contextmanager
+def force(implementation: str, tile: Tile | None = None) -> Iterator[None]:
+    """Within the context every call uses this implementation (and this tile for every kernel). For tests and tuning.
+
+    Raises ValueError for an unknown name. Applies to the whole process, so also to the threads that run autograd.
+    """
+    global _forced
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(f"implementation must be one of {', '.join(IMPLEMENTATIONS)}, not {implementation!r}")
+    before, _forced = _forced, _Forced(implementation, tile)
+    try:
+        yield
+    finally:
+        _forced = before
+
+
+def implementation_for(device_type: str) -> str:
+    """The implementation for tensors of a device type ("cuda", "cpu", ...)."""
+    if _forced is not None:
+        return _forced.implementation
+    return "portable" if device_type == "cuda" or (device_type == "cpu" and INTERPRETED) else "torch"
+
+
+def runs_kernels(device: torch.device) -> bool:
+    """Do the operators run Triton kernels on this device (else the reference)? Raises ValueError where they cannot.
+
+    A CPU has no way to run them but the interpreter, so operators called there directly compute by the reference.
+    """
+    if (_forced is not None and _forced.implementation == "reference") or (device.type == "cpu" and not INTERPRETED):
+        return False
+    _require_triton()
+    if device.type == "cuda":
+        _require_sm80(torch.cuda.get_device_capability(device))
+    return True
+
+
+def tiles_for(device: torch.device, head_dim: int, dtype: torch.dtype) -> Tiles:
+    """The tiles of a call on this device."""
+    if _forced is not None and _forced.tile is not None:
+        return Tiles(_forced.tile, _forced.tile, _forced.tile)
+    if device.type != "cuda":
+        return _INTERPRETER_TILES
+    return table_row(architecture(torch.cuda.get_device_capability(device)), head_dim, dtype)
+
+
+@lru_cache(maxsize=None)
+def table_row(arch: str, head_dim: int, dtype: torch.dtype) -> Tiles:
+    """The row of the table for an architecture, a head dimension (1..256) and a dtype."""
+    bits = dtype.itemsize * 8
+    padded = 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
+    return TILES[(_BORROWS.get((arch, bits), arch), bits, padded)]
+
+
+def architecture(capability: tuple[int, int]) -> str:
+    """The table's name for a compute capability."""
+    named = {(8, 0): "sm_80", (9, 0): "sm_90", (10, 0): "sm_100", (10, 3): "sm_100"}
+    return named.get(capability, "small")
+
+
+def explain_choice(device: torch.device, head_dim: int, dtype: torch.dtype) -> str:
+    """One line: the implementation and tiles a call gets, and why."""
+    implementation = implementation_for(device.type)
+    why = "forced" if _forced is not None else None
+    if implementation == "torch":
+        return f"torch scaled_dot_product_attention: {why or f'tensors are on {device.type}, our kernels need CUDA'}"
+    if implementation == "reference" or not runs_kernels(device):
+        return f"reference in plain PyTorch: {why}"
+    tiles = tiles_for(device, head_dim, dtype)
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        where = f"sm_{major}{minor} (table row {architecture((major, minor))})"
+    else:
+        where = "TRITON_INTERPRET=1 on CPU tensors"
+    return (
+        f"portable Triton kernels: {why or where}, head dimension {head_dim}, {str(dtype).removeprefix('torch.')}; "
+        f"forward {tiles.forward}; dK/dV {tiles.dkdv}; dQ {tiles.dq}"
+    )
+
+
+@lru_cache(maxsize=None)
+def _require_triton() -> None:
+    if importlib.util.find_spec("triton") is None:
+        raise ValueError(
+            "flashtrain_kernels needs the package triton for tensors on a CUDA device: install it, "
+            "or use torch.nn.functional.scaled_dot_product_attention"
+        )
+
+
+@lru_cache(maxsize=None)
+def _require_sm80(capability: tuple[int, int]) -> None:
+    if capability < (8, 0):
+        raise ValueError(
+            f"flashtrain_kernels needs a GPU of compute capability 8.0 (sm_80) or later, this one has "
+            f"{capability[0]}.{capability[1]}: use torch.nn.functional.scaled_dot_product_attention"
+        )

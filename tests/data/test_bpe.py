@@ -1,0 +1,169 @@
+"""The byte-level BPE: trained, and GPT-2's from its files."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
+
+from flashtrain.data import bpe
+from flashtrain.data.bpe import BPETokenizer, gpt2_tokenizer, split_long
+from flashtrain.errors import UserError
+
+GPT2 = Path(__file__).parents[3] / "shared" / "data"
+
+
+@pytest.fixture
+def files(tmp_path):
+    """GPT-2's two files in small: the byte symbols, three merges, and the end of text."""
+    symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = [*symbols, "th", "the", "\u0120the", "<|endoftext|>"]
+    (tmp_path / "encoder.json").write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
+    (tmp_path / "vocab.bpe").write_text("#version: 0.2\nt h\nth e\n\u0120 the\n", encoding="utf-8")
+    return tmp_path / "encoder.json", tmp_path / "vocab.bpe"
+
+
+def test_gpt2s_files_give_its_merges_and_ids(files):
+    tokenizer = gpt2_tokenizer(*files)
+    assert (tokenizer.vocab_size, tokenizer.end_of_text) == (260, 259)
+    assert tokenizer.encode("the the") == [257, 258]
+    assert tokenizer.decode([257, 258, 259]) == "the the<|endoftext|>"
+
+
+@pytest.mark.skipif(not (GPT2 / "gpt2-encoder.json").exists(), reason="GPT-2's files are not on this machine")
+def test_the_real_files_give_gpt2s_published_ids():
+    tokenizer = gpt2_tokenizer(GPT2 / "gpt2-encoder.json", GPT2 / "gpt2-vocab.bpe")
+    assert (tokenizer.vocab_size, tokenizer.end_of_text) == (50257, 50256)
+    assert tokenizer.encode("Hello world") == [15496, 995]
+    text = "I'll say:\n\n  it's 3.14 — naïve 😀"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_the_end_of_text_is_added_where_the_files_lack_it(files):
+    vocab, merges = files
+    vocabulary = json.loads(vocab.read_text())
+    del vocabulary["<|endoftext|>"]
+    vocab.write_text(json.dumps(vocabulary))
+    assert gpt2_tokenizer(vocab, merges).end_of_text == 259
+
+
+def test_what_is_wrong_with_the_files_is_one_line(files, tmp_path):
+    vocab, merges = files
+
+    def told(vocab, merges) -> str:
+        with pytest.raises(UserError) as error:
+            gpt2_tokenizer(vocab=vocab, merges=merges)
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    assert "vocab is given, merges is not" in told(vocab, None)
+    assert "merges is given, vocab is not" in told(None, merges)
+    assert f"vocab file {tmp_path / 'nosuch'}: No such file" in told(tmp_path / "nosuch", merges)
+    assert "is no vocabulary" in told(merges, merges)
+    (tmp_path / "list.json").write_text("[1]")
+    assert "one JSON object of token to id" in told(tmp_path / "list.json", merges)
+    (tmp_path / "few.json").write_text('{"a": 0}')
+    assert "255 of its 256 byte symbols are missing" in told(tmp_path / "few.json", merges)
+    merges.write_text("q x\n")
+    assert "the merge 'q x' does not fit" in told(vocab, merges)
+
+
+def test_without_files_or_network_the_settings_that_help_are_named(monkeypatch):
+    import huggingface_hub
+
+    def unreachable(*args, **options):
+        raise huggingface_hub.errors.LocalEntryNotFoundError("offline")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", unreachable)
+    with pytest.raises(UserError, match="vocab=.*merges=.*'bpe' or 'bytes'"):
+        gpt2_tokenizer()
+
+
+def test_without_files_they_come_from_the_hub(files, monkeypatch):
+    import huggingface_hub
+
+    found = {"vocab.json": str(files[0]), "merges.txt": str(files[1])}
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repository, name: found[name])
+    assert gpt2_tokenizer().fingerprint() == gpt2_tokenizer(*files).fingerprint()
+
+
+def test_training_learns_what_is_frequent_up_to_the_vocabulary_asked_for():
+    tokenizer = BPETokenizer.train(["the cat sat on the mat " * 20], 265)
+    assert tokenizer.vocab_size == 265
+    assert len(tokenizer.encode("the")) == 1
+    assert tokenizer.end_of_text < tokenizer.vocab_size
+
+
+def test_training_is_deterministic():
+    texts = ["a rose is a rose", "is a rose"] * 3
+    assert BPETokenizer.train(texts, 280).fingerprint() == BPETokenizer.train(texts, 280).fingerprint()
+
+
+def test_training_refuses_too_small_a_vocabulary_and_no_text():
+    with pytest.raises(UserError, match="vocab_size=256 is too small"):
+        BPETokenizer.train(["text"], 256)
+    with pytest.raises(UserError, match="no text to train"):
+        BPETokenizer.train(["", ""], 300)
+
+
+@given(st.text(alphabet="ab1! \n\t'sé", max_size=200), st.integers(2, 30))
+def test_a_long_text_is_cut_where_no_token_spans_the_cut(text, longest):
+    pieces = list(split_long(text, longest))
+    assert "".join(pieces) == text
+    assert all(0 < len(piece) <= longest for piece in pieces)
+    pattern = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    boundaries = {begin for _, (begin, _) in pattern.pre_tokenize_str(text)}
+    at = 0
+    for before, after in zip(pieces, pieces[1:], strict=False):
+        at += len(before)
+        if after[0] in " \n\t":
+            if not before[-1].isspace():
+                assert at in boundaries
+        else:
+            assert len(before) == longest
+
+
+def test_a_long_text_has_the_tokens_of_the_whole(monkeypatch):
+    tokenizer = BPETokenizer.train(["some words and other words\n"] * 5, 290)
+    text = "some  words and\n\nother words, " * 40
+    whole = tokenizer.encode(text)
+    monkeypatch.setattr(bpe, "split_long", lambda text: split_long(text, 37))
+    assert tokenizer.encode(text) == whole
+
+
+def test_forks_after_encoding_neither_warn_nor_hang_and_a_users_choice_stays():
+    program = (
+        "import os, sys; sys.path.insert(0, sys.argv[1])\n"
+        "from flashtrain.data.bpe import BPETokenizer\n"
+        "t = BPETokenizer.train(['some text'] * 100, 270); t.encode_batch(['some text'] * 100)\n"
+        "pid = os.fork()\n"
+        "if pid == 0: t.encode_batch(['some text'] * 100); os._exit(0)\n"
+        "assert os.waitpid(pid, 0)[1] == 0\n"
+        "print(os.environ['TOKENIZERS_PARALLELISM'])\n"
+    )
+    root = str(Path(__file__).parents[2])
+    for chosen, after in ((None, "False"), ("0", "0")):
+        environment = {name: value for name, value in os.environ.items() if name != "TOKENIZERS_PARALLELISM"}
+        if chosen:
+            environment["TOKENIZERS_PARALLELISM"] = chosen
+        done = subprocess.run(
+            [sys.executable, "-c", program, root], env=environment, capture_output=True, text=True, check=True, timeout=60
+        )
+        assert done.stdout.strip() == after
+        assert "forked" not in done.stderr
+
+
+def test_transformers_reads_a_saved_bpe(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    tokenizer = BPETokenizer.train(["the cat sat"] * 5, 265)
+    tokenizer.save(tmp_path)
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    assert theirs("the cat sat")["input_ids"] == tokenizer.encode("the cat sat")
+    assert theirs.eos_token_id == tokenizer.end_of_text

@@ -1,0 +1,310 @@
+"""The data module: on its own, under Lightning, and through a run that is interrupted and resumed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+
+from flashtrain.data.datamodule import TextDataModule
+from flashtrain.data.tokenizers import BPETokenizer, ByteTokenizer, TokenizerSpec
+from flashtrain.errors import UserError
+
+TEXTS = [f"This is document {number}, and it says something about {number * 7}.\n" for number in range(60)]
+ROOT = Path(__file__).parents[2]
+
+
+class Recorder(pl.LightningModule):
+    """Learns nothing worth having; records the samples of every micro-batch by their first tokens."""
+
+    def __init__(self, fail_in: int | None = None) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.seen: list[list[list[int]]] = []
+        self.validated: list[list[list[int]]] = []
+        self.fail_in = fail_in
+
+    def training_step(self, batch, batch_idx):
+        if batch_idx == self.fail_in:
+            raise KeyError("the machine went away")
+        self.seen.append(batch["tokens"][:, :8].tolist())
+        return self.weight * batch["tokens"].float().mean()
+
+    def validation_step(self, batch, batch_idx):
+        self.validated.append(batch["tokens"][:, :8].tolist())
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+
+@pytest.fixture
+def data(list_source, tmp_path):
+    def make(texts=TEXTS, **options):
+        defaults = {"context": 16, "batch_size": 2, "total_steps": 12, "cache_dir": tmp_path / "cache"}
+        return TextDataModule(list_source(texts), "bytes", **{**defaults, **options})
+
+    return make
+
+
+def trainer(folder, *, callbacks=(), **options):
+    defaults = {"max_epochs": 1, "accelerator": "cpu", "devices": 1, "logger": False, "enable_progress_bar": False}
+    defaults |= {"enable_model_summary": False, "enable_checkpointing": bool(callbacks), "default_root_dir": folder}
+    return pl.Trainer(callbacks=list(callbacks), **{**defaults, **options})
+
+
+def fit(data, folder, *, model=None, resume=None, **options):
+    model = model or Recorder()
+    options.setdefault("limit_val_batches", 0)
+    trainer(folder, accumulate_grad_batches=data.accumulate, **options).fit(model, data, ckpt_path=resume)
+    return model
+
+
+# ------------------------------------------------------------------ on its own
+
+
+def test_it_works_without_a_trainer(data):
+    module = data()
+    module.setup()
+    batches = list(module.train_dataloader())
+    assert len(batches) == len(module.train_dataloader()) == 12
+    assert batches[0]["tokens"].shape == (2, 16)
+    assert sum(len(batch["tokens"]) for batch in module.val_dataloader()) > 0
+
+
+def test_after_setup_it_knows_its_tokenizer_and_its_tokens(data):
+    module = data()
+    module.setup()
+    assert isinstance(module.tokenizer, ByteTokenizer)
+    assert module.train_tokens + module.validation_tokens == sum(len(text) + 1 for text in TEXTS)
+    assert module.validation_tokens >= 17
+    line = module.describe()
+    for part in ("a list of texts", "257 tokens", "60 documents", str(module.cache.folder)):
+        assert part in line
+    assert "\n" not in line
+
+
+def test_before_setup_it_says_what_to_call(data):
+    for name in ("tokenizer", "train_tokens", "validation_tokens"):
+        with pytest.raises(UserError, match="call setup"):
+            getattr(data(), name)
+
+
+def test_source_and_tokenizer_have_short_forms(tmp_path):
+    (tmp_path / "corpus.txt").write_text("some words\n" * 100)
+    module = TextDataModule(tmp_path / "corpus.txt", TokenizerSpec("bpe", vocab_size=270), context=8)
+    module.setup()
+    assert isinstance(module.tokenizer, BPETokenizer)
+    own = TextDataModule(str(tmp_path / "corpus.txt"), module.tokenizer, context=8)
+    own.setup()
+    assert own.cache.tokens.tolist() == module.cache.tokens.tolist()
+    assert "Python" in TextDataModule().source.describe()
+
+
+def test_sizes_may_be_set_until_the_loader_is_made(data):
+    module = data()
+    module.setup()
+    module.batch_size, module.accumulate, module.total_steps = 3, 2, 4
+    loader = module.train_dataloader()
+    assert len(loader) == 8
+    assert next(iter(loader))["tokens"].shape == (3, 16)
+
+
+def test_no_document_is_in_training_and_validation(data):
+    module = data(validation_fraction=0.3)
+    module.setup()
+    training, validation = (set(part.begins.tolist()) for part in module.split)
+    assert len(validation) == 18
+    assert not training & validation
+
+
+def test_the_held_out_documents_do_not_depend_on_the_seed(data):
+    modules = [data(seed=seed) for seed in (0, 1)]
+    for module in modules:
+        module.setup()
+    held_out = [next(iter(module.val_dataloader()))["tokens"] for module in modules]
+    trained_on = [next(iter(module.train_dataloader()))["tokens"] for module in modules]
+    assert torch.equal(*held_out)
+    assert not torch.equal(*trained_on)
+
+
+def test_validation_reads_a_fixed_count_of_samples_whatever_the_micro_batch(data):
+    for batch_size in (1, 3, 8):
+        module = data(validation_fraction=0.3, validation_samples=24, batch_size=batch_size)
+        module.setup()
+        assert sum(len(batch["tokens"]) for batch in module.val_dataloader()) == 24
+
+
+def test_the_document_mask_reaches_the_batches(data):
+    module = data(document_mask=True, context=200)
+    module.setup()
+    batch = next(iter(module.train_dataloader()))
+    assert (batch["labels"] == -100).any()
+    assert batch["positions"].max() < 100
+
+
+@pytest.mark.parametrize("name", ["context", "batch_size", "total_steps", "accumulate", "validation_samples"])
+def test_sizes_below_one_are_told(data, name):
+    with pytest.raises(UserError, match=f"{name}=0 must be at least 1"):
+        data(**{name: 0})
+
+
+def test_other_impossible_arguments_are_told(data):
+    for options in ({"num_workers": -1}, {"seed": -1}, {"validation_fraction": 1.0}):
+        name, value = next(iter(options.items()))
+        with pytest.raises(UserError, match=f"{name}={value}"):
+            data(**options)
+    with pytest.raises(UserError, match="unknown tokenizer 'bpee'. Did you mean 'bpe'"):
+        TextDataModule("stdlib", "bpee")
+    with pytest.raises(UserError, match="shorter|fewer than"):
+        data(["short"], context=100).setup()
+
+
+# ------------------------------------------------------------------ under Lightning
+
+
+def test_a_run_is_one_epoch_of_all_its_steps(data, tmp_path):
+    module = data(accumulate=3)
+    model = Recorder()
+    run = trainer(tmp_path, accumulate_grad_batches=3, limit_val_batches=0)
+    run.fit(model, module)
+    assert run.global_step == 12
+    assert len(model.seen) == 36
+    samples_an_epoch = (module.train_tokens - 1) // 16
+    assert module.epochs_seen == pytest.approx(12 * 3 * 2 / samples_an_epoch)
+
+
+def test_validation_runs_with_it_and_none_held_out_is_no_error(data, tmp_path):
+    assert fit(data(), tmp_path, limit_val_batches=1.0).validated
+    assert fit(data(validation_fraction=0.0), tmp_path, limit_val_batches=1.0).validated == []
+
+
+def test_accumulation_that_the_trainer_does_not_share_is_told(data, tmp_path):
+    with pytest.raises(UserError, match=r"accumulate=1.*accumulate_grad_batches=4"):
+        trainer(tmp_path, accumulate_grad_batches=4).fit(Recorder(), data())
+
+
+def test_overfit_batches_is_refused(data, tmp_path):
+    with pytest.raises(UserError, match="limit_train_batches"):
+        trainer(tmp_path, overfit_batches=2).fit(Recorder(), data())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_resumed_run_goes_on_with_exactly_the_next_sample(data, tmp_path, workers, accumulate):
+    options = {"num_workers": workers, "accumulate": accumulate}
+    whole = fit(data(**options), tmp_path).seen
+    saving = ModelCheckpoint(tmp_path / "saved", every_n_train_steps=5, save_top_k=-1, filename="{step}")
+    interrupted = Recorder(fail_in=7 * accumulate)
+    with pytest.raises(KeyError):
+        fit(data(**options), tmp_path, model=interrupted, callbacks=[saving])
+    resumed = fit(data(**options), tmp_path, resume=tmp_path / "saved" / "step=5.ckpt").seen
+    assert interrupted.seen == whole[: 7 * accumulate]
+    assert resumed == whole[5 * accumulate :]
+
+
+def test_resuming_says_nothing_about_unreliable_results(data, tmp_path, recwarn):
+    saving = ModelCheckpoint(tmp_path / "saved", every_n_train_steps=5, save_top_k=-1, filename="{step}")
+    fit(data(), tmp_path, callbacks=[saving])
+    fit(data(), tmp_path, resume=tmp_path / "saved" / "step=5.ckpt")
+    assert not [warning for warning in recwarn if "resum" in str(warning.message)]
+
+
+class SaveOnError(pl.Callback):
+    """Saves at any moment, also between the micro-batches of a step."""
+
+    def __init__(self, path) -> None:
+        self.path = path
+
+    def on_exception(self, trainer, pl_module, exception):
+        trainer.save_checkpoint(self.path)
+
+
+@pytest.mark.parametrize("fail_in", [19, 20, 21, 22])
+def test_a_step_begun_when_the_run_broke_off_is_read_again_whole(data, tmp_path, fail_in):
+    whole = fit(data(accumulate=4), tmp_path).seen
+    with pytest.raises(KeyError):
+        fit(
+            data(accumulate=4),
+            tmp_path,
+            model=Recorder(fail_in=fail_in),
+            callbacks=[SaveOnError(tmp_path / "broken.ckpt")],
+        )
+    module = data(accumulate=4)
+    model = Recorder()
+    run = trainer(tmp_path, accumulate_grad_batches=4, limit_val_batches=0)
+    run.fit(model, module, ckpt_path=tmp_path / "broken.ckpt")
+    assert run.global_step == 12
+    assert model.seen == whole[fail_in // 4 * 4 :]
+
+
+def test_a_run_goes_on_in_other_micro_batches_with_the_same_steps(data, tmp_path):
+    whole = fit(data(batch_size=4), tmp_path).seen
+    saving = ModelCheckpoint(tmp_path / "saved", every_n_train_steps=5, save_top_k=-1, filename="{step}")
+    fit(data(batch_size=4), tmp_path, callbacks=[saving])
+    module = data(batch_size=1, accumulate=4)
+    model = Recorder()
+    run = trainer(tmp_path, accumulate_grad_batches=4, limit_val_batches=0)
+    run.fit(model, module, ckpt_path=tmp_path / "saved" / "step=5.ckpt")
+    assert run.global_step == 12
+    assert [sample for batch in model.seen for sample in batch] == [sample for batch in whole[5:] for sample in batch]
+
+
+def test_a_finished_run_is_extended_by_the_samples_that_follow(data, tmp_path):
+    whole = fit(data(total_steps=12), tmp_path).seen
+    saving = ModelCheckpoint(tmp_path / "saved", every_n_train_steps=8, save_top_k=-1, filename="{step}")
+    fit(data(total_steps=8), tmp_path, callbacks=[saving])
+    longer = fit(data(total_steps=12), tmp_path, resume=tmp_path / "saved" / "step=8.ckpt", max_epochs=-1, max_steps=12)
+    assert longer.seen == whole[8:]
+
+
+def test_validation_between_steps_does_not_disturb_a_resume(data, tmp_path):
+    options = {"limit_val_batches": 1.0, "val_check_interval": 3}
+    whole = fit(data(), tmp_path, **options)
+    saving = ModelCheckpoint(tmp_path / "saved", every_n_train_steps=5, save_top_k=-1, filename="{step}")
+    fit(data(), tmp_path, callbacks=[saving], **options)
+    resumed = fit(data(), tmp_path, resume=tmp_path / "saved" / "step=5.ckpt", num_sanity_val_steps=0, **options)
+    assert resumed.seen == whole.seen[5:]
+    assert resumed.validated == whole.validated[-len(resumed.validated) :]
+
+
+TWO_RANKS = """
+import sys, json
+sys.path[:0] = sys.argv[1:3]
+from test_datamodule import Recorder, TEXTS, trainer
+from conftest import ListSource
+from flashtrain.data.datamodule import TextDataModule
+
+folder = sys.argv[3]
+data = TextDataModule(ListSource(TEXTS), "bytes", 16, 2, total_steps=6, accumulate=2, cache_dir=folder + "/cache")
+model = Recorder()
+run = trainer(folder, devices=2, strategy="ddp", accumulate_grad_batches=2)
+run.fit(model, data)
+with open(f"{folder}/rank{run.global_rank}.json", "w") as file:
+    json.dump({"seen": model.seen, "validated": model.validated}, file)
+"""
+
+
+def test_two_devices_share_each_steps_samples_with_lightnings_default_settings(data, tmp_path):
+    import json
+
+    program = tmp_path / "two_ranks.py"
+    program.write_text(TWO_RANKS)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, str(program), str(ROOT), str(Path(__file__).parent), str(tmp_path)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+    one = fit(data(batch_size=8, total_steps=6), tmp_path, limit_val_batches=1.0, num_sanity_val_steps=2)
+    for step in range(6):
+        shared = [s for rank in ranks for batch in rank["seen"][2 * step : 2 * step + 2] for s in batch]
+        assert sorted(shared) == sorted(one.seen[step])
+    shared = {tuple(s) for rank in ranks for batch in rank["validated"] for s in batch}
+    assert len(shared) >= 2
+    assert shared <= {tuple(s) for batch in one.validated for s in batch}

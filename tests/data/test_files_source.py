@@ -1,0 +1,133 @@
+"""Local files of text, compressed or not, and what is said about those that cannot be read."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import os
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+
+from flashtrain.data.files_source import FilesSource
+from flashtrain.errors import UserError
+
+ROWS = b'{"text": "one", "n": 1}\n\n{"text": null}\n{"text": "zwei \\u00fc"}\n'
+COMPRESS = {"": lambda data: data, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
+
+
+def read(path, **options):
+    return list(FilesSource(path, **options).documents())
+
+
+def told(path, **options) -> str:
+    with pytest.raises(UserError) as error:
+        read(path, **options)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("kind", [".txt", ".md", ".jsonl"])
+def test_every_format_is_read_with_every_compression(tmp_path, kind, suffix):
+    path = tmp_path / f"data{kind}{suffix}"
+    path.write_bytes(COMPRESS[suffix](ROWS))
+    assert read(path) == (["one", "zwei ü"] if kind == ".jsonl" else [ROWS.decode()])
+
+
+def test_parquet_rows_are_documents(tmp_path):
+    table = pyarrow.table({"text": ["one", None, "two"], "author": ["a", "b", "c"]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    assert read(tmp_path / "a.parquet") == ["one", "two"]
+    assert read(tmp_path, text_column="author") == ["a", "b", "c"]
+
+
+def test_a_folder_is_read_with_its_subfolders_in_order_of_paths_without_hidden_or_other_files(tmp_path):
+    for name in ("b.txt", "a/z.MD", "a/b/c.txt.gz", ".hidden.txt", ".git/x.txt", "picture.png", "table.parquet.gz"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(gzip.compress(name.encode()) if name.endswith(".gz") else name.encode())
+    assert read(tmp_path) == ["a/b/c.txt.gz", "a/z.MD", "b.txt"]
+
+
+def test_linked_folders_are_followed_once(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "a.txt").write_text("a")
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "real" / "loop").symlink_to(tmp_path / "corpus")
+    assert read(tmp_path / "corpus") == ["a"]
+
+
+def test_a_byte_order_mark_is_no_text_and_other_encodings_are_repaired_with_a_line(tmp_path, caplog):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfhello")
+    (tmp_path / "b.txt").write_bytes(b"caf\xe9")
+    assert read(tmp_path) == ["hello", "caf\ufffd"]
+    assert "b.txt" in caplog.text
+    assert "a.txt" not in caplog.text
+
+
+def test_the_fingerprint_follows_names_sizes_times_and_the_column_but_not_the_folders_place(tmp_path):
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    path = folder / "a.txt"
+    path.write_text("hello")
+    first = FilesSource(folder).fingerprint()
+    assert FilesSource(folder).fingerprint() == first
+    assert FilesSource(folder, text_column="body").fingerprint() != first
+    os.utime(path, ns=(1, 1))
+    touched = FilesSource(folder).fingerprint()
+    assert touched != first
+    folder.rename(tmp_path / "moved")
+    assert FilesSource(tmp_path / "moved").fingerprint() == touched
+    (tmp_path / "moved" / "b.txt").write_text("x")
+    assert FilesSource(tmp_path / "moved").fingerprint() != touched
+
+
+def test_the_size_estimate_counts_compressed_files_as_more_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"x" * 1000)
+    assert FilesSource(tmp_path).approximate_bytes() == 1000
+    (tmp_path / "b.txt.gz").write_bytes(b"x" * 1000)
+    assert FilesSource(tmp_path).approximate_bytes() > 2000
+
+
+def test_a_missing_path_is_named(tmp_path):
+    assert f"no file or folder {tmp_path / 'nowhere'}" in told(tmp_path / "nowhere")
+
+
+def test_a_folder_or_file_that_is_not_read_says_which_formats_are(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"")
+    for path in (tmp_path, tmp_path / "a.png"):
+        message = told(path)
+        for suffix in (".txt", ".md", ".jsonl", ".parquet", ".gz", ".xz", ".zst"):
+            assert suffix in message
+
+
+def test_a_missing_column_says_which_exist(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"body": "x", "title": "y"}\n')
+    pyarrow.parquet.write_table(pyarrow.table({"body": ["x"], "n": [1]}), tmp_path / "b.parquet")
+    assert "a.jsonl:1: no column 'text'. Possible: body, title" in told(tmp_path / "a.jsonl")
+    assert "no column 'text'. Possible: body, n" in told(tmp_path / "b.parquet")
+
+
+def test_a_column_that_is_not_text_is_named_with_what_it_holds(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": 3}\n')
+    pyarrow.parquet.write_table(pyarrow.table({"n": [1]}), tmp_path / "b.parquet")
+    assert "a.jsonl:1: 'text' holds a JSON number, not text" in told(tmp_path / "a.jsonl")
+    assert "column 'n' holds int64, not text" in told(tmp_path / "b.parquet", text_column="n")
+
+
+@pytest.mark.parametrize("line", [b"{not json}", b'["a list"]', b'{"text": "cut', b'{"text": "\xff"}'])
+def test_a_malformed_jsonl_line_is_named_by_file_and_line(tmp_path, line):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(json.dumps({"text": "fine"}).encode() + b"\n" + line + b"\n")
+    assert "a.jsonl:2:" in told(path)
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.txt.xz", "a.txt.zst", "a.parquet"])
+def test_a_file_that_is_not_what_its_name_says_is_named(tmp_path, name):
+    (tmp_path / name).write_bytes(b"this is no such file")
+    assert name in told(tmp_path)

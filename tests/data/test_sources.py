@@ -1,0 +1,73 @@
+"""Sources of text: the standard library, and the short forms of the others."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from flashtrain.data import sources
+from flashtrain.data.sources import FilesSource, StandardLibrarySource, make_source
+from flashtrain.errors import UserError
+
+
+@pytest.fixture
+def small_library(tmp_path, monkeypatch):
+    folder = tmp_path / "lib"
+    for name in ("json/tool.py", "test/test_json.py", "unittest/test/one.py", "site-packages/numpy.py", "notes.txt"):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"# {name}\n")
+    monkeypatch.setattr(sources.sysconfig, "get_paths", lambda: {"stdlib": str(folder)})
+    return folder
+
+
+def test_the_running_pythons_own_library_is_real_text():
+    source = StandardLibrarySource()
+    assert source.approximate_bytes() > 5_000_000
+    assert any(json.__doc__.strip()[:60] in text for text in source.documents())
+
+
+def test_every_python_file_but_installed_packages_is_a_document_in_order_of_paths(small_library):
+    texts = list(StandardLibrarySource().documents())
+    assert texts == ["# json/tool.py\n", "# test/test_json.py\n", "# unittest/test/one.py\n"]
+
+
+def test_tests_can_be_left_out(small_library):
+    source = StandardLibrarySource(include_tests=False)
+    assert list(source.documents()) == ["# json/tool.py\n"]
+    assert "without its tests" in source.describe()
+
+
+def test_files_that_are_not_utf8_are_left_out(small_library):
+    (small_library / "latin.py").write_bytes(b"# \xe9t\xe9")
+    assert len(list(StandardLibrarySource().documents())) == 3
+
+
+def test_the_fingerprint_follows_paths_sizes_and_python(small_library, monkeypatch):
+    source = StandardLibrarySource()
+    first = source.fingerprint()
+    assert first == StandardLibrarySource().fingerprint()
+    assert first != StandardLibrarySource(include_tests=False).fingerprint()
+    (small_library / "json" / "tool.py").write_text("# longer than before\n")
+    assert source.fingerprint() != first
+    second = source.fingerprint()
+    monkeypatch.setattr(sources.platform, "python_version", lambda: "3.99.0")
+    assert source.fingerprint() != second
+
+
+def test_a_python_without_its_sources_is_told_in_one_line(small_library, monkeypatch, tmp_path):
+    monkeypatch.setattr(sources.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "nothing")})
+    with pytest.raises(UserError, match="no source files of the Python standard library") as told:
+        StandardLibrarySource().fingerprint()
+    assert "\n" not in str(told.value)
+
+
+def test_short_forms_name_the_usual_sources(tmp_path, list_source):
+    own = list_source(["a"])
+    assert isinstance(make_source("stdlib"), StandardLibrarySource)
+    assert isinstance(make_source(tmp_path), FilesSource)
+    assert isinstance(make_source(str(tmp_path)), FilesSource)
+    assert make_source(own) is own
+    with pytest.raises(UserError, match="'stdlib', a path, or an object"):
+        make_source(42)

@@ -1,0 +1,107 @@
+"""Byte tokens, the choice of a tokenizer, and saving and loading any of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flashtrain.data.tokenizers import (
+    BPETokenizer,
+    ByteTokenizer,
+    Tokenizer,
+    TokenizerSpec,
+    load_tokenizer,
+    make_tokenizer,
+)
+from flashtrain.errors import UserError
+
+TEXTS = ["the cat sat on the mat", "a cat and another cat", "the end"] * 5
+
+
+@pytest.fixture(params=["bytes", "bpe"])
+def tokenizer(request, list_source) -> Tokenizer:
+    return make_tokenizer(TokenizerSpec(request.param, vocab_size=300), list_source(TEXTS))
+
+
+@given(st.text())
+def test_bytes_are_the_utf8_of_the_text(text):
+    tokenizer = ByteTokenizer()
+    ids = tokenizer.encode(text)
+    assert ids == list(text.encode())
+    assert tokenizer.decode(ids) == text
+
+
+def test_the_byte_tokenizer_has_257_tokens_the_last_for_the_end_of_text():
+    tokenizer = ByteTokenizer()
+    assert (tokenizer.vocab_size, tokenizer.end_of_text) == (257, 256)
+    assert tokenizer.decode([104, 105, 256]) == "hi<|endoftext|>"
+    assert tokenizer.decode([0xC3]) == "\ufffd"
+    with pytest.raises(UserError, match="token 257"):
+        tokenizer.decode([257])
+
+
+def test_every_tokenizer_fits_the_protocol_and_gives_back_the_text(tokenizer):
+    assert isinstance(tokenizer, Tokenizer)
+    for text in (*TEXTS, "", "ü€😀", "  spaces\n\n", "<|endoftext|>"):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+        assert tokenizer.end_of_text not in tokenizer.encode(text)
+
+
+def test_many_texts_at_once_give_the_ids_of_each(tokenizer):
+    texts = ["one cat", "", "ü" * 50]
+    assert [ids.tolist() for ids in tokenizer.encode_batch(texts)] == [tokenizer.encode(text) for text in texts]
+    assert tokenizer.encode_batch([]) == []
+
+
+def test_half_a_surrogate_pair_becomes_a_question_mark(tokenizer):
+    assert tokenizer.decode(tokenizer.encode("a\ud800b")) == "a?b"
+
+
+def test_a_saved_tokenizer_loads_as_itself(tokenizer, tmp_path):
+    tokenizer.save(tmp_path / "saved")
+    loaded = load_tokenizer(tmp_path / "saved")
+    assert type(loaded) is type(tokenizer)
+    assert loaded.fingerprint() == tokenizer.fingerprint()
+    assert loaded.encode("the cat") == tokenizer.encode("the cat")
+    assert (loaded.vocab_size, loaded.end_of_text) == (tokenizer.vocab_size, tokenizer.end_of_text)
+
+
+def test_loading_names_what_is_missing_or_damaged(tmp_path, list_source):
+    with pytest.raises(UserError, match="no tokenizer in"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(UserError, match="does not describe a tokenizer"):
+        load_tokenizer(tmp_path)
+    BPETokenizer.train(TEXTS, 260).save(tmp_path)
+    (tmp_path / "tokenizer.json").write_text('{"model": {}}')
+    with pytest.raises(UserError, match="or is damaged"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_misspelt_kind_has_a_near_match():
+    with pytest.raises(UserError, match="unknown tokenizer 'byte'. Did you mean 'bytes'"):
+        TokenizerSpec("byte")
+
+
+def test_a_bpe_is_trained_on_the_first_bytes_only(list_source):
+    texts = ["aaaa bbbb " * 10, "cccc dddd " * 100]
+    spec = TokenizerSpec("bpe", vocab_size=300, sample_bytes=100)
+    learnt = make_tokenizer(spec, list_source(texts))
+    assert len(learnt.encode("aaaa")) == 1
+    assert len(learnt.encode("cccc")) == 4
+
+
+def test_the_key_of_a_spec_names_what_decides_the_ids(tmp_path):
+    def files(folder, merge):
+        folder.mkdir()
+        (folder / "vocab.json").write_text(json.dumps({"a": 0}))
+        (folder / "merges.txt").write_text(merge)
+        return TokenizerSpec("gpt2", vocab=str(folder / "vocab.json"), merges=str(folder / "merges.txt")).key()
+
+    first, same, other = files(tmp_path / "1", "a a"), files(tmp_path / "2", "a a"), files(tmp_path / "3", "a b")
+    assert first == same != other
+    assert TokenizerSpec("bpe", vocab_size=300).key() != TokenizerSpec("bpe", vocab_size=301).key()
+    assert TokenizerSpec("bytes").key() == TokenizerSpec("bytes", vocab_size=5).key()

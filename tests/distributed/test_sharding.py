@@ -1,0 +1,87 @@
+"""Sharding a model in place (one rank; two ranks are in test_strategies.py)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from tiny_training import TinyModel
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
+
+from flashtrain.distributed.sharding import full_state_dict, shard
+from flashtrain.errors import UserError
+from flashtrain.training.gradients import clip_gradients
+
+
+@pytest.fixture
+def mesh(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1, 1), mesh_dim_names=("data_parallel", "tensor_parallel"))
+    dist.destroy_process_group()
+
+
+def tokens():
+    return torch.arange(36).view(4, 9) % 17
+
+
+def test_blocks_and_the_rest_are_sharded_and_the_loss_method_works(mesh):
+    torch.manual_seed(0)
+    plain = TinyModel()
+    torch.manual_seed(0)
+    sharded = TinyModel()
+    shard(sharded, mesh)
+    assert isinstance(sharded, FSDPModule)
+    assert all(isinstance(block, FSDPModule) for block in sharded.blocks)
+    assert torch.equal(sharded.loss(tokens()), plain.loss(tokens()))
+
+
+def test_gradients_of_a_sharded_model_are_clipped_by_the_same_norm(mesh):
+    norms = []
+    for is_sharded in (False, True):
+        torch.manual_seed(0)
+        model = TinyModel()
+        if is_sharded:
+            shard(model, mesh)
+        model.loss(tokens()).backward()
+        norm = clip_gradients(model, 0.1)
+        norms.append((norm.item(), clip_gradients(model, None).item()))
+    assert norms[1] == pytest.approx(norms[0], rel=1e-6)
+    assert norms[1][1] == pytest.approx(0.1, rel=1e-4)
+
+
+def test_mixed_precision_computes_in_bf16_and_keeps_float32_weights_and_gradients(mesh):
+    model = TinyModel()
+    shard(model, mesh, precision="bf16-mixed")
+    assert model(tokens()).dtype == torch.bfloat16
+    model.loss(tokens()).backward()
+    assert all(p.dtype == p.grad.dtype == torch.float32 for p in model.parameters())
+
+
+def test_the_full_state_dict_has_the_plain_names_and_values(mesh):
+    torch.manual_seed(0)
+    model = TinyModel()
+    expected = {name: value.clone() for name, value in model.state_dict().items()}
+    shard(model, mesh)
+    gathered = full_state_dict(model)
+    assert set(gathered) == set(expected)
+    assert all(torch.equal(gathered[name], expected[name]) for name in expected)
+
+
+def test_a_plain_compiled_model_exports_under_its_own_names():
+    model = TinyModel()
+    compiled = torch.compile(model)  # nothing runs, so nothing is compiled
+    assert set(full_state_dict(compiled)) == set(model.state_dict())
+
+
+def test_sharding_twice_is_refused(mesh):
+    model = TinyModel()
+    shard(model, mesh)
+    with pytest.raises(UserError, match="sharded already"):
+        shard(model, mesh)
+
+
+def test_a_module_without_blocks_must_say_what_to_shard(mesh):
+    with pytest.raises(UserError, match="has no 'blocks'"):
+        shard(torch.nn.Linear(2, 2), mesh)
+    shard(torch.nn.Linear(2, 2), mesh, blocks=[])

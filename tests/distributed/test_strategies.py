@@ -1,0 +1,159 @@
+"""Strategies by name; and two gloo ranks train as one process does, under ddp and fsdp."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from pytorch_lightning.strategies import DDPStrategy
+from tiny_training import TinyData, TinyTask, tiny_trainer
+
+from flashtrain.distributed.strategies import FullyShardedStrategy, device_count, make_strategy
+from flashtrain.errors import UserError
+from flashtrain.training.checkpoints import AtomicCheckpointIO, find_resumable, read_weights
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_two_ranks(scenario: str, folder: Path) -> list[dict]:
+    """Run two_ranks.py twice, as torchrun would; what each rank wrote."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    paths = [str(ROOT), str(ROOT / "kernels"), str(ROOT / "tests" / "training")]
+    shared = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "0",
+        "TORCHELASTIC_RUN_ID": "test",
+    }
+    command = [sys.executable, str(Path(__file__).with_name("two_ranks.py")), scenario, str(folder)]
+    ranks = [
+        subprocess.Popen(
+            command,
+            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [rank.communicate(timeout=180)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n\n".join(outputs)[-4000:]
+    return [json.loads((folder / f"{scenario}.{rank}.json").read_text()) for rank in range(2)]
+
+
+def one_process(folder: Path, steps: int, resume: Path | None = None, accumulate: int = 1) -> TinyTask:
+    """The same global batches of 8 samples on one device."""
+    task = TinyTask()
+    options = {"max_steps": steps, "plugins": [AtomicCheckpointIO()], "accumulate_grad_batches": accumulate}
+    trainer = tiny_trainer(folder, **options)
+    trainer.fit(task, datamodule=TinyData(batch_size=8), ckpt_path=resume)
+    return task
+
+
+def mean_of(ranks: list[dict], key: str) -> list[float]:
+    return [(one + other) / 2 for one, other in zip(ranks[0][key], ranks[1][key], strict=True)]
+
+
+@pytest.fixture(scope="module", params=["ddp", "fsdp"])
+def trained(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    return folder, run_two_ranks(request.param, folder)
+
+
+def test_two_ranks_have_the_losses_of_one_process(trained, tmp_path):
+    _, ranks = trained
+    expected = one_process(tmp_path, 6).losses
+    assert mean_of(ranks, "losses") == pytest.approx(expected, rel=1e-5)
+
+
+def test_accumulated_steps_have_the_losses_of_one_process(trained, tmp_path):
+    _, ranks = trained
+    expected = one_process(tmp_path, 3, accumulate=2).losses
+    assert mean_of(ranks, "accumulated") == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_resumed_run_equals_the_uninterrupted_one(trained):
+    _, ranks = trained
+    for rank in ranks:
+        assert rank["parts"] == rank["losses"]
+
+
+def test_best_and_last_checkpoints_are_single_whole_files(trained):
+    folder, _ = trained
+    assert sorted(path.name for path in (folder / "whole").iterdir()) == ["best.ckpt", "last.ckpt"]
+    assert find_resumable(folder / "whole") == folder / "whole" / "last.ckpt"
+
+
+def test_the_gathered_weights_are_whole_on_the_first_rank_and_equal_the_checkpoints(trained):
+    folder, ranks = trained
+    gathered = torch.load(folder / "weights.pt", weights_only=True)
+    saved = read_weights(folder / "whole" / "last.ckpt", prefix="model.")
+    assert ranks[0]["gathered"] == sorted(saved)
+    assert all(torch.equal(gathered[name], saved[name]) for name in saved)
+
+
+def test_a_checkpoint_of_two_ranks_continues_in_one_process(trained, tmp_path):
+    folder, _ = trained
+    continued = one_process(tmp_path, 8, resume=folder / "whole" / "last.ckpt")
+    whole = one_process(tmp_path, 8)
+    assert continued.losses == pytest.approx(whole.losses[6:], rel=1e-4)
+
+
+def test_ranks_agree_on_where_to_stop(tmp_path):
+    ranks = run_two_ranks("stopping", tmp_path)
+    # SIGTERM reached the second rank only, in the middle of its third step.
+    assert ranks[0]["stopped_at"] == ranks[1]["stopped_at"] >= 3
+    assert [rank["exit_code"] for rank in ranks] == [143, 143]
+    assert all(rank["handlers_restored"] for rank in ranks)
+    # Stopped and resumed, they go on as one process does.
+    expected = one_process(tmp_path, ranks[0]["stopped_at"] + 2, accumulate=2).losses
+    assert mean_of(ranks, "losses") == pytest.approx(expected, rel=1e-4)
+    # A loss that became NaN on the second rank ends both with the same line.
+    assert [rank["message"].split(";")[0] for rank in ranks] == ["loss became nan at step 3"] * 2
+
+
+def test_auto_is_a_plain_device_for_one_and_ddp_for_more():
+    assert make_strategy("auto", devices=1, accelerator="cpu") == "auto"
+    assert isinstance(make_strategy("auto", devices=2, accelerator="cpu"), DDPStrategy)
+    assert isinstance(make_strategy("auto", devices=1, num_nodes=2, accelerator="cpu"), DDPStrategy)
+
+
+def test_ddp_and_fsdp_are_made_by_name():
+    assert isinstance(make_strategy("ddp", devices=2), DDPStrategy)
+    assert isinstance(make_strategy("fsdp", devices=2), FullyShardedStrategy)
+
+
+def test_a_misspelt_strategy_names_the_near_one():
+    with pytest.raises(UserError, match=r"unknown strategy 'fspd'\. Did you mean 'fsdp'"):
+        make_strategy("fspd")
+
+
+@pytest.mark.parametrize(
+    ("devices", "count"), [(1, 1), (4, 4), ("3", 3), ([0, 2], 2), ("0,1,3", 3), ("auto", 1), (-1, 1)]
+)
+def test_devices_are_counted_as_lightning_does(devices, count):
+    assert device_count(devices, accelerator="cpu") == count
+
+
+@pytest.mark.parametrize("devices", [0, "many", [], -2])
+def test_no_devices_is_one_line(devices):
+    with pytest.raises(UserError, match=r"trainer\.devices must be"):
+        device_count(devices, accelerator="cpu")

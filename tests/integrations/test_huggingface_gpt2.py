@@ -1,0 +1,201 @@
+"""GPT-2 weights to and from transformers, compared with transformers itself."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from safetensors.torch import load_file, save_file
+
+from flashtrain.errors import UserError
+from flashtrain.integrations import load_gpt2, save_gpt2, save_weights
+from flashtrain.models import GPT2, GPT2Config
+
+TOKENS = torch.randint(0, 61, (2, 16), generator=torch.Generator().manual_seed(1))
+
+
+def their_model(**changes) -> transformers.GPT2LMHeadModel:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 61, "n_positions": 16, "n_embd": 24, "n_layer": 2, "n_head": 3}
+    config = transformers.GPT2Config(
+        **{**sizes, "bos_token_id": 60, "eos_token_id": 60, "attn_implementation": "eager", **changes}
+    )
+    model = transformers.GPT2LMHeadModel(config).double().eval()
+    for parameter in model.parameters():  # biases and norms too: an untouched zero or one could hide a mix-up
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    return model
+
+
+def our_model(folder, attention: str = "sdpa") -> GPT2:
+    config, state_dict = load_gpt2(folder)
+    model = GPT2(config, attention=attention).double()
+    model.load_state_dict(state_dict)
+    return model
+
+
+@pytest.fixture
+def folder(tmp_path):
+    their_model().save_pretrained(tmp_path / "gpt2")
+    return tmp_path / "gpt2"
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "standard"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_imported_weights_give_transformers_logits(tmp_path, attention, tied):
+    theirs = their_model(tie_word_embeddings=tied)
+    theirs.save_pretrained(tmp_path)
+    ours = our_model(tmp_path, attention)
+    assert ours.config.vocab_rows == 64
+    assert (ours(TOKENS)[..., :61] - theirs(TOKENS).logits).abs().max().item() < 1e-10
+
+
+def test_flash_gives_them_to_float32s_rounding(folder):
+    theirs, ours = their_model(), our_model(folder, "flash").float()
+    assert (ours(TOKENS)[..., :61] - theirs(TOKENS).logits).abs().max().item() < 1e-4
+
+
+def test_the_loss_and_its_gradients_are_transformers_too(folder):
+    theirs, ours = their_model(), our_model(folder)
+    logits = theirs(TOKENS[:, :-1]).logits  # its own loss would round them to float32 first
+    loss = F.cross_entropy(logits.flatten(0, 1), TOKENS[:, 1:].flatten())
+    mine = ours.loss(TOKENS[:, :-1], TOKENS[:, 1:])
+    torch.testing.assert_close(mine, loss, atol=1e-10, rtol=0)
+    loss.backward()
+    mine.backward()
+    block, layer = ours.blocks[1], theirs.transformer.h[1]
+    for our_gradient, their_gradient in (
+        (ours.token_embedding.weight.grad[:61], theirs.transformer.wte.weight.grad),
+        (ours.position_embedding.weight.grad, theirs.transformer.wpe.weight.grad),
+        (block.attention.qkv.weight.grad, layer.attn.c_attn.weight.grad.t()),
+        (block.attention.output.bias.grad, layer.attn.c_proj.bias.grad),
+        (block.feed_forward.up.weight.grad, layer.mlp.c_fc.weight.grad.t()),
+        (block.feed_forward_norm.weight.grad, layer.ln_2.weight.grad),
+        (ours.final_norm.bias.grad, theirs.transformer.ln_f.bias.grad),
+    ):
+        torch.testing.assert_close(our_gradient, their_gradient, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_exported_weights_give_the_same_logits_in_transformers(tmp_path, tied):
+    torch.manual_seed(0)
+    config = GPT2Config.of_size("demo", vocab_size=61, context=16)
+    model = GPT2(replace(config, tie_embeddings=tied, ffn=200), attention="sdpa").double()
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    save_gpt2(model, tmp_path / "out", end_of_text=60)
+    theirs = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "out", dtype=torch.float64).eval()
+    assert theirs.config.vocab_size == 61
+    assert theirs.config.eos_token_id == 60
+    assert (theirs(TOKENS).logits - model(TOKENS)[..., :61]).abs().max().item() < 1e-10
+
+
+def test_import_then_export_gives_back_the_same_tensors(folder, tmp_path):
+    save_gpt2(our_model(folder), tmp_path / "out")
+    before, after = load_file(folder / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_bare_gpt2_model_without_prefix_is_read(folder, tmp_path):
+    their_model().transformer.save_pretrained(tmp_path / "bare")
+    assert "wte.weight" in load_file(tmp_path / "bare" / "model.safetensors")
+    assert torch.equal(our_model(tmp_path / "bare")(TOKENS), our_model(folder)(TOKENS))
+
+
+def test_one_file_with_its_configuration_beside_is_read(folder):
+    assert torch.equal(our_model(folder / "model.safetensors")(TOKENS), our_model(folder)(TOKENS))
+
+
+def test_shards_with_their_index_are_read(folder, tmp_path):
+    their_model().save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    assert (tmp_path / "shards" / "model.safetensors.index.json").exists()
+    assert torch.equal(our_model(tmp_path / "shards")(TOKENS), our_model(folder)(TOKENS))
+    next((tmp_path / "shards").glob("model-00002*")).unlink()
+    with pytest.raises(UserError, match=r"no model-00002.* which model.safetensors.index.json names"):
+        load_gpt2(tmp_path / "shards")
+
+
+def test_old_mask_buffers_and_a_doubled_head_are_passed_over(folder):
+    tensors = load_file(folder / "model.safetensors")
+    tensors["transformer.h.0.attn.bias"] = torch.ones(1, 1, 16, 16)
+    tensors["lm_head.weight"] = tensors["transformer.wte.weight"].clone()
+    save_file(tensors, folder / "model.safetensors")
+    our_model(folder)
+
+
+def test_the_embedding_gets_the_rows_asked_for(folder):
+    config, state_dict = load_gpt2(folder, vocab_rows=61)
+    assert config.vocab_rows == 61
+    config, state_dict = load_gpt2(folder, vocab_rows=128)
+    assert state_dict["token_embedding.weight"].shape == (128, 24)
+    assert not state_dict["token_embedding.weight"][61:].any()
+
+
+# Mistakes
+
+
+def change_config(folder, **changes) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_a_missing_folder_is_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"no weights at .*/nowhere: no such folder or file"):
+        load_gpt2(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_missing_file_is_named(folder, name):
+    (folder / name).unlink()
+    with pytest.raises(UserError, match=f"no {name} in"):
+        load_gpt2(folder)
+
+
+def test_a_file_that_is_no_safetensors_is_one_line(folder):
+    (folder / "model.safetensors").write_bytes(b"not tensors at all")
+    with pytest.raises(UserError, match=r"cannot be read as safetensors"):
+        load_gpt2(folder)
+    with pytest.raises(UserError, match=r"config.json is not a safetensors file"):
+        load_gpt2(folder / "config.json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "llama"}, "another architecture .config.json says llama.. Possible: model_type gpt2"),
+        ({"activation_function": "relu"}, "activation_function=relu in config.json. Possible: gelu_new"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
+        ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon=1e-06 in config.json. Possible: 1e-05"),
+        ({"n_embd": "24"}, "n_embd in config.json is 24. Possible: a whole number"),
+        ({"n_head": 5}, "5 heads for an embedding of 24"),
+        ({"n_positions": 32}, r"'wpe.weight' has shape \(16, 24\) where its config.json calls for \(32, 24\)"),
+        ({"n_inner": 48}, r"'h.0.mlp.c_fc.weight' has shape \(24, 96\) where its config.json calls for \(24, 48\)"),
+        ({"n_layer": 3}, "has no tensor 'h.2.ln_1.weight'"),
+        ({"n_layer": 1}, "tensors that its config.json does not call for: 'h.1"),
+        ({"format": "flashtrain"}, "exported by flashtrain, not by transformers. Possible: load_weights"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused_in_one_line(folder, changes, message):
+    change_config(folder, **changes)
+    with pytest.raises(UserError, match=message) as caught:
+        load_gpt2(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_modern_family_is_refused_on_export_and_told_what_is_possible(tmp_path):
+    model = GPT2(GPT2Config.of_size("demo", "modern", vocab_size=61, context=16), attention="sdpa")
+    with pytest.raises(UserError, match=r"positions=rotary, norm=rmsnorm.* Possible: save_weights"):
+        save_gpt2(model, tmp_path)
+    assert not list(tmp_path.iterdir())
+    save_weights(model, tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    model = GPT2(GPT2Config.of_size("demo", vocab_size=61, context=16), attention="sdpa")
+    with pytest.raises(UserError, match=r"weights cannot be written to"):
+        save_gpt2(model, tmp_path / "file" / "out")

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from flashtrain.errors import UserError
+from flashtrain.models.feed_forward import feed_forward
+
+
+def test_gelu_is_the_tanh_form():
+    layer = feed_forward("gelu", 8, 32, bias=True)
+    x = torch.randn(2, 3, 8)
+    torch.testing.assert_close(layer(x), layer.down(F.gelu(layer.up(x), approximate="tanh")))
+
+
+def test_swiglu_gates_one_half_by_the_silu_of_the_other():
+    layer = feed_forward("swiglu", 8, 24, bias=False)
+    x = torch.randn(2, 3, 8)
+    gate, value = x @ layer.up.weight[:24].t(), x @ layer.up.weight[24:].t()
+    torch.testing.assert_close(layer(x), (gate * torch.sigmoid(gate) * value) @ layer.down.weight.t())
+
+
+def test_an_unknown_activation_is_refused():
+    with pytest.raises(UserError, match=r"unknown activation 'swigl'. Did you mean 'swiglu'"):
+        feed_forward("swigl", 8, 24, bias=False)

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import matplotlib.figure
+import pytest
+
+from flashtrain.errors import UserError
+from flashtrain.report import context_sweep_figure, line_figure
+from flashtrain.report.figures import tokens_label
+
+
+def row(context: int, attention: str = "flash", **more: object) -> dict:
+    return {
+        "context": context,
+        "attention": attention,
+        "tokens_per_second": 4e8 / context,
+        "peak_memory_gib": 20.0,
+        "validation_loss": 3.3,
+        "status": "ok",
+        **more,
+    }
+
+
+SWEEP = [row(1024 * 2**power, attention) for attention in ("flash", "standard") for power in range(4)]
+OUT_OF_MEMORY = {"context": 16384, "attention": "standard", "status": "out of memory", "error": "CUDA out of memory"}
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[matplotlib.figure.Figure]:
+    """The figures that were saved, to look into."""
+    figures: list[matplotlib.figure.Figure] = []
+    save = matplotlib.figure.Figure.savefig
+
+    def keep(figure: matplotlib.figure.Figure, *arguments: object, **options: object) -> None:
+        figures.append(figure)
+        save(figure, *arguments, **options)
+
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", keep)
+    return figures
+
+
+def png_size(path: Path) -> tuple[int, int]:
+    head = path.read_bytes()[:24]
+    assert head[:8] == b"\x89PNG\r\n\x1a\n"
+    return struct.unpack(">II", head[16:24])
+
+
+def texts(panel: matplotlib.axes.Axes) -> list[str]:
+    return [text.get_text() for text in panel.texts]
+
+
+def test_the_context_figure_is_a_png_1200_pixels_wide(tmp_path: Path):
+    path = context_sweep_figure(SWEEP, tmp_path / "new" / "sweep.png")
+    assert png_size(path)[0] == 1200
+
+
+def test_three_panels_with_a_line_for_each_attention(tmp_path: Path, drawn: list):
+    context_sweep_figure(SWEEP, tmp_path / "sweep.png")
+    panels = drawn[0].axes
+    assert [panel.get_title(loc="left") for panel in panels] == ["tokens/s", "peak memory (GiB)", "validation loss"]
+    assert [len(panel.lines) for panel in panels] == [2, 2, 2]
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["flash", "standard"]
+
+
+def test_the_context_axis_is_ticked_in_powers_of_two(tmp_path: Path, drawn: list):
+    context_sweep_figure(SWEEP, tmp_path / "sweep.png")
+    panel = drawn[0].axes[0]
+    assert [label.get_text() for label in panel.get_xticklabels()] == ["1K", "2K", "4K", "8K"]
+    assert list(panel.get_xticks()) == [10, 11, 12, 13]
+
+
+def test_a_job_out_of_memory_is_marked_at_the_top_of_every_panel(tmp_path: Path, drawn: list):
+    context_sweep_figure([*SWEEP, OUT_OF_MEMORY], tmp_path / "sweep.png")
+    assert [texts(panel) for panel in drawn[0].axes] == [["out of memory"]] * 3
+    cross = drawn[0].axes[0].lines[-1]
+    assert (cross.get_marker(), list(cross.get_xdata())) == ("x", [14])
+    assert cross.get_ydata()[0] > 0.9  # of the panel's height
+    assert cross.get_color() == drawn[0].axes[0].lines[1].get_color()
+
+
+def test_a_panel_without_values_says_so(tmp_path: Path, drawn: list):
+    context_sweep_figure([row(8, peak_memory_gib=None), row(16, peak_memory_gib=None)], tmp_path / "sweep.png")
+    assert texts(drawn[0].axes[1]) == ["not measured"]
+
+
+def test_a_sweep_in_which_every_job_failed_still_gives_a_figure(tmp_path: Path, drawn: list):
+    context_sweep_figure([OUT_OF_MEMORY], tmp_path / "sweep.png")
+    assert texts(drawn[0].axes[0]) == ["not measured", "out of memory"]
+
+
+def test_the_training_loss_stands_in_where_nothing_was_validated(tmp_path: Path, drawn: list):
+    rows = [row(8, validation_loss=None, train_loss=3.0)]
+    context_sweep_figure(rows, tmp_path / "sweep.png")
+    assert drawn[0].axes[2].get_title(loc="left") == "training loss"
+
+
+def test_runs_that_differ_in_nothing_shown_are_drawn_at_their_median(tmp_path: Path, drawn: list):
+    rows = [{"x": 1, "loss": value} for value in (1.0, 2.0, 9.0)]
+    line_figure(rows, "x", "loss", None, tmp_path / "line.png")
+    assert list(drawn[0].axes[0].lines[0].get_ydata()) == [2.0]
+
+
+def test_values_far_apart_get_a_log_axis(tmp_path: Path, drawn: list):
+    rows = [{"seqlen_q": 2**power, "milliseconds": 4.0**power} for power in range(7, 12)]
+    line_figure(rows, "seqlen_q", "milliseconds", None, tmp_path / "line.png")
+    assert drawn[0].axes[0].get_yscale() == "log"
+
+
+def test_words_make_an_axis_too(tmp_path: Path, drawn: list):
+    rows = [{"mask": mask, "tflops": 300.0} for mask in ("full", "causal")]
+    line_figure(rows, "mask", "tflops", None, tmp_path / "line.png")
+    assert [label.get_text() for label in drawn[0].axes[0].get_xticklabels()] == ["full", "causal"]
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "group"), [("contxt", "mfu", None), ("context", "msu", None), ("context", "mfu", "a")]
+)
+def test_a_key_that_no_row_has_is_refused(tmp_path: Path, x: str, y: str, group: str | None):
+    with pytest.raises(UserError, match="unknown column"):
+        line_figure([{"context": 8, "mfu": 0.5}], x, y, group, tmp_path / "line.png")
+
+
+@pytest.mark.parametrize(
+    ("value", "label"), [(512, "512"), (1024, "1K"), (1536, "1.5K"), (131072, "128K"), (1048576, "1M"), (3000, "3,000")]
+)
+def test_lengths_are_labelled_in_powers_of_1024(value: int, label: str):
+    assert tokens_label(value) == label

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flashtrain.errors import UserError
+from flashtrain.report import write_result
+from flashtrain.report.readme import check_tables, insert_tables
+
+README = """# Title
+
+<!-- table: speed columns=context,tokens_per_second -->
+typed in, and wrong
+<!-- end table -->
+
+text between
+
+<!-- table: other -->
+<!-- end table -->
+the end
+"""
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    for name in ("speed", "other"):
+        rows = [{"model": name, "context": 1024, "tokens_per_second": 412345.0}]
+        write_result(
+            tmp_path / f"{name}.json", "gpt2", "python -m flashtrain recipe=gpt2", rows, "a GPU", {"torch": "2.13"}
+        )
+    return tmp_path
+
+
+def readme(folder: Path, text: str = README) -> Path:
+    file = folder / "README.md"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_tables_are_drawn_between_their_markers_and_the_rest_is_left_alone(results: Path):
+    file = readme(results)
+    assert insert_tables(file, results) == ["speed", "other"]
+    text = file.read_text(encoding="utf-8")
+    assert "| context | tokens/s |\n| ---: | ---: |\n| 1,024 | 412,345 |\n\nMeasured " in text
+    assert " on a GPU (torch 2.13): `python -m flashtrain recipe=gpt2`\n<!-- end table -->\n\ntext between\n" in text
+    assert text.startswith("# Title\n\n<!-- table: speed columns=context,tokens_per_second -->\n|")
+    assert text.endswith("<!-- end table -->\nthe end\n")
+    assert "typed in" not in text
+
+
+def test_a_second_time_changes_nothing(results: Path):
+    file = readme(results)
+    insert_tables(file, results)
+    before = file.read_text(encoding="utf-8")
+    assert insert_tables(file, results) == []
+    assert file.read_text(encoding="utf-8") == before
+
+
+def test_the_check_passes_after_an_insertion_and_names_what_has_changed_since(results: Path):
+    file = readme(results)
+    insert_tables(file, results)
+    assert check_tables(file, results) == ["speed", "other"]
+    file.write_text(file.read_text(encoding="utf-8").replace("412,345", "500,000", 1), encoding="utf-8")
+    with pytest.raises(UserError, match=r"disagrees with the result files of: speed\. Run: .*--insert"):
+        check_tables(file, results)
+
+
+def test_markers_inside_a_block_of_code_are_text(results: Path):
+    file = readme(results, "```\n<!-- table: speed -->\n<!-- end table -->\n```\n")
+    assert insert_tables(file, results) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("<!-- table: sped -->\n<!-- end table -->\n", "unknown result 'sped'. Did you mean 'speed'?"),
+        ("<!-- table: speed columns=contxt -->\n<!-- end table -->\n", "table speed: unknown column 'contxt'"),
+        ("<!-- table: speed colums=context -->\n<!-- end table -->\n", "unknown marker option 'colums'"),
+        ("<!-- table: speed -->\n", "README.md:1: this table has no end"),
+        ("\n<!-- end table -->\n", "README.md:2: this table's end has no start"),
+        ("<!-- table: a -->\n<!-- table: b -->\n<!-- end table -->\n", "README.md:2: a table starts before"),
+        ("<!-- table: -->\n<!-- end table -->\n", "README.md:1: a table's marker needs a result's name"),
+    ],
+)
+def test_a_wrong_marker_is_one_line_and_nothing_is_written(results: Path, text: str, said: str):
+    good = "<!-- table: other -->\n<!-- end table -->\n"
+    for whole in (text, text + good) if "end" in text else (text,):
+        file = readme(results, whole)
+        with pytest.raises(UserError) as caught:
+            insert_tables(file, results)
+        assert said in str(caught.value)
+        assert file.read_text(encoding="utf-8") == whole
+
+
+def test_a_readme_that_does_not_exist_is_named(results: Path):
+    with pytest.raises(UserError, match=r"cannot read .*none\.md"):
+        check_tables(results / "none.md", results)

@@ -1,0 +1,106 @@
+"""python -m flashtrain.report"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flashtrain.report import read_result, write_result
+from flashtrain.report.__main__ import main
+
+
+@pytest.fixture
+def result(tmp_path: Path) -> Path:
+    rows = [{"model": "gpt2-124m", "context": 1024 << i, "tokens_per_second": 4e5, "train_loss": 3.4} for i in range(3)]
+    write_result(tmp_path / "gpt2.json", "gpt2", "python -m flashtrain recipe=gpt2", rows, "a GPU", {"torch": "2.13.0"})
+    return tmp_path / "gpt2.json"
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    for i in range(2):
+        row = {
+            "recipe": "gpt2",
+            "context": 8 << i,
+            "train_loss": 3.0,
+            "device": "a GPU",
+            "versions": {"torch": "2.13.0"},
+        }
+        (tmp_path / "sweep" / str(i)).mkdir(parents=True)
+        (tmp_path / "sweep" / str(i) / "summary.json").write_text(json.dumps(row), encoding="utf-8")
+    return tmp_path / "sweep"
+
+
+def test_a_result_file_prints_its_table_and_how_it_was_measured(result: Path, capsys: pytest.CaptureFixture[str]):
+    assert main([str(result)]) == 0
+    shown = capsys.readouterr().out
+    assert "400,000" in shown
+    assert "on a GPU (torch 2.13.0): `python -m flashtrain recipe=gpt2`" in shown
+
+
+def test_markdown_and_csv_of_the_columns_asked_for(result: Path, capsys: pytest.CaptureFixture[str]):
+    main([str(result), "--markdown", "--columns", "context,train_loss"])
+    assert capsys.readouterr().out.startswith("| context | training loss |\n| ---: | ---: |\n| 1,024 | 3.400 |\n")
+    main([str(result), "--csv", "--columns", "context,train_loss"])
+    assert capsys.readouterr().out == "context,train_loss\n1024,3.4\n2048,3.4\n4096,3.4\n"
+
+
+def test_out_and_figure_write_files_of_the_sources_name(result: Path, tmp_path: Path):
+    assert main([str(result), "--out", str(tmp_path / "out"), "--figure", "context"]) == 0
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["gpt2.csv", "gpt2.md", "gpt2.png"]
+
+
+def test_any_columns_can_be_drawn(result: Path, tmp_path: Path):
+    arguments = ["--y", "train_loss", "--x", "context", "--group", "model", "--out", str(tmp_path / "out")]
+    assert main([str(result), *arguments]) == 0
+    assert (tmp_path / "out" / "gpt2.png").is_file()
+
+
+def test_a_folder_shows_what_varies(sweep: Path, capsys: pytest.CaptureFixture[str]):
+    assert main([str(sweep), "--csv"]) == 0
+    assert capsys.readouterr().out == "context,train_loss\n8,3.0\n16,3.0\n"
+
+
+def test_several_sources_make_one_table(result: Path, sweep: Path, capsys: pytest.CaptureFixture[str]):
+    assert main([str(result), str(sweep), "--csv", "--columns", "context"]) == 0
+    assert capsys.readouterr().out.split() == ["context", "1024", "2048", "4096", "8", "16"]
+
+
+def test_save_turns_a_folder_into_a_result_file(sweep: Path, tmp_path: Path):
+    assert main(["--save", str(tmp_path / "new.json"), str(sweep), "--command", "typed"]) == 0
+    assert read_result(tmp_path / "new.json").command == "typed"
+
+
+def test_insert_and_check_a_readme(result: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- table: gpt2 -->\n<!-- end table -->\n", encoding="utf-8")
+    options = ["--results", str(result.parent)]
+    assert main(["--check", str(readme), *options]) == 2
+    assert main(["--insert", str(readme), *options]) == 0
+    assert main(["--check", str(readme), *options]) == 0
+    assert "disagrees with the result files of: gpt2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--columns", "contxt"], "unknown column 'contxt'. Did you mean 'context'?"),
+        (["--figure", "contxt"], "unknown figure 'contxt'. Did you mean 'context'?"),
+        (["--y", "msu"], "unknown column 'msu'"),
+        (["/no/such/file.json"], "cannot read the result file /no/such/file.json"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(
+    result: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main([str(result), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_nothing_to_report_says_what_can_be_given(capsys: pytest.CaptureFixture[str]):
+    assert main([]) == 2
+    assert "give a result file" in capsys.readouterr().err

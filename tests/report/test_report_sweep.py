@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from flashtrain.errors import UserError
+from flashtrain.report import report_sweep
+from flashtrain.report.sweep import override_values, sweep_table, varied_keys, with_overrides
+
+
+def job(number: int, **changes: object) -> dict:
+    return {
+        "run": str(number),
+        "recipe": "gpt2",
+        "model": "gpt2-124m",
+        "parameters": 124439808,
+        "attention": "flash",
+        "context": 1024,
+        "batch": 64,
+        "steps": 500,
+        "tokens": 32768000,
+        "train_loss_first": 11.0,
+        "train_loss": 3.4,
+        "validation_loss": 3.5,
+        "tokens_per_second": 470000.0,
+        "mfu": 0.41,
+        "peak_memory_gib": 30.0,
+        "seconds": 70.0,
+        "device": "NVIDIA H200",
+        "versions": {"torch": "2.13.0"},
+        "status": "ok",
+        "error": None,
+        "overrides": [],
+        **changes,
+    }
+
+
+def sweep_folder(folder: Path, jobs: list[dict]) -> Path:
+    for row in jobs:
+        (folder / str(row["run"])).mkdir(parents=True)
+        (folder / str(row["run"]) / "summary.json").write_text(json.dumps(row), encoding="utf-8")
+    return folder
+
+
+CONTEXTS = [job(i, context=1024 << i, batch=64 >> i, overrides=[f"context={1024 << i}"]) for i in range(3)]
+OUT_OF_MEMORY = {
+    "recipe": "gpt2",
+    "run": "3",
+    "status": "out of memory",
+    "error": "CUDA out of memory",
+    "overrides": ["recipe=gpt2", "context=8192"],
+}
+
+
+def test_a_sweep_ends_with_a_table_in_three_forms_and_a_figure(tmp_path: Path):
+    out = io.StringIO()
+    written = report_sweep(sweep_folder(tmp_path, [*CONTEXTS, OUT_OF_MEMORY]), Console(file=out))
+    assert {key: path.name for key, path in written.items()} == {
+        "csv": "sweep.csv",
+        "markdown": "sweep.md",
+        "figure": "sweep.png",
+    }
+    assert all(path.stat().st_size > 0 for path in written.values())
+    assert "8,192" in out.getvalue()
+    assert "| 8,192 | - | - | - | - | - | - | - | out of memory |" in written["markdown"].read_text(encoding="utf-8")
+
+
+def test_reporting_again_does_not_count_the_report_as_a_job(tmp_path: Path):
+    sweep_folder(tmp_path, CONTEXTS)
+    report_sweep(tmp_path, Console(file=io.StringIO()))
+    first = (tmp_path / "sweep.csv").read_text(encoding="utf-8")
+    report_sweep(tmp_path, Console(file=io.StringIO()))
+    assert (tmp_path / "sweep.csv").read_text(encoding="utf-8") == first
+
+
+def test_columns_are_what_varies_and_what_was_measured_and_the_title_has_the_rest():
+    table = sweep_table(CONTEXTS)
+    assert table.columns[:2] == ("context", "batch")
+    assert table.columns[2:] == (
+        "train_loss",
+        "validation_loss",
+        "tokens_per_second",
+        "mfu",
+        "peak_memory_gib",
+        "seconds",
+    )
+    assert table.title == "recipe gpt2, model gpt2-124m, attention flash, steps 500, device NVIDIA H200"
+
+
+def test_a_measure_that_no_job_has_is_no_column():
+    assert "mfu" not in sweep_table([{**row, "mfu": None} for row in CONTEXTS]).columns
+
+
+def test_an_override_with_several_values_is_a_column():
+    rows = [
+        job(i, overrides=["context=1024", f"optimizer.learning_rate={rate}"]) for i, rate in enumerate((1e-3, 3e-4))
+    ]
+    assert varied_keys(with_overrides(rows)) == ["optimizer.learning_rate"]
+    assert sweep_table(with_overrides(rows)).cells[1][0] == "0.0003"
+
+
+def test_an_override_that_a_summary_column_already_shows_is_no_second_column():
+    rows = [job(i, model=f"gpt2-{size}", overrides=[f"model.size={size}"]) for i, size in enumerate(("124m", "355m"))]
+    assert varied_keys(with_overrides(rows)) == ["model"]
+
+
+def test_it_stays_a_column_when_a_failed_job_could_not_be_told_apart_without_it():
+    rows = [
+        job(0, overrides=["model.size=124m"]),
+        job(1, model="gpt2-355m", overrides=["model.size=355m"]),
+        {"run": "2", "status": "failed", "error": "no", "overrides": ["model.size=774m"]},
+    ]
+    assert varied_keys(with_overrides(rows)) == ["model", "model.size"]
+
+
+def test_a_failed_job_takes_what_it_did_not_report_from_its_overrides():
+    assert with_overrides([OUT_OF_MEMORY])[0]["context"] == 8192
+
+
+@pytest.mark.parametrize("overrides", [["+a.b=1", "c=x"], "+a.b=1 c=x", {"a.b": 1, "c": "x"}])
+def test_overrides_are_read_from_a_list_a_text_or_a_mapping(overrides: object):
+    assert override_values({"overrides": overrides}) == {"a.b": 1, "c": "x"}
+
+
+def test_where_a_job_writes_and_how_it_is_logged_is_not_what_it_does():
+    rows = [
+        job(i, overrides=f"context={8 << i} logger.group=g{i} hydra.run.dir=runs/{i} output=o{i}") for i in range(2)
+    ]
+    assert override_values(rows[1]) == {"context": 16}
+
+
+def test_a_sweep_of_another_number_is_drawn_against_it(tmp_path: Path):
+    rows = [job(i, overrides=[f"optimizer.learning_rate={rate}"]) for i, rate in enumerate((1e-3, 3e-4))]
+    assert "figure" in report_sweep(sweep_folder(tmp_path, rows), Console(file=io.StringIO()))
+
+
+def test_a_sweep_in_which_nothing_ran_is_a_table_without_a_figure(tmp_path: Path):
+    (tmp_path / "0").mkdir()
+    out = io.StringIO()
+    assert set(report_sweep(tmp_path, Console(file=out))) == {"csv", "markdown"}
+    assert "no summary" in out.getvalue()
+
+
+def test_a_folder_without_jobs_is_refused(tmp_path: Path):
+    with pytest.raises(UserError, match="no run has left"):
+        report_sweep(tmp_path)

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flashtrain.errors import UserError
+from flashtrain.report import read_result
+from flashtrain.report.save import reproducing_command, save_result
+
+
+def sweep_folder(folder: Path, **changes: object) -> Path:
+    for number, context in enumerate((1024, 2048)):
+        row = {
+            "recipe": "gpt2",
+            "context": context,
+            "train_loss": 3.4,
+            "device": "NVIDIA H200",
+            "status": "ok",
+            "versions": {"torch": "2.13.0"},
+            "overrides": f"recipe=gpt2 context={context} +a.rate=1e-3 logger.group=g",
+        }
+        (folder / str(number)).mkdir(parents=True)
+        (folder / str(number) / "summary.json").write_text(json.dumps({**row, **changes}), encoding="utf-8")
+    return folder
+
+
+def test_a_sweep_becomes_a_result_with_the_runs_own_device_and_versions(tmp_path: Path):
+    save_result(tmp_path / "results" / "gpt2.json", sweep_folder(tmp_path / "sweep"))
+    result = read_result(tmp_path / "results" / "gpt2.json")
+    assert (result.recipe, result.device, result.versions) == ("gpt2", "NVIDIA H200", {"torch": "2.13.0"})
+    assert result.command == "python -m flashtrain -m recipe=gpt2 context=1024,2048 +a.rate=1e-3"
+    assert result.rows == [{"context": c, "train_loss": 3.4, "status": "ok"} for c in (1024, 2048)]
+
+
+def test_versions_written_as_text_are_understood(tmp_path: Path):
+    folder = sweep_folder(tmp_path / "sweep", versions="torch 2.13.0, triton 3.7.1")
+    assert save_result(tmp_path / "r.json", folder).versions == {"torch": "2.13.0", "triton": "3.7.1"}
+
+
+def test_a_command_given_or_recorded_is_kept(tmp_path: Path):
+    assert (
+        save_result(tmp_path / "r.json", sweep_folder(tmp_path / "sweep"), "as I typed it").command == "as I typed it"
+    )
+    assert reproducing_command([{"command": "recorded", "overrides": ["a=1"]}]) == "recorded"
+
+
+def test_one_run_needs_no_sweep():
+    assert (
+        reproducing_command([{"recipe": "gpt2", "overrides": "context=8"}])
+        == "python -m flashtrain recipe=gpt2 context=8"
+    )
+
+
+def test_runs_of_which_none_finished_are_refused(tmp_path: Path):
+    (tmp_path / "sweep" / "0").mkdir(parents=True)
+    with pytest.raises(UserError, match="tells its recipe and device"):
+        save_result(tmp_path / "r.json", tmp_path / "sweep")
+
+
+def test_what_was_swept_over_is_in_every_row_even_a_killed_jobs(tmp_path: Path):
+    folder = sweep_folder(tmp_path / "sweep")
+    (folder / "2").mkdir()
+    killed = {"status": "failed", "error": "killed by signal 9", "overrides": "recipe=gpt2 context=4096 +a.rate=3e-3"}
+    (folder / "2" / "summary.json").write_text(json.dumps(killed), encoding="utf-8")
+    rows = save_result(tmp_path / "r.json", folder).rows
+    assert [(row["context"], row["a.rate"]) for row in rows] == [(1024, 0.001), (2048, 0.001), (4096, 0.003)]

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from flashtrain.errors import UserError
+from flashtrain.report import Table, make_table
+
+ROWS = [
+    {"context": 1024, "tokens_per_second": 412345.0, "model": "gpt2-124m", "mfu": None, "device": "H200"},
+    {"context": 2048, "tokens_per_second": None, "model": "gpt2-124m", "mfu": None, "device": "H200"},
+]
+FAILED = {"context": 4096, "status": "failed", "error": "RuntimeError: a | b <c>\nsecond line", "device": "H200"}
+
+
+def printed(table: Table, terminal: bool = False, width: int = 40) -> str:
+    out = io.StringIO()
+    table.print(Console(file=out, width=width, force_terminal=terminal, color_system=None))
+    return out.getvalue()
+
+
+def test_columns_that_have_values_are_chosen_in_the_known_order():
+    assert make_table(ROWS).columns == ("model", "context", "tokens_per_second")
+
+
+def test_columns_asked_for_are_kept_in_their_order():
+    assert make_table(ROWS, ["mfu", "context"]).columns == ("mfu", "context")
+
+
+def test_a_misspelt_column_names_the_near_one():
+    with pytest.raises(UserError, match=r"unknown column 'contxt'\. Did you mean 'context'"):
+        make_table(ROWS, ["contxt"])
+
+
+def test_a_known_column_without_any_value_is_shown_as_missing():
+    assert make_table(ROWS, ["context", "validation_loss"]).cells[0] == ["1,024", "-"]
+
+
+def test_markdown_aligns_numbers_right_and_shows_missing_values_as_a_dash():
+    assert make_table(ROWS).markdown() == (
+        "| model | context | tokens/s |\n"
+        "| :--- | ---: | ---: |\n"
+        "| gpt2-124m | 1,024 | 412,345 |\n"
+        "| gpt2-124m | 2,048 | - |\n"
+    )
+
+
+def test_markdown_shows_pipes_and_angle_brackets_as_they_are():
+    text = make_table([{"mask": "a|b", "dtype": "<x>"}]).markdown()
+    assert "| a\\|b | &lt;x> |" in text
+
+
+def test_a_failed_row_stays_with_its_status_and_its_error_below():
+    table = make_table([*ROWS, FAILED])
+    assert table.columns[-1] == "status"
+    assert [row[-1] for row in table.cells] == ["ok", "ok", "failed"]
+    assert table.notes == ("context 4,096: failed (RuntimeError: a | b <c> second line)",)
+    assert table.markdown().endswith("- context 4,096: failed (RuntimeError: a \\| b &lt;c> second line)\n")
+
+
+def test_a_long_error_stays_one_readable_line():
+    note = make_table([{**FAILED, "error": "word " * 200}]).notes[0]
+    assert len(note) < 260
+    assert note.endswith("...)")
+
+
+def test_csv_has_the_values_as_measured_under_their_keys_and_the_error():
+    text = make_table([ROWS[0], FAILED], ["context", "tokens_per_second"]).csv()
+    assert text.splitlines()[:2] == ["context,tokens_per_second,status,error", "1024,412345.0,ok,"]
+    assert '4096,,failed,"RuntimeError: a | b <c>' in text
+
+
+def test_making_a_table_leaves_the_rows_alone():
+    row = {"context": 4096, "error": "CUDA out of memory"}
+    make_table([row])
+    assert "status" not in row
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_no_figure_is_cut_however_narrow_the_terminal(terminal: bool):
+    row = {f"measure_{index}": 412345 + index for index in range(12)}
+    text = printed(make_table([row]), terminal)
+    assert all(f"{value:,}" in text for value in row.values())
+
+
+def test_square_brackets_are_text_on_the_terminal_not_markup():
+    assert "[red]x[/red]" in printed(make_table([{"model": "[red]x[/red]"}]))
+
+
+def test_the_title_and_the_failures_are_printed_around_the_table():
+    lines = printed(make_table([*ROWS, FAILED], title="recipe gpt2")).splitlines()
+    assert lines[0].strip() == "recipe gpt2"
+    assert lines[-1].startswith("context 4,096: failed")
+
+
+def test_no_rows_are_refused():
+    with pytest.raises(UserError, match="no rows"):
+        make_table([])

@@ -1,0 +1,92 @@
+"""The command as a user types it: python -m flashtrain, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from conftest import TinyRuns, flashtrain_command
+
+
+def test_help_lists_the_recipes_with_a_line_each(tmp_path) -> None:
+    done = flashtrain_command("--help", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "recipe=gpt2" in done.stdout
+    assert "GPT-2 124M on real text" in done.stdout
+
+
+def test_a_misspelt_recipe_is_one_line_and_status_2(tmp_path) -> None:
+    done = flashtrain_command("recipe=gtp2", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.strip() == "flashtrain: unknown recipe 'gtp2'. Did you mean 'gpt2'? Possible: gpt2."
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_file_is_one_line_and_leaves_a_row_that_says_so(tiny_runs: TinyRuns, tmp_path) -> None:
+    done = tiny_runs.command("data.path=nowhere.txt", f"output={tmp_path}")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "nowhere.txt" in done.stdout + done.stderr
+    (summary,) = tmp_path.glob("gpt2/*/summary.json")
+    assert json.loads(summary.read_text())["status"] == "failed"
+
+
+def test_a_run_says_what_it_trains_and_ends_with_a_summary_a_sample_and_the_next_command(
+    tiny_runs: TinyRuns, tmp_path
+) -> None:
+    done = tiny_runs.command(f"output={tmp_path}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for part in ("gpt2-demo", "sample", "tokens/s", "checkpoints", "try next: python -m flashtrain mode=generate"):
+        assert part in done.stdout, part
+    assert "124M" not in done.stdout
+
+
+def test_resume_auto_goes_on_in_the_folder_of_the_unfinished_run(tiny_runs: TinyRuns, tmp_path) -> None:
+    from conftest import ROOT  # noqa: F401 - the process below imports flashtrain from there
+
+    script = tmp_path / "stop_after_three.py"
+    script.write_text(
+        "import os, signal, pytorch_lightning as pl, flashtrain\n"
+        "class Stop(pl.Callback):\n"
+        "    def on_train_batch_end(self, trainer, *_):\n"
+        "        if trainer.global_step == 3: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "flashtrain.register('callback', 'stop')(lambda settings: Stop())\n"
+        "flashtrain.main()\n"
+    )
+    import os
+    import subprocess
+    import sys
+
+    words = tiny_runs.settings_words(f"output={tmp_path / 'runs'}")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])}
+    stopped = subprocess.run(
+        [sys.executable, str(script), *words, "trainer.callbacks=[stop]"], env=environment, capture_output=True, text=True
+    )
+    assert stopped.returncode == 143, stopped.stdout + stopped.stderr
+    assert "resume=" in stopped.stdout
+    done = tiny_runs.command(f"output={tmp_path / 'runs'}", "resume=auto")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = (tmp_path / "runs" / "gpt2").iterdir()
+    assert json.loads((folder / "summary.json").read_text())["status"] == "finished"
+
+
+@pytest.mark.timeout(400)
+def test_a_sweep_ends_with_a_table_and_a_figure_and_goes_on_past_a_job_that_fails(
+    tiny_runs: TinyRuns, tmp_path
+) -> None:
+    done = tiny_runs.command("-m", "context=32,64,128", "trainer.steps=2", "weights=", f"output={tmp_path}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = (tmp_path / "gpt2-sweep").iterdir()
+    names = {path.name for path in folder.iterdir()}
+    assert {"sweep.csv", "sweep.md", "sweep.png"} <= names
+
+
+def test_two_processes_train_like_one(tiny_runs: TinyRuns, tmp_path) -> None:
+    rows = []
+    for devices in (1, 2):
+        out = tmp_path / str(devices)
+        done = tiny_runs.command(f"output={out}", f"trainer.devices={devices}", "trainer.strategy=ddp", "trainer.steps=3")
+        assert done.returncode == 0, done.stdout + done.stderr
+        (summary,) = out.glob("gpt2/*/summary.json")
+        rows.append(json.loads(summary.read_text()))
+    assert rows[0]["validation_loss"] == pytest.approx(rows[1]["validation_loss"], rel=1e-5)

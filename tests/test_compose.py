@@ -1,0 +1,85 @@
+"""From the command line's words to settings, and from a mistake to one readable line."""
+
+from __future__ import annotations
+
+import pytest
+
+from flashtrain.compose import apply_demo, compose_settings, override_keys
+from flashtrain.errors import UserError
+
+
+def test_a_recipe_overrides_the_defaults_and_the_command_line_overrides_the_recipe() -> None:
+    assert compose_settings(["recipe=gpt2"]).model.vocab_rows == 50304
+    assert compose_settings(["recipe=gpt2", "model.vocab_rows=50432"]).model.vocab_rows == 50432
+
+
+def test_a_config_group_on_the_command_line_wins_over_the_recipes() -> None:
+    settings = compose_settings(["recipe=gpt2", "model=modern", "attention=standard", "logger=none"])
+    assert (settings.model.name, settings.attention.name, settings.logger.name) == ("modern", "standard", "none")
+
+
+def test_every_setting_of_a_group_can_be_given_even_where_its_file_does_not_mention_it() -> None:
+    settings = compose_settings(["recipe=gpt2", "hardware=cpu", "hardware.peak_tflops=100", "data.workers=3"])
+    assert (settings.hardware.peak_tflops, settings.data.workers) == (100, 3)
+
+
+def test_the_recipe_knows_its_name() -> None:
+    assert compose_settings(["recipe=gpt2"]).recipe == "gpt2"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["recipe=gtp2"], r"unknown recipe 'gtp2'\. Did you mean 'gpt2'\? Possible: .*gpt2"),
+        ([], r"which recipe\? Say recipe=NAME\. Possible: .*gpt2"),
+        (["recipe=gpt2", "contxt=512"], r"unknown setting 'contxt'\. Did you mean 'context'"),
+        (["recipe=gpt2", "trainer.stps=3"], r"unknown setting 'trainer\.stps'\. Did you mean 'trainer\.steps'"),
+        (["recipe=gpt2", "+colour=red"], r"unknown setting 'colour'"),
+        (["recipe=gpt2", "model=gpt3"], r"unknown model 'gpt3'\. Did you mean 'gpt2'"),
+        (["recipe=gpt2", "attention=flsh"], r"unknown attention 'flsh'\. Did you mean 'flash'"),
+        (["recipe=gpt2", "attention.name=flsh"], r"unknown attention 'flsh'\. Did you mean 'flash'"),
+        (["recipe=gpt2", "trainer.strategy=dpp"], r"unknown trainer\.strategy 'dpp'\. Did you mean .*'ddp'"),
+        (["recipe=gpt2", "mode=trian"], r"unknown mode 'trian'\. Did you mean 'train'"),
+        (["recipe=gpt2", "context=abc"], r"context: Value 'abc' .* could not be converted to Integer"),
+        (["recipe=gpt2", "context=0"], r"context=0 must be at least 1"),
+        (["recipe=gpt2", "context"], r"cannot read 'context': settings are given as name=value"),
+        (["recipe=gpt2", "context=512,1024"], r"'context=512,1024' lists several values: add -m"),
+        (["recipe=gpt2", "context=1000"], r"tokens_per_step=65536 is no multiple of context=1000.* 65000 would do"),
+        (["recipe=gpt2", "trainer.devices=3"], r"a step of 64 samples .* does not divide over 3 devices"),
+        (["recipe=gpt2", "trainer.micro_batch=7"], r"micro_batch=7 does not divide .* 1, 2, 4, 8, 16, 32, 64"),
+        (["recipe=gpt2", "data=hub"], r"data=hub needs data\.name"),
+        (["recipe=gpt2", "data=files"], r"data=files needs data\.path"),
+        (["recipe=gpt2", "data.vocab=v.json"], r"data\.vocab and data\.merges belong together"),
+        (["recipe=gpt2", "optimizer.betas=[0.9]"], r"optimizer\.betas=\[0\.9\] must be two numbers"),
+        (["recipe=gpt2", "model.options.depth=3"], r"\+model\.options\.depth=\.\.\."),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_is_possible(words: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        compose_settings(words)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_users_own_folder_of_recipes_is_found(tmp_path, monkeypatch) -> None:
+    (tmp_path / "mine.yaml").write_text("# Mine\ncontext: 128\ntrainer: {tokens_per_step: 1280}\n")
+    monkeypatch.setenv("FLASHTRAIN_RECIPES", str(tmp_path))
+    settings = compose_settings(["recipe=mine"])
+    assert (settings.recipe, settings.context) == ("mine", 128)
+
+
+def test_a_recipe_file_that_is_no_yaml_is_named(tmp_path, monkeypatch) -> None:
+    (tmp_path / "broken.yaml").write_text("context: [1\n")
+    monkeypatch.setenv("FLASHTRAIN_RECIPES", str(tmp_path))
+    with pytest.raises(UserError, match=r"broken\.yaml is no valid YAML"):
+        compose_settings(["recipe=broken"])
+
+
+def test_the_demo_replaces_the_recipes_settings_but_not_the_command_lines() -> None:
+    words = ["recipe=gpt2", "trainer.steps=7"]
+    demo = apply_demo(compose_settings(words), words)
+    assert demo.is_demo
+    assert (demo.model.size, demo.context, demo.data.tokenizer, demo.trainer.steps) == ("demo", 256, "bytes", 7)
+
+
+def test_override_keys_names_settings_without_their_signs() -> None:
+    assert override_keys(["+a.b=1", "++c=2", "recipe=gpt2"]) == {"a.b", "c", "recipe"}

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flashtrain.errors import UserError
+from flashtrain.generation import generate
+from flashtrain.models import GPT2, GPT2Config
+
+CONTEXT = 12
+
+
+@pytest.fixture(params=["gpt2", "modern"])
+def model(request) -> GPT2:
+    torch.manual_seed(0)
+    config = GPT2Config.of_size("demo", request.param, vocab_size=50, context=CONTEXT)
+    model = GPT2(config, attention="sdpa").double()
+    for parameter in model.parameters():  # far enough from the start that the likeliest token is no near tie
+        parameter.data *= 3
+    return model
+
+
+PROMPT = torch.tensor([[1, 2, 3], [7, 8, 9]])
+
+
+def recomputed(model: GPT2, tokens: torch.Tensor, new: int) -> torch.Tensor:
+    """Greedy continuation without a cache: the documented window is read whole for every token."""
+    first = max(0, tokens.shape[1] - CONTEXT)
+    for _ in range(new):
+        if tokens.shape[1] - first > CONTEXT:
+            first = tokens.shape[1] - CONTEXT // 2
+        with torch.no_grad():
+            tokens = torch.cat((tokens, model(tokens[:, first:])[:, -1:].argmax(dim=-1)), dim=1)
+    return tokens
+
+
+@pytest.mark.parametrize("length", [1, 3, CONTEXT, CONTEXT + 5])
+def test_greedy_with_the_cache_equals_reading_everything_again_even_past_the_context(model, length):
+    prompt = torch.randint(0, 50, (2, length), generator=torch.Generator().manual_seed(2))
+    assert torch.equal(generate(model, prompt, 40, temperature=0), recomputed(model, prompt, 40))
+
+
+def test_the_prompt_stays_in_front(model):
+    out = generate(model, PROMPT, 5)
+    assert out.shape == (2, 8)
+    assert torch.equal(out[:, :3], PROMPT)
+
+
+def test_the_same_seed_draws_the_same_tokens_and_another_seed_others(model):
+    first = generate(model, PROMPT, 20, seed=1)
+    assert torch.equal(first, generate(model, PROMPT, 20, seed=1))
+    assert not torch.equal(first, generate(model, PROMPT, 20, seed=2))
+
+
+def test_top_k_of_one_is_greedy(model):
+    assert torch.equal(generate(model, PROMPT, 10, top_k=1), generate(model, PROMPT, 10, temperature=0))
+
+
+def test_only_real_tokens_are_drawn(model):
+    assert model.config.vocab_rows > 50
+    out = generate(model, PROMPT, 200, temperature=100.0, top_k=None)
+    assert out.max().item() < 50
+
+
+def test_a_row_that_ends_is_filled_and_generation_stops_when_all_have_ended(model):
+    greedy = generate(model, PROMPT[:1], 10, temperature=0)
+    end = int(greedy[0, 5])
+    out = generate(model, PROMPT[:1], 10, temperature=0, end_of_text=end)
+    first = greedy[0, 3:].tolist().index(end)
+    assert torch.equal(out, greedy[:, : 3 + first + 1])
+    both = generate(model, PROMPT, 10, temperature=0, end_of_text=end)
+    assert bool((both[0, 3 + first :] == end).all())
+
+
+def test_the_models_mode_is_restored_and_no_gradient_is_kept(model):
+    model.train()
+    out = generate(model, PROMPT, 2)
+    assert model.training
+    assert not out.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tokens": torch.zeros(1, 0, dtype=torch.int64)}, "a prompt of shape \\(1, 0\\)"),
+        ({"tokens": torch.tensor([[50]])}, "token 50 in the prompt. Possible: 0 to 49"),
+        ({"temperature": -1.0}, "temperature -1. Possible: 0 \\(greedy\\) or more"),
+        ({"top_k": 0}, "top_k 0. Possible: 1 or more"),
+        ({"max_new_tokens": -1}, "max_new_tokens -1"),
+        ({"end_of_text": 50}, "end_of_text 50. Possible: 0 to 49"),
+    ],
+)
+def test_mistakes_are_refused_in_one_line(model, options, message):
+    given = {"tokens": PROMPT, "max_new_tokens": 3, **options}
+    with pytest.raises(UserError, match=message):
+        generate(model, **given)

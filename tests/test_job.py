@@ -1,0 +1,157 @@
+"""One job: what it trains, what it leaves, how it is stopped, resumed and refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+
+import pytorch_lightning as pl
+import torch
+from conftest import TinyRuns
+
+from flashtrain import registry
+from flashtrain.run_folder import read_settings
+from flashtrain.training.checkpoints import read_checkpoint
+
+SUMMARY_KEYS = {
+    "recipe", "model", "parameters", "attention", "context", "batch", "steps", "tokens", "train_loss_first",
+    "train_loss", "validation_loss", "tokens_per_second", "mfu", "peak_memory_gib", "seconds", "device", "versions",
+}  # fmt: skip
+
+
+class SignalAt(pl.Callback):
+    """Sends this process one signal when the given optimiser step is done."""
+
+    def __init__(self, step: int, number: signal.Signals) -> None:
+        self.step, self.number, self.sent = step, number, False
+
+    def on_train_batch_end(self, trainer, *_) -> None:
+        if trainer.global_step == self.step and not self.sent:
+            self.sent = True
+            os.kill(os.getpid(), self.number)
+
+
+def weights(folder, name="last.ckpt"):
+    return read_checkpoint(folder / "checkpoints" / name)["state_dict"]
+
+
+def losses(folder) -> dict[int, float]:
+    """Training loss by logged step."""
+    with (folder / "metrics.csv").open() as file:
+        return {int(row["step"]): float(row["train_loss"]) for row in csv.DictReader(file) if row.get("train_loss")}
+
+
+def test_a_run_leaves_its_settings_summary_metrics_checkpoints_and_tokenizer(trained) -> None:
+    names = {path.name for path in trained.iterdir()}
+    assert {"config.yaml", "summary.json", "metrics.csv", "checkpoints", "tokenizer"} <= names
+    assert {path.name for path in (trained / "checkpoints").iterdir()} == {"last.ckpt", "best.ckpt"}
+    assert read_settings(trained).context == 32
+
+
+def test_the_summary_is_one_flat_row_and_the_loss_fell(trained) -> None:
+    row = json.loads((trained / "summary.json").read_text())
+    assert row.keys() >= SUMMARY_KEYS
+    assert not any(isinstance(value, dict | list) for value in row.values())
+    assert row["status"] == "finished"
+    assert (row["steps"], row["tokens"], row["batch"]) == (6, 6 * 256, 8)
+    assert row["train_loss"] < row["train_loss_first"]
+    assert row["mfu"] is None  # no peak is known for a CPU
+
+
+def test_the_demo_model_is_nowhere_called_124m(trained) -> None:
+    row = json.loads((trained / "summary.json").read_text())
+    assert row["model"] == "gpt2-demo"
+
+
+def test_every_step_is_in_metrics_csv(trained) -> None:
+    assert len(losses(trained)) == 6
+
+
+def test_a_run_stopped_by_sigterm_and_resumed_equals_the_uninterrupted_one_bit_for_bit(
+    tiny_runs: TinyRuns, trained, monkeypatch
+) -> None:
+    monkeypatch.setitem(registry._components["callback"], "stop", lambda _: SignalAt(4, signal.SIGTERM))
+    status, folder = tiny_runs.run("stopped", "trainer.callbacks=[stop]")
+    assert status == 143
+    assert json.loads((folder / "summary.json").read_text())["status"] == "stopped"
+
+    status, folder = tiny_runs.run("stopped", "resume=auto")
+    assert status == 0
+    expected, got = weights(trained), weights(folder)
+    assert expected.keys() == got.keys()
+    assert all(torch.equal(expected[name], got[name]) for name in expected)
+    assert losses(folder) == losses(trained)
+    first, second = (json.loads((run / "summary.json").read_text()) for run in (trained, folder))
+    assert first["validation_loss"] == second["validation_loss"]
+    assert first["train_loss_first"] == second["train_loss_first"]
+
+
+def test_ctrl_c_leaves_a_checkpoint_and_status_130(tiny_runs: TinyRuns, monkeypatch, capsys) -> None:
+    monkeypatch.setitem(registry._components["callback"], "stop", lambda _: SignalAt(2, signal.SIGINT))
+    status, folder = tiny_runs.run("interrupted", "trainer.callbacks=[stop]")
+    assert status == 130
+    assert read_checkpoint(folder / "checkpoints" / "last.ckpt")["global_step"] in (2, 3)
+
+
+def test_accumulated_micro_batches_train_like_one_batch(tiny_runs: TinyRuns, trained) -> None:
+    status, folder = tiny_runs.run("whole_batch", "trainer.micro_batch=8")
+    assert status == 0
+    one, other = weights(trained), weights(folder)
+    assert all(torch.allclose(one[name], other[name], atol=1e-5) for name in one)
+
+
+def test_documents_can_be_kept_apart(tiny_runs: TinyRuns) -> None:
+    status, folder = tiny_runs.run("documents", "data.document_mask=true", "trainer.steps=2")
+    assert status == 0
+
+
+def test_a_checkpoint_of_another_model_is_refused_with_what_differs(tiny_runs: TinyRuns, trained, capsys) -> None:
+    status, folder = tiny_runs.run("other", "model=modern", f"resume={trained}")
+    assert status == 2
+    error = json.loads((folder / "summary.json").read_text())["error"]
+    assert "is a checkpoint of another model" in error
+    assert "norm is layernorm there and rmsnorm here" in error
+
+
+def test_a_loss_that_becomes_nan_ends_the_run_with_the_step_named(tiny_runs: TinyRuns) -> None:
+    status, folder = tiny_runs.run("nan", "optimizer.learning_rate=1e30", "optimizer.gradient_clip=0")
+    assert status == 2
+    row = json.loads((folder / "summary.json").read_text())
+    assert row["status"] == "failed"
+    assert "step" in row["error"]
+
+
+def test_a_corpus_shorter_than_one_context_is_refused(tiny_runs: TinyRuns, tmp_path) -> None:
+    (tmp_path / "short.txt").write_text("short")
+    status, folder = tiny_runs.run("short", f"data.path={tmp_path}")
+    assert status == 2
+    assert "\n" not in json.loads((folder / "summary.json").read_text())["error"]
+
+
+def test_running_out_of_memory_is_its_own_status(tiny_runs: TinyRuns, monkeypatch) -> None:
+    def no_memory(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr("flashtrain.run.build_model", no_memory)
+    status, folder = tiny_runs.run("memory")
+    assert status == 3
+    assert json.loads((folder / "summary.json").read_text())["status"] == "out of memory"
+
+
+def test_weights_of_hugging_face_are_where_training_starts(tiny_runs: TinyRuns, tmp_path) -> None:
+    from flashtrain.integrations.huggingface_gpt2 import save_gpt2
+    from flashtrain.models import GPT2, GPT2Config
+
+    torch.manual_seed(0)
+    model = GPT2(GPT2Config.of_size("demo", vocab_size=257, context=64), attention="sdpa")
+    save_gpt2(model, tmp_path)
+    status, folder = tiny_runs.run("from_weights", f"weights={tmp_path}", "optimizer.learning_rate=1e-12")
+    assert status == 0
+    trained_state = weights(folder)
+    for name, value in model.state_dict().items():
+        got = trained_state[f"model.{name}"]
+        if name == "token_embedding.weight":  # rows that pad the vocabulary are not part of Hugging Face's file
+            got, value = got[:257], value[:257]
+        assert torch.allclose(got, value, atol=1e-6), name

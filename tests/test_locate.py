@@ -1,0 +1,112 @@
+"""flashtrain.locate from a checkout; tests/test_packaging.py has it as a wheel and as an editable install."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flashtrain import locate
+from flashtrain.errors import UserError
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout of its own, with one recipe `ours`."""
+    for name in ("flashtrain", "conf", "recipes/results"):
+        (tmp_path / "root" / name).mkdir(parents=True)
+    recipe(tmp_path / "root" / "recipes", "ours")
+    monkeypatch.setattr(locate, "_PACKAGE", tmp_path / "root" / "flashtrain")
+    monkeypatch.delenv(locate.RECIPES_VARIABLE, raising=False)
+    return tmp_path / "root"
+
+
+def recipe(folder: Path, name: str, text: str = "# a recipe\ncontext: 8\n") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{name}.yaml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_a_checkout_has_its_folders_beside_the_package():
+    assert locate.conf_folder() == CHECKOUT / "conf"
+    assert locate.recipes_folder() == CHECKOUT / "recipes"
+
+
+def test_a_bare_pythonpath_finds_the_folders_from_any_working_directory(tmp_path: Path):
+    code = "from flashtrain.locate import *; print(conf_folder()); print(recipes_folder())"
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    shown = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert shown.stdout.split() == [str(CHECKOUT / "conf"), str(CHECKOUT / "recipes")]
+
+
+def test_folders_inside_the_package_win_over_a_stranger_beside_it(shipped: Path):
+    (shipped / "flashtrain" / "conf").mkdir()
+    assert locate.conf_folder() == shipped / "flashtrain" / "conf"
+
+
+def test_a_missing_folder_is_said_with_both_places(shipped: Path):
+    (shipped / "conf").rmdir()
+    with pytest.raises(UserError, match=r"'conf' is neither at .*flashtrain.conf nor at .*root.conf"):
+        locate.conf_folder()
+
+
+def test_recipes_are_named_by_their_files_and_results_are_none(shipped: Path):
+    recipe(shipped / "recipes" / "results", "not-a-recipe")
+    (shipped / "recipes" / "README.md").write_text("no recipe either", encoding="utf-8")
+    assert locate.recipe_files() == {"ours": shipped / "recipes" / "ours.yaml"}
+
+
+def test_user_folders_come_from_the_environment_and_from_the_caller(
+    shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    files = {name: recipe(tmp_path / name, name) for name in ("one", "two", "three")}
+    monkeypatch.setenv(locate.RECIPES_VARIABLE, os.pathsep.join([str(tmp_path / "one"), "", str(tmp_path / "two")]))
+    found = locate.recipe_files([tmp_path / "three"])
+    assert found == {"ours": shipped / "recipes" / "ours.yaml", **files}
+    assert list(found) == sorted(found)
+
+
+def test_two_recipes_of_one_name_are_refused_naming_both_files(shipped: Path, tmp_path: Path):
+    mine = recipe(tmp_path / "mine", "ours")
+    with pytest.raises(UserError) as caught:
+        locate.recipe_files([tmp_path / "mine"])
+    assert str(mine) in str(caught.value)
+    assert str(shipped / "recipes" / "ours.yaml") in str(caught.value)
+
+
+def test_a_folder_named_twice_counts_once(shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    recipe(tmp_path / "mine", "one")
+    monkeypatch.setenv(locate.RECIPES_VARIABLE, str(tmp_path / "mine"))
+    assert list(locate.recipe_files([tmp_path / "mine", shipped / "recipes"])) == ["one", "ours"]
+
+
+def test_a_user_folder_that_does_not_exist_is_named(shipped: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(locate.RECIPES_VARIABLE, "/no/such/folder")
+    with pytest.raises(UserError, match=r"FLASHTRAIN_RECIPES names the recipe folder '/no/such/folder'"):
+        locate.recipe_files()
+
+
+@pytest.mark.parametrize(
+    ("text", "description"),
+    [
+        ("# GPT-2 on real text\n# and more\ncontext: 8\n", "GPT-2 on real text"),
+        ("# @package _global_\n\n## A second line\n", "A second line"),
+        ("#\ncontext: 8\n#   late, but first\n", "late, but first"),
+        ("context: 8 # not a line of its own\n", ""),
+    ],
+)
+def test_a_description_is_the_first_comment_line(tmp_path: Path, text: str, description: str):
+    assert locate.recipe_description(recipe(tmp_path, "any", text)) == description
+
+
+def test_every_shipped_recipe_describes_itself():
+    files = locate.recipe_files()
+    assert [name for name, path in files.items() if not locate.recipe_description(path)] == []

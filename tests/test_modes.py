@@ -1,0 +1,70 @@
+"""mode=plan, evaluate, generate and export."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import TinyRuns
+
+from flashtrain import modes
+from flashtrain.compose import compose_settings
+from flashtrain.errors import UserError
+from flashtrain.machine import settle
+from flashtrain.plan import plan
+
+
+def run_mode(*words: str) -> int:
+    settings = modes.settings_from_checkpoint(words)
+    assert settings is not None
+    return modes.run_mode(settings)
+
+
+def test_generate_prints_the_prompt_and_what_follows_it(trained, capsys) -> None:
+    assert run_mode("mode=generate", f"checkpoint={trained}", 'prompt="the quick"', "generate.tokens=5") == 0
+    assert capsys.readouterr().out.startswith("the quick")
+
+
+def test_generate_needs_no_recipe_and_takes_a_checkpoint_file(trained, capsys) -> None:
+    assert run_mode("mode=generate", f"checkpoint={trained / 'checkpoints' / 'last.ckpt'}") == 0
+
+
+def test_evaluate_finds_the_loss_that_the_run_reported(trained, caplog) -> None:
+    with caplog.at_level("INFO"):
+        assert run_mode("mode=evaluate", f"checkpoint={trained / 'checkpoints' / 'last.ckpt'}") == 0
+    import json
+
+    reported = json.loads((trained / "summary.json").read_text())["validation_loss"]
+    assert f"held-out loss {reported:.4f}" in caplog.text
+
+
+def test_export_writes_what_transformers_reads(trained, capsys) -> None:
+    transformers = pytest.importorskip("transformers")
+    assert run_mode("mode=export", f"checkpoint={trained}") == 0
+    model = transformers.GPT2LMHeadModel.from_pretrained(trained / "export")
+    assert model(torch.zeros(1, 4, dtype=torch.long)).logits.shape == (1, 4, 257)
+
+
+def test_a_mode_that_needs_a_checkpoint_says_so() -> None:
+    with pytest.raises(UserError, match=r"mode=generate needs checkpoint=\.\.\."):
+        modes.settings_from_checkpoint(["mode=generate"])
+
+
+def test_a_misspelt_setting_is_refused_in_these_modes_too(trained) -> None:
+    with pytest.raises(UserError, match="promt"):
+        modes.settings_from_checkpoint(["mode=generate", f"checkpoint={trained}", "promt=x"])
+
+
+def test_plan_names_parameters_tokens_memory_and_time_and_starts_nothing(tiny_runs: TinyRuns) -> None:
+    words = tiny_runs.settings_words("mode=plan")
+    settings, hardware = settle(compose_settings(words), words)
+    before = set(tiny_runs.folder.iterdir())
+    text = plan(settings, hardware)
+    for part in ("parameters", "tokens: 1,536", "GiB", "time: about"):
+        assert part in text
+    assert set(tiny_runs.folder.iterdir()) == before
+
+
+def test_plan_of_the_full_model_on_this_machine_needs_no_weights() -> None:
+    words = ["recipe=gpt2", "mode=plan", "hardware.demo=never", "model.size=355m", "trainer.micro_batch=1"]
+    settings, hardware = settle(compose_settings(words), words)
+    assert "gpt2-355m: 354.9M parameters" in plan(settings, hardware)

@@ -1,0 +1,97 @@
+"""The folder that a run leaves, and how a later command finds its way back into it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flashtrain.compose import compose_settings
+from flashtrain.errors import UserError
+from flashtrain.run_folder import (
+    BEST,
+    CHECKPOINTS,
+    LAST,
+    find_checkpoint,
+    find_unfinished,
+    make_unique,
+    new_run_folder,
+    read_settings,
+    read_summary,
+    write_config,
+    write_summary,
+)
+
+
+def leave_run(parent: Path, name: str, words: list[str], *, status: str | None = None, checkpoint: bool = True) -> Path:
+    folder = parent / name
+    (folder / CHECKPOINTS).mkdir(parents=True)
+    write_config(compose_settings(["recipe=gpt2", *words]), folder)
+    if checkpoint:
+        (folder / CHECKPOINTS / LAST).write_bytes(b"x")
+    if status is not None:
+        write_summary(folder, {"status": status})
+    return folder
+
+
+def test_settings_survive_the_way_through_config_yaml(tmp_path) -> None:
+    settings = compose_settings(["recipe=gpt2", "context=512", "+model.options.depth=3"])
+    write_config(settings, tmp_path)
+    assert read_settings(tmp_path) == settings
+
+
+def test_two_folders_of_the_same_name_are_two_folders(tmp_path) -> None:
+    assert [make_unique(tmp_path, "a").name for _ in range(3)] == ["a", "a-2", "a-3"]
+
+
+def test_a_new_run_folder_is_empty_and_below_its_parent(tmp_path) -> None:
+    folder = new_run_folder(tmp_path / "runs" / "gpt2")
+    assert folder.parent == tmp_path / "runs" / "gpt2"
+    assert not list(folder.iterdir())
+
+
+def test_slurm_ranks_share_a_folder_named_by_the_job(tmp_path, monkeypatch) -> None:
+    for name, value in {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert new_run_folder(tmp_path) == new_run_folder(tmp_path) == tmp_path / "slurm-77-0"
+
+
+def test_a_run_folder_gives_its_last_checkpoint_to_go_on_and_its_best_to_use(tmp_path) -> None:
+    folder = leave_run(tmp_path, "a", [])
+    assert find_checkpoint(str(folder), prefer=BEST) == (folder, folder / CHECKPOINTS / LAST)
+    (folder / CHECKPOINTS / BEST).write_bytes(b"x")
+    assert find_checkpoint(str(folder), prefer=BEST)[1].name == BEST
+    assert find_checkpoint(str(folder), prefer=LAST)[1].name == LAST
+    assert find_checkpoint(str(folder / CHECKPOINTS / LAST), prefer=BEST) == (folder, folder / CHECKPOINTS / LAST)
+
+
+@pytest.mark.parametrize("given", ["missing", "missing/last.ckpt"])
+def test_a_checkpoint_that_is_not_there_is_named(tmp_path, given) -> None:
+    with pytest.raises(UserError, match="does not exist"):
+        find_checkpoint(str(tmp_path / given), prefer=LAST)
+
+
+def test_resume_auto_takes_the_newest_unfinished_run_of_the_same_training(tmp_path) -> None:
+    leave_run(tmp_path, "2026-01-01_00-00-00", [])
+    newest = leave_run(tmp_path, "2026-01-02_00-00-00", ["trainer.micro_batch=8", "logger=none"], status="stopped")
+    leave_run(tmp_path, "2026-01-03_00-00-00", [], status="finished")
+    leave_run(tmp_path, "2026-01-04_00-00-00", ["seed=5"])
+    leave_run(tmp_path, "2026-01-05_00-00-00", [], checkpoint=False)
+    assert find_unfinished(tmp_path, compose_settings(["recipe=gpt2"])) == newest
+
+
+def test_resume_auto_finds_nothing_where_nothing_fits(tmp_path) -> None:
+    leave_run(tmp_path, "a", ["context=512"])
+    assert find_unfinished(tmp_path, compose_settings(["recipe=gpt2"])) is None
+    assert find_unfinished(tmp_path / "nowhere", compose_settings(["recipe=gpt2"])) is None
+
+
+def test_a_summary_that_is_damaged_reads_as_none(tmp_path) -> None:
+    (tmp_path / "summary.json").write_text("{")
+    assert read_summary(tmp_path) == {}
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot make the folder"):
+        new_run_folder(tmp_path / "file" / "runs")

@@ -1,0 +1,185 @@
+"""Checkpoints: what is written when, whole or not at all, read without running code, resumed exactly."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from tiny_training import TinyData, TinyTask, tiny_trainer
+
+from flashtrain.errors import UserError
+from flashtrain.training.checkpoints import (
+    AtomicCheckpointIO,
+    SaveLast,
+    checkpoint_callbacks,
+    find_resumable,
+    read_checkpoint,
+    read_weights,
+    save_atomically,
+)
+from flashtrain.training.throughput import Throughput
+
+
+def fit(folder, *callbacks, resume=None, task=None, **options):
+    task = task or TinyTask()
+    trainer = tiny_trainer(folder, *callbacks, plugins=[AtomicCheckpointIO()], **options)
+    trainer.fit(task, datamodule=TinyData(), ckpt_path=resume)
+    return task
+
+
+def test_a_run_leaves_best_and_last(tmp_path):
+    callbacks = checkpoint_callbacks(tmp_path, every_n_steps=2)
+    fit(tmp_path, *callbacks, max_steps=5, limit_val_batches=1, val_check_interval=3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.ckpt", "last.ckpt"]
+    assert read_checkpoint(tmp_path / "last.ckpt")["global_step"] == 5
+    assert read_checkpoint(tmp_path / "best.ckpt")["global_step"] == 3
+    assert callbacks[0].best_model_path == str(tmp_path / "best.ckpt")
+
+
+def test_a_second_run_in_the_folder_writes_the_same_names(tmp_path):
+    for _ in range(2):
+        options = {"max_steps": 4, "limit_val_batches": 1, "val_check_interval": 2}
+        fit(tmp_path, *checkpoint_callbacks(tmp_path), **options)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.ckpt", "last.ckpt"]
+
+
+def test_last_is_written_every_n_optimiser_steps(tmp_path):
+    written = []
+
+    class Watched(AtomicCheckpointIO):
+        def save_checkpoint(self, checkpoint, path, storage_options=None):
+            written.append(checkpoint["global_step"])
+            super().save_checkpoint(checkpoint, path, storage_options)
+
+    trainer = tiny_trainer(tmp_path, SaveLast(tmp_path, 3), plugins=[Watched()], max_steps=7, accumulate_grad_batches=2)
+    trainer.fit(TinyTask(), datamodule=TinyData())
+    assert written == [3, 6, 7]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("stop", [2, 3])
+def test_resuming_equals_the_uninterrupted_run_bit_for_bit(tmp_path, accumulate, stop):
+    options = {"accumulate_grad_batches": accumulate, "limit_val_batches": 1, "val_check_interval": 2 * accumulate}
+    whole = fit(tmp_path, max_steps=6, **options)
+    begun = fit(tmp_path, SaveLast(tmp_path), max_steps=stop, **options)
+    resumed = fit(tmp_path, max_steps=6, resume=find_resumable(tmp_path), **options)
+    assert begun.losses + resumed.losses == whole.losses
+    pairs = zip(whole.model.parameters(), resumed.model.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_everything_a_run_saves_loads_with_weights_only(tmp_path):
+    callbacks = [Throughput(), *checkpoint_callbacks(tmp_path, 1)]
+    fit(tmp_path, *callbacks, max_steps=4, limit_val_batches=1, val_check_interval=2)
+    checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    expected = {"state_dict", "loops", "callbacks", "optimizer_states", "lr_schedulers", "hyper_parameters", "TinyData"}
+    assert expected <= set(checkpoint)
+
+
+def test_a_checkpoint_that_could_run_code_is_refused(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return os.system, ("echo run",)
+
+    torch.save({"state_dict": {}, "callbacks": Evil()}, tmp_path / "evil.ckpt")
+    with pytest.raises(UserError, match="refused"):
+        read_checkpoint(tmp_path / "evil.ckpt")
+    with pytest.raises(UserError, match="refused"):
+        AtomicCheckpointIO().load_checkpoint(tmp_path / "evil.ckpt", weights_only=False)
+
+
+def test_a_missing_checkpoint_names_those_that_are_there(tmp_path):
+    save_atomically({"a": 1}, tmp_path / "best.ckpt")
+    with pytest.raises(UserError, match=r"there is no checkpoint .*lost\.ckpt; in its folder are: .*best\.ckpt"):
+        read_checkpoint(tmp_path / "lost.ckpt")
+
+
+def test_a_folder_is_not_a_checkpoint(tmp_path):
+    with pytest.raises(UserError, match="is a folder"):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.95])
+def test_a_cut_off_checkpoint_is_one_line_and_not_resumed(tmp_path, share):
+    save_atomically({"state_dict": {"w": torch.ones(500)}}, tmp_path / "last.ckpt")
+    whole = (tmp_path / "last.ckpt").read_bytes()
+    (tmp_path / "last.ckpt").write_bytes(whole[: int(share * len(whole))])
+    assert find_resumable(tmp_path) is None
+    with pytest.raises(UserError) as error:
+        read_checkpoint(tmp_path / "last.ckpt")
+    assert "\n" not in str(error.value)
+
+
+def test_the_newest_whole_last_checkpoint_below_a_folder_is_found(tmp_path):
+    for age, name in enumerate(["new", "older", "oldest"]):
+        save_atomically({"name": name}, tmp_path / name / "checkpoints" / "last.ckpt")
+        os.utime(tmp_path / name / "checkpoints" / "last.ckpt", (1000 - age, 1000 - age))
+    assert find_resumable(tmp_path) == tmp_path / "new" / "checkpoints" / "last.ckpt"
+    assert find_resumable(tmp_path / "nowhere") is None
+
+
+def test_a_full_disk_is_one_line_and_the_previous_file_intact(tmp_path, monkeypatch):
+    path = tmp_path / "last.ckpt"
+    save_atomically({"step": 1}, path)
+
+    def full(checkpoint, file):
+        file.write(b"half")
+        raise RuntimeError("PytorchStreamWriter failed") from OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(UserError, match=r"the disk is full: .*earlier last\.ckpt is intact"):
+        save_atomically({"step": 2}, path)
+    monkeypatch.undo()
+    assert read_checkpoint(path) == {"step": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no file size limit for a process")
+def test_torch_save_reports_a_real_write_failure_as_that_line(tmp_path):
+    program = """
+import resource, sys, torch
+from pathlib import Path
+from flashtrain.errors import UserError
+from flashtrain.training.checkpoints import save_atomically
+path = Path(sys.argv[1]) / "last.ckpt"
+save_atomically({"step": 1}, path)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    save_atomically({"step": 2, "w": torch.ones(1_000_000)}, path)
+except UserError as error:
+    print(error)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    assert "the disk is full" in done.stdout, done.stderr
+    assert read_checkpoint(tmp_path / "last.ckpt")["step"] == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="could not write checkpoint"):
+        save_atomically({}, tmp_path / "file" / "last.ckpt")
+
+
+def test_a_program_error_in_saving_stays_what_it_is(tmp_path):
+    with pytest.raises(AttributeError):
+        save_atomically({"f": lambda: None}, tmp_path / "last.ckpt")
+
+
+def test_the_models_weights_are_read_under_their_own_names(tmp_path):
+    state = {"model._orig_mod.w": torch.ones(2), "other.w": torch.zeros(1)}
+    save_atomically({"state_dict": state}, tmp_path / "a.ckpt")
+    assert list(read_weights(tmp_path / "a.ckpt", prefix="model.")) == ["w"]
+    with pytest.raises(UserError, match=r"no weights whose names begin with 'bert\.'"):
+        read_weights(tmp_path / "a.ckpt", prefix="bert.")
+
+
+def test_saving_every_zero_steps_is_refused(tmp_path):
+    with pytest.raises(UserError, match="1 or more"):
+        SaveLast(tmp_path, every_n_steps=0)

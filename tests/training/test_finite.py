@@ -1,0 +1,51 @@
+"""Stopping where the loss or the weights are no longer finite."""
+
+from __future__ import annotations
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from tiny_training import TinyData, TinyTask, tiny_trainer
+
+from flashtrain.errors import UserError
+from flashtrain.training.checkpoints import AtomicCheckpointIO, SaveLast, read_checkpoint
+from flashtrain.training.finite import StopOnNonFinite
+
+
+def fit(folder, task, *callbacks, **options):
+    trainer = tiny_trainer(folder, StopOnNonFinite(), *callbacks, plugins=[AtomicCheckpointIO()], **options)
+    trainer.fit(task, datamodule=TinyData())
+
+
+@pytest.mark.parametrize("poison", [1, 3, 4, 7])
+def test_the_first_bad_step_is_named_wherever_it_lies_in_the_interval(tmp_path, poison):
+    with pytest.raises(UserError, match=f"loss became nan at step {poison}; ") as error:
+        fit(tmp_path, TinyTask(poison=poison), max_steps=7, log_every_n_steps=4)
+    assert "\n" not in str(error.value)
+
+
+def test_the_step_is_an_optimiser_step_under_accumulation(tmp_path):
+    with pytest.raises(UserError, match="nan at step 3;"):
+        fit(tmp_path, TinyTask(poison=3), max_steps=8, log_every_n_steps=4, accumulate_grad_batches=2)
+
+
+def test_no_checkpoint_is_written_after_the_bad_step_and_the_good_one_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"nan at step 3; last good checkpoint: .*last\.ckpt"):
+        fit(tmp_path, TinyTask(poison=3), SaveLast(tmp_path, 2), max_steps=8, log_every_n_steps=100)
+    assert read_checkpoint(tmp_path / "last.ckpt")["global_step"] == 2
+
+
+def test_weights_that_are_no_longer_finite_are_not_saved_over_good_ones(tmp_path):
+    class Spoil(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, *args):
+            if trainer.global_step == 4:
+                with torch.no_grad():
+                    pl_module.model.norm.weight[0] = float("inf")
+
+    with pytest.raises(UserError, match=r"weights were no longer finite after step 4 .*last good checkpoint"):
+        fit(tmp_path, TinyTask(), Spoil(), SaveLast(tmp_path, 2), max_steps=8)
+    assert read_checkpoint(tmp_path / "last.ckpt")["global_step"] == 2
+
+
+def test_a_finite_run_is_left_alone(tmp_path):
+    fit(tmp_path, TinyTask(), max_steps=4)

@@ -1,0 +1,116 @@
+"""Which loggers a run gets, and Weights & Biases without network or key."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import matplotlib.image
+import pytest
+from pytorch_lightning.loggers import WandbLogger
+from tiny_training import TinyData, TinyTask, tiny_trainer
+
+from flashtrain.errors import UserError
+from flashtrain.training import loggers as loggers_module
+from flashtrain.training.loggers import has_wandb_key, log_figure, make_loggers
+from flashtrain.training.metrics_file import MetricsFile
+
+
+@pytest.fixture(autouse=True)
+def no_wandb_settings(monkeypatch, tmp_path):
+    """No key, no mode and no sweep, whatever the machine has; and never the network."""
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE", "WANDB_SWEEP_ID", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+
+
+@pytest.mark.parametrize("kind", ["none", "csv", "wandb"])
+def test_metrics_csv_is_written_whatever_the_kind(tmp_path, kind):
+    made = make_loggers(kind, tmp_path, mode="offline")
+    assert isinstance(made[0], MetricsFile)
+    assert [isinstance(logger, WandbLogger) for logger in made[1:]] == ([True] if kind == "wandb" else [])
+
+
+def test_a_misspelt_kind_names_the_near_one(tmp_path):
+    with pytest.raises(UserError, match="Did you mean 'wandb'"):
+        make_loggers("wandbb", tmp_path)
+
+
+def test_without_wandb_installed_the_line_says_how(tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install wandb"):
+        make_loggers("wandb", tmp_path)
+
+
+def init_options(tmp_path, **options):
+    return make_loggers("wandb", tmp_path, **options)[1]._wandb_init
+
+
+def test_without_a_key_it_is_offline_and_one_line_says_how_to_sync(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(loggers_module, "rank_zero_info", said.append)
+    assert init_options(tmp_path)["mode"] == "offline"
+    assert len(said) == 1
+    assert f"wandb sync {tmp_path}/wandb/offline-run-*" in said[0]
+
+
+def test_with_a_key_it_is_online(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    assert init_options(tmp_path)["mode"] == "online"
+
+
+def test_wandb_mode_in_the_environment_decides_over_auto(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert init_options(tmp_path)["mode"] == "disabled"
+    assert init_options(tmp_path, mode="offline")["mode"] == "offline"
+
+
+def test_a_key_that_wandb_login_left_is_found(tmp_path):
+    assert not has_wandb_key()
+    (tmp_path / "netrc").write_text("machine api.wandb.ai\n  login user\n  password secret\n")
+    assert has_wandb_key()
+
+
+def test_a_key_for_another_server_does_not_count(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
+    (tmp_path / "netrc").write_text("machine api.wandb.ai\n  login user\n  password secret\n")
+    assert not has_wandb_key()
+
+
+def test_resuming_in_the_folder_continues_the_same_wandb_run(tmp_path):
+    first = init_options(tmp_path, mode="offline")["id"]
+    again = init_options(tmp_path, mode="offline")
+    assert again["id"] == first
+    assert again["resume"] == "allow"
+    assert init_options(tmp_path, mode="offline", run_id="given")["id"] == "given"
+    assert init_options(tmp_path, mode="offline")["id"] == "given"
+
+
+def test_under_a_sweep_agent_the_id_is_the_agents(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_SWEEP_ID", "sweep")
+    assert init_options(tmp_path, mode="offline")["id"] is None
+    assert not (tmp_path / "wandb_id.txt").exists()
+
+
+def test_group_and_configuration_are_handed_on(tmp_path):
+    options = init_options(tmp_path, mode="offline", group="lengths", config={"context": 1024}, name="run")
+    assert (options["group"], options["config"], options["name"]) == ("lengths", {"context": 1024}, "run")
+
+
+def test_an_offline_run_is_recorded_in_the_run_folder(tmp_path):
+    import wandb
+
+    made = make_loggers("wandb", tmp_path, mode="offline", config={"context": 8})
+    trainer = tiny_trainer(tmp_path, logger=made, max_steps=2)
+    trainer.fit(TinyTask(), datamodule=TinyData())
+    wandb.finish()
+    run_id = (tmp_path / "wandb_id.txt").read_text().strip()
+    assert list((tmp_path / "wandb").glob(f"offline-run-*{run_id}/*.wandb"))
+    assert (tmp_path / "metrics.csv").is_file()
+
+
+def test_a_sweeps_figure_is_a_run_of_its_own_in_the_group(tmp_path):
+    figure = tmp_path / "sweep.png"
+    matplotlib.image.imsave(figure, [[0.0, 1.0]])
+    log_figure("project", group="lengths", folder=tmp_path, figure=figure, mode="offline")
+    assert list((tmp_path / "wandb").glob("offline-run-*/files/media/images/sweep*.png"))

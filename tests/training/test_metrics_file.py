@@ -1,0 +1,81 @@
+"""metrics.csv: one table over a run's whole life."""
+
+from __future__ import annotations
+
+import pytest
+from tiny_training import TinyData, TinyTask, tiny_trainer
+
+from flashtrain.errors import UserError
+from flashtrain.training.checkpoints import AtomicCheckpointIO, SaveLast, find_resumable
+from flashtrain.training.metrics_file import MetricsFile, read_metrics
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "metrics.csv"
+
+
+def test_what_is_logged_for_one_step_is_one_row(path):
+    logger = MetricsFile(path)
+    logger.log_metrics({"train_loss": 2.0}, step=0)
+    logger.log_metrics({"lr": 0.1}, step=0)
+    logger.log_metrics({"train_loss": 1.5, "lr": 0.2}, step=1)
+    logger.finalize("success")
+    columns, rows = read_metrics(path)
+    assert columns == ["step", "train_loss", "lr"]
+    assert [tuple(row.values()) for row in rows] == [("0", "2.0", "0.1"), ("1", "1.5", "0.2")]
+
+
+def test_a_later_metric_adds_its_column_and_keeps_the_rows(path):
+    logger = MetricsFile(path)
+    logger.log_metrics({"train_loss": 2.0}, step=0)
+    logger.log_metrics({"train_loss": 1.0, "validation_loss": 3.0}, step=1)
+    logger.finalize("success")
+    _, rows = read_metrics(path)
+    assert rows[0] == {"step": "0", "train_loss": "2.0", "validation_loss": ""}
+    assert rows[1]["validation_loss"] == "3.0"
+
+
+def test_the_same_metric_twice_in_a_step_is_two_rows(path):
+    logger = MetricsFile(path)
+    logger.log_metrics({"loss": 2.0, "epoch": 0}, step=4)
+    logger.log_metrics({"loss": 1.0, "epoch": 0}, step=4)
+    logger.finalize("success")
+    assert [row["loss"] for row in read_metrics(path)[1]] == ["2.0", "1.0"]
+
+
+def test_rows_are_on_disk_while_the_run_goes_on(path):
+    logger = MetricsFile(path)
+    for step in range(3):
+        logger.log_metrics({"loss": 1.0}, step=step)
+    assert [row["step"] for row in read_metrics(path)[1]] == ["0", "1"]
+
+
+def test_a_resumed_run_continues_the_file_and_replaces_what_it_repeats(tmp_path):
+    def fit(steps, resume=None):
+        trainer = tiny_trainer(
+            tmp_path,
+            SaveLast(tmp_path, every_n_steps=2),
+            plugins=[AtomicCheckpointIO()],
+            logger=MetricsFile(tmp_path / "metrics.csv"),
+            log_every_n_steps=1,
+            max_steps=steps,
+        )
+        trainer.fit(TinyTask(), datamodule=TinyData(), ckpt_path=resume)
+        return read_metrics(tmp_path / "metrics.csv")[1]
+
+    fit(4)
+    first = fit(2)  # begins anew at step 0: the old rows go
+    assert [row["step"] for row in first] == ["0", "1"]
+    resumed = fit(6, find_resumable(tmp_path))
+    assert [row["step"] for row in resumed] == ["0", "1", "2", "3", "4", "5"]
+    assert resumed[:2] == first
+    assert all(row["train_loss"] and row["gradient_norm"] for row in resumed)
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    logger = MetricsFile(tmp_path / "file" / "metrics.csv")
+    logger.log_metrics({"loss": 1.0}, step=0)
+    with pytest.raises(UserError, match=r"could not write .*metrics\.csv"):
+        logger.finalize("success")

@@ -1,0 +1,72 @@
+"""AdamW and its parameter groups."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_training import TinyModel
+from torch import nn
+
+from flashtrain.errors import UserError
+from flashtrain.training.optimizers import adamw, parameter_groups
+
+
+def test_matrices_decay_and_vectors_do_not():
+    model = TinyModel()
+    decayed, plain = parameter_groups(model, 0.1)
+    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.1, 0.0)
+    assert all(p.dim() >= 2 for p in decayed["params"])
+    assert all(p.dim() < 2 for p in plain["params"])
+    assert any(p is model.embedding.weight for p in decayed["params"])
+
+
+def test_every_trained_parameter_is_in_exactly_one_group_also_when_tied():
+    model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5))
+    model[1].weight = model[0].weight
+    ids = [id(p) for group in parameter_groups(model, 0.1) for p in group["params"]]
+    assert sorted(ids) == sorted({id(p) for p in model.parameters()})
+
+
+def test_frozen_parameters_are_left_out():
+    model = TinyModel()
+    model.embedding.requires_grad_(False)
+    assert all(p is not model.embedding.weight for group in parameter_groups(model, 0.1) for p in group["params"])
+
+
+def test_nothing_to_train_is_a_mistake():
+    with pytest.raises(UserError, match="no parameter that is trained"):
+        parameter_groups(nn.Flatten(), 0.1)
+
+
+@pytest.mark.parametrize("fused", [True, False, "auto"])
+def test_repeated_runs_are_bitwise_equal(fused):
+    def trained():
+        torch.manual_seed(0)
+        model = TinyModel()
+        optimizer = adamw(model, lr=1e-2, fused=fused)
+        for step in range(5):
+            model.loss((torch.arange(36).view(4, 9) * (step + 1)) % 17).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return [p.detach().clone() for p in model.parameters()]
+
+    assert all(torch.equal(one, other) for one, other in zip(trained(), trained(), strict=True))
+
+
+def test_auto_is_fused_on_the_cpu():
+    assert adamw(TinyModel(), lr=1e-3).defaults["fused"]
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"lr": -1.0}, "lr must be"),
+        ({"lr": 1e-3, "betas": (0.9, 1.0)}, "betas must be"),
+        ({"lr": 1e-3, "eps": 0.0}, "eps must be"),
+        ({"lr": 1e-3, "weight_decay": -0.1}, "weight_decay must be"),
+        ({"lr": 1e-3, "fused": "yes"}, "fused must be"),
+    ],
+)
+def test_values_out_of_range_are_one_line(options, line):
+    with pytest.raises(UserError, match=line):
+        adamw(TinyModel(), **options)

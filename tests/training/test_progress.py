@@ -1,0 +1,70 @@
+"""What a user sees while training."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+from tiny_training import TinyData, TinyTask, tiny_trainer
+
+from flashtrain.training.progress import LineProgress, TerminalProgress, clock, compact, make_progress
+from flashtrain.training.throughput import Throughput
+
+
+def fit(folder, progress, **options):
+    task = TinyTask()
+    tiny_trainer(folder, Throughput(), progress, **options).fit(task, datamodule=TinyData())
+    return task
+
+
+def step_lines(capsys):
+    return [line for line in capsys.readouterr().err.splitlines() if line.startswith("step ")]
+
+
+def test_a_log_gets_plain_lines_for_the_first_every_nth_and_last_step(tmp_path, capsys):
+    fit(tmp_path, LineProgress(every_n_steps=4), max_steps=10)
+    lines = step_lines(capsys)
+    assert [line.split()[1] for line in lines] == ["1/10", "4/10", "8/10", "10/10"]
+    full = r"step 8/10 loss \d+\.\d{3} lr \d\.\de-\d\d [\d.]+[kM]? tokens/s \d+:\d\d left"
+    assert re.fullmatch(full, lines[2])
+
+
+def test_the_loss_shown_is_the_mean_over_the_accumulated_batches(tmp_path, capsys):
+    task = fit(tmp_path, LineProgress(every_n_steps=1), max_steps=2, accumulate_grad_batches=2)
+    shown = [float(line.split()[3]) for line in step_lines(capsys)]
+    assert shown == pytest.approx([sum(task.losses[:2]) / 2, sum(task.losses[2:]) / 2], abs=1e-3)
+
+
+def test_a_validation_gets_its_line(tmp_path, capsys):
+    fit(tmp_path, LineProgress(), max_steps=4, limit_val_batches=1, val_check_interval=4)
+    assert re.fullmatch(r"step 4 validation loss \d+\.\d{3}", step_lines(capsys)[-1])
+
+
+def test_a_terminal_gets_one_bar_over_the_optimiser_steps(tmp_path):
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=120)
+    fit(tmp_path, TerminalProgress(every_n_steps=2, console=console), max_steps=6, accumulate_grad_batches=2)
+    shown = screen.getvalue()
+    assert "step 6/6" in shown
+    assert "loss " in shown
+    assert "tokens/s" in shown
+
+
+def test_the_kind_follows_where_the_output_goes():
+    assert isinstance(make_progress(terminal=True), TerminalProgress)
+    assert isinstance(make_progress(terminal=False), LineProgress)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(512, "512"), (45_300, "45.3k"), (450_000, "450k"), (1_310_000, "1.31M"), (999_900, "1.00M"), (2e9, "2.00G")],
+)
+def test_large_numbers_are_shown_in_three_digits(number, text):
+    assert compact(number) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (723, "12:03"), (3725, "1:02:05")])
+def test_times_are_shown_as_clocks(seconds, text):
+    assert clock(seconds) == text

@@ -1,0 +1,92 @@
+"""SIGTERM and Ctrl-C: the step is finished, a checkpoint left, the run can go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import pytorch_lightning as pl
+from tiny_training import TinyData, TinyTask, tiny_trainer
+
+from flashtrain.training.checkpoints import AtomicCheckpointIO, SaveLast, find_resumable, read_checkpoint
+from flashtrain.training.signals import SaveOnSignal
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows cannot send these signals to its own process")
+
+
+class SendAt(pl.Callback):
+    """Sends signals to this process while batch number `batch` is under way."""
+
+    def __init__(self, batch, *numbers):
+        self.batch, self.numbers = batch, numbers
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if batch_idx == self.batch:
+            for number in self.numbers:
+                os.kill(os.getpid(), number)
+
+
+class CountValidations(pl.Callback):
+    count = 0
+
+    def on_validation_start(self, *args):
+        self.count += 1
+
+
+def fit(folder, *callbacks, resume=None, **options):
+    task = TinyTask()
+    trainer = tiny_trainer(folder, *callbacks, plugins=[AtomicCheckpointIO()], **options)
+    trainer.fit(task, datamodule=TinyData(), ckpt_path=resume)
+    return task
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_in_mid_accumulation_ends_with_the_optimiser_step_saved(tmp_path, number, code):
+    stop = SaveOnSignal()
+    task = fit(tmp_path, stop, SaveLast(tmp_path), SendAt(4, number), max_steps=20, accumulate_grad_batches=2)
+    assert len(task.losses) == 6  # batches 4 and 5 belong to step 3
+    assert read_checkpoint(tmp_path / "last.ckpt")["global_step"] == 3
+    assert (stop.stopped_by, stop.stopped_at, stop.exit_code) == (number, 3, code)
+
+
+def test_the_stopped_run_resumes_to_the_uninterrupted_one(tmp_path):
+    whole = fit(tmp_path, max_steps=6)
+    begun = fit(tmp_path, SaveOnSignal(tmp_path), SendAt(2, signal.SIGTERM), max_steps=6)
+    resumed = fit(tmp_path, max_steps=6, resume=find_resumable(tmp_path))
+    assert begun.losses + resumed.losses == whole.losses
+
+
+def test_no_validation_is_run_on_the_way_out(tmp_path):
+    validations = CountValidations()
+    stop = SaveOnSignal(tmp_path)
+    options = {"max_steps": 6, "limit_val_batches": 1, "val_check_interval": 3}
+    trainer = tiny_trainer(tmp_path, stop, validations, SendAt(1, signal.SIGTERM), **options)
+    trainer.fit(TinyTask(), datamodule=TinyData())
+    assert validations.count == 0
+    assert trainer.limit_val_batches == 1
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path):
+    stop = SaveOnSignal(tmp_path)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises((SystemExit, KeyboardInterrupt)):
+            fit(tmp_path, stop, SendAt(1, signal.SIGINT, signal.SIGINT), max_steps=50)
+    finally:
+        signal.signal(signal.SIGINT, before)  # Lightning leaves it ignored
+    assert stop.stopped_by == signal.SIGINT
+    assert stop.exit_code == 130
+    assert not (tmp_path / "last.ckpt").exists()
+
+
+def test_a_run_that_ends_by_itself_was_not_stopped(tmp_path):
+    stop = SaveOnSignal(tmp_path)
+    fit(tmp_path, stop, max_steps=2)
+    assert (stop.stopped_by, stop.exit_code) == (None, 0)
+
+
+def test_the_signal_handlers_are_put_back(tmp_path):
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    fit(tmp_path, SaveOnSignal(tmp_path), SendAt(1, signal.SIGTERM), max_steps=4)
+    assert {number: signal.getsignal(number) for number in before} == before

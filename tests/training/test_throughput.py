@@ -1,0 +1,107 @@
+"""The throughput callback's figures."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import pytorch_lightning as pl
+from tiny_training import CONTEXT, TinyData, TinyTask, tiny_trainer
+
+from flashtrain.errors import UserError
+from flashtrain.training.checkpoints import AtomicCheckpointIO, SaveLast
+from flashtrain.training.throughput import Throughput
+
+
+class Sleeper(pl.Callback):
+    """Makes chosen parts of a run slow."""
+
+    def __init__(self, step=0.0, validation=0.0, checkpoint=0.0):
+        self.step, self.validation, self.checkpoint = step, validation, checkpoint
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        time.sleep(self.step)
+
+    def on_validation_batch_start(self, *args, **kwargs):
+        time.sleep(self.validation)
+
+    def on_save_checkpoint(self, *args, **kwargs):
+        time.sleep(self.checkpoint)
+
+
+def fitted(folder, throughput, *callbacks, **options):
+    task = TinyTask()
+    trainer = tiny_trainer(folder, throughput, *callbacks, plugins=[AtomicCheckpointIO()], **options)
+    trainer.fit(task, datamodule=TinyData())
+    return trainer
+
+
+def test_tokens_are_counted_over_the_accumulated_micro_batches(tmp_path):
+    throughput = Throughput()
+    fitted(tmp_path, throughput, max_steps=3, accumulate_grad_batches=2)
+    assert throughput.step_tokens == [2 * 4 * (CONTEXT + 1)] * 3
+
+
+def test_given_tokens_per_step_are_used_instead(tmp_path):
+    throughput = Throughput(tokens_per_step=1000)
+    fitted(tmp_path, throughput, max_steps=3)
+    assert throughput.step_tokens == [1000] * 3
+
+
+def test_a_steps_time_is_from_step_to_step(tmp_path):
+    throughput = Throughput()
+    fitted(tmp_path, throughput, Sleeper(step=0.02), max_steps=4)
+    assert all(0.02 <= seconds < 0.2 for seconds in throughput.step_seconds[1:])
+
+
+def test_validation_and_checkpoints_are_not_part_of_a_steps_time(tmp_path):
+    throughput = Throughput()
+    pauses = Sleeper(validation=0.3, checkpoint=0.3)
+    options = {"limit_val_batches": 1, "val_check_interval": 2, "max_steps": 6}
+    fitted(tmp_path, throughput, pauses, SaveLast(tmp_path, every_n_steps=3), **options)
+    assert len(throughput.step_seconds) == 6
+    assert max(throughput.step_seconds) < 0.25
+    assert throughput.seconds() > 1.4  # but they are part of the whole
+
+
+def test_everything_is_logged_at_the_log_interval(tmp_path):
+    throughput = Throughput(flops_per_token=1e6, peak_flops=1e12)
+    trainer = fitted(tmp_path, throughput, max_steps=4)
+    logged = trainer.callback_metrics
+    assert {"tokens_per_second", "step_seconds", "model_tflops", "mfu", "peak_memory_gib"} <= set(logged)
+    assert float(logged["mfu"]) == pytest.approx(float(logged["tokens_per_second"]) * 1e6 / 1e12, rel=1e-5)
+    assert float(logged["model_tflops"]) == pytest.approx(float(logged["mfu"]), rel=1e-5)
+
+
+def test_mfu_is_left_out_where_the_peak_is_unknown(tmp_path):
+    throughput = Throughput(flops_per_token=1e6)
+    trainer = fitted(tmp_path, throughput, max_steps=4)
+    assert "mfu" not in trainer.callback_metrics
+    assert throughput.summary()["mfu"] is None
+    assert throughput.summary()["model_tflops"] > 0
+
+
+def test_the_summary_takes_the_median_after_warm_up():
+    throughput = Throughput(flops_per_token=2e6, peak_flops=1e9, warmup_steps=2)
+    throughput.step_seconds = [9.0, 8.0, 1.0, 2.0, 2.0, 2.0, 30.0]
+    throughput.step_tokens = [100] * 7
+    summary = throughput.summary()
+    assert summary["step_seconds_median"] == 2.0
+    assert summary["tokens_per_second"] == 50.0
+    assert summary["mfu"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("steps", "dropped"), [(500, 50), (60, 10), (12, 6), (2, 1), (1, 0)])
+def test_warm_up_is_ten_steps_or_a_tenth_but_at_most_half(steps, dropped):
+    assert Throughput()._warmup(steps) == dropped
+
+
+def test_a_run_without_steps_has_a_summary_of_unknowns():
+    summary = Throughput().summary()
+    assert summary["tokens_per_second"] is None
+    assert summary["step_seconds_median"] is None
+
+
+def test_negative_figures_are_refused():
+    with pytest.raises(UserError, match="peak_flops must be positive"):
+        Throughput(peak_flops=-1.0)
