@@ -42,6 +42,8 @@ def main() -> None:
 
 
 def _command(words: list[str]) -> int:
+    # argparse wants its flags before the overrides; people put -m anywhere.
+    words = sorted(words, key=lambda word: word not in ("-m", "--multirun"))
     arguments = get_args_parser().parse_args(words)
     if arguments.help or not words:
         print(help_text())

@@ -74,11 +74,21 @@ def test_resume_auto_goes_on_in_the_folder_of_the_unfinished_run(tiny_runs: Tiny
 def test_a_sweep_ends_with_a_table_and_a_figure_and_goes_on_past_a_job_that_fails(
     tiny_runs: TinyRuns, tmp_path
 ) -> None:
-    done = tiny_runs.command("-m", "context=32,64,128", "trainer.steps=2", "weights=", f"output={tmp_path}")
-    assert done.returncode == 0, done.stdout + done.stderr
+    step = ("trainer.tokens_per_step=16384", "trainer.micro_batch=null", "trainer.steps=1")
+    done = tiny_runs.command("-m", "context=32,16384,64", *step, f"output={tmp_path}")
+    assert done.returncode == 1, done.stdout + done.stderr
     (folder,) = (tmp_path / "gpt2-sweep").iterdir()
-    names = {path.name for path in folder.iterdir()}
-    assert {"sweep.csv", "sweep.md", "sweep.png"} <= names
+    rows = [json.loads((folder / job / "summary.json").read_text()) for job in ("00", "01", "02")]
+    assert [row["status"] for row in rows] == ["finished", "failed", "finished"]
+    assert "16384" in rows[1]["error"]
+    assert {"sweep.csv", "sweep.md", "sweep.png"} <= {path.name for path in folder.iterdir()}
+
+
+def test_a_sweep_with_a_mistake_in_it_starts_nothing(tiny_runs: TinyRuns, tmp_path) -> None:
+    done = tiny_runs.command("-m", "context=32,33", f"output={tmp_path}")
+    assert done.returncode == 2
+    assert "no multiple of context=33" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_two_processes_train_like_one(tiny_runs: TinyRuns, tmp_path) -> None:

@@ -134,9 +134,6 @@ class TextDataModule(pl.LightningDataModule):
     def train_dataloader(self) -> ResumableLoader:
         """The run's micro-batches for this device, from the step that the trainer stands at."""
         self._check()
-        trainer = self.trainer
-        if trainer is not None:
-            _check_trainer(trainer, self.accumulate)
         samples = self._samples(self.split.training)
         world_size, rank = self._place()
         sampler = StepSampler(
@@ -149,7 +146,7 @@ class TextDataModule(pl.LightningDataModule):
             seed=self.seed,
         )
         self._train_loader = ResumableLoader(
-            samples, sampler, trainer=trainer, num_workers=self.num_workers, pin_memory=self._pin_memory()
+            samples, sampler, trainer=self.trainer, num_workers=self.num_workers, pin_memory=self._pin_memory()
         )
         return self._train_loader
 
@@ -191,6 +188,8 @@ class TextDataModule(pl.LightningDataModule):
             raise UserError(f"seed={self.seed} must be at least 0 and below 2**32.")
         if not 0 <= self.validation_fraction < 1:
             raise UserError(f"validation_fraction={self.validation_fraction} must be at least 0 and below 1.")
+        if self.trainer is not None:
+            _check_trainer(self.trainer, self.accumulate)
 
 
 def _check_trainer(trainer: pl.Trainer, accumulate: int) -> None:

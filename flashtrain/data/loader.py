@@ -84,7 +84,6 @@ class ResumableLoader(DataLoader[Batch]):
         return {
             "step": self.step,
             "samples_read": self.samples_read,
-            "samples_per_step": self.steps.samples_per_step,
             "accumulate": self.steps.accumulate,
             "seed": self.steps.seed,
             "context": self.packed.context,
@@ -104,8 +103,8 @@ class ResumableLoader(DataLoader[Batch]):
         ]
         if changed:
             log.warning("resuming on other data than before (%s): samples may repeat", ", ".join(changed))
-        if state_dict["samples_per_step"] != self.steps.samples_per_step:
-            self.steps.continue_from(state_dict["step"], state_dict["samples_read"])
+        # Not step times samples a step: the run may have changed its batch size before.
+        self.steps.continue_from(state_dict["step"], state_dict["samples_read"])
         self._begin, self._taken = state_dict["step"] * self.steps.accumulate, 0
         if self.trainer is not None:
             _align_batch_counts(self.trainer, len(self), state_dict["accumulate"], self.steps.accumulate)

@@ -166,8 +166,9 @@ def cache_folder(
     kind = tokenizer.kind if isinstance(tokenizer, TokenizerSpec) else "tokens"
     words = re.sub(r"[^a-z0-9]+", "-", source.describe().lower()).strip("-")
     base = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
-    # The end of a path says more than its beginning.
-    return base / f"{words[-40:].strip('-')}-{kind}-{digest}"
+    while len(words) > 40 and "-" in words:  # the end of a path says more than its beginning
+        words = words.split("-", 1)[1]
+    return base / f"{words[-40:]}-{kind}-{digest}"
 
 
 def tokenizer_key(tokenizer: TokenizerSpec | Tokenizer) -> str:

@@ -1,7 +1,8 @@
 """Which implementation a call gets, and with which tile: readable rules and a table. Nothing is tuned at run time.
 
 Implementations:
-    portable    the Triton kernels in portable/: NVIDIA GPUs of sm_80 and later (or, with TRITON_INTERPRET=1 set before the
+    portable    the Triton kernels in portable/: NVIDIA GPUs of sm_80 and later (or, with TRITON_INTERPRET=1 set
+    before the
                 import, Triton's interpreter on CPU tensors)
     torch       torch's scaled_dot_product_attention: tensors that are not on a CUDA device
     reference   plain PyTorch (reference.py) behind the same operators; only when forced, for tests
@@ -11,7 +12,7 @@ import contextlib
 import importlib.util
 import os
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -41,10 +42,12 @@ class Tiles(NamedTuple):
     dq: Tile
 
 
-# (architecture, bits of the dtype, head dimension up to) -> tiles. "small" stands for GPUs with 99 KiB of shared memory a
-# block (sm_86, sm_89, sm_120) and for every architecture not named. `python -m flashtrain_kernels.tuning` prints such rows.
+# (architecture, bits of the dtype, head dimension up to) -> tiles. "small" stands for GPUs with 99 KiB of shared
+# memory a
+# block (sm_86, sm_89, sm_120) and for every architecture not named. `python -m flashtrain_kernels.tuning` prints such
+# rows.
 TILES: dict[tuple[str, int, int], Tiles] = {
-    ("sm_90", 16, 64): Tiles(Tile(128, 64, 4, 3), Tile(64, 128, 8, 2), Tile(128, 64, 8, 2)),
+    ("sm_90", 16, 64): Tiles(Tile(128, 64, 4, 3), Tile(64, 128, 8, 3), Tile(128, 64, 8, 2)),
     ("sm_90", 16, 128): Tiles(Tile(128, 64, 8, 3), Tile(32, 128, 8, 3), Tile(128, 64, 8, 2)),
     ("sm_90", 16, 256): Tiles(Tile(64, 64, 8, 2), Tile(32, 64, 8, 2), Tile(64, 32, 8, 2)),
     ("sm_90", 32, 64): Tiles(Tile(64, 32, 4, 2), Tile(32, 32, 4, 2), Tile(32, 32, 4, 2)),
@@ -118,7 +121,7 @@ def tiles_for(device: torch.device, head_dim: int, dtype: torch.dtype) -> Tiles:
     return table_row(architecture(torch.cuda.get_device_capability(device)), head_dim, dtype)
 
 
-@lru_cache(maxsize=None)
+@cache
 def table_row(arch: str, head_dim: int, dtype: torch.dtype) -> Tiles:
     """The row of the table for an architecture, a head dimension (1..256) and a dtype."""
     bits = dtype.itemsize * 8
@@ -152,7 +155,7 @@ def explain_choice(device: torch.device, head_dim: int, dtype: torch.dtype) -> s
     )
 
 
-@lru_cache(maxsize=None)
+@cache
 def _require_triton() -> None:
     if importlib.util.find_spec("triton") is None:
         raise ValueError(
@@ -161,7 +164,7 @@ def _require_triton() -> None:
         )
 
 
-@lru_cache(maxsize=None)
+@cache
 def _require_sm80(capability: tuple[int, int]) -> None:
     if capability < (8, 0):
         raise ValueError(

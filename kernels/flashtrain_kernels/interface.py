@@ -24,9 +24,11 @@ def flash_attn_func(
     documents: Documents | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Exact attention without the score matrix: softmax(q k^T * softmax_scale + mask) v (FlashAttention, arXiv 2205.14135).
+    """Exact attention without the score matrix: softmax(q k^T * softmax_scale + mask) v (FlashAttention, arXiv
+    2205.14135).
 
-    q: (B, Sq, H, D); k, v: (B, Sk, K, D) with H a multiple of K (query head h reads key head h // (H / K)), D from 1 to 256;
+    q: (B, Sq, H, D); k, v: (B, Sk, K, D) with H a multiple of K (query head h reads key head h // (H / K)), D from 1
+    to 256;
     float16, bfloat16 or float32, all three alike. Any strides; only a last dimension that is not contiguous is copied.
     softmax_scale: positive; default 1 / sqrt(D).
     causal: aligned bottom-right, as flash-attn: query i sees key j when j <= i + Sk - Sq.
@@ -54,7 +56,8 @@ def flash_attn_qkvpacked_func(
     documents: Documents | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """`flash_attn_func` on qkv (B, S, 3, H, D), as one projection gives it; its gradient is one tensor of that shape."""
+    """`flash_attn_func` on qkv (B, S, 3, H, D), as one projection gives it; its gradient is one tensor of that
+    shape."""
     if not isinstance(qkv, torch.Tensor):
         raise TypeError(f"qkv must be a tensor (B, S, 3, H, D), not {type(qkv).__name__}")
     if qkv.dim() != 5 or qkv.shape[2] != 3:
@@ -79,7 +82,8 @@ def explain(
     causal: bool = False,
     documents: Documents | None = None,
 ) -> str:
-    """One line: which implementation and which tiles this call gets, and why. Raises what the call itself would raise."""
+    """One line: which implementation and which tiles this call gets, and why. Raises what the call itself would
+    raise."""
     _check(q, k, v, softmax_scale, causal, documents)
     return dispatch.explain_choice(q.device, q.shape[3], q.dtype)
 
@@ -140,7 +144,9 @@ def _check_documents(documents: Documents, q: torch.Tensor, k: torch.Tensor) -> 
         if x.dtype != torch.int32:
             raise TypeError(f"documents.{name} must be int32, not {_name(x.dtype)}")
         if x.shape != q.shape[:2]:
-            raise ValueError(f"documents.{name} must have the shape (B, S) = {tuple(q.shape[:2])}, not {tuple(x.shape)}")
+            raise ValueError(
+                f"documents.{name} must have the shape (B, S) = {tuple(q.shape[:2])}, not {tuple(x.shape)}"
+            )
         if x.device != q.device:
             raise ValueError(f"documents.{name} is on {x.device} and q on {q.device}: they must be on the same device")
 

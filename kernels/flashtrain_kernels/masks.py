@@ -17,8 +17,10 @@ import torch
 class Documents(NamedTuple):
     """Which document each token of a packed batch belongs to, as the documents' boundaries.
 
-    start, end: (B, S) int32; start[b, i] and end[b, i] are the first index, and one past the last index, of the document
-    that token i of row b belongs to. Documents are contiguous, so both are non-decreasing along S: the kernels rely on it.
+    start, end: (B, S) int32; start[b, i] and end[b, i] are the first index, and one past the last index, of the
+    document
+    that token i of row b belongs to. Documents are contiguous, so both are non-decreasing along S: the kernels rely
+    on it.
     A NamedTuple of tensors, so torch.compile and activation checkpointing pass it through. Build it once a batch with
     `documents_from_ids` and give it to every layer.
     """
@@ -47,7 +49,8 @@ def documents_from_ids(ids: torch.Tensor) -> Documents:
 def visible(
     seqlen_q: int, seqlen_k: int, *, causal: bool, documents: Documents | None, device: torch.device | str
 ) -> torch.Tensor | None:
-    """The dense mask: True where a query sees a key. (Sq, Sk), or (B, 1, Sq, Sk) with documents; None where all is seen."""
+    """The dense mask: True where a query sees a key. (Sq, Sk), or (B, 1, Sq, Sk) with documents; None where all is
+    seen."""
     key = torch.arange(seqlen_k, device=device)[None, :]
     mask = None
     if causal:
@@ -60,7 +63,8 @@ def visible(
 
 
 def visible_pairs(seqlen_q: int, seqlen_k: int, causal: bool) -> int:
-    """How many (query, key) pairs one head computes, for FLOP counts. Documents live in tensors, so they are not counted."""
+    """How many (query, key) pairs one head computes, for FLOP counts. Documents live in tensors, so they are not
+    counted."""
     if not causal:
         return seqlen_q * seqlen_k
     if seqlen_q <= seqlen_k:

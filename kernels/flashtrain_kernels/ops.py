@@ -5,7 +5,8 @@ B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension
     flashtrain_kernels::forward(q, k, v, ...) -> (out, lse)         flashtrain_kernels::backward(...) -> (dq, dk, dv)
     flashtrain_kernels::forward_packed(qkv, ...) -> (out, lse)      flashtrain_kernels::backward_packed(...) -> dqkv
 
-The backward is an operator of its own, so that torch.compile sees both; the packed pair writes dq, dk and dv into slices of
+The backward is an operator of its own, so that torch.compile sees both; the packed pair writes dq, dk and dv into
+slices of
 one tensor, so that a fused QKV projection costs no copy. Every output is contiguous, whatever the inputs' strides are.
 Selective checkpointing keeps attention's outputs with create_selective_checkpoint_contexts([FORWARD, FORWARD_PACKED]).
 """
@@ -90,22 +91,27 @@ def _forward(q, k, v, document_start, document_end, scale, causal):
 
 @torch.library.impl("flashtrain_kernels::forward_packed", _DEVICES)
 def _forward_packed(qkv, document_start, document_end, scale, causal):
-    return _compute_forward(*qkv.unbind(2), document_start, document_end, scale, causal)
+    q, k, v = qkv.unbind(2)
+    return _compute_forward(q, k, v, document_start, document_end, scale, causal)
 
 
 @torch.library.impl("flashtrain_kernels::backward", _DEVICES)
 def _backward(dout, dlse, q, k, v, out, lse, document_start, document_end, scale, causal):
-    gradients = _empty(q), _empty(k), _empty(v)
-    _compute_backward(dout, dlse, q, k, v, out, lse, document_start, document_end, scale, causal, *gradients)
-    return gradients
+    dq, dk, dv = _empty(q), _empty(k), _empty(v)
+    _compute_backward(
+        dout, dlse, q, k, v, out, lse, document_start, document_end, scale, causal, dq, dk, dv
+    )  # fmt: skip
+    return dq, dk, dv
 
 
 @torch.library.impl("flashtrain_kernels::backward_packed", _DEVICES)
 def _backward_packed(dout, dlse, qkv, out, lse, document_start, document_end, scale, causal):
     dqkv = _empty(qkv)
+    q, k, v = qkv.unbind(2)
+    dq, dk, dv = dqkv.unbind(2)
     _compute_backward(
-        dout, dlse, *qkv.unbind(2), out, lse, document_start, document_end, scale, causal, *dqkv.unbind(2)
-    )
+        dout, dlse, q, k, v, out, lse, document_start, document_end, scale, causal, dq, dk, dv
+    )  # fmt: skip
     return dqkv
 
 
@@ -135,7 +141,9 @@ _NO_CONTEXT = _NoContext()
 
 def _check_interpreter(dtype: torch.dtype) -> None:
     if dispatch.INTERPRETED and dtype == torch.bfloat16:
-        raise ValueError("Triton's interpreter multiplies bfloat16 wrongly: use float16 or float32 with TRITON_INTERPRET=1")
+        raise ValueError(
+            "Triton's interpreter multiplies bfloat16 wrongly: use float16 or float32 with TRITON_INTERPRET=1"
+        )
 
 
 # --- fake tensors: shapes and strides without data -------------------------------------------------------------------
@@ -149,7 +157,8 @@ def _fake_forward(q, k, v, document_start, document_end, scale, causal):
 
 @torch.library.register_fake("flashtrain_kernels::forward_packed")
 def _fake_forward_packed(qkv, document_start, document_end, scale, causal):
-    return _fake_forward(*qkv.unbind(2), document_start, document_end, scale, causal)
+    q, k, v = qkv.unbind(2)
+    return _fake_forward(q, k, v, document_start, document_end, scale, causal)
 
 
 @torch.library.register_fake("flashtrain_kernels::backward")
@@ -190,7 +199,8 @@ torch.library.register_autograd("flashtrain_kernels::forward_packed", _autograd_
 
 
 # --- FLOPs, for torch.utils.flop_counter -----------------------------------------------------------------------------
-# A forward multiplies each visible pair twice (QK^T, PV), a backward five times, 2 D operations each. What documents hide
+# A forward multiplies each visible pair twice (QK^T, PV), a backward five times, 2 D operations each. What documents
+# hide
 # is data, which a formula of shapes cannot know: it counts as computed.
 
 
@@ -215,5 +225,7 @@ def _backward_flops(dout, dlse, q, k, v, out, lse, document_start, document_end,
 
 
 @register_flop_formula(torch.ops.flashtrain_kernels.backward_packed)
-def _backward_packed_flops(dout, dlse, qkv, out, lse, document_start, document_end, scale, causal, *args, **kwargs) -> int:
+def _backward_packed_flops(
+    dout, dlse, qkv, out, lse, document_start, document_end, scale, causal, *args, **kwargs
+) -> int:
     return _flops(dout, qkv[1], causal, 5)

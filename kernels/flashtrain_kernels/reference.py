@@ -63,7 +63,8 @@ def attention_backward(
     causal: bool,
     documents: Documents | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients (dq, dk, dv), written out as the kernels compute them (FlashAttention-2, arXiv 2307.08691, section 3.1).
+    """The gradients (dq, dk, dv), written out as the kernels compute them (FlashAttention-2, arXiv 2307.08691,
+    section 3.1).
 
     dout: gradient of out, (B, Sq, H, D); dlse: gradient of the log-sum-exp, (B, H, Sq), or None. The log-sum-exp's
     gradient with respect to the scores is the probabilities themselves, so it is subtracted from delta.

@@ -22,7 +22,8 @@ def _say_once(device_type: str) -> bool:
     if not _said:
         _said = True
         _logger.warning(
-            "tensors are on %s: attention runs by torch's scaled_dot_product_attention (the Triton kernels need an NVIDIA GPU)",
+            "tensors are on %s: attention runs by torch's scaled_dot_product_attention "
+            "(the Triton kernels need an NVIDIA GPU)",
             device_type,
         )
     return True
@@ -40,7 +41,8 @@ def attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """q (B, Sq, H, D), k, v (B, Sk, K, D) -> out (B, Sq, H, D), with return_lse also the log-sum-exp (B, H, Sq).
 
-    torch returns no log-sum-exp, so a call that asks for it is computed by the reference, which stores the whole matrix.
+    torch returns no log-sum-exp, so a call that asks for it is computed by the reference, which stores the whole
+    matrix.
     """
     _say_once(q.device.type)
     if return_lse:
@@ -48,7 +50,8 @@ def attention(
             q, k, v, softmax_scale=softmax_scale, causal=causal, documents=documents, return_lse=True
         )
     seqlen_q, seqlen_k = q.shape[1], k.shape[1]
-    # Statements, not expressions: under torch.compile a comparison of sizes may be a symbol, which torch's call refuses.
+    # Statements, not expressions: under torch.compile a comparison of sizes may be a symbol, which torch's call
+    # refuses.
     grouped = False
     if q.shape[2] != k.shape[2]:
         grouped = True

@@ -3,7 +3,8 @@
     python -m flashtrain_kernels.tuning --head-dim 64 128 --out tiles.json
 
 Each of the three kernels (forward, dkdv, dq) is timed alone on the same shapes, full and causal. Candidates are first
-compiled by several processes at once into Triton's cache; one that does not compile or needs more shared memory than the GPU
+compiled by several processes at once into Triton's cache; one that does not compile or needs more shared memory than
+the GPU
 has is left out. A winner is the tile with the smallest sum of (its time / the best time) over full and causal.
 B batch, S sequence, H heads, D head dimension.
 """
@@ -26,6 +27,7 @@ from . import dispatch
 from .dispatch import Tile, Tiles
 
 KERNELS = ("forward", "dkdv", "dq")
+Job = tuple[str, Tile, bool]  # kernel, tile, causal
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 # (queries, keys, warps, stages). Those that spill registers at compute capability 9.0 are left out.
@@ -107,7 +109,9 @@ def main(words: list[str] | None = None) -> None:
         print(f'    ("{arch}", {bits}, {head_dim}): Tiles({text}),')
 
 
-def launch_for(name: str, tile: Tile, causal: bool, head_dim: int, dtype: str, seqlen: int, batch: int, heads: int) -> Any:
+def launch_for(
+    name: str, tile: Tile, causal: bool, head_dim: int, dtype: str, seqlen: int, batch: int, heads: int
+) -> Any:
     """The launch of one kernel with one tile, on fresh random tensors."""
     from .portable.backward import backward_launches
     from .portable.forward import forward_launch
@@ -122,9 +126,9 @@ def launch_for(name: str, tile: Tile, causal: bool, head_dim: int, dtype: str, s
     if name == "forward":
         return forward_launch(q, k, v, out, lse, None, scale, causal, tile)
     rows = torch.stack([lse * math.log2(math.e), torch.zeros_like(lse)])
-    gradients = [torch.empty_like(q) for _ in range(3)]
+    dq, dk, dv = (torch.empty_like(q) for _ in range(3))
     launches = backward_launches(
-        tensor(*out.shape), None, q, k, v, out, lse, None, scale, causal, *gradients, rows, tile, tile
+        tensor(*out.shape), None, q, k, v, out, lse, None, scale, causal, dq, dk, dv, rows, tile, tile
     )
     return launches[1 if name == "dkdv" else 2]
 
@@ -133,7 +137,7 @@ def _compile(name: str, tile: Tile, causal: bool, head_dim: int, dtype: str) -> 
     launch_for(name, tile, causal, head_dim, dtype, seqlen=64, batch=1, heads=2).compile()
 
 
-def _compile_all(jobs: list, head_dim: int, dtype: str, processes: int) -> list:
+def _compile_all(jobs: list[Job], head_dim: int, dtype: str, processes: int) -> list[Job]:
     """The jobs whose kernel compiles, compiled in fresh processes (CUDA does not survive a fork)."""
     usable = []
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
@@ -147,7 +151,7 @@ def _compile_all(jobs: list, head_dim: int, dtype: str, processes: int) -> list:
     return sorted(usable)
 
 
-def _time_all(jobs: list, head_dim: int, dtype: str, seqlen: int, rounds: int) -> list[dict[str, Any]]:
+def _time_all(jobs: list[Job], head_dim: int, dtype: str, seqlen: int, rounds: int) -> list[dict[str, Any]]:
     """Medians of interleaved rounds, so that a clock that drifts hits every candidate alike."""
     from triton.runtime.errors import OutOfResources
 
@@ -161,7 +165,9 @@ def _time_all(jobs: list, head_dim: int, dtype: str, seqlen: int, rounds: int) -
                 try:
                     launch.run()
                 except OutOfResources:
-                    print(f"  left out: {_label(job)}: needs more shared memory or registers than the GPU has", flush=True)
+                    print(
+                        f"  left out: {_label(job)}: needs more shared memory or registers than the GPU has", flush=True
+                    )
                     continue
                 launches[job[1]] = launch
         samples: dict[Tile, list[float]] = {tile: [] for tile in launches}
@@ -171,11 +177,14 @@ def _time_all(jobs: list, head_dim: int, dtype: str, seqlen: int, rounds: int) -
         products = {"forward": 2, "dkdv": 4, "dq": 3}[name]
         flops = products * 2 * batch * heads * head_dim * seqlen * seqlen / (2 if causal else 1)
         for tile, times in sorted(samples.items(), key=lambda item: statistics.median(item[1])):
-            row = {"kernel": name, "head_dim": head_dim, "causal": causal, "tile": list(tile)}
+            row: dict[str, Any] = {"kernel": name, "head_dim": head_dim, "causal": causal, "tile": list(tile)}
             row |= {"milliseconds": statistics.median(times)}
             row |= {"tflops": flops / row["milliseconds"] / 1e9}
             measured.append(row)
-            print(f"  {_label((name, tile, causal))}: {row['milliseconds']:.3f} ms, {row['tflops']:.0f} TFLOP/s", flush=True)
+            print(
+                f"  {_label((name, tile, causal))}: {row['milliseconds']:.3f} ms, {row['tflops']:.0f} TFLOP/s",
+                flush=True,
+            )
         launches.clear()
         torch.cuda.empty_cache()
     return measured
@@ -207,7 +216,7 @@ def _winners(rows: list[dict[str, Any]], kernels: list[str]) -> dict[str, Tile]:
     return best
 
 
-def _label(job: tuple) -> str:
+def _label(job: Job) -> str:
     name, tile, causal = job
     return f"{name} {'causal' if causal else 'full'} {tile}"
 

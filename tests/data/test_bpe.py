@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,7 @@ def test_without_files_or_network_the_settings_that_help_are_named(monkeypatch):
         raise huggingface_hub.errors.LocalEntryNotFoundError("offline")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", unreachable)
-    with pytest.raises(UserError, match="vocab=.*merges=.*'bpe' or 'bytes'"):
+    with pytest.raises(UserError, match=r"vocab=.*merges=.*'bpe' or 'bytes'"):
         gpt2_tokenizer()
 
 
@@ -121,7 +122,7 @@ def test_a_long_text_is_cut_where_no_token_spans_the_cut(text, longest):
     pattern = pre_tokenizers.ByteLevel(add_prefix_space=False)
     boundaries = {begin for _, (begin, _) in pattern.pre_tokenize_str(text)}
     at = 0
-    for before, after in zip(pieces, pieces[1:], strict=False):
+    for before, after in pairwise(pieces):
         at += len(before)
         if after[0] in " \n\t":
             if not before[-1].isspace():
@@ -154,7 +155,12 @@ def test_forks_after_encoding_neither_warn_nor_hang_and_a_users_choice_stays():
         if chosen:
             environment["TOKENIZERS_PARALLELISM"] = chosen
         done = subprocess.run(
-            [sys.executable, "-c", program, root], env=environment, capture_output=True, text=True, check=True, timeout=60
+            [sys.executable, "-c", program, root],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
         )
         assert done.stdout.strip() == after
         assert "forked" not in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -159,9 +160,9 @@ def test_other_impossible_arguments_are_told(data):
         name, value = next(iter(options.items()))
         with pytest.raises(UserError, match=f"{name}={value}"):
             data(**options)
-    with pytest.raises(UserError, match="unknown tokenizer 'bpee'. Did you mean 'bpe'"):
+    with pytest.raises(UserError, match=r"unknown tokenizer 'bpee'\. Did you mean 'bpe'"):
         TextDataModule("stdlib", "bpee")
-    with pytest.raises(UserError, match="shorter|fewer than"):
+    with pytest.raises(UserError, match="fewer than"):
         data(["short"], context=100).setup()
 
 
@@ -291,8 +292,6 @@ with open(f"{folder}/rank{run.global_rank}.json", "w") as file:
 
 
 def test_two_devices_share_each_steps_samples_with_lightnings_default_settings(data, tmp_path):
-    import json
-
     program = tmp_path / "two_ranks.py"
     program.write_text(TWO_RANKS)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

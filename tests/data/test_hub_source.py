@@ -42,21 +42,21 @@ def test_only_the_first_documents_are_read_when_asked(folder):
 
 
 def test_a_missing_or_wrong_column_is_told(folder):
-    with pytest.raises(UserError, match="no column 'body'. Possible: text, n"):
+    with pytest.raises(UserError, match=r"no column 'body'\. Possible: text, n"):
         list(HubSource(str(folder), text_column="body").documents())
     with pytest.raises(UserError, match="column 'n' holds int, not text"):
         list(HubSource(str(folder), text_column="n").documents())
 
 
 def test_an_unknown_split_is_one_line(folder):
-    with pytest.raises(UserError, match="cannot load dataset .*, split nosuch") as told:
+    with pytest.raises(UserError, match=r"cannot load dataset .*, split nosuch") as told:
         list(HubSource(str(folder), split="nosuch").documents())
     assert "\n" not in str(told.value)
 
 
 def test_without_network_one_line_names_dataset_and_remedy(offline):
     source = HubSource("someone/something")
-    with pytest.raises(UserError, match="someone/something.*no network.*data=files") as told:
+    with pytest.raises(UserError, match=r"someone/something.*no network.*data=files") as told:
         list(source.documents())
     assert "\n" not in str(told.value)
     assert source.approximate_bytes() is None

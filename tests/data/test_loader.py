@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 import pytest
 import torch
@@ -72,19 +74,33 @@ def test_a_loop_that_only_looked_starts_where_it_was_and_a_finished_pass_is_foll
     second_pass = firsts(loader)
     assert len(second_pass) == 10
     # 80 samples an epoch, 20 a pass: nothing is read twice before the fifth.
-    assert not set(sum(first_pass, [])) & set(sum(second_pass, []))
+    assert not set(chain(*first_pass)) & set(chain(*second_pass))
 
 
 def test_another_batch_size_goes_on_with_the_next_sample(make):
-    stream = sum(firsts(make()), [])
+    stream = list(chain(*firsts(make())))
     loader = make()
     batches = iter(loader)
     for _ in range(4):
         next(batches)
     resumed = make(batch_size=3, accumulate=1)
     resumed.load_state_dict(loader.state_dict())
-    assert sum(firsts(resumed), []) == stream[8:17]
+    assert list(chain(*firsts(resumed))) == stream[8:17]
     assert resumed.state_dict()["samples_read"] == 17
+
+
+def test_a_batch_size_changed_before_the_last_resume_is_remembered(make):
+    stream = list(chain(*firsts(make())))
+    first = make()
+    batches = iter(first)
+    for _ in range(4):
+        next(batches)
+    second = make(batch_size=3, accumulate=1)
+    second.load_state_dict(first.state_dict())
+    next(iter(second))
+    third = make(batch_size=3, accumulate=1)
+    third.load_state_dict(second.state_dict())
+    assert list(chain(*firsts(third))) == stream[11:17]
 
 
 def test_other_data_or_another_seed_is_told(make, caplog):

@@ -118,7 +118,7 @@ def test_it_travels_to_worker_processes_without_its_file(folder):
 
 
 def test_a_split_shorter_than_a_sample_is_told_with_the_numbers(folder):
-    with pytest.raises(UserError, match="5 tokens are fewer than the 6 .* context=5"):
+    with pytest.raises(UserError, match=r"5 tokens are fewer than the 6 .* context=5"):
         packed(folder, [5], 5)
     assert len(packed(folder, [6], 5)) == 1
 

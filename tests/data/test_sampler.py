@@ -51,9 +51,7 @@ def test_an_epoch_reads_every_sample_once_in_an_order_of_its_own(samples, batch_
 
 
 def test_the_order_depends_on_the_seed_alone():
-    orders = [
-        list(StepSampler(100, batch_size=10, total_steps=5, seed=seed)) for seed in (0, 0, 1)
-    ]
+    orders = [list(StepSampler(100, batch_size=10, total_steps=5, seed=seed)) for seed in (0, 0, 1)]
     assert orders[0] == orders[1] != orders[2]
 
 
@@ -101,10 +99,14 @@ def test_its_permutations_stay_behind_when_it_is_pickled():
 @pytest.mark.parametrize("batch_size", [1, 3, 8, 100])
 def test_validation_reads_the_same_first_samples_whatever_the_shares(world_size, batch_size):
     shares = [
-        [sample for batch in FixedSampler(24, batch_size=batch_size, world_size=world_size, rank=rank) for sample in batch]
+        [
+            sample
+            for batch in FixedSampler(24, batch_size=batch_size, world_size=world_size, rank=rank)
+            for sample in batch
+        ]
         for rank in range(world_size)
     ]
-    assert sorted(sum(shares, [])) == list(range(24))
+    assert sorted(sample for share in shares for sample in share) == list(range(24))
     assert len({len(share) for share in shares}) == 1
 
 

@@ -82,7 +82,7 @@ def test_loading_names_what_is_missing_or_damaged(tmp_path, list_source):
 
 
 def test_a_misspelt_kind_has_a_near_match():
-    with pytest.raises(UserError, match="unknown tokenizer 'byte'. Did you mean 'bytes'"):
+    with pytest.raises(UserError, match=r"unknown tokenizer 'byte'\. Did you mean 'bytes'"):
         TokenizerSpec("byte")
 
 

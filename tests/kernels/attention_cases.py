@@ -1,8 +1,10 @@
-"""What the kernel tests share: random inputs, and the outputs and gradients of a call beside the float64 reference's."""
+"""What the kernel tests share: random inputs, and the outputs and gradients of a call beside the float64
+reference's."""
 
 from typing import NamedTuple
 
 import torch
+
 from flashtrain_kernels import Documents, documents_from_ids, flash_attn_func, reference
 
 
@@ -21,13 +23,18 @@ class Case(NamedTuple):
     def __str__(self) -> str:
         documents = "" if self.document_lengths is None else f"-documents{len(self.document_lengths)}"
         mask = "causal" if self.causal else "full"
-        return f"B{self.batch}-Sq{self.seqlen_q}-Sk{self.seqlen_k}-H{self.heads}/{self.kv_heads}-D{self.head_dim}-{mask}{documents}"
+        lengths = f"Sq{self.seqlen_q}-Sk{self.seqlen_k}"
+        return f"B{self.batch}-{lengths}-H{self.heads}/{self.kv_heads}-D{self.head_dim}-{mask}{documents}"
 
     def inputs(self, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> tuple[torch.Tensor, ...]:
         generator = torch.Generator().manual_seed(seed)
         q = torch.randn(self.batch, self.seqlen_q, self.heads, self.head_dim, generator=generator, dtype=torch.float64)
-        k = torch.randn(self.batch, self.seqlen_k, self.kv_heads, self.head_dim, generator=generator, dtype=torch.float64)
-        v = torch.randn(self.batch, self.seqlen_k, self.kv_heads, self.head_dim, generator=generator, dtype=torch.float64)
+        k = torch.randn(
+            self.batch, self.seqlen_k, self.kv_heads, self.head_dim, generator=generator, dtype=torch.float64
+        )
+        v = torch.randn(
+            self.batch, self.seqlen_k, self.kv_heads, self.head_dim, generator=generator, dtype=torch.float64
+        )
         return tuple(x.to(device=device, dtype=dtype).requires_grad_() for x in (q, k, v))
 
     def documents(self, device: str = "cpu") -> Documents | None:

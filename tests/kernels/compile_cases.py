@@ -8,6 +8,7 @@ import json
 import sys
 
 import torch
+
 from flashtrain_kernels import dispatch
 from flashtrain_kernels.masks import Documents
 from flashtrain_kernels.portable.aot import compile_launch

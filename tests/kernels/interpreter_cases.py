@@ -1,15 +1,17 @@
 """The Triton kernels on a CPU, in Triton's interpreter, against the float64 reference.
 
-Triton decides when it is imported whether to interpret, and then for the whole process. So these tests are no part of the
+Triton decides when it is imported whether to interpret, and then for the whole process. So these tests are no part of
+the
 ordinary collection: test_portable.py runs this file in a process of its own. By hand:
 
     TRITON_INTERPRET=1 python -m pytest tests/kernels/interpreter_cases.py
 """
 
-import flashtrain_kernels as fk
 import pytest
 import torch
 from attention_cases import Case, assert_close, expected, ours
+
+import flashtrain_kernels as fk
 from flashtrain_kernels import dispatch
 from flashtrain_kernels.dispatch import Tile
 
@@ -29,26 +31,26 @@ def unwritten_memory_is_nan(monkeypatch):
     monkeypatch.setattr(torch, "empty", poisoned)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case(1, 1, 1, 1, 1, 16, causal=False),
-        Case(1, 1, 65, 2, 1, 16, causal=True),
-        Case(2, 63, 63, 2, 2, 16, causal=True),
-        Case(1, 65, 65, 4, 2, 40, causal=False),
-        Case(1, 63, 127, 3, 1, 16, causal=True),
-        Case(1, 127, 63, 1, 1, 16, causal=True),
-        Case(1, 65, 1, 2, 2, 16, causal=True),
-        Case(1, 65, 65, 1, 1, 80, causal=True),
-        Case(1, 17, 33, 1, 1, 1, causal=False),
-        Case(1, 33, 33, 1, 1, 200, causal=True),
-        Case(2, 120, 120, 2, 1, 16, causal=True, document_lengths=(20, 37, 1, 62)),
-        Case(2, 120, 120, 2, 1, 16, causal=False, document_lengths=(20, 37, 1, 62)),
-        Case(1, 64, 64, 1, 1, 16, causal=True, document_lengths=(64,)),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("tile", [SMALL, WIDE], ids=["32x16", "16x32"])
+CASES = [
+    Case(1, 1, 1, 1, 1, 16, causal=False),
+    Case(1, 1, 65, 2, 1, 16, causal=True),
+    Case(2, 63, 63, 2, 2, 16, causal=True),
+    Case(1, 65, 65, 4, 2, 40, causal=False),
+    Case(1, 63, 127, 3, 1, 16, causal=True),
+    Case(1, 127, 63, 1, 1, 16, causal=True),
+    Case(1, 65, 1, 2, 2, 16, causal=True),
+    Case(1, 65, 65, 1, 1, 80, causal=True),
+    Case(1, 17, 33, 1, 1, 1, causal=False),
+    Case(1, 33, 33, 1, 1, 200, causal=True),
+    Case(2, 120, 120, 2, 1, 16, causal=True, document_lengths=(20, 37, 1, 62)),
+    Case(2, 120, 120, 2, 1, 16, causal=False, document_lengths=(20, 37, 1, 62)),
+    Case(1, 64, 64, 1, 1, 16, causal=True, document_lengths=(64,)),
+]
+# The wide tile where the tiles' order matters: unequal lengths, heads in groups, documents.
+TILED = [(case, SMALL) for case in CASES] + [(CASES[index], WIDE) for index in (4, 5, 10, 11)]
+
+
+@pytest.mark.parametrize(("case", "tile"), TILED, ids=[f"{case}-{tile.block_q}x{tile.block_k}" for case, tile in TILED])
 def test_outputs_and_every_gradient_equal_the_reference(case, tile):
     inputs = case.inputs(torch.float32)
     with dispatch.force("portable", tile):

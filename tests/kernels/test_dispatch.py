@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from flashtrain_kernels import dispatch
 
 
@@ -16,7 +17,10 @@ def test_force_holds_within_its_context_only():
         assert dispatch.implementation_for("cpu") == "reference"
         assert not dispatch.runs_kernels(torch.device("cuda"))
     assert dispatch.implementation_for("cpu") == "torch"
-    with pytest.raises(ValueError, match="must be one of portable, torch, reference, not 'fast'"), dispatch.force("fast"):
+    with (
+        pytest.raises(ValueError, match="must be one of portable, torch, reference, not 'fast'"),
+        dispatch.force("fast"),
+    ):
         pass
 
 

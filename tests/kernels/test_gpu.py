@@ -1,11 +1,12 @@
 """The kernels on an NVIDIA GPU of sm_80 or later: python -m pytest -m gpu tests/kernels/test_gpu.py"""
 
-import flashtrain_kernels as fk
 import pytest
 import torch
 from attention_cases import Case, expected, ours, run
-from flashtrain_kernels import ops
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import flashtrain_kernels as fk
+from flashtrain_kernels import ops
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -4,10 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import flashtrain_kernels as fk
 import pytest
 import torch
 from attention_cases import Case, assert_close, expected, ours
+
+import flashtrain_kernels as fk
 from flashtrain_kernels import torch_sdpa
 
 CASES = [
@@ -62,7 +63,11 @@ def test_the_import_needs_no_triton():
     program += "x = torch.ones(1, 4, 1, 8); print(flashtrain_kernels.flash_attn_func(x, x, x).sum().item())"
     path = str(Path(fk.__file__).parents[1])
     result = subprocess.run(
-        [sys.executable, "-c", program], env={"PYTHONPATH": path, "PATH": ""}, capture_output=True, text=True, check=False
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": path, "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert result.stdout.strip() == "32.0", result.stderr
 
@@ -90,7 +95,9 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("tensors", "options", "error", "message"), MISTAKES, ids=[mistake[3][:40] for mistake in MISTAKES])
+@pytest.mark.parametrize(
+    ("tensors", "options", "error", "message"), MISTAKES, ids=[mistake[3][:40] for mistake in MISTAKES]
+)
 def test_a_mistake_is_named_before_anything_runs(tensors, options, error, message):
     with pytest.raises(error, match=message):
         fk.flash_attn_func(*tensors, **options)

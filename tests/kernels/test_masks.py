@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from flashtrain_kernels import documents_from_ids
 from flashtrain_kernels.masks import visible, visible_pairs
 

@@ -1,13 +1,15 @@
-"""The operators with the rest of torch: opcheck, torch.compile, checkpointing, FLOP counts. Computed by the reference."""
+"""The operators with the rest of torch: opcheck, torch.compile, checkpointing, FLOP counts. Computed by the
+reference."""
 
-import flashtrain_kernels as fk
 import pytest
 import torch
 from attention_cases import Case, assert_close, expected, ours
-from flashtrain_kernels import dispatch, ops
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode
+
+import flashtrain_kernels as fk
+from flashtrain_kernels import dispatch, ops
 
 
 @pytest.fixture(autouse=True)

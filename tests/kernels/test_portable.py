@@ -1,4 +1,5 @@
-"""The Triton kernels without a GPU: computed in Triton's interpreter, and compiled ahead of time for three generations."""
+"""The Triton kernels without a GPU: computed in Triton's interpreter, and compiled ahead of time for three
+generations."""
 
 import importlib.util
 import json

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from attention_cases import Case, assert_close, expected, run, upstream
+
 from flashtrain_kernels import reference
 
 

@@ -34,7 +34,8 @@ class Compiled:
 def compile_launch(launch: Launch, capability: int) -> Compiled:
     """Compile for sm_<capability> (80, 90, 100, ...). The launch may hold tensors on the meta device.
 
-    Raises whatever the compiler raises. A kernel compiled for a wrong target may abort the process: use a child process.
+    Raises whatever the compiler raises. A kernel compiled for a wrong target may abort the process: use a child
+    process.
     """
     names = list(inspect.signature(launch.kernel.fn).parameters)
     unspecialised = {p.name for p in launch.kernel.params if p.do_not_specialize}

@@ -3,7 +3,8 @@
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
 
 1. prepare: delta = rowsum(dO * O) - dLSE for each query, and the log-sum-exp in base 2.
-2. dkdv: one program owns BLOCK_K keys of one key/value head and loops over the queries of all its query heads. It works on
+2. dkdv: one program owns BLOCK_K keys of one key/value head and loops over the queries of all its query heads. It
+works on
    transposed scores, S^T = K Q^T, so that P^T and dS^T are left operands of the products for dV and dK.
 3. dq: one program owns BLOCK_Q queries and loops over their keys.
 """
@@ -211,11 +212,12 @@ def dkdv_kernel(
         rows = (batch * kv_heads * GROUP + head) * seqlen_q
         for MASKED in tl.static_range(2):
             dk, dv = _keys_loop(
-                dk, dv, k, v, q_base, dout_base, lse2_ptr + rows, delta_ptr + rows, stride_qs, stride_gs, key, key_start,
+                dk, dv, k, v, q_base, dout_base, lse2_ptr + rows, delta_ptr + rows, stride_qs, stride_gs, key,
+                key_start,
                 key_end, seqlen_q, seqlen_k, scale_log2, first, first_full, past_full, past, MASKED == 1, False, CAUSAL,
                 DOCUMENTS, HEAD_DIM, BLOCK_D, BLOCK_Q, PRECISION,
             )  # fmt: skip
-    if CAUSAL or DOCUMENTS:
+    if CAUSAL or DOCUMENTS:  # noqa: SIM102 - the first is decided while compiling, the second while running
         if has_nan(dk) | has_nan(dv):  # rare: see the forward kernel
             dk = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
             dv = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
@@ -227,7 +229,8 @@ def dkdv_kernel(
                 rows = (batch * kv_heads * GROUP + head) * seqlen_q
                 dk, dv = _keys_loop(
                     dk, dv, k, v, q_base, dout_base, lse2_ptr + rows, delta_ptr + rows, stride_qs, stride_gs, key,
-                    key_start, key_end, seqlen_q, seqlen_k, scale_log2, first * (BLOCK_Q // CAREFUL_BLOCK), past, past, past,
+                    key_start, key_end, seqlen_q, seqlen_k, scale_log2, first * (BLOCK_Q // CAREFUL_BLOCK), past,
+                    past, past,
                     True, True, CAUSAL, DOCUMENTS, HEAD_DIM, BLOCK_D, CAREFUL_BLOCK, PRECISION,
                 )  # fmt: skip
 
@@ -370,16 +373,19 @@ def dq_kernel(
     dq = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
     for MASKED in tl.static_range(2):
         dq = _queries_loop(
-            dq, q, dout, lse2, delta, k_base, v_base, stride_ks, stride_vs, query, row_start, row_end, seqlen_q, seqlen_k,
+            dq, q, dout, lse2, delta, k_base, v_base, stride_ks, stride_vs, query, row_start, row_end, seqlen_q,
+            seqlen_k,
             scale_log2, first, first_full, past_full, past, MASKED == 1, False, CAUSAL, DOCUMENTS, HEAD_DIM, BLOCK_D,
             BLOCK_K, PRECISION,
         )  # fmt: skip
-    if CAUSAL or DOCUMENTS:
+    if CAUSAL or DOCUMENTS:  # noqa: SIM102 - the first is decided while compiling, the second while running
         if has_nan(dq):  # rare: see the forward kernel
             past = past * (BLOCK_K // CAREFUL_BLOCK)
             dq = _queries_loop(
-                tl.zeros([BLOCK_Q, BLOCK_D], tl.float32), q, dout, lse2, delta, k_base, v_base, stride_ks, stride_vs, query,
-                row_start, row_end, seqlen_q, seqlen_k, scale_log2, first * (BLOCK_K // CAREFUL_BLOCK), past, past, past,
+                tl.zeros([BLOCK_Q, BLOCK_D], tl.float32), q, dout, lse2, delta, k_base, v_base, stride_ks, stride_vs,
+                query,
+                row_start, row_end, seqlen_q, seqlen_k, scale_log2, first * (BLOCK_K // CAREFUL_BLOCK), past, past,
+                past,
                 True, True, CAUSAL, DOCUMENTS, HEAD_DIM, BLOCK_D, CAREFUL_BLOCK, PRECISION,
             )  # fmt: skip
     dq_base = dq_ptr + batch * stride_dqb + head * stride_dqh + position * stride_dqs
@@ -389,7 +395,8 @@ def dq_kernel(
 def backward_launches(
     dout, dlse, q, k, v, out, lse, documents, scale, causal, dq, dk, dv, rows, tile_dkdv, tile_dq, tf32=True
 ) -> tuple[Launch, Launch, Launch]:
-    """The three launches, in order, that fill dq, dk and dv. rows: (2, B, H, Sq) float32 workspace (base-2 LSE, delta)."""
+    """The three launches, in order, that fill dq, dk and dv. rows: (2, B, H, Sq) float32 workspace (base-2 LSE,
+    delta)."""
     batch, seqlen_q, heads, head_dim = q.shape
     seqlen_k, kv_heads = k.shape[1], k.shape[2]
     block_d = max(16, triton.next_power_of_2(head_dim))

@@ -148,18 +148,22 @@ def forward_kernel(
     row_max = tl.full([BLOCK_Q], _NOTHING, tl.float32)
     for MASKED in tl.static_range(2):
         acc, row_sum, row_max = _attend(
-            acc, row_sum, row_max, q, k_base, v_base, stride_ks, stride_vs, query, row_start, row_end, seqlen_q, seqlen_k,
+            acc, row_sum, row_max, q, k_base, v_base, stride_ks, stride_vs, query, row_start, row_end, seqlen_q,
+            seqlen_k,
             scale_log2, first, first_full, past_full, past, MASKED == 1, False, CAUSAL, DOCUMENTS, HEAD_DIM, BLOCK_D,
             BLOCK_K, PRECISION,
         )  # fmt: skip
-    if CAUSAL or DOCUMENTS:
+    if CAUSAL or DOCUMENTS:  # noqa: SIM102 - the first is decided while compiling, the second while running
         if has_nan(acc):
-            # Rare: a NaN, or an inf in a masked value (0 * inf). Compute again in small tiles, keeping masked pairs out.
+            # Rare: a NaN, or an inf in a masked value (0 * inf). Compute again in small tiles, keeping masked pairs
+            # out.
             past = past * (BLOCK_K // CAREFUL_BLOCK)
             acc, row_sum, row_max = _attend(
                 tl.zeros([BLOCK_Q, BLOCK_D], tl.float32), tl.zeros([BLOCK_Q], tl.float32),
-                tl.full([BLOCK_Q], _NOTHING, tl.float32), q, k_base, v_base, stride_ks, stride_vs, query, row_start, row_end,
-                seqlen_q, seqlen_k, scale_log2, first * (BLOCK_K // CAREFUL_BLOCK), past, past, past, True, True, CAUSAL,
+                tl.full([BLOCK_Q], _NOTHING, tl.float32), q, k_base, v_base, stride_ks, stride_vs, query, row_start,
+                row_end,
+                seqlen_q, seqlen_k, scale_log2, first * (BLOCK_K // CAREFUL_BLOCK), past, past, past, True, True,
+                CAUSAL,
                 DOCUMENTS, HEAD_DIM, BLOCK_D, CAREFUL_BLOCK, PRECISION,
             )  # fmt: skip
 

@@ -1,6 +1,7 @@
 """Triton helpers shared by the forward and backward kernels: loading a tile, the mask of a tile, which tiles to visit.
 
-Legend: Sq queries, Sk keys, D head dimension (BLOCK_D: padded to a power of two). Every mask is described by one interval
+Legend: Sq queries, Sk keys, D head dimension (BLOCK_D: padded to a power of two). Every mask is described by one
+interval
 of the other side for each tile, and by a sub-interval inside it that needs no mask:
 
     first ... first_full ... past_full ... past        (in tiles)
@@ -13,13 +14,20 @@ of mask changes `key_tiles`, `query_tiles` and `sees`, and nothing else.
 import triton
 import triton.language as tl
 
-# Keys (or queries) a step when a tile is computed again because of a NaN: small, so that this costs the fast path no register.
+# Keys (or queries) a step when a tile is computed again because of a NaN: small, so that this costs the fast path no
+# register.
 CAREFUL_BLOCK = tl.constexpr(16)
 
 
 @triton.jit
 def load_tile(
-    base, stride_row, rows_left, CHECK_ROWS: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr
+    base,
+    stride_row,
+    rows_left,
+    CHECK_ROWS: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):
     """Read ROWS x BLOCK_D elements from `base` on; rows from rows_left on and columns past HEAD_DIM read as zero."""
     rows = tl.arange(0, ROWS)
@@ -39,9 +47,7 @@ def load_tile(
 
 
 @triton.jit
-def store_tile(
-    base, stride_row, rows_left, tile, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr
-):
+def store_tile(base, stride_row, rows_left, tile, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
     """Write a ROWS x BLOCK_D tile in the pointer's dtype, never past rows_left or HEAD_DIM."""
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK_D)
