@@ -24,7 +24,19 @@ _PUBLIC = {
     "main": "flashtrain.__main__",
 }
 
-__all__ = ["__version__", *_PUBLIC]
+__all__ = [
+    "GPT2",
+    "Attention",
+    "GPT2Config",
+    "LanguageModel",
+    "TextDataModule",
+    "Throughput",
+    "UserError",
+    "__version__",
+    "generate",
+    "main",
+    "register",
+]
 
 if TYPE_CHECKING:
     from flashtrain.__main__ import main

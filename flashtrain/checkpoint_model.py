@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from flashtrain.components import make_model
 from flashtrain.data.tokenizers import Tokenizer, load_tokenizer
 from flashtrain.errors import UserError
 from flashtrain.integrations import load_gpt2
 from flashtrain.models.gpt2 import GPT2, GPT2Config
+from flashtrain.models.trainable import Trainable
 from flashtrain.run_folder import BEST, TOKENIZER, find_checkpoint, read_settings
 from flashtrain.settings import Settings
 from flashtrain.training.checkpoints import read_checkpoint, read_weights
@@ -23,7 +23,7 @@ from flashtrain.training.checkpoints import read_checkpoint, read_weights
 class TrainedModel:
     """What a run folder holds, ready to evaluate, generate with or export."""
 
-    model: nn.Module
+    model: Trainable
     tokenizer: Tokenizer
     settings: Settings
     folder: Path
@@ -31,7 +31,7 @@ class TrainedModel:
     step: int
 
 
-def build_model(settings: Settings, *, vocab_size: int, attention: str) -> nn.Module:
+def build_model(settings: Settings, *, vocab_size: int, attention: str) -> Trainable:
     """A model to train: with random weights, or starting from `weights` (Hugging Face GPT-2).
 
     Raises UserError where the weights' model cannot serve the settings.
@@ -54,7 +54,7 @@ def build_model(settings: Settings, *, vocab_size: int, attention: str) -> nn.Mo
     return model
 
 
-def describe_model(model: nn.Module, settings: Settings, *, vocab_size: int) -> dict[str, Any]:
+def describe_model(model: Trainable, settings: Settings, *, vocab_size: int) -> dict[str, Any]:
     """What a checkpoint says of its model, in plain values: enough to rebuild it and to notice another one."""
     config = getattr(model, "config", None)
     shape = asdict(config) if is_dataclass(config) and not isinstance(config, type) else {}
@@ -81,7 +81,7 @@ def load_trained(given: str, *, attention: str) -> TrainedModel:
     if not isinstance(description, dict):
         raise UserError(f"{path} was not written by flashtrain: it does not say which model it holds.")
     if description["name"] in ("gpt2", "modern"):
-        model: nn.Module = GPT2(GPT2Config(**description["shape"]), attention=attention)
+        model: Trainable = GPT2(GPT2Config(**description["shape"]), attention=attention)
     else:
         model = make_model(settings, vocab_size=description["vocab_size"], attention=attention)
     try:
@@ -93,7 +93,7 @@ def load_trained(given: str, *, attention: str) -> TrainedModel:
     return TrainedModel(model.eval(), tokenizer, settings, folder, path, step)
 
 
-def move(model: nn.Module, kind: str, precision: str) -> nn.Module:
+def move(model: Trainable, kind: str, precision: str) -> Trainable:
     """The model on the device, in the precision's own dtype where that is not a mixed one."""
     dtype = {"bf16-true": torch.bfloat16, "64-true": torch.float64}.get(precision)
     return model.to(device=kind, dtype=dtype)

@@ -16,6 +16,7 @@ from flashtrain.data.hub_source import HubSource
 from flashtrain.data.sources import StandardLibrarySource, TextSource
 from flashtrain.data.tokenizers import TokenizerSpec
 from flashtrain.models.gpt2 import GPT2, GPT2Config
+from flashtrain.models.trainable import Trainable
 from flashtrain.registry import component, register
 from flashtrain.settings import (
     DataSettings,
@@ -121,7 +122,7 @@ def make_tokenizer_spec(settings: Settings) -> TokenizerSpec:
     return TokenizerSpec(kind=data.tokenizer, vocab_size=data.vocab_size, vocab=data.vocab, merges=data.merges)
 
 
-def make_model(settings: Settings, *, vocab_size: int, attention: str) -> nn.Module:
+def make_model(settings: Settings, *, vocab_size: int, attention: str) -> Trainable:
     """The model that `model` names, with this attention, for this vocabulary and `context`."""
     build = component("model", settings.model.name)
     return build(settings.model, vocab_size=vocab_size, context=settings.context, attention=attention)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from flashtrain.errors import UserError
 from flashtrain.announce import log, say
+from flashtrain.errors import UserError
 from flashtrain.machine import settle
 from flashtrain.quiet import quieten
 from flashtrain.run import Stopped, train

@@ -1,4 +1,4 @@
-"""What a run is given by the machine it finds itself on: device, precision, attention, and the recipe's demo without a GPU."""
+"""What a run is given by the machine it is on: device, precision, attention, and the recipe's demo without a GPU."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ from flashtrain.sample import continue_text
 from flashtrain.settings import Settings
 from flashtrain.tasks import LanguageModel
 
+
 def settings_from_checkpoint(words: Sequence[str]) -> Settings | None:
     """The settings for a mode that works on a checkpoint; None where the command line asks for another mode.
 

@@ -16,7 +16,7 @@ IGNORED = (
 
 
 def quieten() -> None:
-    """Silence Lightning's greetings and the warnings listed above, in this process. For the command, not the library."""
+    """Silence Lightning's greetings and the warnings listed above. For the command, not for the library."""
     for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "pytorch_lightning.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for pattern in IGNORED:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from torch import nn
 
 from flashtrain.announce import say
 from flashtrain.checkpoint_model import build_model, check_same_model, describe_model
@@ -24,8 +23,9 @@ from flashtrain.data.datamodule import TextDataModule
 from flashtrain.distributed.strategies import make_strategy
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2, GPT2Config
-from flashtrain.sample import continue_text
+from flashtrain.models.trainable import Trainable
 from flashtrain.run_folder import CHECKPOINTS, LAST, TOKENIZER, find_checkpoint, write_config
+from flashtrain.sample import continue_text
 from flashtrain.settings import Settings
 from flashtrain.summary import finished_row, log_summary, model_name
 from flashtrain.tasks import LanguageModel
@@ -56,7 +56,9 @@ class Stopped(Exception):
         self.status = status
 
 
-def train(settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float) -> dict[str, Any]:
+def train(
+    settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
+) -> dict[str, Any]:
     """Train as the settings say, in `folder`, and return the summary row.
 
     started: time.time() at the command's start. Raises UserError for what the user can mend, Stopped after a signal.
@@ -101,9 +103,9 @@ def train(settings: Settings, hardware: Hardware, folder: Path, *, overrides: li
     trainer.fit(task, data, ckpt_path=str(resumed) if resumed else None, weights_only=True)
     if signals.stopped_by is not None:
         raise _stopped(signals, folder)
-    validation = trainer.callback_metrics.get("validation_loss")
     if settings.trainer.steps % settings.trainer.validate_every:
-        validation = trainer.validate(task, data, verbose=False)[0]["validation_loss"]
+        trainer.validate(task, data, verbose=False)
+    validation = trainer.callback_metrics.get("validation_loss")
     row = finished_row(
         settings,
         hardware,
@@ -118,7 +120,7 @@ def train(settings: Settings, hardware: Hardware, folder: Path, *, overrides: li
         overrides=overrides,
     )
     if trainer.is_global_zero:
-        _say_sample(settings, model, data)
+        _say_sample(settings, hardware, model, data)
         log_summary(trainer.loggers, row)
     return row
 
@@ -143,7 +145,7 @@ def make_data(settings: Settings, hardware: Hardware) -> TextDataModule:
     )
 
 
-def choose_batching(settings: Settings, hardware: Hardware, model: nn.Module) -> Batching:
+def choose_batching(settings: Settings, hardware: Hardware, model: Trainable) -> Batching:
     """The micro-batch asked for, or the largest whose estimated memory fits what is free.
 
     Raises UserError where none fits, or where a registered model of another kind has no estimate to choose by.
@@ -221,13 +223,14 @@ def make_trainer(
     )
 
 
-def describe(settings: Settings, hardware: Hardware, model: nn.Module, batching: Batching) -> str:
+def describe(settings: Settings, hardware: Hardware, model: Trainable, batching: Batching) -> str:
     """The line that says what is about to be trained, on what, in what portions."""
     parameters = model.parameter_count() / 1e6
     samples = settings.trainer.tokens_per_step // settings.context
     memory = "" if batching.estimate is None else f" (estimated {batching.estimate.total / 2**30:.1f} GiB)"
     return (
-        f"{model_name(settings)}: {parameters:.1f}M parameters, context {settings.context}, attention {hardware.attention}; "
+        f"{model_name(settings)}: {parameters:.1f}M parameters, context {settings.context}, "
+        f"attention {hardware.attention}; "
         f"{settings.trainer.steps} steps of {samples} samples ({settings.trainer.tokens_per_step:,} tokens) on "
         f"{settings.trainer.devices * settings.trainer.nodes} x {hardware.name}, {hardware.precision}, "
         f"micro-batch {batching.micro_batch}{memory}"
@@ -249,10 +252,11 @@ def _checkpoint_to_resume(settings: Settings, folder: Path, description: dict[st
     return checkpoint
 
 
-def _say_sample(settings: Settings, model: nn.Module, data: TextDataModule) -> None:
+def _say_sample(settings: Settings, hardware: Hardware, model: Trainable, data: TextDataModule) -> None:
     """Print what the trained model writes; under FSDP2 no rank holds the whole model, and nothing is written."""
     if not isinstance(model, GPT2) or settings.trainer.strategy == "fsdp":
         return
+    model.to(hardware.kind)  # Lightning leaves the weights in main memory when a fit ends
     text = continue_text(model, data.tokenizer, settings.prompt, settings.generate, seed=settings.seed)
     say(f"\na sample of what it writes now:\n{text}")
 

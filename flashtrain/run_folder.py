@@ -1,11 +1,11 @@
 """The folder that a run leaves: where it is, what is in it, and how a later command finds its way back into it.
 
-    runs/gpt2/2026-11-21_10-15-02/
-      config.yaml      the resolved settings (a run can be rebuilt from this file and the checkpoint)
-      summary.json     one flat row: what was trained and what came out, also when the run failed
-      metrics.csv      every logged number
-      checkpoints/     last.ckpt, best.ckpt
-      tokenizer/       the tokenizer that the tokens were made with
+runs/gpt2/2026-11-21_10-15-02/
+  config.yaml      the resolved settings (a run can be rebuilt from this file and the checkpoint)
+  summary.json     one flat row: what was trained and what came out, also when the run failed
+  metrics.csv      every logged number
+  checkpoints/     last.ckpt, best.ckpt
+  tokenizer/       the tokenizer that the tokens were made with
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch.distributed import TCPStore
 
@@ -32,7 +32,7 @@ LAST, BEST = "last.ckpt", "best.ckpt"
 
 
 def new_run_folder(parent: Path) -> Path:
-    """A new, empty folder below `parent`, named by the time, the same on every rank of a job started by torchrun or SLURM.
+    """A new folder below `parent`, named by the time; the same on every rank of a job of torchrun's or SLURM's.
 
     Raises UserError when the folder cannot be made.
     """
@@ -72,7 +72,9 @@ def read_settings(folder: Path) -> Settings:
         config = OmegaConf.load(path)
     except (OSError, ValueError, OmegaConfBaseException) as error:
         raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
-    return typed_settings(OmegaConf.create(config))
+    if not isinstance(config, DictConfig):
+        raise UserError(f"{path} holds no settings.")
+    return typed_settings(config)
 
 
 def write_summary(folder: Path, row: dict[str, Any]) -> None:
@@ -148,7 +150,7 @@ def _what_is_trained(settings: Settings) -> dict[str, Any]:
 
 
 def _shared_by_ranks(parent: Path) -> Path | None:
-    """One folder for all ranks where each was started by itself: SLURM's job names it, or torchrun's store carries it."""
+    """One folder for ranks that were each started by itself: SLURM's job names it, or torchrun's store carries it."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
         key = f"flashtrain/run_folder/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"

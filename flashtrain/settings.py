@@ -68,7 +68,9 @@ class DataSettings:
         if self.source == "files" and not self.path:
             raise UserError("data=files needs data.path=..., a file or folder of .txt, .md, .jsonl or .parquet.")
         if self.source == "hub" and not self.name:
-            raise UserError("data=hub needs data.name=..., a dataset of the Hugging Face hub such as roneneldan/TinyStories.")
+            raise UserError(
+                "data=hub needs data.name=..., a dataset of the Hugging Face hub such as roneneldan/TinyStories."
+            )
         _one_of("data.tokenizer", self.tokenizer, TOKENIZERS)
         _at_least("data.vocab_size", self.vocab_size, 257)
         if (self.vocab is None) != (self.merges is None):
@@ -299,7 +301,7 @@ def divisors(number: int) -> list[int]:
 
 def _dotted(config: DictConfig, prefix: str = "") -> list[str]:
     names = []
-    for key in config:
+    for key in map(str, config):
         name = f"{prefix}{key}"
         names.append(name)
         if OmegaConf.is_dict(config._get_node(key)) and config[key]:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-from torch import nn
 
 from flashtrain.announce import say
 from flashtrain.data.datamodule import TextDataModule
+from flashtrain.models.trainable import Trainable
 from flashtrain.report.machine import versions
 from flashtrain.settings import Settings
 from flashtrain.tasks import LanguageModel
@@ -41,7 +41,7 @@ def finished_row(
     settings: Settings,
     hardware: Hardware,
     *,
-    model: nn.Module,
+    model: Trainable,
     task: LanguageModel,
     data: TextDataModule,
     throughput: Throughput,

@@ -40,7 +40,9 @@ def expand(words: Sequence[str]) -> list[list[str]]:
         elif override.is_choice_sweep() or override.is_range_sweep():
             choices[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
         else:
-            raise UserError(f"{override.input_line}: list the values, as in context=512,1024, or use range(start,stop,step).")
+            raise UserError(
+                f"{override.input_line}: list the values, as in context=512,1024, or use range(start,stop,step)."
+            )
     return [list(job) for job in itertools.product(*choices.values())]
 
 

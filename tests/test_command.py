@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
-from conftest import TinyRuns, flashtrain_command
+from conftest import ROOT, TinyRuns, flashtrain_command
 
 
 def test_help_lists_the_recipes_with_a_line_each(tmp_path) -> None:
@@ -42,8 +45,6 @@ def test_a_run_says_what_it_trains_and_ends_with_a_summary_a_sample_and_the_next
 
 
 def test_resume_auto_goes_on_in_the_folder_of_the_unfinished_run(tiny_runs: TinyRuns, tmp_path) -> None:
-    from conftest import ROOT  # noqa: F401 - the process below imports flashtrain from there
-
     script = tmp_path / "stop_after_three.py"
     script.write_text(
         "import os, signal, pytorch_lightning as pl, flashtrain\n"
@@ -53,14 +54,14 @@ def test_resume_auto_goes_on_in_the_folder_of_the_unfinished_run(tiny_runs: Tiny
         "flashtrain.register('callback', 'stop')(lambda settings: Stop())\n"
         "flashtrain.main()\n"
     )
-    import os
-    import subprocess
-    import sys
-
     words = tiny_runs.settings_words(f"output={tmp_path / 'runs'}")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])}
     stopped = subprocess.run(
-        [sys.executable, str(script), *words, "trainer.callbacks=[stop]"], env=environment, capture_output=True, text=True
+        [sys.executable, str(script), *words, "trainer.callbacks=[stop]"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
     assert stopped.returncode == 143, stopped.stdout + stopped.stderr
     assert "resume=" in stopped.stdout
@@ -95,7 +96,8 @@ def test_two_processes_train_like_one(tiny_runs: TinyRuns, tmp_path) -> None:
     rows = []
     for devices in (1, 2):
         out = tmp_path / str(devices)
-        done = tiny_runs.command(f"output={out}", f"trainer.devices={devices}", "trainer.strategy=ddp", "trainer.steps=3")
+        ranks = (f"trainer.devices={devices}", "trainer.strategy=ddp")
+        done = tiny_runs.command(f"output={out}", *ranks, "trainer.steps=3")
         assert done.returncode == 0, done.stdout + done.stderr
         (summary,) = out.glob("gpt2/*/summary.json")
         rows.append(json.loads(summary.read_text()))

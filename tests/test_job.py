@@ -103,7 +103,7 @@ def test_accumulated_micro_batches_train_like_one_batch(tiny_runs: TinyRuns, tra
 
 
 def test_documents_can_be_kept_apart(tiny_runs: TinyRuns) -> None:
-    status, folder = tiny_runs.run("documents", "data.document_mask=true", "trainer.steps=2")
+    status, _ = tiny_runs.run("documents", "data.document_mask=true", "trainer.steps=2")
     assert status == 0
 
 

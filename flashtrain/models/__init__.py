@@ -1,8 +1,8 @@
 """Models as plain torch.nn modules: no Lightning, no Hydra, no files.
 
 Public names, importable into any program: GPT2, GPT2Config, SIZES (gpt2.py), Attention (attention.py), Block
-(block.py), GeluFeedForward, SwiGLUFeedForward (feed_forward.py), RotaryPositions, LearnedPositions (positions.py) and
-KeyValueCache (cache.py). Layers are built bottom up: positions and feed_forward know nothing of attention, attention
+(block.py), Trainable (trainable.py), GeluFeedForward, SwiGLUFeedForward (feed_forward.py), RotaryPositions, LearnedPositions
+(positions.py) and KeyValueCache (cache.py). Layers are built bottom up: positions and feed_forward know nothing of attention, attention
 nothing of blocks, blocks nothing of gpt2.
 """
 
@@ -12,6 +12,7 @@ from flashtrain.models.cache import KeyValueCache
 from flashtrain.models.feed_forward import GeluFeedForward, SwiGLUFeedForward
 from flashtrain.models.gpt2 import GPT2, SIZES, GPT2Config
 from flashtrain.models.positions import LearnedPositions, RotaryPositions
+from flashtrain.models.trainable import Trainable
 
 __all__ = [
     "GPT2",
@@ -24,4 +25,5 @@ __all__ = [
     "LearnedPositions",
     "RotaryPositions",
     "SwiGLUFeedForward",
+    "Trainable",
 ]

@@ -24,6 +24,7 @@ from flashtrain.models.cache import KeyValueCache, next_positions
 from flashtrain.models.feed_forward import FEED_FORWARDS
 from flashtrain.models.normalization import NORMS, normalization
 from flashtrain.models.positions import LearnedPositions, RotaryPositions, check_learned, check_rotary
+from flashtrain.models.trainable import Trainable
 from flashtrain_kernels import Documents
 
 POSITIONS = ("learned", "rotary")
@@ -144,7 +145,7 @@ class GPT2Config:
         )
 
 
-class GPT2(nn.Module):
+class GPT2(Trainable):
     """The decoder: embedding, blocks, final norm, output head (the embedding table again unless untied).
 
     attention: "flash", "sdpa" or "standard"; it changes speed and memory, not the result or the weights.

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from flashtrain_kernels import Documents, documents_from_ids
 from torch import Tensor, nn
 
 from flashtrain.data.batch import Batch
 from flashtrain.distributed.sharding import shard
+from flashtrain.models.trainable import Trainable
 from flashtrain.training.gradients import clip_gradients, gradient_scale
 from flashtrain.training.optimizers import adamw
+from flashtrain_kernels import Documents, documents_from_ids
 
 LOSSES_KEPT = 64
 DEFAULT_LEARNING_RATE = 6e-4
@@ -42,13 +43,13 @@ class LanguageModel(pl.LightningModule):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Trainable,
         *,
         make_optimizer: OptimizerBuilder | None = None,
         make_schedule: ScheduleBuilder | None = None,
         document_mask: bool = False,
         gradient_clip: float = 1.0,
-        compile: bool = False,  # noqa: A002 - torch's own name for it
+        compile: bool = False,
         description: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
@@ -136,7 +137,8 @@ class LanguageModel(pl.LightningModule):
 
     def _is_logged_step(self) -> bool:
         """Whether the loggers take this step's values: averaging over ranks and self.log cost time at each step."""
-        return (self.global_step + 1) % max(1, self.trainer.log_every_n_steps) == 0
+        every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        return (self.global_step + 1) % max(1, every) == 0
 
     def _batch_loss(self, batch: Batch) -> Tensor:
         positions: Tensor | None = None
@@ -144,4 +146,3 @@ class LanguageModel(pl.LightningModule):
         if self.document_mask:
             positions, documents = batch["positions"], documents_from_ids(batch["documents"])
         return self._loss(batch["tokens"], batch["labels"], positions=positions, documents=documents)
-

@@ -31,7 +31,7 @@ FFN_TENSORS_KEPT = 2  # before and after the activation function
 EAGER_EXTRA = 1.35  # without torch.compile the intermediate results of norms, activation and casts are kept as well
 STANDARD_BYTES_PER_SCORE = 8  # S x S attention: float32 scores and softmax, and their half-precision copies
 LOGIT_COPIES = 1  # logits in the activations' precision
-LOGIT_FLOAT32_COPIES = 2  # their float32 softmax, and its gradient
+EAGER_LOGIT_FLOAT32_COPIES = 2  # their float32 softmax and its gradient, which torch.compile never stores
 CHECKPOINTING = ("none", "selective", "full")
 ATTENTIONS = ("flash", "sdpa", "standard")
 
@@ -127,7 +127,7 @@ def estimate_memory(
     at_work = 0.0 if checkpointing == "none" else block  # the block being recomputed
     per_token = layers * kept + at_work + 2 * embed * residual  # embedding output and final norm
 
-    logit = LOGIT_COPIES * activation + LOGIT_FLOAT32_COPIES * 4
+    logit = LOGIT_COPIES * activation + (0 if compiled else EAGER_LOGIT_FLOAT32_COPIES * 4)
     # Sharded weights are gathered for one block at a time while the next one's are on their way, and for the embedding.
     gathered = parameters if shards == 1 else min(parameters, 2 * parameters // layers + vocab_rows * embed)
     return MemoryEstimate(
