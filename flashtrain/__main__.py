@@ -74,14 +74,13 @@ def _hydra_job(config: DictConfig) -> None:
 
 
 def _run_folder(output: str, overrides: list[str]) -> Path:
-    """The folder of the run to continue, or a new one."""
-    settings = compose_settings(overrides)
+    """The folder of the run to continue, or a new one; made only once the settings are known to work here."""
+    settings, _ = settle(compose_settings(overrides), overrides, quiet=True)
     if settings.resume not in (None, "auto"):
         return find_checkpoint(str(settings.resume), prefer=LAST)[0]
     parent = Path(output) / settings.recipe
     if settings.resume == "auto":
-        settled, _ = settle(settings, overrides)
-        unfinished = find_unfinished(parent, settled)
+        unfinished = find_unfinished(parent, settings)
         if unfinished is not None:
             return unfinished
         say("resume=auto: no unfinished run of this kind is there, starting a new one.")

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from flashtrain.announce import say
+from flashtrain import announce
 from flashtrain.compose import apply_demo, override_keys
+from flashtrain.errors import UserError
 from flashtrain.settings import Settings
 from flashtrain.training.hardware import Hardware, detect_hardware
 
 
-def settle(settings: Settings, overrides: Sequence[str]) -> tuple[Settings, Hardware]:
+def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False) -> tuple[Settings, Hardware]:
     """The settings as this machine can run them, and the machine.
 
     overrides: the command line's, which the demo never replaces.
-    Says one line for each decision that a user would want to know of.
+    Says one line for each decision that a user would want to know of, unless quiet.
+    Raises UserError for settings that cannot be run here.
     """
+    say = _nothing if quiet else announce.say
     hardware = detect_hardware(settings.hardware.accelerator)
     given = override_keys(overrides)
     if not settings.is_demo and _wants_demo(settings, hardware, given):
@@ -27,6 +30,9 @@ def settle(settings: Settings, overrides: Sequence[str]) -> tuple[Settings, Hard
             f"{why}: training the recipe's small demo model instead (context {settings.context}). "
             f"For {full}, run the same command on a machine with an NVIDIA GPU, or add hardware.demo=never."
         )
+    wanted = settings.trainer.devices
+    if hardware.kind == "cuda" and wanted > hardware.count and settings.mode in ("train", "plan"):
+        raise UserError(f"trainer.devices={wanted}, but this machine has {hardware.count}: choose at most that many.")
     if settings.hardware.peak_tflops is not None:
         hardware = replace(hardware, peak_flops=settings.hardware.peak_tflops * 1e12)
     if settings.hardware.precision is not None:
@@ -37,7 +43,13 @@ def settle(settings: Settings, overrides: Sequence[str]) -> tuple[Settings, Hard
         say(f"attention=flash needs an NVIDIA GPU of sm_80 or later and Triton; {_name(hardware)} takes torch's SDPA.")
     if hardware.kind == "cuda" and hardware.precision == "16-mixed" and settings.hardware.precision is None:
         say(f"{_name(hardware)} has no bfloat16 tensor cores: training in float16 with loss scaling.")
+    if settings.mode in ("train", "plan"):
+        settings.check_step()
     return settings, hardware
+
+
+def _nothing(line: str) -> None:
+    """Says nothing, for settling before it is known that anything will run."""
 
 
 def _wants_demo(settings: Settings, hardware: Hardware, given: Collection[str]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +216,7 @@ def make_trainer(
             project=settings.logger.project,
             name=settings.logger.run_name or f"{settings.recipe}-{folder.name}",
             group=settings.logger.group,
+            config=asdict(settings),
             mode=settings.logger.mode,
         ),
         plugins=[AtomicCheckpointIO()],

@@ -232,10 +232,12 @@ class Settings:
         groups = (self.model, self.data, self.attention, self.optimizer, self.schedule, self.trainer, self.logger)
         for group in (*groups, self.hardware, self.generate):
             group.check()
-        if self.mode in ("train", "plan"):
-            self._check_step()
 
-    def _check_step(self) -> None:
+    def check_step(self) -> None:
+        """Raise UserError unless a step is whole samples that divide over devices and micro-batches.
+
+        Apart from check(), since a machine without a GPU may put the recipe's demo in these settings' place first.
+        """
         tokens, context = self.trainer.tokens_per_step, self.context
         if tokens % context:
             near = max(1, tokens // context) * context

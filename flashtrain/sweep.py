@@ -19,6 +19,7 @@ from pathlib import Path
 
 from flashtrain.compose import compose_settings, override_keys, parse_overrides
 from flashtrain.errors import UserError
+from flashtrain.machine import settle
 from flashtrain.report.sweep import report_sweep
 from flashtrain.run_folder import make_unique, read_summary, write_summary
 
@@ -54,7 +55,7 @@ def run_sweep(words: Sequence[str]) -> int:
     """
     words = [word for word in words if not word.startswith("hydra.sweep.dir=")]
     jobs = expand(words)
-    settings = [compose_settings(job) for job in jobs]
+    settings = [settle(compose_settings(job), job, quiet=True)[0] for job in jobs]
     varying = [key for key in {word.split("=", 1)[0]: None for word in words} if _values(jobs, key) > 1]
     folder = make_unique(Path(settings[0].output) / f"{settings[0].recipe}-sweep", time.strftime("%Y-%m-%d_%H-%M-%S"))
     group = [] if "logger.group" in override_keys(words) else [f"logger.group={settings[0].recipe}-{folder.name}"]

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, TinyRuns, flashtrain_command
+from tiny_runs import ROOT, TinyRuns, flashtrain_command
 
 
 def test_help_lists_the_recipes_with_a_line_each(tmp_path) -> None:
@@ -92,13 +92,29 @@ def test_a_sweep_with_a_mistake_in_it_starts_nothing(tiny_runs: TinyRuns, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
-def test_two_processes_train_like_one(tiny_runs: TinyRuns, tmp_path) -> None:
-    rows = []
-    for devices in (1, 2):
-        out = tmp_path / str(devices)
-        ranks = (f"trainer.devices={devices}", "trainer.strategy=ddp")
-        done = tiny_runs.command(f"output={out}", *ranks, "trainer.steps=3")
-        assert done.returncode == 0, done.stdout + done.stderr
-        (summary,) = out.glob("gpt2/*/summary.json")
-        rows.append(json.loads(summary.read_text()))
-    assert rows[0]["validation_loss"] == pytest.approx(rows[1]["validation_loss"], rel=1e-5)
+@pytest.fixture(scope="module")
+def one_process(tiny_runs: TinyRuns, tmp_path_factory) -> dict[str, float]:
+    """The summary row of the tiny run on one process, to compare those on two with."""
+    return summary_row(tiny_runs, tmp_path_factory.mktemp("one"))
+
+
+def summary_row(tiny_runs: TinyRuns, out, *words: str, launcher: tuple[str, ...] = ()) -> dict[str, float]:
+    done = tiny_runs.command(f"output={out}", "trainer.steps=3", *words, launcher=launcher)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (summary,) = out.glob("gpt2/*/summary.json")
+    return json.loads(summary.read_text())
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_processes_train_like_one(tiny_runs: TinyRuns, one_process, tmp_path, strategy) -> None:
+    row = summary_row(tiny_runs, tmp_path, "trainer.devices=2", f"trainer.strategy={strategy}")
+    assert row["validation_loss"] == pytest.approx(one_process["validation_loss"], rel=1e-5)
+    assert row["devices"] == 2
+
+
+def test_torchruns_processes_share_one_run_folder_and_train_like_one(
+    tiny_runs: TinyRuns, one_process, tmp_path
+) -> None:
+    launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
+    row = summary_row(tiny_runs, tmp_path, "trainer.devices=2", "trainer.strategy=ddp", launcher=launcher)
+    assert row["validation_loss"] == pytest.approx(one_process["validation_loss"], rel=1e-5)

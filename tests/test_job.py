@@ -9,7 +9,7 @@ import signal
 
 import pytorch_lightning as pl
 import torch
-from conftest import TinyRuns
+from tiny_runs import TinyRuns
 
 from flashtrain import registry
 from flashtrain.run_folder import read_settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import TinyRuns
+from tiny_runs import TinyRuns
 
 from flashtrain import modes
 from flashtrain.compose import compose_settings

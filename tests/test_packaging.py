@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from tiny_runs import TINY
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 PROJECTS = {"flashtrain": CHECKOUT, "flashtrain_kernels": CHECKOUT / "kernels"}
@@ -131,3 +132,10 @@ def test_the_kernels_need_torch_and_triton_only(wheels: dict[str, Path]):
 
 def version(wheel: Path) -> str:
     return wheel.name.split("-")[1]
+
+
+def test_the_installed_wheels_train_from_any_folder(installed: Path, text_folder: Path, tmp_path: Path):
+    words = [f"data.path={text_folder}", f"data.cache_dir={tmp_path / 'cache'}", *TINY]
+    said = run(sys.executable, "-m", "flashtrain", *words, "trainer.steps=1", cwd=tmp_path, pythonpath=installed)
+    assert "finished gpt2-demo" in said
+    assert list(tmp_path.glob("runs/gpt2/*/summary.json"))

@@ -1,9 +1,9 @@
 """Models as plain torch.nn modules: no Lightning, no Hydra, no files.
 
 Public names, importable into any program: GPT2, GPT2Config, SIZES (gpt2.py), Attention (attention.py), Block
-(block.py), Trainable (trainable.py), GeluFeedForward, SwiGLUFeedForward (feed_forward.py), RotaryPositions, LearnedPositions
-(positions.py) and KeyValueCache (cache.py). Layers are built bottom up: positions and feed_forward know nothing of attention, attention
-nothing of blocks, blocks nothing of gpt2.
+(block.py), Trainable (trainable.py), GeluFeedForward, SwiGLUFeedForward (feed_forward.py), RotaryPositions,
+LearnedPositions (positions.py) and KeyValueCache (cache.py). Layers are built bottom up: positions and feed_forward
+know nothing of attention, attention nothing of blocks, blocks nothing of gpt2.
 """
 
 from flashtrain.models.attention import Attention

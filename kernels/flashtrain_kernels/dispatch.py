@@ -23,15 +23,22 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
 class Tile(NamedTuple):
-    """A program's tile: queries and keys a step, warps, and how many loads are kept in flight."""
+    """A program's tile: queries and keys a step, warps, how many loads are kept in flight, registers a thread (0: no cap)."""
 
     block_q: int
     block_k: int
     warps: int
     stages: int
+    registers: int = 0
+
+    def options(self) -> dict[str, int]:
+        """Triton's launch options. A cap on registers lets more programs share a multiprocessor."""
+        options = {"num_warps": self.warps, "num_stages": self.stages}
+        return {**options, "maxnreg": self.registers} if self.registers else options
 
     def __str__(self) -> str:
-        return f"{self.block_q}x{self.block_k}, {self.warps} warps, {self.stages} stages"
+        cap = f", {self.registers} registers" if self.registers else ""
+        return f"{self.block_q}x{self.block_k}, {self.warps} warps, {self.stages} stages{cap}"
 
 
 class Tiles(NamedTuple):

@@ -198,7 +198,7 @@ def forward_launch(q, k, v, out, lse, documents, scale, causal, tile, tf32=True)
             "BLOCK_K": tile.block_k,
             "PRECISION": precision(q.dtype, tf32),
         },
-        options={"num_warps": tile.warps, "num_stages": tile.stages},
+        options=tile.options(),
     )  # fmt: skip
 
 

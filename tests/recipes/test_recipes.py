@@ -1,0 +1,33 @@
+"""Every recipe composes, says what it is, and trains a step on this machine."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tiny_runs import flashtrain_command
+
+from flashtrain.compose import apply_demo, compose_settings
+from flashtrain.locate import recipe_description, recipe_files
+
+RECIPES = sorted(recipe_files())
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_it_composes_and_so_does_its_demo(recipe: str) -> None:
+    settings = compose_settings([f"recipe={recipe}"])
+    assert apply_demo(settings, []).is_demo
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_its_first_line_says_what_it_does(recipe: str) -> None:
+    assert len(recipe_description(recipe_files()[recipe])) > 10
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_it_trains_a_step_on_a_cpu(recipe: str, tmp_path) -> None:
+    words = ("hardware=cpu", "logger=none", "trainer.steps=1", "trainer.tokens_per_step=512", "generate.tokens=4")
+    done = flashtrain_command(f"recipe={recipe}", *words, f"output={tmp_path}", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (summary,) = tmp_path.glob(f"{recipe}/*/summary.json")
+    assert json.loads(summary.read_text())["status"] == "finished"

@@ -1,0 +1,77 @@
+"""What a run makes of the machine it finds itself on."""
+
+from __future__ import annotations
+
+import pytest
+
+from flashtrain import machine
+from flashtrain.compose import compose_settings
+from flashtrain.errors import UserError
+from flashtrain.training.hardware import Hardware, attention_for, precision_for
+
+
+def gpu(capability: tuple[int, int], name: str = "NVIDIA H200", count: int = 1) -> Hardware:
+    return Hardware(
+        "cuda", name, count, capability, 2**37, 2**37, None, precision_for(capability), attention_for(capability)
+    )
+
+
+def cpu() -> Hardware:
+    return Hardware("cpu", "a CPU", 2, None, 2**34, 2**34, None, "32-true", "sdpa")
+
+
+@pytest.fixture
+def settle(monkeypatch, caplog):
+    def on(hardware: Hardware, *words: str):
+        monkeypatch.setattr(machine, "detect_hardware", lambda accelerator: hardware)
+        overrides = ["recipe=gpt2", *words]
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            settings, found = machine.settle(compose_settings(overrides), overrides)
+        return settings, found, caplog.text
+
+    return on
+
+
+def test_a_gpu_trains_the_recipe_itself_in_bf16_with_our_kernels(settle) -> None:
+    settings, hardware, said = settle(gpu((9, 0)))
+    assert not settings.is_demo
+    assert (settings.model.size, hardware.precision, hardware.attention, said) == ("124m", "bf16-mixed", "flash", "")
+
+
+def test_a_machine_without_a_gpu_trains_the_demo_and_says_so_in_one_line(settle) -> None:
+    settings, _, said = settle(cpu())
+    assert settings.is_demo
+    assert settings.model.size == "demo"
+    (line,) = [line for line in said.splitlines() if "demo" in line]
+    assert "no NVIDIA GPU found here" in line
+    assert "gpt2-124m" in line  # what one would get with a GPU
+
+
+@pytest.mark.parametrize("word", ["model.size=355m", "model=modern", "hardware.demo=never"])
+def test_who_asks_for_a_model_gets_it_on_a_cpu_too(settle, word) -> None:
+    assert not settle(cpu(), word)[0].is_demo
+
+
+def test_the_demo_can_be_asked_for_on_a_gpu(settle) -> None:
+    assert settle(gpu((9, 0)), "hardware.demo=always")[0].model.size == "demo"
+
+
+def test_a_gpu_before_sm_80_gets_fp16_and_torchs_attention_with_a_line_each(settle) -> None:
+    _, hardware, said = settle(gpu((7, 0), "Tesla V100-SXM2-16GB"))
+    assert (hardware.precision, hardware.attention) == ("16-mixed", "sdpa")
+    assert "float16" in said
+    assert "sm_70" in said
+
+
+def test_the_attention_asked_for_is_taken(settle) -> None:
+    assert settle(gpu((9, 0)), "attention=standard")[1].attention == "standard"
+
+
+def test_more_devices_than_there_are_is_refused(settle) -> None:
+    with pytest.raises(UserError, match=r"trainer\.devices=8, but this machine has 2"):
+        settle(gpu((9, 0), count=2), "trainer.devices=8")
+
+
+def test_the_peak_for_mfu_can_be_given(settle) -> None:
+    assert settle(gpu((9, 0)), "hardware.peak_tflops=500")[1].peak_flops == 500e12
