@@ -21,7 +21,7 @@ from omegaconf import DictConfig  # noqa: E402
 from flashtrain import modes, plan  # noqa: E402
 from flashtrain.announce import say  # noqa: E402
 from flashtrain.command_help import help_text  # noqa: E402
-from flashtrain.compose import CONFIG_NAME, checked_settings, compose_settings, override_keys  # noqa: E402
+from flashtrain.compose import CONFIG_NAME, checked_settings, compose_settings, override_keys, quote_prompt  # noqa: E402
 from flashtrain.errors import UserError  # noqa: E402
 from flashtrain.job import run_job  # noqa: E402
 from flashtrain.locate import conf_folder  # noqa: E402
@@ -34,6 +34,7 @@ def main() -> None:
     """The command. A program of your own that registers components calls this to have the same command."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     try:
+        sys.argv[1:] = [quote_prompt(word) for word in sys.argv[1:]]
         status = _command(sys.argv[1:])
     except UserError as error:
         print(f"flashtrain: {error}", file=sys.stderr)

@@ -7,6 +7,7 @@ so that a recipe reads like a page of settings.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,6 +62,21 @@ def parse_overrides(words: Sequence[str]) -> list[Override]:
     """The command line's `key=value` words, parsed by Hydra's grammar. Raises UserError for a word it refuses."""
     with readable_errors():
         return OverridesParser.create().parse_overrides(list(words))
+
+
+def quote_prompt(word: str) -> str:
+    """`prompt=...` with its text quoted for Hydra's grammar, which would trip over commas, apostrophes and the like.
+
+    Other words, and a prompt that carries quotes of its own, come back as they are.
+    """
+    key, equals, text = word.partition("=")
+    quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+    if key != "prompt" or not equals or quoted:
+        return word
+    text = text.replace("${", "\\${")  # OmegaConf would look for a setting of that name
+    # In Hydra's quoted text a backslash escapes only before a quote, the closing one included.
+    escaped = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
+    return f"prompt='{escaped}'"
 
 
 def override_keys(words: Sequence[str]) -> set[str]:

@@ -19,6 +19,7 @@ from flashtrain.errors import UserError
 from flashtrain.integrations import differences_from_gpt2, save_gpt2, save_weights
 from flashtrain.machine import settle
 from flashtrain.models.gpt2 import GPT2
+from flashtrain.quiet import quieten
 from flashtrain.run import make_data
 from flashtrain.run_folder import BEST, find_checkpoint, make_unique, read_settings
 from flashtrain.sample import continue_text
@@ -51,6 +52,7 @@ def settings_from_checkpoint(words: Sequence[str]) -> Settings | None:
 
 def run_mode(settings: Settings) -> int:
     """Evaluate, generate or export. Returns the exit status."""
+    quieten()
     settings.hardware.demo = "never"  # the model is the checkpoint's, on whatever machine
     settings, hardware = settle(settings, ())
     trained = load_trained(str(settings.checkpoint), attention=hardware.attention)

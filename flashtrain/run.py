@@ -27,7 +27,7 @@ from flashtrain.models.trainable import Trainable
 from flashtrain.run_folder import CHECKPOINTS, LAST, TOKENIZER, find_checkpoint, write_config
 from flashtrain.sample import continue_text
 from flashtrain.settings import Settings
-from flashtrain.summary import finished_row, log_summary, model_name
+from flashtrain.summary import close_loggers, finished_row, log_summary, model_name
 from flashtrain.tasks import LanguageModel
 from flashtrain.training.checkpoints import AtomicCheckpointIO, checkpoint_callbacks
 from flashtrain.training.finite import StopOnNonFinite
@@ -100,28 +100,31 @@ def train(
         *make_callbacks(settings),
     ]
     trainer = make_trainer(settings, hardware, folder, callbacks, accumulate=batching.accumulate)
-    trainer.fit(task, data, ckpt_path=str(resumed) if resumed else None, weights_only=True)
-    if signals.stopped_by is not None:
-        raise _stopped(signals, folder)
-    if settings.trainer.steps % settings.trainer.validate_every:
-        trainer.validate(task, data, verbose=False)
-    validation = trainer.callback_metrics.get("validation_loss")
-    row = finished_row(
-        settings,
-        hardware,
-        model=model,
-        task=task,
-        data=data,
-        throughput=throughput,
-        micro_batch=batching.micro_batch,
-        validation_loss=None if validation is None else float(validation),
-        steps=trainer.global_step,
-        seconds=time.time() - started,
-        overrides=overrides,
-    )
-    if trainer.is_global_zero:
-        _say_sample(settings, hardware, model, data)
-        log_summary(trainer.loggers, row)
+    try:
+        trainer.fit(task, data, ckpt_path=str(resumed) if resumed else None, weights_only=True)
+        if signals.stopped_by is not None:
+            raise _stopped(signals, folder)
+        if settings.trainer.steps % settings.trainer.validate_every:
+            trainer.validate(task, data, verbose=False)
+        validation = trainer.callback_metrics.get("validation_loss")
+        row = finished_row(
+            settings,
+            hardware,
+            model=model,
+            task=task,
+            data=data,
+            throughput=throughput,
+            micro_batch=batching.micro_batch,
+            validation_loss=None if validation is None else float(validation),
+            steps=trainer.global_step,
+            seconds=time.time() - started,
+            overrides=overrides,
+        )
+        if trainer.is_global_zero:
+            _say_sample(settings, hardware, model, data)
+            log_summary(trainer.loggers, row)
+    finally:
+        close_loggers(trainer.loggers)
     return row
 
 

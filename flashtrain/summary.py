@@ -102,3 +102,10 @@ def log_summary(trainer_loggers: list[Any], row: dict[str, Any]) -> None:
     for logger in trainer_loggers:
         if isinstance(logger, pl.loggers.WandbLogger):
             logger.experiment.summary.update({key: value for key, value in row.items() if value is not None})
+
+
+def close_loggers(trainer_loggers: list[Any]) -> None:
+    """End the Weights & Biases run, so that the next run of this process begins its own."""
+    for logger in trainer_loggers:
+        if isinstance(logger, pl.loggers.WandbLogger):
+            logger.experiment.finish()

@@ -8,7 +8,6 @@ so; the others go on.
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import signal
 import subprocess
@@ -22,8 +21,8 @@ from flashtrain.errors import UserError
 from flashtrain.machine import settle
 from flashtrain.report.sweep import report_sweep
 from flashtrain.run_folder import make_unique, read_summary, write_summary
-
-log = logging.getLogger(__name__)
+from flashtrain.settings import LoggerSettings
+from flashtrain.training.loggers import log_figure
 
 OUT_OF_MEMORY = "out of memory"
 
@@ -72,7 +71,7 @@ def run_sweep(words: Sequence[str]) -> int:
         _note_failure(job_folder, job, status)
 
     written = report_sweep(folder)
-    _log_to_wandb(settings[0].logger.name, settings[0].logger.project, group, folder, written)
+    _log_to_wandb(settings[0].logger, group, folder, written)
     rows = [read_summary(path) for path in sorted(folder.iterdir()) if path.is_dir()]
     return 1 if any(row.get("status") not in ("finished", OUT_OF_MEMORY) for row in rows) else 0
 
@@ -107,9 +106,8 @@ def _values(jobs: list[list[str]], key: str) -> int:
     return len({word for job in jobs for word in job if word.split("=", 1)[0] == key})
 
 
-def _log_to_wandb(logger: str, project: str, group: list[str], folder: Path, written: dict[str, Path]) -> None:
-    if logger != "wandb" or "figure" not in written:
-        return
-    from flashtrain.training.loggers import log_figure
-
-    log_figure(project, group=group[0].split("=", 1)[1] if group else None, folder=folder, figure=written["figure"])
+def _log_to_wandb(logger: LoggerSettings, group: list[str], folder: Path, written: dict[str, Path]) -> None:
+    """Log the sweep's figure beside its runs, in their group."""
+    if logger.name == "wandb" and "figure" in written:
+        name = group[0].split("=", 1)[1] if group else logger.group
+        log_figure(logger.project, group=name, folder=folder, figure=written["figure"], mode=logger.mode)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from omegaconf import OmegaConf
 
-from flashtrain.compose import apply_demo, compose_settings, override_keys
+from flashtrain.compose import apply_demo, compose_settings, override_keys, parse_overrides, quote_prompt
 from flashtrain.errors import UserError
 
 
@@ -89,6 +90,26 @@ def test_the_demo_replaces_the_recipes_settings_but_not_the_command_lines() -> N
     demo = apply_demo(compose_settings(words), words)
     assert demo.is_demo
     assert (demo.model.size, demo.context, demo.data.tokenizer, demo.trainer.steps) == ("demo", 256, "bytes", 7)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def main",
+        "import ",
+        "a, 'b' and \"c\"",
+        "x = {1: [2]}",
+        "back\\slash",
+        "${home}",
+        "",
+        "it's",
+        "(a)=b,c",
+        "end\\",
+    ],
+)
+def test_a_prompt_may_be_any_text(text: str) -> None:
+    (override,) = parse_overrides([quote_prompt(f"prompt={text}")])
+    assert OmegaConf.create({"prompt": override.value()}).prompt == text
 
 
 def test_override_keys_names_settings_without_their_signs() -> None:

@@ -155,3 +155,20 @@ def test_weights_of_hugging_face_are_where_training_starts(tiny_runs: TinyRuns, 
         if name == "token_embedding.weight":  # rows that pad the vocabulary are not part of Hugging Face's file
             got, value = got[:257], value[:257]
         assert torch.allclose(got, value, atol=1e-6), name
+
+
+def test_weights_and_biases_offline_gets_the_configuration_and_the_resumed_run_keeps_its_id(
+    tiny_runs: TinyRuns, monkeypatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setitem(registry._components["callback"], "stop", lambda _: SignalAt(2, signal.SIGTERM))
+    status, folder = tiny_runs.run("wandb", "logger=wandb", "trainer.callbacks=[stop]")
+    assert status == 143
+    first = (folder / "wandb_id.txt").read_text()
+    status, folder = tiny_runs.run("wandb", "logger=wandb", "resume=auto")
+    assert status == 0
+    assert (folder / "wandb_id.txt").read_text() == first
+    runs = [path.name for path in (folder / "wandb").iterdir() if path.name.startswith("offline-run-")]
+    assert len(runs) >= 1
+    assert all(name.endswith(first.strip()) for name in runs)
