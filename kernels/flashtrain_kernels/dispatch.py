@@ -23,7 +23,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
 class Tile(NamedTuple):
-    """A program's tile: queries and keys a step, warps, how many loads are kept in flight, registers a thread (0: no cap)."""
+    """A program's tile: queries and keys a step, warps, loads kept in flight, a cap on registers a thread (0: none)."""
 
     block_q: int
     block_k: int
@@ -54,8 +54,8 @@ class Tiles(NamedTuple):
 # block (sm_86, sm_89, sm_120) and for every architecture not named. `python -m flashtrain_kernels.tuning` prints such
 # rows.
 TILES: dict[tuple[str, int, int], Tiles] = {
-    ("sm_90", 16, 64): Tiles(Tile(128, 64, 4, 3), Tile(64, 128, 8, 3), Tile(128, 64, 8, 2)),
-    ("sm_90", 16, 128): Tiles(Tile(128, 64, 8, 3), Tile(32, 128, 8, 3), Tile(128, 64, 8, 2)),
+    ("sm_90", 16, 64): Tiles(Tile(128, 64, 4, 3), Tile(32, 64, 4, 3, 168), Tile(64, 64, 4, 3, 168)),
+    ("sm_90", 16, 128): Tiles(Tile(128, 64, 8, 3), Tile(32, 128, 8, 3), Tile(128, 64, 8, 3)),
     ("sm_90", 16, 256): Tiles(Tile(64, 64, 8, 2), Tile(32, 64, 8, 2), Tile(64, 32, 8, 2)),
     ("sm_90", 32, 64): Tiles(Tile(64, 32, 4, 2), Tile(32, 32, 4, 2), Tile(32, 32, 4, 2)),
     ("sm_90", 32, 128): Tiles(Tile(32, 32, 4, 2), Tile(16, 32, 8, 1), Tile(32, 32, 8, 1)),

@@ -10,7 +10,7 @@ import torch
 from . import dispatch, ops, torch_sdpa
 from .masks import Documents
 
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 MAX_HEAD_DIM = 256
 
 
@@ -29,7 +29,8 @@ def flash_attn_func(
 
     q: (B, Sq, H, D); k, v: (B, Sk, K, D) with H a multiple of K (query head h reads key head h // (H / K)), D from 1
     to 256;
-    float16, bfloat16 or float32, all three alike. Any strides; only a last dimension that is not contiguous is copied.
+    float16, bfloat16 or float32 (on CPU tensors also float64), all three alike. Any strides; only a last dimension
+    that is not contiguous is copied.
     softmax_scale: positive; default 1 / sqrt(D).
     causal: aligned bottom-right, as flash-attn: query i sees key j when j <= i + Sk - Sq.
     documents: from `documents_from_ids`; a query sees the keys of its own document only. Needs Sq == Sk.
@@ -102,8 +103,13 @@ def _check(
             raise TypeError(f"{name} must be a tensor (B, S, heads, D), not {type(x).__name__}")
         if x.dim() != 4:
             raise ValueError(f"{name} must have the four dimensions (B, S, heads, D), not the shape {tuple(x.shape)}")
+        if x.dtype == torch.float64 and dispatch.implementation_for(x.device.type) == "portable":
+            raise TypeError(
+                f"{name} is float64, which the Triton kernels do not compute: use float16, bfloat16 or float32 "
+                "(float64 runs on CPU tensors, by torch's attention)"
+            )
         if x.dtype not in _DTYPES:
-            raise TypeError(f"{name} must be float16, bfloat16 or float32, not {_name(x.dtype)}")
+            raise TypeError(f"{name} must be float16, bfloat16, float32 or, on the CPU, float64, not {_name(x.dtype)}")
         if x.dtype != q.dtype:
             raise TypeError(
                 f"{name} has dtype {_name(x.dtype)} and q has {_name(q.dtype)}: they must be the same "

@@ -27,7 +27,7 @@ def launches(tiles: dispatch.Tiles, head_dim: int, dtype: torch.dtype, causal: b
     boundaries = Documents(*[empty(2, 1024, dtype=torch.int32)] * 2) if documents else None
     forward = forward_launch(q, kv, kv, q, lse, boundaries, 0.125, causal, tiles.forward)
     rows = empty(2, 2, 4, 1024, dtype=torch.float32)
-    _, dkdv, dq = backward_launches(
+    dq, dkdv = backward_launches(
         q, None, q, kv, kv, q, lse, boundaries, 0.125, causal, q, kv, kv, rows, tiles.dkdv, tiles.dq
     )
     return {"forward": forward, "dkdv": dkdv, "dq": dq}

@@ -9,7 +9,7 @@ import torch
 from attention_cases import Case, assert_close, expected, ours
 
 import flashtrain_kernels as fk
-from flashtrain_kernels import torch_sdpa
+from flashtrain_kernels import dispatch, torch_sdpa
 
 CASES = [
     Case(2, 9, 9, 4, 2, 8, causal=True),
@@ -30,6 +30,21 @@ def test_on_a_cpu_outputs_and_gradients_equal_the_reference(case):
     torch.testing.assert_close(out.double(), wanted["out"], atol=1e-5, rtol=1e-5)
     for gradient in torch.autograd.grad(out.sum(), inputs):
         assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_on_a_cpu_float64_is_computed_in_float64(case):
+    inputs = case.inputs(torch.float64)
+    assert_close(ours(case, inputs), expected(case, inputs), 1e-12)
+    out = fk.flash_attn_func(*inputs, causal=case.causal, documents=case.documents())
+    assert out.dtype == torch.float64
+    torch.testing.assert_close(out, expected(case, inputs)["out"], atol=1e-12, rtol=1e-12)
+
+
+def test_float64_is_refused_where_the_triton_kernels_would_run():
+    x = torch.zeros(1, 4, 1, 8, dtype=torch.float64)
+    with dispatch.force("portable"), pytest.raises(TypeError, match="q is float64, which the Triton kernels do not"):
+        fk.flash_attn_func(x, x, x)
 
 
 def test_packed_equals_unpacked():
@@ -78,7 +93,8 @@ DOCUMENTS = fk.documents_from_ids(torch.zeros(2, 6, dtype=torch.int32))
 MISTAKES = [
     ((None, KV, KV), {}, TypeError, r"q must be a tensor \(B, S, heads, D\), not NoneType"),
     ((Q[0], KV, KV), {}, ValueError, r"q must have the four dimensions .* not the shape \(6, 4, 8\)"),
-    ((Q.double(), KV, KV), {}, TypeError, "q must be float16, bfloat16 or float32, not float64"),
+    ((Q.long(), KV, KV), {}, TypeError, "q must be float16, bfloat16, float32 or, on the CPU, float64, not int64"),
+    ((Q.double(), KV, KV), {}, TypeError, "k has dtype float32 and q has float64"),
     ((Q, KV, KV.bfloat16()), {}, TypeError, "v has dtype bfloat16 and q has float32.*autocast"),
     ((Q, KV.to("meta"), KV), {}, ValueError, "k is on meta and q on cpu"),
     ((Q, KV, KV[:, :3]), {}, ValueError, r"k and v must have the same shape, not \(2, 5, 2, 8\) and \(2, 3, 2, 8\)"),

@@ -1,3 +1,10 @@
+"""The backward pass (FlashAttention-2, arXiv 2307.08691, algorithm 2), without atomics: bitwise deterministic.
+
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. Two launches: dq.py's kernel, query by
+query, then dkdv.py's, key by key. The scores are computed in both, seven products where five would do; in exchange no
+two programs ever add to the same number.
+"""
+
 import math
 
 import torch
@@ -7,15 +14,14 @@ from .dkdv import dkdv_kernel
 from .dq import dq_kernel
 from .launch import Launch, precision
 
-ONE_LOOP = 1
-EARLY = 0
-
 
 def backward_launches(
     dout, dlse, q, k, v, out, lse, documents, scale, causal, dq, dk, dv, rows, tile_dkdv, tile_dq, tf32=True
 ) -> tuple[Launch, Launch]:
-    """The two launches, in order, that fill dq, dk and dv. rows: (2, B, H, Sq) float32 workspace (base-2 LSE,
-    delta)."""
+    """The two launches, in this order, that fill dq, and dk and dv.
+
+    rows: (2, B, H, Sq) float32 workspace, base-2 LSE and delta: the first launch writes it, the second reads it.
+    """
     batch, seqlen_q, heads, head_dim = q.shape
     seqlen_k, kv_heads = k.shape[1], k.shape[2]
     block_d = max(16, triton.next_power_of_2(head_dim))
@@ -37,7 +43,7 @@ def backward_launches(
             q, k, v, dout, rows[0], rows[1], dk, dv, start, end, *strides, *dk.stride()[:3], *dv.stride()[:3],
             kv_heads, seqlen_q, seqlen_k, scale, scale_log2,
         ),
-        constants={**constants, "BLOCK_Q": tile_dkdv.block_q, "BLOCK_K": tile_dkdv.block_k, "ONE_LOOP": ONE_LOOP, "EARLY": EARLY},
+        constants={**constants, "BLOCK_Q": tile_dkdv.block_q, "BLOCK_K": tile_dkdv.block_k},
         options=tile_dkdv.options(),
     )  # fmt: skip
     dquery = Launch(
@@ -49,7 +55,6 @@ def backward_launches(
         ),
         constants={
             **constants, "HAS_DLSE": dlse is not None, "BLOCK_Q": tile_dq.block_q, "BLOCK_K": tile_dq.block_k,
-            "ONE_LOOP": ONE_LOOP, "EARLY": EARLY,
         },
         options=tile_dq.options(),
     )  # fmt: skip

@@ -1,3 +1,10 @@
+"""The kernel for dK and dV: one program owns BLOCK_K keys of one key/value head and loops over all their queries.
+
+Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. It works on transposed scores, S^T = K Q^T, so
+that P^T and dS^T are left operands, in registers, of the products for dV and dK. It reads the base-2 log-sum-exp and
+delta that the dQ kernel, launched before it, wrote.
+"""
+
 import triton
 import triton.language as tl
 
@@ -35,56 +42,38 @@ def _keys_loop(
     BLOCK_D: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     PRECISION: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """Add what the masked (or the unmasked) query tiles of one head give to dK (unscaled) and dV."""
-    if MASKED == 0:
-        count = past_full - first_full
-    elif MASKED == 1:
+    if MASKED:
         count = (first_full - first) + (past - past_full)
     else:
-        count = past - first
-    for i in tl.range(0, count):
-        if MASKED == 0:
-            tile = first_full + i
-        elif MASKED == 1:
-            tile = masked_tile(i, first, first_full, past_full)
+        count = past_full - first_full
+    # Without documents the masked loop is short: filling its pipeline costs more time, and registers, than it saves.
+    for i in tl.range(0, count, num_stages=1 if MASKED and (CAREFUL or not DOCUMENTS) else None):
+        if MASKED:
+            first_query = masked_tile(i, first, first_full, past_full) * BLOCK_Q
         else:
-            tile = first + i
-        first_query = tile * BLOCK_Q
+            first_query = (first_full + i) * BLOCK_Q
         left = seqlen_q - first_query
         position = tl.cast(first_query, tl.int64)
         row = tl.arange(0, BLOCK_Q)
-        q = load_tile(q_base + position * stride_qs, stride_qs, left, MASKED != 0, BLOCK_Q, HEAD_DIM, BLOCK_D)
-        if MASKED != 0:
+        q = load_tile(q_base + position * stride_qs, stride_qs, left, MASKED, BLOCK_Q, HEAD_DIM, BLOCK_D)
+        if MASKED:
             lse2 = tl.load(lse2_base + first_query + row, mask=row < left, other=float("inf"))
         else:
             lse2 = tl.load(lse2_base + first_query + row)
         scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-        if EARLY:
-            dout = load_tile(dout_base + position * stride_gs, stride_gs, left, MASKED != 0, BLOCK_Q, HEAD_DIM, BLOCK_D)
-            if MASKED != 0:
-                delta = tl.load(delta_base + first_query + row, mask=row < left, other=0.0)
-            else:
-                delta = tl.load(delta_base + first_query + row)
-            dp = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
         p = tl.exp2(scores * scale_log2 - lse2[None, :])
-        if MASKED == 1:
+        if MASKED:
             query = first_query + row[None, :]
             mask = sees(query, key[:, None], query, key_start, key_end, seqlen_q, seqlen_k, CAUSAL, DOCUMENTS)
             p = tl.where(mask, p, 0.0)
-        if MASKED == 2:
-            if (tile < first_full) | (tile >= past_full):
-                query = first_query + row[None, :]
-                mask = sees(query, key[:, None], query, key_start, key_end, seqlen_q, seqlen_k, CAUSAL, DOCUMENTS)
-                p = tl.where(mask, p, 0.0)
-        if not EARLY:
-            dout = load_tile(dout_base + position * stride_gs, stride_gs, left, MASKED != 0, BLOCK_Q, HEAD_DIM, BLOCK_D)
-            if MASKED != 0:
-                delta = tl.load(delta_base + first_query + row, mask=row < left, other=0.0)
-            else:
-                delta = tl.load(delta_base + first_query + row)
-            dp = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
+        dout = load_tile(dout_base + position * stride_gs, stride_gs, left, MASKED, BLOCK_Q, HEAD_DIM, BLOCK_D)
+        if MASKED:
+            delta = tl.load(delta_base + first_query + row, mask=row < left, other=0.0)
+        else:
+            delta = tl.load(delta_base + first_query + row)
+        dp = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
         ds = p * (dp - delta[None, :])
         if CAREFUL:
             # Masked pairs give nothing; a visible NaN or inf of dO shows in delta, and reaches the keys it belongs to.
@@ -140,8 +129,6 @@ def dkdv_kernel(
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
-    ONE_LOOP: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     # Under a causal mask the first keys are seen by the most queries, so the natural order is already longest first.
     tiles = tl.cdiv(seqlen_k, BLOCK_K)
@@ -175,12 +162,12 @@ def dkdv_kernel(
         q_base = q_ptr + batch * stride_qb + head * stride_qh
         dout_base = dout_ptr + batch * stride_gb + head * stride_gh
         rows = (batch * kv_heads * GROUP + head) * seqlen_q
-        for MASKED in tl.static_range(2 * ONE_LOOP, 2 + ONE_LOOP):
+        for MASKED in tl.static_range(2):
             dk, dv = _keys_loop(
                 dk, dv, k, v, q_base, dout_base, lse2_ptr + rows, delta_ptr + rows, stride_qs, stride_gs, key,
                 key_start,
-                key_end, seqlen_q, seqlen_k, scale_log2, first, first_full, past_full, past, MASKED, False, CAUSAL,
-                DOCUMENTS, HEAD_DIM, BLOCK_D, BLOCK_Q, PRECISION, EARLY,
+                key_end, seqlen_q, seqlen_k, scale_log2, first, first_full, past_full, past, MASKED == 1, False, CAUSAL,
+                DOCUMENTS, HEAD_DIM, BLOCK_D, BLOCK_Q, PRECISION,
             )  # fmt: skip
     if CAUSAL or DOCUMENTS:  # noqa: SIM102 - the first is decided while compiling, the second while running
         if has_nan(dk) | has_nan(dv):  # rare: see the forward kernel
@@ -196,7 +183,7 @@ def dkdv_kernel(
                     dk, dv, k, v, q_base, dout_base, lse2_ptr + rows, delta_ptr + rows, stride_qs, stride_gs, key,
                     key_start, key_end, seqlen_q, seqlen_k, scale_log2, first * (BLOCK_Q // CAREFUL_BLOCK), past,
                     past, past,
-                    1, True, CAUSAL, DOCUMENTS, HEAD_DIM, BLOCK_D, CAREFUL_BLOCK, PRECISION, False,
+                    True, True, CAUSAL, DOCUMENTS, HEAD_DIM, BLOCK_D, CAREFUL_BLOCK, PRECISION,
                 )  # fmt: skip
 
     dk_base = dk_ptr + batch * stride_dkb + kv_head * stride_dkh + position * stride_dks

@@ -1,3 +1,10 @@
+"""The kernel for dQ: one program owns BLOCK_Q queries and loops over their keys.
+
+Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. It holds dO anyway, so it also computes what
+both kernels need for each query, delta = rowsum(dO * O) - dLSE and the log-sum-exp in base 2, and leaves them for the
+dK, dV kernel: a kernel for that alone would read dO once more.
+"""
+
 import triton
 import triton.language as tl
 
@@ -34,41 +41,28 @@ def _queries_loop(
     BLOCK_D: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """Add what the masked (or the unmasked) key tiles give to dQ (unscaled)."""
-    if MASKED == 0:
-        count = past_full - first_full
-    elif MASKED == 1:
+    if MASKED:
         count = (first_full - first) + (past - past_full)
     else:
-        count = past - first
-    for i in tl.range(0, count):
-        if MASKED == 0:
-            tile = first_full + i
-        elif MASKED == 1:
-            tile = masked_tile(i, first, first_full, past_full)
+        count = past_full - first_full
+    # Without documents the masked loop is short: filling its pipeline costs more time, and registers, than it saves.
+    for i in tl.range(0, count, num_stages=1 if MASKED and (CAREFUL or not DOCUMENTS) else None):
+        if MASKED:
+            key = masked_tile(i, first, first_full, past_full) * BLOCK_K
         else:
-            tile = first + i
-        key = tile * BLOCK_K
+            key = (first_full + i) * BLOCK_K
         position = tl.cast(key, tl.int64)
-        k = load_tile(k_base + position * stride_ks, stride_ks, seqlen_k - key, MASKED != 0, BLOCK_K, HEAD_DIM, BLOCK_D)
-        v = load_tile(v_base + position * stride_vs, stride_vs, seqlen_k - key, MASKED != 0, BLOCK_K, HEAD_DIM, BLOCK_D)
+        k = load_tile(k_base + position * stride_ks, stride_ks, seqlen_k - key, MASKED, BLOCK_K, HEAD_DIM, BLOCK_D)
+        v = load_tile(v_base + position * stride_vs, stride_vs, seqlen_k - key, MASKED, BLOCK_K, HEAD_DIM, BLOCK_D)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        if EARLY:
-            dp = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
         p = tl.exp2(scores * scale_log2 - lse2[:, None])
-        if MASKED == 1:
+        if MASKED:
             keys = key + tl.arange(0, BLOCK_K)[None, :]
             mask = sees(query[:, None], keys, keys, row_start, row_end, seqlen_q, seqlen_k, CAUSAL, DOCUMENTS)
             p = tl.where(mask, p, 0.0)
-        if MASKED == 2:
-            if (tile < first_full) | (tile >= past_full):
-                keys = key + tl.arange(0, BLOCK_K)[None, :]
-                mask = sees(query[:, None], keys, keys, row_start, row_end, seqlen_q, seqlen_k, CAUSAL, DOCUMENTS)
-                p = tl.where(mask, p, 0.0)
-        if not EARLY:
-            dp = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
+        dp = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
         ds = p * (dp - delta[:, None])
         if CAREFUL:
             ds = tl.where(mask, ds, 0.0)
@@ -123,8 +117,6 @@ def dq_kernel(
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
-    ONE_LOOP: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     tiles = tl.cdiv(seqlen_q, BLOCK_Q)
     tile = tl.program_id(0) % tiles
@@ -165,12 +157,12 @@ def dq_kernel(
     tl.store(delta_ptr + rows, delta, mask=query < seqlen_q)
 
     dq = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
-    for MASKED in tl.static_range(2 * ONE_LOOP, 2 + ONE_LOOP):
+    for MASKED in tl.static_range(2):
         dq = _queries_loop(
             dq, q, dout, lse2, delta, k_base, v_base, stride_ks, stride_vs, query, row_start, row_end, seqlen_q,
             seqlen_k,
-            scale_log2, first, first_full, past_full, past, MASKED, False, CAUSAL, DOCUMENTS, HEAD_DIM, BLOCK_D,
-            BLOCK_K, PRECISION, EARLY,
+            scale_log2, first, first_full, past_full, past, MASKED == 1, False, CAUSAL, DOCUMENTS, HEAD_DIM, BLOCK_D,
+            BLOCK_K, PRECISION,
         )  # fmt: skip
     if CAUSAL or DOCUMENTS:  # noqa: SIM102 - the first is decided while compiling, the second while running
         if has_nan(dq):  # rare: see the forward kernel
@@ -180,7 +172,7 @@ def dq_kernel(
                 query,
                 row_start, row_end, seqlen_q, seqlen_k, scale_log2, first * (BLOCK_K // CAREFUL_BLOCK), past, past,
                 past,
-                1, True, CAUSAL, DOCUMENTS, HEAD_DIM, BLOCK_D, CAREFUL_BLOCK, PRECISION, False,
+                True, True, CAUSAL, DOCUMENTS, HEAD_DIM, BLOCK_D, CAREFUL_BLOCK, PRECISION,
             )  # fmt: skip
     dq_base = dq_ptr + batch * stride_dqb + head * stride_dqh + position * stride_dqs
     store_tile(dq_base, stride_dqs, left, dq * scale, BLOCK_Q, HEAD_DIM, BLOCK_D)
