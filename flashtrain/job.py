@@ -12,9 +12,9 @@ from flashtrain.errors import UserError
 from flashtrain.machine import settle
 from flashtrain.quiet import quieten
 from flashtrain.run import Stopped, train
-from flashtrain.run_folder import write_summary
+from flashtrain.run_folder import read_summary, write_summary
 from flashtrain.settings import Settings
-from flashtrain.summary import failed_row, say_summary
+from flashtrain.summary import RUNNING, failed_row, say_summary
 
 OUT_OF_MEMORY = "out of memory"
 
@@ -26,7 +26,8 @@ def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: 
     settings, hardware = settle(settings, overrides)
 
     def note(status: str, error: str) -> None:
-        if _is_first_rank():
+        # A run that could not be continued, for a mistake in the command, keeps the row that it had.
+        if _is_first_rank() and read_summary(folder).get("status", RUNNING) == RUNNING:
             write_summary(folder, failed_row(settings, hardware, overrides, status, error))
 
     try:

@@ -27,7 +27,8 @@ def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False)
         settings = apply_demo(settings, overrides)
         why = "no NVIDIA GPU found here" if hardware.kind == "cpu" else "hardware.demo=always"
         say(
-            f"{why}: training the recipe's small demo model instead (context {settings.context}). "
+            f"{why}: training the recipe's small demo model instead "
+            f"({settings.data.tokenizer} as tokens, context {settings.context}). "
             f"For {full}, run the same command on a machine with an NVIDIA GPU, or add hardware.demo=never."
         )
     wanted = settings.trainer.devices

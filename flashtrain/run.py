@@ -24,10 +24,10 @@ from flashtrain.distributed.strategies import make_strategy
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.models.trainable import Trainable
-from flashtrain.run_folder import CHECKPOINTS, LAST, TOKENIZER, find_checkpoint, write_config
+from flashtrain.run_folder import CHECKPOINTS, LAST, TOKENIZER, find_checkpoint, write_config, write_summary
 from flashtrain.sample import continue_text
 from flashtrain.settings import Settings
-from flashtrain.summary import close_loggers, finished_row, log_summary, model_name
+from flashtrain.summary import RUNNING, close_loggers, finished_row, log_summary, model_name, planned_row
 from flashtrain.tasks import LanguageModel
 from flashtrain.training.checkpoints import AtomicCheckpointIO, checkpoint_callbacks
 from flashtrain.training.finite import StopOnNonFinite
@@ -65,8 +65,6 @@ def train(
     """
     pl.seed_everything(settings.seed, verbose=False)
     torch.set_float32_matmul_precision("high")
-    write_config(settings, folder)
-
     data = make_data(settings, hardware)
     data.prepare_data()
     data.setup()
@@ -74,11 +72,14 @@ def train(
     model = build_model(settings, vocab_size=data.tokenizer.vocab_size, attention=hardware.attention)
     batching = choose_batching(settings, hardware, model)
     data.batch_size, data.accumulate = batching.micro_batch, batching.accumulate
-    data.tokenizer.save(folder / TOKENIZER)
-    say(describe(settings, hardware, model, batching))
-
     description = describe_model(model, settings, vocab_size=data.tokenizer.vocab_size)
     resumed = _checkpoint_to_resume(settings, folder, description)
+
+    # Everything that a user can have got wrong is checked: from here on the folder is this run's.
+    say(describe(settings, hardware, model, batching))
+    write_config(settings, folder)
+    data.tokenizer.save(folder / TOKENIZER)
+    write_summary(folder, {**planned_row(settings, hardware, overrides), "status": RUNNING})
     task = LanguageModel(
         model,
         make_optimizer=optimizer_builder(settings),

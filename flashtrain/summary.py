@@ -17,6 +17,8 @@ from flashtrain.tasks import LanguageModel
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.throughput import Throughput
 
+RUNNING = "running"  # the status of a row until its run has ended; it stays where the run was killed
+
 
 def planned_row(settings: Settings, hardware: Hardware, overrides: list[str]) -> dict[str, Any]:
     """The part of the row that is known before training; a failed run's row is this with `status` and `error`."""

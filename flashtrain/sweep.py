@@ -22,6 +22,7 @@ from flashtrain.machine import settle
 from flashtrain.report.sweep import report_sweep
 from flashtrain.run_folder import make_unique, read_summary, write_summary
 from flashtrain.settings import LoggerSettings
+from flashtrain.summary import RUNNING
 from flashtrain.training.loggers import log_figure
 
 OUT_OF_MEMORY = "out of memory"
@@ -95,11 +96,12 @@ def _run_job(words: list[str]) -> int:
 
 
 def _note_failure(folder: Path, job: list[str], status: int) -> None:
-    """A job that left no summary of its own (killed, or died before it could write) gets a row that says so."""
-    if status == 0 or read_summary(folder):
+    """A job that could not write how it ended (killed, or dead before it began) gets a row that says so."""
+    row = read_summary(folder)
+    if row.get("status", RUNNING) != RUNNING:
         return
     how = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
-    write_summary(folder, {"status": "failed", "error": how, "overrides": " ".join(job)})
+    write_summary(folder, {"overrides": " ".join(job), **row, "status": "failed", "error": how})
 
 
 def _values(jobs: list[list[str]], key: str) -> int:

@@ -115,6 +115,15 @@ def test_a_checkpoint_of_another_model_is_refused_with_what_differs(tiny_runs: T
     assert "norm is layernorm there and rmsnorm here" in error
 
 
+def test_a_run_that_cannot_be_continued_keeps_its_settings_and_its_row(tiny_runs: TinyRuns, tmp_path) -> None:
+    status, folder = tiny_runs.run("kept", "trainer.steps=2")
+    assert status == 0
+    before = {name: (folder / name).read_text() for name in ("config.yaml", "summary.json")}
+    status, _ = tiny_runs.run("kept", "model=modern", f"resume={folder}")
+    assert status == 2
+    assert {name: (folder / name).read_text() for name in before} == before
+
+
 def test_a_loss_that_becomes_nan_ends_the_run_with_the_step_named(tiny_runs: TinyRuns) -> None:
     status, folder = tiny_runs.run("nan", "optimizer.learning_rate=1e30", "optimizer.gradient_clip=0")
     assert status == 2

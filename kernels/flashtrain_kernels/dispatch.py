@@ -2,8 +2,7 @@
 
 Implementations:
     portable    the Triton kernels in portable/: NVIDIA GPUs of sm_80 and later (or, with TRITON_INTERPRET=1 set
-    before the
-                import, Triton's interpreter on CPU tensors)
+                before the import, Triton's interpreter on CPU tensors)
     torch       torch's scaled_dot_product_attention: tensors that are not on a CUDA device
     reference   plain PyTorch (reference.py) behind the same operators; only when forced, for tests
 """
@@ -50,9 +49,8 @@ class Tiles(NamedTuple):
 
 
 # (architecture, bits of the dtype, head dimension up to) -> tiles. "small" stands for GPUs with 99 KiB of shared
-# memory a
-# block (sm_86, sm_89, sm_120) and for every architecture not named. `python -m flashtrain_kernels.tuning` prints such
-# rows.
+# memory a block (sm_86, sm_89, sm_120) and for every architecture not named. `python -m flashtrain_kernels.tuning`
+# prints such rows.
 TILES: dict[tuple[str, int, int], Tiles] = {
     ("sm_90", 16, 64): Tiles(Tile(128, 64, 4, 3), Tile(32, 64, 4, 3, 168), Tile(64, 64, 4, 3, 168)),
     ("sm_90", 16, 128): Tiles(Tile(128, 64, 8, 3), Tile(32, 128, 8, 3), Tile(128, 64, 8, 3)),
