@@ -13,6 +13,7 @@ from flashtrain.machine import settle
 from flashtrain.quiet import quieten
 from flashtrain.run import Stopped, train
 from flashtrain.run_folder import read_summary, write_summary
+from flashtrain.sample import default_prompt
 from flashtrain.settings import Settings
 from flashtrain.summary import RUNNING, failed_row, say_summary
 
@@ -54,7 +55,7 @@ def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: 
         return 1
     if _is_first_rank():
         write_summary(folder, row)
-        say_summary(row, folder)
+        say_summary(row, folder, settings.prompt or default_prompt(settings.data.source))
     return 0
 
 

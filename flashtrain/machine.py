@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -34,6 +35,7 @@ def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False)
     wanted = settings.trainer.devices
     if hardware.kind == "cuda" and wanted > hardware.count and settings.mode in ("train", "plan"):
         raise UserError(f"trainer.devices={wanted}, but this machine has {hardware.count}: choose at most that many.")
+    _check_processes(settings)
     if settings.hardware.peak_tflops is not None:
         hardware = replace(hardware, peak_flops=settings.hardware.peak_tflops * 1e12)
     if settings.hardware.precision is not None:
@@ -47,6 +49,17 @@ def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False)
     if settings.mode in ("train", "plan"):
         settings.check_step()
     return settings, hardware
+
+
+def _check_processes(settings: Settings) -> None:
+    """torchrun has started its processes already; trainer.devices and trainer.nodes must say the same number."""
+    started = os.environ.get("WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else None
+    wanted = settings.trainer.devices * settings.trainer.nodes
+    if started is not None and int(started) != wanted and settings.mode == "train":
+        raise UserError(
+            f"torchrun started {started} processes, but trainer.devices x trainer.nodes is {wanted}: "
+            f"say trainer.devices={os.environ.get('LOCAL_WORLD_SIZE', started)}, and trainer.nodes for more machines."
+        )
 
 
 def _nothing(line: str) -> None:

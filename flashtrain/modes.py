@@ -22,7 +22,7 @@ from flashtrain.models.gpt2 import GPT2
 from flashtrain.quiet import quieten
 from flashtrain.run import make_data
 from flashtrain.run_folder import BEST, find_checkpoint, make_unique, read_settings
-from flashtrain.sample import continue_text
+from flashtrain.sample import continue_text, default_prompt
 from flashtrain.settings import Settings
 from flashtrain.tasks import LanguageModel
 
@@ -60,7 +60,8 @@ def run_mode(settings: Settings) -> int:
         return _export(trained)
     trained.model = move(trained.model, hardware.kind, hardware.precision)
     if settings.mode == "generate":
-        print(continue_text(trained.model, trained.tokenizer, settings.prompt, settings.generate, seed=settings.seed))
+        prompt = settings.prompt or default_prompt(settings.data.source)
+        print(continue_text(trained.model, trained.tokenizer, prompt, settings.generate, seed=settings.seed))
         return 0
     data = make_data(settings, hardware)
     trainer = pl.Trainer(

@@ -25,7 +25,7 @@ from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.models.trainable import Trainable
 from flashtrain.run_folder import CHECKPOINTS, LAST, TOKENIZER, find_checkpoint, write_config, write_summary
-from flashtrain.sample import continue_text
+from flashtrain.sample import continue_text, default_prompt
 from flashtrain.settings import Settings
 from flashtrain.summary import RUNNING, close_loggers, finished_row, log_summary, model_name, planned_row
 from flashtrain.tasks import LanguageModel
@@ -261,8 +261,9 @@ def _say_sample(settings: Settings, hardware: Hardware, model: Trainable, data: 
     """Print what the trained model writes; under FSDP2 no rank holds the whole model, and nothing is written."""
     if not isinstance(model, GPT2) or settings.trainer.strategy == "fsdp":
         return
+    prompt = settings.prompt or default_prompt(settings.data.source)
     model.to(hardware.kind)  # Lightning leaves the weights in main memory when a fit ends
-    text = continue_text(model, data.tokenizer, settings.prompt, settings.generate, seed=settings.seed)
+    text = continue_text(model, data.tokenizer, prompt, settings.generate, seed=settings.seed)
     say(f"\na sample of what it writes now:\n{text}")
 
 

@@ -11,18 +11,21 @@ from flashtrain.generation import generate
 from flashtrain.models.gpt2 import GPT2
 from flashtrain.settings import GenerateSettings
 
-DEFAULT_PROMPT = "import "
+
+def default_prompt(source: str) -> str:
+    """How a sample begins where no prompt is given: as the text that was trained on may begin."""
+    return "import " if source == "stdlib" else "The "
 
 
 def continue_text(model: nn.Module, tokenizer: Tokenizer, prompt: str, options: GenerateSettings, *, seed: int) -> str:
-    """The prompt (DEFAULT_PROMPT where it is empty) and what the model writes after it.
+    """The prompt and what the model writes after it.
 
     Raises UserError for a model that is no decoder of flashtrain's.
     """
     if not isinstance(model, GPT2):
         raise UserError(f"{type(model).__name__} cannot generate text: only flashtrain's decoders can.")
     device = next(model.parameters()).device
-    tokens = torch.tensor([tokenizer.encode(prompt or DEFAULT_PROMPT)], device=device)
+    tokens = torch.tensor([tokenizer.encode(prompt)], device=device)
     with torch.autocast("cuda", dtype=torch.bfloat16, enabled=device.type == "cuda" and torch.cuda.is_bf16_supported()):
         written = generate(
             model,

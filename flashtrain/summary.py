@@ -86,7 +86,7 @@ def model_name(settings: Settings) -> str:
     return f"{settings.model.name}-{settings.model.size}"
 
 
-def say_summary(row: dict[str, Any], folder: Path) -> None:
+def say_summary(row: dict[str, Any], folder: Path, prompt: str) -> None:
     """Print what came out of a run, where it is, and what to try next."""
     held_out = "" if row["validation_loss"] is None else f" (held-out {row['validation_loss']:.3f})"
     mfu = "" if row["mfu"] is None else f", MFU {row['mfu']:.1%}"
@@ -96,7 +96,7 @@ def say_summary(row: dict[str, Any], folder: Path) -> None:
     say(f"finished {row['model']}: loss {first}{row['train_loss']:.3f}{held_out} after {row['tokens']:,} tokens")
     say(f"  {row['tokens_per_second']:,.0f} tokens/s{mfu}{memory}, {row['seconds']:.0f} s for the whole command")
     say(f"  run folder {folder} (config.yaml, summary.json, metrics.csv), checkpoints in {folder / 'checkpoints'}")
-    say(f'  try next: python -m flashtrain mode=generate checkpoint={folder} prompt="import "')
+    say(f'  try next: python -m flashtrain mode=generate checkpoint={folder} prompt="{prompt}"')
 
 
 def log_summary(trainer_loggers: list[Any], row: dict[str, Any]) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from flashtrain import machine
+from flashtrain.components import make_model
 from flashtrain.compose import compose_settings
 from flashtrain.errors import UserError
+from flashtrain.run import choose_batching
 from flashtrain.training.hardware import Hardware, attention_for, precision_for
 
 
@@ -71,6 +76,24 @@ def test_the_attention_asked_for_is_taken(settle) -> None:
 def test_more_devices_than_there_are_is_refused(settle) -> None:
     with pytest.raises(UserError, match=r"trainer\.devices=8, but this machine has 2"):
         settle(gpu((9, 0), count=2), "trainer.devices=8")
+
+
+def test_torchruns_number_of_processes_must_be_the_trainers(settle, monkeypatch) -> None:
+    for name, value in {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=r"torchrun started 4 processes.* say trainer\.devices=4"):
+        settle(gpu((9, 0), count=4))
+    assert settle(gpu((9, 0), count=4), "trainer.devices=4")[0].trainer.devices == 4
+
+
+@pytest.mark.parametrize(("gib", "fits"), [(140, 64), (80, 64), (40, 64), (24, 32), (16, 16)])
+def test_the_micro_batch_of_124m_is_what_fits_the_card(gib: int, fits: int) -> None:
+    settings = compose_settings(["recipe=gpt2"])
+    card = replace(gpu((9, 0)), free_memory_bytes=gib * 2**30)
+    with torch.device("meta"):
+        model = make_model(settings, vocab_size=50257, attention="flash")
+    batching = choose_batching(settings, card, model)
+    assert (batching.micro_batch, batching.accumulate) == (fits, 64 // fits)
 
 
 def test_the_peak_for_mfu_can_be_given(settle) -> None:
