@@ -21,7 +21,7 @@ from omegaconf import DictConfig  # noqa: E402
 from flashtrain import modes, plan  # noqa: E402
 from flashtrain.announce import say  # noqa: E402
 from flashtrain.command_help import help_text  # noqa: E402
-from flashtrain.compose import CONFIG_NAME, checked_settings, compose_settings, override_keys, quote_prompt  # noqa: E402
+from flashtrain.compose import CONFIG_NAME, checked_settings, compose_settings, override_keys, quote_prompt, quoted  # noqa: E402
 from flashtrain.errors import UserError  # noqa: E402
 from flashtrain.job import run_job  # noqa: E402
 from flashtrain.locate import conf_folder  # noqa: E402
@@ -44,7 +44,7 @@ def main() -> None:
 
 def _command(words: list[str]) -> int:
     # argparse wants its flags before the overrides; people put -m anywhere.
-    words = sorted(words, key=lambda word: word not in ("-m", "--multirun"))
+    words = sys.argv[1:] = sorted(words, key=lambda word: word not in ("-m", "--multirun"))
     arguments = get_args_parser().parse_args(words)
     if arguments.help or not words:
         print(help_text())
@@ -61,7 +61,8 @@ def _command(words: list[str]) -> int:
         if settings.mode != "train":
             return modes.run_mode(settings)
         if "hydra.run.dir" not in keys:
-            sys.argv.append(f"hydra.run.dir={_run_folder(settings.output, arguments.overrides)}")
+            folder = _run_folder(settings.output, arguments.overrides)
+            sys.argv.append(f"hydra.run.dir={quoted(str(folder))}")
     hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=CONFIG_NAME)(_hydra_job)()
     return 0
 

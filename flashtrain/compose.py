@@ -70,13 +70,18 @@ def quote_prompt(word: str) -> str:
     Other words, and a prompt that carries quotes of its own, come back as they are.
     """
     key, equals, text = word.partition("=")
-    quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
-    if key != "prompt" or not equals or quoted:
+    has_quotes = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+    if key != "prompt" or not equals or has_quotes:
         return word
+    return f"prompt={quoted(text)}"
+
+
+def quoted(text: str) -> str:
+    """Any text as a value in Hydra's grammar."""
     text = text.replace("${", "\\${")  # OmegaConf would look for a setting of that name
     # In Hydra's quoted text a backslash escapes only before a quote, the closing one included.
     escaped = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
-    return f"prompt='{escaped}'"
+    return f"'{escaped}'"
 
 
 def override_keys(words: Sequence[str]) -> set[str]:

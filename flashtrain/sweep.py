@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from flashtrain.compose import compose_settings, override_keys, parse_overrides
+from flashtrain.compose import compose_settings, override_keys, parse_overrides, quoted
 from flashtrain.errors import UserError
 from flashtrain.machine import settle
 from flashtrain.report.sweep import report_sweep
@@ -65,7 +65,7 @@ def run_sweep(words: Sequence[str]) -> int:
         print(f"\n=== job {number + 1} of {len(jobs)}: {label}", flush=True)
         job_folder = folder / f"{number:02d}"
         job_folder.mkdir()
-        status = _run_job([*job, *group, f"hydra.run.dir={job_folder}"])
+        status = _run_job([*job, *group, f"hydra.run.dir={quoted(str(job_folder))}"])
         if status == -signal.SIGINT or status == 130:
             print("stopped by Ctrl-C: the table holds the jobs so far.", flush=True)
             break

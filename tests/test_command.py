@@ -37,8 +37,9 @@ def test_a_missing_file_is_one_line_and_leaves_a_row_that_says_so(tiny_runs: Tin
 def test_a_run_says_what_it_trains_and_ends_with_a_summary_a_sample_and_the_next_command(
     tiny_runs: TinyRuns, tmp_path
 ) -> None:
-    done = tiny_runs.command(f"output={tmp_path}")
+    done = tiny_runs.command(f"output='{tmp_path}/my runs (1)'")
     assert done.returncode == 0, done.stdout + done.stderr
+    assert list(tmp_path.glob("my runs (1)/gpt2/*/summary.json"))
     for part in ("gpt2-demo", "sample", "tokens/s", "checkpoints", "try next: python -m flashtrain mode=generate"):
         assert part in done.stdout, part
     assert "124M" not in done.stdout
