@@ -27,6 +27,7 @@ from flashtrain.job import run_job  # noqa: E402
 from flashtrain.locate import conf_folder  # noqa: E402
 from flashtrain.machine import settle  # noqa: E402
 from flashtrain.run_folder import LAST, find_checkpoint, find_unfinished, new_run_folder  # noqa: E402
+from flashtrain.settings import Settings  # noqa: E402
 from flashtrain.sweep import run_sweep  # noqa: E402
 
 
@@ -61,7 +62,7 @@ def _command(words: list[str]) -> int:
         if settings.mode != "train":
             return modes.run_mode(settings)
         if "hydra.run.dir" not in keys:
-            folder = _run_folder(settings.output, arguments.overrides)
+            folder = _run_folder(settings, arguments.overrides)
             sys.argv.append(f"hydra.run.dir={quoted(str(folder))}")
     hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=CONFIG_NAME)(_hydra_job)()
     return 0
@@ -75,12 +76,12 @@ def _hydra_job(config: DictConfig) -> None:
         sys.exit(status)
 
 
-def _run_folder(output: str, overrides: list[str]) -> Path:
+def _run_folder(settings: Settings, overrides: list[str]) -> Path:
     """The folder of the run to continue, or a new one; made only once the settings are known to work here."""
-    settings, _ = settle(compose_settings(overrides), overrides, quiet=True)
+    settings, _ = settle(settings, overrides, quiet=True)
     if settings.resume not in (None, "auto"):
         return find_checkpoint(str(settings.resume), prefer=LAST)[0]
-    parent = Path(output) / settings.recipe
+    parent = Path(settings.output) / settings.recipe
     if settings.resume == "auto":
         unfinished = find_unfinished(parent, settings)
         if unfinished is not None:

@@ -1,4 +1,4 @@
-"""A trained model back from a checkpoint or from Hugging Face weights: the model, its tokenizer, its settings."""
+"""A trained model back from a checkpoint or from Hugging Face weights, and how a checkpoint says which model it is."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.models.trainable import Trainable
 from flashtrain.run_folder import BEST, TOKENIZER, find_checkpoint, read_settings
 from flashtrain.settings import Settings
-from flashtrain.training.checkpoints import read_checkpoint, read_weights
+from flashtrain.training.checkpoints import read_checkpoint, weights_in
 
 
 @dataclass
 class TrainedModel:
-    """What a run folder holds, ready to evaluate, generate with or export."""
+    """The model in a run folder, ready to evaluate, generate with or export."""
 
     model: Trainable
     tokenizer: Tokenizer
-    settings: Settings
     folder: Path
     checkpoint: Path
     step: int
@@ -85,12 +84,12 @@ def load_trained(given: str, *, attention: str) -> TrainedModel:
     else:
         model = make_model(settings, vocab_size=description["vocab_size"], attention=attention)
     try:
-        model.load_state_dict(read_weights(path, prefix="model."))
+        model.load_state_dict(weights_in(saved, path, prefix="model."))
     except RuntimeError as error:
         raise UserError(f"{path} does not fit its model: {str(error).splitlines()[0]}") from error
     tokenizer = load_tokenizer(folder / TOKENIZER)
     step = int(saved.get("global_step", 0))
-    return TrainedModel(model.eval(), tokenizer, settings, folder, path, step)
+    return TrainedModel(model.eval(), tokenizer, folder, path, step)
 
 
 def move(model: Trainable, kind: str, precision: str) -> Trainable:

@@ -12,12 +12,10 @@ from flashtrain.errors import UserError
 from flashtrain.machine import settle
 from flashtrain.quiet import quieten
 from flashtrain.run import Stopped, train
-from flashtrain.run_folder import read_summary, write_summary
+from flashtrain.run_folder import FAILED, OUT_OF_MEMORY, RUNNING, STOPPED, read_summary, write_summary
 from flashtrain.sample import default_prompt
 from flashtrain.settings import Settings
-from flashtrain.summary import RUNNING, failed_row, say_summary
-
-OUT_OF_MEMORY = "out of memory"
+from flashtrain.summary import failed_row, say_summary
 
 
 def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: float) -> int:
@@ -35,14 +33,14 @@ def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: 
         row = train(settings, hardware, folder, overrides=overrides, started=started)
     except UserError as error:
         log.error("flashtrain: %s", error)
-        note("failed", str(error))
+        note(FAILED, str(error))
         return 2
     except Stopped as stop:
         say(str(stop))
-        note("stopped", str(stop))
+        note(STOPPED, str(stop))
         return stop.status
     except (KeyboardInterrupt, SystemExit):  # a second Ctrl-C, which does not wait for the step in progress
-        note("stopped", "stopped at once by a second Ctrl-C; the last checkpoint is an earlier one")
+        note(STOPPED, "stopped at once by a second Ctrl-C; the last checkpoint is an earlier one")
         return 130
     except torch.OutOfMemoryError as error:
         line = f"out of memory: {str(error).splitlines()[0]} Try a smaller trainer.micro_batch or context."
@@ -51,7 +49,7 @@ def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: 
         return 3
     except Exception as error:  # noqa: BLE001 - the row must say so before the traceback is shown
         traceback.print_exc()
-        note("failed", f"{type(error).__name__}: {error}")
+        note(FAILED, f"{type(error).__name__}: {error}")
         return 1
     if _is_first_rank():
         write_summary(folder, row)

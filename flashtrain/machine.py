@@ -54,7 +54,7 @@ def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False)
 def _check_processes(settings: Settings) -> None:
     """torchrun has started its processes already; trainer.devices and trainer.nodes must say the same number."""
     started = os.environ.get("WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else None
-    wanted = settings.trainer.devices * settings.trainer.nodes
+    wanted = settings.trainer.ranks
     if started is not None and int(started) != wanted and settings.mode == "train":
         raise UserError(
             f"torchrun started {started} processes, but trainer.devices x trainer.nodes is {wanted}: "

@@ -6,7 +6,6 @@ Their settings are the run's own (its config.yaml) with the command line's on to
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
@@ -83,9 +82,9 @@ def run_mode(settings: Settings) -> int:
 
 def _export(trained: TrainedModel) -> int:
     """Write the weights as safetensors: in Hugging Face's GPT-2 layout where the model is one, else in our own."""
-    folder = make_unique(Path(trained.folder), "export")
     if not isinstance(trained.model, GPT2):
         raise UserError(f"{type(trained.model).__name__} cannot be exported: only flashtrain's own models can.")
+    folder = make_unique(trained.folder, "export")
     if not differences_from_gpt2(trained.model.config):
         save_gpt2(trained.model, folder, end_of_text=trained.tokenizer.end_of_text)
         how = "Hugging Face's GPT-2 layout: transformers.GPT2LMHeadModel.from_pretrained reads it"

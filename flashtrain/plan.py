@@ -12,7 +12,7 @@ from flashtrain.settings import Settings
 from flashtrain.training.hardware import Hardware
 
 # The part of the device's rate that a compiled training step reaches: on an H200 about 0.4 of the dense peak for
-# GPT-2 124M (recipes/results/gpt2-h200.json); on a CPU about 0.5 of what one large matrix product does.
+# GPT-2 124M (recipes/results/gpt2-h200.json); on a CPU, half of what one large matrix product does is a careful guess.
 GPU_EFFICIENCY = 0.4
 CPU_EFFICIENCY = 0.5
 VOCABULARY = {"bytes": 257, "gpt2": 50257}
@@ -26,14 +26,14 @@ def plan(settings: Settings, hardware: Hardware) -> str:
     batching = choose_batching(settings, hardware, model)
     tokens = settings.trainer.steps * settings.trainer.tokens_per_step
     flops = tokens * model.flops_per_token(settings.context)
-    ranks = settings.trainer.devices * settings.trainer.nodes
     rate, how = _rate(hardware)
+    duration = _duration(flops / (rate * settings.trainer.ranks))
     lines = [
         describe(settings, hardware, model, batching),
         f"text: {make_source(settings).describe()}; tokenizer {settings.data.tokenizer}",
         f"tokens: {tokens:,} ({settings.trainer.steps} steps of {settings.trainer.tokens_per_step:,})",
         *(batching.estimate.lines() if batching.estimate else []),
-        f"time: about {_duration(flops / (rate * ranks))} for {flops:.3g} FLOPs ({how}), start-up and validation apart",
+        f"time: about {duration} for {flops:.3g} FLOPs ({how}), start-up and validation apart",
         "nothing was started; leave out mode=plan to train.",
     ]
     return "\n".join(lines)

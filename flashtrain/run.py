@@ -24,15 +24,15 @@ from flashtrain.distributed.strategies import make_strategy
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.models.trainable import Trainable
-from flashtrain.run_folder import CHECKPOINTS, LAST, TOKENIZER, find_checkpoint, write_config, write_summary
+from flashtrain.run_folder import CHECKPOINTS, LAST, RUNNING, TOKENIZER, find_checkpoint, write_config, write_summary
 from flashtrain.sample import continue_text, default_prompt
 from flashtrain.settings import Settings
-from flashtrain.summary import RUNNING, close_loggers, finished_row, log_summary, model_name, planned_row
+from flashtrain.summary import finished_row, model_name, planned_row
 from flashtrain.tasks import LanguageModel
 from flashtrain.training.checkpoints import AtomicCheckpointIO, checkpoint_callbacks
 from flashtrain.training.finite import StopOnNonFinite
 from flashtrain.training.hardware import Hardware
-from flashtrain.training.loggers import make_loggers
+from flashtrain.training.loggers import close_loggers, log_summary, make_loggers
 from flashtrain.training.memory import MemoryEstimate, choose_micro_batch, estimate_memory
 from flashtrain.training.progress import make_progress
 from flashtrain.training.signals import SaveOnSignal
@@ -131,14 +131,12 @@ def train(
 
 def make_data(settings: Settings, hardware: Hardware) -> TextDataModule:
     """The data module of these settings; its micro-batch is set once the model is known."""
-    samples = settings.trainer.tokens_per_step // settings.context
-    ranks = settings.trainer.devices * settings.trainer.nodes
     workers = settings.data.workers
     return TextDataModule(
         make_source(settings),
         make_tokenizer_spec(settings),
         settings.context,
-        batch_size=samples // ranks,
+        batch_size=settings.samples_per_step // settings.trainer.ranks,
         total_steps=settings.trainer.steps,
         seed=settings.seed,
         document_mask=settings.data.document_mask,
@@ -154,8 +152,8 @@ def choose_batching(settings: Settings, hardware: Hardware, model: Trainable) ->
 
     Raises UserError where none fits, or where a registered model of another kind has no estimate to choose by.
     """
-    ranks = settings.trainer.devices * settings.trainer.nodes
-    samples = settings.trainer.tokens_per_step // settings.context // ranks
+    ranks = settings.trainer.ranks
+    samples = settings.samples_per_step // ranks
     micro_batch = settings.trainer.micro_batch
     config = getattr(model, "config", None)
     if not isinstance(config, GPT2Config):
@@ -231,13 +229,13 @@ def make_trainer(
 def describe(settings: Settings, hardware: Hardware, model: Trainable, batching: Batching) -> str:
     """The line that says what is about to be trained, on what, in what portions."""
     parameters = model.parameter_count() / 1e6
-    samples = settings.trainer.tokens_per_step // settings.context
     memory = "" if batching.estimate is None else f" (estimated {batching.estimate.total / 2**30:.1f} GiB)"
     return (
         f"{model_name(settings)}: {parameters:.1f}M parameters, context {settings.context}, "
         f"attention {hardware.attention}; "
-        f"{settings.trainer.steps} steps of {samples} samples ({settings.trainer.tokens_per_step:,} tokens) on "
-        f"{settings.trainer.devices * settings.trainer.nodes} x {hardware.name}, {hardware.precision}, "
+        f"{settings.trainer.steps} steps of {settings.samples_per_step} samples "
+        f"({settings.trainer.tokens_per_step:,} tokens) on "
+        f"{settings.trainer.ranks} x {hardware.name}, {hardware.precision}, "
         f"micro-batch {batching.micro_batch}{memory}"
     )
 

@@ -22,13 +22,17 @@ from omegaconf.errors import OmegaConfBaseException
 from torch.distributed import TCPStore
 
 from flashtrain.errors import UserError
+from flashtrain.report.rows import write_atomically
 from flashtrain.settings import Settings, typed_settings
+from flashtrain.training.checkpoints import BEST, LAST
 
 CONFIG_FILE = "config.yaml"
 SUMMARY_FILE = "summary.json"
 CHECKPOINTS = "checkpoints"
 TOKENIZER = "tokenizer"
-LAST, BEST = "last.ckpt", "best.ckpt"
+
+# What a summary row's `status` says; RUNNING stays where a run was killed.
+RUNNING, FINISHED, STOPPED, FAILED, OUT_OF_MEMORY = "running", "finished", "stopped", "failed", "out of memory"
 
 
 def new_run_folder(parent: Path) -> Path:
@@ -60,7 +64,7 @@ def make_unique(parent: Path, name: str) -> Path:
 
 def write_config(settings: Settings, folder: Path) -> None:
     """Write the resolved settings to config.yaml."""
-    write_text(folder / CONFIG_FILE, OmegaConf.to_yaml(OmegaConf.structured(settings)))
+    write_atomically(folder / CONFIG_FILE, OmegaConf.to_yaml(OmegaConf.structured(settings)))
 
 
 def read_settings(folder: Path) -> Settings:
@@ -79,7 +83,7 @@ def read_settings(folder: Path) -> Settings:
 
 def write_summary(folder: Path, row: dict[str, Any]) -> None:
     """Write a run's flat summary row."""
-    write_text(folder / SUMMARY_FILE, json.dumps(row, indent=2) + "\n")
+    write_atomically(folder / SUMMARY_FILE, json.dumps(row, indent=2) + "\n")
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
@@ -89,16 +93,6 @@ def read_summary(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return row if isinstance(row, dict) else {}
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a whole file or leave the old one: never half of the new."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}.") from error
 
 
 def find_checkpoint(given: str, *, prefer: str) -> tuple[Path, Path]:
@@ -128,7 +122,7 @@ def find_unfinished(parent: Path, settings: Settings) -> Path | None:
         return None
     wanted = _what_is_trained(settings)
     for folder in sorted((path for path in parent.iterdir() if path.is_dir()), reverse=True):
-        if not (folder / CHECKPOINTS / LAST).exists() or read_summary(folder).get("status") == "finished":
+        if not (folder / CHECKPOINTS / LAST).exists() or read_summary(folder).get("status") == FINISHED:
             continue
         try:
             found = _what_is_trained(read_settings(folder))

@@ -144,6 +144,11 @@ class TrainerSettings:
     checkpoint_every: int = 100
     callbacks: list[str] = field(default_factory=list)
 
+    @property
+    def ranks(self) -> int:
+        """Processes over all nodes, one a device."""
+        return self.devices * self.nodes
+
     def check(self) -> None:
         for name in ("steps", "tokens_per_step", "devices", "nodes", "log_every", "validate_every", "checkpoint_every"):
             _at_least(f"trainer.{name}", getattr(self, name), 1)
@@ -224,6 +229,11 @@ class Settings:
     demo: dict[str, Any] = field(default_factory=dict)
     is_demo: bool = False
 
+    @property
+    def samples_per_step(self) -> int:
+        """Samples of an optimiser step, over all devices."""
+        return self.trainer.tokens_per_step // self.context
+
     def check(self) -> None:
         """Raise UserError for the first setting that cannot work, alone or with another."""
         _one_of("mode", self.mode, MODES)
@@ -245,7 +255,7 @@ class Settings:
                 f"trainer.tokens_per_step={tokens} is no multiple of context={context}: "
                 f"a step is whole samples; {near} would do."
             )
-        samples, ranks = tokens // context, self.trainer.devices * self.trainer.nodes
+        samples, ranks = self.samples_per_step, self.trainer.ranks
         if samples % ranks:
             raise UserError(
                 f"a step of {samples} samples ({tokens} tokens / context {context}) does not divide over {ranks} "

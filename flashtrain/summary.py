@@ -6,18 +6,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
-
 from flashtrain.announce import say
 from flashtrain.data.datamodule import TextDataModule
 from flashtrain.models.trainable import Trainable
 from flashtrain.report.machine import versions
+from flashtrain.run_folder import FINISHED
 from flashtrain.settings import Settings
 from flashtrain.tasks import LanguageModel
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.throughput import Throughput
-
-RUNNING = "running"  # the status of a row until its run has ended; it stays where the run was killed
 
 
 def planned_row(settings: Settings, hardware: Hardware, overrides: list[str]) -> dict[str, Any]:
@@ -28,10 +25,10 @@ def planned_row(settings: Settings, hardware: Hardware, overrides: list[str]) ->
         "model": model_name(settings),
         "attention": hardware.attention,
         "context": settings.context,
-        "batch": settings.trainer.tokens_per_step // settings.context,
+        "batch": settings.samples_per_step,
         "steps": settings.trainer.steps,
         "tokens": settings.trainer.steps * settings.trainer.tokens_per_step,
-        "devices": settings.trainer.devices * settings.trainer.nodes,
+        "devices": settings.trainer.ranks,
         "precision": hardware.precision,
         "device": hardware.name,
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
@@ -57,7 +54,7 @@ def finished_row(
     measured = throughput.summary()
     return {
         **planned_row(settings, hardware, overrides),
-        "status": "finished",
+        "status": FINISHED,
         "parameters": model.parameter_count(),
         "micro_batch": micro_batch,
         "steps": steps,
@@ -75,7 +72,7 @@ def finished_row(
 
 
 def failed_row(settings: Settings, hardware: Hardware, overrides: list[str], status: str, error: str) -> dict[str, Any]:
-    """The row of a run that did not finish: `status` is "failed", "out of memory" or "stopped"."""
+    """The row of a run that did not finish: `status` is FAILED, OUT_OF_MEMORY or STOPPED."""
     return {**planned_row(settings, hardware, overrides), "status": status, "error": error}
 
 
@@ -97,17 +94,3 @@ def say_summary(row: dict[str, Any], folder: Path, prompt: str) -> None:
     say(f"  {row['tokens_per_second']:,.0f} tokens/s{mfu}{memory}, {row['seconds']:.0f} s for the whole command")
     say(f"  run folder {folder} (config.yaml, summary.json, metrics.csv), checkpoints in {folder / 'checkpoints'}")
     say(f'  try next: python -m flashtrain mode=generate checkpoint={folder} prompt="{prompt}"')
-
-
-def log_summary(trainer_loggers: list[Any], row: dict[str, Any]) -> None:
-    """Put the summary row into the loggers that keep one (Weights & Biases)."""
-    for logger in trainer_loggers:
-        if isinstance(logger, pl.loggers.WandbLogger):
-            logger.experiment.summary.update({key: value for key, value in row.items() if value is not None})
-
-
-def close_loggers(trainer_loggers: list[Any]) -> None:
-    """End the Weights & Biases run, so that the next run of this process begins its own."""
-    for logger in trainer_loggers:
-        if isinstance(logger, pl.loggers.WandbLogger):
-            logger.experiment.finish()

@@ -16,16 +16,21 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from flashtrain.compose import compose_settings, override_keys, parse_overrides, quoted
+from flashtrain.compose import compose_settings, parse_overrides, quoted
 from flashtrain.errors import UserError
 from flashtrain.machine import settle
 from flashtrain.report.sweep import report_sweep
-from flashtrain.run_folder import make_unique, read_summary, write_summary
+from flashtrain.run_folder import (
+    FAILED,
+    FINISHED,
+    OUT_OF_MEMORY,
+    RUNNING,
+    make_unique,
+    read_summary,
+    write_summary,
+)
 from flashtrain.settings import LoggerSettings
-from flashtrain.summary import RUNNING
 from flashtrain.training.loggers import log_figure
-
-OUT_OF_MEMORY = "out of memory"
 
 
 def expand(words: Sequence[str]) -> list[list[str]]:
@@ -58,23 +63,24 @@ def run_sweep(words: Sequence[str]) -> int:
     settings = [settle(compose_settings(job), job, quiet=True)[0] for job in jobs]
     varying = [key for key in {word.split("=", 1)[0]: None for word in words} if _values(jobs, key) > 1]
     folder = make_unique(Path(settings[0].output) / f"{settings[0].recipe}-sweep", time.strftime("%Y-%m-%d_%H-%M-%S"))
-    group = [] if "logger.group" in override_keys(words) else [f"logger.group={settings[0].recipe}-{folder.name}"]
+    logger = settings[0].logger
+    logger.group = logger.group or f"{settings[0].recipe}-{folder.name}"
 
     for number, job in enumerate(jobs):
         label = ", ".join(word for word in job if word.split("=", 1)[0] in varying) or "one job"
         print(f"\n=== job {number + 1} of {len(jobs)}: {label}", flush=True)
         job_folder = folder / f"{number:02d}"
         job_folder.mkdir()
-        status = _run_job([*job, *group, f"hydra.run.dir={quoted(str(job_folder))}"])
+        status = _run_job([*job, f"logger.group={quoted(logger.group)}", f"hydra.run.dir={quoted(str(job_folder))}"])
         if status == -signal.SIGINT or status == 130:
             print("stopped by Ctrl-C: the table holds the jobs so far.", flush=True)
             break
         _note_failure(job_folder, job, status)
 
     written = report_sweep(folder)
-    _log_to_wandb(settings[0].logger, group, folder, written)
+    _log_to_wandb(logger, folder, written)
     rows = [read_summary(path) for path in sorted(folder.iterdir()) if path.is_dir()]
-    return 1 if any(row.get("status") not in ("finished", OUT_OF_MEMORY) for row in rows) else 0
+    return 1 if any(row.get("status") not in (FINISHED, OUT_OF_MEMORY) for row in rows) else 0
 
 
 def job_command() -> list[str]:
@@ -101,15 +107,14 @@ def _note_failure(folder: Path, job: list[str], status: int) -> None:
     if row.get("status", RUNNING) != RUNNING:
         return
     how = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
-    write_summary(folder, {"overrides": " ".join(job), **row, "status": "failed", "error": how})
+    write_summary(folder, {"overrides": " ".join(job), **row, "status": FAILED, "error": how})
 
 
 def _values(jobs: list[list[str]], key: str) -> int:
     return len({word for job in jobs for word in job if word.split("=", 1)[0] == key})
 
 
-def _log_to_wandb(logger: LoggerSettings, group: list[str], folder: Path, written: dict[str, Path]) -> None:
+def _log_to_wandb(logger: LoggerSettings, folder: Path, written: dict[str, Path]) -> None:
     """Log the sweep's figure beside its runs, in their group."""
     if logger.name == "wandb" and "figure" in written:
-        name = group[0].split("=", 1)[1] if group else logger.group
-        log_figure(logger.project, group=name, folder=folder, figure=written["figure"], mode=logger.mode)
+        log_figure(logger.project, group=logger.group, folder=folder, figure=written["figure"], mode=logger.mode)

@@ -111,7 +111,12 @@ def read_weights(path: str | Path, prefix: str = "") -> dict[str, torch.Tensor]:
     returned, without it. Names that torch.compile changed are given back their own. Raises UserError as
     `read_checkpoint`, and where the file holds no weights under the prefix.
     """
-    state = read_checkpoint(path).get("state_dict")
+    return weights_in(read_checkpoint(path), path, prefix)
+
+
+def weights_in(checkpoint: dict[str, Any], path: str | Path, prefix: str = "") -> dict[str, torch.Tensor]:
+    """As `read_weights`, for a checkpoint that has been read from `path` already."""
+    state = checkpoint.get("state_dict")
     if not isinstance(state, dict):
         raise UserError(f"{path} holds no model weights (no 'state_dict')")
     plain = {name.replace("_orig_mod.", ""): value for name, value in state.items()}

@@ -89,6 +89,20 @@ def log_figure(project: str, *, group: str | None, folder: str | Path, figure: s
     run.finish()
 
 
+def log_summary(loggers: list[Logger], row: dict[str, Any]) -> None:
+    """Put a run's summary row into the loggers that keep one (Weights & Biases)."""
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            logger.experiment.summary.update({key: value for key, value in row.items() if value is not None})
+
+
+def close_loggers(loggers: list[Logger]) -> None:
+    """End the Weights & Biases run, so that the next run of this process begins its own."""
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            logger.experiment.finish()
+
+
 def _import_wandb() -> Any:
     if importlib.util.find_spec("wandb") is None:
         raise UserError("logger=wandb needs the package wandb, which is not installed: pip install wandb")
