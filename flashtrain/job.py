@@ -38,6 +38,7 @@ def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: 
     except Stopped as stop:
         say(str(stop))
         note(STOPPED, str(stop))
+        _leave_ranks()
         return stop.status
     except (KeyboardInterrupt, SystemExit):  # a second Ctrl-C, which does not wait for the step in progress
         note(STOPPED, "stopped at once by a second Ctrl-C; the last checkpoint is an earlier one")
@@ -54,7 +55,15 @@ def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: 
     if _is_first_rank():
         write_summary(folder, row)
         say_summary(row, folder, settings.prompt or default_prompt(settings.data.source))
+    _leave_ranks()
     return 0
+
+
+def _leave_ranks() -> None:
+    """End the process groups while every rank is still there: gloo's threads abort a process that exits with them."""
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
 
 
 def _is_first_rank() -> bool:

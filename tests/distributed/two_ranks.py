@@ -130,6 +130,8 @@ def main() -> None:
     name, folder = sys.argv[1], Path(sys.argv[2])
     result = stopping_scenario(folder) if name == "stopping" else strategy_scenario(folder, name)
     (folder / f"{name}.{RANK}.json").write_text(json.dumps(result))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()  # gloo's threads abort a process that exits with them
 
 
 if __name__ == "__main__":
