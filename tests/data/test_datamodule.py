@@ -275,7 +275,7 @@ def test_validation_between_steps_does_not_disturb_a_resume(data, tmp_path):
 
 
 TWO_RANKS = """
-import sys, json
+import sys, json, torch
 sys.path[:0] = sys.argv[1:3]
 from test_datamodule import Recorder, TEXTS, trainer
 from conftest import ListSource
@@ -288,6 +288,8 @@ run = trainer(folder, devices=2, strategy="ddp", accumulate_grad_batches=2)
 run.fit(model, data)
 with open(f"{folder}/rank{run.global_rank}.json", "w") as file:
     json.dump({"seen": model.seen, "validated": model.validated}, file)
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
 """
 
 
