@@ -20,6 +20,7 @@ from omegaconf import DictConfig  # noqa: E402
 
 from flashtrain import modes, plan  # noqa: E402
 from flashtrain.announce import say  # noqa: E402
+from flashtrain.benchmarks.run import benchmark_plan  # noqa: E402
 from flashtrain.command_help import help_text  # noqa: E402
 from flashtrain.compose import CONFIG_NAME, checked_settings, compose_settings, override_keys, quote_prompt, quoted  # noqa: E402
 from flashtrain.errors import UserError  # noqa: E402
@@ -57,9 +58,10 @@ def _command(words: list[str]) -> int:
         settings = modes.settings_from_checkpoint(arguments.overrides) or compose_settings(arguments.overrides)
         if settings.mode == "plan":
             settings, hardware = settle(settings, arguments.overrides)
-            print(plan.plan(settings, hardware))
+            describe = plan.plan if settings.benchmark.name is None else benchmark_plan
+            print(describe(settings, hardware))
             return 0
-        if settings.mode != "train":
+        if settings.mode not in ("train", "benchmark"):
             return modes.run_mode(settings)
         if "hydra.run.dir" not in keys:
             folder = _run_folder(settings, arguments.overrides)

@@ -19,6 +19,8 @@ Often used settings:
   trainer.steps=500               with trainer.tokens_per_step=65536, trainer.devices=8, trainer.strategy=ddp|fsdp
   logger={loggers}         resume=auto goes on with an unfinished run
   mode={modes}
+  benchmark.rows=anchors          recipe=attention-benchmark: grid, anchors, paper, features, block-sparse; with
+                                  benchmark.seqlens=[1024,4096] .masks=[causal,window-1024] .max_seconds=420 ...
   -m context=1024,2048,4096       a sweep: one fresh process a job, then one table and one figure
 
 Everything that can be set: python -m flashtrain recipe=NAME --cfg job, or flashtrain/settings.py.

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from flashtrain.announce import log, say
+from flashtrain.benchmarks.run import benchmark
 from flashtrain.errors import UserError
 from flashtrain.machine import settle
 from flashtrain.quiet import quieten
@@ -19,8 +20,8 @@ from flashtrain.summary import failed_row, say_summary
 
 
 def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: float) -> int:
-    """Train in `folder`. Returns the exit status: 0 finished, 1 crashed, 2 a user's mistake, 3 out of memory,
-    130 or 143 stopped by a signal."""
+    """Train or measure in `folder`. Returns the exit status: 0 finished, 1 crashed, 2 a user's mistake, 3 out of
+    memory, 130 or 143 stopped by a signal."""
     quieten()
     settings, hardware = settle(settings, overrides)
 
@@ -30,7 +31,8 @@ def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: 
             write_summary(folder, failed_row(settings, hardware, overrides, status, error))
 
     try:
-        row = train(settings, hardware, folder, overrides=overrides, started=started)
+        do = benchmark if settings.mode == "benchmark" else train
+        row = do(settings, hardware, folder, overrides=overrides, started=started)
     except UserError as error:
         log.error("flashtrain: %s", error)
         note(FAILED, str(error))
@@ -54,7 +56,8 @@ def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: 
         return 1
     if _is_first_rank():
         write_summary(folder, row)
-        say_summary(row, folder, settings.prompt or default_prompt(settings.data.source))
+        if settings.mode == "train":
+            say_summary(row, folder, settings.prompt or default_prompt(settings.data.source))
     _leave_ranks()
     return 0
 

@@ -24,20 +24,17 @@ def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False)
     hardware = detect_hardware(settings.hardware.accelerator)
     given = override_keys(overrides)
     if not settings.is_demo and _wants_demo(settings, hardware, given):
-        full = f"the recipe in full ({settings.model.name}-{settings.model.size}, context {settings.context})"
-        settings = apply_demo(settings, overrides)
         why = "no NVIDIA GPU found here" if hardware.kind == "cpu" else "hardware.demo=always"
-        say(
-            f"{why}: training the recipe's small demo model instead "
-            f"({settings.data.tokenizer} as tokens, context {settings.context}). "
-            f"For {full}, run the same command on a machine with an NVIDIA GPU, or add hardware.demo=never."
-        )
+        full, settings = settings, apply_demo(settings, overrides)
+        say(f"{why}: {_demo_line(full, settings)}")
     wanted = settings.trainer.devices
     if hardware.kind == "cuda" and wanted > hardware.count and settings.mode in ("train", "plan"):
         raise UserError(f"trainer.devices={wanted}, but this machine has {hardware.count}: choose at most that many.")
     _check_processes(settings)
     if settings.hardware.peak_tflops is not None:
         hardware = replace(hardware, peak_flops=settings.hardware.peak_tflops * 1e12)
+    if settings.benchmark.name is not None:  # it measures every attention, in a dtype of its own
+        return settings, hardware
     if settings.hardware.precision is not None:
         hardware = replace(hardware, precision=settings.hardware.precision)
     if settings.attention.name != "flash":
@@ -71,8 +68,26 @@ def _wants_demo(settings: Settings, hardware: Hardware, given: Collection[str]) 
         return False
     if settings.hardware.demo == "always":
         return True
+    if settings.benchmark.name is not None:
+        return hardware.kind == "cpu"
     asked_for_a_model = {"model", "model.name", "model.size", "weights"} & set(given)
     return hardware.kind == "cpu" and not asked_for_a_model
+
+
+def _demo_line(full: Settings, demo: Settings) -> str:
+    """What the demo does in the recipe's place, and how to have the recipe in full."""
+    where = "run the same command on a machine with an NVIDIA GPU, or add hardware.demo=never."
+    if demo.benchmark.name is not None:
+        asked = demo.benchmark
+        limits = [f"lengths to {asked.longest}" if asked.longest else "", asked.dtype]
+        limits += [f"{asked.max_seconds:g} s at most" if asked.max_seconds else ""]
+        told = ", ".join(part for part in limits if part)
+        return f"measuring small shapes through torch's CPU backends ({told}). For the recipe in full, {where}"
+    recipe = f"the recipe in full ({full.model.name}-{full.model.size}, context {full.context})"
+    return (
+        f"training the recipe's small demo model instead ({demo.data.tokenizer} as tokens, context {demo.context}). "
+        f"For {recipe}, {where}"
+    )
 
 
 def _name(hardware: Hardware) -> str:

@@ -13,9 +13,11 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
+from flashtrain.benchmarks.settings import BenchmarkSettings
 from flashtrain.errors import UserError, unknown
+from flashtrain.setting_checks import at_least, between, one_of
 
-MODES = ("train", "plan", "evaluate", "generate", "export")
+MODES = ("train", "plan", "evaluate", "generate", "export", "benchmark")
 ATTENTIONS = ("flash", "sdpa", "standard")
 STRATEGIES = ("auto", "ddp", "fsdp")
 ACCELERATORS = ("auto", "cpu", "gpu")
@@ -36,9 +38,9 @@ class ModelSettings:
     options: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
-        _between("model.dropout", self.dropout, 0.0, 1.0, include_high=False)
+        between("model.dropout", self.dropout, 0.0, 1.0, include_high=False)
         if self.vocab_rows is not None:
-            _at_least("model.vocab_rows", self.vocab_rows, 1)
+            at_least("model.vocab_rows", self.vocab_rows, 1)
 
 
 @dataclass
@@ -71,14 +73,14 @@ class DataSettings:
             raise UserError(
                 "data=hub needs data.name=..., a dataset of the Hugging Face hub such as roneneldan/TinyStories."
             )
-        _one_of("data.tokenizer", self.tokenizer, TOKENIZERS)
-        _at_least("data.vocab_size", self.vocab_size, 257)
+        one_of("data.tokenizer", self.tokenizer, TOKENIZERS)
+        at_least("data.vocab_size", self.vocab_size, 257)
         if (self.vocab is None) != (self.merges is None):
             raise UserError("data.vocab and data.merges belong together: give both files, or neither to use the hub's.")
-        _between("data.validation_fraction", self.validation_fraction, 0.0, 0.5)
-        _at_least("data.validation_tokens", self.validation_tokens, 1)
+        between("data.validation_fraction", self.validation_fraction, 0.0, 0.5)
+        at_least("data.validation_tokens", self.validation_tokens, 1)
         if self.workers is not None:
-            _at_least("data.workers", self.workers, 0)
+            at_least("data.workers", self.workers, 0)
 
 
 @dataclass
@@ -88,7 +90,7 @@ class AttentionSettings:
     name: str = "flash"
 
     def check(self) -> None:
-        _one_of("attention", self.name, ATTENTIONS)
+        one_of("attention", self.name, ATTENTIONS)
 
 
 @dataclass
@@ -108,9 +110,9 @@ class OptimizerSettings:
             raise UserError(f"optimizer.learning_rate={self.learning_rate} must be above 0.")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise UserError(f"optimizer.betas={list(self.betas)} must be two numbers in [0, 1).")
-        _at_least("optimizer.epsilon", self.epsilon, 0)
-        _at_least("optimizer.weight_decay", self.weight_decay, 0)
-        _at_least("optimizer.gradient_clip", self.gradient_clip, 0)
+        at_least("optimizer.epsilon", self.epsilon, 0)
+        at_least("optimizer.weight_decay", self.weight_decay, 0)
+        at_least("optimizer.gradient_clip", self.gradient_clip, 0)
 
 
 @dataclass
@@ -124,8 +126,8 @@ class ScheduleSettings:
 
     def check(self) -> None:
         if self.warmup_steps is not None:
-            _at_least("schedule.warmup_steps", self.warmup_steps, 0)
-        _between("schedule.minimum_ratio", self.minimum_ratio, 0.0, 1.0)
+            at_least("schedule.warmup_steps", self.warmup_steps, 0)
+        between("schedule.minimum_ratio", self.minimum_ratio, 0.0, 1.0)
 
 
 @dataclass
@@ -151,10 +153,10 @@ class TrainerSettings:
 
     def check(self) -> None:
         for name in ("steps", "tokens_per_step", "devices", "nodes", "log_every", "validate_every", "checkpoint_every"):
-            _at_least(f"trainer.{name}", getattr(self, name), 1)
+            at_least(f"trainer.{name}", getattr(self, name), 1)
         if self.micro_batch is not None:
-            _at_least("trainer.micro_batch", self.micro_batch, 1)
-        _one_of("trainer.strategy", self.strategy, STRATEGIES)
+            at_least("trainer.micro_batch", self.micro_batch, 1)
+        one_of("trainer.strategy", self.strategy, STRATEGIES)
 
 
 @dataclass
@@ -168,8 +170,8 @@ class LoggerSettings:
     mode: str = "auto"
 
     def check(self) -> None:
-        _one_of("logger", self.name, LOGGERS)
-        _one_of("logger.mode", self.mode, ("auto", "online", "offline"))
+        one_of("logger", self.name, LOGGERS)
+        one_of("logger.mode", self.mode, ("auto", "online", "offline"))
 
 
 @dataclass
@@ -182,10 +184,10 @@ class HardwareSettings:
     demo: str = "auto"
 
     def check(self) -> None:
-        _one_of("hardware.accelerator", self.accelerator, ACCELERATORS)
-        _one_of("hardware.demo", self.demo, ("auto", "always", "never"))
+        one_of("hardware.accelerator", self.accelerator, ACCELERATORS)
+        one_of("hardware.demo", self.demo, ("auto", "always", "never"))
         if self.precision is not None:
-            _one_of("hardware.precision", self.precision, PRECISIONS)
+            one_of("hardware.precision", self.precision, PRECISIONS)
         if self.peak_tflops is not None and not self.peak_tflops > 0:
             raise UserError(f"hardware.peak_tflops={self.peak_tflops} must be above 0 (TFLOP/s, dense).")
 
@@ -199,9 +201,9 @@ class GenerateSettings:
     top_k: int = 50
 
     def check(self) -> None:
-        _at_least("generate.tokens", self.tokens, 1)
-        _at_least("generate.temperature", self.temperature, 0)
-        _at_least("generate.top_k", self.top_k, 1)
+        at_least("generate.tokens", self.tokens, 1)
+        at_least("generate.temperature", self.temperature, 0)
+        at_least("generate.top_k", self.top_k, 1)
 
 
 @dataclass
@@ -226,6 +228,7 @@ class Settings:
     logger: LoggerSettings = field(default_factory=LoggerSettings)
     hardware: HardwareSettings = field(default_factory=HardwareSettings)
     generate: GenerateSettings = field(default_factory=GenerateSettings)
+    benchmark: BenchmarkSettings = field(default_factory=BenchmarkSettings)
     demo: dict[str, Any] = field(default_factory=dict)
     is_demo: bool = False
 
@@ -236,12 +239,24 @@ class Settings:
 
     def check(self) -> None:
         """Raise UserError for the first setting that cannot work, alone or with another."""
-        _one_of("mode", self.mode, MODES)
-        _at_least("context", self.context, 1)
-        _at_least("seed", self.seed, 0)
+        one_of("mode", self.mode, MODES)
+        at_least("context", self.context, 1)
+        at_least("seed", self.seed, 0)
         groups = (self.model, self.data, self.attention, self.optimizer, self.schedule, self.trainer, self.logger)
-        for group in (*groups, self.hardware, self.generate):
+        for group in (*groups, self.hardware, self.generate, self.benchmark):
             group.check()
+        self._check_mode()
+
+    def _check_mode(self) -> None:
+        """Raise UserError where the mode and the recipe do not go together: some recipes train, others measure."""
+        if self.mode == "benchmark" and self.benchmark.name is None:
+            raise UserError(
+                f"mode=benchmark: recipe={self.recipe} trains a model; recipe=attention-benchmark measures."
+            )
+        if self.benchmark.name is not None and self.mode not in ("benchmark", "plan"):
+            raise UserError(
+                f"recipe={self.recipe} measures and trains nothing: mode={self.mode} must be benchmark or plan."
+            )
 
     def check_step(self) -> None:
         """Raise UserError unless a step is whole samples that divide over devices and micro-batches.
@@ -319,18 +334,3 @@ def _dotted(config: DictConfig, prefix: str = "") -> list[str]:
         if OmegaConf.is_dict(config._get_node(key)) and config[key]:
             names.extend(_dotted(config[key], f"{name}."))
     return names
-
-
-def _one_of(name: str, given: str, possible: tuple[str, ...]) -> None:
-    if given not in possible:
-        raise unknown(name, given, possible)
-
-
-def _at_least(name: str, given: float, low: float) -> None:
-    if not given >= low:
-        raise UserError(f"{name}={given} must be at least {low}.")
-
-
-def _between(name: str, given: float, low: float, high: float, *, include_high: bool = True) -> None:
-    if not (low <= given <= high) or (given == high and not include_high):
-        raise UserError(f"{name}={given} must be in [{low}, {high}{']' if include_high else ')'}.")

@@ -18,10 +18,8 @@ from flashtrain.training.throughput import Throughput
 
 
 def planned_row(settings: Settings, hardware: Hardware, overrides: list[str]) -> dict[str, Any]:
-    """The part of the row that is known before training; a failed run's row is this with `status` and `error`."""
-    return {
-        "recipe": settings.recipe,
-        "date": time.strftime("%Y-%m-%d"),
+    """The part of the row that is known beforehand; a failed run's row is this with `status` and `error`."""
+    trained = {
         "model": model_name(settings),
         "attention": hardware.attention,
         "context": settings.context,
@@ -30,6 +28,11 @@ def planned_row(settings: Settings, hardware: Hardware, overrides: list[str]) ->
         "tokens": settings.trainer.steps * settings.trainer.tokens_per_step,
         "devices": settings.trainer.ranks,
         "precision": hardware.precision,
+    }
+    return {
+        "recipe": settings.recipe,
+        "date": time.strftime("%Y-%m-%d"),
+        **(trained if settings.mode != "benchmark" else {}),
         "device": hardware.name,
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
         "overrides": " ".join(overrides),

@@ -1,4 +1,8 @@
-"""The borders to other programs' formats: Hugging Face GPT-2 weights, and flashtrain's own exported weights.
+"""The borders to other programs: Hugging Face models and weights, torch's attention calls, flashtrain's own weights.
+
+huggingface_attention.py lets transformers models run on our attention (register_with_transformers), with
+huggingface_masks.py, huggingface_mask_rules.py and huggingface_documents.py (document_lengths) for their masks;
+sdpa_routing.py sends torch's scaled_dot_product_attention calls through our kernels (route_sdpa).
 
 huggingface_gpt2.py reads and writes GPT-2 as transformers stores it (load_gpt2, save_gpt2, and differences_from_gpt2,
 which says what a model has that transformers' GPT-2 cannot hold); exported_weights.py writes any flashtrain model as
@@ -7,6 +11,18 @@ need of files.
 """
 
 from flashtrain.integrations.exported_weights import load_weights, save_weights
+from flashtrain.integrations.huggingface_attention import register_with_transformers
+from flashtrain.integrations.huggingface_documents import document_lengths
 from flashtrain.integrations.huggingface_gpt2 import differences_from_gpt2, load_gpt2, save_gpt2
+from flashtrain.integrations.sdpa_routing import route_sdpa
 
-__all__ = ["differences_from_gpt2", "load_gpt2", "load_weights", "save_gpt2", "save_weights"]
+__all__ = [
+    "differences_from_gpt2",
+    "document_lengths",
+    "load_gpt2",
+    "load_weights",
+    "register_with_transformers",
+    "route_sdpa",
+    "save_gpt2",
+    "save_weights",
+]

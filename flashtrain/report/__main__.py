@@ -8,18 +8,22 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flashtrain.benchmarks.figures import memory_figure, runtime_figure
 from flashtrain.errors import UserError, unknown
 from flashtrain.locate import recipes_folder
 from flashtrain.report.figures import context_sweep_figure, line_figure
+from flashtrain.report.pivot import OPTIONS, View, view_of
 from flashtrain.report.readme import check_tables, insert_tables, source_line, table_text
 from flashtrain.report.rows import ResultFile, Row, collect_summaries, read_result, write_atomically
 from flashtrain.report.save import save_result
 from flashtrain.report.sweep import sweep_table, varied_keys, with_overrides
-from flashtrain.report.table import Table, make_table
+from flashtrain.report.table import Table
 
 # --figure NAME: a later recipe's figure is one entry here.
 FIGURES: dict[str, Callable[[Sequence[Mapping[str, Any]], Path], Path]] = {
     "context": context_sweep_figure,
+    "attention-runtime": runtime_figure,
+    "attention-memory": memory_figure,
 }
 
 
@@ -59,24 +63,25 @@ def _draw(options: argparse.Namespace) -> None:
     rows: list[Row] = []
     for source in options.sources:
         rows += results[source].rows if source in results else with_overrides(collect_summaries(source))
-    columns = [name.strip() for name in options.columns.split(",") if name.strip()] if options.columns else None
-    table = sweep_table(rows) if columns is None and not results and varied_keys(rows) else make_table(rows, columns)
+    view = view_of({key: value for key in OPTIONS if (value := getattr(options, key)) is not None})
+    plain = view == View() and not results and bool(varied_keys(rows))
+    table = sweep_table(rows) if plain else view.table(rows)
     single = results.get(options.sources[0]) if len(options.sources) == 1 else None
-    _print(options, table, columns, single)
+    _print(options, table, view, single)
 
     folder = options.out or Path()
     name = options.sources[0].resolve().stem
     if options.out:
-        text = table_text(single, columns) if single else table.markdown()
+        text = table_text(single, view) if single else table.markdown()
         print(f"wrote {write_atomically(folder / f'{name}.md', text)}", file=sys.stderr)
         print(f"wrote {write_atomically(folder / f'{name}.csv', table.csv())}", file=sys.stderr)
     if options.figure or options.y:
         print(f"wrote {_figure(options, rows, folder / f'{name}.png')}", file=sys.stderr)
 
 
-def _print(options: argparse.Namespace, table: Table, columns: list[str] | None, single: ResultFile | None) -> None:
+def _print(options: argparse.Namespace, table: Table, view: View, single: ResultFile | None) -> None:
     if options.markdown:
-        print(table_text(single, columns) if single else table.markdown(), end="")
+        print(table_text(single, view) if single else table.markdown(), end="")
     elif options.csv:
         print(table.csv(), end="")
     else:
@@ -101,6 +106,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("sources", nargs="*", type=Path, metavar="FILE.json|FOLDER")
     parser.add_argument("--columns", metavar="a,b", help="the table's columns, in order")
+    parser.add_argument("--only", metavar="a:x,b:y", help="only the rows with these values")
+    parser.add_argument(
+        "--pivot", metavar="c", help="a column for each value of this key (with --columns, --value), ..."
+    )
+    parser.add_argument("--value", metavar="d", help="... holding this one")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     form.add_argument("--csv", action="store_true", help="print the table as CSV")

@@ -69,6 +69,8 @@ COLUMNS: dict[str, Column] = {
     "direction": Column("direction"),
     "mask": Column("mask"),
     "dtype": Column("dtype"),
+    "features": Column("features"),
+    "density": Column("density", significant),
     "dropout": Column("dropout"),
     "context": Column("context", grouped),
     "batch": Column("batch", grouped),
@@ -88,17 +90,21 @@ COLUMNS: dict[str, Column] = {
     "validation_loss": Column("validation loss", loss),
     "perplexity": Column("perplexity", loss),
     "milliseconds": Column("time (ms)", significant),
+    "host_milliseconds": Column("time with launching (ms)", significant),
+    "forward_backward_milliseconds": Column("forward + backward (ms)", significant),
     "tflops": Column("TFLOP/s", significant),
     "step_seconds": Column("time per step (s)", significant),
     "tokens_per_second": Column("tokens/s", grouped),
     "mfu": Column("MFU", significant),
     "peak_memory_gib": Column("peak memory (GiB)", significant),
     "peak_memory_mib": Column("peak memory (MiB)", grouped),
+    "error": Column("error", significant),
     "seconds": Column("time (s)", significant),
     "status": Column("status"),
 }
 
-# True of the whole table (they stand in its caption) or too long for a cell (errors stand below it).
+# True of the whole table (they stand in its caption) or too long for a cell (the texts of errors stand below it; an
+# error that is a number, a distance from a reference, is a column like any other).
 NOT_SHOWN = ("device", "versions", "overrides", "command", "error")
 
 

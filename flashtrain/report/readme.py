@@ -4,7 +4,8 @@
     (everything in between is replaced)
     <!-- end table -->
 
-draws recipes/results/gpt2.json, and under it one line with the file's date, device, versions and command.
+draws recipes/results/gpt2.json, and under it one line with the file's date, device, versions and command. Further
+words: only=key:value,... keeps some of the rows; pivot=key value=key makes a column for each value of a key (pivot.py).
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashtrain.errors import UserError, unknown
+from flashtrain.report.pivot import OPTIONS, View, view_of
 from flashtrain.report.rows import ResultFile, read_result, write_atomically
-from flashtrain.report.table import make_table
 
 _START = re.compile(r"^<!--\s*table:\s*(?P<words>.*?)\s*-->\s*$")
 _END = re.compile(r"^<!--\s*end table\s*-->\s*$")
@@ -23,12 +24,12 @@ _END = re.compile(r"^<!--\s*end table\s*-->\s*$")
 
 @dataclass(frozen=True)
 class _Place:
-    """One marked place: its first and last inner line (as a slice), the result's name and the columns asked for."""
+    """One marked place: its first and last inner line (as a slice), the result's name and the table asked for."""
 
     first: int
     end: int
     name: str
-    columns: list[str] | None
+    view: View
 
 
 def insert_tables(readme: str | Path, results: str | Path) -> list[str]:
@@ -67,9 +68,9 @@ def check_tables(readme: str | Path, results: str | Path) -> list[str]:
     return [place.name for place in places]
 
 
-def table_text(result: ResultFile, columns: list[str] | None = None) -> str:
+def table_text(result: ResultFile, view: View) -> str:
     """A result as Markdown: its table, then one line saying when, on what and how it was measured."""
-    return f"{make_table(result.rows, columns).markdown()}\n{source_line(result)}\n"
+    return f"{view.table(result.rows).markdown()}\n{source_line(result)}\n"
 
 
 def source_line(result: ResultFile) -> str:
@@ -86,7 +87,7 @@ def _table_lines(place: _Place, readme: Path, results: Path) -> list[str]:
     if not file.is_file():
         raise UserError(f"{readme}: {unknown('result', place.name, [path.stem for path in results.glob('*.json')])}")
     try:
-        return table_text(read_result(file), place.columns).splitlines()
+        return table_text(read_result(file), place.view).splitlines()
     except UserError as error:
         raise UserError(f"{readme}, table {place.name}: {error}") from error
 
@@ -121,13 +122,16 @@ def _place(start: tuple[int, str], end: int, readme: Path) -> _Place:
         raise UserError(
             f"{readme}:{line + 1}: a table's marker needs a result's name, <!-- table: NAME columns=a,b -->."
         )
-    columns = None
+    given: dict[str, str] = {}
     for option in options:
         key, _, value = option.partition("=")
-        if key != "columns":
-            raise UserError(f"{readme}:{line + 1}: {unknown('marker option', key, ['columns'])}")
-        columns = [column for column in value.split(",") if column]
-    return _Place(line + 1, end, name, columns)
+        if key not in OPTIONS:
+            raise UserError(f"{readme}:{line + 1}: {unknown('marker option', key, OPTIONS)}")
+        given[key] = value
+    try:
+        return _Place(line + 1, end, name, view_of(given))
+    except UserError as error:
+        raise UserError(f"{readme}:{line + 1}: {error}") from error
 
 
 def _read(readme: Path) -> list[str]:

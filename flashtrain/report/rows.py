@@ -27,6 +27,8 @@ Row = dict[str, Any]
 
 SUMMARY = "summary.json"
 CONFIG = "config.yaml"
+# What a run that measures leaves: its rows, as a result file.
+RESULT = "result.json"
 
 # What a summary row may say under "status" when its run did what was asked.
 FINISHED = ("ok", "finished", "completed", "done")
@@ -73,16 +75,18 @@ def write_result(
     rows: Sequence[Mapping[str, Any]],
     device: str | None = None,
     versions: Mapping[str, str] | None = None,
+    date: str | None = None,
 ) -> ResultFile:
-    """Write a result file with today's date, atomically, and return what was written.
+    """Write a result file, atomically, and return what was written.
 
-    device and versions default to this machine's and this environment's. Floats that are not finite are written as null
-    (JSON has no word for them). Raises UserError for rows that are not flat and for a file that cannot be written.
+    date: the day of measuring, ISO 8601; None: today. device and versions default to this machine's and this
+    environment's. Floats that are not finite are written as null (JSON has no word for them). Raises UserError for rows
+    that are not flat and for a file that cannot be written.
     """
     content = {
         "recipe": recipe,
         "command": command,
-        "date": datetime.date.today().isoformat(),
+        "date": datetime.date.today().isoformat() if date is None else date,
         "device": machine.device_name() if device is None else device,
         "versions": machine.versions() if versions is None else dict(versions),
         "rows": [{key: _finite(value) for key, value in row.items()} for row in rows],
@@ -125,9 +129,12 @@ def collect_summaries(folder: str | Path) -> list[Row]:
 
 
 def has_failed(row: Mapping[str, Any]) -> bool:
-    """Whether a row tells of a failure: a status other than a finished one, or an error text."""
-    status = row.get("status")
-    return bool(row.get("error")) or bool(status and str(status).lower() not in FINISHED)
+    """Whether a row tells of a failure: a status other than a finished one, or an error text.
+
+    A number under "error" is a measured one, the distance from a reference.
+    """
+    status, error = row.get("status"), row.get("error")
+    return (isinstance(error, str) and bool(error)) or bool(status and str(status).lower() not in FINISHED)
 
 
 def status_text(row: Mapping[str, Any]) -> str:

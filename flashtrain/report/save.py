@@ -10,7 +10,7 @@ from typing import Any
 
 from flashtrain.errors import UserError
 from flashtrain.report.formats import cell
-from flashtrain.report.rows import ResultFile, Row, collect_summaries, values_of, write_result
+from flashtrain.report.rows import RESULT, ResultFile, Row, collect_summaries, read_result, values_of, write_result
 from flashtrain.report.sweep import override_texts, varied_keys, with_overrides
 
 # Said once for the whole file, not in each row; paths of this machine say nothing to a reader.
@@ -21,8 +21,20 @@ def save_result(path: str | Path, folder: str | Path, command: str | None = None
     """Write the result file of the runs in `folder`, with the device and versions that the runs themselves recorded.
 
     command: what reproduces them; by default put together from the recipe and the runs' overrides, those with several
-    values as a sweep. Raises UserError when the folder has no finished row to take recipe and device from.
+    values as a sweep. A run that measures (a benchmark) has made its result file already, which is then taken as it is.
+    Raises UserError when the folder has no finished row to take recipe and device from.
     """
+    if (Path(folder) / RESULT).is_file():
+        measured = read_result(Path(folder) / RESULT)
+        return write_result(
+            path,
+            measured.recipe,
+            command or measured.command,
+            measured.rows,
+            measured.device,
+            measured.versions,
+            measured.date,
+        )
     collected = collect_summaries(folder)
     # a killed job tells its context by its overrides only, and a swept learning rate is in no summary at all
     rows = with_overrides(collected)

@@ -61,7 +61,7 @@ class Table:
     def csv(self) -> str:
         """The values as measured, under their keys, missing ones empty; an error column where a row has one."""
         columns = list(self.columns)
-        if "error" not in columns and any(row.get("error") for row in self.rows):
+        if "error" not in columns and any(row.get("error") is not None for row in self.rows):
             columns.append("error")
         buffer = io.StringIO()
         writer = csv.writer(buffer, lineterminator="\n")
@@ -115,7 +115,7 @@ def make_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None 
     shown = [dict(row) for row in rows]
     present = available_columns(shown)
     if columns is None:
-        chosen = [key for key in present if key not in NOT_SHOWN and key != "status" and values_of(shown, key)]
+        chosen = [key for key in present if _shown(shown, key) and key != "status" and values_of(shown, key)]
     else:
         chosen = list(dict.fromkeys(columns))
         for column in chosen:
@@ -144,6 +144,11 @@ def constants(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[st
     return [f"{heading(key)} {cell(key, values[0])}" for key, values in found if len(values) == 1]
 
 
+def _shown(rows: Sequence[Row], key: str) -> bool:
+    """Whether a column stands in a table for which nobody chose the columns."""
+    return key not in NOT_SHOWN or (key == "error" and not any(isinstance(row.get(key), str) for row in rows))
+
+
 def _row_name(row: Mapping[str, Any], columns: Sequence[str]) -> str:
     """What tells a failed row from the others: the first cells that it has."""
     parts = [f"{heading(key)} {cell(key, row[key])}" for key in columns if key != "status" and row.get(key) is not None]
@@ -152,7 +157,7 @@ def _row_name(row: Mapping[str, Any], columns: Sequence[str]) -> str:
 
 def _error(row: Mapping[str, Any]) -> str:
     text = cell("error", row.get("error"))
-    if text == MISSING:
+    if text == MISSING or not isinstance(row.get("error"), str):
         return ""
     return f" ({text if len(text) <= _ERROR_LENGTH else text[: _ERROR_LENGTH - 3] + '...'})"
 

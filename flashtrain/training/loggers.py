@@ -6,6 +6,7 @@ import importlib.util
 import netrc
 import os
 import secrets
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -94,6 +95,21 @@ def log_summary(loggers: list[Logger], row: dict[str, Any]) -> None:
     for logger in loggers:
         if isinstance(logger, WandbLogger):
             logger.experiment.summary.update({key: value for key, value in row.items() if value is not None})
+
+
+def log_table(loggers: list[Logger], name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Put rows into the loggers that keep tables (Weights & Biases): a column for each key of any row."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            logger.log_table(name, columns=columns, data=[[row.get(key) for key in columns] for row in rows])
+
+
+def log_image(loggers: list[Logger], name: str, path: Path) -> None:
+    """Put a PNG file into the loggers that keep images (Weights & Biases)."""
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            logger.log_image(name, [str(path)])
 
 
 def close_loggers(loggers: list[Logger]) -> None:

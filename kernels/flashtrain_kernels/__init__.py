@@ -1,23 +1,52 @@
 """Exact FlashAttention kernels in Triton, with flash-attn's function names, registered through torch.library.
 
-Public: flash_attn_func, flash_attn_qkvpacked_func, documents_from_ids, Documents, explain; `reference.attention` is the
-oracle in plain PyTorch, `dispatch.force` picks an implementation by hand. Importing this needs torch only: Triton is
-imported by the first call on an NVIDIA GPU.
+    flash_attn_func, ..._qkvpacked_func, ..._kvpacked_func      (B, S, H, D), with flash-attn 2.8's signatures
+    flash_attn_varlen_func, and the packed two of it            sequences packed into one row, (T, H, D)
+    scaled_dot_product_attention                                torch's signature, (..., H, S, D)
+    merge_attention                                             partial results through their log-sum-exp
+    pad_input, unpad_input                                      padded batches to packed rows and back
+    masks, block_mask                                           which query sees which key, as data
+    explain                                                     what runs a call, in one line
+
+`reference.attention` is the oracle in plain PyTorch, `dispatch.force` picks an implementation by hand, and
+`create_selective_checkpoint_contexts(FORWARDS)` of torch.utils.checkpoint keeps attention's outputs. Importing this
+needs torch only: Triton is imported by the first call on an NVIDIA GPU.
 """
 
-from . import dispatch, reference
-from .interface import explain, flash_attn_func, flash_attn_qkvpacked_func
-from .masks import Documents, documents_from_ids
-from .ops import FORWARD, FORWARD_PACKED
+from . import block_sparse, dispatch, masks, reference
+from .block_sparse import BlockMask, block_mask
+from .interface import explain, flash_attn_func, flash_attn_kvpacked_func, flash_attn_qkvpacked_func
+from .masks import Documents, Mask, documents_from_cu_seqlens, documents_from_ids
+from .merging import merge_attention
+from .ops import FORWARD, FORWARD_KVPACKED, FORWARD_QKVPACKED, FORWARDS
+from .padding import pad_input, unpad_input
+from .sdpa import scaled_dot_product_attention
+from .varlen import flash_attn_varlen_func, flash_attn_varlen_kvpacked_func, flash_attn_varlen_qkvpacked_func
 
 __all__ = [
     "FORWARD",
-    "FORWARD_PACKED",
+    "FORWARDS",
+    "FORWARD_KVPACKED",
+    "FORWARD_QKVPACKED",
+    "BlockMask",
     "Documents",
+    "Mask",
+    "block_mask",
+    "block_sparse",
     "dispatch",
+    "documents_from_cu_seqlens",
     "documents_from_ids",
     "explain",
     "flash_attn_func",
+    "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "masks",
+    "merge_attention",
+    "pad_input",
     "reference",
+    "scaled_dot_product_attention",
+    "unpad_input",
 ]

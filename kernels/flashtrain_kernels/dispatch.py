@@ -41,7 +41,7 @@ class Tile(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """The tiles of the three kernels of one call."""
+    """The tiles of the kernels of one call. The bias's gradient, a kernel of its own, takes dQ's tile."""
 
     forward: Tile
     dkdv: Tile
@@ -67,6 +67,19 @@ TILES: dict[tuple[str, int, int], Tiles] = {
     ("small", 32, 64): Tiles(Tile(64, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
     ("small", 32, 128): Tiles(Tile(32, 32, 8, 1), Tile(16, 32, 8, 1), Tile(32, 16, 8, 1)),
     ("small", 32, 256): Tiles(Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+}
+# What replaces a tile of a row above when a call is more than plain, where that would spill registers:
+# "scattered": a mask with two intervals a query or with key positions; "grouped": several query heads a key head;
+# "rich": softcap, ALiBi, bias or dropout. A call that is several of these takes the last one's.
+VARIANTS: dict[tuple[str, int, int], dict[str, dict[str, Tile]]] = {
+    ("sm_90", 16, 64): {
+        "scattered": {"forward": Tile(128, 64, 8, 3)},
+        "grouped": {"dkdv": Tile(32, 64, 4, 3)},
+        "rich": {"forward": Tile(128, 64, 8, 2), "dkdv": Tile(32, 64, 4, 2), "dq": Tile(64, 64, 4, 2)},
+    },
+    ("sm_90", 16, 128): {
+        "rich": {"forward": Tile(128, 32, 8, 2), "dkdv": Tile(32, 64, 8, 2), "dq": Tile(64, 32, 8, 2)},
+    },
 }
 # Where an architecture has no row of its own it borrows this one's.
 _BORROWS = {("sm_100", 16): "sm_90", ("sm_100", 32): "sm_90", ("sm_80", 32): "small"}
@@ -117,21 +130,70 @@ def runs_kernels(device: torch.device) -> bool:
     return True
 
 
-def tiles_for(device: torch.device, head_dim: int, dtype: torch.dtype) -> Tiles:
-    """The tiles of a call on this device."""
+class Kind(NamedTuple):
+    """What of a call, besides device, head dimension and dtype, decides its tiles. See VARIANTS."""
+
+    scattered: bool = False
+    grouped: bool = False
+    rich: bool = False
+
+
+def tiles_for(
+    device: torch.device,
+    head_dim: int,
+    dtype: torch.dtype,
+    kind: Kind = Kind(),  # noqa: B008 - immutable
+    *,
+    blocks: tuple[int, ...] | None = None,
+    block_size: tuple[int, int] | None = None,
+) -> Tiles:
+    """The tiles of a call on this device.
+
+    blocks: the tile sizes that a mask's plan was made for: they stay, whatever the table says.
+    block_size: of a block-sparse mask: no tile may be larger than a block.
+    """
     if _forced is not None and _forced.tile is not None:
-        return Tiles(_forced.tile, _forced.tile, _forced.tile)
-    if device.type != "cuda":
-        return _INTERPRETER_TILES
-    return table_row(architecture(torch.cuda.get_device_capability(device)), head_dim, dtype)
+        tiles = Tiles(_forced.tile, _forced.tile, _forced.tile)
+    elif device.type != "cuda":
+        tiles = _INTERPRETER_TILES
+    else:
+        tiles = table_row(architecture(torch.cuda.get_device_capability(device)), head_dim, dtype, kind)
+    if blocks is not None:
+        tiles = resized(tiles, blocks)
+    if block_size is not None:
+        q, k = block_size
+        tiles = Tiles(*(_sized(tile, min(tile.block_q, q), min(tile.block_k, k)) for tile in tiles))
+    return tiles
+
+
+def resized(tiles: Tiles, blocks: tuple[int, ...]) -> Tiles:
+    """The tiles with the sizes that a plan was made for (masks.Plan.blocks), their warps and stages kept."""
+    return Tiles(
+        _sized(tiles.forward, *blocks[0:2]), _sized(tiles.dkdv, *blocks[4:6]), _sized(tiles.dq, *blocks[2:4])
+    )  # fmt: skip
+
+
+def _sized(tile: Tile, block_q: int, block_k: int) -> Tile:
+    return tile._replace(block_q=block_q, block_k=block_k)
+
+
+def plan_blocks(device: torch.device, head_dim: int, dtype: torch.dtype, rich: bool = False) -> tuple[int, ...]:
+    """The tile sizes to plan a mask for: queries and keys of the forward, the dQ and the dK/dV kernel."""
+    tiles = tiles_for(device, head_dim, dtype, Kind(rich=rich))
+    return (*tiles.forward[:2], *tiles.dq[:2], *tiles.dkdv[:2])
 
 
 @cache
-def table_row(arch: str, head_dim: int, dtype: torch.dtype) -> Tiles:
-    """The row of the table for an architecture, a head dimension (1..256) and a dtype."""
+def table_row(arch: str, head_dim: int, dtype: torch.dtype, kind: Kind = Kind()) -> Tiles:  # noqa: B008 - immutable
+    """The tiles of the table for an architecture, a head dimension (1..256), a dtype and a kind of call."""
     bits = dtype.itemsize * 8
     padded = 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
-    return TILES[(_BORROWS.get((arch, bits), arch), bits, padded)]
+    key = (_BORROWS.get((arch, bits), arch), bits, padded)
+    tiles = TILES[key]
+    for name, applies in kind._asdict().items():
+        if applies:
+            tiles = tiles._replace(**VARIANTS.get(key, {}).get(name, {}))
+    return tiles
 
 
 def architecture(capability: tuple[int, int]) -> str:

@@ -1,161 +1,157 @@
-"""The public functions: check the arguments, say plainly what is wrong, call the operator.
+"""flash-attn's functions on batches: check the arguments, say plainly what is wrong, run the call.
 
 B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension.
 """
 
-import math
+from typing import Any
 
-import torch
+from torch import Tensor
 
-from . import dispatch, ops, torch_sdpa
-from .masks import Documents
+from . import dispatch
+from .arguments import Sizes, check_packed, check_q_and_kv, check_qkv
+from .block_sparse import BlockMask
+from .calls import Given, Result, attend, attend_kvpacked, attend_qkvpacked, options_of, returned, with_lse
+from .masks import Mask
 
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-MAX_HEAD_DIM = 256
+_Q, _K = "(B, Sq, H, D)", "(B, Sk, K, D)"
 
 
 def flash_attn_func(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    documents: Documents | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    bias: Tensor | None = None,
+    mask: Mask | BlockMask | None = None,
+    dropout_seed: int | Tensor | None = None,
     return_lse: bool = False,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Exact attention without the score matrix: softmax(q k^T * softmax_scale + mask) v (FlashAttention, arXiv
-    2205.14135).
+) -> Result:
+    """Exact attention without the score matrix (FlashAttention, arXiv 2205.14135; FlashAttention-2, arXiv 2307.08691).
+
+    softmax(softcap(q k^T * softmax_scale) - ALiBi + bias + mask) v, with dropout of the softmax. Names, order, defaults
+    and meaning are flash-attn 2.8's; what follows the * is ours.
 
     q: (B, Sq, H, D); k, v: (B, Sk, K, D) with H a multiple of K (query head h reads key head h // (H / K)), D from 1
-    to 256;
-    float16, bfloat16 or float32 (on CPU tensors also float64), all three alike. Any strides; only a last dimension
-    that is not contiguous is copied.
+        to 256; float16, bfloat16 or float32 (on CPU tensors also float64), all three alike. Any strides; only a last
+        dimension that is not contiguous is copied.
+    dropout_p: probability in [0, 1) of dropping an attention weight; the kept ones are divided by 1 - dropout_p.
     softmax_scale: positive; default 1 / sqrt(D).
-    causal: aligned bottom-right, as flash-attn: query i sees key j when j <= i + Sk - Sq.
-    documents: from `documents_from_ids`; a query sees the keys of its own document only. Needs Sq == Sk.
-    return_lse: also return the natural-log row log-sum-exp (B, H, Sq) in float32; it is differentiable.
+    causal: aligned bottom-right: query i stands at key position i + Sk - Sq and sees the keys up to there.
+    window_size: (left, right), inclusive: a query at key position p sees the keys p - left to p + right; -1: no bound.
+    softcap: scores become softcap * tanh(score / softcap); 0: none (Gemma 2, arXiv 2408.00118).
+    alibi_slopes: (H,) or (B, H) float32: slope * |p - j| is subtracted from the scores (ALiBi, arXiv 2108.12409). With
+        a Mask the rows of (N, H) go by its sequences, and positions are the mask's.
+    deterministic: accepted; the kernels always are.
+    return_attn_probs: return (out, lse, S_dmask) as flash-attn does, for tests: S_dmask is empty without dropout, else
+        the attention weights (B, H, Sq, Sk) before dropout, negative where dropped; it stores the whole matrix.
+    bias: broadcasts to (B, H, Sq, Sk), q's dtype or float32, added to the scores; has a gradient; -inf hides a pair.
+    mask: a Mask (flashtrain_kernels.masks), with which causal and window_size stay at their defaults, or a BlockMask
+        made with the same causal and window_size. Planned once (`mask.planned(D, dtype)`), it serves every layer.
+    dropout_seed: an integer, or an int64 tensor on q's device of 1 element, or of 3: seed, and what is added to the
+        numbers of sequences and heads, for a part of a batch. Default: drawn from torch's generator, so that
+        recomputation under activation checkpointing repeats it. One weight's draw depends on the seed and its
+        (sequence, head, query, key) alone.
+    return_lse: also return the natural-log row log-sum-exp (B, H, Sq), float32 (float64 for float64), differentiable.
 
-    Returns out (B, Sq, H, D) in q's dtype, or (out, lse). A query that sees no key gives output 0, log-sum-exp -inf.
-    Raises TypeError or ValueError that names the argument, what it was and what it may be.
+    Returns out (B, Sq, H, D) in q's dtype, or (out, lse). A query that sees no key gives output 0, log-sum-exp -inf
+    and no gradient. Masked keys contribute nothing, whatever they hold.
+    Raises TypeError or ValueError that names the argument, what it was and what it may be, before anything runs.
     """
-    scale = _check(q, k, v, softmax_scale, causal, documents)
-    if dispatch.implementation_for(q.device.type) == "torch":
-        return torch_sdpa.attention(
-            q, k, v, softmax_scale=scale, causal=causal, documents=documents, return_lse=return_lse
-        )
-    start, end = (None, None) if documents is None else documents
-    out, lse = ops.FORWARD(q, k, v, start, end, scale, causal)
-    return (out, lse) if return_lse else out
+    given = Given(
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, bias,
+        mask, dropout_seed, return_lse,
+    )  # fmt: skip
+    check_qkv(q, k, v, _Q, _K)
+    options = options_of(given, _sizes(q, k))
+    out, lse = attend(q, k, v, options, with_lse(given))
+    return returned(given, options, out, lse, q, k)
+
+
+def flash_attn_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    bias: Tensor | None = None,
+    mask: Mask | BlockMask | None = None,
+    dropout_seed: int | Tensor | None = None,
+    return_lse: bool = False,
+) -> Result:
+    """`flash_attn_func` on q (B, Sq, H, D) and kv (B, Sk, 2, K, D); kv's gradient is one tensor, without copies."""
+    given = Given(
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, bias,
+        mask, dropout_seed, return_lse,
+    )  # fmt: skip
+    check_q_and_kv(q, kv, _Q, "(B, Sk, 2, K, D)")
+    options = options_of(given, _sizes(q, kv))
+    out, lse = attend_kvpacked(q, kv, options, with_lse(given))
+    return returned(given, options, out, lse, q, kv.select(2, 0))
 
 
 def flash_attn_qkvpacked_func(
-    qkv: torch.Tensor,
-    *,
+    qkv: Tensor,
+    dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    documents: Documents | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    bias: Tensor | None = None,
+    mask: Mask | BlockMask | None = None,
+    dropout_seed: int | Tensor | None = None,
     return_lse: bool = False,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """`flash_attn_func` on qkv (B, S, 3, H, D), as one projection gives it; its gradient is one tensor of that
-    shape."""
-    if not isinstance(qkv, torch.Tensor):
-        raise TypeError(f"qkv must be a tensor (B, S, 3, H, D), not {type(qkv).__name__}")
-    if qkv.dim() != 5 or qkv.shape[2] != 3:
-        raise ValueError(f"qkv must have the shape (B, S, 3, H, D), not {tuple(qkv.shape)}")
-    q, k, v = qkv.unbind(2)
-    scale = _check(q, k, v, softmax_scale, causal, documents)
-    if dispatch.implementation_for(qkv.device.type) == "torch":
-        return torch_sdpa.attention(
-            q, k, v, softmax_scale=scale, causal=causal, documents=documents, return_lse=return_lse
-        )
-    start, end = (None, None) if documents is None else documents
-    out, lse = ops.FORWARD_PACKED(qkv, start, end, scale, causal)
-    return (out, lse) if return_lse else out
+) -> Result:
+    """`flash_attn_func` on qkv (B, S, 3, H, D), as one projection gives it; its gradient is one tensor too."""
+    given = Given(
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, bias,
+        mask, dropout_seed, return_lse,
+    )  # fmt: skip
+    check_packed(qkv, "(B, S, 3, H, D)")
+    options = options_of(given, _sizes(qkv, qkv))
+    out, lse = attend_qkvpacked(qkv, options, with_lse(given))
+    return returned(given, options, out, lse, qkv.select(2, 0), qkv.select(2, 1))
 
 
-def explain(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    documents: Documents | None = None,
-) -> str:
-    """One line: which implementation and which tiles this call gets, and why. Raises what the call itself would
-    raise."""
-    _check(q, k, v, softmax_scale, causal, documents)
+def explain(q: Tensor, k: Tensor, v: Tensor, *positional: Any, **options: Any) -> str:
+    """One line: which implementation and which tiles `flash_attn_func` gets with these arguments, and why.
+
+    Raises what the call itself would raise.
+    """
+    given = Given(*positional, **options)
+    check_qkv(q, k, v, _Q, _K)
+    # A fixed seed, so that explaining draws nothing from torch's generator.
+    seed = 0 if given.dropout_seed is None else given.dropout_seed
+    options_of(given._replace(dropout_seed=seed), _sizes(q, k))
     return dispatch.explain_choice(q.device, q.shape[3], q.dtype)
 
 
-def _check(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    softmax_scale: float | None,
-    causal: bool,
-    documents: Documents | None,
-) -> float:
-    """Raise for what cannot be computed; return the softmax scale."""
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{name} must be a tensor (B, S, heads, D), not {type(x).__name__}")
-        if x.dim() != 4:
-            raise ValueError(f"{name} must have the four dimensions (B, S, heads, D), not the shape {tuple(x.shape)}")
-        if x.dtype == torch.float64 and dispatch.implementation_for(x.device.type) == "portable":
-            raise TypeError(
-                f"{name} is float64, which the Triton kernels do not compute: use float16, bfloat16 or float32 "
-                "(float64 runs on CPU tensors, by torch's attention)"
-            )
-        if x.dtype not in _DTYPES:
-            raise TypeError(f"{name} must be float16, bfloat16, float32 or, on the CPU, float64, not {_name(x.dtype)}")
-        if x.dtype != q.dtype:
-            raise TypeError(
-                f"{name} has dtype {_name(x.dtype)} and q has {_name(q.dtype)}: they must be the same "
-                "(under autocast, cast them before the call)"
-            )
-        if x.device != q.device:
-            raise ValueError(f"{name} is on {x.device} and q on {q.device}: they must be on the same device")
-    if k.shape != v.shape:
-        raise ValueError(f"k and v must have the same shape, not {tuple(k.shape)} and {tuple(v.shape)}")
-    if k.shape[0] != q.shape[0]:
-        raise ValueError(f"q, k and v must have the same batch size, not {q.shape[0]} and {k.shape[0]}")
-    heads, head_dim, kv_heads = q.shape[2], q.shape[3], k.shape[2]
-    if k.shape[3] != head_dim:
-        raise ValueError(f"q, k and v must have the same head dimension, not {head_dim} and {k.shape[3]}")
-    if not 1 <= head_dim <= MAX_HEAD_DIM:
-        raise ValueError(f"the head dimension must be from 1 to {MAX_HEAD_DIM}, not {head_dim}")
-    if kv_heads < 1 or heads < 1 or heads % kv_heads != 0:
-        raise ValueError(f"q's heads must be a multiple of k's heads, not {heads} and {kv_heads}")
-    if not isinstance(causal, bool):
-        raise TypeError(f"causal must be True or False, not {causal!r}")
-    if documents is not None:
-        _check_documents(documents, q, k)
-    if softmax_scale is None:
-        return 1.0 / math.sqrt(head_dim)
-    if isinstance(softmax_scale, bool) or not isinstance(softmax_scale, (int, float)):
-        raise TypeError(f"softmax_scale must be a number or None, not {type(softmax_scale).__name__}")
-    if not 0.0 < softmax_scale < math.inf:
-        raise ValueError(f"softmax_scale must be a positive finite number, not {softmax_scale}")
-    return float(softmax_scale)
-
-
-def _check_documents(documents: Documents, q: torch.Tensor, k: torch.Tensor) -> None:
-    if not isinstance(documents, Documents):
-        raise TypeError(f"documents must come from documents_from_ids, not be a {type(documents).__name__}")
-    if q.shape[1] != k.shape[1]:
-        raise ValueError(f"documents need as many queries as keys, not {q.shape[1]} and {k.shape[1]}")
-    for name, x in (("start", documents.start), ("end", documents.end)):
-        if x.dtype != torch.int32:
-            raise TypeError(f"documents.{name} must be int32, not {_name(x.dtype)}")
-        if x.shape != q.shape[:2]:
-            raise ValueError(
-                f"documents.{name} must have the shape (B, S) = {tuple(q.shape[:2])}, not {tuple(x.shape)}"
-            )
-        if x.device != q.device:
-            raise ValueError(f"documents.{name} is on {x.device} and q on {q.device}: they must be on the same device")
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _sizes(q: Tensor, k: Tensor) -> Sizes:
+    return Sizes(
+        batch=q.shape[0],
+        seqlen_q=q.shape[1],
+        seqlen_k=k.shape[1],
+        heads=q.shape[-2],
+        kv_heads=k.shape[-2],
+        head_dim=q.shape[-1],
+        sequences=q.shape[0],
+        dtype=q.dtype,
+        device=q.device,
+    )

@@ -1,49 +1,61 @@
-"""How a mask is described, in plain PyTorch. (The Triton side of the same rules: portable/tiles.py.)
+"""Masks as data: which keys each query sees, as intervals of key positions on the device, made once a batch.
 
 B batch, S sequence (Sq queries, Sk keys where they differ).
 
-A query sees a key when every rule that is switched on allows the pair:
+    documents = documents_from_ids(ids)                                    # (B, S) integers
+    mask = document(documents, causal=True).planned(head_dim=64, dtype=torch.bfloat16)
+    out = flash_attn_func(q, k, v, mask=mask)                              # the same mask in every layer
 
-- causal, aligned bottom-right as in flash-attn: the last query sees every key, so query i sees key j
-  when j <= i + Sk - Sq;
-- documents: both tokens belong to the same document of a packed row (needs Sq == Sk).
+The twelve static masks of the Long-Context Attention Benchmark (arXiv 2510.17896), as S tokens a row:
+
+    full                      full(S)
+    causal                    causal(S)
+    full document             document(documents, causal=False)
+    causal document           document(documents, causal=True)
+    full sliding window       sliding_window(S, (w, w))
+    causal sliding window     sliding_window(S, (w, 0))
+    shared question           shared_question(segments)
+    global + sliding window   global_window(S, global_tokens, (w, w))
+    causal blockwise          causal_blockwise(segments)
+    prefix-LM causal          prefix_lm(prefix, seqlen=S)
+    prefix-LM document        prefix_lm(prefix, documents=documents)
+    block-causal document     block_causal(block_size, documents)
+
+Each of the others takes documents= too. `varlen` makes the mask of flash-attn's cu_seqlens. No function waits for the
+device, and all of them run under torch.compile.
 """
-
-from typing import NamedTuple
 
 import torch
 
+from .document_masks import block_causal, causal_blockwise, document, global_window, prefix_lm, shared_question
+from .documents import Documents, documents_from_cu_seqlens, documents_from_ids
+from .mask_kinds import causal, full, sliding_window, varlen
+from .mask_types import HIGH, HIGH2, LOW, LOW2, POSITION, SEQUENCE, START, Mask, Plan
 
-class Documents(NamedTuple):
-    """Which document each token of a packed batch belongs to, as the documents' boundaries.
-
-    start, end: (B, S) int32; start[b, i] and end[b, i] are the first index, and one past the last index, of the
-    document
-    that token i of row b belongs to. Documents are contiguous, so both are non-decreasing along S: the kernels rely
-    on it.
-    A NamedTuple of tensors, so torch.compile and activation checkpointing pass it through. Build it once a batch with
-    `documents_from_ids` and give it to every layer.
-    """
-
-    start: torch.Tensor
-    end: torch.Tensor
-
-
-def documents_from_ids(ids: torch.Tensor) -> Documents:
-    """Document boundaries from document numbers, computed on the device without a synchronisation.
-
-    ids: (B, S) of any integer dtype, non-decreasing along S (not checked: that would wait for the device).
-    Returns Documents with (B, S) int32 tensors. Raises TypeError or ValueError for anything that is no such tensor.
-    """
-    if not isinstance(ids, torch.Tensor) or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-        kind = ids.dtype if isinstance(ids, torch.Tensor) else type(ids).__name__
-        raise TypeError(f"ids must be an integer tensor (B, S), not {kind}")
-    if ids.dim() != 2:
-        raise ValueError(f"ids must have the two dimensions (B, S), not the shape {tuple(ids.shape)}")
-    ids = ids.contiguous()
-    start = torch.searchsorted(ids, ids, right=False, out_int32=True)
-    end = torch.searchsorted(ids, ids, right=True, out_int32=True)
-    return Documents(start, end)
+__all__ = [
+    "HIGH",
+    "HIGH2",
+    "LOW",
+    "LOW2",
+    "POSITION",
+    "SEQUENCE",
+    "START",
+    "Documents",
+    "Mask",
+    "Plan",
+    "block_causal",
+    "causal",
+    "causal_blockwise",
+    "document",
+    "documents_from_cu_seqlens",
+    "documents_from_ids",
+    "full",
+    "global_window",
+    "prefix_lm",
+    "shared_question",
+    "sliding_window",
+    "varlen",
+]
 
 
 def visible(
@@ -60,13 +72,3 @@ def visible(
         same = (key >= documents.start[:, :, None]) & (key < documents.end[:, :, None])
         mask = (same if mask is None else same & mask)[:, None]
     return mask
-
-
-def visible_pairs(seqlen_q: int, seqlen_k: int, causal: bool) -> int:
-    """How many (query, key) pairs one head computes, for FLOP counts. Documents live in tensors, so they are not
-    counted."""
-    if not causal:
-        return seqlen_q * seqlen_k
-    if seqlen_q <= seqlen_k:
-        return seqlen_q * seqlen_k - seqlen_q * (seqlen_q - 1) // 2
-    return seqlen_k * (seqlen_k + 1) // 2

@@ -1,107 +1,279 @@
-"""The oracle: attention in plain PyTorch, any floating dtype (float64 included), with nothing clever in it.
+"""The oracle: attention in plain PyTorch, every feature, any floating dtype (float64 included), nothing clever in it.
 
-B batch, Sq queries, Sk keys, H query heads, K key/value heads, G = H / K query heads a key head, D head dimension.
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
 
-It stores the whole (Sq, Sk) matrix and says what the kernels must compute, edge cases included: a pair that is masked
-contributes nothing, not even where the key's value is inf or NaN; a query that sees no key gives output 0, log-sum-exp
--inf and no gradient. float16 and bfloat16 inputs are computed in float32.
+It stores whole (B, H, Sq, Sk) matrices and says what the kernels must compute, edge cases included: a pair that is
+masked contributes nothing, forward or backward, not even where the key's numbers are inf or NaN; a query that sees no
+key gives output 0, log-sum-exp -inf and no gradient. float16 and bfloat16 inputs are computed in float32.
 """
 
-import torch
+from typing import Any, NamedTuple
 
-from .masks import Documents, visible
+import torch
+from torch import Tensor
+
+from . import philox
+from .alignment import band, seed_tensor
+from .block_sparse import BlockMask
+from .masks import POSITION, SEQUENCE, START, Mask
+from .options import Options
 
 
 def attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     *,
     softmax_scale: float | None = None,
     causal: bool = False,
-    documents: Documents | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
+    mask: Mask | BlockMask | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: int | Tensor | None = None,
     return_lse: bool = False,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """softmax(q k^T * scale + mask) v, differentiable by autograd.
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`flash_attn_func` with every option by keyword, nothing checked, in plain PyTorch; differentiable once.
 
     q: (B, Sq, H, D); k, v: (B, Sk, K, D). Returns out (B, Sq, H, D) in q's dtype and, with return_lse, the natural-log
-    row log-sum-exp (B, H, Sq) in float32 (float64 for float64 inputs).
+    row log-sum-exp (B, H, Sq) in float32 (float64 for float64 inputs). Dropout without a seed draws one.
     """
-    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-    mask = _mask(q, k, causal, documents)
-    scores = _scores(q, k, scale, mask)
+    left, right = (None, None) if isinstance(mask, Mask) else band(q.shape[1], k.shape[1], causal, window_size)
+    options = Options(
+        scale=q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale,
+        left=left,
+        right=right,
+        softcap=softcap,
+        dropout_p=dropout_p,
+        bias=bias,
+        alibi_slopes=alibi_slopes,
+        seed=seed_tensor(dropout_seed, q.device) if dropout_p > 0 else None,
+        mask=mask,
+    )
+    out, lse = apply(q, k, v, options)
+    return (out, lse) if return_lse else out
+
+
+def apply(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
+    """`forward_from`, with `backward_from` as its gradient for q, k, v and the bias."""
+    return _Attention.apply(q, k, v, options.bias, options)
+
+
+class _Attention(torch.autograd.Function):
+    """Written out, because autograd's own backward multiplies the zeros of masked pairs with NaN."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, options: Options) -> tuple:
+        out, lse = forward_from(q, k, v, options)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.options = options
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
+        dout, dlse = gradients
+        q, k, v, out, lse = ctx.saved_tensors
+        dout = torch.zeros_like(out) if dout is None else dout
+        return (*backward_from(dout, dlse, q, k, v, out, lse, ctx.options, ctx.needs_input_grad[3]), None)
+
+
+def forward_from(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
+    """(out, lse): q (B, Sq, H, D) and k, v (B, Sk, K, D) -> out (B, Sq, H, D) in q's dtype, lse (B, H, Sq)."""
+    scores = _scores(q, k, options)
+    if k.shape[1]:
+        highest = scores.final.detach().amax(-1, keepdim=True)
+    else:
+        highest = scores.final.new_full((*scores.final.shape[:-1], 1), -torch.inf)
     # A row that sees nothing has the maximum -inf; subtracting 0 there keeps exp(-inf) = 0 instead of NaN.
-    highest = scores.detach().amax(-1, keepdim=True) if k.shape[1] else scores.new_zeros(*scores.shape[:-1], 1)
     highest = torch.where(highest == -torch.inf, 0.0, highest)
-    weights = torch.exp(scores - highest)
+    # Masked again: a row with a NaN would make its masked pairs NaN too.
+    weights = torch.where(scores.seen, torch.exp(scores.final - highest), 0.0)
     total = weights.sum(-1, keepdim=True)
-    seen = total != 0
-    probabilities = weights / torch.where(seen, total, 1.0)
-    values = _heads_first(v)
-    finite = torch.isfinite(values)
-    out = probabilities @ torch.where(finite, values, 0.0)[:, :, None]
-    # 0 * NaN is NaN: the values that are not finite reach only the rows that see them.
-    allowed = torch.ones_like(scores) if mask is None else mask.expand_as(scores).to(scores.dtype)
-    out = torch.where(allowed @ (~finite).to(scores.dtype)[:, :, None] > 0, torch.nan, out)
-    out = out.reshape(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2).to(q.dtype)
-    if not return_lse:
-        return out
-    lse = torch.where(seen, highest + torch.log(torch.where(seen, total, 1.0)), -torch.inf)
-    return out, lse.reshape(q.shape[0], q.shape[2], q.shape[1])
+    something = total != 0
+    probabilities = weights / torch.where(something, total, 1.0)
+    out = _product(_dropped(probabilities, q, k, options), scores.seen, _per_query_head(v, q))
+    lse = torch.where(something, highest + torch.log(torch.where(something, total, 1.0)), -torch.inf)
+    return out.transpose(1, 2).to(q.dtype).contiguous(), lse.squeeze(-1).contiguous()
 
 
-def attention_backward(
-    dout: torch.Tensor,
-    dlse: torch.Tensor | None,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    *,
-    softmax_scale: float,
-    causal: bool,
-    documents: Documents | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients (dq, dk, dv), written out as the kernels compute them (FlashAttention-2, arXiv 2307.08691,
-    section 3.1).
+def backward_from(
+    dout: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    options: Options,
+    bias_gradient: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """(dq, dk, dv, dbias), as the kernels compute them (FlashAttention-2, arXiv 2307.08691, section 3.1).
 
-    dout: gradient of out, (B, Sq, H, D); dlse: gradient of the log-sum-exp, (B, H, Sq), or None. The log-sum-exp's
-    gradient with respect to the scores is the probabilities themselves, so it is subtracted from delta.
+    dout: gradient of out, (B, Sq, H, D); dlse: gradient of the log-sum-exp, (B, H, Sq), or None. out, lse: from
+    `forward_from`. dbias has the bias's shape and dtype; None unless bias_gradient.
     """
-    heads, group = k.shape[2], q.shape[2] // k.shape[2]
-    mask = _mask(q, k, causal, documents)
-    scores = _scores(q, k, softmax_scale, mask)
-    rows = lse.to(scores.dtype).reshape(q.shape[0], heads, group, q.shape[1], 1)
-    probabilities = torch.where(scores == -torch.inf, 0.0, torch.exp(scores - rows))
-    dout_heads = _grouped(dout.to(q.dtype), heads)
-    delta = (dout_heads * _grouped(out, heads)).sum(-1, keepdim=True)
+    scores = _scores(q, k, options)
+    seen, unseen = scores.seen, scores.seen.transpose(-1, -2)
+    queries, keys, values = _heads_first(q), _per_query_head(k, q), _per_query_head(v, q)
+    douts = _heads_first(dout.to(q.dtype))
+    probabilities = _probabilities(scores, lse)
+    dv = _product(_dropped(probabilities, q, k, options).transpose(-1, -2), unseen, douts)
+    # The sum over keys of p dp, which is that of dout out; the log-sum-exp's own gradient is p, so dlse joins it.
+    delta = (douts * _heads_first(out)).sum(-1, keepdim=True)
     if dlse is not None:
-        delta = delta - dlse.to(scores.dtype).reshape(rows.shape)
-    dprobabilities = dout_heads @ _heads_first(v)[:, :, None].transpose(-1, -2)
-    dscores = probabilities * (dprobabilities - delta) * softmax_scale
-    dq = dscores @ _heads_first(k)[:, :, None]
-    dk = (dscores.transpose(-1, -2) @ _grouped(q, heads)).sum(2)
-    dv = (probabilities.transpose(-1, -2) @ dout_heads).sum(2)
-    dq = dq.reshape(q.shape[0], q.shape[2], q.shape[1], q.shape[3])
-    return dq.transpose(1, 2).to(q.dtype), dk.transpose(1, 2).to(k.dtype), dv.transpose(1, 2).to(v.dtype)
+        delta = delta - dlse.to(delta.dtype)[..., None]
+    dprobabilities = _dropped(douts @ values.transpose(-1, -2), q, k, options)
+    dfinal = torch.where(seen, probabilities * (dprobabilities - delta), 0.0)
+    draw = dfinal
+    if options.softcap > 0:  # tanh' = 1 - tanh^2
+        draw = torch.where(seen, dfinal * (1 - torch.tanh(scores.scaled / options.softcap) ** 2), 0.0)
+    draw = draw * options.scale
+    dq = _product(draw, seen, keys)
+    dk = _product(draw.transpose(-1, -2), unseen, queries)
+    dbias = None
+    if bias_gradient and options.bias is not None:
+        dbias = dfinal.sum_to_size(options.bias.shape).to(options.bias.dtype)
+    kv_heads = (k.shape[2], q.shape[2] // k.shape[2])
+    return (
+        dq.transpose(1, 2).to(q.dtype),
+        dk.unflatten(1, kv_heads).sum(2).transpose(1, 2).to(k.dtype),
+        dv.unflatten(1, kv_heads).sum(2).transpose(1, 2).to(v.dtype),
+        dbias,
+    )
 
 
-def _scores(q: torch.Tensor, k: torch.Tensor, scale: float, mask: torch.Tensor | None) -> torch.Tensor:
-    scores = _grouped(q, k.shape[2]) @ _heads_first(k)[:, :, None].transpose(-1, -2) * scale
-    return scores if mask is None else scores.masked_fill(~mask, -torch.inf)
+def probabilities(q: Tensor, k: Tensor, lse: Tensor, options: Options) -> Tensor:
+    """The attention weights (B, H, Sq, Sk) before dropout, from the call's log-sum-exp."""
+    return _probabilities(_scores(q, k, options), lse)
 
 
-def _mask(q: torch.Tensor, k: torch.Tensor, causal: bool, documents: Documents | None) -> torch.Tensor | None:
-    mask = visible(q.shape[1], k.shape[1], causal=causal, documents=documents, device=q.device)
-    return mask[:, :, None] if mask is not None and mask.dim() == 4 else mask
+def dropout_mask(
+    q_shape: torch.Size | tuple[int, ...],
+    k_shape: torch.Size | tuple[int, ...],
+    options: Options,
+    device: torch.device | str,
+) -> Tensor:
+    """(B, H, Sq, Sk) bool: True for the attention weights that dropout keeps, masked ones included."""
+    shape = (q_shape[0], q_shape[2], q_shape[1], k_shape[1])
+    if options.dropout_p == 0 or options.seed is None:
+        return torch.ones(shape, dtype=torch.bool, device=device)
+    places = _places(q_shape[0], q_shape[1], k_shape[1], options, device)
+    start = places.start[:, None, :, None]
+    head = torch.arange(q_shape[2], device=device)[None, :, None, None]
+    kept = philox.keep_mask(
+        options.seed,
+        places.sequence[:, None, :, None],
+        head,
+        places.query[:, None, :, None] - start,
+        places.key[:, None, None, :] - start,
+        options.dropout_p,
+    )
+    return kept.expand(shape)
 
 
-def _heads_first(x: torch.Tensor) -> torch.Tensor:
+class _Scores(NamedTuple):
+    """scaled: q k^T * scale. final: after softcap, ALiBi and bias, -inf where masked. seen: True where not masked. All
+    (B, H, Sq, Sk)."""
+
+    scaled: Tensor
+    final: Tensor
+    seen: Tensor
+
+
+class _Places(NamedTuple):
+    """Positions (B or 1, Sq) of the queries and (B or 1, Sk) of the keys, and of each query its sequence's first
+    position and number, (B or 1, Sq)."""
+
+    query: Tensor
+    key: Tensor
+    start: Tensor
+    sequence: Tensor
+
+
+def visible_mask(seqlen_q: int, seqlen_k: int, options: Options, device: torch.device | str) -> Tensor:
+    """The pairs that band, mask and bias let through: bool, (B or 1, H or 1, Sq or 1, Sk or 1)."""
+    seen = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=device)
+    query = torch.arange(seqlen_q, device=device)[:, None]
+    key = torch.arange(seqlen_k, device=device)[None, :]
+    if options.left is not None:
+        seen = seen & (key >= query + options.left)
+    if options.right is not None:
+        seen = seen & (key <= query + options.right)
+    if isinstance(options.mask, Mask):
+        seen = seen & options.mask.dense()[:, None]
+    elif options.mask is not None:
+        seen = seen & options.mask.dense()
+    if options.bias is not None:
+        seen = seen & (options.bias != -torch.inf)
+    return seen
+
+
+def alibi(batch: int, seqlen_q: int, seqlen_k: int, options: Options, dtype: torch.dtype) -> Tensor:
+    """What ALiBi (arXiv 2108.12409) adds to the scores: -slope * |distance|, (B or 1, H, Sq, Sk)."""
+    slopes = options.alibi_slopes
+    if slopes is None:
+        raise ValueError("alibi needs options with alibi_slopes")
+    places = _places(batch, seqlen_q, seqlen_k, options, slopes.device)
+    if slopes.dim() == 1:
+        slopes = slopes[None, :, None]
+    else:
+        slopes = slopes[places.sequence.long()].transpose(1, 2)  # (B, H, Sq)
+    distance = (places.query[:, :, None] - places.key[:, None, :]).abs()
+    return -slopes.to(dtype)[..., None] * distance[:, None].to(dtype)
+
+
+def _scores(q: Tensor, k: Tensor, options: Options) -> _Scores:
+    batch, seqlen_q, heads, _ = q.shape
+    seqlen_k = k.shape[1]
+    scaled = _heads_first(q) @ _per_query_head(k, q).transpose(-1, -2) * options.scale
+    final = scaled if options.softcap == 0 else options.softcap * torch.tanh(scaled / options.softcap)
+    if options.alibi_slopes is not None:
+        final = final + alibi(batch, seqlen_q, seqlen_k, options, final.dtype)
+    if options.bias is not None:
+        final = final + options.bias
+    seen = visible_mask(seqlen_q, seqlen_k, options, q.device).expand(batch, heads, seqlen_q, seqlen_k)
+    return _Scores(scaled, final.masked_fill(~seen, -torch.inf), seen)
+
+
+def _places(batch: int, seqlen_q: int, seqlen_k: int, options: Options, device: torch.device | str) -> _Places:
+    key = torch.arange(seqlen_k, device=device)[None]
+    if isinstance(options.mask, Mask):
+        queries = options.mask.queries
+        key = key if options.mask.keys is None else options.mask.keys
+        return _Places(queries[POSITION], key, queries[START], queries[SEQUENCE])
+    query = torch.arange(seqlen_q, device=device)[None] + (seqlen_k - seqlen_q)
+    sequence = torch.arange(batch, device=device)[:, None].expand(batch, seqlen_q)
+    return _Places(query, key, torch.zeros_like(query), sequence)
+
+
+def _probabilities(scores: _Scores, lse: Tensor) -> Tensor:
+    rows = lse.to(scores.final.dtype)[..., None]
+    return torch.where(scores.seen, torch.exp(scores.final - torch.where(rows == -torch.inf, 0.0, rows)), 0.0)
+
+
+def _dropped(weights: Tensor, q: Tensor, k: Tensor, options: Options) -> Tensor:
+    """weights (B, H, Sq, Sk) after dropout: the kept ones are divided by the share that is kept."""
+    if options.dropout_p == 0:
+        return weights
+    return weights * dropout_mask(q.shape, k.shape, options, q.device) / (1 - options.dropout_p)
+
+
+def _product(weights: Tensor, seen: Tensor, values: Tensor) -> Tensor:
+    """weights (..., M, N) times values (..., N, D), where the values that are not finite reach only the rows that see
+    them: plainly, a masked pair's 0 * NaN would be NaN."""
+    finite = torch.isfinite(values)
+    product = weights @ torch.where(finite, values, 0.0)
+    return torch.where(seen.to(values.dtype) @ (~finite).to(values.dtype) > 0, torch.nan, product)
+
+
+def _heads_first(x: Tensor) -> Tensor:
     """(B, S, heads, D) -> (B, heads, S, D), at least float32."""
     return x.transpose(1, 2).to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _grouped(x: torch.Tensor, kv_heads: int) -> torch.Tensor:
-    """(B, Sq, H, D) -> (B, K, G, Sq, D): query head h reads key head h // G."""
-    return _heads_first(x).unflatten(1, (kv_heads, x.shape[2] // kv_heads))
+def _per_query_head(x: Tensor, q: Tensor) -> Tensor:
+    """(B, Sk, K, D) -> (B, H, Sk, D): query head h reads key head h // (H / K)."""
+    return _heads_first(x).repeat_interleave(q.shape[2] // x.shape[2], dim=1)

@@ -1,15 +1,25 @@
-"""What the kernel tests share: random inputs, and the outputs and gradients of a call beside the float64
-reference's."""
+"""What the kernel tests share: one attention call as a case, with random inputs, and its outputs and gradients beside
+the float64 reference's."""
 
-from typing import NamedTuple
+import itertools
+import random
+from typing import Any, NamedTuple
 
 import torch
 
-from flashtrain_kernels import Documents, documents_from_ids, flash_attn_func, reference
+from flashtrain_kernels import block_sparse, documents_from_ids, flash_attn_func, masks, reference
+
+BANDS = ("full", "causal", "window", "window causal")
+MASKS = ("document", "causal document", "prefix", "shared question", "global window", "blockwise", "shuffled")
+BLOCKS = ("blocks", "blocks causal")
+BLOCK = 32
 
 
 class Case(NamedTuple):
-    """Shapes and options of one attention call. document_lengths, if any, sum to seqlen_q."""
+    """Shapes and options of one attention call. mask: of BANDS, MASKS (these need as many queries as keys) or BLOCKS.
+
+    bias: its shape, 1 where it is broadcast and 0 for the whole size, as (0, 0, 0, 0).
+    """
 
     batch: int
     seqlen_q: int
@@ -17,64 +27,104 @@ class Case(NamedTuple):
     heads: int
     kv_heads: int
     head_dim: int
-    causal: bool
-    document_lengths: tuple[int, ...] | None = None
+    mask: str = "full"
+    softcap: float = 0.0
+    alibi: str = ""
+    bias: tuple[int, int, int, int] | None = None
+    dropout: float = 0.0
 
     def __str__(self) -> str:
-        documents = "" if self.document_lengths is None else f"-documents{len(self.document_lengths)}"
-        mask = "causal" if self.causal else "full"
-        lengths = f"Sq{self.seqlen_q}-Sk{self.seqlen_k}"
-        return f"B{self.batch}-{lengths}-H{self.heads}/{self.kv_heads}-D{self.head_dim}-{mask}{documents}"
+        parts = [f"B{self.batch}-Sq{self.seqlen_q}-Sk{self.seqlen_k}-H{self.heads}/{self.kv_heads}-D{self.head_dim}"]
+        parts += [self.mask.replace(" ", "_")] + ["softcap"] * bool(self.softcap) + [self.alibi] * bool(self.alibi)
+        bias = "" if self.bias is None else "bias" + "".join("1" if size else "*" for size in self.bias)
+        return "-".join([*parts, *[bias] * bool(bias), *["dropout"] * bool(self.dropout)])
 
-    def inputs(self, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> tuple[torch.Tensor, ...]:
+    def inputs(self, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> list[torch.Tensor]:
+        """q, k, v and, if there is one, the bias: leaves that want gradients."""
         generator = torch.Generator().manual_seed(seed)
-        q = torch.randn(self.batch, self.seqlen_q, self.heads, self.head_dim, generator=generator, dtype=torch.float64)
-        k = torch.randn(
-            self.batch, self.seqlen_k, self.kv_heads, self.head_dim, generator=generator, dtype=torch.float64
-        )
-        v = torch.randn(
-            self.batch, self.seqlen_k, self.kv_heads, self.head_dim, generator=generator, dtype=torch.float64
-        )
-        return tuple(x.to(device=device, dtype=dtype).requires_grad_() for x in (q, k, v))
+        whole = (self.batch, self.heads, self.seqlen_q, self.seqlen_k)
+        shapes = [
+            (self.batch, self.seqlen_q, self.heads, self.head_dim),
+            (self.batch, self.seqlen_k, self.kv_heads, self.head_dim),
+            (self.batch, self.seqlen_k, self.kv_heads, self.head_dim),
+        ]
+        if self.bias is not None:
+            shapes.append(tuple(size or full for size, full in zip(self.bias, whole, strict=True)))
+        made = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+        return [x.to(device=device, dtype=dtype).requires_grad_() for x in made]
 
-    def documents(self, device: str = "cpu") -> Documents | None:
-        if self.document_lengths is None:
-            return None
-        rows = []
-        for row in range(self.batch):  # each row of the batch has the same documents in another order
-            lengths = self.document_lengths[row:] + self.document_lengths[:row]
-            rows.append(torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)))
-        return documents_from_ids(torch.stack(rows).int().to(device))
+    def options(self, device: str = "cpu") -> dict[str, Any]:
+        """The keyword arguments, but for the bias, which is an input."""
+        given: dict[str, Any] = self._mask(device)
+        if self.softcap:
+            given["softcap"] = self.softcap
+        if self.alibi:
+            slopes = torch.tensor([[2.0 ** -(i + j + 1) for i in range(self.heads)] for j in range(self.batch)])
+            given["alibi_slopes"] = (slopes if self.alibi == "alibi_rows" else slopes[0]).to(device)
+        if self.dropout:
+            given["dropout_p"], given["dropout_seed"] = self.dropout, 1234567890123
+        return given
+
+    def _mask(self, device: str) -> dict[str, Any]:
+        if self.mask in ("full", "causal"):
+            return {"causal": self.mask == "causal"}
+        if self.mask.startswith("window"):
+            return {"window_size": (self.seqlen_k // 3, 2), "causal": self.mask == "window causal"}
+        if self.mask in BLOCKS:
+            counts = [-(-n // BLOCK) for n in (self.seqlen_q, self.seqlen_k)]
+            chosen = torch.rand(self.heads, *counts, generator=torch.Generator().manual_seed(5)) < 0.6
+            made = block_sparse.block_mask(
+                chosen.to(device), block_size=(BLOCK, BLOCK), seqlen_q=self.seqlen_q, seqlen_k=self.seqlen_k,
+                causal=self.mask == "blocks causal",
+            )  # fmt: skip
+            return {"mask": made, "causal": self.mask == "blocks causal"}
+        return {"mask": self._intervals(device)}
+
+    def _intervals(self, device: str) -> masks.Mask:
+        """Documents of unequal lengths, other ones in each row, their halves as segments."""
+        length = self.seqlen_q
+        token = torch.arange(length)
+        ids = torch.stack([(token + 7 * row) // (length // 3 + 2) for row in range(self.batch)]).to(device)
+        documents = documents_from_ids(ids)
+        segments = (ids * length + (token.to(device) - documents.start) // (length // 9 + 1)).int()
+        if self.mask == "prefix":
+            return masks.prefix_lm((documents.end - documents.start) // 2, documents=documents)
+        if self.mask == "shared question":
+            return masks.shared_question(segments, documents=documents)
+        if self.mask == "global window":
+            return masks.global_window(length, 5, (length // 4, 3), documents=documents)
+        if self.mask == "blockwise":
+            return masks.causal_blockwise(segments, documents=documents)
+        whole = masks.document(documents, causal=self.mask != "document")
+        if self.mask == "shuffled":
+            order = torch.randperm(length, generator=torch.Generator().manual_seed(2)).to(device)
+            return whole.select(order, order.flip(0))
+        return whole
 
 
-def upstream(case: Case, device: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of out and of the log-sum-exp, the same for every implementation."""
+def run(attention: Any, inputs: list[torch.Tensor], options: dict[str, Any], through_lse: bool = True) -> dict:
+    """out, lse and every gradient; the loss uses the log-sum-exp too, where it is finite."""
+    q, k, v, *bias = inputs
+    out, lse = attention(q, k, v, **options, bias=bias[0] if bias else None, return_lse=True)
     generator = torch.Generator().manual_seed(7)
-    dout = torch.randn(case.batch, case.seqlen_q, case.heads, case.head_dim, generator=generator)
-    dlse = torch.randn(case.batch, case.heads, case.seqlen_q, generator=generator)
-    return dout.to(device=device, dtype=dtype), dlse.to(device)
-
-
-def run(attention, case: Case, inputs: tuple[torch.Tensor, ...], through_lse: bool = True) -> dict[str, torch.Tensor]:
-    """out, lse and the three gradients; the loss uses the log-sum-exp too, where it is finite."""
-    device = inputs[0].device.type
-    out, lse = attention(*inputs, causal=case.causal, documents=case.documents(device), return_lse=True)
-    dout, dlse = upstream(case, device, inputs[0].dtype)
+    dout = torch.randn(out.shape, generator=generator).to(out.device, out.dtype)
+    dlse = torch.randn(lse.shape, generator=generator).to(lse.device, lse.dtype)
     loss = (out.to(lse.dtype) * dout.to(lse.dtype)).sum()
     if through_lse:
-        loss = loss + torch.where(lse.isfinite(), lse * dlse.to(lse.dtype), 0.0).sum()
-    dq, dk, dv = torch.autograd.grad(loss, inputs)
-    return {"out": out.detach(), "lse": lse.detach(), "dq": dq, "dk": dk, "dv": dv}
+        loss = loss + torch.where(lse.isfinite(), lse * dlse, 0.0).sum()
+    gradients = torch.autograd.grad(loss, inputs)
+    names = ("dq", "dk", "dv", "dbias")[: len(inputs)]
+    return {"out": out.detach(), "lse": lse.detach(), **dict(zip(names, gradients, strict=True))}
 
 
-def expected(case: Case, inputs: tuple[torch.Tensor, ...], through_lse: bool = True) -> dict[str, torch.Tensor]:
+def expected(case: Case, inputs: list[torch.Tensor], through_lse: bool = True) -> dict[str, torch.Tensor]:
     """The reference in float64, from the same (already rounded) inputs."""
-    exact = tuple(x.detach().double().requires_grad_() for x in inputs)
-    return run(reference.attention, case, exact, through_lse)
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    return run(reference.attention, exact, case.options(inputs[0].device.type), through_lse)
 
 
-def ours(case: Case, inputs: tuple[torch.Tensor, ...], through_lse: bool = True) -> dict[str, torch.Tensor]:
-    return run(flash_attn_func, case, inputs, through_lse)
+def ours(case: Case, inputs: list[torch.Tensor], through_lse: bool = True) -> dict[str, torch.Tensor]:
+    return run(flash_attn_func, inputs, case.options(inputs[0].device.type), through_lse)
 
 
 def assert_close(actual: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], tolerance: float) -> None:
@@ -82,3 +132,23 @@ def assert_close(actual: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor
         torch.testing.assert_close(
             actual[name].to(value.dtype), value, atol=tolerance, rtol=tolerance, msg=lambda text, n=name: f"{n}: {text}"
         )
+
+
+def pairwise(factors: dict[str, list]) -> list[dict[str, Any]]:
+    """Few combinations in which every value of every factor meets every value of every other one (greedy)."""
+    draw = random.Random(0)
+    names = list(factors)
+    missing = {
+        ((a, x), (b, y)) for a, b in itertools.combinations(names, 2) for x in factors[a] for y in factors[b]
+    }  # fmt: skip
+
+    def pairs(row: dict[str, Any]) -> set:
+        return {((a, row[a]), (b, row[b])) for a, b in itertools.combinations(names, 2)}
+
+    rows = []
+    while missing:
+        (a, x), (b, y) = min(missing, key=str)
+        candidates = [{**{name: draw.choice(factors[name]) for name in names}, a: x, b: y} for _ in range(60)]
+        rows.append(max(candidates, key=lambda row: len(pairs(row) & missing)))
+        missing -= pairs(rows[-1])
+    return rows

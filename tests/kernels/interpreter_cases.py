@@ -1,15 +1,16 @@
-"""The Triton kernels on a CPU, in Triton's interpreter, against the float64 reference.
+"""The Triton kernels on a CPU, in Triton's interpreter, against the float64 reference: outputs and every gradient.
 
 Triton decides when it is imported whether to interpret, and then for the whole process. So these tests are no part of
-the
-ordinary collection: test_portable.py runs this file in a process of its own. By hand:
+the ordinary collection: test_portable.py runs this file in a process of its own. By hand:
 
     TRITON_INTERPRET=1 python -m pytest tests/kernels/interpreter_cases.py
 """
 
 import pytest
 import torch
-from attention_cases import Case, assert_close, expected, ours
+from attention_cases import BANDS, BLOCKS, MASKS, Case, assert_close, expected, ours, pairwise
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import flashtrain_kernels as fk
 from flashtrain_kernels import dispatch
@@ -31,40 +32,53 @@ def unwritten_memory_is_nan(monkeypatch):
     monkeypatch.setattr(torch, "empty", poisoned)
 
 
-CASES = [
-    Case(1, 1, 1, 1, 1, 16, causal=False),
-    Case(1, 1, 65, 2, 1, 16, causal=True),
-    Case(2, 63, 63, 2, 2, 16, causal=True),
-    Case(1, 65, 65, 4, 2, 40, causal=False),
-    Case(1, 63, 127, 3, 1, 16, causal=True),
-    Case(1, 127, 63, 1, 1, 16, causal=True),
-    Case(1, 65, 1, 2, 2, 16, causal=True),
-    Case(1, 65, 65, 1, 1, 80, causal=True),
-    Case(1, 17, 33, 1, 1, 1, causal=False),
-    Case(1, 33, 33, 1, 1, 200, causal=True),
-    Case(2, 120, 120, 2, 1, 16, causal=True, document_lengths=(20, 37, 1, 62)),
-    Case(2, 120, 120, 2, 1, 16, causal=False, document_lengths=(20, 37, 1, 62)),
-    Case(1, 64, 64, 1, 1, 16, causal=True, document_lengths=(64,)),
+# --- shapes ----------------------------------------------------------------------------------------------------------
+SHAPES = [
+    Case(1, 1, 1, 1, 1, 16),
+    Case(1, 1, 65, 2, 1, 16, "causal"),
+    Case(2, 63, 63, 2, 2, 16, "causal"),
+    Case(1, 63, 127, 3, 1, 16, "causal"),
+    Case(1, 127, 63, 1, 1, 16, "causal"),
+    Case(1, 127, 63, 1, 1, 16, "window"),
+    Case(1, 65, 1, 2, 2, 16, "causal"),
+    Case(1, 65, 65, 1, 1, 80, "causal"),
+    Case(1, 17, 33, 1, 1, 1),
+    Case(1, 33, 33, 1, 1, 200, "causal"),
 ]
-# The wide tile where the tiles' order matters: unequal lengths, heads in groups, documents.
-TILED = [(case, SMALL) for case in CASES] + [(CASES[index], WIDE) for index in (4, 5, 10, 11)]
 
 
-@pytest.mark.parametrize(("case", "tile"), TILED, ids=[f"{case}-{tile.block_q}x{tile.block_k}" for case, tile in TILED])
-def test_outputs_and_every_gradient_equal_the_reference(case, tile):
+@pytest.mark.parametrize("tile", [SMALL, WIDE], ids=["32x16", "16x32"])
+@pytest.mark.parametrize("case", SHAPES, ids=str)
+def test_any_shape(case, tile):
     inputs = case.inputs(torch.float32)
     with dispatch.force("portable", tile):
         assert_close(ours(case, inputs), expected(case, inputs), 2e-5)
 
 
+@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seqlen_q=st.integers(1, 70),
+    seqlen_k=st.integers(1, 70),
+    heads=st.sampled_from([(1, 1), (3, 1), (4, 2)]),
+    head_dim=st.integers(1, 48),
+    mask=st.sampled_from(BANDS),
+    softcap=st.sampled_from([0.0, 3.0]),
+)
+def test_any_lengths_and_head_dimension(seqlen_q, seqlen_k, heads, head_dim, mask, softcap):
+    case = Case(1, seqlen_q, seqlen_k, *heads, head_dim, mask, softcap)
+    inputs = case.inputs(torch.float32)
+    with dispatch.force("portable", SMALL):
+        assert_close(ours(case, inputs), expected(case, inputs), 5e-5)
+
+
 def test_a_thousand_tokens_with_the_default_tile():
-    case = Case(1, 1000, 1000, 1, 1, 64, causal=True)
+    case = Case(1, 1000, 1000, 1, 1, 64, "causal")
     inputs = case.inputs(torch.float32)
     assert_close(ours(case, inputs), expected(case, inputs), 2e-5)
 
 
 def test_float16():
-    case = Case(1, 65, 65, 2, 1, 64, causal=True)
+    case = Case(1, 65, 65, 2, 1, 64, "causal")
     inputs = case.inputs(torch.float16)
     assert_close(ours(case, inputs), expected(case, inputs), 5e-3)
 
@@ -75,8 +89,115 @@ def test_bfloat16_is_refused_because_the_interpreter_multiplies_it_wrongly():
         fk.flash_attn_func(x, x, x)
 
 
+# --- features, each alone and every two of them together -------------------------------------------------------------
+FACTORS = {
+    "mask": [*BANDS, *MASKS, *BLOCKS],
+    "softcap": [0.0, 3.0],
+    "alibi": ["", "alibi", "alibi_rows"],
+    "bias": [None, (0, 0, 0, 0), (1, 0, 1, 0), (0, 1, 0, 1)],
+    "dropout": [0.0, 0.3],
+    "heads": [(2, 2), (4, 2), (3, 1)],
+    "head_dim": [16, 24],
+    "tile": [SMALL, WIDE],
+}
+ALONE = [{"mask": mask} for mask in (*MASKS, *BLOCKS, "window", "window causal")]
+ALONE += [{"softcap": 3.0}, {"alibi": "alibi"}, {"alibi": "alibi_rows"}, {"dropout": 0.3}, {"bias": (1, 1, 1, 1)}]
+ALONE += [{"bias": bias} for bias in FACTORS["bias"] if bias is not None]
+TOGETHER = pairwise(FACTORS)
+
+
+def feature_case(factors: dict) -> Case:
+    heads, kv_heads = factors.get("heads", (2, 1))
+    mask, alibi = factors.get("mask", "causal"), factors.get("alibi", "")
+    if mask in MASKS and alibi == "alibi_rows":  # slopes of each sequence: of each document, there
+        alibi = "alibi"
+    seqlen_q, seqlen_k = (45, 45) if mask in MASKS else (37, 45)
+    return Case(
+        2, seqlen_q, seqlen_k, heads, kv_heads, factors.get("head_dim", 16), mask, factors.get("softcap", 0.0), alibi,
+        factors.get("bias"), factors.get("dropout", 0.0),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("factors", [*ALONE, *TOGETHER], ids=lambda factors: str(feature_case(factors)))
+def test_every_feature_alone_and_with_every_other(factors):
+    case = feature_case(factors)
+    inputs = case.inputs(torch.float32)
+    with dispatch.force("portable", factors.get("tile", SMALL)):
+        assert_close(ours(case, inputs), expected(case, inputs), 5e-5)
+
+
+# --- varlen ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize(("causal", "window"), [(True, (-1, -1)), (False, (-1, -1)), (False, (5, 2))])
+def test_packed_sequences_equal_the_same_sequences_one_by_one(causal, window, dropout):
+    lengths = [(7, 9), (0, 4), (30, 30), (1, 17), (12, 5)]
+    cu_q, cu_k = (
+        torch.tensor([0, *[pair[side] for pair in lengths]]).cumsum(0).int() for side in (0, 1)
+    )  # fmt: skip
+    q = torch.randn(int(cu_q[-1]), 4, 16, requires_grad=True)
+    k, v = (torch.randn(int(cu_k[-1]), 2, 16, requires_grad=True) for _ in range(2))
+    slopes = torch.rand(len(lengths), 4)
+    with dispatch.force("portable", SMALL):
+        out, lse, _ = fk.flash_attn_varlen_func(
+            q, k, v, cu_q, cu_k, 30, 30, dropout, None, causal, window, alibi_slopes=slopes, dropout_seed=99,
+            return_attn_probs=True,
+        )  # fmt: skip
+    weight = torch.randn_like(out)
+    got = torch.autograd.grad((out * weight).sum(), (q, k, v))
+    outs, lses = [], []
+    for number in range(len(lengths)):
+        queries, keys = (slice(int(cu[number]), int(cu[number + 1])) for cu in (cu_q, cu_k))
+        seed = torch.tensor([99, number, 0])  # the sequence's number in the batch
+        one, one_lse = fk.reference.attention(
+            q[None, queries], k[None, keys], v[None, keys], causal=causal, window_size=window,
+            alibi_slopes=slopes[number], dropout_p=dropout, dropout_seed=seed, return_lse=True,
+        )  # fmt: skip
+        outs.append(one[0])
+        lses.append(one_lse[0])
+    torch.testing.assert_close(out, torch.cat(outs), atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(lse, torch.cat(lses, 1), atol=2e-5, rtol=2e-5)
+    wanted = torch.autograd.grad((torch.cat(outs) * weight).sum(), (q, k, v))
+    for one, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=2e-5)
+
+
+# --- dropout draws the same whatever computes it ---------------------------------------------------------------------
+def test_dropout_is_the_same_with_another_tile_and_in_recomputation():
+    case = Case(2, 45, 61, 2, 1, 16, "causal", dropout=0.5)
+    inputs = case.inputs(torch.float32)
+    with dispatch.force("portable", SMALL):
+        one = ours(case, inputs)
+    with dispatch.force("portable", WIDE):
+        assert_close(ours(case, inputs), one, 1e-5)
+
+
+def test_dropout_is_the_same_for_a_part_of_the_queries_keys_heads_and_batch():
+    case = Case(3, 40, 40, 4, 4, 16, "causal", dropout=0.5)
+    q, k, v = (x.detach() for x in case.inputs(torch.float32))
+    seed = torch.tensor([5, 0, 0])
+    with dispatch.force("portable", SMALL):
+        whole = fk.flash_attn_func(q, k, v, 0.5, causal=True, dropout_seed=seed)
+        rows = fk.flash_attn_func(q[2:], k[2:], v[2:], 0.5, causal=True, dropout_seed=torch.tensor([5, 2, 0]))
+        heads = fk.flash_attn_func(
+            q[:, :, 3:], k[:, :, 3:], v[:, :, 3:], 0.5, causal=True, dropout_seed=torch.tensor([5, 0, 3])
+        )  # fmt: skip
+        late = fk.flash_attn_func(q[:, 30:], k, v, 0.5, causal=True, dropout_seed=seed)
+        partials = []
+        for half in (slice(0, 20), slice(20, 40)):
+            index = torch.arange(40)
+            mask = fk.masks.causal(40).select(index, index[half])
+            partials.append(
+                fk.flash_attn_func(q[:1], k[:1, half], v[:1, half], 0.5, mask=mask, dropout_seed=seed, return_lse=True)
+            )
+    torch.testing.assert_close(rows[0], whole[2])
+    torch.testing.assert_close(heads[:, :, 0], whole[:, :, 3])
+    torch.testing.assert_close(late, whole[:, 30:])
+    torch.testing.assert_close(fk.merge_attention(partials)[0][0], whole[0])
+
+
+# --- rows that see nothing, and numbers that are not finite ----------------------------------------------------------
 def test_rows_that_see_nothing_give_zero_minus_infinity_and_no_gradient():
-    q, k, v = Case(1, 40, 8, 1, 1, 16, causal=True).inputs(torch.float32)
+    q, k, v = Case(1, 40, 8, 1, 1, 16).inputs(torch.float32)
     with dispatch.force("portable", SMALL):
         out, lse = fk.flash_attn_func(q, k, v, causal=True, return_lse=True)
         (dq,) = torch.autograd.grad(out.sum(), q)
@@ -84,6 +205,21 @@ def test_rows_that_see_nothing_give_zero_minus_infinity_and_no_gradient():
     assert lse[:, :, :32].eq(-torch.inf).all()
     assert dq[:, :32].eq(0).all()
     assert dq[:, 33:].ne(0).any()
+
+
+def test_a_bias_of_minus_infinity_hides_whole_rows_without_nan():
+    case = Case(1, 20, 20, 1, 1, 16, bias=(1, 1, 0, 0))
+    inputs = case.inputs(torch.float32)
+    with torch.no_grad():
+        inputs[3][:, :, 4] = -torch.inf
+        inputs[3][:, :, 5:, 2] = -torch.inf
+    with dispatch.force("portable", SMALL):
+        got = ours(case, inputs)
+    assert got["out"][:, 4].eq(0).all()
+    assert got["lse"][:, :, 4].eq(-torch.inf).all()
+    assert got["dq"][:, 4].eq(0).all()
+    assert got["dbias"][:, :, 4].eq(0).all()
+    assert_close(got, expected(case, inputs), 2e-5)
 
 
 @pytest.mark.parametrize("seqlen_k", [0, 5])
@@ -101,64 +237,60 @@ def test_empty_queries_or_keys(seqlen_k):
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf], ids=["nan", "inf"])
-def test_masked_keys_never_contribute_even_where_they_are_not_finite(bad):
-    case = Case(1, 40, 40, 1, 1, 16, causal=True)
+@pytest.mark.parametrize("mask", ["causal", "window causal", "blocks causal", "shuffled", "global window"])
+def test_masked_keys_never_contribute_and_visible_ones_do_even_where_they_are_not_finite(mask, bad):
+    case = Case(1, 40, 40, 1, 1, 16, mask)
     clean = case.inputs(torch.float32)
-    dirty = tuple(x.detach().clone() for x in clean)
-    dirty[1][:, 30, :, 3] = bad
-    dirty[2][:, 30, :, 5] = bad
-    dirty = tuple(x.requires_grad_() for x in dirty)
+    dirty = [x.detach().clone() for x in clean]
+    dirty[1][:, 20, :, 3] = bad
+    dirty[2][:, 20, :, 5] = bad
+    dirty = [x.requires_grad_() for x in dirty]
+    exact = [x.detach().double() for x in clean]
+    exact[2][:, 20] = torch.nan  # the reference only says who sees the key
+    sees = fk.reference.attention(*exact, **case.options()).isnan().any(-1)[0, :, 0]
+    assert sees.any()
+    assert (~sees).any()
+    options = case.options()
     with dispatch.force("portable", SMALL):
-        out = fk.flash_attn_func(*dirty, causal=True)
-        wanted = fk.flash_attn_func(*clean, causal=True)
-        got = torch.autograd.grad(out[:, :30].sum(), dirty)
-    torch.testing.assert_close(out[:, :30], wanted[:, :30])
-    assert not out[:, 30:].isfinite().all()
-    assert got[0][:, :30].isfinite().all()
+        out, wanted = fk.flash_attn_func(*dirty, **options), fk.flash_attn_func(*clean, **options)
+        got = torch.autograd.grad(out[:, ~sees].sum(), dirty)
+        want = torch.autograd.grad(wanted[:, ~sees].sum(), clean)
+    torch.testing.assert_close(out[:, ~sees], wanted[:, ~sees])
+    assert not out[:, sees].isfinite().all()
+    torch.testing.assert_close(got[0][:, ~sees], want[0][:, ~sees])
 
 
 def test_one_document_that_is_not_finite_leaves_the_others_alone():
-    case = Case(1, 60, 60, 2, 1, 16, causal=False, document_lengths=(25, 35))
-    clean = case.inputs(torch.float32)
-    dirty = tuple(x.detach().clone() for x in clean)
+    ids = torch.tensor([[0] * 25 + [1] * 35])
+    mask = fk.masks.document(ids, causal=False)
+    clean = Case(1, 60, 60, 2, 1, 16).inputs(torch.float32)
+    dirty = [x.detach().clone() for x in clean]
     for x in dirty:
         x[:, 40, :, 2] = torch.nan
-    dirty = tuple(x.requires_grad_() for x in dirty)
+    dirty = [x.requires_grad_() for x in dirty]
     with dispatch.force("portable", SMALL):
-        wanted, got = ours(case, clean, through_lse=False), ours(case, dirty, through_lse=False)
-    for name in ("out", "dq", "dk", "dv"):
-        torch.testing.assert_close(got[name][:, :25], wanted[name][:, :25])
-        assert got[name][:, 25:].isnan().any()
-    torch.testing.assert_close(got["lse"][:, :, :25], wanted["lse"][:, :, :25])
+        for one, other in zip(
+            torch.autograd.grad(fk.flash_attn_func(*dirty, mask=mask).sum(), dirty),
+            torch.autograd.grad(fk.flash_attn_func(*clean, mask=mask).sum(), clean),
+            strict=True,
+        ):
+            torch.testing.assert_close(one[:, :25], other[:, :25])
 
 
-def test_a_visible_value_that_is_not_finite_spoils_only_its_own_column():
-    case = Case(1, 20, 20, 1, 1, 16, causal=True)
-    q, k, v = (x.detach().clone() for x in case.inputs(torch.float32))
-    v[:, 10, :, 5] = torch.nan
-    out = fk.flash_attn_func(q, k, v, causal=True)
-    wanted = fk.reference.attention(q, k, v, causal=True)
-    assert torch.equal(out.isnan(), wanted.isnan())
-    torch.testing.assert_close(out, wanted, equal_nan=True)
-
-
-def test_any_strides_are_taken_as_they_are():
-    case = Case(2, 40, 40, 2, 2, 16, causal=True)
+# --- memory layout ---------------------------------------------------------------------------------------------------
+def test_any_strides():
+    case = Case(2, 33, 33, 2, 2, 16, "causal")
     inputs = case.inputs(torch.float32)
-    strided = []
-    for x in inputs:
-        wide = torch.full((2, 2, 45, 48), torch.nan)  # (B, H, S, D) with room on every side
-        wide[:, :, 3:43, 16:32] = x.detach().transpose(1, 2)
-        strided.append(wide[:, :, 3:43, 16:32].transpose(1, 2).requires_grad_())
+    heads_first = [x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in inputs]
     last_not_contiguous = inputs[2].detach().transpose(2, 3).contiguous().transpose(2, 3).requires_grad_()
     with dispatch.force("portable", SMALL):
         wanted = ours(case, inputs)
-        assert_close(ours(case, tuple(strided)), wanted, 1e-6)
-        assert_close(ours(case, (inputs[0], inputs[1], last_not_contiguous)), wanted, 1e-6)
+        assert_close(ours(case, heads_first), wanted, 1e-6)
+        assert_close(ours(case, [inputs[0], inputs[1], last_not_contiguous]), wanted, 1e-6)
 
 
 def test_an_expanded_output_gradient():
-    inputs = Case(1, 20, 20, 2, 2, 16, causal=True).inputs(torch.float32)
+    inputs = Case(1, 20, 20, 2, 2, 16).inputs(torch.float32)
     out = fk.flash_attn_func(*inputs, causal=True)
     expanded = torch.autograd.grad(out, inputs, torch.ones(()).expand_as(out), retain_graph=True)
     dense = torch.autograd.grad(out, inputs, torch.ones_like(out))
@@ -166,24 +298,26 @@ def test_an_expanded_output_gradient():
         assert torch.equal(got, wanted)
 
 
-@pytest.mark.parametrize("documents", [False, True])
-def test_packed_equals_unpacked(documents):
+@pytest.mark.parametrize("options", [{"causal": True}, {"dropout_p": 0.3, "dropout_seed": 3, "softcap": 2.0}], ids=str)
+def test_packed_equals_unpacked(options):
     qkv = torch.randn(2, 40, 3, 2, 16, requires_grad=True)
-    boundaries = fk.documents_from_ids(torch.tensor([[0] * 15 + [1] * 25] * 2)) if documents else None
     weight = torch.randn(2, 40, 2, 16)
     with dispatch.force("portable", SMALL):
-        packed = fk.flash_attn_qkvpacked_func(qkv, causal=True, documents=boundaries)
-        apart = fk.flash_attn_func(*qkv.unbind(2), causal=True, documents=boundaries)
-        (got,) = torch.autograd.grad((packed * weight).sum(), qkv)
+        apart = fk.flash_attn_func(*qkv.unbind(2), **options)
         (wanted,) = torch.autograd.grad((apart * weight).sum(), qkv)
+        packed = fk.flash_attn_qkvpacked_func(qkv, **options)
+        (got,) = torch.autograd.grad((packed * weight).sum(), qkv)
+        of_kv = fk.flash_attn_kvpacked_func(qkv[:, :, 0], qkv[:, :, 1:], **options)
+        (also,) = torch.autograd.grad((of_kv * weight).sum(), qkv)
     assert torch.equal(packed, apart)
+    assert torch.equal(of_kv, apart)
     assert torch.equal(got, wanted)
+    assert torch.equal(also, wanted)
     assert got.is_contiguous()
 
 
 def test_softmax_scale():
-    case = Case(1, 20, 20, 1, 1, 16, causal=False)
-    inputs = case.inputs(torch.float32)
+    inputs = Case(1, 20, 20, 1, 1, 16).inputs(torch.float32)
     got = fk.flash_attn_func(*inputs, softmax_scale=0.7)
     torch.testing.assert_close(got, fk.reference.attention(*inputs, softmax_scale=0.7))
 

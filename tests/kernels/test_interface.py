@@ -1,124 +1,169 @@
-"""The public functions on a CPU: results, mistakes, and what they say."""
+"""flash_attn_func and its packed forms on a CPU: every feature alone and with every other."""
 
-import subprocess
-import sys
-from pathlib import Path
+import inspect
+import itertools
 
 import pytest
 import torch
-from attention_cases import Case, assert_close, expected, ours
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plain_formula import assert_same, plain_attention, tensors, window_pairs
 
 import flashtrain_kernels as fk
-from flashtrain_kernels import dispatch, torch_sdpa
+from flashtrain_kernels import dispatch, masks
 
-CASES = [
-    Case(2, 9, 9, 4, 2, 8, causal=True),
-    Case(1, 5, 9, 2, 2, 16, causal=True),
-    Case(1, 9, 5, 2, 1, 16, causal=True),
-    Case(1, 9, 5, 2, 1, 16, causal=False),
-    Case(2, 12, 12, 2, 1, 8, causal=True, document_lengths=(5, 7)),
-    Case(2, 12, 12, 2, 2, 8, causal=False, document_lengths=(5, 7)),
-]
+# flash-attn 2.8's parameters after the tensors, in their order.
+FLASH_ATTN = {
+    "dropout_p": 0.0, "softmax_scale": None, "causal": False, "window_size": (-1, -1), "softcap": 0.0,
+    "alibi_slopes": None, "deterministic": False, "return_attn_probs": False,
+}  # fmt: skip
+OURS = {"bias": None, "mask": None, "dropout_seed": None, "return_lse": False}
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_on_a_cpu_outputs_and_gradients_equal_the_reference(case):
-    inputs = case.inputs(torch.float32)
-    wanted = expected(case, inputs)
-    assert_close(ours(case, inputs), wanted, 1e-5)
-    out = fk.flash_attn_func(*inputs, causal=case.causal, documents=case.documents())
-    torch.testing.assert_close(out.double(), wanted["out"], atol=1e-5, rtol=1e-5)
-    for gradient in torch.autograd.grad(out.sum(), inputs):
-        assert gradient.isfinite().all()
+def kept_pairs(q, k, v, p, seed, **options):
+    """Which weights dropout keeps, as S_dmask shows."""
+    probabilities = fk.flash_attn_func(q, k, v, p, dropout_seed=seed, return_attn_probs=True, **options)[2]
+    return ~probabilities.signbit()
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_on_a_cpu_float64_is_computed_in_float64(case):
-    inputs = case.inputs(torch.float64)
-    assert_close(ours(case, inputs), expected(case, inputs), 1e-12)
-    out = fk.flash_attn_func(*inputs, causal=case.causal, documents=case.documents())
-    assert out.dtype == torch.float64
-    torch.testing.assert_close(out, expected(case, inputs)["out"], atol=1e-12, rtol=1e-12)
+# --- features, alone and in pairs ------------------------------------------------------------------------------------
+BIAS = torch.randn(1, 4, 6, 9, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+BIAS[0, 1, 2, 3] = -torch.inf
+IDS = torch.tensor([[0, 0, 0, 1, 1, 2]])
+# Each as the call's options and as the textbook's.
+FEATURES = {
+    "causal": ({"causal": True}, {"seen": window_pairs(6, 9, causal=True)}),
+    "window": ({"window_size": (3, 1)}, {"seen": window_pairs(6, 9, 3, 1)}),
+    "scale": ({"softmax_scale": 0.7}, {"scale": 0.7}),
+    "softcap": ({"softcap": 1.3}, {"softcap": 1.3}),
+    "alibi": ({"alibi_slopes": torch.tensor([0.5, 0.25, 0.1, 0.05])},) * 2,
+    "alibi a row": ({"alibi_slopes": torch.arange(8).reshape(2, 4) / 7},) * 2,
+    "bias": ({"bias": BIAS}, {"bias": BIAS}),
+    "dropout": ({"dropout_p": 0.4, "dropout_seed": 11}, {"p": 0.4}),
+    "mask": ({"mask": masks.sliding_window(9, (2, 1)).select(torch.arange(3, 9), torch.arange(9))},
+             {"seen": window_pairs(6, 9, 2, 1)}),
+}  # fmt: skip
+EXCLUDE = {("causal", "mask"), ("window", "mask"), ("alibi", "alibi a row")}
+PAIRS = [pair for pair in itertools.combinations_with_replacement(FEATURES, 2) if pair not in EXCLUDE]
 
 
-def test_float64_is_refused_where_the_triton_kernels_would_run():
-    x = torch.zeros(1, 4, 1, 8, dtype=torch.float64)
-    with dispatch.force("portable"), pytest.raises(TypeError, match="q is float64, which the Triton kernels do not"):
-        fk.flash_attn_func(x, x, x)
+@pytest.mark.parametrize("names", PAIRS, ids=" + ".join)
+@pytest.mark.parametrize("with_lse", [True, False], ids=["reference", "torch"])
+def test_every_feature_and_every_pair_of_features(names, with_lse):
+    inputs = tensors()
+    options, formula = {}, {}
+    for name in names:
+        options |= FEATURES[name][0]
+        plain = dict(FEATURES[name][1])
+        if "alibi_slopes" in plain:
+            plain = {"slopes": plain["alibi_slopes"]}
+        if "seen" in plain and "seen" in formula:
+            plain["seen"] = plain["seen"] & formula["seen"]
+        formula |= plain
+    if "bias" in options:
+        options["bias"] = formula["bias"] = BIAS.clone().requires_grad_()
+        inputs = (*inputs, options["bias"])
+    if "dropout_p" in options:
+        generator = {"p": 0.4, "seed": 11}
+        masked = {"mask": options["mask"]} if "mask" in options else {}
+        formula["kept"] = kept_pairs(*inputs[:3], **generator, **masked)
+    if names == ("causal", "window"):  # causal bounds the window to the right
+        formula["seen"] = window_pairs(6, 9, 3, 0)
+    out = fk.flash_attn_func(*inputs[:3], **options, return_lse=with_lse)
+    wanted = plain_attention(*inputs[:3], **formula)
+    assert_same(out if with_lse else (out,), wanted if with_lse else wanted[:1], inputs)
 
 
-def test_packed_equals_unpacked():
-    qkv = torch.randn(2, 9, 3, 2, 16)
-    packed = fk.flash_attn_qkvpacked_func(qkv, causal=True, softmax_scale=0.3)
-    assert torch.equal(packed, fk.flash_attn_func(*qkv.unbind(2), causal=True, softmax_scale=0.3))
-    out, lse = fk.flash_attn_qkvpacked_func(qkv, return_lse=True)
-    assert (out.shape, lse.shape) == ((2, 9, 2, 16), (2, 2, 9))
+@settings(max_examples=60, deadline=None)
+@given(
+    seqlen_q=st.integers(0, 7),
+    seqlen_k=st.integers(1, 7),
+    head_dim=st.integers(1, 9),
+    heads=st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 1), (6, 2)]),
+    window=st.tuples(st.integers(-1, 7), st.integers(-1, 7)),
+    causal=st.booleans(),
+    with_lse=st.booleans(),
+)
+def test_any_lengths_heads_and_windows(seqlen_q, seqlen_k, head_dim, heads, window, causal, with_lse):
+    inputs = tensors(1, seqlen_q, seqlen_k, *heads, head_dim)
+    got = fk.flash_attn_func(*inputs, causal=causal, window_size=window, return_lse=with_lse)
+    wanted = plain_attention(*inputs, seen=window_pairs(seqlen_q, seqlen_k, *window, causal))
+    assert_same(got if with_lse else (got,), wanted if with_lse else wanted[:1], inputs)
 
 
-def test_one_line_is_logged_a_process(monkeypatch, caplog):
-    monkeypatch.setattr(torch_sdpa, "_said", False)
-    x = torch.zeros(1, 4, 1, 8)
-    with caplog.at_level("INFO", logger="flashtrain_kernels"):
-        fk.flash_attn_func(x, x, x)
-        fk.flash_attn_func(x, x, x)
-    assert len(caplog.records) == 1
-    assert "scaled_dot_product_attention" in caplog.text
+# --- flash-attn's own words ------------------------------------------------------------------------------------------
 
 
-def test_explain_is_one_line_with_the_reason():
-    x = torch.zeros(1, 4, 1, 8)
-    line = fk.explain(x, x, x)
-    assert "scaled_dot_product_attention" in line
-    assert "cpu" in line
-    assert "\n" not in line
+def seen_by(seqlen_q, seqlen_k, **options):
+    """Which keys move each query's output: the mask, seen from outside."""
+    q = torch.zeros(1, seqlen_q, 1, 8)
+    v = torch.eye(seqlen_k, 8)[None, :, None]
+    return (fk.flash_attn_func(q, v, v, **options)[0, :, 0, :seqlen_k] > 0).int().tolist()
 
 
-def test_the_import_needs_no_triton():
-    program = "import sys; sys.modules['triton'] = None; import flashtrain_kernels, torch; "
-    program += "x = torch.ones(1, 4, 1, 8); print(flashtrain_kernels.flash_attn_func(x, x, x).sum().item())"
-    path = str(Path(fk.__file__).parents[1])
-    result = subprocess.run(
-        [sys.executable, "-c", program],
-        env={"PYTHONPATH": path, "PATH": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.stdout.strip() == "32.0", result.stderr
+def test_the_causal_alignment_of_its_docstring():
+    assert seen_by(2, 5, causal=True) == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+    assert seen_by(5, 2, causal=True) == [[0, 0], [0, 0], [0, 0], [1, 0], [1, 1]]
 
 
-Q = torch.zeros(2, 6, 4, 8)
-KV = torch.zeros(2, 5, 2, 8)
-DOCUMENTS = fk.documents_from_ids(torch.zeros(2, 6, dtype=torch.int32))
-MISTAKES = [
-    ((None, KV, KV), {}, TypeError, r"q must be a tensor \(B, S, heads, D\), not NoneType"),
-    ((Q[0], KV, KV), {}, ValueError, r"q must have the four dimensions .* not the shape \(6, 4, 8\)"),
-    ((Q.long(), KV, KV), {}, TypeError, "q must be float16, bfloat16, float32 or, on the CPU, float64, not int64"),
-    ((Q.double(), KV, KV), {}, TypeError, "k has dtype float32 and q has float64"),
-    ((Q, KV, KV.bfloat16()), {}, TypeError, "v has dtype bfloat16 and q has float32.*autocast"),
-    ((Q, KV.to("meta"), KV), {}, ValueError, "k is on meta and q on cpu"),
-    ((Q, KV, KV[:, :3]), {}, ValueError, r"k and v must have the same shape, not \(2, 5, 2, 8\) and \(2, 3, 2, 8\)"),
-    ((Q, KV[:1], KV[:1]), {}, ValueError, "same batch size, not 2 and 1"),
-    ((Q, KV[..., :4], KV[..., :4]), {}, ValueError, "same head dimension, not 8 and 4"),
-    ((Q[:, :, :3], KV, KV), {}, ValueError, "q's heads must be a multiple of k's heads, not 3 and 2"),
-    ((torch.zeros(1, 2, 1, 257),) * 3, {}, ValueError, "the head dimension must be from 1 to 256, not 257"),
-    ((Q, KV, KV), {"softmax_scale": 0.0}, ValueError, "softmax_scale must be a positive finite number, not 0.0"),
-    ((Q, KV, KV), {"softmax_scale": "1"}, TypeError, "softmax_scale must be a number or None, not str"),
-    ((Q, KV, KV), {"causal": 1}, TypeError, "causal must be True or False, not 1"),
-    ((Q, KV, KV), {"documents": DOCUMENTS}, ValueError, "documents need as many queries as keys, not 6 and 5"),
-    ((Q, Q, Q), {"documents": (1, 2)}, TypeError, "documents must come from documents_from_ids, not be a tuple"),
-    ((Q[:1], Q[:1], Q[:1]), {"documents": DOCUMENTS}, ValueError, r"documents.start must have the shape .*\(1, 6\)"),
-]
+def test_windows_are_inclusive_and_aligned_alike():
+    assert seen_by(4, 4, window_size=(1, 0)) == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
+    assert seen_by(2, 5, window_size=(1, 1)) == [[0, 0, 1, 1, 1], [0, 0, 0, 1, 1]]
+    assert seen_by(2, 5, window_size=(-1, 0)) == seen_by(2, 5, causal=True)
+    assert seen_by(3, 3, window_size=(1, 2), causal=True) == [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
+    assert seen_by(3, 3, window_size=[-1, 1]) == [[1, 1, 0], [1, 1, 1], [1, 1, 1]]
 
 
 @pytest.mark.parametrize(
-    ("tensors", "options", "error", "message"), MISTAKES, ids=[mistake[3][:40] for mistake in MISTAKES]
+    ("function", "first"),
+    [
+        (fk.flash_attn_func, ["q", "k", "v"]),
+        (fk.flash_attn_kvpacked_func, ["q", "kv"]),
+        (fk.flash_attn_qkvpacked_func, ["qkv"]),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_mistake_is_named_before_anything_runs(tensors, options, error, message):
-    with pytest.raises(error, match=message):
-        fk.flash_attn_func(*tensors, **options)
+def test_parameters_and_defaults_are_flash_attns_and_ours_come_by_keyword(function, first):
+    parameters = inspect.signature(function).parameters.values()
+    by_place = {p.name: p.default for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD}
+    by_keyword = {p.name: p.default for p in parameters if p.kind == p.KEYWORD_ONLY}
+    assert list(by_place)[: len(first)] == first
+    assert list(by_place.items())[len(first) :] == list(FLASH_ATTN.items())
+    assert by_keyword == OURS
 
 
-def test_a_packed_tensor_of_another_shape_is_named():
-    with pytest.raises(ValueError, match=r"qkv must have the shape \(B, S, 3, H, D\), not \(2, 6, 4, 8\)"):
-        fk.flash_attn_qkvpacked_func(Q)
+def test_what_return_attn_probs_returns():
+    q, k, v = tensors()
+    out, lse, probabilities = fk.flash_attn_func(q, k, v, return_attn_probs=True)
+    assert (lse.shape, probabilities.shape, probabilities.dtype) == ((2, 4, 6), (0,), q.dtype)
+    out, lse, probabilities = fk.flash_attn_func(q, k, v, 0.5, causal=True, return_attn_probs=True, return_lse=True)
+    assert probabilities.shape == (2, 4, 6, 9)
+    torch.testing.assert_close(probabilities.abs().sum(-1), torch.ones(2, 4, 6).double())
+    values = v.repeat_interleave(2, 2).transpose(1, 2)
+    torch.testing.assert_close((probabilities.clamp(min=0) * 2 @ values).transpose(1, 2), out)
+    assert probabilities[..., 0, 4:].eq(0).all()
+
+
+def test_deterministic_is_accepted():
+    q, k, v = tensors()
+    assert torch.equal(fk.flash_attn_func(q, k, v, deterministic=True), fk.flash_attn_func(q, k, v))
+
+
+# --- packed tensors --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": True, "softcap": 2.0}, {"dropout_p": 0.3, "dropout_seed": 4}], ids=str
+)
+@pytest.mark.parametrize("implementation", ["torch", "reference"])
+def test_packed_equals_unpacked(options, implementation):
+    q = torch.randn(2, 7, 4, 6, dtype=torch.float64, requires_grad=True)
+    kv = torch.randn(2, 5, 2, 2, 6, dtype=torch.float64, requires_grad=True)
+    qkv = torch.randn(2, 5, 3, 4, 6, dtype=torch.float64, requires_grad=True)
+    with dispatch.force(implementation):
+        got = fk.flash_attn_kvpacked_func(q, kv, **options, return_lse=True)
+        assert_same(got, fk.flash_attn_func(q, *kv.unbind(2), **options, return_lse=True), (q, kv))
+        got = fk.flash_attn_qkvpacked_func(qkv, **options)
+        assert_same((got,), (fk.flash_attn_func(*qkv.unbind(2), **options),), (qkv,))
+        shown = fk.flash_attn_qkvpacked_func(qkv, 0.5, dropout_seed=1, return_attn_probs=True)[2]
+        assert torch.equal(shown, fk.flash_attn_func(*qkv.unbind(2), 0.5, dropout_seed=1, return_attn_probs=True)[2])

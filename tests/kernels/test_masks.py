@@ -1,10 +1,127 @@
-"""Masks as data: document boundaries, the dense mask, the number of visible pairs."""
+"""Masks as data: each mask against its rule pair by pair, parts of masks, packed sequences, and what is refused."""
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mask_cases import DOCUMENT_MASKS, EXAMPLE, TWELVE, the_twelve, within_documents
 
-from flashtrain_kernels import documents_from_ids
-from flashtrain_kernels.masks import visible, visible_pairs
+from flashtrain_kernels import documents_from_ids, masks
+from flashtrain_kernels.masks import HIGH, LOW, POSITION, SEQUENCE, START, visible
+
+
+@st.composite
+def batches(draw):
+    """One row of documents of segments, at most a few dozen tokens."""
+    lengths = st.lists(st.integers(1, 9), min_size=1, max_size=4)
+    return [draw(st.lists(lengths, min_size=1, max_size=4))]
+
+
+@pytest.mark.parametrize("name", TWELVE)
+def test_each_of_the_twelve_masks_equals_its_rule(name):
+    case = the_twelve(EXAMPLE)[name]
+    assert case.mask.queries.dtype == torch.int32
+    assert case.mask.queries.is_contiguous()
+    assert torch.equal(case.mask.dense(), case.dense())
+
+
+@pytest.mark.parametrize("name", DOCUMENT_MASKS)
+def test_each_mask_within_documents_equals_its_rule(name):
+    case = within_documents(EXAMPLE)[name]
+    assert torch.equal(case.mask.dense(), case.dense())
+
+
+@settings(max_examples=25, deadline=None)
+@given(batch=batches(), left=st.integers(-1, 12), right=st.integers(-1, 12), global_tokens=st.integers(0, 30))
+def test_masks_equal_their_rules_at_any_lengths(batch, left, right, global_tokens):
+    # A bound of -1 is none; the rule's is one that no row reaches.
+    rules = (left if left >= 0 else 1000, right if right >= 0 else 1000)
+    made = within_documents(batch, left, right, global_tokens)
+    wanted = within_documents(batch, *rules, global_tokens)
+    for name, case in made.items():
+        assert torch.equal(case.mask.dense(), wanted[name].dense()), name
+
+
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(1, 1), (5, 5), (3, 7), (7, 3), (4, 1), (1, 4), (0, 3), (3, 0)])
+def test_causal_is_aligned_bottom_right(seqlen_q, seqlen_k):
+    mask = masks.causal(seqlen_q, seqlen_k)
+    wanted = [[[j <= i + seqlen_k - seqlen_q for j in range(seqlen_k)] for i in range(seqlen_q)]]
+    assert mask.dense().tolist() == wanted
+    assert mask.queries[POSITION].tolist() == [[i + seqlen_k - seqlen_q for i in range(seqlen_q)]]
+    assert masks.full(seqlen_q, seqlen_k).dense().all()
+
+
+def test_rows_number_the_documents_over_the_batch_and_say_where_each_begins():
+    mask = masks.document(torch.tensor([[4, 4, 9, 9, 9], [1, 2, 2, 1, 1]]), causal=True)
+    assert mask.queries[SEQUENCE].tolist() == [[0, 0, 1, 1, 1], [2, 3, 3, 4, 4]]
+    assert mask.queries[START].tolist() == [[0, 0, 2, 2, 2], [0, 1, 1, 3, 3]]
+    assert mask.queries[POSITION].tolist() == [[0, 1, 2, 3, 4]] * 2
+    one_a_row = masks.prefix_lm(torch.tensor([2, 0]), seqlen=3)
+    assert one_a_row.queries[SEQUENCE].tolist() == [[0, 0, 0], [1, 1, 1]]
+
+
+@pytest.mark.parametrize("name", DOCUMENT_MASKS)
+def test_a_selection_of_queries_and_keys_is_the_dense_mask_indexed(name):
+    mask = within_documents(EXAMPLE)[name].mask
+    generator = torch.Generator().manual_seed(1)
+    queries, keys = torch.randperm(23, generator=generator)[:10], torch.randperm(23, generator=generator)[:17]
+    part = mask.select(queries, keys)
+    assert part.seqlen_k == 17
+    assert torch.equal(part.dense(), mask.dense()[:, queries][:, :, keys])
+    again = part.select(torch.arange(0, 10, 3), torch.arange(5))
+    assert torch.equal(again.dense(), part.dense()[:, ::3, :5])
+
+
+def packed(lengths_q, lengths_k, causal, left, right):
+    """The dense mask of sequences one after the other, by flash-attn's rule for each pair."""
+    seen = torch.zeros(sum(lengths_q), sum(lengths_k), dtype=torch.bool)
+    row = column = 0
+    for length_q, length_k in zip(lengths_q, lengths_k, strict=True):
+        for i in range(length_q):
+            at = i + length_k - length_q
+            for j in range(length_k):
+                near = (left < 0 or j >= at - left) and (right < 0 or j <= at + right) and (not causal or j <= at)
+                seen[row + i, column + j] = near
+        row, column = row + length_q, column + length_k
+    return seen
+
+
+def cumulative(lengths):
+    return torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=5),
+    causal=st.booleans(), left=st.integers(-1, 5), right=st.integers(-1, 5), tail=st.integers(0, 3),
+)  # fmt: skip
+def test_varlen_equals_its_rule_and_tokens_past_the_last_boundary_see_nothing(lengths, causal, left, right, tail):
+    lengths_q, lengths_k = (list(side) for side in zip(*lengths, strict=True))
+    total_q, total_k = sum(lengths_q) + tail, sum(lengths_k) + tail
+    mask = masks.varlen(
+        cumulative(lengths_q), cumulative(lengths_k), total_q, total_k, causal=causal, window=(left, right)
+    )
+    wanted = torch.zeros(1, total_q, total_k, dtype=torch.bool)
+    wanted[0, : sum(lengths_q), : sum(lengths_k)] = packed(lengths_q, lengths_k, causal, left, right)
+    assert torch.equal(mask.dense(), wanted)
+
+
+def test_varlen_numbers_the_sequences_and_measures_positions_within_them():
+    mask = masks.varlen(torch.tensor([0, 2, 2, 5]), torch.tensor([0, 3, 4, 6]), 5, 6)
+    assert mask.queries[SEQUENCE].tolist() == [[0, 0, 2, 2, 2]]
+    assert mask.queries[START].tolist() == [[0, 0, 4, 4, 4]]
+    assert mask.queries[POSITION].tolist() == [[1, 2, 3, 4, 5]]
+
+
+@settings(max_examples=40, deadline=None)
+@given(bounds=st.lists(st.integers(-50, 50), min_size=2, max_size=6), total=st.integers(0, 12))
+def test_no_content_of_cu_seqlens_points_outside(bounds, total):
+    cu_seqlens = torch.tensor(bounds)
+    rows = masks.varlen(cu_seqlens, cu_seqlens.flip(0), total, total, causal=True).queries
+    for row in (LOW, HIGH, START):
+        assert ((rows[row] >= -total) & (rows[row] <= total)).all()
+    start, end = masks.documents_from_cu_seqlens(cu_seqlens, total)
+    assert ((start >= 0) & (start <= total) & (end >= 0) & (end <= total)).all()
 
 
 def test_documents_hold_the_first_and_one_past_the_last_index_of_each_tokens_document():
@@ -14,30 +131,127 @@ def test_documents_hold_the_first_and_one_past_the_last_index_of_each_tokens_doc
     assert documents.start.dtype == documents.end.dtype == torch.int32
 
 
-def test_ids_that_are_no_integer_matrix_are_refused():
-    with pytest.raises(TypeError, match=r"ids must be an integer tensor \(B, S\), not torch.float32"):
-        documents_from_ids(torch.zeros(2, 3))
-    with pytest.raises(TypeError, match="not list"):
-        documents_from_ids([[0, 1]])
-    with pytest.raises(ValueError, match=r"not the shape \(3,\)"):
-        documents_from_ids(torch.zeros(3, dtype=torch.int64))
+def test_a_number_that_comes_again_is_another_document():
+    documents = documents_from_ids(torch.tensor([[3, 3, 1, 3, 3]]))
+    assert documents.start.tolist() == [[0, 0, 2, 3, 3]]
+    assert documents.end.tolist() == [[2, 2, 3, 5, 5]]
 
 
-def test_causal_is_aligned_bottom_right():
+def test_documents_from_cumulative_lengths_are_those_from_ids():
+    lengths = [3, 0, 4, 1]
+    documents = masks.documents_from_cu_seqlens(cumulative(lengths), 10)
+    wanted = documents_from_ids(torch.tensor([[0, 0, 0, 2, 2, 2, 2, 3]]))
+    assert documents.start[:, :8].tolist() == wanted.start.tolist()
+    assert documents.end[:, :8].tolist() == wanted.end.tolist()
+    assert not masks.document(documents, causal=False).dense()[:, 8:].any()
+
+
+@pytest.mark.parametrize("name", DOCUMENT_MASKS)
+def test_tokens_of_no_document_see_nothing_and_are_not_seen(name):
+    documents = masks.documents_from_cu_seqlens(cumulative([9, 14]), 30)
+    segments = torch.arange(30)[None] // 4
+    prefix = torch.full((1, 30), 5)
+    made = {
+        "full document": lambda: masks.document(documents, causal=False),
+        "causal document": lambda: masks.document(documents, causal=True),
+        "full sliding window document": lambda: masks.sliding_window(30, (5, 3), documents=documents),
+        "causal sliding window document": lambda: masks.sliding_window(30, (5, 0), documents=documents),
+        "shared question document": lambda: masks.shared_question(segments, documents=documents),
+        "global window document": lambda: masks.global_window(30, 4, (5, 3), documents=documents),
+        "causal global window document": lambda: masks.global_window(30, 4, (5, 3), causal=True, documents=documents),
+        "causal blockwise document": lambda: masks.causal_blockwise(segments, documents=documents),
+        "prefix-LM document": lambda: masks.prefix_lm(prefix, documents=documents),
+        "block-causal document": lambda: masks.block_causal(7, documents),
+    }
+    seen = made[name]().dense()
+    assert not seen[:, 23:].any()
+    assert not seen[:, :, 23:].any()
+    assert seen[:, :23].any(2).all()
+
+
+def test_huge_windows_and_blocks_are_no_bound():
+    assert masks.sliding_window(5, (2**40, 2**40)).dense().all()
+    assert masks.block_causal(2**40, torch.zeros(1, 5, dtype=torch.int64)).dense().all()
+    assert masks.prefix_lm(torch.tensor([2**40]), seqlen=5).dense().all()
+    assert masks.global_window(5, 2**40, (0, 0)).dense().all()
+
+
+IDS = torch.zeros(2, 4, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: documents_from_ids(torch.zeros(2, 3)), TypeError, r"ids must be an integer tensor \(B, S\)"),
+        (lambda: documents_from_ids([[0, 1]]), TypeError, "not list"),
+        (lambda: documents_from_ids(torch.zeros(3, dtype=torch.int64)), ValueError, r"not the shape \(3,\)"),
+        (lambda: masks.full(-1), ValueError, "seqlen_q must be 0 or more, not -1"),
+        (lambda: masks.causal(2.5), TypeError, "seqlen_q must be an integer, not float"),
+        (lambda: masks.sliding_window(4, (-2, 0)), ValueError, r"window must be 0 or more .* not \(-2, 0\)"),
+        (lambda: masks.sliding_window(4, 3), TypeError, r"window must be two integers \(left, right\), not 3"),
+        (lambda: masks.sliding_window(5, (1, 1), documents=IDS), ValueError, "documents must have seqlen = 5 .* not 4"),
+        (lambda: masks.document("ids", causal=True), TypeError, "documents must be Documents or integer ids"),
+        (lambda: masks.document(IDS[0], causal=True), ValueError, r"documents must have the two dimensions"),
+        (
+            lambda: masks.document(masks.Documents(IDS, IDS), causal=True), TypeError,
+            "documents.start must be int32, not torch.int64",
+        ),
+        (
+            lambda: masks.document(masks.Documents(IDS.int(), IDS.int()[:, :2]), causal=True), ValueError,
+            "documents.start and documents.end must have one shape and device",
+        ),
+        (lambda: masks.shared_question(IDS, documents=IDS[:1]), ValueError, r"one shape \(B, S\), not \(2, 4\) and"),
+        (lambda: masks.prefix_lm(torch.zeros(2, 4), documents=IDS), TypeError, "prefix must be an integer tensor"),
+        (lambda: masks.prefix_lm(IDS[:, 0], documents=IDS), ValueError, r"prefix must have the shape \(B, S\) with"),
+        (lambda: masks.prefix_lm(IDS[:, 0]), ValueError, r"seqlen must be given with a prefix of the shape \(B,\)"),
+        (lambda: masks.prefix_lm(IDS, seqlen=5), ValueError, "prefix must have seqlen = 5 tokens a row, not 4"),
+        (lambda: masks.block_causal(0, IDS), ValueError, "block_size must be 1 or more, not 0"),
+        (lambda: masks.block_causal(2.0, IDS), TypeError, "block_size must be an integer, not float"),
+        (lambda: masks.global_window(4, -1, (1, 1)), ValueError, "global_tokens must be 0 or more, not -1"),
+        (lambda: masks.varlen(IDS, IDS, 4, 4), ValueError, r"cu_seqlens_q must have the shape \(N \+ 1,\)"),
+        (lambda: masks.varlen(IDS[0], IDS[0][:3], 4, 4), ValueError, "one length, not 4 and 3"),
+        (lambda: masks.varlen(IDS[0].float(), IDS[0], 4, 4), TypeError, "cu_seqlens_q must be int32 or int64"),
+        (lambda: masks.varlen(IDS[0], [0, 1], 4, 4), TypeError, r"cu_seqlens_k must be an integer tensor .* not list"),
+        (lambda: masks.documents_from_cu_seqlens(IDS[0], -4), ValueError, "total must be 0 or more, not -4"),
+        (lambda: masks.full(4).select([0], IDS[0]), TypeError, "queries must be an integer tensor of .* not list"),
+        (lambda: masks.full(4).select(IDS[0], IDS[0].bool()), TypeError, "keys must be int32 or int64 indices"),
+        (lambda: masks.full(4).select(IDS[0], IDS), ValueError, "keys must have one dimension"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_refused_in_one_line_that_names_the_argument(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_old_dense_mask_of_causal_and_documents():
     mask = visible(2, 4, causal=True, documents=None, device="cpu")
     assert mask.int().tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
-    mask = visible(3, 1, causal=True, documents=None, device="cpu")
-    assert mask.int().tolist() == [[0], [0], [1]]
-
-
-def test_documents_and_causal_together():
-    documents = documents_from_ids(torch.tensor([[0, 0, 1]]))
-    both = visible(3, 3, causal=True, documents=documents, device="cpu")
+    both = visible(3, 3, causal=True, documents=documents_from_ids(torch.tensor([[0, 0, 1]])), device="cpu")
     assert both.int().tolist() == [[[[1, 0, 0], [1, 1, 0], [0, 0, 1]]]]
 
 
-@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(1, 1), (5, 5), (3, 7), (7, 3), (4, 1), (1, 4)])
-def test_visible_pairs_counts_the_mask(seqlen_q, seqlen_k):
-    mask = visible(seqlen_q, seqlen_k, causal=True, documents=None, device="cpu")
-    assert visible_pairs(seqlen_q, seqlen_k, causal=True) == mask.sum()
-    assert visible_pairs(seqlen_q, seqlen_k, causal=False) == seqlen_q * seqlen_k
+def test_masks_compile_into_one_graph_that_serves_other_lengths():
+    def rows(ids):
+        length = ids.shape[1]
+        made = [
+            masks.causal(length), masks.document(ids, causal=True), masks.sliding_window(length, (3, 0), documents=ids),
+            masks.shared_question(ids), masks.global_window(length, 3, (2, 2)), masks.causal_blockwise(ids),
+            masks.prefix_lm(ids, documents=ids), masks.block_causal(4, ids),
+            masks.varlen(ids[0, :3], ids[0, :3], length, length, causal=True, window=(3, 3)),
+        ]  # fmt: skip
+        return [mask.queries for mask in made], made[1].select(ids[0], ids[0])
+
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(rows, fullgraph=True, dynamic=True, backend=backend)
+    for length in (40, 23, 61):
+        ids = torch.arange(length)[None].expand(2, -1) // 9
+        got, wanted = compiled(ids), rows(ids)
+        assert all(torch.equal(a, b) for a, b in zip(got[0], wanted[0], strict=True))
+        assert isinstance(got[1], masks.Mask)
+        assert torch.equal(got[1].dense(), wanted[1].dense())
+    assert len(graphs) == 1

@@ -1,60 +1,257 @@
-"""The oracle itself, against torch's own attention and against numerical gradients."""
+"""The oracle itself: against a textbook's formulas, against numerical gradients, and where numbers are not finite."""
 
 import pytest
 import torch
-from attention_cases import Case, assert_close, expected, run, upstream
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plain_formula import assert_same, plain_attention, window_pairs
+from plain_formula import tensors as random_tensors
 
-from flashtrain_kernels import reference
+from flashtrain_kernels import philox, reference
+from flashtrain_kernels.masks import Mask
+from flashtrain_kernels.options import Options
+
+SEED = torch.tensor([99, 0, 0])
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_it_equals_torchs_attention(causal):
-    q, k, v = Case(2, 9, 9, 4, 2, 8, causal).inputs(torch.float64)
+def tensors(seqlen_q=5, seqlen_k=7, head_dim=3, **sizes):
+    return random_tensors(seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=head_dim, **sizes)
+
+
+def gradients(out, lse, inputs):
+    """Of a loss that uses every output."""
+    generator = torch.Generator().manual_seed(1)
+    loss = (out * torch.randn(out.shape, generator=generator, dtype=out.dtype)).sum()
+    weight = torch.randn(lse.shape, generator=generator, dtype=lse.dtype)
+    loss = loss + torch.where(lse.isfinite(), lse * weight, 0.0).sum()
+    return torch.autograd.grad(loss, inputs)
+
+
+def shuffled_mask():
+    """Two rows whose tokens stand in any order: 5 queries and 7 keys of two sequences, two intervals a query."""
+    keys = torch.tensor([[3, 0, 6, 1, 2, 5, 4], [0, 1, 2, 3, 4, 5, 6]], dtype=torch.int32)
+    low = torch.tensor([[0, 0, 4, 4, 9], [0, 0, 0, 4, 4]])
+    high = torch.tensor([[2, 4, 5, 7, 9], [1, 2, 4, 5, 7]])
+    position = torch.tensor([[1, 3, 4, 6, 0], [0, 1, 3, 4, 6]])
+    start = torch.tensor([[0, 0, 4, 4, 0], [0, 0, 0, 4, 4]])
+    sequence = torch.tensor([[0, 0, 1, 1, 0], [2, 2, 2, 3, 3]])
+    low2 = torch.tensor([[0, 5, 0, 0, 0], [0, 0, 6, 0, 0]])
+    high2 = torch.tensor([[0, 6, 0, 0, 0], [0, 0, 7, 0, 0]])
+    rows = torch.stack([low, high, position, start, sequence, low2, high2]).int()
+    return Mask(rows, keys, 7)
+
+
+def shuffled_pairs(mask):
+    pairs = torch.zeros(2, 1, 5, 7, dtype=torch.bool)
+    low, high, _, _, _, low2, high2 = mask.queries.tolist()
+    for b in range(2):
+        for i in range(5):
+            for j, position in enumerate(mask.keys[b].tolist()):
+                pairs[b, 0, i, j] = low[b][i] <= position < high[b][i] or low2[b][i] <= position < high2[b][i]
+    return pairs
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seqlen_q=st.integers(1, 6),
+    seqlen_k=st.integers(1, 6),
+    kv_heads=st.sampled_from([1, 2, 4]),
+    window=st.tuples(st.integers(-1, 5), st.integers(-1, 5)),
+    causal=st.booleans(),
+    softcap=st.sampled_from([0.0, 1.5]),
+    with_bias=st.booleans(),
+    slopes_shape=st.sampled_from([None, (4,), (2, 4)]),
+    p=st.sampled_from([0.0, 0.4]),
+)
+def test_every_combination_of_options_is_the_textbooks(
+    seqlen_q, seqlen_k, kv_heads, window, causal, softcap, with_bias, slopes_shape, p
+):
+    inputs = tensors(seqlen_q=seqlen_q, seqlen_k=seqlen_k, kv_heads=kv_heads)
+    bias = torch.randn(1, 4, seqlen_q, 1, dtype=torch.float64, requires_grad=True) if with_bias else None
+    slopes = torch.rand(slopes_shape) if slopes_shape else None
+    kept = None
+    if p > 0:
+        options = Options(scale=1.0, dropout_p=p, seed=SEED)
+        kept = reference.dropout_mask(inputs[0].shape, inputs[1].shape, options, "cpu")
+    out, lse = reference.attention(
+        *inputs, causal=causal, window_size=window, softcap=softcap, alibi_slopes=slopes, bias=bias, dropout_p=p,
+        dropout_seed=99, return_lse=True,
+    )  # fmt: skip
+    seen = window_pairs(seqlen_q, seqlen_k, *window, causal)
+    wanted = plain_attention(*inputs, seen=seen, softcap=softcap, slopes=slopes, bias=bias, kept=kept, p=p)
+    everything = (*inputs, bias) if with_bias else inputs
+    assert_same((out, lse), wanted, everything)
+
+
+def test_it_equals_torchs_attention():
+    q, k, v = tensors(seqlen_k=5)
     wanted = torch.nn.functional.scaled_dot_product_attention(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=causal, enable_gqa=True
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, enable_gqa=True
     )
-    torch.testing.assert_close(reference.attention(q, k, v, causal=causal), wanted.transpose(1, 2))
+    torch.testing.assert_close(reference.attention(q, k, v, causal=True), wanted.transpose(1, 2))
 
 
-@pytest.mark.parametrize("documents", [None, (3, 4)], ids=["dense", "documents"])
-def test_its_gradients_are_the_numerical_ones(documents):
-    case = Case(1, 7, 7, 2, 1, 3, causal=True, document_lengths=documents)
+def test_a_mask_is_read_by_positions_not_by_indices():
+    inputs, mask = tensors(), shuffled_mask()
+    slopes = torch.rand(4, 4)  # four sequences, four heads
+    options = Options(scale=0.5, mask=mask, alibi_slopes=slopes, dropout_p=0.3, seed=SEED)
+    kept = reference.dropout_mask(inputs[0].shape, inputs[1].shape, options, "cpu")
+    added = torch.zeros(2, 4, 5, 7, dtype=torch.float64)
+    for b in range(2):
+        for i in range(5):
+            for j in range(7):
+                distance = abs(mask.queries[2, b, i] - mask.keys[b, j])
+                added[b, :, i, j] = -slopes[mask.queries[4, b, i]] * distance
+    ours = reference.apply(*inputs, options)
+    seen = shuffled_pairs(mask)
+    assert torch.equal(mask.dense()[:, None], seen)
+    wanted = plain_attention(*inputs, scale=0.5, seen=seen, bias=added, kept=kept, p=0.3)
+    assert_same(ours, wanted, inputs)
 
-    def attention(q, k, v):
-        return reference.attention(q, k, v, causal=True, documents=case.documents(), return_lse=True)
 
-    assert torch.autograd.gradcheck(attention, case.inputs(torch.float64))
+def test_dropout_counts_positions_from_the_start_of_the_sequence():
+    mask = shuffled_mask()
+    options = Options(scale=1.0, mask=mask, dropout_p=0.5, seed=torch.tensor([7, 10, 20]))
+    kept = reference.dropout_mask((2, 5, 4, 3), (2, 7, 2, 3), options, "cpu")
+    assert kept.shape == (2, 4, 5, 7)
+    for b, h, i, j in [(0, 0, 0, 0), (0, 3, 3, 2), (1, 2, 4, 5), (1, 1, 3, 0)]:
+        position, start, sequence = mask.queries[2:5, b, i]
+        parts = (sequence + 10, torch.tensor(h + 20), position - start, mask.keys[b, j] - start)
+        assert kept[b, h, i, j] == philox.keep_mask(torch.tensor([7, 0, 0]), *parts, 0.5)
+
+
+def test_without_a_mask_dropout_counts_queries_in_key_positions_and_sequences_by_row():
+    options = Options(scale=1.0, dropout_p=0.5, seed=SEED)
+    kept = reference.dropout_mask((2, 5, 4, 3), (2, 7, 2, 3), options, "cpu")
+    row, head = torch.arange(2)[:, None, None, None], torch.arange(4)[:, None, None]
+    query, key = torch.arange(2, 7)[:, None], torch.arange(7)
+    assert torch.equal(kept, philox.keep_mask(SEED, row, head, query, key, 0.5))
 
 
 @pytest.mark.parametrize(
-    "case", [Case(2, 5, 7, 4, 2, 8, True), Case(1, 7, 5, 2, 1, 8, True), Case(1, 9, 9, 2, 2, 8, False, (4, 5))], ids=str
+    "options",
+    [
+        {"causal": True},
+        {"window_size": (1, 2), "softcap": 1.2},
+        {"mask": shuffled_mask(), "alibi_slopes": torch.tensor([0.1, 0.2])},
+        {"dropout_p": 0.3, "dropout_seed": 5, "causal": True},
+    ],
+    ids=["causal", "window softcap", "mask alibi", "dropout"],
 )
-def test_the_written_out_backward_equals_autograd(case):
-    inputs = case.inputs(torch.float64)
-    wanted = expected(case, inputs)
-    dout, dlse = upstream(case, "cpu", torch.float64)
-    dlse = torch.where(wanted["lse"].isfinite(), dlse.double(), 0.0)
-    dq, dk, dv = reference.attention_backward(
-        dout, dlse, *(x.detach() for x in inputs), wanted["out"], wanted["lse"], softmax_scale=case.head_dim**-0.5,
-        causal=case.causal, documents=case.documents(),
-    )  # fmt: skip
-    assert_close({"dq": dq, "dk": dk, "dv": dv}, {name: wanted[name] for name in ("dq", "dk", "dv")}, 1e-10)
+@pytest.mark.parametrize("bias_shape", [None, (2, 2, 5, 7), (1, 1, 1, 7)], ids=str)
+def test_its_gradients_are_the_numerical_ones(options, bias_shape):
+    inputs = tensors(heads=2, kv_heads=1, head_dim=2)
+    if bias_shape is not None:
+        inputs = (*inputs, torch.randn(bias_shape, dtype=torch.float64, requires_grad=True))
+
+    def attention(q, k, v, bias=None):
+        out, lse = reference.attention(q, k, v, bias=bias, return_lse=True, **options)
+        return out, torch.where(lse.isfinite(), lse, 0.0)
+
+    assert torch.autograd.gradcheck(attention, inputs)
 
 
-def test_masked_values_never_contribute_and_visible_ones_do():
-    q, k, v = (x.detach() for x in Case(1, 4, 4, 1, 1, 8, causal=True).inputs(torch.float64))
-    wanted = reference.attention(q, k, v, causal=True)
-    v = v.clone()
-    v[:, 2] = torch.nan
-    out = reference.attention(q, k, v, causal=True)
-    torch.testing.assert_close(out[:, :2], wanted[:, :2])
-    assert out[:, 2:].isnan().all()
+def test_the_written_out_backward_equals_autograd_of_the_forward():
+    q, k, v = tensors()
+    bias = torch.randn(2, 1, 5, 7, dtype=torch.float64, requires_grad=True)
+    options = Options(scale=0.4, right=1, softcap=2.0, dropout_p=0.2, bias=bias, seed=SEED)
+    out, lse = reference.forward_from(q, k, v, options)
+    wanted = gradients(out, lse, (q, k, v, bias))
+    generator = torch.Generator().manual_seed(1)
+    dout = torch.randn(out.shape, generator=generator, dtype=out.dtype)
+    dlse = torch.randn(lse.shape, generator=generator, dtype=lse.dtype)
+    with torch.no_grad():
+        got = reference.backward_from(dout, dlse, q, k, v, out, lse, options, True)
+        assert reference.backward_from(dout, None, q, k, v, out, lse, options, False)[3] is None
+    for one, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(one, other)
 
 
-def test_rows_that_see_nothing():
-    case = Case(1, 5, 2, 1, 1, 8, causal=True)
-    got = run(reference.attention, case, case.inputs(torch.float64))
-    assert got["out"][:, :3].eq(0).all()
-    assert got["lse"][:, :, :3].eq(-torch.inf).all()
-    assert got["dq"].isfinite().all()
-    assert got["dq"][:, :3].eq(0).all()
+def test_half_precision_is_computed_in_float32_and_returned_as_it_came():
+    inputs = tensors(dtype=torch.bfloat16)
+    out, lse = reference.attention(*inputs, causal=True, return_lse=True)
+    wanted = reference.attention(*(x.detach().float() for x in inputs), causal=True)
+    assert (out.dtype, lse.dtype) == (torch.bfloat16, torch.float32)
+    torch.testing.assert_close(out, wanted.bfloat16(), atol=0, rtol=0)
+    assert {x.dtype for x in torch.autograd.grad(out.float().sum(), inputs)} == {torch.bfloat16}
+
+
+def test_a_bias_of_minus_infinity_masks():
+    inputs = tensors()
+    bias = torch.zeros(5, 7, dtype=torch.float64)
+    bias[1, 3], bias[2, :] = -torch.inf, -torch.inf
+    ours = reference.attention(*inputs, bias=bias[None, None], return_lse=True)
+    assert_same(ours, plain_attention(*inputs, seen=bias == 0), inputs)
+    assert ours[0][:, 2].eq(0).all()
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("how", ["band", "mask", "bias"])
+def test_masked_numbers_that_are_not_finite_contribute_nothing_forward_or_backward(bad, how):
+    clean = [x.detach() for x in tensors(seqlen_q=4, seqlen_k=4, heads=2, kv_heads=2)]
+    options = {"causal": True}
+    if how == "mask":
+        rows = torch.tensor([[0, 0, 0, 0], [1, 2, 3, 4], [0, 1, 2, 3], [0, 0, 0, 0], [0, 0, 0, 0]])
+        options = {"mask": Mask(rows[:, None].int(), None, 4)}
+    if how == "bias":
+        options = {"bias": torch.full((1, 1, 4, 4), -torch.inf, dtype=torch.float64).triu(1)}
+    weight = torch.randn(2, 4, 2, 3, dtype=torch.float64)
+
+    def run(inputs):
+        inputs = [x.clone().requires_grad_() for x in inputs]
+        out = reference.attention(*inputs, **options)
+        return out.detach(), *torch.autograd.grad((out * weight).sum(), inputs)
+
+    wanted = run(clean)
+    everywhere = [x.clone() for x in clean]
+    for x in everywhere:
+        x[:, 2] = bad  # the queries 2 and 3 see it, or are it
+    out, dq, dk, dv = run(everywhere)
+    torch.testing.assert_close(out[:, :2], wanted[0][:, :2])
+    torch.testing.assert_close(dq[:, :2], wanted[1][:, :2])
+    for spoilt in (out[:, 2:], dq[:, 2:], dk, dv[:, :3]):
+        assert not spoilt.isfinite().any()
+    # A bad query spoils the gradients of the keys it sees, 0 to 2, and not the key 3.
+    _, _, dk, dv = run([everywhere[0], *clean[1:]])
+    torch.testing.assert_close(dk[:, 3], wanted[2][:, 3])
+    torch.testing.assert_close(dv[:, 3], wanted[3][:, 3])
+    assert not dk[:, :3].isfinite().any()
+
+
+def test_a_visible_value_that_is_not_finite_reaches_its_column_even_where_dropout_dropped_the_pair():
+    q, k, v = (x.detach().clone() for x in tensors())
+    v[:, 3, :, 1] = torch.nan
+    out = reference.attention(q, k, v, dropout_p=0.9, dropout_seed=1)
+    assert out[..., 1].isnan().all()
+    assert out[..., [0, 2]].isfinite().all()
+
+
+def test_rows_that_see_nothing_give_zero_minus_infinity_and_no_gradient():
+    inputs = tensors(seqlen_q=5, seqlen_k=2)
+    out, lse = reference.attention(*inputs, causal=True, return_lse=True)
+    assert out[:, :3].eq(0).all()
+    assert lse[:, :, :3].eq(-torch.inf).all()
+    dq, dk, dv = gradients(out, lse, inputs)
+    assert dq[:, :3].eq(0).all()
+    assert all(x.isfinite().all() for x in (dq, dk, dv))
+
+
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(0, 3), (3, 0), (0, 0)])
+def test_no_queries_or_no_keys(seqlen_q, seqlen_k):
+    inputs = tensors(seqlen_q=seqlen_q, seqlen_k=seqlen_k)
+    out, lse = reference.attention(*inputs, return_lse=True, dropout_p=0.5)
+    assert (out.shape, lse.shape) == ((2, seqlen_q, 4, 3), (2, 4, seqlen_q))
+    assert out.eq(0).all()
+    assert lse.eq(-torch.inf).all()
+    assert all(x.eq(0).all() for x in torch.autograd.grad(out.sum(), inputs))
+
+
+def test_the_probabilities_are_the_softmax_before_dropout():
+    q, k, v = tensors()
+    options = Options(scale=0.5, right=2, dropout_p=0.5, seed=SEED)
+    out, lse = reference.forward_from(q, k, v, options)
+    weights = reference.probabilities(q, k, lse, options)
+    torch.testing.assert_close(weights.sum(-1), torch.ones_like(lse))
+    kept = reference.dropout_mask(q.shape, k.shape, options, "cpu")
+    values = v.repeat_interleave(2, 2).transpose(1, 2)
+    torch.testing.assert_close((weights * kept * 2 @ values).transpose(1, 2), out)

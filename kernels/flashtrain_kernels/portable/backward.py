@@ -1,60 +1,62 @@
 """The backward pass (FlashAttention-2, arXiv 2307.08691, algorithm 2), without atomics: bitwise deterministic.
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. Two launches: dq.py's kernel, query by
-query, then dkdv.py's, key by key. The scores are computed in both, seven products where five would do; in exchange no
-two programs ever add to the same number.
+query, then dkdv.py's, key by key; a third one, dbias.py's, where the bias wants a gradient. The scores are computed in
+each, seven products where five would do; in exchange no two programs ever add to the same number.
 """
-
-import math
 
 import torch
 import triton
 
+from ..dispatch import Tile
+from ..options import Options
+from .dbias import dbias_launch
 from .dkdv import dkdv_kernel
 from .dq import dq_kernel
-from .launch import Launch, precision
+from .launch import Launch, call_constants, option_arguments
 
 
 def backward_launches(
-    dout, dlse, q, k, v, out, lse, documents, scale, causal, dq, dk, dv, rows, tile_dkdv, tile_dq, tf32=True
+    dout: torch.Tensor,
+    dlse: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    options: Options,
+    gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    rows: torch.Tensor,
+    tile_dkdv: Tile,
+    tile_dq: Tile,
+    tf32: bool = True,
 ) -> tuple[Launch, Launch]:
-    """The two launches, in this order, that fill dq, and dk and dv.
+    """The two launches, in this order, that fill gradients = dq, and dk and dv.
 
     rows: (2, B, H, Sq) float32 workspace, base-2 LSE and delta: the first launch writes it, the second reads it.
     """
-    batch, seqlen_q, heads, head_dim = q.shape
-    seqlen_k, kv_heads = k.shape[1], k.shape[2]
-    block_d = max(16, triton.next_power_of_2(head_dim))
-    start, end = (lse, lse) if documents is None else documents  # never read without documents; only has to be a tensor
+    dq, dk, dv = gradients
+    batch, seqlen_q, heads, _ = q.shape
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3])
-    constants = {
-        "GROUP": heads // kv_heads,
-        "CAUSAL": causal,
-        "DOCUMENTS": documents is not None,
-        "HEAD_DIM": head_dim,
-        "BLOCK_D": block_d,
-        "PRECISION": precision(q.dtype, tf32),
-    }
-    scale_log2 = scale * math.log2(math.e)
     dkdv = Launch(
         kernel=dkdv_kernel,
-        grid=(triton.cdiv(seqlen_k, tile_dkdv.block_k) * batch * kv_heads,),
+        grid=(triton.cdiv(k.shape[1], tile_dkdv.block_k) * batch * k.shape[2],),
         args=(
-            q, k, v, dout, rows[0], rows[1], dk, dv, start, end, *strides, *dk.stride()[:3], *dv.stride()[:3],
-            kv_heads, seqlen_q, seqlen_k, scale, scale_log2,
+            q, k, v, dout, rows[0], rows[1], dk, dv, *strides, *dk.stride()[:3], *dv.stride()[:3], options.scale,
+            *option_arguments(q, k, lse, options, "dkdv"),
         ),
-        constants={**constants, "BLOCK_Q": tile_dkdv.block_q, "BLOCK_K": tile_dkdv.block_k},
+        constants=call_constants(q, k, options, tile_dkdv, tf32, looped_keys=False),
         options=tile_dkdv.options(),
     )  # fmt: skip
     dquery = Launch(
         kernel=dq_kernel,
         grid=(triton.cdiv(seqlen_q, tile_dq.block_q) * batch * heads,),
         args=(
-            q, k, v, dout, out, lse, lse if dlse is None else dlse, rows[0], rows[1], dq, start, end,
-            *strides, *out.stride()[:3], *dq.stride()[:3], heads, seqlen_q, seqlen_k, scale, scale_log2,
+            q, k, v, dout, out, lse, lse if dlse is None else dlse, rows[0], rows[1], dq,
+            *strides, *out.stride()[:3], *dq.stride()[:3], options.scale, *option_arguments(q, k, lse, options, "dq"),
         ),
         constants={
-            **constants, "HAS_DLSE": dlse is not None, "BLOCK_Q": tile_dq.block_q, "BLOCK_K": tile_dq.block_k,
+            "HAS_DLSE": dlse is not None, **call_constants(q, k, options, tile_dq, tf32, looped_keys=True)
         },
         options=tile_dq.options(),
     )  # fmt: skip
@@ -62,11 +64,24 @@ def backward_launches(
 
 
 def backward(
-    dout, dlse, q, k, v, out, lse, documents, scale, causal, dq, dk, dv, tile_dkdv, tile_dq, tf32=True
+    dout: torch.Tensor,
+    dlse: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    options: Options,
+    gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    dbias: torch.Tensor | None,
+    tiles: tuple[Tile, Tile, Tile],
+    tf32: bool = True,
 ) -> None:
-    """Fill dq, dk and dv (any strides whose last is 1)."""
+    """Fill the gradients dq, dk, dv (any strides whose last is 1) and dbias, if given. tiles: of dkdv, dq and dbias."""
     rows = torch.empty((2, *lse.shape), dtype=torch.float32, device=lse.device)
     for launch in backward_launches(
-        dout, dlse, q, k, v, out, lse, documents, scale, causal, dq, dk, dv, rows, tile_dkdv, tile_dq, tf32
-    ):
+        dout, dlse, q, k, v, out, lse, options, gradients, rows, tiles[0], tiles[1], tf32
+    ):  # fmt: skip
         launch.run()
+    if dbias is not None:
+        dbias_launch(dout, q, k, v, options, rows, dbias, tiles[2], tf32).run()

@@ -2,18 +2,20 @@
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
 
-One program computes BLOCK_Q queries of one head. Scores stay unscaled; scale * log2(e) enters with the one
+One program computes BLOCK_Q queries of one head. Plain scores stay unscaled; scale * log2(e) enters with the one
 fused multiply-add that also subtracts the row maximum, and exp2 replaces exp.
 """
-
-import math
 
 import torch
 import triton
 import triton.language as tl
 
-from .launch import NOT_SPECIALISED, Launch, precision
-from .tiles import CAREFUL_BLOCK, has_nan, is_finite, key_tiles, load_tile, masked_tile, sees, store_tile
+from ..dispatch import Tile
+from ..options import Options
+from .launch import NOT_SPECIALISED, Launch, call_constants, option_arguments
+from .scores import head_options, kept, load_bias, logits, with_slope
+from .tiles import CAREFUL_BLOCK, has_nan, is_finite, key_position, load_tile, query_rows, sees, store_tile
+from .traversal import key_pieces, position_of_step, steps
 
 # The row maximum of a row that has seen nothing yet. Finite, so that exp2(-inf - maximum) is 0 and never NaN.
 _NOTHING = tl.constexpr(-3.0e38)
@@ -25,53 +27,52 @@ def _attend(
     row_sum,
     row_max,
     q,
-    k_base,
-    v_base,
-    stride_ks,
-    stride_vs,
-    query,
-    row_start,
-    row_end,
-    seqlen_q,
-    seqlen_k,
-    scale_log2,
-    first,
-    first_full,
-    past_full,
-    past,
+    rows,
+    keys,
+    bounds,
+    pieces,
+    head,
     MASKED: tl.constexpr,
     CAREFUL: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    DOCUMENTS: tl.constexpr,
+    F: tl.constexpr,
+    TILES: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    STEP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Take the masked (or the unmasked) key tiles into the running output, sum and maximum of each row."""
-    if MASKED:
-        count = (first_full - first) + (past - past_full)
-    else:
-        count = past_full - first_full
-    for i in tl.range(0, count):
-        if MASKED:
-            key = masked_tile(i, first, first_full, past_full) * BLOCK_K
-        else:
-            key = (first_full + i) * BLOCK_K
-        position = tl.cast(key, tl.int64)
-        k = load_tile(k_base + position * stride_ks, stride_ks, seqlen_k - key, MASKED, BLOCK_K, HEAD_DIM, BLOCK_D)
+    k_base, stride_ks, v_base, stride_vs, positions, list_ptr = keys
+    for i in tl.range(0, steps(pieces, MASKED, CAREFUL, BLOCK_K // STEP)):
+        first_key = position_of_step(i, pieces, list_ptr, MASKED, CAREFUL, F, TILES, BLOCK_K, STEP)
+        offset = tl.cast(first_key, tl.int64)
+        left = bounds[1] - first_key
+        k = load_tile(k_base + offset * stride_ks, stride_ks, left, MASKED, STEP, HEAD_DIM, BLOCK_D)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        key = first_key + tl.arange(0, STEP)[None, :]
+        position = key_position(positions, key, bounds[1], F)
+        if F.softcap or F.alibi or F.bias:
+            scores, _ = logits(scores, head, rows, key, position, bounds, F)
         if MASKED:
-            keys = key + tl.arange(0, BLOCK_K)[None, :]
-            mask = sees(query[:, None], keys, keys, row_start, row_end, seqlen_q, seqlen_k, CAUSAL, DOCUMENTS)
+            mask = sees(rows, key, position, bounds, F)
+            if CAREFUL and F.bias:
+                mask = mask & (load_bias(head, rows, key, bounds) != float("-inf"))
             scores = tl.where(mask, scores, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(scores, 1) * scale_log2)
-        weights = tl.exp2(scores * scale_log2 - new_max[:, None])
+        if F.softcap or F.alibi or F.bias:
+            new_max = tl.maximum(row_max, tl.max(scores, 1))
+            weights = tl.exp2(scores - new_max[:, None])
+        else:
+            new_max = tl.maximum(row_max, tl.max(scores, 1) * head[0])
+            weights = tl.exp2(scores * head[0] - new_max[:, None])
         rescale = tl.exp2(row_max - new_max)
         row_sum = row_sum * rescale + tl.sum(weights, 1)
         row_max = new_max
         acc = acc * rescale[:, None]
-        v = load_tile(v_base + position * stride_vs, stride_vs, seqlen_k - key, MASKED, BLOCK_K, HEAD_DIM, BLOCK_D)
+        if F.dropout:
+            weights = tl.where(kept(head, rows, first_key, position, False, F, BLOCK_Q, STEP), weights, 0.0)
+        v = load_tile(v_base + offset * stride_vs, stride_vs, left, MASKED, STEP, HEAD_DIM, BLOCK_D)
         if CAREFUL:
             # 0 * NaN is NaN: keep inf and NaN out of the product, then give them to the rows that do see them.
             finite = is_finite(v)
@@ -89,8 +90,6 @@ def forward_kernel(
     v_ptr,
     out_ptr,
     lse_ptr,
-    start_ptr,
-    end_ptr,
     stride_qb,
     stride_qs,
     stride_qh,
@@ -103,13 +102,37 @@ def forward_kernel(
     stride_ob,
     stride_os,
     stride_oh,
+    bias_ptr,
+    stride_bb,
+    stride_bh,
+    stride_bq,
+    stride_bk,
+    slopes_ptr,
+    stride_slopes,
+    seed_ptr,
+    mask_ptr,
+    mask_plane,
+    stride_mask,
+    positions_ptr,
+    stride_positions,
+    table_ptr,
+    stride_tb,
+    stride_th,
+    stride_tr,
+    list_ptr,
     heads,
     seqlen_q,
     seqlen_k,
+    band_left,
+    band_right,
     scale_log2,
+    cap_in,
+    cap_log2,
+    threshold,
+    keep_scale,
+    F: tl.constexpr,
     GROUP: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    DOCUMENTS: tl.constexpr,
+    TILES: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_Q: tl.constexpr,
@@ -120,27 +143,29 @@ def forward_kernel(
     tiles = tl.cdiv(seqlen_q, BLOCK_Q)
     tile = tl.program_id(0) % tiles
     head_index = tl.program_id(0) // tiles
-    if CAUSAL:  # the last queries see the most keys: longest first, so that no long tile runs alone at the end
+    if F.right or F.intervals:  # late queries mostly see most: longest first, so that no long tile runs alone at the end
         tile = tiles - 1 - tile
     batch = (head_index // heads).to(tl.int64)
     head = (head_index % heads).to(tl.int64)
     first_query = tile * BLOCK_Q
     query = first_query + tl.arange(0, BLOCK_Q)
-    position = tl.cast(first_query, tl.int64)
-    k_base = k_ptr + batch * stride_kb + (head // GROUP) * stride_kh
-    v_base = v_ptr + batch * stride_vb + (head // GROUP) * stride_vh
-    start_base = start_ptr + batch * seqlen_q
-    end_base = end_ptr + batch * seqlen_q
-
-    row_start = 0
-    row_end = 0
-    if DOCUMENTS:
-        row_start = tl.load(start_base + query, mask=query < seqlen_q, other=0)[:, None]
-        row_end = tl.load(end_base + query, mask=query < seqlen_q, other=0)[:, None]
-    first, first_full, past_full, past = key_tiles(
-        first_query, seqlen_q, seqlen_k, start_base, end_base, CAUSAL, DOCUMENTS, BLOCK_Q, BLOCK_K
+    offset = tl.cast(first_query, tl.int64)
+    bounds = (seqlen_q, seqlen_k, band_left, band_right)
+    keys = (
+        k_ptr + batch * stride_kb + (head // GROUP) * stride_kh, stride_ks,
+        v_ptr + batch * stride_vb + (head // GROUP) * stride_vh, stride_vs,
+        positions_ptr + batch * stride_positions, list_ptr,
+    )  # fmt: skip
+    options = head_options(
+        head, scale_log2, cap_in, cap_log2, slopes_ptr, stride_slopes, bias_ptr + batch * stride_bb + head * stride_bh,
+        stride_bq, stride_bk, seed_ptr, threshold, F,
+    )  # fmt: skip
+    rows = query_rows(query[:, None], batch, bounds, mask_ptr + batch * stride_mask, mask_plane, F)
+    rows = with_slope(rows, options, F)
+    pieces = key_pieces(
+        first_query, bounds, table_ptr + batch * stride_tb + head * stride_th, stride_tr, F, BLOCK_Q, BLOCK_K
     )
-    q_base = q_ptr + batch * stride_qb + head * stride_qh + position * stride_qs
+    q_base = q_ptr + batch * stride_qb + head * stride_qh + offset * stride_qs
     q = load_tile(q_base, stride_qs, seqlen_q - first_query, True, BLOCK_Q, HEAD_DIM, BLOCK_D)
 
     acc = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
@@ -148,63 +173,60 @@ def forward_kernel(
     row_max = tl.full([BLOCK_Q], _NOTHING, tl.float32)
     for MASKED in tl.static_range(2):
         acc, row_sum, row_max = _attend(
-            acc, row_sum, row_max, q, k_base, v_base, stride_ks, stride_vs, query, row_start, row_end, seqlen_q,
-            seqlen_k,
-            scale_log2, first, first_full, past_full, past, MASKED == 1, False, CAUSAL, DOCUMENTS, HEAD_DIM, BLOCK_D,
-            BLOCK_K, PRECISION,
+            acc, row_sum, row_max, q, rows, keys, bounds, pieces, options, MASKED == 1, False, F, TILES, HEAD_DIM,
+            BLOCK_D, BLOCK_Q, BLOCK_K, BLOCK_K, PRECISION,
         )  # fmt: skip
-    if CAUSAL or DOCUMENTS:  # noqa: SIM102 - the first is decided while compiling, the second while running
+    if F.left or F.right or F.intervals or F.block_q or F.bias:  # noqa: SIM102 - decided while compiling; while running
         if has_nan(acc):
             # Rare: a NaN, or an inf in a masked value (0 * inf). Compute again in small tiles, keeping masked pairs
             # out.
-            past = past * (BLOCK_K // CAREFUL_BLOCK)
             acc, row_sum, row_max = _attend(
                 tl.zeros([BLOCK_Q, BLOCK_D], tl.float32), tl.zeros([BLOCK_Q], tl.float32),
-                tl.full([BLOCK_Q], _NOTHING, tl.float32), q, k_base, v_base, stride_ks, stride_vs, query, row_start,
-                row_end,
-                seqlen_q, seqlen_k, scale_log2, first * (BLOCK_K // CAREFUL_BLOCK), past, past, past, True, True,
-                CAUSAL,
-                DOCUMENTS, HEAD_DIM, BLOCK_D, CAREFUL_BLOCK, PRECISION,
+                tl.full([BLOCK_Q], _NOTHING, tl.float32), q, rows, keys, bounds, pieces, options, True, True, F, TILES,
+                HEAD_DIM, BLOCK_D, BLOCK_Q, BLOCK_K, CAREFUL_BLOCK, PRECISION,
             )  # fmt: skip
 
     empty = row_sum == 0
-    acc = acc / tl.where(empty, 1.0, row_sum)[:, None]
-    lse = (row_max + tl.log2(tl.where(empty, 1.0, row_sum))) * 0.6931471805599453
-    lse = tl.where(empty, float("-inf"), lse)
+    total = tl.where(empty, 1.0, row_sum)
+    if F.dropout:
+        acc = acc * keep_scale
+    acc = acc / total[:, None]
+    lse = tl.where(empty, float("-inf"), (row_max + tl.log2(total)) * 0.6931471805599453)
     lse_base = lse_ptr + tl.cast(head_index, tl.int64) * seqlen_q
     tl.store(lse_base + query, lse, mask=query < seqlen_q)
-    out_base = out_ptr + batch * stride_ob + head * stride_oh + position * stride_os
+    out_base = out_ptr + batch * stride_ob + head * stride_oh + offset * stride_os
     store_tile(out_base, stride_os, seqlen_q - first_query, acc, BLOCK_Q, HEAD_DIM, BLOCK_D)
 
 
-def forward_launch(q, k, v, out, lse, documents, scale, causal, tile, tf32=True) -> Launch:
+def forward_launch(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    options: Options,
+    tile: Tile,
+    tf32: bool = True,
+) -> Launch:
     """The launch that fills out (B, Sq, H, D) and lse (B, H, Sq) from q (B, Sq, H, D), k, v (B, Sk, K, D)."""
-    batch, seqlen_q, heads, head_dim = q.shape
-    start, end = (lse, lse) if documents is None else documents  # never read without documents; only has to be a tensor
+    batch, seqlen_q, heads, _ = q.shape
     return Launch(
         kernel=forward_kernel,
         grid=(triton.cdiv(seqlen_q, tile.block_q) * batch * heads,),
         args=(
-            q, k, v, out, lse, start, end, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
-            heads, seqlen_q, k.shape[1], scale * math.log2(math.e),
+            q, k, v, out, lse, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
+            *option_arguments(q, k, lse, options, "forward"),
         ),
-        constants={
-            "GROUP": heads // k.shape[2],
-            "CAUSAL": causal,
-            "DOCUMENTS": documents is not None,
-            "HEAD_DIM": head_dim,
-            "BLOCK_D": max(16, triton.next_power_of_2(head_dim)),
-            "BLOCK_Q": tile.block_q,
-            "BLOCK_K": tile.block_k,
-            "PRECISION": precision(q.dtype, tf32),
-        },
+        constants=call_constants(q, k, options, tile, tf32, looped_keys=True),
         options=tile.options(),
     )  # fmt: skip
 
 
-def forward(q, k, v, documents, scale, causal, tile, tf32=True) -> tuple[torch.Tensor, torch.Tensor]:
+def forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, tile: Tile, tf32: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Allocate and compute (out, lse)."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
-    forward_launch(q, k, v, out, lse, documents, scale, causal, tile, tf32).run()
+    forward_launch(q, k, v, out, lse, options, tile, tf32).run()
     return out, lse

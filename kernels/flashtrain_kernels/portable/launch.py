@@ -1,13 +1,29 @@
-"""One kernel launch as data, so that running it, compiling it ahead of time and tuning it share one description."""
+"""One kernel launch as data, so that running it, compiling it ahead of time and tuning it share one description; and
+the arguments that every kernel takes after its own tensors.
 
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
+"""
+
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import triton
+
+from ..block_sparse import BlockMask
+from ..dispatch import Tile
+from ..masks import Mask
+from ..options import Options
+from .features import features_of
 
 # Arguments that change from batch to batch. Triton otherwise compiles anew when one is 1 or (no) multiple of 16.
-# Strides are left out on purpose: that they are multiples of 16 is what lets loads be 16 bytes wide.
-NOT_SPECIALISED = ["heads", "kv_heads", "seqlen_q", "seqlen_k"]
+# Strides of q, k, v are left out on purpose: that they are multiples of 16 is what lets loads be 16 bytes wide.
+NOT_SPECIALISED = [
+    "heads", "kv_heads", "seqlen_q", "seqlen_k", "band_left", "band_right", "threshold", "stride_slopes",
+    "mask_plane", "stride_mask", "stride_positions", "stride_tb", "stride_th", "stride_tr", "stride_bb", "stride_bh",
+    "bias_batches", "bias_heads",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -35,3 +51,74 @@ def precision(dtype: torch.dtype, tf32: bool) -> str:
     if dtype != torch.float32:
         return "tf32"  # has no effect on 16-bit operands
     return "tf32x3" if tf32 else "ieee"
+
+
+def option_arguments(
+    q: torch.Tensor, k: torch.Tensor, unused: torch.Tensor, options: Options, kernel: str
+) -> tuple[Any, ...]:
+    """From bias_ptr to keep_scale: what every kernel takes of the options. unused: a tensor to stand for absent ones.
+
+    kernel: "forward", "dq" or "dkdv", whose table of the plan is passed.
+    """
+    bias, slopes, mask = options.bias, options.alibi_slopes, options.mask
+    bias_strides = (0, 0, 0, 0) if bias is None else _broadcast_strides(bias)
+    seed = unused if options.seed is None else options.seed
+    log2e = math.log2(math.e)
+    return (
+        unused if bias is None else bias, *bias_strides,
+        unused if slopes is None else slopes,
+        0 if slopes is None or slopes.dim() == 1 or slopes.shape[0] == 1 else slopes.stride(0),
+        seed, *_table_arguments(mask, unused, kernel), q.shape[2], q.shape[1], k.shape[1],
+        options.left or 0, options.right or 0, options.scale * log2e,
+        options.scale / options.softcap if options.softcap else 0.0, options.softcap * log2e,
+        dropout_threshold(options.dropout_p), 1.0 / (1.0 - options.dropout_p),
+    )  # fmt: skip
+
+
+def dropout_threshold(p: float) -> int:
+    """A weight is kept when its 31 random bits are at least this."""
+    return round(p * 2**31)
+
+
+def _broadcast_strides(x: torch.Tensor) -> tuple[int, ...]:
+    return tuple(0 if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True))
+
+
+def _table_arguments(mask: Mask | BlockMask | None, unused: torch.Tensor, kernel: str) -> tuple[Any, ...]:
+    """mask_ptr, mask_plane, stride_mask, positions_ptr, stride_positions, table_ptr, its three strides, list_ptr."""
+    if isinstance(mask, Mask):
+        if mask.plan is None:
+            raise ValueError("the mask has no plan: call mask.planned(head_dim, dtype) first")
+        table = getattr(mask.plan, kernel)
+        one = mask.queries.shape[1] == 1
+        return (
+            mask.queries, mask.queries.stride(0), 0 if one else mask.queries.stride(1),
+            unused if mask.keys is None else mask.keys, 0 if mask.keys is None or one else mask.keys.stride(0),
+            table, 0 if one else table.stride(0), 0, table.stride(1), unused,
+        )  # fmt: skip
+    if isinstance(mask, BlockMask):
+        of_keys = kernel == "dkdv"
+        rows = mask.key_rows if of_keys else mask.query_rows
+        batch, head, row, _ = (0 if size == 1 else stride for size, stride in zip(rows.shape, rows.stride(), strict=True))
+        return (
+            unused, 0, 0, unused, 0, rows, batch, head, row, mask.key_blocks if of_keys else mask.query_blocks
+        )  # fmt: skip
+    return (unused, 0, 0, unused, 0, unused, 0, 0, 0, unused)
+
+
+def call_constants(
+    q: torch.Tensor, k: torch.Tensor, options: Options, tile: Tile, tf32: bool, looped_keys: bool
+) -> dict[str, Any]:
+    """The constexpr arguments. looped_keys: the kernel owns queries and loops over keys (else the other way round)."""
+    features = features_of(options)
+    block = (features.block_k // tile.block_k) if looped_keys else (features.block_q // tile.block_q)
+    return {
+        "F": features,
+        "GROUP": q.shape[2] // k.shape[2],
+        "TILES": max(1, block),
+        "HEAD_DIM": q.shape[3],
+        "BLOCK_D": max(16, triton.next_power_of_2(q.shape[3])),
+        "BLOCK_Q": tile.block_q,
+        "BLOCK_K": tile.block_k,
+        "PRECISION": precision(q.dtype, tf32),
+    }

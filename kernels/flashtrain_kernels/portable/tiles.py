@@ -1,14 +1,6 @@
-"""Triton helpers shared by the forward and backward kernels: loading a tile, the mask of a tile, which tiles to visit.
+"""Triton helpers for one tile: loading and storing it, and which of its pairs are visible.
 
-Legend: Sq queries, Sk keys, D head dimension (BLOCK_D: padded to a power of two). Every mask is described by one
-interval
-of the other side for each tile, and by a sub-interval inside it that needs no mask:
-
-    first ... first_full ... past_full ... past        (in tiles)
-      masked      unmasked       masked
-
-A kernel runs one loop over the two masked pieces and one over the unmasked piece, and skips everything else. A new kind
-of mask changes `key_tiles`, `query_tiles` and `sees`, and nothing else.
+Legend: Sq queries, Sk keys, D head dimension (BLOCK_D: padded to a power of two). F: features.Features.
 """
 
 import triton
@@ -70,97 +62,56 @@ def has_nan(x):
 
 
 @triton.jit
-def sees(query, key, inside, low, high, seqlen_q, seqlen_k, CAUSAL: tl.constexpr, DOCUMENTS: tl.constexpr):
-    """The mask of a tile; query and key are positions shaped to broadcast against each other.
-
-    inside, low, high: with documents, the position of the one side that must lie in the other side's document.
-    A key past Sk needs no test of its own where another rule already excludes it from every real query.
+def query_rows(query, batch, bounds, mask_ptr, plane, F: tl.constexpr):
+    """What the mask says of each query (`query`: indices in any shape): its two intervals of key positions, its own
+    position, and the first key position and the number of its sequence. Without a mask: position, 0 and the batch row
+    follow from the index. Queries past Sq see nothing.
     """
-    if CAUSAL:
-        mask = key <= query + (seqlen_k - seqlen_q)
-        if DOCUMENTS:
-            mask = mask & (inside >= low) & (inside < high)
+    low = 0
+    high = 0
+    low2 = 0
+    high2 = 0
+    position = query + (bounds[1] - bounds[0])
+    start = 0
+    sequence = batch
+    if F.intervals:
+        real = query < bounds[0]
+        low = tl.load(mask_ptr + query, mask=real, other=0)
+        high = tl.load(mask_ptr + plane + query, mask=real, other=0)
+        if F.intervals == 2:
+            low2 = tl.load(mask_ptr + 5 * plane + query, mask=real, other=0)
+            high2 = tl.load(mask_ptr + 6 * plane + query, mask=real, other=0)
+        if F.alibi or F.dropout:
+            position = tl.load(mask_ptr + 2 * plane + query, mask=real, other=0)
+            start = tl.load(mask_ptr + 3 * plane + query, mask=real, other=0)
+            sequence = tl.load(mask_ptr + 4 * plane + query, mask=real, other=0).to(tl.int64)
+    return query, low, high, low2, high2, position, start, sequence
+
+
+@triton.jit
+def key_position(keys_ptr, key, seqlen_k, F: tl.constexpr):
+    """The position of each key index; one past Sk has a position that nobody sees."""
+    if F.key_positions:
+        position = tl.load(keys_ptr + key, mask=key < seqlen_k, other=-2147483648)
     else:
-        if DOCUMENTS:
-            mask = (inside >= low) & (inside < high)
-        else:
-            mask = (key < seqlen_k) & (query < seqlen_q)
+        position = key
+    return position
+
+
+@triton.jit
+def sees(rows, key, position, bounds, F: tl.constexpr):
+    """The mask of a tile. rows: from `query_rows`, and key and its position: shaped to broadcast against each other."""
+    query = rows[0]
+    mask = key < bounds[1]
+    if F.intervals:
+        inside = (position >= rows[1]) & (position < rows[2])
+        if F.intervals == 2:
+            inside = inside | ((position >= rows[3]) & (position < rows[4]))
+        mask = mask & inside
+    if F.left:
+        mask = mask & (key >= query + bounds[2])
+    if F.right:
+        mask = mask & (key <= query + bounds[3])
+    if not (F.intervals or F.left or F.right):
+        mask = mask & (query < bounds[0])
     return mask
-
-
-@triton.jit
-def _as_tiles(low, full_low, full_high, high, BLOCK: tl.constexpr):
-    """Positions -> tiles, so that first <= first_full <= past_full <= past whatever the intervals are."""
-    low = tl.maximum(low, 0)
-    high = tl.maximum(high, low)
-    first = low // BLOCK
-    past = (high + BLOCK - 1) // BLOCK
-    first_full = (tl.maximum(full_low, 0) + BLOCK - 1) // BLOCK
-    first_full = tl.minimum(tl.maximum(first_full, first), past)
-    past_full = tl.minimum(tl.maximum(tl.maximum(full_high, 0) // BLOCK, first_full), past)
-    return first, first_full, past_full, past
-
-
-@triton.jit
-def key_tiles(
-    query,
-    seqlen_q,
-    seqlen_k,
-    document_start,
-    document_end,
-    CAUSAL: tl.constexpr,
-    DOCUMENTS: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    """Which key tiles the queries [query, query + BLOCK_Q) see. The document pointers are those of the batch row."""
-    last = tl.minimum(query + BLOCK_Q, seqlen_q) - 1
-    low = 0
-    full_low = 0
-    high = seqlen_k
-    full_high = seqlen_k
-    if CAUSAL:
-        high = tl.minimum(high, last + seqlen_k - seqlen_q + 1)
-        full_high = tl.minimum(full_high, query + seqlen_k - seqlen_q + 1)
-    if DOCUMENTS:
-        low = tl.load(document_start + query)
-        full_low = tl.load(document_start + last)
-        high = tl.minimum(high, tl.load(document_end + last))
-        full_high = tl.minimum(full_high, tl.load(document_end + query))
-    return _as_tiles(low, full_low, full_high, high, BLOCK_K)
-
-
-@triton.jit
-def query_tiles(
-    key,
-    seqlen_q,
-    seqlen_k,
-    document_start,
-    document_end,
-    CAUSAL: tl.constexpr,
-    DOCUMENTS: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    """Which query tiles see the keys [key, key + BLOCK_K): the transpose of `key_tiles`."""
-    last = tl.minimum(key + BLOCK_K, seqlen_k) - 1
-    low = 0
-    full_low = 0
-    high = seqlen_q
-    full_high = seqlen_q
-    if CAUSAL:
-        low = key - (seqlen_k - seqlen_q)
-        full_low = last - (seqlen_k - seqlen_q)
-    if DOCUMENTS:  # "same document" is symmetric, so a key's own boundaries bound its queries
-        low = tl.maximum(low, tl.load(document_start + key))
-        full_low = tl.maximum(full_low, tl.load(document_start + last))
-        high = tl.load(document_end + last)
-        full_high = tl.load(document_end + key)
-    return _as_tiles(low, full_low, full_high, high, BLOCK_Q)
-
-
-@triton.jit
-def masked_tile(i, first, first_full, past_full):
-    """The i-th tile of the two masked pieces taken one after the other."""
-    left = first_full - first
-    return tl.where(i < left, first + i, past_full + i - left)

@@ -1,0 +1,134 @@
+"""How long launches take, and how much memory a call needs, on a GPU or a CPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+Launch = Callable[[], object]
+
+# One sample: launches for this long, and not more than so many, which keeps them below what a GPU's queue holds.
+_SAMPLE_SECONDS = 0.010
+_MOST_LAUNCHES = 50
+_CLOCK_HZ = 2.0e9  # no GPU's multiprocessors run faster for long: a pause of this many cycles lasts a second at least
+_LONGEST_PAUSE = 0.1
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How one implementation is sampled. launches: a sample. host_seconds: what a launch costs the processor."""
+
+    launches: int
+    host_seconds: float
+
+
+class CpuClock:
+    """Wall-clock time on a CPU, where a call returns when it is done."""
+
+    cache_bytes = 0
+
+    def pace(self, launches: Sequence[Launch]) -> Pace:
+        """How many launches make a sample: of one call's time, after a call to warm up."""
+        launches[0]()
+        seconds = self.sample(launches, Pace(1, 0.0)) / 1e3
+        return Pace(_launches_for(seconds), 0.0)
+
+    def sample(self, launches: Sequence[Launch], pace: Pace) -> float:
+        """Milliseconds of a launch, the mean of one sample; the launches take turns."""
+        began = time.perf_counter()
+        for number in range(pace.launches):
+            launches[number % len(launches)]()
+        return (time.perf_counter() - began) / pace.launches * 1e3
+
+    def host_sample(self, launches: Sequence[Launch], pace: Pace) -> float | None:
+        """None: there is no second clock here."""
+        return None
+
+    def peak_mib(self, call: Launch) -> float | None:
+        """None: the memory of calls on a CPU is not watched."""
+        call()
+        return None
+
+    def check(self) -> None:
+        """A CPU is always in order."""
+
+    def release(self) -> None:
+        """Nothing is held."""
+
+
+class GpuClock:
+    """GPU time between two events around a batch of launches.
+
+    The GPU is first made to pause for as long as the processor needs to queue the whole batch, so that what is timed
+    is the GPU's work and not the launching of it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.cache_bytes = int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 64 * 2**20))
+
+    def pace(self, launches: Sequence[Launch]) -> Pace:
+        """How many launches make a sample, from a few of them after one to warm up."""
+        launches[0]()
+        torch.cuda.synchronize(self.device)
+        few = 3
+        began = time.perf_counter()
+        for number in range(few):
+            launches[number % len(launches)]()
+        host = (time.perf_counter() - began) / few
+        torch.cuda.synchronize(self.device)
+        seconds = (time.perf_counter() - began) / few
+        return Pace(_launches_for(seconds), host)
+
+    def sample(self, launches: Sequence[Launch], pace: Pace) -> float:
+        """Milliseconds of GPU time a launch, the mean of one sample; the launches take turns."""
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        pause = min(1.5 * pace.host_seconds * pace.launches + 1e-4, _LONGEST_PAUSE)
+        torch.cuda._sleep(int(pause * _CLOCK_HZ))
+        start.record()
+        for number in range(pace.launches):
+            launches[number % len(launches)]()
+        end.record()
+        torch.cuda.synchronize(self.device)
+        return start.elapsed_time(end) / pace.launches
+
+    def host_sample(self, launches: Sequence[Launch], pace: Pace) -> float | None:
+        """Milliseconds a launch from the program's side, launching included: one after another, then waited for."""
+        torch.cuda.synchronize(self.device)
+        began = time.perf_counter()
+        for number in range(pace.launches):
+            launches[number % len(launches)]()
+        torch.cuda.synchronize(self.device)
+        return (time.perf_counter() - began) / pace.launches * 1e3
+
+    def peak_mib(self, call: Launch) -> float | None:
+        """The most memory that the call held at any moment, beyond what was held before it, in MiB."""
+        torch.cuda.synchronize(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        call()
+        torch.cuda.synchronize(self.device)
+        return (torch.cuda.max_memory_allocated(self.device) - before) / 2**20
+
+    def check(self) -> None:
+        """Raise what is left where a failed kernel has broken the GPU's context: nothing more can be measured."""
+        torch.cuda.synchronize(self.device)
+
+    def release(self) -> None:
+        """Give cached memory back, so that the next implementation finds all of it."""
+        torch.cuda.empty_cache()
+
+
+Clock = CpuClock | GpuClock
+
+
+def clock_for(device: torch.device) -> Clock:
+    """The clock of a device."""
+    return GpuClock(device) if device.type == "cuda" else CpuClock()
+
+
+def _launches_for(seconds: float) -> int:
+    return max(1, min(_MOST_LAUNCHES, round(_SAMPLE_SECONDS / max(seconds, 1e-9))))

@@ -1,0 +1,95 @@
+"""The words of the benchmark's settings: masks, implementations, presets. Needs nothing but Python."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from flashtrain.errors import UserError, unknown
+
+PRESETS = ("grid", "anchors", "paper", "features", "block-sparse")
+DIRECTIONS = ("forward", "backward")
+DTYPES = ("bfloat16", "float16", "float32")
+
+# In the order of the tables.
+IMPLEMENTATIONS = (
+    "flashtrain",
+    "flashtrain-packed",
+    "flashtrain-planned",
+    "sdpa-flash",
+    "sdpa-cudnn",
+    "sdpa-efficient",
+    "sdpa-math",
+    "standard",
+    "flex",
+    "varlen-attn",
+    "flash-attn",
+    "flash-attn-4",
+)
+
+# What a mask's name says. The documents of one row have the lengths of Case.documents.
+MASKS = {
+    "full": "every key",
+    "causal": "the keys up to the query's own position, aligned bottom-right",
+    "window-L": "causal, the last L + 1 keys (flash-attn's window (L, 0)), as in window-1024",
+    "window-L-R": "the keys from L before to R after, as in window-512-512",
+    "document": "the keys of the query's own document",
+    "causal-document": "the same, causal",
+    "varlen": "as document, by the functions that take cu_seqlens",
+    "causal-varlen": "as causal-document, by the functions that take cu_seqlens",
+    "prefix-lm": "the first quarter, and what comes before the query",
+    "prefix-lm-document": "the same within each document",
+    "shared-question": "a question (a quarter) and six answers: the question, and the query's own answer, causal",
+    "global-window": "the first 1/128 of the tokens see and are seen by all; the others a window of 1/16 to each side",
+    "causal-blockwise": "segments see themselves, the last one everything, causal",
+    "block-causal-document": "the own and the earlier blocks of 256 tokens of the query's document",
+    "block-random": "a share (benchmark.densities) of the 128 x 128 blocks, the diagonal ones among them",
+    "block-butterfly": "the blocks (i, j) whose numbers differ in at most one binary digit",
+}
+WITH_DOCUMENTS = (
+    "document",
+    "causal-document",
+    "varlen",
+    "causal-varlen",
+    "prefix-lm-document",
+    "causal-blockwise",
+    "block-causal-document",
+)
+BLOCK_SPARSE = ("block-random", "block-butterfly")
+
+
+@dataclass(frozen=True)
+class MaskName:
+    """A mask's name taken apart. kind: its entry in MASKS, "window" for the two windows.
+
+    left, right: keys to each side of the query that a window or causal mask shows, as flash-attn counts them; -1: all.
+    """
+
+    kind: str
+    left: int = -1
+    right: int = -1
+
+    @property
+    def causal(self) -> bool:
+        return self.right == 0
+
+
+def parse_mask(name: str) -> MaskName:
+    """What a mask's name means. Raises UserError for a name that is none of MASKS."""
+    window = re.fullmatch(r"window-(\d+)(?:-(\d+))?", name)
+    if window:
+        return MaskName("window", int(window[1]), int(window[2] or 0))
+    if name not in MASKS or name.startswith("window"):
+        raise unknown("mask", name, MASKS)
+    return MaskName(name, -1, 0 if name.startswith("causal") else -1)
+
+
+def check_names(setting: str, given: list[str] | None, possible: tuple[str, ...]) -> None:
+    """Raise UserError for an empty list, or for the first name in it that is not possible."""
+    if given is None:
+        return
+    if not given:
+        raise UserError(f"{setting}=[] names nothing. Possible: {', '.join(possible)}.")
+    for name in given:
+        if name not in possible:
+            raise unknown(setting, name, possible)

@@ -1,0 +1,160 @@
+"""flashtrain_kernels, as any program calls it.
+
+B batch, S sequence, T packed tokens, H query heads, K key/value heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import flashtrain_kernels
+from flashtrain.benchmarks.case import BLOCK_SIZE, Case
+from flashtrain.benchmarks.inputs import Context, Inputs
+from flashtrain.benchmarks.masks import BLOCK_CAUSAL, global_sizes, numbers, prefix_length, segment_lengths, starts
+from flashtrain.benchmarks.peers.base import Attend, Peer, first
+from flashtrain_kernels import block_sparse, masks
+
+# Masks that are arguments of the call; the others are made once a batch and given as mask=.
+_BY_ARGUMENT = ("full", "causal", "window")
+
+
+class Flashtrain(Peer):
+    """flash_attn_func, or flash_attn_varlen_func for the varlen masks."""
+
+    name, title = "flashtrain", "flashtrain"
+
+    def attend(self, case: Case, context: Context) -> Attend:
+        if case.is_varlen:
+            return _varlen(case, context, None)
+        mask = make_mask(case, context)
+
+        def attention(inputs: Inputs) -> Tensor:
+            given = options(case, inputs, mask)
+            return first(flashtrain_kernels.flash_attn_func(inputs.q, inputs.k, inputs.v, **given))
+
+        return attention
+
+    def plan(self, case: Case, context: Context) -> Callable[[], object] | None:
+        if case.kind in _BY_ARGUMENT or case.is_varlen:
+            return None
+        return lambda: make_mask(case, context)
+
+
+class FlashtrainPlanned(Peer):
+    """flash_attn_varlen_func, given the mask that its layers share instead of each making its own."""
+
+    name, title = "flashtrain-planned", "flashtrain, planned once"
+
+    def applies(self, case: Case) -> bool:
+        return case.is_varlen
+
+    def attend(self, case: Case, context: Context) -> Attend:
+        return _varlen(case, context, self._mask(case, context))
+
+    def plan(self, case: Case, context: Context) -> Callable[[], object] | None:
+        return lambda: self._mask(case, context)
+
+    def _mask(self, case: Case, context: Context) -> Any:
+        bounds, total = context.cu_seqlens, case.batch * case.seqlen_q
+        found = masks.varlen(bounds, bounds, total, total, causal=case.mask_name.causal)
+        return found.planned(case.head_dim, case.dtype)
+
+
+class FlashtrainPacked(Peer):
+    """flash_attn_qkvpacked_func: q, k and v are slices of one tensor, and so are their gradients."""
+
+    name, title = "flashtrain-packed", "flashtrain, packed"
+
+    def applies(self, case: Case) -> bool:
+        same = case.heads == case.kv_heads and case.seqlen_q == case.seqlen_k
+        return same and case.kind in _BY_ARGUMENT and not case.features
+
+    def attend(self, case: Case, context: Context) -> Attend:
+        def attention(inputs: Inputs) -> Tensor:
+            return first(flashtrain_kernels.flash_attn_qkvpacked_func(inputs.qkv, **options(case, inputs, None)))
+
+        return attention
+
+    def leaves(self, inputs: Inputs) -> list[Tensor]:
+        return [inputs.qkv]
+
+    def gradients(self, found: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
+        dq, dk, dv = found[0].unbind(2)
+        return dq, dk, dv
+
+
+def options(case: Case, inputs: Inputs, mask: Any) -> dict[str, Any]:
+    """The keyword arguments of a call, without those that have their defaults."""
+    found: dict[str, Any] = {}
+    if case.kind == "causal":
+        found["causal"] = True
+    if case.kind == "window":
+        found["window_size"] = (case.mask_name.left, case.mask_name.right)
+    if mask is not None:
+        found["mask"] = mask
+    if case.dropout:
+        found["dropout_p"] = case.dropout
+    if case.softcap:
+        found["softcap"] = case.softcap
+    if inputs.slopes is not None:
+        found["alibi_slopes"] = inputs.slopes
+    if inputs.bias is not None:
+        found["bias"] = inputs.bias
+    return found
+
+
+def make_mask(case: Case, context: Context) -> Any:
+    """The case's mask as the kernels take it, with its plan; None where it is an argument of the call."""
+    if case.kind in _BY_ARGUMENT:
+        return None
+    if case.is_block_sparse:
+        return _block_mask(case, context)
+    return _unplanned(case, context.device).planned(case.head_dim, case.dtype)
+
+
+def _unplanned(case: Case, device: torch.device) -> Any:
+    seqlen = case.seqlen_k
+    if case.kind == "prefix-lm":
+        return masks.prefix_lm(torch.tensor([prefix_length(seqlen)], device=device), seqlen=seqlen)
+    if case.kind == "global-window":
+        tokens, window = global_sizes(seqlen)
+        return masks.global_window(seqlen, tokens, (window, window), device=device)
+    lengths = segment_lengths(case)
+    if case.kind == "shared-question":
+        return masks.shared_question(numbers(lengths, device)[None])
+    documents = masks.documents_from_cu_seqlens(starts(lengths, device), seqlen)
+    if case.kind == "causal-blockwise":
+        return masks.causal_blockwise(documents)
+    if case.kind == "prefix-lm-document":
+        prefixes = torch.tensor([prefix_length(length) for length in lengths], device=device)
+        return masks.prefix_lm(prefixes[numbers(lengths, device)][None], documents=documents)
+    if case.kind == "block-causal-document":
+        return masks.block_causal(BLOCK_CAUSAL, documents)
+    return masks.document(documents, causal=case.mask_name.causal)
+
+
+def _block_mask(case: Case, context: Context) -> Any:
+    table = context.shared
+    if not isinstance(table, Tensor):
+        raise TypeError(f"{case.mask} must have a table of blocks, not {type(table).__name__}")
+    return block_sparse.block_mask(table, block_size=BLOCK_SIZE, seqlen_q=case.seqlen_q, seqlen_k=case.seqlen_k)
+
+
+def _varlen(case: Case, context: Context, mask: Any) -> Attend:
+    bounds, longest = context.cu_seqlens, context.longest
+    found: dict[str, Any] = {"dropout_p": case.dropout} if case.dropout else {}
+    if mask is not None:
+        found["mask"] = mask
+    elif case.mask_name.causal:
+        found["causal"] = True
+
+    def attention(inputs: Inputs) -> Tensor:
+        q, k, v = (x.flatten(0, 1) for x in (inputs.q, inputs.k, inputs.v))
+        function = flashtrain_kernels.flash_attn_varlen_func
+        return first(function(q, k, v, bounds, bounds, longest, longest, **found)).view_as(inputs.q)
+
+    return attention

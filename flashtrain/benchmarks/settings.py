@@ -1,0 +1,71 @@
+"""The settings `benchmark.*`: which shapes, which implementations, for how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from flashtrain.benchmarks.names import DIRECTIONS, DTYPES, IMPLEMENTATIONS, PRESETS, check_names, parse_mask
+from flashtrain.errors import UserError
+from flashtrain.setting_checks import at_least, between, one_of
+
+BENCHMARKS = ("attention",)
+
+
+@dataclass
+class BenchmarkSettings:
+    """What recipe=attention-benchmark measures; the other recipes measure nothing (name None).
+
+    rows: a preset of presets.py. seqlens, head_dims and masks: the lengths, head dimensions and masks of rows=grid
+    (None: its own); with another preset they choose among its rows. batch: sequences, or None: as many as hold `tokens`
+    together. heads None: 2048 / head dimension. densities: of rows=block-sparse. longest: leaves longer rows out.
+    implementations None: all that this device can have. rounds: how often every implementation takes its turn.
+    max_seconds: begin nothing new after this long, so that a rented GPU is given back in time.
+    """
+
+    name: str | None = None
+    rows: str = "grid"
+    seqlens: list[int] | None = None
+    batch: int | None = None
+    tokens: int = 16384
+    heads: int | None = None
+    kv_heads: int | None = None
+    head_dims: list[int] | None = None
+    masks: list[str] | None = None
+    densities: list[float] = field(default_factory=lambda: [0.05, 0.1, 0.25, 0.5, 1.0])
+    dropout: float = 0.0
+    dtype: str = "bfloat16"
+    implementations: list[str] | None = None
+    directions: list[str] = field(default_factory=lambda: list(DIRECTIONS))
+    longest: int | None = None
+    rounds: int = 10
+    max_seconds: float | None = None
+    reference: bool = True
+
+    def check(self) -> None:
+        if self.name is not None:
+            one_of("benchmark.name", self.name, BENCHMARKS)
+        one_of("benchmark.rows", self.rows, PRESETS)
+        one_of("benchmark.dtype", self.dtype, DTYPES)
+        check_names("benchmark.implementations", self.implementations, IMPLEMENTATIONS)
+        check_names("benchmark.directions", self.directions, DIRECTIONS)
+        for mask in self.masks or []:
+            parse_mask(mask)
+        for length in self.seqlens or []:
+            at_least("benchmark.seqlens", length, 1)
+        for head_dim in self.head_dims or []:
+            between("benchmark.head_dims", head_dim, 1, 256)
+        for density in self.densities:
+            if not 0.0 < density <= 1.0:
+                raise UserError(f"benchmark.densities={list(self.densities)} must be numbers in (0, 1].")
+        for setting in ("batch", "heads", "kv_heads", "longest", "max_seconds"):
+            given = getattr(self, setting)
+            if given is not None:
+                at_least(f"benchmark.{setting}", given, 1)
+        at_least("benchmark.tokens", self.tokens, 1)
+        at_least("benchmark.rounds", self.rounds, 1)
+        between("benchmark.dropout", self.dropout, 0.0, 1.0, include_high=False)
+        if self.heads and self.kv_heads and self.heads % self.kv_heads:
+            raise UserError(
+                f"benchmark.kv_heads={self.kv_heads} must divide benchmark.heads={self.heads}: "
+                "a group of query heads shares each key/value head."
+            )

@@ -1,0 +1,144 @@
+"""What a transformers mask function says, read as rules on positions instead of evaluated for every pair.
+
+transformers (5.x, masking_utils) describes a mask as a function of (batch, head, query, key) composed from a handful of
+parts. Evaluating it is an S x S matrix; reading which parts it is made of gives, for each query, one interval of keys.
+What is not made of these parts only (a caller's own overlay, blocks of image tokens) is not read, and stays dense.
+
+B batch, S sequence (Sq queries, Sk keys).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flashtrain_kernels.masks import documents_from_ids
+
+_MODULE = "transformers.masking_utils"
+# Powers of two that add up to more keys than one mask can have under torch.compile (2^21 to each side of the query).
+_STEPS = tuple(2**power for power in range(20, -1, -1))
+
+
+class Rules(NamedTuple):
+    """All of these hold for a visible pair, in absolute positions.
+
+    left, right: key >= query - left, key <= query + right; None: no bound.
+    chunk: query and key are in the same chunk of this many tokens; None: no chunks. chunk_start: (B,) where a row's
+    first chunk begins.
+    documents: (B, S) ids, query and key are of the same document, with positions (B, S) that count within it.
+    """
+
+    left: int | None = None
+    right: int | None = None
+    chunk: int | None = None
+    chunk_start: Tensor | None = None
+    documents: Tensor | None = None
+    positions: Tensor | None = None
+
+
+def read(mask_function: Callable[..., Any]) -> Rules | None:
+    """The rules that a mask function of transformers is made of; None when it has a part that is not known here."""
+    if getattr(mask_function, "__module__", None) != _MODULE:
+        return None
+    part = mask_function.__qualname__.removesuffix(".<locals>.inner_mask").removesuffix(".<locals>.and_mask")
+    held = _held(mask_function)
+    if part == "and_masks":
+        parts = [read(function) for function in held["mask_functions"]]
+        known = [rules for rules in parts if rules is not None]
+        return _all_of(known) if len(known) == len(parts) else None
+    if part == "causal_mask_function":
+        return Rules(right=0)
+    if part == "bidirectional_mask_function":
+        return Rules()
+    if part == "sliding_window_overlay":
+        return Rules(left=held["sliding_window"] - 1)
+    if part == "sliding_window_bidirectional_overlay":
+        return Rules(left=held["sliding_window"], right=held["sliding_window"])
+    if part == "chunked_overlay":
+        return Rules(chunk=held["chunk_size"], chunk_start=held["left_padding"])
+    if part == "packed_sequence_mask_function":
+        return Rules(documents=held["packed_sequence_mask"])
+    if part == "remap_positions_for_packed_sequence":
+        # Within a document positions rise by one a token, so bounds on their difference are bounds on indices.
+        inner = read(held["mask_function"])
+        return None if inner is None else inner._replace(positions=held["position_ids"])
+    return None
+
+
+def intervals(rules: Rules, query: Tensor, first_key: int, keys: int, batch: int) -> tuple[Tensor, Tensor, Tensor]:
+    """LOW and HIGH of each query, and the START of its document, each (B, Sq) int32, as indices into the keys.
+
+    query: (Sq,) int64 absolute positions of the queries; first_key: that of key 0; keys: Sk.
+    """
+    position = query - first_key
+    low, high = torch.zeros_like(position)[None], torch.full_like(position, keys)[None]
+    start = low
+    if rules.documents is not None:
+        bounds = documents_from_ids(rules.documents)
+        low, high = bounds.start.to(torch.int64), bounds.end.to(torch.int64)
+        start = low
+    if rules.chunk is not None:
+        counted = query[None] if rules.positions is None else rules.positions
+        shift = 0 if rules.chunk_start is None else rules.chunk_start[:, None]
+        begin = position - (counted - shift) % rules.chunk
+        low, high = torch.maximum(low, begin), torch.minimum(high, begin + rules.chunk)
+    if rules.left is not None:
+        low = torch.maximum(low, position - rules.left)
+    if rules.right is not None:
+        high = torch.minimum(high, position + rules.right + 1)
+    return _rows(low, keys, batch), _rows(high, keys, batch), _rows(start, keys, batch)
+
+
+def search(
+    mask_function: Callable[..., Any], query: Tensor, first_key: int, keys: int, batch: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same as `intervals` by evaluating the mask function: bisection to both sides of each query's own key.
+
+    For torch.compile, which cannot look into a function. Correct for functions that let a query see one run of keys
+    around its own position: everything `read` knows. About 20 evaluations at 2 B Sq pairs each.
+    """
+    batch_index = torch.arange(batch, device=query.device)[:, None]
+    head = torch.zeros((), dtype=torch.int64, device=query.device)
+    last = first_key + keys - 1
+    own = query.clamp(first_key, last)[None].expand(batch, -1)
+
+    def visible(key: Tensor) -> Tensor:
+        inside = (key >= first_key) & (key <= last)
+        return inside & mask_function(batch_index, head, query[None], key.clamp(first_key, last))
+
+    side = torch.tensor([-1, 1], device=query.device)[:, None, None]
+    ends = own.expand(2, -1, -1)
+    for step in _STEPS:
+        further = ends + step * side
+        ends = torch.where(visible(further), further, ends)
+    low, high = ends.unbind(0)
+    none = ~visible(own)
+    low, high = low - first_key, high - first_key + 1
+    high = torch.where(none, low, high)
+    # The function does not tell where the document starts: dropout then counts from the row's first key.
+    return _rows(low, keys, batch), _rows(high, keys, batch), _rows(torch.zeros_like(low), keys, batch)
+
+
+def _all_of(parts: list[Rules]) -> Rules:
+    """The rules that hold when all of the parts' hold."""
+    lefts = [part.left for part in parts if part.left is not None]
+    rights = [part.right for part in parts if part.right is not None]
+    merged = Rules(min(lefts, default=None), min(rights, default=None))
+    for part in parts:
+        fields = {name: value for name, value in part._asdict().items() if value is not None}
+        merged = merged._replace(**{name: fields[name] for name in fields if name not in ("left", "right")})
+    return merged
+
+
+def _held(function: Callable[..., Any]) -> dict[str, Any]:
+    """The variables a function holds from where it was made, by name."""
+    cells = getattr(function, "__closure__", None) or ()
+    names = function.__code__.co_freevars if cells else ()
+    return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
+
+
+def _rows(values: Tensor, keys: int, batch: int) -> Tensor:
+    return values.clamp(0, keys).to(torch.int32).expand(batch, -1)

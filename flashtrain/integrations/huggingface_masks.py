@@ -1,0 +1,235 @@
+"""transformers' mask function for our kernels: intervals of keys a query, or nothing, instead of an S x S tensor.
+
+B batch, Sq queries, Sk keys. `attention_mask` is what AttentionMaskInterface calls once a forward pass for each kind
+of layer; it gives the layers None (all or plainly causal), or an AttentionMask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flashtrain.integrations import huggingface_mask_rules as mask_rules
+from flashtrain.integrations.huggingface_mask_rules import Rules
+from flashtrain_kernels.masks import Mask
+
+MaskFunction = Callable[..., Any]
+
+
+class AttentionMask(NamedTuple):
+    """What a layer needs of the mask, in place of a 4-D tensor.
+
+    batch, seqlen_q, seqlen_k: what it was made for. causal, window_size: as flash_attn_func takes them.
+    mask: intervals of keys. bias: (B, 1, Sq, Sk), -inf for pairs that do not see each other: only for masks that
+    intervals cannot say.
+    """
+
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+    causal: bool = False
+    window_size: tuple[int, int] = (-1, -1)
+    mask: Mask | None = None
+    bias: Tensor | None = None
+
+    # transformers asks a mask for these before it hands it on.
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return (self.batch, 1, self.seqlen_q, self.seqlen_k)
+
+    @property
+    def ndim(self) -> int:
+        return 4
+
+    def contiguous(self) -> AttentionMask:
+        return self
+
+
+def attention_mask(
+    batch_size: int,
+    q_length: int | None = None,
+    kv_length: int = 0,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: MaskFunction | None = None,
+    attention_mask: Tensor | AttentionMask | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    use_vmap: bool = False,
+    dtype: torch.dtype = torch.float32,
+    config: Any = None,
+    device: torch.device | str = "cpu",
+    **others: Any,
+) -> AttentionMask | None:
+    """The mask of one kind of layer, from transformers' description of it (the arguments of its sdpa_mask).
+
+    attention_mask: (B, keys seen so far) bool, False for padding; or a mask this function made before, which is
+    returned as it is (generation with a static cache makes masks ahead). Waits for the device once where padding is
+    given outside torch.compile, to see whether it is there and on which side.
+    None means what it means to sdpa: a layer whose is_causal is True with Sq == Sk is plainly causal; a single query
+    sees every key.
+    """
+    if isinstance(attention_mask, AttentionMask):
+        return attention_mask
+    if q_length is None:  # transformers before 5.10 gave the queries' positions instead
+        q_length, q_offset = others["cache_position"].shape[0], others["cache_position"][0]
+    function = _causal() if mask_function is None else mask_function
+    compiling = torch.compiler.is_compiling()
+    rules = None if compiling else mask_rules.read(function)
+    # Overlays of the caller's own come with use_vmap, blocks of image tokens as an or_mask.
+    if use_vmap or getattr(function, "__name__", "") == "or_mask" or (rules is None and not compiling):
+        sizes = (batch_size, q_length, kv_length, q_offset, kv_offset)
+        visible = _dense(function, *sizes, attention_mask, use_vmap, device)
+        return AttentionMask(batch_size, q_length, kv_length, bias=dense_bias(visible, dtype))
+
+    may_skip = allow_is_causal_skip or allow_is_bidirectional_skip
+    padding = None if attention_mask is None else _of_keys(attention_mask, kv_offset, kv_length)
+    one_sided = False
+    if padding is not None and may_skip and not compiling:
+        none, one_sided = _look_at(padding)
+        padding = None if none else padding
+    if rules is not None and padding is None and may_skip and isinstance(q_offset, int):
+        plain, found = _without_tensors(rules, batch_size, q_length, kv_length, q_offset - kv_offset)
+        if plain:
+            return found
+
+    query = torch.arange(q_length, device=device) + q_offset
+    if rules is not None:
+        low, high, start = mask_rules.intervals(rules, query, kv_offset, kv_length, batch_size)
+    else:
+        low, high, start = mask_rules.search(function, query, kv_offset, kv_length, batch_size)
+    keys = None
+    if padding is not None:
+        first, last = _ends(padding)
+        low, high, start = torch.maximum(low, first), torch.minimum(high, last), torch.maximum(start, first)
+        if not one_sided:
+            # A padded key between real ones gets a position that no interval holds.
+            index = torch.arange(kv_length, device=device, dtype=torch.int32)
+            keys = torch.where(padding, index, -1)
+    position = (query - kv_offset).to(torch.int32).expand(batch_size, -1)
+    rows = torch.stack((low, high, position, start, _sequence(rules, batch_size, q_length, device)))
+    mask = Mask(rows, keys, kv_length)
+    head_dim = _head_dim(config)
+    if head_dim is not None:
+        mask = mask.planned(head_dim, _computed_in(dtype, mask.queries.device.type))
+    return AttentionMask(batch_size, q_length, kv_length, mask=mask)
+
+
+def dense_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A 4-D mask of transformers as a bias: bool (True: visible), or numbers to add of which the lowest ones hide.
+
+    The lowest number of the dtype stands for "not visible" in transformers; as -inf it hides truly, and adding the
+    score or changing the base of the exponent cannot overflow.
+    """
+    if mask.dtype == torch.bool:
+        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
+    lowest = torch.finfo(mask.dtype).min
+    return torch.where(mask <= lowest / 2, float("-inf"), mask).to(dtype)
+
+
+def _without_tensors(
+    rules: Rules, batch: int, seqlen_q: int, seqlen_k: int, shift: int
+) -> tuple[bool, AttentionMask | None]:
+    """(whether the rules are said without tensors, how). shift: the first query's index among the keys."""
+    if rules.documents is not None or rules.chunk is not None:
+        return False, None
+    # A bound that no query of this call reaches is no bound.
+    left = None if rules.left is None or shift + seqlen_q - 1 - rules.left <= 0 else rules.left
+    right = None if rules.right is None or shift + rules.right >= seqlen_k - 1 else rules.right
+    if left is None and right is None:
+        # Said aloud for several queries: some layers call themselves causal in a model configured not to be.
+        return True, None if seqlen_q == 1 else AttentionMask(batch, seqlen_q, seqlen_k)
+    if shift + seqlen_q != seqlen_k:  # not aligned bottom-right, as the kernels' window is
+        return False, None
+    if left is None and right == 0 and seqlen_q == seqlen_k:
+        return True, None
+    window = (-1 if left is None else left, -1 if right is None else right)
+    return True, AttentionMask(batch, seqlen_q, seqlen_k, causal=right == 0, window_size=window)
+
+
+def _of_keys(attention_mask: Tensor, kv_offset: int, kv_length: int) -> Tensor:
+    """(B, Sk): which of this call's keys are real. Keys past the given mask are of a static cache, not yet written."""
+    missing = kv_offset + kv_length - attention_mask.shape[-1]
+    given = attention_mask.to(torch.bool)
+    if missing > 0:
+        given = torch.nn.functional.pad(given, (0, missing))
+    return given[:, kv_offset : kv_offset + kv_length]
+
+
+def _ends(padding: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, 1) int32 each: a row's first real key, and one past its last; both 0 where none is real."""
+    real = padding.to(torch.int32)
+    first = real.argmax(1)
+    last = torch.where(padding.any(1), real.shape[1] - real.flip(1).argmax(1), 0)
+    return first.to(torch.int32)[:, None], last.to(torch.int32)[:, None]
+
+
+def _look_at(padding: Tensor) -> tuple[bool, bool]:
+    """(every key is real, no row has padding between real keys)."""
+    first, last = _ends(padding)
+    whole = (last - first)[:, 0] == padding.sum(1)
+    every, runs = torch.stack((padding.all(), whole.all())).tolist()
+    return every, runs
+
+
+def _causal() -> MaskFunction:
+    """What transformers means by no mask function."""
+    from transformers.masking_utils import causal_mask_function
+
+    return causal_mask_function
+
+
+def _dense(
+    mask_function: MaskFunction,
+    batch: int,
+    seqlen_q: int,
+    seqlen_k: int,
+    q_offset: int | Tensor,
+    kv_offset: int,
+    padding: Tensor | None,
+    use_vmap: bool,
+    device: torch.device | str,
+) -> Tensor:
+    """(B, 1, Sq, Sk) bool by transformers' own evaluation of a mask function."""
+    from transformers.masking_utils import sdpa_mask
+
+    evaluate: MaskFunction = sdpa_mask
+    return evaluate(
+        batch_size=batch,
+        q_length=seqlen_q,
+        kv_length=seqlen_k,
+        q_offset=q_offset,
+        kv_offset=kv_offset,
+        mask_function=mask_function,
+        attention_mask=padding,
+        allow_is_causal_skip=False,
+        use_vmap=use_vmap,
+        device=device,
+    )
+
+
+def _sequence(rules: Rules | None, batch: int, seqlen_q: int, device: torch.device | str) -> Tensor:
+    """(B, Sq) int32: the number of each query's sequence in the batch."""
+    if rules is None or rules.documents is None:
+        return torch.arange(batch, device=device, dtype=torch.int32)[:, None].expand(-1, seqlen_q)
+    ids = rules.documents
+    begins = torch.ones_like(ids, dtype=torch.bool)
+    begins[:, 1:] = ids[:, 1:] != ids[:, :-1]
+    return (begins.flatten().cumsum(0) - 1).view(ids.shape).to(torch.int32)
+
+
+def _head_dim(config: Any) -> int | None:
+    """The layers' head dimension, for the plan; None where the configuration does not say (each layer then plans)."""
+    given = getattr(config, "head_dim", None)
+    hidden, heads = getattr(config, "hidden_size", None), getattr(config, "num_attention_heads", None)
+    if isinstance(given, int):
+        return given
+    return hidden // heads if isinstance(hidden, int) and isinstance(heads, int) else None
+
+
+def _computed_in(dtype: torch.dtype, device_type: str) -> torch.dtype:
+    autocast = torch.is_autocast_enabled(device_type) and dtype != torch.float64
+    return torch.get_autocast_dtype(device_type) if autocast else dtype

@@ -1,0 +1,50 @@
+"""Values of small device tensors, read once: what the checks of cu_seqlens need, which must wait for the device.
+
+Forty-eight layers that share one tensor wait once. Remembered by the tensor object and its version, which torch raises
+at every write; results are used for checks only, never to compute with.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+_known: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def values_of(x: Tensor, summary: Callable[[Tensor], Tensor]) -> tuple[int, ...] | None:
+    """The numbers that summary(x) gives, at most once for a tensor as it is now.
+
+    None where they cannot be had without harm: while torch.compile traces, while a CUDA graph is being captured, and
+    for tensors that hold no data. A tensor is always given the same summary. CPU tensors are read every time, because
+    what shares their memory (numpy) writes without raising the version.
+    """
+    if torch.compiler.is_compiling() or _holds_no_data(x):
+        return None
+    if x.device.type == "cpu":
+        return _read(x, summary)
+    if x.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return None
+    return read_once(x, summary)
+
+
+def read_once(x: Tensor, summary: Callable[[Tensor], Tensor]) -> tuple[int, ...]:
+    """The numbers that summary(x) gives, from memory where x is known and has not been written to."""
+    version = None if x.is_inference() else x._version
+    known = _known.get(x)
+    if known is not None and version is not None and known[0] == version:
+        return known[1]
+    values = _read(x, summary)
+    _known[x] = (version, values)
+    return values
+
+
+def _read(x: Tensor, summary: Callable[[Tensor], Tensor]) -> tuple[int, ...]:
+    with torch.no_grad():
+        return tuple(summary(x).reshape(-1).tolist())
+
+
+def _holds_no_data(x: Tensor) -> bool:
+    return x.device.type == "meta" or isinstance(x, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(x)

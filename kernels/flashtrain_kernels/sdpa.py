@@ -1,0 +1,159 @@
+"""torch's scaled_dot_product_attention by our kernels: its signature, layout and meaning.
+
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D and Dv head dimensions of queries and of values.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .alignment import seed_tensor
+from .arguments import (
+    MAX_HEAD_DIM,
+    broadcasts,
+    check_device,
+    check_dropout,
+    check_flag,
+    check_same,
+    check_tensor,
+    dtype_name,
+    softmax_scale_or_default,
+)
+from .calls import attend
+from .options import Options
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """softmax(query key^T * scale + attn_mask) value, as torch.nn.functional.scaled_dot_product_attention.
+
+    query: (..., H, Sq, D); key: (..., K, Sk, D); value: (..., K, Sk, Dv); leading dimensions broadcast; two or three
+        dimensions are read as one head. float16, bfloat16 or float32 (on CPU tensors also float64). D, Dv up to 256.
+    attn_mask: broadcasts to (..., H, Sq, Sk): bool, True where a query sees a key, or query's dtype or float32, added
+        to the scores (with a gradient). Not together with is_causal.
+    dropout_p: probability in [0, 1), applied whenever it is above 0; its seed is drawn from torch's generator, its
+        numbers are not those of torch's own attention.
+    is_causal: aligned top-left: query i sees the keys 0 to i (flash_attn_func aligns bottom-right).
+    scale: positive; default 1 / sqrt(D).
+    enable_gqa: H may be a multiple of K; query head h reads key head h // (H / K).
+
+    Returns (..., H, Sq, Dv) in query's dtype. A query that sees no key gives 0.
+    Raises TypeError or ValueError that names the argument, what it was and what it may be.
+    """
+    _check_tensors(query, key, value)
+    check_dropout(dropout_p)
+    check_flag("is_causal", is_causal)
+    check_flag("enable_gqa", enable_gqa)
+    if is_causal and attn_mask is not None:
+        raise ValueError("attn_mask must be None with is_causal=True, as in torch: put the causal rule into attn_mask")
+    head_dim, value_dim = query.shape[-1], value.shape[-1]
+    leading = _leading(query, key, value)
+    heads = _heads(query, key, value, enable_gqa)
+    q = _batched(query, leading, heads)
+    k = _batched(key, leading, key.shape[-3] if key.dim() > 3 else 1)
+    v = _batched(value, leading, value.shape[-3] if value.dim() > 3 else 1)
+    if value_dim < head_dim:
+        v = functional.pad(v, (0, head_dim - value_dim))
+    elif value_dim > head_dim:
+        q, k = (functional.pad(x, (0, value_dim - head_dim)) for x in (q, k))
+    options = Options(
+        scale=softmax_scale_or_default(scale, head_dim, "scale"),
+        right=0 if is_causal else None,
+        dropout_p=float(dropout_p),
+        bias=None if attn_mask is None else _bias(attn_mask, query, key, leading, heads),
+        seed=seed_tensor(None, query.device) if dropout_p > 0 else None,
+    )
+    out, _ = attend(q, k, v, options, False)
+    out = out[..., :value_dim].transpose(1, 2)
+    return out.reshape(*leading, *((heads,) if query.dim() > 3 else ()), *out.shape[2:])
+
+
+def _check_tensors(query: Any, key: Any, value: Any) -> None:
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} must be a tensor (..., H, S, D), not {type(x).__name__}")
+        if x.dim() < 2 or x.dim() != query.dim():
+            raise ValueError(
+                f"{name} must have 2 dimensions or more, and as many as query, not the shape {tuple(x.shape)}"
+            )
+        check_tensor(name, x, f"({', '.join(['...'] * x.dim())})")
+        check_same(name, x, "query", query)
+        if not 1 <= x.shape[-1] <= MAX_HEAD_DIM:
+            raise ValueError(f"{name}'s head dimension must be from 1 to {MAX_HEAD_DIM}, not {x.shape[-1]}")
+    if query.shape[-1] != key.shape[-1]:
+        raise ValueError(f"query and key must have the same head dimension, not {query.shape[-1]} and {key.shape[-1]}")
+    if key.shape[-2] != value.shape[-2]:
+        raise ValueError(f"key and value must have the same length, not {key.shape[-2]} and {value.shape[-2]}")
+
+
+def _leading(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
+    """The dimensions before the heads, broadcast."""
+    past = -3 if query.dim() > 3 else -2
+    shapes = [tuple(x.shape[:past]) for x in (query, key, value)]
+    result = []
+    for sizes in zip(*shapes, strict=True):
+        others = [size for size in sizes if size != 1]
+        if any(size != others[0] for size in others):
+            raise ValueError(f"query, key and value must have leading dimensions that broadcast, not {shapes}")
+        result.append(others[0] if others else 1)
+    return tuple(result)
+
+
+def _heads(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> int:
+    """H, where key and value have heads that fit."""
+    if query.dim() <= 3:
+        return 1
+    heads, key_heads, value_heads = query.shape[-3], key.shape[-3], value.shape[-3]
+    if key_heads != value_heads:
+        raise ValueError(f"key and value must have the same number of heads, not {key_heads} and {value_heads}")
+    if heads == key_heads or (enable_gqa and key_heads > 0 and heads % key_heads == 0):
+        return heads
+    if key_heads == 1:  # broadcasting, which is multi-query attention
+        return heads
+    if heads == 1:
+        return key_heads
+    what = "a multiple of" if enable_gqa else "the same as (or, with enable_gqa=True, a multiple of)"
+    raise ValueError(f"query's heads must be {what} key's, not {heads} and {key_heads}")
+
+
+def _batched(x: Tensor, leading: tuple[int, ...], heads: int) -> Tensor:
+    """(..., heads, S, D) -> (B, S, heads, D), without a copy where the strides allow it."""
+    x = x if x.dim() > 3 else x[..., None, :, :]
+    x = x.expand(*leading, heads, *x.shape[-2:])
+    return x.reshape(math.prod(leading), *x.shape[-3:]).transpose(1, 2)
+
+
+def _bias(attn_mask: Any, query: Tensor, key: Tensor, leading: tuple[int, ...], heads: int) -> Tensor:
+    """attn_mask as a bias (B or 1, H or 1, Sq or 1, Sk or 1), no larger than it came."""
+    if not isinstance(attn_mask, Tensor):
+        raise TypeError(f"attn_mask must be a tensor or None, not {type(attn_mask).__name__}")
+    if attn_mask.dtype not in (torch.bool, query.dtype, torch.float32):
+        wanted = dict.fromkeys(["bool", dtype_name(query.dtype), "float32"])
+        raise TypeError(f"attn_mask must be {' or '.join(wanted)}, not {dtype_name(attn_mask.dtype)}")
+    check_device("attn_mask", attn_mask, query.device, "query")
+    whole = (*leading, *((heads,) if query.dim() > 3 else ()), query.shape[-2], key.shape[-2])
+    given = (1,) * (len(whole) - attn_mask.dim()) + tuple(attn_mask.shape)
+    if len(given) != len(whole) or not all(map(broadcasts, given, whole)):
+        raise ValueError(f"attn_mask must broadcast to {whole}, which the shape {tuple(attn_mask.shape)} does not")
+    if attn_mask.dtype == torch.bool:
+        bias = torch.zeros(given, dtype=query.dtype, device=query.device)
+        bias = bias.masked_fill(~attn_mask.reshape(given), -torch.inf)
+    else:
+        bias = attn_mask.reshape(given)
+    if query.dim() <= 3:
+        bias = bias[..., None, :, :]
+    before = bias.shape[:-3]
+    if all(size == 1 for size in before):
+        return bias.reshape(1, *bias.shape[-3:])
+    return bias.expand(*leading, *bias.shape[-3:]).reshape(math.prod(leading), *bias.shape[-3:])

@@ -1,0 +1,95 @@
+"""The paper's figures from rows: what makes a curve, and where the paper's own values stand."""
+
+from __future__ import annotations
+
+import pytest
+
+from flashtrain.benchmarks.figures import both_directions, families, runtime_figure
+from flashtrain.benchmarks.published import PAPER_MILLISECONDS, paper_rows
+from flashtrain.benchmarks.tables import case_line, tables
+from flashtrain.errors import UserError
+
+
+def row(direction: str, length: int, name: str = "flashtrain", **changes) -> dict:
+    return {
+        "implementation": name, "direction": direction, "batch": 16, "seqlen_q": length, "seqlen_k": length, "heads": 8,
+        "kv_heads": 8, "head_dim": 64, "mask": "full", "dropout": 0.0, "dtype": "bfloat16",
+        "milliseconds": length / (1000 if direction == "forward" else 400), "tflops": 300.0,
+        "peak_memory_mib": length / 64, "error": 0.003, **changes,
+    }  # fmt: skip
+
+
+ROWS = [row(direction, length) for length in (512, 1024, 4096) for direction in ("forward", "backward")]
+
+
+def test_forward_and_backward_are_added_and_the_larger_memory_is_kept() -> None:
+    joined = both_directions([row("forward", 512, peak_memory_mib=5.0), row("backward", 512, peak_memory_mib=9.0)])
+    assert joined == [
+        {"implementation": "flashtrain", "seqlen_q": 512, "batch": 16,
+         "forward_backward_milliseconds": pytest.approx(0.512 + 1.28), "peak_memory_mib": 9.0}
+    ]  # fmt: skip
+
+
+def test_one_direction_alone_is_no_point_and_a_failure_is_marked() -> None:
+    assert both_directions([row("forward", 512)]) == []
+    failed = row("backward", 512, status="out of memory", milliseconds=None)
+    assert both_directions([row("forward", 512), failed])[0]["status"] == "out of memory"
+
+
+def test_a_family_is_one_shape_at_several_lengths() -> None:
+    rows = [*ROWS, row("forward", 512, mask="causal"), row("forward", 512, head_dim=128)]
+    assert list(families(rows)) == ["8 heads of 64, full, bfloat16"]
+
+
+def test_the_papers_values_are_those_of_its_appendix() -> None:
+    assert PAPER_MILLISECONDS["FlashAttention"] == {
+        512: 0.73, 1024: 2.29, 2048: 7.64, 4096: 30.09, 16384: 470.5, 65536: 7493.0
+    }  # fmt: skip
+    assert len(paper_rows([512, 4096])) == 6
+    assert paper_rows([100]) == []
+
+
+def test_the_paper_stands_beside_its_own_shape_only(tmp_path, monkeypatch) -> None:
+    drawn: list[tuple[str, set[str]]] = []
+
+    def note(rows, x, y, group, path, *, title, **_):
+        drawn.append((title, {each["implementation"] for each in rows}))
+        return path
+
+    monkeypatch.setattr("flashtrain.benchmarks.figures.line_figure", note)
+    runtime_figure(ROWS, tmp_path / "a.png")
+    runtime_figure([{**each, "mask": "causal"} for each in ROWS], tmp_path / "b.png")
+    (paper_title, with_paper), (title, without) = drawn
+    assert "FlashAttention (paper)" in with_paper
+    assert "A100-40GB" in paper_title
+    assert without == {"flashtrain"}
+    assert "A100" not in title
+
+
+def test_each_family_has_a_file_and_rows_of_one_length_have_none(tmp_path) -> None:
+    rows = [*ROWS, *[{**each, "mask": "causal"} for each in ROWS[:4]]]
+    runtime_figure(rows, tmp_path / "runtime.png")
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "runtime.png", "runtime-8-heads-of-64-causal-bfloat16.png"
+    }  # fmt: skip
+    with pytest.raises(UserError, match="no shape was measured at two lengths"):
+        runtime_figure(ROWS[:2], tmp_path / "none.png")
+
+
+def test_tables_have_a_column_an_implementation_and_a_row_a_shape_and_direction() -> None:
+    failed = row("forward", 4096, "standard attention", status="out of memory", tflops=None, error=None)
+    rate, *others = tables([*ROWS, failed])
+    assert rate.columns == ("seqlen_q", "head_dim", "mask", "direction", "flashtrain", "standard attention")
+    assert rate.cells[4][-2:] == ["300", "out of memory"]
+    assert [table.title.split(",")[0] for table in others] == [
+        "milliseconds", "peak memory", "largest error over the float64 reference's largest value"
+    ]  # fmt: skip
+
+
+def test_a_cases_line_has_both_directions_of_each_implementation() -> None:
+    plan = row("plan", 512, milliseconds=0.0312, tflops=None)
+    failed = row("forward", 512, "standard attention", status="out of memory", tflops=None)
+    assert (
+        case_line([*ROWS[:2], plan, failed]) == "flashtrain 300/300 (plan 0.0312 ms); standard attention out of memory"
+    )
+    assert case_line([]) == "nothing could be measured"

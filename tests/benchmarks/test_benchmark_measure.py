@@ -1,0 +1,200 @@
+"""One case measured by implementations made up for the purpose: taking turns, failing, and running out of time."""
+
+from __future__ import annotations
+
+import time
+import warnings
+
+import pytest
+import torch
+
+from flashtrain.benchmarks.case import Case
+from flashtrain.benchmarks.clock import CpuClock, Pace
+from flashtrain.benchmarks.measure import Effort, Measurement
+from flashtrain.benchmarks.peers.base import Peer
+from flashtrain.benchmarks.peers.standard import Standard
+
+CASE = Case(2, 2, 32, 16, "causal", dtype_name="float32")
+CPU = torch.device("cpu")
+ROW_KEYS = {
+    "implementation", "direction", "batch", "seqlen_q", "seqlen_k", "heads", "kv_heads", "head_dim", "mask", "dropout",
+    "dtype", "milliseconds", "tflops", "peak_memory_mib", "error",
+}  # fmt: skip
+
+
+class Named(Standard):
+    """Standard attention under another title, which writes down when it is called."""
+
+    def __init__(self, title: str, calls: list[str] | None = None) -> None:
+        self.name = self.title = title
+        self.calls = calls if calls is not None else []
+
+    def attend(self, case, context):
+        inner = super().attend(case, context)
+
+        def attention(inputs):
+            self.calls.append(self.title)
+            return inner(inputs)
+
+        return attention
+
+
+class Failing(Named):
+    """Raises an error in its forward or in its backward pass."""
+
+    def __init__(self, title: str, error: Exception, direction: str) -> None:
+        super().__init__(title)
+        self.error, self.direction = error, direction
+
+    def attend(self, case, context):
+        inner = super().attend(case, context)
+
+        def attention(inputs):
+            if self.direction == "forward":
+                raise self.error
+            out = inner(inputs)
+            out.register_hook(self._raise)
+            return out
+
+        return attention
+
+    def _raise(self, _):
+        raise self.error
+
+
+class Picky(Named):
+    def refuses(self, case: Case) -> str | None:
+        return "no causal mask"
+
+
+class OneSample(CpuClock):
+    """A clock that counts samples instead of taking time."""
+
+    def pace(self, launches):
+        launches[0]()
+        return Pace(1, 0.0)
+
+    def sample(self, launches, pace):
+        launches[0]()
+        return 2.0
+
+    def peak_mib(self, call):
+        call()
+        return 3.0
+
+
+def measure(peers: list[Peer], rounds: int = 3, case: Case = CASE, directions=("forward", "backward"), **effort):
+    notes: list[tuple[str, str]] = []
+    one = Measurement(
+        case, CPU, OneSample(), seed=0, directions=directions, note=lambda title, reason: notes.append((title, reason))
+    )
+    return one.run(peers, Effort(rounds, **effort)), notes
+
+
+def test_each_implementation_has_a_row_a_direction_with_every_column() -> None:
+    rows, notes = measure([Named("a"), Named("b")])
+    assert [(row["implementation"], row["direction"]) for row in rows] == [
+        ("a", "forward"), ("a", "backward"), ("b", "forward"), ("b", "backward")
+    ]  # fmt: skip
+    assert all(set(row) == ROW_KEYS for row in rows)
+    assert notes == []
+    pairs = 32 * 32 / 2
+    assert rows[0]["tflops"] == pytest.approx(4 * 2 * 2 * pairs * 16 / 2e-3 / 1e12, abs=5e-4)
+    assert rows[0]["milliseconds"] == 2.0
+    assert rows[0]["peak_memory_mib"] == 3.0
+    assert all(row["error"] < 1e-5 for row in rows)
+
+
+def test_implementations_take_turns_and_the_first_moves_on() -> None:
+    calls: list[str] = []
+    peers = [Named("a", calls), Named("b", calls), Named("c", calls)]
+    measure(peers, rounds=3, directions=("forward",))
+    assert "".join(calls)[-9:] == "abcbcacab"
+
+
+def test_one_that_fails_gives_a_line_and_the_others_go_on() -> None:
+    error = ValueError("head_dim 16 is\nnot supported")
+    rows, notes = measure([Failing("bad", error, "forward"), Named("good")])
+    assert {row["implementation"] for row in rows} == {"good"}
+    assert notes == [("bad", "forward: ValueError: head_dim 16 is")]
+
+
+def test_one_whose_backward_fails_keeps_its_forward() -> None:
+    rows, notes = measure([Failing("half", RuntimeError("no backward"), "backward")])
+    assert [(row["implementation"], row["direction"]) for row in rows] == [("half", "forward")]
+    assert notes == [("half", "backward: RuntimeError: no backward")]
+
+
+def test_out_of_memory_is_a_row_that_says_so() -> None:
+    rows, notes = measure([Failing("big", torch.OutOfMemoryError("CUDA out of memory"), "forward"), Named("small")])
+    (row,) = [row for row in rows if row["implementation"] == "big"]
+    assert (row["direction"], row["status"], row["milliseconds"]) == ("forward", "out of memory", None)
+    assert notes == [("big", "forward: out of memory")]
+
+
+def test_what_torch_warned_of_is_part_of_the_reason() -> None:
+    class Warned(Named):
+        def attend(self, case, context):
+            def attention(inputs):
+                warnings.warn("Flash attention kernel not used because: (Triggered internally)", stacklevel=1)
+                warnings.warn("Flash attention has been runtime disabled. (Triggered internally)", stacklevel=1)
+                warnings.warn("Both fused kernels require a last stride of 1. (Triggered internally)", stacklevel=1)
+                raise RuntimeError("No available kernel. Aborting execution.")
+
+            return attention
+
+    _, notes = measure([Warned("sdpa")])
+    assert notes == [
+        ("sdpa", "forward: RuntimeError: No available kernel. Aborting execution.; "
+                 "Both fused kernels require a last stride of 1.")
+    ]  # fmt: skip
+
+
+def test_a_refusal_is_told_in_words_and_what_does_not_apply_is_not() -> None:
+    class Elsewhere(Named):
+        def applies(self, case: Case) -> bool:
+            return False
+
+    rows, notes = measure([Picky("picky"), Elsewhere("elsewhere")])
+    assert rows == []
+    assert notes == [("picky", "no causal mask")]
+
+
+def test_no_implementation_is_begun_when_the_time_is_over() -> None:
+    rows, notes = measure([Named("late")], until=time.monotonic() - 1)
+    assert rows == []
+    assert notes == [("late", "no time was left")]
+
+
+def test_rounds_end_with_the_cases_share_of_the_time_but_not_before_three() -> None:
+    calls: list[str] = []
+    measure([Named("a", calls)], rounds=50, directions=("forward",), seconds=0.0)
+    first_calls = 4  # to try it, for the error, for the memory, for the pace
+    assert len(calls) == first_calls + 3
+
+
+def test_dropout_has_no_error_to_tell() -> None:
+    rows, _ = measure([Named("a")], case=Case(1, 2, 32, 16, "full", dropout=0.5, dtype_name="float32"))
+    assert [row["error"] for row in rows] == [None, None]
+
+
+def test_a_mask_with_a_plan_gets_a_row_for_it() -> None:
+    class Planning(Named):
+        def plan(self, case, context):
+            return lambda: None
+
+    case = Case(1, 2, 64, 16, "prefix-lm", plans=True, dtype_name="float32")
+    rows, _ = measure([Planning("a")], case=case)
+    plan = next(row for row in rows if row["direction"] == "plan")
+    assert (plan["milliseconds"], plan["tflops"], plan["error"]) == (2.0, None, None)
+    assert 0.5 < plan["density"] < 0.6
+
+
+def test_a_broken_gpu_ends_the_case() -> None:
+    class Broken(OneSample):
+        def check(self):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    one = Measurement(CASE, CPU, Broken(), seed=0, directions=("forward",), note=lambda *_: None)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        one.run([Failing("bad", RuntimeError("CUDA error"), "forward")], Effort(3))

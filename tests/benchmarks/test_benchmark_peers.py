@@ -1,0 +1,185 @@
+"""The implementations: those of this machine agree, those that are not here say so, flash-attn's get its arguments."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+import torch
+
+from flashtrain.benchmarks.case import Case
+from flashtrain.benchmarks.inputs import Context, make_sets
+from flashtrain.benchmarks.masks import document_lengths
+from flashtrain.benchmarks.peers import all_peers, choose_peers
+from flashtrain.benchmarks.peers.flash_attn import FlashAttn, FlashAttn4
+from flashtrain.benchmarks.peers.flex import make_block_mask, score_function
+from flashtrain.benchmarks.peers.ours import options
+from flashtrain.benchmarks.peers.varlen import VarlenAttn, causal_option
+from flashtrain.benchmarks.reference import expected
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+DOCUMENTS = document_lengths(256)
+CASES = [
+    Case(2, 4, 64, 16, "full", dtype_name="float32"),
+    Case(2, 4, 64, 16, "causal", kv_heads=2, dtype_name="float32"),
+    Case(1, 2, 32, 16, "causal", seqlen_k=48, dtype_name="float32"),
+    Case(1, 2, 64, 16, "window-9", dtype_name="float32"),
+    Case(1, 2, 64, 16, "window-9-5", dtype_name="float32"),
+    Case(2, 2, 256, 16, "causal-document", documents=DOCUMENTS, dtype_name="float32"),
+    Case(2, 2, 256, 16, "document", documents=DOCUMENTS, dtype_name="float32"),
+    Case(1, 2, 256, 16, "causal-varlen", documents=DOCUMENTS, dtype_name="float32"),
+    Case(1, 2, 256, 16, "varlen", documents=DOCUMENTS, dtype_name="float32"),
+    Case(1, 2, 64, 16, "prefix-lm", dtype_name="float32"),
+    Case(1, 2, 64, 16, "shared-question", dtype_name="float32"),
+    Case(1, 2, 256, 16, "global-window", dtype_name="float32"),
+    Case(1, 2, 64, 16, "causal", softcap=2.0, dtype_name="float32"),
+    Case(1, 2, 64, 16, "causal", alibi=True, dtype_name="float32"),
+    Case(1, 2, 64, 16, "full", bias="bias gradient", dtype_name="float32"),
+    Case(1, 2, 512, 16, "block-random", density=0.5, dtype_name="float32"),
+    Case(1, 2, 512, 16, "block-butterfly", dtype_name="float32"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_implementation_of_this_machine_gives_the_references_answer(case: Case) -> None:
+    context = Context(case, CPU)
+    one = make_sets(case, CPU, 0, 0)[0]
+    wanted = expected(case, one, context)
+    peers, _ = choose_peers(None, CPU)
+    tried = [peer for peer in peers if peer.applies(case) and peer.refuses(case) is None]
+    assert {"flashtrain", "standard"} <= {peer.name for peer in tried}
+    for peer in tried:
+        out = peer.attend(case, context)(one)
+        leaves = peer.leaves(one)
+        gradients = torch.autograd.grad(out, leaves, one.dout)
+        assert all(found.shape == leaf.shape for found, leaf in zip(gradients, leaves, strict=True))
+        assert wanted.error(out.detach()) < 2e-5, peer.title
+        assert wanted.gradient_error(*peer.gradients(gradients)) < 2e-5, peer.title
+
+
+def test_what_a_cpu_cannot_have_is_named_with_its_reason() -> None:
+    peers, missing = choose_peers(None, CPU)
+    assert [peer.name for peer in peers] == ["flashtrain", "flashtrain-packed", "flashtrain-planned", "sdpa-flash",
+                                             "sdpa-math", "standard"]  # fmt: skip
+    assert set(missing) == {
+        "torch SDPA, cuDNN", "torch SDPA, efficient", "FlexAttention", "torch varlen_attn", "flash-attn", "flash-attn-4"
+    }  # fmt: skip
+    assert missing["torch SDPA, cuDNN"] == "needs an NVIDIA GPU"
+
+
+def test_only_those_asked_for_are_chosen() -> None:
+    peers, missing = choose_peers(["standard", "flex"], CPU)
+    assert [peer.name for peer in peers] == ["standard"]
+    assert list(missing) == ["FlexAttention"]
+
+
+def test_a_package_that_is_not_installed_is_missing_on_a_gpu_too(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn", None)
+    assert "cannot be imported" in str(FlashAttn().missing(GPU))
+
+
+def test_a_flash_attn_4_alone_is_no_flash_attn(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn", types.ModuleType("flash_attn"))
+    assert "has no flash_attn_func" in str(FlashAttn().missing(GPU))
+
+
+class FakeFlashAttn:
+    """A module with flash-attn's functions, which write down what they are given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        self.given: dict[str, object] = {}
+        module = types.ModuleType(name)
+
+        def flash_attn_func(q, k, v, **options):
+            self.given = options
+            return q, None
+
+        def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, **options):
+            self.given = {"bounds": cu_seqlens_q.tolist(), "longest": max_seqlen_q, "shape": tuple(q.shape), **options}
+            return q
+
+        module.flash_attn_func = flash_attn_func
+        module.flash_attn_varlen_func = flash_attn_varlen_func
+        for parent in ("flash_attn", name):
+            monkeypatch.setitem(sys.modules, parent, module)
+
+
+def call(peer, case: Case):
+    one = make_sets(case, CPU, 0, 0)[0]
+    return peer.attend(case, Context(case, CPU))(one), one
+
+
+def test_flash_attn_4_gets_the_window_as_two_numbers_and_its_output_is_taken(monkeypatch) -> None:
+    fake = FakeFlashAttn(monkeypatch, "flash_attn.cute")
+    assert FlashAttn4().missing(GPU) is None
+    out, one = call(FlashAttn4(), Case(1, 2, 64, 16, "window-9", dtype_name="bfloat16"))
+    assert fake.given == {"softmax_scale": 0.25, "causal": True, "window_size": (9, 0)}
+    assert torch.equal(out, one.q)
+
+
+def test_documents_go_to_the_varlen_function_as_one_row(monkeypatch) -> None:
+    fake = FakeFlashAttn(monkeypatch, "flash_attn")
+    out, one = call(FlashAttn(), Case(2, 2, 6, 16, "causal-document", documents=(4, 2), dtype_name="bfloat16"))
+    assert fake.given == {
+        "bounds": [0, 4, 6, 10, 12], "longest": 4, "shape": (12, 2, 16), "softmax_scale": 0.25, "causal": True
+    }  # fmt: skip
+    assert out.shape == one.q.shape
+
+
+@pytest.mark.parametrize(
+    ("peer", "case", "reason"),
+    [
+        (FlashAttn4(), Case(1, 2, 64, 16, "causal", dropout=0.1), "no dropout or ALiBi"),
+        (FlashAttn(), Case(1, 2, 64, 16, "prefix-lm"), "no such mask"),
+        (FlashAttn(), Case(1, 2, 64, 16, "full", dtype_name="float32"), "no float32"),
+        (VarlenAttn(), Case(1, 2, 6, 16, "varlen", documents=(6,), softcap=1.0), "no softcap, ALiBi, bias or dropout"),
+    ],
+)
+def test_what_an_implementation_does_not_have_is_known_beforehand(peer, case: Case, reason: str) -> None:
+    assert peer.refuses(case) == reason
+
+
+def test_varlen_attn_is_told_of_causality_as_its_version_wants() -> None:
+    assert causal_option({"window_size": None}, True) == {"window_size": (-1, 0)}
+    assert causal_option({"window_size": None}, False) == {"window_size": (-1, -1)}
+    assert causal_option({"is_causal": None}, True) == {"is_causal": True}
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.kind != "full" and c.seqlen_q >= 256], ids=str)
+def test_flex_attentions_block_mask_shows_the_same_pairs(case: Case) -> None:
+    context = Context(case, CPU)
+    mask = make_block_mask(case, context)
+    query, key = torch.arange(case.seqlen_q)[:, None], torch.arange(case.seqlen_k)[None, :]
+    head = torch.tensor(1)
+    found = mask.mask_mod(torch.tensor(0), head, query, key)
+    dense = context.dense[1] if case.is_block_sparse else context.dense
+    assert torch.equal(found, dense)
+    blocks = mask.to_dense()[0, -1].bool()
+    by_block = dense.unflatten(0, (-1, 128)).unflatten(2, (-1, 128)).any(3).any(1)
+    assert torch.equal(blocks, by_block)
+
+
+def test_flex_attention_scores_as_the_reference_does() -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    for case in CASES:
+        if not case.features:
+            continue
+        context, one = Context(case, CPU), make_sets(case, CPU, 0, 0)[0]
+        q, k, v = (x.detach().transpose(1, 2) for x in (one.q, one.k, one.v))
+        mask = make_block_mask(case, context)
+        out = flex_attention(q, k, v, score_mod=score_function(case, one), block_mask=mask, scale=case.scale)
+        assert expected(case, one, context).error(out.detach().transpose(1, 2)) < 1e-5
+
+
+def test_ours_is_given_only_what_the_case_asks_for() -> None:
+    case = Case(1, 2, 64, 16, "full", dtype_name="float32")
+    one = make_sets(case, CPU, 0, 0)[0]
+    assert options(case, one, None) == {}
+    causal = Case(1, 2, 64, 16, "causal", dropout=0.1, softcap=30.0)
+    assert options(causal, one, None) == {"causal": True, "dropout_p": 0.1, "softcap": 30.0}
+
+
+def test_titles_on_a_gpu_name_flash_attention_2() -> None:
+    assert "torch SDPA, FlashAttention-2" in {peer.title for peer in all_peers()}

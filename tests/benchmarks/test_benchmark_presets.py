@@ -1,0 +1,129 @@
+"""What can be asked of the benchmark, and the cases that the answer has."""
+
+from __future__ import annotations
+
+import pytest
+
+from flashtrain.benchmarks.names import IMPLEMENTATIONS, MASKS, parse_mask
+from flashtrain.benchmarks.peers import all_peers
+from flashtrain.benchmarks.presets import cases
+from flashtrain.benchmarks.settings import BenchmarkSettings
+from flashtrain.compose import compose_settings
+from flashtrain.errors import UserError
+
+# anchors.md's attention table: batch, heads, key/value heads, length, head dimension, mask
+ANCHORS = {
+    (4, 16, 16, 4096, 128, "full"), (4, 16, 16, 4096, 128, "causal"),
+    (1, 16, 16, 16384, 128, "full"), (1, 16, 16, 16384, 128, "causal"), (1, 16, 16, 65536, 128, "causal"),
+    (4, 32, 32, 4096, 64, "full"), (4, 32, 32, 4096, 64, "causal"),
+    (1, 32, 32, 16384, 64, "full"), (1, 32, 32, 16384, 64, "causal"),
+    (32, 12, 12, 1024, 64, "causal"), (64, 16, 16, 512, 64, "full"), (2, 8, 8, 8192, 256, "causal"),
+    (1, 64, 8, 8192, 128, "full"), (1, 64, 8, 8192, 128, "causal"),
+    (1, 32, 32, 16384, 64, "window-1024"), (1, 16, 16, 16384, 128, "window-1024"),
+    (64, 32, 32, 256, 64, "causal"), (32, 32, 32, 512, 64, "causal"), (8, 32, 32, 2048, 64, "causal"),
+    (64, 16, 16, 256, 128, "causal"), (32, 16, 16, 512, 128, "causal"), (8, 16, 16, 2048, 128, "causal"),
+    (1, 32, 32, 32768, 64, "causal-varlen"),
+}  # fmt: skip
+
+
+def asked(**settings) -> list:
+    given = BenchmarkSettings(name="attention", **settings)
+    given.check()
+    return cases(given)
+
+
+def test_the_anchors_are_the_table_row_for_row() -> None:
+    found = asked(rows="anchors")
+    assert {(c.batch, c.heads, c.kv_heads, c.seqlen_q, c.head_dim, c.mask) for c in found} == ANCHORS
+    assert len(found) == len(ANCHORS)
+    assert not any(c.dropout or c.features for c in found)
+
+
+def test_the_paper_is_batch_16_with_8_heads_of_64() -> None:
+    found = asked(rows="paper")
+    assert {(c.batch, c.heads, c.head_dim, c.mask) for c in found} == {(16, 8, 64, "full")}
+    assert [c.seqlen_q for c in found] == [2**power for power in range(7, 17)]
+
+
+def test_the_grid_is_a_product_with_a_batch_of_so_many_tokens() -> None:
+    found = asked(seqlens=[128, 4096], head_dims=[64, 128], masks=["full", "window-64"], dropout=0.1)
+    assert len(found) == 8
+    assert {(c.seqlen_q, c.batch) for c in found} == {(128, 128), (4096, 4)}
+    assert {(c.head_dim, c.heads) for c in found} == {(64, 32), (128, 16)}
+    assert {c.dropout for c in found} == {0.1}
+
+
+def test_without_a_word_the_grid_goes_from_128_to_64k() -> None:
+    assert sorted({c.seqlen_q for c in asked()}) == [2**power for power in range(7, 17)]
+
+
+def test_features_has_each_feature_at_both_head_dimensions() -> None:
+    found = asked(rows="features")
+    for head_dim in (64, 128):
+        here = [c for c in found if c.head_dim == head_dim]
+        assert {c.features for c in here} == {"", "softcap 30", "ALiBi", "bias", "bias gradient"}
+        assert {c.dropout for c in here} == {0.0, 0.1}
+        assert {c.mask for c in here if c.plans} == {
+            "causal-document", "prefix-lm", "shared-question", "global-window"
+        }  # fmt: skip
+    assert {c.seqlen_q for c in asked(rows="features", seqlens=[256])} == {256}
+
+
+def test_block_sparse_has_every_density_beside_full_attention() -> None:
+    found = asked(rows="block-sparse", seqlens=[4096], head_dims=[128])
+    assert [c.mask for c in found] == ["full", *["block-random"] * 5, "block-butterfly"]
+    assert [c.density for c in found[1:6]] == [0.05, 0.1, 0.25, 0.5, 1.0]
+
+
+def test_lengths_and_masks_choose_among_the_rows_of_a_preset() -> None:
+    assert {c.seqlen_q for c in asked(rows="anchors", seqlens=[256, 512])} == {256, 512}
+    assert len(asked(rows="anchors", masks=["window-1024"])) == 2
+    assert max(c.seqlen_q for c in asked(rows="anchors", longest=4096)) == 4096
+    with pytest.raises(UserError, match=r"benchmark.rows=anchors has no row of these"):
+        asked(rows="anchors", seqlens=[77])
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("benchmark.rows=anchor", "unknown benchmark.rows 'anchor'. Did you mean 'anchors'"),
+        ("benchmark.masks=[casual]", "unknown mask 'casual'. Did you mean 'causal'"),
+        ("benchmark.implementations=[flex,fa3]", "unknown benchmark.implementations 'fa3'"),
+        ("benchmark.implementations=[]", "names nothing"),
+        ("benchmark.directions=[sideways]", "unknown benchmark.directions 'sideways'"),
+        ("benchmark.seqlens=[0]", "benchmark.seqlens=0 must be at least 1"),
+        ("benchmark.head_dims=[512]", r"benchmark.head_dims=512 must be in \[1, 256\]"),
+        ("benchmark.dropout=1", r"must be in \[0.0, 1.0\)"),
+        ("benchmark.densities=[0]", r"must be numbers in \(0, 1\]"),
+        ("benchmark.max_seconds=0", "benchmark.max_seconds=0.0 must be at least 1"),
+        ("benchmark.dtype=fp8", "unknown benchmark.dtype 'fp8'"),
+        ("benchmark.seqlen=[1]", "unknown setting 'benchmark.seqlen'"),
+        ("mode=train", "measures and trains nothing"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_one_readable_line(word: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        compose_settings(["recipe=attention-benchmark", word])
+
+
+def test_heads_that_do_not_group_are_refused() -> None:
+    with pytest.raises(UserError, match=r"benchmark.kv_heads=3 must divide benchmark.heads=8"):
+        asked(heads=8, kv_heads=3)
+    with pytest.raises(UserError, match=r"benchmark.kv_heads=3 does not divide the 32 heads"):
+        asked(kv_heads=3)
+
+
+def test_a_training_recipe_measures_nothing() -> None:
+    with pytest.raises(UserError, match="recipe=gpt2 trains a model"):
+        compose_settings(["recipe=gpt2", "mode=benchmark"])
+
+
+def test_every_implementation_has_its_name_in_the_settings() -> None:
+    assert tuple(peer.name for peer in all_peers()) == IMPLEMENTATIONS
+    assert len({peer.title for peer in all_peers()}) == len(IMPLEMENTATIONS)
+
+
+def test_every_mask_is_understood() -> None:
+    for name in MASKS:
+        parse_mask(name.replace("L", "32").replace("R", "16"))
+    assert (parse_mask("window-32").left, parse_mask("window-32").right) == (32, 0)

@@ -1,0 +1,373 @@
+"""transformers models on our attention, compared with the same models on transformers' eager attention."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+from huggingface_models import (
+    CAUSAL,
+    KINDS,
+    build,
+    logits_and_gradients,
+    padding,
+    pair,
+    positions,
+    tokens,
+    worst,
+)
+
+from flashtrain.errors import UserError
+from flashtrain.integrations import document_lengths, register_with_transformers
+from flashtrain.integrations.huggingface_attention import NAME, attention
+
+S = 17
+
+
+def compare(kind, ids, real=None, dtype=torch.float32, tolerance=2e-5, **inputs):
+    ours, eager = pair(kind, dtype)
+    logits, gradients = logits_and_gradients(ours, ids, real, **inputs)
+    expected, expected_gradients = logits_and_gradients(eager, ids, real, **inputs)
+    assert (logits - expected).abs().max().item() < tolerance * expected.abs().max().item()
+    assert worst(gradients, expected_gradients) < 10 * tolerance
+
+
+# Registration
+
+
+def test_registering_gives_the_name_to_use_and_may_be_repeated():
+    assert register_with_transformers() == NAME == register_with_transformers()
+    assert "flash" not in NAME
+    model = transformers.AutoModel.from_config(KINDS["llama"](), attn_implementation=NAME)
+    assert model.config._attn_implementation == NAME
+
+
+def test_another_name_works_too():
+    assert register_with_transformers("our_attention") == "our_attention"
+    build("llama", "our_attention")(tokens(1, 5))
+
+
+def test_a_model_is_switched_in_place():
+    model = build("llama", "eager")
+    before = model(tokens(2, S)).logits
+    model.set_attn_implementation(register_with_transformers())
+    assert model.config._attn_implementation == NAME
+    torch.testing.assert_close(model(tokens(2, S)).logits, before, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["flashtrain", "Flash", "owner/kernel", "paged|ours", "", None])
+def test_names_that_transformers_gives_a_meaning_of_its_own_are_refused(name):
+    with pytest.raises(UserError, match=NAME):
+        register_with_transformers(name)
+
+
+@pytest.mark.parametrize("name", ["eager", "sdpa", "flex_attention"])
+def test_names_of_other_implementations_are_refused(name):
+    with pytest.raises(UserError, match="taken"):
+        register_with_transformers(name)
+
+
+def test_a_missing_transformers_is_said_in_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UserError, match="pip install 'transformers>=5'"):
+        register_with_transformers()
+
+
+def test_the_integrations_are_imported_without_transformers():
+    code = "import sys, flashtrain.integrations; sys.exit('transformers' in sys.modules)"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        ).returncode
+        == 0
+    )
+
+
+# Equal to eager: logits and every parameter's gradient
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unpadded_batches_equal_eager(kind):
+    compare(kind, tokens(2, S))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "gpt_oss"])  # whose experts have no float64
+def test_unpadded_batches_equal_eager_in_float64(kind):
+    # GPT-2 and BERT compute their eager softmax in float64, the others in float32.
+    compare(kind, tokens(2, S), dtype=torch.float64, tolerance=1e-11 if kind in ("gpt2", "bert") else 2e-6)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert"])
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_padded_batches_equal_eager_in_float64(kind, side):
+    real = padding(S, [S, 9, 1], side)
+    compare(kind, tokens(3, S), real, attention_mask=real, dtype=torch.float64, tolerance=1e-11)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_padded_batches_equal_eager_at_the_real_tokens(kind, side):
+    real = padding(S, [S, 9, 1], side)
+    compare(kind, tokens(3, S), real, attention_mask=real)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert", "qwen3"])
+def test_padding_between_real_tokens_equals_eager(kind):
+    real = torch.ones(2, S, dtype=torch.long)
+    real[0, 4:7] = real[1, 0] = real[1, 8] = 0
+    compare(kind, tokens(2, S), real, attention_mask=real)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mask_of_ones_is_no_mask(kind):
+    compare(kind, tokens(2, S), attention_mask=torch.ones(2, S, dtype=torch.long))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CAUSAL if kind != "gpt_oss"])  # which does not look at positions
+def test_packed_rows_equal_eager_which_finds_documents_in_positions(kind):
+    compare(kind, tokens(1, S), position_ids=positions([7, 1, 9]), use_cache=False)
+
+
+@pytest.mark.parametrize("kind", CAUSAL)
+def test_packed_rows_are_kept_apart_also_where_a_cache_is_made(kind):
+    # transformers then looks for no documents, and its eager attention mixes them.
+    model, where = build(kind, register_with_transformers()), positions([7, 1, 9])
+    expected = model(tokens(1, S), position_ids=where, use_cache=False).logits
+    found = model(tokens(1, S), position_ids=where, use_cache=True).logits
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_documents_equal_the_same_documents_one_by_one(kind):
+    model, ids, lengths = build(kind, register_with_transformers()), tokens(1, S), [7, 1, 9]
+    where = positions(lengths)
+    packed = model(ids, position_ids=where, **document_lengths(where)).logits[0]
+    single = [model(document[None]).logits[0] for document in ids[0].split(lengths)]
+    torch.testing.assert_close(packed, torch.cat(single), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["llama", "modernbert"])
+def test_rows_of_packed_documents_are_kept_apart_too(kind):
+    model, ids = build(kind, register_with_transformers()), tokens(2, S)
+    where = torch.cat((positions([7, 1, 9]), positions([10, 7])))
+    packed = model(ids, position_ids=where, **document_lengths(where)).logits
+    documents = [*ids[0].split([7, 1, 9]), *ids[1].split([10, 7])]
+    single = torch.cat([model(document[None]).logits[0] for document in documents])
+    torch.testing.assert_close(packed.flatten(0, 1), single, atol=1e-4, rtol=1e-4)
+
+
+def test_a_bidirectional_model_that_hands_on_its_positions_needs_no_lengths():
+    model, ids, lengths = build("bert", register_with_transformers()), tokens(1, S), [7, 1, 9]
+    packed = model(ids, position_ids=positions(lengths)).logits[0]
+    single = [model(document[None]).logits[0] for document in ids[0].split(lengths)]
+    torch.testing.assert_close(packed, torch.cat(single), atol=1e-4, rtol=1e-4)
+
+
+def test_positions_that_are_no_documents_separate_nothing():
+    ours, eager = pair("bert")
+    for where in (torch.full((1, S), 3), torch.zeros(1, S, dtype=torch.long), torch.arange(S).flip(0)[None]):
+        expected = eager(tokens(1, S), position_ids=where).logits
+        torch.testing.assert_close(ours(tokens(1, S), position_ids=where).logits, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_causal_model_configured_to_see_both_ways_does():
+    ours, eager = pair("llama", is_causal=False)
+    ids = tokens(2, S)
+    torch.testing.assert_close(ours(ids).logits, eager(ids).logits, atol=1e-4, rtol=1e-4)
+    assert (ours(ids).logits - build("llama", NAME)(ids).logits).abs().max() > 0.1
+    real = padding(S, [S, 6], "left")
+    found, expected = (model(ids, attention_mask=real).logits[real.bool()] for model in (ours, eager))
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_mask_of_the_callers_own_is_used_as_it_is():
+    ours, eager = pair("llama")
+    visible = (torch.rand(2, 1, S, S, generator=torch.Generator().manual_seed(3)) < 0.5) | torch.eye(
+        S, dtype=torch.bool
+    )
+    added = torch.where(visible, 0.0, torch.finfo(torch.float32).min)
+    expected = eager(tokens(2, S), attention_mask=added).logits
+    for mask in (added, visible):
+        torch.testing.assert_close(ours(tokens(2, S), attention_mask=mask).logits, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_cross_attention_equals_eager():
+    ours, eager = pair("gpt2", add_cross_attention=True)
+    states = torch.randn(2, 11, 32, generator=torch.Generator().manual_seed(2))
+    seen = padding(11, [11, 4], "right")
+    inputs = {"encoder_hidden_states": states, "encoder_attention_mask": seen}
+    torch.testing.assert_close(ours(tokens(2, S), **inputs).logits, eager(tokens(2, S), **inputs).logits)
+
+
+def test_t5s_position_bias_and_its_gradient_equal_eager():
+    models = []
+    for implementation in (register_with_transformers(), "eager"):
+        torch.manual_seed(0)
+        sizes = {"vocab_size": 61, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+        config = transformers.T5Config(**sizes, dropout_rate=0.0, decoder_start_token_id=0)
+        model = transformers.AutoModelForSeq2SeqLM.from_config(config, attn_implementation=implementation)
+        models.append(model.eval())
+    real = padding(S, [S, 6], "right")
+    inputs = {"attention_mask": real, "decoder_input_ids": tokens(2, 9)}
+    logits, gradients = logits_and_gradients(models[0], tokens(2, S), **inputs)
+    expected, expected_gradients = logits_and_gradients(models[1], tokens(2, S), **inputs)
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+    name = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    assert expected_gradients[name].abs().max() > 0
+    assert worst(gradients, expected_gradients) < 1e-3
+
+
+# Training
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")  # renamed in later versions
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("kind", ["gpt2", "qwen2", "modernbert"])
+def test_gradient_checkpointing_gives_the_same_gradients_with_dropout(kind, reentrant):
+    dropout = {"attn_pdrop": 0.3} if kind == "gpt2" else {"attention_dropout": 0.3}
+    real = padding(S, [S, 9], "left")
+
+    def gradients(checkpointing):
+        model = build(kind, register_with_transformers(), **dropout).train()
+        model.config.use_cache = False
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+            model.enable_input_require_grads()
+        torch.manual_seed(7)
+        return logits_and_gradients(model, tokens(2, S), real, attention_mask=real)
+
+    (logits, plain), (again, checkpointed) = gradients(False), gradients(True)
+    assert torch.equal(logits, again)
+    assert worst(checkpointed, plain) < 1e-6
+
+
+def test_dropout_acts_in_training_only_and_follows_torchs_seed():
+    model, ids = build("llama", register_with_transformers(), attention_dropout=0.5), tokens(2, S)
+    still = model(ids).logits
+    assert torch.equal(still, model(ids).logits)
+    model.train()
+    drawn = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        drawn.append(model(ids).logits)
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.allclose(drawn[0], drawn[2])
+    assert not torch.allclose(drawn[0], still)
+
+
+def test_dropout_keeps_the_mean():
+    q, k, v = torch.randn(3, 1, 2, 8, 4, generator=torch.Generator().manual_seed(0)).unbind(0)
+    torch.manual_seed(0)
+    many = [attention(torch.nn.Module(), q, k, v, None, dropout=0.3)[0] for _ in range(400)]
+    expected = attention(torch.nn.Module(), q, k, v, None)[0]
+    assert (torch.stack(many).mean(0) - expected).abs().max() < 0.25
+
+
+def test_dropout_is_the_same_for_a_left_padded_row_as_for_a_right_padded_one():
+    model = build("llama", register_with_transformers(), attention_dropout=0.4).train()
+    document = tokens(1, 9)
+    filler = torch.full((1, 8), 2)
+    rows = {"right": torch.cat((document, filler), 1), "left": torch.cat((filler, document), 1)}
+    drawn = {}
+    for side, ids in rows.items():
+        real = padding(S, [9], side)
+        torch.manual_seed(3)
+        drawn[side] = model(ids, attention_mask=real, position_ids=(real.cumsum(1) - 1).clamp(min=0)).logits[
+            real.bool()
+        ]
+    torch.testing.assert_close(drawn["left"], drawn["right"], atol=1e-4, rtol=1e-4)
+
+
+def test_autocast_computes_in_its_dtype():
+    model, ids = build("llama", register_with_transformers()), tokens(2, S)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = model(ids).logits
+    expected = model(ids).logits
+    assert (logits - expected).abs().max() < 0.1 * expected.abs().max()
+
+
+def test_float32_queries_and_keys_beside_bfloat16_values_give_bfloat16():
+    q, k, v = torch.randn(3, 1, 2, 8, 4).unbind(0)
+    out, weights = attention(torch.nn.Module(), q, k, v.bfloat16(), None)
+    assert out.dtype == torch.bfloat16
+    assert out.shape == (1, 8, 2, 4)
+    assert weights is None
+
+
+def test_values_narrower_than_keys_are_computed_as_they_are():
+    q, k = torch.randn(2, 1, 2, 8, 6, generator=torch.Generator().manual_seed(0)).unbind(0)
+    v = torch.randn(1, 2, 8, 4)
+    out, _ = attention(torch.nn.Module(), q, k, v, None)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    torch.testing.assert_close(out.transpose(1, 2), expected)
+
+
+# Generation
+
+
+@pytest.mark.parametrize(
+    ("kind", "cache"), [*((kind, "dynamic") for kind in CAUSAL), ("gpt2", "static"), ("qwen3", "static")]
+)
+def test_generation_equals_eager_token_for_token(kind, cache):
+    ours, eager = pair(kind)
+    real = padding(9, [9, 5], "left")  # longer than the sliding window, then much longer
+    for inputs in ({}, {"attention_mask": real}):
+        arguments = {**inputs, "max_new_tokens": 8, "do_sample": False, "disable_compile": True}
+        if cache == "static":
+            arguments["cache_implementation"] = "static"
+        found = ours.generate(tokens(2, 9), **arguments)
+        assert found.tolist() == eager.generate(tokens(2, 9), **arguments).tolist()
+        assert found.shape == (2, 17)
+
+
+@pytest.mark.parametrize("kind", CAUSAL)
+def test_a_prompt_in_pieces_gives_the_logits_of_the_whole(kind):
+    model, ids = build(kind, register_with_transformers()), tokens(2, S)
+    whole, past, pieces = model(ids).logits, None, []
+    for piece in ids.split([6, 1, 7, 3], dim=1):
+        output = model(piece, past_key_values=past, use_cache=True)
+        past = output.past_key_values
+        pieces.append(output.logits)
+    torch.testing.assert_close(torch.cat(pieces, 1), whole, atol=1e-4, rtol=1e-4)
+
+
+def test_beam_search_equals_eager():
+    ours, eager = pair("llama")
+    arguments = {"max_new_tokens": 6, "num_beams": 3, "do_sample": False}
+    assert ours.generate(tokens(2, 5), **arguments).tolist() == eager.generate(tokens(2, 5), **arguments).tolist()
+
+
+# torch.compile
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "modernbert"])
+def test_a_compiled_model_is_one_graph_and_gives_the_same_logits(kind):
+    torch._dynamo.reset()
+    model, ids, real = build(kind, register_with_transformers()), tokens(2, S), padding(S, [S, 9], "left")
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    where = torch.cat((positions([7, 10]), positions([2, 3, 12])))
+    packed = document_lengths(where) if kind == "modernbert" else {"position_ids": where}
+    for inputs, kept in (({"attention_mask": real}, real.bool()), (packed, torch.ones(2, S, dtype=torch.bool))):
+        torch.testing.assert_close(compiled(ids, **inputs).logits[kept], model(ids, **inputs).logits[kept])
+
+
+# What cannot be
+
+
+def test_attention_weights_are_refused_readably():
+    with pytest.raises(UserError, match="output_attentions"):
+        attention(torch.nn.Module(), *torch.randn(3, 1, 2, 8, 4).unbind(0), None, output_attentions=True)
+
+
+def test_a_mask_that_reaches_a_layer_in_two_dimensions_is_refused_readably():
+    with pytest.raises(UserError, match=r"attention_mask .* \(1, 8\)"):
+        attention(torch.nn.Module(), *torch.randn(3, 1, 2, 8, 4).unbind(0), torch.ones(1, 8))
+
+
+def test_position_ids_of_another_form_are_refused_readably():
+    with pytest.raises(UserError, match=r"position_ids .* \(3,\)"):
+        document_lengths(torch.arange(3))

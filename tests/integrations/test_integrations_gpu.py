@@ -1,0 +1,164 @@
+"""The integrations on an NVIDIA GPU: python -m pytest -m gpu tests/integrations/test_integrations_gpu.py
+
+bfloat16 results are compared with eager attention in float32, and may be at most twice as far from it as eager
+attention in bfloat16 is.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from huggingface_models import build, logits_and_gradients, padding, positions, tokens, worst
+from torch import nn
+
+from flashtrain.integrations import document_lengths, register_with_transformers, route_sdpa
+from flashtrain.integrations.huggingface_attention import attention
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+S = 300
+LONG = {"gpt2": {"n_positions": 512}}
+KINDS = ("gpt2", "llama", "qwen2", "qwen3", "gemma2", "bert", "modernbert")
+
+
+def on_gpu(kind, implementation, dtype=torch.bfloat16, **changes):
+    longer = LONG.get(kind, {"max_position_embeddings": 512})
+    # Windows longer than a tile of the kernels.
+    windows = {"sliding_window": 100} if kind in ("qwen2", "qwen3", "gemma2") else {}
+    windows = {"local_attention": 128} if kind == "modernbert" else windows
+    return build(kind, implementation, dtype, **longer, **windows, **changes).cuda()
+
+
+def compare(kind, real=None, **inputs):
+    ids = tokens(1 if "position_ids" in inputs else 2, S).cuda()
+    inputs = {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
+    real = None if real is None else real.cuda()
+    exact, exact_gradients = logits_and_gradients(on_gpu(kind, "eager", torch.float32), ids, real, **inputs)
+
+    def errors(implementation):
+        logits, gradients = logits_and_gradients(on_gpu(kind, implementation), ids, real, **inputs)
+        return ((logits.float() - exact).abs().mean() / exact.abs().mean()).item(), worst(gradients, exact_gradients)
+
+    (logits, gradients), (eager_logits, eager_gradients) = errors(register_with_transformers()), errors("eager")
+    assert logits <= 2 * eager_logits + 1e-3
+    assert gradients <= 2 * eager_gradients + 1e-2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unpadded_batches(kind):
+    compare(kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_padded_batches(kind, side):
+    real = padding(S, [S, 130], side)
+    compare(kind, real, attention_mask=real)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen3", "gemma2"])
+def test_packed_rows(kind):
+    compare(kind, position_ids=positions([150, 1, 149]), use_cache=False)
+
+
+@pytest.mark.parametrize("kind", ["llama", "bert", "modernbert"])
+def test_packed_documents_are_those_of_the_documents_one_by_one_in_float32(kind):
+    model, ids, lengths = on_gpu(kind, register_with_transformers(), torch.float32), tokens(1, S).cuda(), [150, 1, 149]
+    where = positions(lengths).cuda()
+    packed = model(ids, position_ids=where, **document_lengths(where)).logits[0]
+    single = torch.cat([model(document[None]).logits[0] for document in ids[0].split(lengths)])
+    assert (packed - single).abs().max() < 1e-3 * single.abs().max()
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen3", "gemma2"])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generation_in_float32_equals_eager_token_for_token(kind, cache):
+    ids, real = tokens(2, 120).cuda(), padding(120, [120, 50], "left").cuda()
+    arguments = {"attention_mask": real, "max_new_tokens": 20, "do_sample": False, "disable_compile": True}
+    if cache == "static":
+        arguments["cache_implementation"] = "static"
+    found, expected = (
+        on_gpu(kind, name, torch.float32).generate(ids, **arguments) for name in (register_with_transformers(), "eager")
+    )
+    assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradient_checkpointing_repeats_dropout(reentrant):
+    real = padding(S, [S, 130], "left").cuda()
+
+    def run(checkpointing):
+        model = on_gpu("llama", register_with_transformers(), attention_dropout=0.3).train()
+        model.config.use_cache = False
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+            model.enable_input_require_grads()
+        torch.manual_seed(7)
+        return logits_and_gradients(model, tokens(2, S).cuda(), real, attention_mask=real)
+
+    (logits, plain), (again, checkpointed) = run(False), run(True)
+    assert torch.equal(logits, again)
+    assert worst(checkpointed, plain) < 1e-2
+
+
+def test_sinks_are_those_of_one_more_key_whose_value_is_zero():
+    q, k, v = torch.randn(3, 2, 4, S, 64, device="cuda").bfloat16().unbind(0)
+    sinks = torch.randn(4, device="cuda")
+    module = nn.Module()
+    out, _ = attention(module, q, k, v, None, s_aux=sinks)
+    scores = (q.float() @ k.float().mT / 8).masked_fill(torch.ones(S, S, device="cuda").triu(1).bool(), float("-inf"))
+    scores = torch.cat((scores, sinks[None, :, None, None].expand(2, 4, S, 1)), -1)
+    expected = (scores.softmax(-1)[..., :-1] @ v.float()).transpose(1, 2)
+    assert (out.float() - expected).abs().max() < 2e-2
+
+
+def test_a_compiled_model_is_one_graph_and_trains():
+    torch._dynamo.reset()
+    model, ids, real = on_gpu("qwen3", register_with_transformers()), tokens(2, S).cuda(), padding(S, [S, 130], "left")
+    real = real.cuda()
+    logits, gradients = logits_and_gradients(model, ids, real, attention_mask=real, use_cache=False)
+    compiled = torch.compile(model, fullgraph=True)
+    found, found_gradients = logits_and_gradients(compiled, ids, real, attention_mask=real, use_cache=False)
+    assert (found - logits).float().abs().mean() < 0.03 * logits.float().abs().mean()
+    unwrapped = {name.removeprefix("_orig_mod."): gradient for name, gradient in found_gradients.items()}
+    assert worst(unwrapped, gradients) < 0.2
+
+
+def test_sdpa_calls_of_models_and_modules_are_routed_and_mean_the_same():
+    model, ids, real = on_gpu("llama", "sdpa"), tokens(2, S).cuda(), padding(S, [S, 130], "left").cuda()
+    logits, gradients = logits_and_gradients(model, ids, real, attention_mask=real)
+    with route_sdpa() as routing:
+        found, found_gradients = logits_and_gradients(model, ids, real, attention_mask=real)
+    assert (routing.routed, dict(routing.left)) == (2, {})
+    assert (found - logits).float().abs().mean() < 0.03 * logits.float().abs().mean()
+    assert worst(found_gradients, gradients) < 0.2
+    layer = nn.MultiheadAttention(64, 2, batch_first=True, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(2, 50, 64, device="cuda", dtype=torch.bfloat16)
+    with route_sdpa() as routing:
+        layer(x, x, x, need_weights=False)
+    assert routing.routed == 1
+
+
+def test_recomputation_on_autograds_threads_is_routed():
+    q, k, v = (torch.randn(2, 3, S, 64, device="cuda").bfloat16().requires_grad_() for _ in range(3))
+    for reentrant in (True, False):
+        with route_sdpa() as routing:
+            out = torch.utils.checkpoint.checkpoint(
+                F.scaled_dot_product_attention, q, k, v, None, 0.2, use_reentrant=reentrant
+            )
+            out.sum().backward()
+        assert not routing.left
+        assert routing.routed >= 1
+
+
+def test_autocast_and_what_stays_torchs():
+    q, k, v = torch.randn(3, 2, 3, 50, 64, device="cuda").unbind(0)
+    with route_sdpa() as routing, torch.autocast("cuda", dtype=torch.bfloat16):
+        assert F.scaled_dot_product_attention(q, k, v).dtype == torch.bfloat16
+        assert F.scaled_dot_product_attention(q.double(), k.double(), v.double()).dtype == torch.float64
+        F.scaled_dot_product_attention(*torch.randn(3, 1, 1, 8, 320, device="cuda").unbind(0))
+        F.scaled_dot_product_attention(q.cpu(), k.cpu(), v.cpu())
+    assert routing.routed == 1
+    assert dict(routing.left) == {"dtype float64": 1, "head dimension 320": 1, "tensors on cpu": 1}

@@ -1,0 +1,237 @@
+"""route_sdpa: which calls of torch's scaled_dot_product_attention run on our kernels, and that they mean the same."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from huggingface_models import build, tokens
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention as by_name
+
+import flashtrain_kernels
+from flashtrain.errors import UserError
+from flashtrain.integrations import route_sdpa
+
+CPU = ("cpu",)
+
+
+def tensors(*shape, dtype=torch.float32, count=3):
+    shape = shape or (2, 3, 7, 4)
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for _ in range(count)]
+
+
+@pytest.fixture
+def ours(monkeypatch):
+    """The calls that reach our function, which goes on working."""
+    calls = []
+    real = flashtrain_kernels.scaled_dot_product_attention
+
+    def counting(*args, **kwargs):
+        calls.append((args, kwargs))
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(flashtrain_kernels, "scaled_dot_product_attention", counting)
+    return calls
+
+
+@pytest.mark.parametrize(
+    "call", [F.scaled_dot_product_attention, by_name, lambda *a, **k: F.scaled_dot_product_attention(*a, **k)]
+)
+def test_calls_by_any_name_are_routed(ours, call):
+    q, k, v = tensors()
+    expected = call(q, k, v, is_causal=True)
+    assert ours == []
+    with route_sdpa(CPU) as routing:
+        out = call(q, k, v, is_causal=True)
+        call(query=q, key=k, value=v, scale=0.3)
+    torch.testing.assert_close(out, expected)
+    assert len(ours) == routing.routed == 2
+    assert not routing.left
+    call(q, k, v)
+    assert len(ours) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"is_causal": True},
+        {"scale": 0.7},
+        {"attn_mask": torch.ones(7, 7).tril().bool()},
+        {"attn_mask": torch.arange(49.0).view(7, 7) / 10},
+        {"enable_gqa": True},
+    ],
+)
+def test_results_and_gradients_are_torchs(ours, options, dtype):
+    q, k, v = tensors(dtype=dtype)
+    options = dict(options)
+    if options.get("enable_gqa"):
+        k, v = k[:, :1], v[:, :1]
+    if options.get("attn_mask") is not None and options["attn_mask"].is_floating_point():
+        options["attn_mask"] = options["attn_mask"].to(dtype)
+    results = []
+    for context in (route_sdpa(CPU), route_sdpa()):  # the second leaves CPU tensors to torch
+        inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+        with context:
+            out = F.scaled_dot_product_attention(*inputs, **options)
+            (out * out.detach().cos()).sum().backward()
+        results.append((out, *[x.grad for x in inputs]))
+    assert len(ours) == 1
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_multi_head_attention_modules_are_routed(ours):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    x = torch.randn(2, 5, 8)
+    expected = layer(x)
+    with route_sdpa(CPU) as routing:
+        torch.testing.assert_close(layer(x), expected)
+    assert (len(ours), routing.routed) == (1, 1)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # torch's, of vmap
+def test_left_calls_are_counted_by_reason():
+    q, k, v = tensors()
+    wide = tensors(1, 1, 4, 300)
+    with route_sdpa(CPU) as routing:
+        F.scaled_dot_product_attention(*wide)
+        F.scaled_dot_product_attention(*wide)
+        F.scaled_dot_product_attention(*tensors(0, 3, 7, 4))
+        torch.func.vmap(F.scaled_dot_product_attention)(q[:, None], k[:, None], v[:, None])
+        F.scaled_dot_product_attention(q, k, v)
+        with route_sdpa() as inner:
+            F.scaled_dot_product_attention(q, k, v)
+    assert routing.left == {"head dimension 300": 2, "an empty tensor": 1, "a torch.func transform": 1}
+    assert routing.routed == 1
+    assert str(routing).startswith("routed 1 calls; left 4 to torch: head dimension 300 (2), ")
+    assert str(inner) == "routed 0 calls; left 1 to torch: tensors on cpu (1)"
+    assert str(route_sdpa()) == "routed 0 calls; left 0 to torch"
+
+
+def test_what_our_function_refuses_is_left_to_torch_with_what_it_said(monkeypatch):
+    def refusing(*args, **kwargs):
+        raise ValueError("dropout_p must be less")
+
+    monkeypatch.setattr(flashtrain_kernels, "scaled_dot_product_attention", refusing)
+    q, k, v = tensors()
+    with route_sdpa(CPU) as routing:
+        out = F.scaled_dot_product_attention(q, k, v)
+    torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v))
+    assert routing.left == {"refused: dropout_p must be less": 1}
+
+
+def test_mistakes_are_reported_by_torch():
+    q, k, v = tensors()
+    with route_sdpa(CPU) as routing:
+        with pytest.raises(RuntimeError):
+            F.scaled_dot_product_attention(q, k[..., :2], v)
+        with pytest.raises(TypeError):
+            F.scaled_dot_product_attention(q)
+    assert routing.routed == 0
+
+
+@pytest.mark.parametrize("devices", ["mps", (), ("cuda", "gpu"), (0,)])
+def test_unknown_devices_are_refused(devices):
+    with pytest.raises(UserError, match="devices"):
+        route_sdpa(devices)
+
+
+def test_nested_contexts_count_each_call_once_and_the_inner_decides(ours):
+    q, k, v = tensors()
+    with route_sdpa() as outer:
+        with route_sdpa(CPU) as inner, inner:
+            F.scaled_dot_product_attention(q, k, v)
+        F.scaled_dot_product_attention(q, k, v)
+    assert (inner.routed, outer.routed, len(ours)) == (1, 0, 1)
+    assert outer.left == {"tensors on cpu": 1}
+
+
+def test_an_exception_closes_the_context(ours):
+    with pytest.raises(KeyError), route_sdpa(CPU):
+        raise KeyError
+    F.scaled_dot_product_attention(*tensors())
+    assert ours == []
+
+
+def test_another_thread_is_not_routed(ours):
+    with route_sdpa(CPU):
+        thread = threading.Thread(target=lambda: F.scaled_dot_product_attention(*tensors()))
+        thread.start()
+        thread.join()
+    assert ours == []
+
+
+def test_asyncio_tasks_are_routed_each_for_itself():
+    q, k, v = tensors()
+
+    async def task(devices, first, second):
+        await first.wait()
+        with route_sdpa(devices) if devices else route_sdpa() as routing:
+            F.scaled_dot_product_attention(q, k, v)
+            second.set()
+            await asyncio.sleep(0.01)
+            F.scaled_dot_product_attention(q, k, v)
+        return routing
+
+    async def outside(after):
+        await after.wait()
+        F.scaled_dot_product_attention(q, k, v)
+
+    async def together():
+        start, one, two = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        start.set()
+        return await asyncio.gather(task(CPU, start, one), task(None, one, two), outside(two))
+
+    routed, left, _ = asyncio.run(together())
+    assert (routed.routed, sum(routed.left.values())) == (2, 0)
+    assert (left.routed, sum(left.left.values())) == (0, 2)
+
+
+def test_autocast_computes_in_its_dtype(ours):
+    q, k, v = tensors()
+    with route_sdpa(CPU), torch.autocast("cpu", dtype=torch.bfloat16):
+        out = F.scaled_dot_product_attention(q, k.bfloat16(), value=v)
+    assert out.dtype == torch.bfloat16
+    assert len(ours) == 1
+
+
+def test_activation_checkpointing_recomputes_by_the_same_function(ours):
+    q, k, v = (x.requires_grad_() for x in tensors())
+    with route_sdpa(CPU) as routing:
+        out = torch.utils.checkpoint.checkpoint(
+            F.scaled_dot_product_attention, q, k, v, 0.0 * q @ k.mT, 0.2, use_reentrant=False
+        )
+        out.sum().backward()
+    assert len(ours) == 2
+    assert not routing.left
+
+
+def test_a_transformers_model_on_sdpa_is_routed(ours):
+    model = build("llama", "sdpa")
+    expected = model(tokens(2, 9)).logits
+    with route_sdpa(CPU) as routing:
+        torch.testing.assert_close(model(tokens(2, 9)).logits, expected, atol=1e-4, rtol=1e-4)
+    assert routing.routed == model.config.num_hidden_layers == len(ours)
+
+
+def test_compiled_code_is_routed_inside_the_context_only(monkeypatch):
+    torch._dynamo.reset()
+    monkeypatch.setattr(flashtrain_kernels, "scaled_dot_product_attention", lambda q, k, v: q * 2)  # to be told apart
+    compiled = torch.compile(lambda *x: F.scaled_dot_product_attention(*x) + 1, backend="aot_eager", fullgraph=True)
+    q, k, v = tensors()
+    theirs = F.scaled_dot_product_attention(q, k, v) + 1
+    for _ in range(2):
+        torch.testing.assert_close(compiled(q, k, v), theirs)
+        with route_sdpa(CPU) as routing:
+            torch.testing.assert_close(compiled(q, k, v), q * 2 + 1)
+        with route_sdpa():
+            torch.testing.assert_close(compiled(q, k, v), theirs)
+        assert (routing.routed, dict(routing.left)) == (0, {})

@@ -1,0 +1,68 @@
+"""Attention as a textbook writes it, in float64, differentiable by autograd: what the interface and the reference are
+compared with. Finite inputs only.
+
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
+"""
+
+import torch
+
+
+def window_pairs(seqlen_q: int, seqlen_k: int, left: int = -1, right: int = -1, causal: bool = False) -> torch.Tensor:
+    """(Sq, Sk) bool, pair by pair from flash-attn's description of windows; bottom-right aligned."""
+    pairs = torch.zeros(seqlen_q, seqlen_k, dtype=torch.bool)
+    for i in range(seqlen_q):
+        for j in range(seqlen_k):
+            distance = j - (i + seqlen_k - seqlen_q)
+            near = (left < 0 or distance >= -left) and (right < 0 or distance <= right)
+            pairs[i, j] = near and not (causal and distance > 0)
+    return pairs
+
+
+def plain_attention(q, k, v, *, scale=None, seen=None, softcap=0.0, slopes=None, bias=None, kept=None, p=0.0):
+    """(out (B, Sq, H, D), lse (B, H, Sq)). seen, kept: bool, broadcast to (B, H, Sq, Sk); slopes (H,) or (B, H)."""
+    seqlen_q, seqlen_k, group = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
+    keys, values = k.repeat_interleave(group, 2), v.repeat_interleave(group, 2)
+    scores = torch.einsum("bihd,bjhd->bhij", q, keys) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    if slopes is not None:
+        distance = torch.arange(seqlen_q)[:, None] + seqlen_k - seqlen_q - torch.arange(seqlen_k)
+        scores = scores - slopes.to(scores.dtype)[..., None, None] * distance.abs()
+    if bias is not None:
+        scores = scores + bias
+    if seen is not None:
+        scores = scores.masked_fill(~seen, -torch.inf)
+    lse = torch.logsumexp(scores, -1)
+    weights = torch.softmax(scores, -1).nan_to_num(0.0)  # NaN: a row that sees nothing
+    if kept is not None:
+        weights = weights * kept / (1 - p)
+    return torch.einsum("bhij,bjhd->bihd", weights, values), lse
+
+
+def tensors(batch=2, seqlen_q=6, seqlen_k=9, heads=4, kv_heads=2, head_dim=5, dtype=torch.float64, seed=0):
+    """Random q, k and v, the same for every dtype, that want gradients."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+
+    kv = (batch, seqlen_k, kv_heads, head_dim)
+    return draw(batch, seqlen_q, heads, head_dim), draw(*kv), draw(*kv)
+
+
+def assert_same(got, wanted, inputs):
+    """Equal outputs, and equal gradients of a loss that uses all of them.
+
+    A plain formula has NaN gradients at the rows that see nothing, which are 0; their log-sum-exp is left out.
+    """
+    losses = []
+    for outputs in (got, wanted):
+        generator = torch.Generator().manual_seed(3)
+        weights = [torch.randn(x.shape, generator=generator, dtype=torch.float64) for x in outputs]
+        losses.append(
+            sum(torch.where(x.isfinite(), x * weight, 0.0).sum() for x, weight in zip(outputs, weights, strict=True))
+        )
+    for one, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(one, other)
+    for one, other in zip(*(torch.autograd.grad(loss, inputs) for loss in losses), strict=True):
+        torch.testing.assert_close(one, other.nan_to_num(0.0))

@@ -1,0 +1,156 @@
+"""Block masks: the lists against the pattern and the band, pair by pair; the patterns; what is refused."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flashtrain_kernels.block_sparse import block_mask, butterfly, local_global, random
+
+NO_WINDOW = (-1, -1)
+
+
+def rule(blocks, size, seqlen_q, seqlen_k, causal, window):
+    """(Bm, Hm, Sq, Sk) bool, by each pair's block and flash-attn's band."""
+    blocks = blocks if blocks.dim() == 4 else blocks[None]
+    query, key = torch.arange(seqlen_q)[:, None], torch.arange(seqlen_k)[None, :]
+    seen = blocks[:, :, query // size[0], key // size[1]]
+    at = query + seqlen_k - seqlen_q
+    if causal:
+        seen = seen & (key <= at)
+    if window[0] >= 0:
+        seen = seen & (key >= at - window[0])
+    if window[1] >= 0:
+        seen = seen & (key <= at + window[1])
+    return seen
+
+
+def check_lists(rows, listed, seen, size):
+    """seen: (Bm, Hm, own, other tokens). Each row lists, ascending, its partly and then its wholly seen blocks."""
+    own, other = size
+    assert rows.dtype == torch.int64
+    assert listed.dtype == torch.int32
+    place = 0
+    for head_rows, head_seen in zip(rows.flatten(0, 1).tolist(), seen.flatten(0, 1), strict=True):
+        assert len(head_rows) == -(-seen.shape[2] // own)
+        for number, (begin, split, end) in enumerate(head_rows):
+            assert place == begin <= split <= end
+            place = end
+            mine = head_seen[number * own : (number + 1) * own]
+            pieces = [mine[:, j : j + other] for j in range(0, seen.shape[3], other)]
+            whole = [j for j, piece in enumerate(pieces) if piece.shape == (own, other) and piece.all()]
+            partly = [j for j, piece in enumerate(pieces) if piece.any() and j not in whole]
+            assert listed[begin:split].tolist() == partly
+            assert listed[split:end].tolist() == whole
+    assert place == listed.shape[0]
+
+
+def check(mask, seen):
+    check_lists(mask.query_rows, mask.query_blocks, seen, mask.block_size)
+    check_lists(mask.key_rows, mask.key_blocks, seen.transpose(2, 3), mask.block_size[::-1])
+    assert torch.equal(mask.dense(), seen)
+    assert mask.density() == pytest.approx(seen.float().mean().item() if seen.numel() else 0.0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seqlen_q=st.integers(1, 150), seqlen_k=st.integers(1, 150), causal=st.booleans(),
+    window=st.tuples(st.integers(-1, 60), st.integers(-1, 60)), size=st.sampled_from([(16, 16), (32, 16), (16, 64)]),
+    heads=st.sampled_from([(1,), (3,), (2, 2), (2, 1)]), density=st.sampled_from([0.0, 0.3, 1.0]),
+    seed=st.integers(0, 9),
+)  # fmt: skip
+def test_lists_hold_the_blocks_of_the_pattern_inside_the_band(
+    seqlen_q, seqlen_k, causal, window, size, heads, density, seed
+):
+    shape = (*heads, -(-seqlen_q // size[0]), -(-seqlen_k // size[1]))
+    blocks = torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < density
+    mask = block_mask(blocks, block_size=size, seqlen_q=seqlen_q, seqlen_k=seqlen_k, causal=causal, window_size=window)
+    check(mask, rule(blocks, size, seqlen_q, seqlen_k, causal, window))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("pattern", ["butterfly", "local_global", "random"])
+def test_the_patterns_make_block_masks(pattern, causal):
+    made = {
+        "butterfly": lambda: butterfly(7) | local_global(7, 7, local=1, globals=1),
+        "local_global": lambda: local_global(7, 7, local=1, globals=2),
+        "random": lambda: random(4, 7, 7, 0.4, seed=1),
+    }
+    blocks = made[pattern]()
+    mask = block_mask(blocks, block_size=16, seqlen_q=103, seqlen_k=103, causal=causal)
+    check(mask, rule(blocks, (16, 16), 103, 103, causal, NO_WINDOW))
+
+
+def test_a_band_is_kept_as_shifts_of_the_key_against_the_query():
+    blocks = torch.ones(1, 2, 4, dtype=torch.bool)
+    mask = block_mask(blocks, block_size=16, seqlen_q=32, seqlen_k=64, window_size=(5, -1))
+    assert (mask.left, mask.right) == (27, None)
+    mask = block_mask(blocks, block_size=16, seqlen_q=32, seqlen_k=64, causal=True, window_size=(-1, 9))
+    assert (mask.left, mask.right) == (None, 32)
+
+
+def test_butterfly_joins_blocks_whose_numbers_differ_in_one_binary_digit():
+    assert butterfly(4).int().tolist() == [[[1, 1, 1, 0], [1, 1, 0, 1], [1, 0, 1, 1], [0, 1, 1, 1]]]
+    wide = butterfly(64)[0]
+    assert wide.sum(1).tolist() == [7] * 64
+    assert torch.equal(wide, wide.T)
+    assert torch.equal(butterfly(50)[0], wide[:50, :50])
+
+
+def test_local_and_global_blocks():
+    assert local_global(4, 4, local=1, globals=1).int().tolist() == [
+        [[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1], [1, 0, 1, 1]]
+    ]
+    assert local_global(2, 4, local=0, globals=0).int().tolist() == [[[0, 0, 1, 0], [0, 0, 0, 1]]]
+
+
+def test_random_rows_have_exactly_the_density_and_heads_differ():
+    blocks = random(3, 20, 40, 0.1, seed=5)
+    assert blocks.shape == (3, 20, 40)
+    assert (blocks.sum(2) == 4).all()
+    assert not torch.equal(blocks[0], blocks[1])
+    assert torch.equal(blocks, random(3, 20, 40, 0.1, generator=torch.Generator().manual_seed(5)))
+    assert (random(1, 5, 40, 0.001).sum(2) == 1).all()
+    assert not random(1, 5, 40, 0.0).any()
+    assert random(1, 5, 40, 1.0).all()
+
+
+def test_a_quarter_of_a_million_tokens_take_memory_in_proportion_to_their_blocks():
+    blocks = random(2, 2048, 2048, 0.1)
+    mask = block_mask(blocks, block_size=128, seqlen_q=2**18, seqlen_k=2**18, causal=True)
+    assert mask.query_blocks.shape == mask.key_blocks.shape
+    assert mask.query_blocks.shape[0] == blocks.tril().sum()
+    assert torch.equal(mask.blocks()[0], blocks.tril())
+    assert mask.density() == pytest.approx(0.05, rel=0.02)
+
+
+SQUARE = torch.ones(1, 2, 2, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"blocks": SQUARE.int()}, TypeError, r"blocks must be a bool tensor .* not torch.int32"),
+        ({"blocks": [[True]]}, TypeError, "blocks must be a bool tensor .* not list"),
+        ({"blocks": SQUARE[0]}, ValueError, r"blocks must have the shape .* not \(2, 2\)"),
+        ({"blocks": SQUARE[:0]}, ValueError, r"blocks must have the shape .* not \(0, 2, 2\)"),
+        ({"blocks": SQUARE[:, :1]}, ValueError, r"end in the shape \(nq, nk\) = \(2, 2\) .* not \(1, 2\)"),
+        ({"block_size": 24}, ValueError, "block_size must be one or two powers of two from 16 to 4096, not 24"),
+        ({"block_size": (16, 8)}, ValueError, r"block_size must be .* not \(16, 8\)"),
+        ({"block_size": (16, 16, 16)}, ValueError, "block_size must be one or two"),
+        ({"seqlen_q": -1}, ValueError, "seqlen_q must be 0 or more, not -1"),
+        ({"window_size": (3,)}, TypeError, "window_size must be two integers"),
+        ({"window_size": (-3, 0)}, ValueError, "window_size must be 0 or more on each side, or -1"),
+        ({"causal": 1}, TypeError, "causal must be True or False, not 1"),
+    ],
+)
+def test_a_mistake_is_refused_in_one_line_that_names_the_argument(changes, error, message):
+    arguments = {"blocks": SQUARE, "block_size": 16, "seqlen_q": 32, "seqlen_k": 32, **changes}
+    with pytest.raises(error, match=message):
+        block_mask(arguments.pop("blocks"), **arguments)
+
+
+@pytest.mark.parametrize(("density", "error"), [(1.5, ValueError), (-0.1, ValueError), ("half", TypeError)])
+def test_a_density_outside_zero_to_one_is_refused(density, error):
+    with pytest.raises(error, match="density must be"):
+        random(1, 2, 2, density)

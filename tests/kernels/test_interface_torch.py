@@ -1,0 +1,142 @@
+"""The public functions among torch's own: dtypes, torch.compile, logging, explain, and an import without Triton."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from plain_formula import tensors
+
+import flashtrain_kernels as fk
+from flashtrain_kernels import dispatch, masks, torch_sdpa
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("options", [{"causal": True}, {"softcap": 2.0}, {"alibi_slopes": torch.ones(4)}], ids=str)
+def test_lower_precision_is_near_float64(dtype, options):
+    inputs = [x.detach() for x in tensors(dtype=dtype)]
+    out = fk.flash_attn_func(*inputs, **options)
+    assert out.dtype == dtype
+    wanted = fk.flash_attn_func(*(x.double() for x in inputs), **options)
+    torch.testing.assert_close(out.double(), wanted, atol=4 * torch.finfo(dtype).eps, rtol=4 * torch.finfo(dtype).eps)
+
+
+def test_float64_is_refused_where_the_triton_kernels_would_run():
+    x = torch.zeros(1, 4, 1, 8, dtype=torch.float64)
+    with dispatch.force("portable"), pytest.raises(TypeError, match="q is float64, which the Triton kernels do not"):
+        fk.flash_attn_func(x, x, x)
+
+
+@pytest.mark.parametrize("implementation", ["torch", "reference"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"causal": True},
+        {"window_size": (3, 2), "return_lse": True},
+        {"dropout_p": 0.2},
+        {"alibi_slopes": torch.ones(4)},
+    ],
+    ids=str,
+)
+def test_torch_compile_takes_the_whole_graph_and_changing_lengths(implementation, options):
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(
+        lambda q, k, v: fk.flash_attn_func(q, k, v, **options), backend=backend, fullgraph=True, dynamic=True
+    )
+    with dispatch.force(implementation):
+        for seqlen in (6, 11, 12):
+            inputs = tensors(seqlen_q=seqlen, seqlen_k=seqlen + 3)
+            torch.manual_seed(0)
+            got = compiled(*inputs)
+            torch.manual_seed(0)
+            torch.testing.assert_close(got, fk.flash_attn_func(*inputs, **options))
+    assert len(graphs) == 1
+
+
+def test_torch_compile_with_a_mask_and_a_bias_that_has_a_gradient():
+    def loss(q, k, v, bias, mask):
+        return fk.flash_attn_func(q, k, v, bias=bias, mask=mask).square().sum()
+
+    inputs = (*tensors(seqlen_q=9), torch.randn(9, 9, dtype=torch.float64, requires_grad=True))
+    mask = masks.document(torch.arange(9)[None] // 4, causal=True)
+    with dispatch.force("reference"):
+        wanted = torch.autograd.grad(loss(*inputs, mask), inputs)
+        got = torch.autograd.grad(torch.compile(loss, backend="aot_eager", fullgraph=True)(*inputs, mask), inputs)
+    for one, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("implementation", ["torch", "reference"])
+def test_torch_compile_with_masks_and_biases_of_changing_lengths(implementation):
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    def attend(q, k, v, bias, slopes, mask, hidden):
+        first = fk.flash_attn_func(q, k, v, bias=bias, alibi_slopes=slopes, mask=mask)
+        heads_first = [x.transpose(1, 2) for x in (q, k, v)]
+        return first + fk.scaled_dot_product_attention(*heads_first, hidden, enable_gqa=True).transpose(1, 2)
+
+    compiled = torch.compile(attend, backend=backend, fullgraph=True, dynamic=True)
+    with dispatch.force(implementation):
+        for seqlen in (6, 11, 12):
+            bias, hidden = torch.randn(4, seqlen, 1).double(), torch.rand(seqlen, seqlen) > 0.2
+            mask = masks.document(torch.arange(seqlen).expand(2, seqlen) // 4, causal=True)
+            arguments = (*tensors(seqlen_q=seqlen, seqlen_k=seqlen), bias, torch.rand(7, 4), mask, hidden)
+            torch.testing.assert_close(compiled(*arguments), attend(*arguments))
+    assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("implementation", ["torch", "reference"])
+def test_torch_compile_with_a_block_mask(implementation):
+    def attend(q, k, v, mask):
+        return fk.flash_attn_func(q, k, v, mask=mask)
+
+    inputs = tensors(batch=1, seqlen_q=40, seqlen_k=50)
+    mask = fk.block_mask(torch.rand(4, 3, 4) > 0.4, block_size=16, seqlen_q=40, seqlen_k=50)
+    with dispatch.force(implementation):
+        got = torch.compile(attend, backend="aot_eager", fullgraph=True)(*inputs, mask)
+        torch.testing.assert_close(got, attend(*inputs, mask))
+
+
+def test_one_line_is_logged_a_process(monkeypatch, caplog):
+    monkeypatch.setattr(torch_sdpa, "_said", False)
+    x = torch.zeros(1, 4, 1, 8)
+    with caplog.at_level("INFO", logger="flashtrain_kernels"):
+        fk.flash_attn_func(x, x, x)
+        fk.flash_attn_func(x, x, x)
+    assert len(caplog.records) == 1
+    assert "scaled_dot_product_attention" in caplog.text
+
+
+def test_explain_is_one_line_with_the_reason_and_draws_nothing():
+    x = torch.zeros(1, 4, 1, 8)
+    state = torch.get_rng_state()
+    line = fk.explain(x, x, x, 0.1, causal=True)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert "scaled_dot_product_attention" in line
+    assert "cpu" in line
+    assert "\n" not in line
+    with pytest.raises(ValueError, match="dropout_p"):
+        fk.explain(x, x, x, 1.5)
+
+
+def test_the_import_needs_no_triton():
+    program = "import sys; sys.modules['triton'] = None; import flashtrain_kernels, torch; "
+    program += "x = torch.ones(1, 4, 1, 8); print(flashtrain_kernels.flash_attn_func(x, x, x).sum().item())"
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": str(Path(fk.__file__).parents[1]), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.stdout.strip() == "32.0", result.stderr

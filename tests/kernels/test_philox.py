@@ -1,0 +1,103 @@
+"""Dropout's random numbers: the published words of Philox4x32, and the mask made of them."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flashtrain_kernels import philox
+
+# Random123's file of known answers (kat_vectors): rounds, counter, key, words.
+PUBLISHED = [
+    (7, "00000000 00000000 00000000 00000000", "00000000 00000000", "5f6fb709 0d893f64 4f121f81 4f730a48"),
+    (7, "ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "5207ddc2 45165e59 4d8ee751 8c52f662"),
+    (7, "243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "4dfccaba 190a87f0 c47362ba b6b5242a"),
+    (10, "00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    (10, "ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    (10, "243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+]
+SEED = torch.tensor([1234, 0, 0])
+
+
+def words(line: str) -> list[int]:
+    return [int(word, 16) for word in line.split()]
+
+
+def signed(value: int) -> int:
+    """The int64 of the same bits."""
+    return value - 2**64 if value >= 2**63 else value
+
+
+def plain_philox(rounds: int, counter: list[int], key: list[int]) -> list[int]:
+    """The algorithm on Python's integers, as the paper writes it."""
+    a, b, c, d = counter
+    for number in range(rounds):
+        first, second = (key[0] + number * 0x9E3779B9) % 2**32, (key[1] + number * 0xBB67AE85) % 2**32
+        x, y = 0xD2511F53 * a, 0xCD9E8D57 * c
+        a, b, c, d = (y >> 32) ^ b ^ first, y % 2**32, (x >> 32) ^ d ^ second, x % 2**32
+    return [a, b, c, d]
+
+
+def keep(sequence=0, head=0, query=0, key=0, p=0.5, seed=SEED):
+    arguments = (torch.as_tensor(x) for x in (sequence, head, query, key))
+    return philox.keep_mask(seed, *arguments, p)
+
+
+@pytest.mark.parametrize(("rounds", "counter", "key", "expected"), PUBLISHED)
+def test_the_published_words(rounds, counter, key, expected):
+    low, high = words(key)
+    seed = torch.tensor(signed(low + (high << 32)))
+    got = philox.philox(seed, tuple(torch.tensor(word) for word in words(counter)), rounds)
+    assert [word.item() for word in got] == words(expected)
+    assert plain_philox(rounds, words(counter), [low, high]) == words(expected)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    seed=st.integers(-(2**63), 2**63 - 1),
+    counter=st.tuples(*[st.integers(-(2**31), 2**31 - 1)] * 4),
+    p=st.floats(0.0, 1.0, exclude_max=True),
+)
+def test_a_weight_is_kept_where_31_bits_of_its_word_reach_the_threshold(seed, counter, p):
+    sequence, head, query, key = counter
+    seed_words = [seed % 2**32, (seed >> 32) % 2**32]
+    block = [key // 4 % 2**32, query % 2**32, head % 2**32, sequence % 2**32]
+    word = plain_philox(7, block, seed_words)[key % 4]
+    assert keep(*counter, p, torch.tensor([seed, 0, 0])).item() == (word >> 1 >= round(p * 2**31))
+
+
+def test_nothing_is_dropped_at_probability_0():
+    assert keep(query=torch.arange(64)[:, None], key=torch.arange(64), p=0.0).all()
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_the_share_that_is_dropped_is_the_probability(p):
+    kept = keep(query=torch.arange(512)[:, None], key=torch.arange(512), p=p)
+    # Four standard deviations of a mean of 512 * 512 draws.
+    assert abs((~kept).double().mean().item() - p) < 4 * (p * (1 - p)) ** 0.5 / 512
+
+
+@pytest.mark.parametrize("changed", ["sequence", "head", "query", "seed"])
+def test_every_part_of_the_counter_and_the_seed_change_the_draw(changed):
+    keys = torch.arange(256)
+    other = {"seed": SEED + 1} if changed == "seed" else {changed: 1}
+    assert 64 < (keep(key=keys) != keep(key=keys, **other)).sum() < 192
+
+
+def test_a_part_of_the_pairs_draws_what_the_whole_does():
+    heads, queries, keys = torch.arange(3)[:, None, None], torch.arange(-5, 20)[:, None], torch.arange(-7, 30)
+    whole = keep(2, heads, queries, keys)
+    assert torch.equal(keep(2, heads[1:2], queries[3:9], keys[10:15]), whole[1:2, 3:9, 10:15])
+
+
+def test_the_seeds_offsets_are_added_to_sequence_and_head():
+    heads, keys = torch.arange(4)[:, None], torch.arange(64)
+    whole = keep(5, heads, 3, keys)
+    assert torch.equal(keep(2, heads[:2], 3, keys, seed=torch.tensor([1234, 3, 2])), whole[2:])
+
+
+def test_a_new_seed_tensor_compiles_nothing():
+    compiled = torch.compile(philox.keep_mask, backend="aot_eager", fullgraph=True)
+    for seed in (SEED, SEED + 5):
+        arguments = (torch.tensor(0), torch.tensor(1), torch.arange(9)[:, None], torch.arange(7))
+        assert torch.equal(compiled(seed, *arguments, 0.3), philox.keep_mask(seed, *arguments, 0.3))

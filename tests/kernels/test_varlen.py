@@ -1,0 +1,260 @@
+"""Sequences packed into one row: the same as each sequence alone, and what is said about lengths that cannot be."""
+
+import inspect
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plain_formula import assert_same
+
+import flashtrain_kernels as fk
+from flashtrain_kernels import dispatch, masks, remembered
+
+FLASH_ATTN = {
+    "dropout_p": 0.0, "softmax_scale": None, "causal": False, "window_size": (-1, -1), "softcap": 0.0,
+    "alibi_slopes": None, "deterministic": False, "return_attn_probs": False,
+}  # fmt: skip
+OURS = {"bias": None, "mask": None, "dropout_seed": None, "return_lse": False}
+
+
+def cumulative(lengths):
+    return torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
+
+
+def tensors(total_q, total_k, heads=4, kv_heads=2, head_dim=5):
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randn(total, count, head_dim, generator=generator, dtype=torch.float64).requires_grad_()
+        for total, count in ((total_q, heads), (total_k, kv_heads), (total_k, kv_heads))
+    ]
+
+
+def each_alone(q, k, v, cu_q, cu_k, slopes=None, seed=None, **options):
+    """The sequences one by one by flash_attn_func; sequence n draws its dropout as row n of a batch."""
+    outs, lses = [], []
+    for n, (a, b, c, d) in enumerate(zip(cu_q, cu_q[1:], cu_k, cu_k[1:], strict=False)):
+        if slopes is not None:
+            options["alibi_slopes"] = slopes if slopes.dim() == 1 else slopes[n : n + 1]
+        if seed is not None:
+            options["dropout_seed"] = torch.tensor([seed, n, 0])
+        out, lse = fk.flash_attn_func(q[None, a:b], k[None, c:d], v[None, c:d], **options, return_lse=True)
+        outs.append(out[0])
+        lses.append(lse[0])
+    return torch.cat(outs), torch.cat(lses, 1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=4),
+    window=st.tuples(st.integers(-1, 4), st.integers(-1, 4)),
+    causal=st.booleans(),
+    softcap=st.sampled_from([0.0, 2.0]),
+    slopes_of=st.sampled_from(["none", "head", "sequence"]),
+    p=st.sampled_from([0.0, 0.4]),
+    with_lse=st.booleans(),
+)
+def test_packed_sequences_equal_each_sequence_alone(lengths, window, causal, softcap, slopes_of, p, with_lse):
+    of_q, of_k = zip(*lengths, strict=True)
+    cu_q, cu_k = cumulative(of_q), cumulative(of_k)
+    inputs = tensors(sum(of_q), sum(of_k))
+    slopes = {"none": None, "head": torch.rand(4), "sequence": torch.rand(len(lengths), 4)}[slopes_of]
+    options = {"dropout_p": p, "causal": causal, "window_size": window, "softcap": softcap}
+    got = fk.flash_attn_varlen_func(
+        *inputs, cu_q, cu_k, max(of_q), max(of_k), **options, alibi_slopes=slopes, dropout_seed=8, return_lse=with_lse
+    )
+    wanted = each_alone(*inputs, cu_q.tolist(), cu_k.tolist(), slopes, 8, **options)
+    assert_same(got if with_lse else (got,), wanted if with_lse else wanted[:1], inputs)
+
+
+def test_equal_lengths_equal_a_batch_dropout_included():
+    q, k, v = tensors(12, 15)
+    cu_q, cu_k = cumulative([4, 4, 4]), cumulative([5, 5, 5])
+    bias = torch.randn(1, 4, 12, 15, dtype=torch.float64)
+    options = {"causal": True, "dropout_seed": 2}
+    packed = fk.flash_attn_varlen_func(q, k, v, cu_q, cu_k, 4, 5, 0.3, bias=bias, **options)
+    batched_bias = torch.cat([bias[:, :, 4 * n : 4 * n + 4, 5 * n : 5 * n + 5] for n in range(3)])
+    batch = (q.view(3, 4, 4, 5), k.view(3, 5, 2, 5), v.view(3, 5, 2, 5))
+    torch.testing.assert_close(packed.view(3, 4, 4, 5), fk.flash_attn_func(*batch, 0.3, bias=batched_bias, **options))
+
+
+def test_tokens_past_the_last_sequence_get_zero_and_are_not_seen():
+    q, k, v = tensors(9, 9)
+    cu = cumulative([3, 4])
+    with torch.no_grad():
+        k[7:], v[7:] = torch.nan, torch.nan
+    out, lse = fk.flash_attn_varlen_func(q, k, v, cu, cu, 4, 4, return_lse=True)
+    assert out[7:].eq(0).all()
+    assert lse[:, 7:].eq(-torch.inf).all()
+    wanted = fk.flash_attn_varlen_func(q[:7], k[:7], v[:7], cu, cu, 4, 4)
+    torch.testing.assert_close(out[:7], wanted)
+
+
+@pytest.mark.parametrize("implementation", ["torch", "reference"])
+def test_the_packed_functions_equal_the_unpacked_one(implementation):
+    q = torch.randn(7, 4, 6, dtype=torch.float64, requires_grad=True)
+    kv = torch.randn(9, 2, 2, 6, dtype=torch.float64, requires_grad=True)
+    qkv = torch.randn(7, 3, 4, 6, dtype=torch.float64, requires_grad=True)
+    cu_q, cu_k = cumulative([3, 4]), cumulative([5, 4])
+    options = {"causal": True, "dropout_p": 0.2, "dropout_seed": 3, "return_lse": True}
+    with dispatch.force(implementation):
+        got = fk.flash_attn_varlen_kvpacked_func(q, kv, cu_q, cu_k, 4, 5, **options)
+        wanted = fk.flash_attn_varlen_func(q, *kv.unbind(1), cu_q, cu_k, 4, 5, **options)
+        assert_same(got, wanted, (q, kv))
+        got = fk.flash_attn_varlen_qkvpacked_func(qkv, cu_q, 4, **options)
+        wanted = fk.flash_attn_varlen_func(*qkv.unbind(1), cu_q, cu_q, 4, 4, **options)
+        assert_same(got, wanted, (qkv,))
+        plain = fk.flash_attn_varlen_qkvpacked_func(qkv, cu_q, 4, window_size=(1, 0))
+        assert_same(
+            (plain,), (fk.flash_attn_varlen_func(*qkv.unbind(1), cu_q, cu_q, 4, 4, window_size=(1, 0)),), (qkv,)
+        )
+
+
+def test_the_probabilities_it_returns_are_those_of_each_sequence_padded():
+    inputs, lengths = tensors(6, 8), [(2, 5), (4, 3)]
+    cu_q, cu_k = cumulative([2, 4]), cumulative([5, 3])
+    out, lse, none = fk.flash_attn_varlen_func(*inputs, cu_q, cu_k, 4, 5, return_attn_probs=True)
+    assert (out.shape, lse.shape, none.shape) == ((6, 4, 5), (4, 6), (0,))
+    shown = fk.flash_attn_varlen_func(*inputs, cu_q, cu_k, 4, 5, 0.5, dropout_seed=1, return_attn_probs=True)[2]
+    assert shown.shape == (2, 4, 4, 5)
+    for n, (of_q, of_k) in enumerate(lengths):
+        q, k, v = (
+            x[None, a : a + of]
+            for x, a, of in zip(inputs, (cu_q[n], cu_k[n], cu_k[n]), (of_q, of_k, of_k), strict=True)
+        )
+        alone = fk.flash_attn_func(q, k, v, 0.5, dropout_seed=torch.tensor([1, n, 0]), return_attn_probs=True)[2]
+        torch.testing.assert_close(shown[n, :, :of_q, :of_k], alone[0])
+        assert shown[n, :, of_q:].eq(0).all()
+        assert shown[n, :, :, of_k:].eq(0).all()
+
+
+def test_a_mask_made_once_replaces_the_one_that_each_call_makes():
+    inputs, cu = tensors(9, 9), cumulative([2, 3, 4])
+    mask = masks.varlen(cu, cu, 9, 9, causal=True, window=(2, 0)).planned(5, torch.float64)
+    got = fk.flash_attn_varlen_func(*inputs, cu, cu, 4, 4, mask=mask, return_lse=True)
+    assert_same(
+        got, fk.flash_attn_varlen_func(*inputs, cu, cu, 4, 4, 0.0, None, True, (2, -1), return_lse=True), inputs
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "first", "last"),
+    [
+        (
+            fk.flash_attn_varlen_func,
+            ["q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"],
+            {"block_table": None},
+        ),
+        (
+            fk.flash_attn_varlen_kvpacked_func,
+            ["q", "kv", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"],
+            {},
+        ),
+        (fk.flash_attn_varlen_qkvpacked_func, ["qkv", "cu_seqlens", "max_seqlen"], {}),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_parameters_and_defaults_are_flash_attns_and_ours_come_by_keyword(function, first, last):
+    parameters = inspect.signature(function).parameters.values()
+    by_place = {p.name: p.default for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD}
+    by_keyword = {p.name: p.default for p in parameters if p.kind == p.KEYWORD_ONLY}
+    assert list(by_place)[: len(first)] == first
+    assert list(by_place.items())[len(first) :] == list((FLASH_ATTN | last).items())
+    assert by_keyword == OURS
+
+
+@pytest.mark.parametrize("implementation", ["torch", "reference"])
+def test_torch_compile_takes_the_whole_graph_and_changing_lengths(implementation):
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    def attend(q, k, v, cu, longest):
+        return fk.flash_attn_varlen_func(q, k, v, cu, cu, longest, longest, 0.2, causal=True, return_lse=True)
+
+    compiled = torch.compile(attend, backend=backend, fullgraph=True, dynamic=True)
+    with dispatch.force(implementation):
+        for lengths in ([4, 5], [3, 9], [11, 12]):
+            inputs, cu = tensors(sum(lengths), sum(lengths)), cumulative(lengths)
+            torch.manual_seed(0)
+            got = compiled(*inputs, cu, max(lengths))
+            torch.manual_seed(0)
+            for one, other in zip(got, attend(*inputs, cu, max(lengths)), strict=True):
+                torch.testing.assert_close(one, other)
+    assert len(graphs) == 1
+
+
+def test_a_device_tensor_is_read_once_until_it_is_written():
+    reads = []
+
+    def summary(x):
+        reads.append(1)
+        return x.amax()
+
+    cu = cumulative([3, 4])
+    for _ in range(3):
+        assert remembered.read_once(cu, summary) == (7,)
+    assert len(reads) == 1
+    cu[2] = 9
+    assert remembered.read_once(cu, summary) == (9,)
+    assert remembered.read_once(cu.clone(), summary) == (9,)
+    assert len(reads) == 3
+    with torch.inference_mode():
+        unversioned = cumulative([3, 4])
+        for _ in range(2):
+            assert remembered.read_once(unversioned, summary) == (7,)
+    assert len(reads) == 5
+
+
+def test_tensors_without_data_are_not_read():
+    assert remembered.values_of(torch.zeros(3, dtype=torch.int32, device="meta"), torch.amax) is None
+
+
+X = torch.zeros(7, 2, 8)
+CU = cumulative([3, 4])
+MISTAKES = [
+    ({"q": X[None]}, ValueError, r"q must have the shape \(Tq, H, D\), not \(1, 7, 2, 8\)"),
+    ({"k": X[:5]}, ValueError, r"k and v must have the same shape, not \(5, 2, 8\) and \(7, 2, 8\)"),
+    ({"cu_seqlens_q": [0, 3, 7]}, TypeError, r"cu_seqlens_q must be an int32 tensor \(N \+ 1,\), not list"),
+    ({"cu_seqlens_k": CU.long()}, TypeError, "cu_seqlens_k must be int32, not int64"),
+    ({"cu_seqlens_q": CU[None]}, ValueError, r"cu_seqlens_q must have the shape \(N \+ 1,\) .* not \(1, 3\)"),
+    ({"cu_seqlens_q": CU[:1]}, ValueError, r"cu_seqlens_q must have the shape \(N \+ 1,\) .* not \(1,\)"),
+    ({"cu_seqlens_k": CU.to("meta")}, ValueError, "cu_seqlens_k is on meta and q on cpu"),
+    ({"cu_seqlens_q": CU + 1}, ValueError, "cu_seqlens_q must start at 0, not at 1"),
+    ({"cu_seqlens_k": cumulative([5, -2, 4])}, ValueError, "cu_seqlens_k must not decrease, and does by 2"),
+    ({"cu_seqlens_k": cumulative([3, 5])}, ValueError, "cu_seqlens_k must end at .* tokens, 7, or before, not at 8"),
+    ({"cu_seqlens_k": cumulative([3, 3, 1])}, ValueError, "must be of as many sequences, not of 2 and 3"),
+    ({"max_seqlen_q": 3}, ValueError, "max_seqlen_q must be at least the longest sequence's 4 tokens, not 3"),
+    ({"max_seqlen_k": torch.tensor(4)}, TypeError, r"max_seqlen_k must be an integer, not Tensor .*item"),
+    ({"max_seqlen_q": 4.0}, TypeError, "max_seqlen_q must be an integer, not float"),
+    ({"max_seqlen_q": -4}, ValueError, "max_seqlen_q must be 0 or more, not -4"),
+    ({"block_table": torch.zeros(1)}, ValueError, "block_table must be None"),
+    ({"causal": 1}, TypeError, "causal must be True or False, not 1"),
+    ({"window_size": (-2, 0)}, ValueError, "window_size must be 0 or more"),
+    ({"alibi_slopes": torch.ones(3, 2)}, ValueError, r"\(sequences, H\) = \(2, 2\), not \(3, 2\)"),
+    ({"bias": torch.zeros(2, 1, 1, 7)}, ValueError, r"bias must broadcast to .* = \(1, 2, 7, 7\)"),
+    ({"mask": masks.varlen(CU, CU, 6, 7)}, ValueError, "mask.queries must be of 7 tokens in 1 rows"),
+    ({"mask": masks.varlen(CU, CU, 7, 7), "causal": True}, ValueError, "mask must hold causal and window_size itself"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "error", "message"), MISTAKES, ids=[mistake[2][:50] for mistake in MISTAKES])
+def test_a_mistake_is_named(changes, error, message):
+    arguments = {
+        "q": X, "k": X, "v": X, "cu_seqlens_q": CU, "cu_seqlens_k": CU, "max_seqlen_q": 4, "max_seqlen_k": 4, **changes
+    }  # fmt: skip
+    with pytest.raises(error, match=message):
+        fk.flash_attn_varlen_func(**arguments)
+
+
+def test_mistakes_of_the_packed_functions():
+    with pytest.raises(ValueError, match=r"qkv must have the shape \(T, 3, H, D\), not \(7, 2, 8\)"):
+        fk.flash_attn_varlen_qkvpacked_func(X, CU, 4)
+    with pytest.raises(ValueError, match="max_seqlen must be at least the longest sequence's 4 tokens, not 2"):
+        fk.flash_attn_varlen_qkvpacked_func(torch.zeros(7, 3, 2, 8), CU, 2)
+    with pytest.raises(ValueError, match="cu_seqlens must end at the number of tokens, 6, or before, not at 7"):
+        fk.flash_attn_varlen_qkvpacked_func(torch.zeros(6, 3, 2, 8), CU, 4)
+    with pytest.raises(ValueError, match=r"kv must have the shape \(Tk, 2, K, D\), not \(7, 2, 8\)"):
+        fk.flash_attn_varlen_kvpacked_func(X, X, CU, CU, 4, 4)
