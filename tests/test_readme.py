@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from flashtrain.report.readme import check_tables
 
@@ -46,6 +48,14 @@ def test_the_attention_module_of_the_readme_runs_on_its_own() -> None:
     variables: dict[str, object] = {}
     exec(python_block("attention module"), variables)
     assert variables["y"].shape == variables["x"].shape  # type: ignore[attr-defined]
+
+
+def test_the_attention_mask_of_the_readme_keeps_documents_apart() -> None:
+    variables: dict[str, Any] = {}
+    exec(python_block("attention mask"), variables)
+    attention, x, documents = variables["attention"].eval(), variables["x"], variables["documents"]
+    together = attention(x, mask=variables["masks"].document(documents, causal=True))
+    torch.testing.assert_close(together[:, 40:80], attention(x[:, 40:80]), atol=1e-5, rtol=0)
 
 
 def test_the_quick_start_is_two_commands() -> None:

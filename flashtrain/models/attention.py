@@ -9,14 +9,12 @@ Shapes: B batch, S sequence, H query heads, K key/value heads, D head dimension 
 
 from __future__ import annotations
 
-from typing import cast
-
 from torch import Tensor, nn
 
 from flashtrain.errors import UserError
-from flashtrain.models.attention_functions import attention_function
+from flashtrain.models.attention_functions import attention_function, flash_packed_attention
 from flashtrain.models.cache import LayerCache, next_positions
-from flashtrain_kernels import Documents, flash_attn_qkvpacked_func
+from flashtrain_kernels import Mask
 
 LARGEST_HEAD = 256
 
@@ -26,10 +24,10 @@ class Attention(nn.Module):
 
     embed: width E of the input and the output. heads: query heads H, dividing E. kv_heads: key/value heads K, dividing
     H (None: as many as heads). causal: a token sees itself and what came before. bias: of both projections.
-    dropout: probability of dropping an attention weight while training (sdpa and standard only).
+    dropout: probability of dropping an attention weight while training.
     attention: "flash" (flashtrain_kernels), "sdpa" (torch's) or "standard" (writes out the S x S matrix).
     rotary: a module (x (B, S, N, D), positions (B, S)) -> x for queries and keys, such as RotaryPositions(E // H).
-    Scores are scaled by 1/sqrt(D). UserError: sizes that do not divide, an unknown attention, flash with dropout.
+    Scores are scaled by 1/sqrt(D). UserError: sizes that do not divide, an unknown attention, no dropout in [0, 1).
 
     qkv.weight has (H + 2K) * D rows: the query heads, then the key heads, then the value heads.
     """
@@ -49,12 +47,13 @@ class Attention(nn.Module):
         super().__init__()
         kv_heads = heads if kv_heads is None else kv_heads
         self.head_dim = check_heads(embed, heads, kv_heads)
+        check_dropout(dropout)
         self.heads = heads
         self.kv_heads = kv_heads
         self.causal = causal
         self.dropout = dropout
         self.attention = attention
-        self.inner = attention_function(attention, dropout)
+        self.inner = attention_function(attention)
         self.rotary = rotary
         self.scale = self.head_dim**-0.5
         self.qkv = nn.Linear(embed, (heads + 2 * kv_heads) * self.head_dim, bias=bias)
@@ -65,31 +64,36 @@ class Attention(nn.Module):
         x: Tensor,
         *,
         positions: Tensor | None = None,
-        documents: Documents | None = None,
+        mask: Mask | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
         """x (B, S, E) -> (B, S, E).
 
         positions: (B, S) or (1, S) integers, used by rotary only (None: 0, 1, ... or on from the cache).
-        documents: flashtrain_kernels.Documents; tokens then see their own document only.
-        cache: keys and values of earlier tokens of the same rows, which these tokens see too and are added to.
+        mask: which tokens each token sees, in place of `causal` (flashtrain_kernels.masks; it holds its own causal
+            rule), such as masks.document(ids, causal=True): only its own document's, and none that comes later.
+        cache: keys and values of earlier tokens of the same rows, which these tokens see too and are added to; a mask
+            is then of S queries and of all keys so far.
+        UserError: a mask of other sizes.
         """
         batch, tokens, _ = x.shape
         qkv = self.qkv(x).view(batch, tokens, self.heads + 2 * self.kv_heads, self.head_dim)
         if self.attention == "flash" and self.rotary is None and self.kv_heads == self.heads and cache is None:
-            out = self._flash_packed(qkv, documents)
+            packed = qkv.unflatten(2, (3, self.heads))
+            out = flash_packed_attention(
+                packed, causal=self.causal, scale=self.scale, mask=mask, dropout=self.active_dropout
+            )
         else:
-            out = self._inner_separate(qkv, positions, documents, cache)
+            out = self._inner_separate(qkv, positions, mask, cache)
         return self.output(out.flatten(2))
 
-    def _flash_packed(self, qkv: Tensor, documents: Documents | None) -> Tensor:
-        """The projection's output goes to the kernel as it lies in memory: nothing is split or copied."""
-        packed = qkv.unflatten(2, (3, self.heads))
-        out = flash_attn_qkvpacked_func(packed, softmax_scale=self.scale, causal=self.causal, documents=documents)
-        return cast(Tensor, out)  # without return_lse it is the output alone
+    @property
+    def active_dropout(self) -> float:
+        """The probability of dropping an attention weight now: 0 in evaluation."""
+        return self.dropout if self.training else 0.0
 
     def _inner_separate(
-        self, qkv: Tensor, positions: Tensor | None, documents: Documents | None, cache: LayerCache | None
+        self, qkv: Tensor, positions: Tensor | None, mask: Mask | None, cache: LayerCache | None
     ) -> Tensor:
         qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), dim=2)
         if self.rotary is not None:
@@ -98,11 +102,8 @@ class Attention(nn.Module):
             qk = self.rotary(qk, positions)
         q, k = qk.split((self.heads, self.kv_heads), dim=2)
         if cache is not None:
-            if documents is not None:
-                raise UserError("documents together with a cache. Possible: one of the two.")
             k, v = cache.append(k, v)
-        dropout = self.dropout if self.training else 0.0
-        return self.inner(q, k, v, causal=self.causal, scale=self.scale, documents=documents, dropout=dropout)
+        return self.inner(q, k, v, causal=self.causal, scale=self.scale, mask=mask, dropout=self.active_dropout)
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, kv_heads={self.kv_heads}, causal={self.causal}, attention={self.attention}"
@@ -120,3 +121,9 @@ def check_heads(embed: int, heads: int, kv_heads: int) -> int:
             f"head dimension {head_dim} ({embed} / {heads} heads). Possible: at most {LARGEST_HEAD}, so more heads."
         )
     return head_dim
+
+
+def check_dropout(dropout: float) -> None:
+    """UserError for what is no probability of dropping."""
+    if not 0 <= dropout < 1:
+        raise UserError(f"dropout {dropout:g}. Possible: 0 up to, not including, 1.")

@@ -11,7 +11,7 @@ from flashtrain.models.attention import Attention
 from flashtrain.models.cache import LayerCache
 from flashtrain.models.feed_forward import feed_forward
 from flashtrain.models.normalization import normalization
-from flashtrain_kernels import Documents
+from flashtrain_kernels import Mask
 
 
 class Block(nn.Module):
@@ -51,11 +51,11 @@ class Block(nn.Module):
         x: Tensor,
         *,
         positions: Tensor | None = None,
-        documents: Documents | None = None,
+        mask: Mask | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        """x (B, S, E) -> (B, S, E); positions, documents and cache as in Attention.forward."""
-        attended = self.attention(self.attention_norm(x), positions=positions, documents=documents, cache=cache)
+        """x (B, S, E) -> (B, S, E); positions, mask and cache as in Attention.forward."""
+        attended = self.attention(self.attention_norm(x), positions=positions, mask=mask, cache=cache)
         x = x + self.dropout(attended)
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 

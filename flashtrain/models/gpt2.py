@@ -18,14 +18,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flashtrain.errors import UserError, unknown
-from flashtrain.models.attention import check_heads
+from flashtrain.models.attention import check_dropout, check_heads
+from flashtrain.models.attention_functions import plan_mask
 from flashtrain.models.block import Block
 from flashtrain.models.cache import KeyValueCache, next_positions
 from flashtrain.models.feed_forward import FEED_FORWARDS
 from flashtrain.models.normalization import NORMS, normalization
 from flashtrain.models.positions import LearnedPositions, RotaryPositions, check_learned, check_rotary
 from flashtrain.models.trainable import Trainable
-from flashtrain_kernels import Documents
+from flashtrain_kernels import Mask
 
 POSITIONS = ("learned", "rotary")
 FAMILIES = ("gpt2", "modern")
@@ -87,8 +88,7 @@ class GPT2Config:
             raise UserError(
                 f"vocab_rows {self.vocab_rows} for {self.vocab_size} tokens. Possible: {self.vocab_size} or more."
             )
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"dropout {self.dropout:g}. Possible: 0 up to, not including, 1.")
+        check_dropout(self.dropout)
         for kind, given, possible in (
             ("positions", self.positions, POSITIONS),
             ("norm", self.norm, NORMS),
@@ -149,12 +149,13 @@ class GPT2(Trainable):
     """The decoder: embedding, blocks, final norm, output head (the embedding table again unless untied).
 
     attention: "flash", "sdpa" or "standard"; it changes speed and memory, not the result or the weights.
-    UserError: an unknown attention, or flash with dropout.
+    UserError: an unknown attention.
     """
 
     def __init__(self, config: GPT2Config, attention: str = "flash") -> None:
         super().__init__()
         self.config = config
+        self.attention = attention
         self.token_embedding = nn.Embedding(config.vocab_rows, config.embed)
         learned = config.positions == "learned"
         self.position_embedding = LearnedPositions(config.context, config.embed) if learned else None
@@ -199,18 +200,18 @@ class GPT2(Trainable):
         tokens: Tensor,
         *,
         positions: Tensor | None = None,
-        documents: Documents | None = None,
+        mask: Mask | None = None,
         cache: KeyValueCache | None = None,
         last_only: bool = False,
     ) -> Tensor:
         """Logits (B, S, V) for the token after each of tokens (B, S) int64; -inf in the rows past vocab_size.
 
-        positions: (B, S) integers (None: 0, 1, ... or on from the cache). documents: flashtrain_kernels.Documents, to
-        keep attention within documents. cache: from new_cache(); holds the earlier tokens and takes these in.
-        last_only: logits of the last token alone, (B, 1, V), which is all that generating needs.
-        UserError: learned positions past the context, a full cache.
+        positions: (B, S) integers (None: 0, 1, ... or on from the cache). mask: which tokens each token sees, in place
+        of the causal rule (see Attention.forward); planned here, once for all layers. cache: from new_cache(); holds
+        the earlier tokens and takes these in. last_only: logits of the last token alone, (B, 1, V), as in generating.
+        UserError: learned positions past the context, a full cache, a mask of other sizes.
         """
-        hidden = self.hidden(tokens, positions=positions, documents=documents, cache=cache)
+        hidden = self.hidden(tokens, positions=positions, mask=mask, cache=cache)
         return self.logits(hidden[:, -1:] if last_only else hidden)
 
     def hidden(
@@ -218,7 +219,7 @@ class GPT2(Trainable):
         tokens: Tensor,
         *,
         positions: Tensor | None = None,
-        documents: Documents | None = None,
+        mask: Mask | None = None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
         """The states (B, S, E) that the output head reads; arguments as in forward."""
@@ -230,9 +231,11 @@ class GPT2(Trainable):
         if self.position_embedding is not None:
             x = x + self.position_embedding(positions)
         x = self.dropout(x)
+        dropout = self.config.dropout if self.training else 0.0
+        mask = plan_mask(mask, x, attention=self.attention, head_dim=self.config.head_dim, dropout=dropout)
         for index, block in enumerate(self.blocks):
             layer_cache = cache.layers[index] if cache is not None else None
-            x = block(x, positions=positions, documents=documents, cache=layer_cache)
+            x = block(x, positions=positions, mask=mask, cache=layer_cache)
         return self.final_norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -253,7 +256,7 @@ class GPT2(Trainable):
         labels: Tensor,
         *,
         positions: Tensor | None = None,
-        documents: Documents | None = None,
+        mask: Mask | None = None,
     ) -> Tensor:
         """Mean cross-entropy in nats over the labels that are not -100, a scalar; 0 when there are none.
 
@@ -261,7 +264,7 @@ class GPT2(Trainable):
         Computed and returned in float32 whatever the weights or autocast (float64 for a float64 model).
         Written so that torch.compile(model.loss, fullgraph=True) works.
         """
-        logits = self(tokens, positions=positions, documents=documents)
+        logits = self(tokens, positions=positions, mask=mask)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         total = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
         return total / (labels != IGNORED).sum().clamp(min=1)

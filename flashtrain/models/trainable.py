@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from flashtrain_kernels import Documents
+    from flashtrain_kernels import Mask
 
 
 class Trainable(nn.Module):
@@ -22,9 +22,13 @@ class Trainable(nn.Module):
         labels: Tensor,
         *,
         positions: Tensor | None = None,
-        documents: Documents | None = None,
+        mask: Mask | None = None,
     ) -> Tensor:
-        """Mean cross-entropy in nats, a float32 scalar, over the labels (B, S) that are not -100."""
+        """Mean cross-entropy in nats, a float32 scalar, over the labels (B, S) that are not -100.
+
+        tokens (B, S). positions: (B, S), where each token stands in its document; None: 0, 1, ... mask: which tokens
+        each token sees, in place of the model's own rule; it lies on the tokens' device and has no plan yet.
+        """
         raise NotImplementedError
 
     def parameter_count(self) -> int:

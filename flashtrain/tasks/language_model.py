@@ -19,7 +19,7 @@ from flashtrain.distributed.sharding import shard
 from flashtrain.models.trainable import Trainable
 from flashtrain.training.gradients import clip_gradients, gradient_scale
 from flashtrain.training.optimizers import adamw
-from flashtrain_kernels import Documents, documents_from_ids
+from flashtrain_kernels import Mask, masks
 
 LOSSES_KEPT = 64
 DEFAULT_LEARNING_RATE = 6e-4
@@ -31,7 +31,7 @@ ScheduleBuilder = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRS
 class LanguageModel(pl.LightningModule):
     """Trains a decoder on batches of packed text (flashtrain.data.batch.Batch).
 
-    model: has `.loss(tokens, labels, positions=, documents=)`, a float32 scalar; GPT2 and its modern variant do.
+    model: has `.loss(tokens, labels, positions=, mask=)`, a float32 scalar; GPT2 and its modern variant do.
     make_optimizer, make_schedule: called with the model, then with the optimiser; the schedule is stepped each
         optimiser step. Defaults: AdamW at 6e-4, constant.
     document_mask: attention stays within each document of a packed row, and positions restart there.
@@ -142,7 +142,7 @@ class LanguageModel(pl.LightningModule):
 
     def _batch_loss(self, batch: Batch) -> Tensor:
         positions: Tensor | None = None
-        documents: Documents | None = None
+        mask: Mask | None = None
         if self.document_mask:
-            positions, documents = batch["positions"], documents_from_ids(batch["documents"])
-        return self._loss(batch["tokens"], batch["labels"], positions=positions, documents=documents)
+            positions, mask = batch["positions"], masks.document(batch["documents"], causal=True)
+        return self._loss(batch["tokens"], batch["labels"], positions=positions, mask=mask)

@@ -79,7 +79,8 @@ def options_of(given: Given, sizes: Sizes, packing: Packing | None = None) -> Op
         slopes = slopes[0]
     if isinstance(mask, Mask):
         if dispatch.implementation_for(sizes.device.type) != "torch":
-            mask = mask.planned(sizes.head_dim, sizes.dtype)
+            rich = given.softcap > 0 or given.dropout_p > 0 or given.bias is not None or slopes is not None
+            mask = mask.planned(sizes.head_dim, sizes.dtype, rich=rich)
         if given.dropout_p > 0 or (slopes is not None and slopes.dim() == 2):
             mask = _numbered_by_row(mask, sizes)
     bias = given.bias

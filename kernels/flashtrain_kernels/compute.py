@@ -59,8 +59,8 @@ def backward(
         options = _prepared(options, q)
         tiles = _tiles(q, k, options)
         run(
-            dout, dlse, q, k, v, out, lse.contiguous(), options, (dq, dk, dv), dbias, (tiles.dkdv, tiles.dq, tiles.dq),
-            tf32=not dispatch.INTERPRETED,
+            dout, dlse, q, k, v, out, lse.contiguous(), options, (dq, dk, dv), dbias,
+            (tiles.dkdv, tiles.dq, tiles.dbias), tf32=not dispatch.INTERPRETED,
         )  # fmt: skip
 
 
@@ -86,20 +86,25 @@ def _prepared(options: Options, q: Tensor) -> Options:
     return replace(options, mask=mask, alibi_slopes=None if slopes is None else slopes.contiguous())
 
 
-def _tiles(q: Tensor, k: Tensor, options: Options) -> Tiles:
+def kind_of(q: Tensor, k: Tensor, options: Options) -> Kind:
+    """What of the call, besides device, head dimension and dtype, decides its tiles."""
     mask = options.mask
-    planned = isinstance(mask, Mask)
-    kind = Kind(
-        scattered=planned and (mask.keys is not None or mask.queries.shape[0] > 5),
+    return Kind(
+        scattered=isinstance(mask, Mask) and (mask.keys is not None or mask.queries.shape[0] > 5),
+        blocks=isinstance(mask, BlockMask),
         grouped=q.shape[2] != k.shape[2],
         rich=_is_rich(options),
     )
+
+
+def _tiles(q: Tensor, k: Tensor, options: Options) -> Tiles:
+    mask = options.mask
     return dispatch.tiles_for(
         q.device,
         q.shape[3],
         q.dtype,
-        kind,
-        blocks=mask.plan.blocks if planned and mask.plan is not None else None,
+        kind_of(q, k, options),
+        blocks=mask.plan.blocks if isinstance(mask, Mask) and mask.plan is not None else None,
         block_size=mask.block_size if isinstance(mask, BlockMask) else None,
     )
 

@@ -41,36 +41,38 @@ class Tile(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """The tiles of the kernels of one call. The bias's gradient, a kernel of its own, takes dQ's tile."""
+    """The tiles of the kernels of one call. dbias: of the bias's gradient, small: it also adds up a tile of scores."""
 
     forward: Tile
     dkdv: Tile
     dq: Tile
+    dbias: Tile
 
 
 # (architecture, bits of the dtype, head dimension up to) -> tiles. "small" stands for GPUs with 99 KiB of shared
 # memory a block (sm_86, sm_89, sm_120) and for every architecture not named. `python -m flashtrain_kernels.tuning`
 # prints such rows.
 TILES: dict[tuple[str, int, int], Tiles] = {
-    ("sm_90", 16, 64): Tiles(Tile(128, 64, 4, 3), Tile(32, 64, 4, 3, 168), Tile(64, 64, 4, 3, 168)),
-    ("sm_90", 16, 128): Tiles(Tile(128, 64, 8, 3), Tile(32, 128, 8, 3), Tile(128, 64, 8, 3)),
-    ("sm_90", 16, 256): Tiles(Tile(64, 64, 8, 2), Tile(32, 64, 8, 2), Tile(64, 32, 8, 2)),
-    ("sm_90", 32, 64): Tiles(Tile(64, 32, 4, 2), Tile(32, 32, 4, 2), Tile(32, 32, 4, 2)),
-    ("sm_90", 32, 128): Tiles(Tile(32, 32, 4, 2), Tile(16, 32, 8, 1), Tile(32, 32, 8, 1)),
-    ("sm_90", 32, 256): Tiles(Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
-    ("sm_80", 16, 64): Tiles(Tile(128, 32, 4, 3), Tile(64, 128, 8, 2), Tile(64, 64, 4, 2)),
-    ("sm_80", 16, 128): Tiles(Tile(128, 32, 8, 3), Tile(32, 64, 8, 2), Tile(64, 32, 8, 2)),
-    ("sm_80", 16, 256): Tiles(Tile(64, 32, 8, 2), Tile(16, 64, 8, 1), Tile(64, 16, 8, 1)),
-    ("small", 16, 64): Tiles(Tile(128, 32, 4, 2), Tile(64, 128, 8, 2), Tile(64, 64, 4, 2)),
-    ("small", 16, 128): Tiles(Tile(64, 64, 4, 2), Tile(32, 64, 8, 1), Tile(64, 32, 8, 1)),
-    ("small", 16, 256): Tiles(Tile(32, 32, 4, 1), Tile(16, 32, 8, 1), Tile(32, 16, 8, 1)),
-    ("small", 32, 64): Tiles(Tile(64, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
-    ("small", 32, 128): Tiles(Tile(32, 32, 8, 1), Tile(16, 32, 8, 1), Tile(32, 16, 8, 1)),
-    ("small", 32, 256): Tiles(Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    ("sm_90", 16, 64): Tiles(Tile(128, 64, 4, 4), Tile(32, 64, 4, 3, 168), Tile(64, 64, 4, 3, 168), Tile(64, 32, 8, 1)),
+    ("sm_90", 16, 128): Tiles(Tile(128, 64, 8, 3), Tile(32, 128, 8, 3), Tile(128, 64, 8, 3), Tile(64, 32, 8, 1)),
+    ("sm_90", 16, 256): Tiles(Tile(64, 64, 8, 2), Tile(32, 64, 8, 2), Tile(64, 32, 8, 2), Tile(64, 32, 8, 1)),
+    ("sm_90", 32, 64): Tiles(Tile(64, 32, 4, 2), Tile(32, 32, 4, 2), Tile(32, 32, 4, 2), Tile(32, 32, 4, 2)),
+    ("sm_90", 32, 128): Tiles(Tile(32, 32, 4, 2), Tile(16, 32, 8, 1), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
+    ("sm_90", 32, 256): Tiles(Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    ("sm_80", 16, 64): Tiles(Tile(128, 64, 8, 3), Tile(32, 128, 8, 3), Tile(64, 64, 4, 2), Tile(32, 64, 8, 1)),
+    ("sm_80", 16, 128): Tiles(Tile(128, 32, 8, 3), Tile(32, 64, 8, 2), Tile(64, 32, 8, 2), Tile(32, 64, 8, 1)),
+    ("sm_80", 16, 256): Tiles(Tile(64, 32, 8, 2), Tile(16, 64, 8, 1), Tile(64, 16, 8, 1), Tile(64, 16, 8, 1)),
+    ("small", 16, 64): Tiles(Tile(128, 32, 4, 2), Tile(64, 128, 8, 2), Tile(64, 64, 4, 2), Tile(32, 64, 8, 1)),
+    ("small", 16, 128): Tiles(Tile(64, 64, 4, 2), Tile(32, 64, 8, 1), Tile(64, 32, 8, 1), Tile(32, 64, 8, 1)),
+    ("small", 16, 256): Tiles(Tile(32, 32, 4, 1), Tile(16, 32, 8, 1), Tile(32, 16, 8, 1), Tile(32, 16, 8, 1)),
+    ("small", 32, 64): Tiles(Tile(64, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
+    ("small", 32, 128): Tiles(Tile(32, 32, 8, 1), Tile(16, 32, 8, 1), Tile(32, 16, 8, 1), Tile(32, 16, 8, 1)),
+    ("small", 32, 256): Tiles(Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
 }
 # What replaces a tile of a row above when a call is more than plain, where that would spill registers:
-# "scattered": a mask with two intervals a query or with key positions; "grouped": several query heads a key head;
-# "rich": softcap, ALiBi, bias or dropout. A call that is several of these takes the last one's.
+# "scattered": a mask with two intervals a query or with key positions; "blocks": a block-sparse mask; "grouped":
+# several query heads a key head; "rich": softcap, ALiBi, bias or dropout. A call that is several of these takes the
+# last one's. Only "rich" ones may have other sizes: a mask's plan is made for those and for plain calls.
 VARIANTS: dict[tuple[str, int, int], dict[str, dict[str, Tile]]] = {
     ("sm_90", 16, 64): {
         "scattered": {"forward": Tile(128, 64, 8, 3)},
@@ -78,12 +80,27 @@ VARIANTS: dict[tuple[str, int, int], dict[str, dict[str, Tile]]] = {
         "rich": {"forward": Tile(128, 64, 8, 2), "dkdv": Tile(32, 64, 4, 2), "dq": Tile(64, 64, 4, 2)},
     },
     ("sm_90", 16, 128): {
+        "blocks": {"dkdv": Tile(32, 128, 8, 2)},
         "rich": {"forward": Tile(128, 32, 8, 2), "dkdv": Tile(32, 64, 8, 2), "dq": Tile(64, 32, 8, 2)},
     },
+    ("sm_100", 16, 64): {
+        "scattered": {"dq": Tile(64, 64, 4, 3)},
+        "rich": {"forward": Tile(128, 32, 8, 2)},
+    },
+    ("sm_100", 16, 128): {
+        "grouped": {"dkdv": Tile(32, 128, 8, 1)},
+        "rich": {"dkdv": Tile(32, 128, 8, 2)},
+    },
+    ("sm_80", 16, 64): {
+        "rich": {"forward": Tile(128, 32, 8, 3), "dkdv": Tile(32, 128, 8, 2), "dq": Tile(64, 32, 4, 3)},
+    },
+    ("sm_80", 16, 128): {
+        "rich": {"forward": Tile(64, 32, 8, 3), "dkdv": Tile(16, 64, 8, 2)},
+    },
 }
-# Where an architecture has no row of its own it borrows this one's.
+# Where an architecture has no row of its own it borrows this one's, and its own variants come on top of the row's.
 _BORROWS = {("sm_100", 16): "sm_90", ("sm_100", 32): "sm_90", ("sm_80", 32): "small"}
-_INTERPRETER_TILES = Tiles(*[Tile(64, 64, 4, 1)] * 3)
+_INTERPRETER_TILES = Tiles(*[Tile(64, 64, 4, 1)] * 4)
 
 
 class _Forced(NamedTuple):
@@ -134,6 +151,7 @@ class Kind(NamedTuple):
     """What of a call, besides device, head dimension and dtype, decides its tiles. See VARIANTS."""
 
     scattered: bool = False
+    blocks: bool = False
     grouped: bool = False
     rich: bool = False
 
@@ -153,7 +171,7 @@ def tiles_for(
     block_size: of a block-sparse mask: no tile may be larger than a block.
     """
     if _forced is not None and _forced.tile is not None:
-        tiles = Tiles(_forced.tile, _forced.tile, _forced.tile)
+        tiles = Tiles(*[_forced.tile] * 4)
     elif device.type != "cuda":
         tiles = _INTERPRETER_TILES
     else:
@@ -168,9 +186,11 @@ def tiles_for(
 
 def resized(tiles: Tiles, blocks: tuple[int, ...]) -> Tiles:
     """The tiles with the sizes that a plan was made for (masks.Plan.blocks), their warps and stages kept."""
-    return Tiles(
-        _sized(tiles.forward, *blocks[0:2]), _sized(tiles.dkdv, *blocks[4:6]), _sized(tiles.dq, *blocks[2:4])
-    )  # fmt: skip
+    return tiles._replace(
+        forward=_sized(tiles.forward, *blocks[0:2]),
+        dq=_sized(tiles.dq, *blocks[2:4]),
+        dkdv=_sized(tiles.dkdv, *blocks[4:6]),
+    )
 
 
 def _sized(tile: Tile, block_q: int, block_k: int) -> Tile:
@@ -188,11 +208,12 @@ def table_row(arch: str, head_dim: int, dtype: torch.dtype, kind: Kind = Kind())
     """The tiles of the table for an architecture, a head dimension (1..256), a dtype and a kind of call."""
     bits = dtype.itemsize * 8
     padded = 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
-    key = (_BORROWS.get((arch, bits), arch), bits, padded)
-    tiles = TILES[key]
+    row = _BORROWS.get((arch, bits), arch)
+    tiles = TILES[row, bits, padded]
     for name, applies in kind._asdict().items():
         if applies:
-            tiles = tiles._replace(**VARIANTS.get(key, {}).get(name, {}))
+            for owner in dict.fromkeys((row, arch)):
+                tiles = tiles._replace(**VARIANTS.get((owner, bits, padded), {}).get(name, {}))
     return tiles
 
 
@@ -202,22 +223,36 @@ def architecture(capability: tuple[int, int]) -> str:
     return named.get(capability, "small")
 
 
-def explain_choice(device: torch.device, head_dim: int, dtype: torch.dtype) -> str:
-    """One line: the implementation and tiles a call gets, and why."""
+def explain_choice(
+    device: torch.device,
+    head_dim: int,
+    dtype: torch.dtype,
+    kind: Kind = Kind(),  # noqa: B008 - immutable
+    *,
+    block_size: tuple[int, int] | None = None,
+    features: str = "full attention",
+) -> str:
+    """One line: the implementation and tiles a call gets, and why. features: what the call asks for, in words."""
     implementation = implementation_for(device.type)
-    why = "forced" if _forced is not None else None
+    call = f"{features}, head dimension {head_dim}, {str(dtype).removeprefix('torch.')}"
+    forced = "forced" if _forced is not None else None
     if implementation == "torch":
-        return f"torch scaled_dot_product_attention: {why or f'tensors are on {device.type}, our kernels need CUDA'}"
+        why = forced or f"tensors are on {device.type}, our kernels need CUDA"
+        return (
+            "torch scaled_dot_product_attention, for a log-sum-exp, softcap or dropout the reference in plain PyTorch: "
+            f"{why}; {call}"
+        )
     if implementation == "reference" or not runs_kernels(device):
-        return f"reference in plain PyTorch: {why}"
-    tiles = tiles_for(device, head_dim, dtype)
+        return f"reference in plain PyTorch: {forced}; {call}"
+    tiles = tiles_for(device, head_dim, dtype, kind, block_size=block_size)
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         where = f"sm_{major}{minor} (table row {architecture((major, minor))})"
     else:
         where = "TRITON_INTERPRET=1 on CPU tensors"
+    special = "".join(f", {name}" for name, applies in kind._asdict().items() if applies)
     return (
-        f"portable Triton kernels: {why or where}, head dimension {head_dim}, {str(dtype).removeprefix('torch.')}; "
+        f"portable Triton kernels: {forced or where}{special}; {call}; "
         f"forward {tiles.forward}; dK/dV {tiles.dkdv}; dQ {tiles.dq}"
     )
 

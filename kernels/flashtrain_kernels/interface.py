@@ -7,11 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from . import dispatch
+from . import compute, dispatch
 from .arguments import Sizes, check_packed, check_q_and_kv, check_qkv
 from .block_sparse import BlockMask
 from .calls import Given, Result, attend, attend_kvpacked, attend_qkvpacked, options_of, returned, with_lse
 from .masks import Mask
+from .options import Options
 
 _Q, _K = "(B, Sq, H, D)", "(B, Sk, K, D)"
 
@@ -139,8 +140,36 @@ def explain(q: Tensor, k: Tensor, v: Tensor, *positional: Any, **options: Any) -
     check_qkv(q, k, v, _Q, _K)
     # A fixed seed, so that explaining draws nothing from torch's generator.
     seed = 0 if given.dropout_seed is None else given.dropout_seed
-    options_of(given._replace(dropout_seed=seed), _sizes(q, k))
-    return dispatch.explain_choice(q.device, q.shape[3], q.dtype)
+    options = options_of(given._replace(dropout_seed=seed), _sizes(q, k))
+    return dispatch.explain_choice(
+        q.device,
+        q.shape[3],
+        q.dtype,
+        compute.kind_of(q, k, options),
+        block_size=options.mask.block_size if isinstance(options.mask, BlockMask) else None,
+        features=_in_words(given, options),
+    )
+
+
+def _in_words(given: Given, options: Options) -> str:
+    mask = options.mask
+    if isinstance(mask, Mask):
+        intervals = "one interval" if mask.queries.shape[0] == 5 else "two intervals"
+        order = "" if mask.keys is None else " and keys in an order of their own"
+        words = [f"mask with {intervals} a query{order}"]
+    elif mask is not None:
+        words = [f"block mask of {mask.block_size[0]}x{mask.block_size[1]} blocks"]
+    else:
+        words = []
+    asked = {
+        "causal": given.causal,
+        f"window {tuple(given.window_size)}": tuple(given.window_size) != (-1, -1),
+        "softcap": options.softcap > 0,
+        "ALiBi": options.alibi_slopes is not None,
+        "bias": options.bias is not None,
+        "dropout": options.dropout_p > 0,
+    }
+    return ", ".join(words + [name for name, true in asked.items() if true]) or "full attention"
 
 
 def _sizes(q: Tensor, k: Tensor) -> Sizes:

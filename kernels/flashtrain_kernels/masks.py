@@ -25,8 +25,6 @@ Each of the others takes documents= too. `varlen` makes the mask of flash-attn's
 device, and all of them run under torch.compile.
 """
 
-import torch
-
 from .document_masks import block_causal, causal_blockwise, document, global_window, prefix_lm, shared_question
 from .documents import Documents, documents_from_cu_seqlens, documents_from_ids
 from .mask_kinds import causal, full, sliding_window, varlen
@@ -56,19 +54,3 @@ __all__ = [
     "sliding_window",
     "varlen",
 ]
-
-
-def visible(
-    seqlen_q: int, seqlen_k: int, *, causal: bool, documents: Documents | None, device: torch.device | str
-) -> torch.Tensor | None:
-    """The dense mask: True where a query sees a key. (Sq, Sk), or (B, 1, Sq, Sk) with documents; None where all is
-    seen."""
-    key = torch.arange(seqlen_k, device=device)[None, :]
-    mask = None
-    if causal:
-        query = torch.arange(seqlen_q, device=device)[:, None]
-        mask = key <= query + (seqlen_k - seqlen_q)
-    if documents is not None:
-        same = (key >= documents.start[:, :, None]) & (key < documents.end[:, :, None])
-        mask = (same if mask is None else same & mask)[:, None]
-    return mask

@@ -18,11 +18,8 @@ import torch
 from torch import Tensor
 
 from . import compute
-from .options import Options, pack, unpack
+from .options import SCHEMA, TENSORS, Options, Packed, pack, unpack
 
-_TENSORS = "Tensor? bias, Tensor? alibi_slopes, Tensor? seed, Tensor[] mask"
-_NUMBERS = "float scale, SymInt? left, SymInt? right, float softcap, float dropout_p, SymInt[] mask_sizes"
-_OPTIONS = f"{_TENSORS}, {_NUMBERS}"
 _SAVED = "Tensor out, Tensor lse"
 
 
@@ -30,21 +27,21 @@ def _define(name: str, schema: str) -> None:
     torch.library.define(f"flashtrain_kernels::{name}", schema, tags=torch.Tag.pt2_compliant_tag)
 
 
-_define("forward", f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)")
-_define("forward_qkvpacked", f"(Tensor qkv, {_OPTIONS}) -> (Tensor, Tensor)")
-_define("forward_kvpacked", f"(Tensor q, Tensor kv, {_OPTIONS}) -> (Tensor, Tensor)")
+_define("forward", f"(Tensor q, Tensor k, Tensor v, {SCHEMA}) -> (Tensor, Tensor)")
+_define("forward_qkvpacked", f"(Tensor qkv, {SCHEMA}) -> (Tensor, Tensor)")
+_define("forward_kvpacked", f"(Tensor q, Tensor kv, {SCHEMA}) -> (Tensor, Tensor)")
 _define(
     "backward",
-    f"(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, {_SAVED}, bool bias_gradient, {_OPTIONS})"
+    f"(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, {_SAVED}, bool bias_gradient, {SCHEMA})"
     " -> (Tensor, Tensor, Tensor, Tensor)",
 )
 _define(
     "backward_qkvpacked",
-    f"(Tensor dout, Tensor? dlse, Tensor qkv, {_SAVED}, bool bias_gradient, {_OPTIONS}) -> (Tensor, Tensor)",
+    f"(Tensor dout, Tensor? dlse, Tensor qkv, {_SAVED}, bool bias_gradient, {SCHEMA}) -> (Tensor, Tensor)",
 )
 _define(
     "backward_kvpacked",
-    f"(Tensor dout, Tensor? dlse, Tensor q, Tensor kv, {_SAVED}, bool bias_gradient, {_OPTIONS})"
+    f"(Tensor dout, Tensor? dlse, Tensor q, Tensor kv, {_SAVED}, bool bias_gradient, {SCHEMA})"
     " -> (Tensor, Tensor, Tensor)",
 )
 
@@ -62,17 +59,17 @@ def attention(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor
 
     Differentiable in q, k, v and options.bias. The arguments are taken as checked.
     """
-    return FORWARD(q, k, v, *pack(options))
+    return _differentiable(FORWARD, q, k, v, *pack(options))
 
 
 def attention_qkvpacked(qkv: Tensor, options: Options) -> tuple[Tensor, Tensor]:
     """`attention` on qkv (B, S, 3, H, D)."""
-    return FORWARD_QKVPACKED(qkv, *pack(options))
+    return _differentiable(FORWARD_QKVPACKED, qkv, *pack(options))
 
 
 def attention_kvpacked(q: Tensor, kv: Tensor, options: Options) -> tuple[Tensor, Tensor]:
     """`attention` on q (B, Sq, H, D) and kv (B, Sk, 2, K, D)."""
-    return FORWARD_KVPACKED(q, kv, *pack(options))
+    return _differentiable(FORWARD_KVPACKED, q, kv, *pack(options))
 
 
 # --- what runs on real tensors ---------------------------------------------------------------------------------------
@@ -172,46 +169,67 @@ def _fake_backward_kvpacked(dout, dlse, q, kv, out, lse, bias_gradient, *packed)
 
 
 # --- autograd --------------------------------------------------------------------------------------------------------
+_BACKWARDS = {FORWARD: BACKWARD, FORWARD_QKVPACKED: BACKWARD_QKVPACKED, FORWARD_KVPACKED: BACKWARD_KVPACKED}
 
 
 def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
-    """What the backward needs. The options' tensors are the ten last inputs: bias, slopes, seed and the mask's list."""
-    tensors, (bias, slopes, seed, mask, *numbers) = inputs[:-10], inputs[-10:]
-    ctx.save_for_backward(*tensors, *output, bias, slopes, seed, *mask)
-    ctx.inputs = len(tensors)
-    ctx.numbers = numbers
+    """What the backward needs: q, k, v or the packed ones, the outputs, and the options' tensors and numbers."""
+    places = len(inputs) - len(Packed._fields)
+    packed = inputs[places:]
+    ctx.save_for_backward(*inputs[:places], *output, *packed[:TENSORS])
+    ctx.inputs = places
+    ctx.numbers = packed[TENSORS:]
     # An output nobody used has the gradient None instead of a tensor of zeros to fill and read.
     ctx.set_materialize_grads(False)
 
 
-_BACKWARDS = {
-    "forward": BACKWARD,
-    "forward_qkvpacked": BACKWARD_QKVPACKED,
-    "forward_kvpacked": BACKWARD_KVPACKED,
-}
+def _gradients(ctx: Any, backward: Any, wants_bias: bool, dout: Tensor | None, dlse: Tensor | None) -> tuple:
+    """The gradients of all of an operator's arguments."""
+    saved = ctx.saved_tensors  # read once: activation checkpointing allows no second time
+    tensors, (out, lse, bias, *others) = saved[: ctx.inputs], saved[ctx.inputs :]
+    rest = (None,) * (len(Packed._fields) - 1)  # the options but for the bias
+    if dout is None and dlse is None:
+        return (*(None,) * ctx.inputs, None, *rest)
+    dout = torch.zeros_like(out) if dout is None else dout
+    wants_bias = bias is not None and wants_bias
+    *gradients, dbias = backward(dout, dlse, *tensors, out, lse, wants_bias, bias, *others, *ctx.numbers)
+    return (*gradients, dbias if wants_bias else None, *rest)
 
 
-def _register_autograd(name: str) -> None:
-    operator = _BACKWARDS[name]
-
+def _register_autograd(forward: Any, backward: Any) -> None:
     def autograd_backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple:
-        saved = ctx.saved_tensors  # read once: activation checkpointing allows no second time
-        tensors, (out, lse, bias, slopes, seed, *mask) = saved[: ctx.inputs], saved[ctx.inputs :]
-        # No gradient for slopes, seed, the mask's tensors (a list, as it came), and the six numbers.
-        rest = (None, None, [None] * len(mask), *(None,) * 6)
-        if dout is None and dlse is None:
-            return (*(None,) * ctx.inputs, None, *rest)
-        dout = torch.zeros_like(out) if dout is None else dout
-        wants_bias = bias is not None and ctx.needs_input_grad[ctx.inputs]
-        *gradients, dbias = operator(
-            dout, dlse, *tensors, out, lse, wants_bias, bias, slopes, seed, mask, *ctx.numbers
-        )  # fmt: skip
-        return (*gradients, dbias if wants_bias else None, *rest)
+        return _gradients(ctx, backward, ctx.needs_input_grad[ctx.inputs], dout, dlse)
 
-    torch.library.register_autograd(f"flashtrain_kernels::{name}", autograd_backward, setup_context=_save)
+    torch.library.register_autograd(forward.name(), autograd_backward, setup_context=_save)
 
 
-for _name in _BACKWARDS:
-    _register_autograd(_name)
+for _forward_op, _backward_op in _BACKWARDS.items():
+    _register_autograd(_forward_op, _backward_op)
 
-from . import flops  # noqa: E402, F401 - registers the formulas
+
+class _Eager(torch.autograd.Function):
+    """The same autograd, for eager mode alone: the registered one reads the operator's schema anew at every call,
+    which takes longer than all else (0.1 of 0.15 ms on one CPU core)."""
+
+    @staticmethod
+    def forward(ctx: Any, operator: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        output = operator(*inputs)
+        _save(ctx, inputs, output)
+        ctx.backward_operator = _BACKWARDS[operator]
+        return output
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple:
+        wants_bias = ctx.needs_input_grad[1 + ctx.inputs]
+        return (None, *_gradients(ctx, ctx.backward_operator, wants_bias, dout, dlse))
+
+
+def _differentiable(operator: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+    # Compilers and transforms (vmap, torch.func.grad) go by what is registered.
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or not torch.is_grad_enabled():
+        return operator(*inputs)
+    return _Eager.apply(operator, *inputs)
+
+
+from . import flops, vmap  # noqa: E402, F401 - registers the formulas, and the rules of functorch's transforms

@@ -5,7 +5,9 @@ B batch, Sq queries, Sk keys, H query heads.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -37,46 +39,72 @@ class Options:
     mask: Mask | BlockMask | None = None
 
 
-def pack(options: Options) -> tuple:
-    """The options as an operator's arguments: bias, slopes, seed, the mask's tensors, numbers, the mask's sizes."""
-    tensors, sizes = _pack_mask(options.mask)
-    return (
-        options.bias, options.alibi_slopes, options.seed, tensors, options.scale, options.left, options.right,
+class Packed(NamedTuple):
+    """The options as the operators' arguments, in their order: torch.library knows tensors and numbers, no Mask.
+
+    mask_queries, mask_keys: of a Mask. forward_table, dq_table, dkdv_table: of its plan; of a BlockMask, query_rows for
+    the first and key_rows for the last. query_blocks, key_blocks: of a BlockMask. mask_sizes: of a Mask, Sk and the
+    plan's blocks; of a BlockMask, the block's two sizes, Sq and Sk.
+    """
+
+    bias: Tensor | None
+    alibi_slopes: Tensor | None
+    seed: Tensor | None
+    mask_queries: Tensor | None
+    mask_keys: Tensor | None
+    forward_table: Tensor | None
+    dq_table: Tensor | None
+    dkdv_table: Tensor | None
+    query_blocks: Tensor | None
+    key_blocks: Tensor | None
+    scale: float
+    left: int | None
+    right: int | None
+    softcap: float
+    dropout_p: float
+    mask_sizes: list[int]
+
+
+# The operators' schema of the above, and how many of its members are tensors.
+TENSORS = 10
+SCHEMA = (
+    ", ".join(f"Tensor? {name}" for name in Packed._fields[:TENSORS])
+    + ", float scale, SymInt? left, SymInt? right, float softcap, float dropout_p, SymInt[] mask_sizes"
+)
+
+
+def pack(options: Options) -> Packed:
+    """The options as an operator's arguments."""
+    mask = options.mask
+    tensors: tuple[Tensor | None, ...] = (None,) * 7
+    sizes: list[int] = []
+    if isinstance(mask, Mask):
+        tables = (None,) * 3 if mask.plan is None else mask.plan[:3]
+        tensors = (mask.queries, mask.keys, *tables, None, None)
+        sizes = [mask.seqlen_k] if mask.plan is None else [mask.seqlen_k, *mask.plan.blocks]
+    elif mask is not None:
+        tensors = (None, None, mask.query_rows, None, mask.key_rows, mask.query_blocks, mask.key_blocks)
+        sizes = [*mask.block_size, mask.seqlen_q, mask.seqlen_k]
+    return Packed(
+        options.bias, options.alibi_slopes, options.seed, *tensors, options.scale, options.left, options.right,
         options.softcap, options.dropout_p, sizes,
     )  # fmt: skip
 
 
-def unpack(packed: tuple) -> Options:
+def unpack(packed: Sequence[Any]) -> Options:
     """The inverse of `pack`."""
-    bias, slopes, seed, tensors, scale, left, right, softcap, dropout_p, sizes = packed
-    mask = _unpack_mask(tensors, sizes, left, right)
-    return Options(scale, left, right, softcap, dropout_p, bias, slopes, seed, mask)
+    p = Packed(*packed)
+    return Options(p.scale, p.left, p.right, p.softcap, p.dropout_p, p.bias, p.alibi_slopes, p.seed, _mask(p))
 
 
-def _pack_mask(mask: Mask | BlockMask | None) -> tuple[list[Tensor], list[int]]:
-    """A Mask is two tensors, or five with its plan, and Sk and the plan's blocks; a BlockMask is four, and its sizes."""
-    if mask is None:
-        return [], [0]  # not empty: torch takes an empty list for one of tensors
-    if isinstance(mask, Mask):
-        keys = mask.queries.new_empty((0,)) if mask.keys is None else mask.keys
-        if mask.plan is None:
-            return [mask.queries, keys], [mask.seqlen_k]
-        plan = mask.plan
-        return [mask.queries, keys, plan.forward, plan.dq, plan.dkdv], [mask.seqlen_k, *plan.blocks]
-    lists = [mask.query_rows, mask.query_blocks, mask.key_rows, mask.key_blocks]
-    return lists, [*mask.block_size, mask.seqlen_q, mask.seqlen_k]
-
-
-def _unpack_mask(
-    tensors: list[Tensor], sizes: list[int], left: int | None, right: int | None
-) -> Mask | BlockMask | None:  # fmt: skip
-    if not tensors:
-        return None
-    if len(tensors) == 4:
-        rows, blocks, key_rows, key_blocks = tensors
-        return BlockMask(rows, blocks, key_rows, key_blocks, (sizes[0], sizes[1]), sizes[2], sizes[3], left, right)
-    keys = None if tensors[1].dim() == 1 else tensors[1]
-    plan = None
-    if len(tensors) == 5:
-        plan = Plan(forward=tensors[2], dq=tensors[3], dkdv=tensors[4], blocks=tuple(sizes[1:]))
-    return Mask(tensors[0], keys, sizes[0], plan)
+def _mask(p: Packed) -> Mask | BlockMask | None:
+    sizes, forward, dkdv = p.mask_sizes, p.forward_table, p.dkdv_table
+    if p.mask_queries is not None:
+        plan = None
+        if forward is not None and p.dq_table is not None and dkdv is not None:
+            plan = Plan(forward, p.dq_table, dkdv, tuple(sizes[1:]))
+        return Mask(p.mask_queries, p.mask_keys, sizes[0], plan)
+    if forward is not None and p.query_blocks is not None and dkdv is not None and p.key_blocks is not None:
+        lists = (forward, p.query_blocks, dkdv, p.key_blocks)
+        return BlockMask(*lists, (sizes[0], sizes[1]), sizes[2], sizes[3], p.left, p.right)
+    return None

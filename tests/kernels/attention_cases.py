@@ -73,6 +73,7 @@ class Case(NamedTuple):
         if self.mask in BLOCKS:
             counts = [-(-n // BLOCK) for n in (self.seqlen_q, self.seqlen_k)]
             chosen = torch.rand(self.heads, *counts, generator=torch.Generator().manual_seed(5)) < 0.6
+            chosen |= torch.eye(*counts, dtype=torch.bool)
             made = block_sparse.block_mask(
                 chosen.to(device), block_size=(BLOCK, BLOCK), seqlen_q=self.seqlen_q, seqlen_k=self.seqlen_k,
                 causal=self.mask == "blocks causal",

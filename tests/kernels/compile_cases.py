@@ -2,15 +2,21 @@
 
 Run as a program, because a compile for a wrong target may abort its process:
 
-    python compile_cases.py 80 90 100 [--features causal dropout ...] [--head-dims 64 128]
+    python compile_cases.py 80 90 100 [--cases every] [--strict]
+
+B batch, S sequence, H query heads, K key/value heads (H / group), D head dimension.
 """
 
 import argparse
 import itertools
 import json
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
+import triton
 
 from flashtrain_kernels import dispatch
 from flashtrain_kernels.block_sparse import BlockMask
@@ -63,12 +69,40 @@ FEATURES = {
 }
 
 
+Case = tuple[str, int, int]  # feature, D, group
+GROUPED = ("full", "causal", "window", "intervals", "two intervals", "blocks")
+CASES: dict[str, list[Case]] = {
+    "every": [
+        *itertools.product(FEATURES, (64, 128), (1,)),
+        *itertools.product(GROUPED, (64, 128), (2,)),
+    ],
+    # Every feature once or twice: what the tests compile.
+    "tests": [
+        ("full", 64, 1), ("causal", 64, 1), ("intervals", 64, 2), ("blocks", 64, 1), ("permuted", 64, 1),
+        ("bias", 64, 1), ("dropout", 64, 1), ("full", 128, 2), ("window", 128, 1), ("two intervals", 128, 1),
+        ("blocks", 128, 2), ("softcap", 128, 1), ("alibi", 128, 1), ("alibi of sequences", 128, 1), ("bias", 128, 1),
+        ("intervals, dropout", 128, 1), ("everything", 128, 1),
+    ],
+    # Dense, masks and rich, for each release of Triton.
+    "releases": [
+        ("full", 64, 1), ("causal", 64, 2), ("intervals", 64, 1), ("two intervals", 64, 1), ("bias", 64, 1),
+        ("causal", 128, 1), ("full", 128, 2), ("intervals", 128, 2), ("blocks", 128, 2), ("bias", 128, 1),
+        ("intervals, dropout", 128, 1),
+    ],
+    # Small shared memory, and head dimensions that only fit with spilled registers.
+    "small": [*itertools.product(("full", "causal", "dropout"), (64, 128, 256), (1,)), ("bias", 128, 1)],
+}  # fmt: skip
+# Shared memory that one block may use, in bytes.
+SHARED_MEMORY = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
+
+
 def launches(arch: str, head_dim: int, dtype: torch.dtype, options: Options, group: int):
     """The launches of one training step's attention, on tensors without data."""
     rich = bool(options.softcap or options.dropout_p or options.bias is not None or options.alibi_slopes is not None)
     mask = options.mask
     scattered = isinstance(mask, Mask) and (mask.keys is not None or mask.queries.shape[0] > 5)
-    tiles = dispatch.table_row(arch, head_dim, dtype, dispatch.Kind(scattered, group > 1, rich))
+    kind = dispatch.Kind(scattered=scattered, blocks=isinstance(mask, BlockMask), grouped=group > 1, rich=rich)
+    tiles = dispatch.table_row(arch, head_dim, dtype, kind)
     if isinstance(mask, Mask):
         planned_for = dispatch.table_row(arch, head_dim, dtype, dispatch.Kind(rich=rich))
         sizes = (*planned_for.forward[:2], *planned_for.dq[:2], *planned_for.dkdv[:2])
@@ -81,29 +115,55 @@ def launches(arch: str, head_dim: int, dtype: torch.dtype, options: Options, gro
     dq, dkdv = backward_launches(q, None, q, kv, kv, q, lse, options, (q, kv, kv), rows, tiles.dkdv, tiles.dq)
     made = {"forward": forward_launch(q, kv, kv, q, lse, options, tiles.forward), "dkdv": dkdv, "dq": dq}
     if options.bias is not None:
-        made["dbias"] = dbias_launch(q, q, kv, kv, options, rows, options.bias, tiles.dq)
+        made["dbias"] = dbias_launch(q, q, kv, kv, options, rows, options.bias, tiles.dbias)
     return made
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("capabilities", type=int, nargs="+")
-    parser.add_argument("--features", nargs="+", default=list(FEATURES))
-    parser.add_argument("--groups", type=int, nargs="+", default=[1])
-    parser.add_argument("--head-dims", type=int, nargs="+", default=[64, 128])
-    chosen = parser.parse_args()
-    for capability, head_dim, group, feature in itertools.product(
-        chosen.capabilities, chosen.head_dims, chosen.groups, chosen.features
-    ):
-        arch = dispatch.architecture(divmod(capability, 10))
+def compiled_rows(capability: int, cases: list[Case]) -> Iterator[dict[str, Any]]:
+    """What each kernel of the cases uses."""
+    arch = dispatch.architecture(divmod(capability, 10))
+    for feature, head_dim, group in cases:
         for name, launch in launches(arch, head_dim, torch.bfloat16, FEATURES[feature], group).items():
             compiled = compile_launch(launch, capability)
-            row = {
+            yield {
                 "capability": capability, "head_dim": head_dim, "group": group, "feature": feature, "kernel": name,
                 "registers": compiled.registers, "shared": compiled.shared, "spills": compiled.spills,
                 "wgmma": sum(n for op, n in compiled.instructions.items() if op.startswith("HGMMA")),
             }  # fmt: skip
-            print(json.dumps(row), flush=True)
+
+
+def faults(row: dict[str, Any]) -> list[str]:
+    """What is wrong with a row, which is nothing, it is hoped.
+
+    Spills count where the table promises that there are none: not with every feature at once, not above D = 128, and
+    not on GPUs with little shared memory.
+    """
+    capability, found = row["capability"], []
+    large = SHARED_MEMORY[capability] > 128 * 1024
+    if row["spills"] and large and row["head_dim"] <= 128 and row["feature"] != "everything":
+        found.append("registers spilled")
+    if row["shared"] > SHARED_MEMORY[capability]:
+        found.append("too much shared memory")
+    if capability == 90 and row["wgmma"] == 0:
+        found.append("no wgmma")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("capabilities", type=int, nargs="+", choices=sorted(SHARED_MEMORY))
+    parser.add_argument("--cases", default="tests", choices=sorted(CASES))
+    parser.add_argument(
+        "--strict", action="store_true", help="fail where a kernel spills, or does not fit or suit its GPU"
+    )
+    chosen = parser.parse_args()
+    wrong = 0
+    for capability in chosen.capabilities:
+        for row in compiled_rows(capability, CASES[chosen.cases]):
+            print(json.dumps({**row, "faults": faults(row)}), flush=True)
+            wrong += bool(faults(row))
+    if chosen.strict and wrong:
+        sys.exit(f"{wrong} kernels have faults under triton {triton.__version__}")
 
 
 if __name__ == "__main__":

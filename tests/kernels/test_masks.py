@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from mask_cases import DOCUMENT_MASKS, EXAMPLE, TWELVE, the_twelve, within_documents
 
 from flashtrain_kernels import documents_from_ids, masks
-from flashtrain_kernels.masks import HIGH, LOW, POSITION, SEQUENCE, START, visible
+from flashtrain_kernels.masks import HIGH, LOW, POSITION, SEQUENCE, START
 
 
 @st.composite
@@ -221,13 +221,6 @@ IDS = torch.zeros(2, 4, dtype=torch.int64)
 def test_a_mistake_is_refused_in_one_line_that_names_the_argument(call, error, message):
     with pytest.raises(error, match=message):
         call()
-
-
-def test_old_dense_mask_of_causal_and_documents():
-    mask = visible(2, 4, causal=True, documents=None, device="cpu")
-    assert mask.int().tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
-    both = visible(3, 3, causal=True, documents=documents_from_ids(torch.tensor([[0, 0, 1]])), device="cpu")
-    assert both.int().tolist() == [[[[1, 0, 0], [1, 1, 0], [0, 0, 1]]]]
 
 
 def test_masks_compile_into_one_graph_that_serves_other_lengths():

@@ -1,148 +1,390 @@
-"""The operators with the rest of torch: opcheck, torch.compile, checkpointing, FLOP counts. Computed by the
-reference."""
+"""The operators among torch's own: opcheck, fake tensors, autograd, checkpointing and torch.compile, on the reference."""
+
+from functools import partial
 
 import pytest
 import torch
-from attention_cases import Case, assert_close, expected, ours
+from attention_cases import Case, assert_close, expected, ours, run
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
-from torch.utils.flop_counter import FlopCounterMode
 
 import flashtrain_kernels as fk
-from flashtrain_kernels import dispatch, ops
+from flashtrain_kernels import compute, dispatch, masks, ops
+from flashtrain_kernels.options import Options, pack, unpack
+from flashtrain_kernels.plan import Plan, build_plan_reference
+
+B, S, H, K, D = 2, 18, 4, 2, 8
+BLOCKS = (16,) * 6
+CASE = Case(1, 9, 9, 4, 2, 8, "causal")
 
 
 @pytest.fixture(autouse=True)
 def through_the_operators():
+    torch._dynamo.reset()
     with dispatch.force("reference"):
         yield
 
 
-@pytest.mark.parametrize("case", [Case(2, 9, 7, 4, 2, 8, True), Case(1, 9, 9, 2, 1, 8, True, (4, 5))], ids=str)
-def test_outputs_and_gradients_equal_the_reference(case):
+def planned(mask):
+    tables = build_plan_reference(mask.queries, mask.keys, mask.seqlen_k, list(BLOCKS))
+    return mask._replace(plan=Plan(*tables, BLOCKS))
+
+
+def documents(rows=B, length=S):
+    return masks.document(torch.arange(length).expand(rows, length) // 5, causal=True)
+
+
+def shuffled():
+    order = torch.randperm(S, generator=torch.Generator().manual_seed(0))
+    return masks.global_window(S, 2, (4, 1)).select(order, order.flip(0))
+
+
+def block_mask():
+    blocks = torch.tensor([[[1, 0], [1, 1]]], dtype=torch.bool)
+    return fk.block_mask(blocks, block_size=16, seqlen_q=S, seqlen_k=S, causal=True)
+
+
+OPTIONS = {
+    "plain": dict,
+    "window": lambda: {"left": -4, "right": 1},
+    "softcap": lambda: {"softcap": 2.0},
+    "slopes": lambda: {"alibi_slopes": torch.rand(B, H), "right": 0},
+    "bias": lambda: {"bias": torch.randn(1, H, S, S, requires_grad=True)},
+    "dropout": lambda: {"dropout_p": 0.25, "seed": torch.tensor([3, 0, 0])},
+    "mask": lambda: {"mask": documents()},
+    "planned mask": lambda: {"mask": planned(documents(1))},
+    "planned mask of key positions": lambda: {"mask": planned(shuffled())},
+    "block mask": lambda: {"mask": block_mask(), "right": 0},
+    "everything": lambda: {
+        "bias": torch.randn(B, 1, 1, S, requires_grad=True),
+        "dropout_p": 0.25,
+        "seed": torch.tensor([3, 1, 2]),
+        "softcap": 2.0,
+        "alibi_slopes": torch.rand(H),
+        "mask": planned(documents()),
+    },
+}
+SHAPES = {
+    "": [(B, S, H, D), (B, S, K, D), (B, S, K, D)],
+    "qkvpacked": [(B, S, 3, H, D)],
+    "kvpacked": [(B, S, H, D), (B, S, 2, K, D)],
+}
+FORWARDS = dict(zip(SHAPES, ops.FORWARDS, strict=False))
+FORWARDS = {"": ops.FORWARD, "qkvpacked": ops.FORWARD_QKVPACKED, "kvpacked": ops.FORWARD_KVPACKED}
+BACKWARDS = {"": ops.BACKWARD, "qkvpacked": ops.BACKWARD_QKVPACKED, "kvpacked": ops.BACKWARD_KVPACKED}
+CALLS = [("", name) for name in OPTIONS] + [
+    (packing, name) for packing in ("qkvpacked", "kvpacked") for name in ("plain", "block mask", "everything")
+]
+
+
+def forward_arguments(packing, name):
+    torch.manual_seed(0)
+    inputs = [torch.randn(shape, requires_grad=True) for shape in SHAPES[packing]]
+    return (*inputs, *pack(Options(scale=0.3, **OPTIONS[name]())))
+
+
+def backward_arguments(packing, name):
+    arguments = [x.detach() if isinstance(x, torch.Tensor) else x for x in forward_arguments(packing, name)]
+    out, lse = FORWARDS[packing](*arguments)
+    tensors, options = arguments[: len(SHAPES[packing])], arguments[len(SHAPES[packing]) :]
+    dlse = None if name == "plain" else torch.rand_like(lse)
+    return (torch.rand_like(out), dlse, *tensors, out, lse, options[0] is not None, *options)
+
+
+# --- registration ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("packing", "name"), CALLS)
+def test_opcheck_of_the_forward(packing, name):
+    torch.library.opcheck(FORWARDS[packing], forward_arguments(packing, name))
+
+
+@pytest.mark.parametrize(("packing", "name"), CALLS)
+def test_opcheck_of_the_backward(packing, name):
+    torch.library.opcheck(BACKWARDS[packing], backward_arguments(packing, name))
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_come_out_of_an_operators_arguments_as_they_went_in(name):
+    given = OPTIONS[name]()
+    if name == "block mask":
+        given["left"] = given["mask"].left
+    options = Options(scale=0.3, **given)
+    assert unpack(pack(options)) == options
+
+
+def transposed(shape, dtype=torch.float32):
+    """Heads before tokens in memory, as a projection split per head leaves them."""
+    return torch.randn(shape).to(dtype).transpose(1, -2).contiguous().transpose(1, -2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("packing", SHAPES)
+def test_fake_outputs_are_those_of_real_tensors_and_contiguous_whatever_the_strides(packing, dtype):
+    inputs = [transposed(shape, dtype) for shape in SHAPES[packing]]
+    bias = torch.randn(H, S).to(dtype).expand(1, S, H, S).transpose(1, 2)
+    options = pack(Options(scale=0.3, right=0, bias=bias))
+
+    def both(inputs, options):
+        out, lse = FORWARDS[packing](*inputs, *options)
+        dout = out.sum(-1, keepdim=True).expand(out.shape)
+        return out, lse, *BACKWARDS[packing](dout, None, *inputs, out, lse, True, *options)
+
+    real = both(inputs, options)
+    with FakeTensorMode() as mode:
+        fake_options = options._replace(bias=mode.from_tensor(bias))
+        fake = both([mode.from_tensor(x) for x in inputs], fake_options)
+    for one, other in zip(fake, real, strict=True):
+        assert one.is_contiguous()
+        assert (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
+    assert real[1].dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+
+
+# --- autograd --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def computed(monkeypatch):
+    """What really runs, in order: ("forward", dlse: None, bias gradient: None) or ("backward", dlse, dbias)."""
+    calls = []
+    forward, backward = compute.forward, compute.backward
+
+    def counting_forward(*args):
+        calls.append(("forward", None, None))
+        return forward(*args)
+
+    def counting_backward(*args):
+        calls.append(("backward", args[1], args[-1]))
+        return backward(*args)
+
+    monkeypatch.setattr(compute, "forward", counting_forward)
+    monkeypatch.setattr(compute, "backward", counting_backward)
+    return calls
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(2, 9, 7, 4, 2, 8, "causal", softcap=2.0, bias=(0, 0, 0, 0)),
+        Case(1, 21, 21, 2, 1, 8, "shuffled", dropout=0.2, alibi="alibi", bias=(1, 0, 1, 0)),
+        Case(2, 40, 50, 2, 2, 8, "blocks causal", dropout=0.2),
+    ],
+    ids=str,
+)
+def test_outputs_and_gradients_equal_the_float64_reference(case):
     inputs = case.inputs(torch.float32)
     assert_close(ours(case, inputs), expected(case, inputs), 1e-5)
 
 
-def test_opcheck_passes_for_every_operator():
-    q, k, v = Case(1, 6, 8, 4, 2, 8, True).inputs(torch.float32)
-    qkv = torch.randn(1, 6, 3, 2, 8, requires_grad=True)
-    documents = fk.documents_from_ids(torch.tensor([[0, 0, 0, 1, 1, 1]]))
-    torch.library.opcheck(ops.FORWARD, (q, k, v, None, None, 0.3, True))
-    torch.library.opcheck(ops.FORWARD_PACKED, (qkv, *documents, 0.3, True))
-    q, k, v, qkv = (x.detach() for x in (q, k, v, qkv))
-    out, lse = ops.FORWARD(q, k, v, None, None, 0.3, True)
-    torch.library.opcheck(ops.BACKWARD, (torch.ones_like(out), None, q, k, v, out, lse, None, None, 0.3, True))
-    out, lse = ops.FORWARD_PACKED(qkv, None, None, 0.3, True)
-    torch.library.opcheck(ops.BACKWARD_PACKED, (out, lse, qkv, out, lse, None, None, 0.3, True))
+@pytest.mark.parametrize(("packing", "name"), CALLS)
+def test_the_operators_own_gradients_are_those_of_the_functions(packing, name):
+    arguments = forward_arguments(packing, name)
+    leaves = [x for x in arguments if isinstance(x, torch.Tensor) and x.requires_grad]
+    options = unpack(arguments[len(SHAPES[packing]) :])
+    function = {"": ops.attention, "qkvpacked": ops.attention_qkvpacked, "kvpacked": ops.attention_kvpacked}[packing]
+    gradients = []
+    for out, lse in (FORWARDS[packing](*arguments), function(*arguments[: len(SHAPES[packing])], options)):
+        loss = out.square().sum() + torch.where(lse.isfinite(), lse, 0.0).sum()
+        gradients.append(torch.autograd.grad(loss, leaves))
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
 
 
-def test_fake_outputs_have_the_strides_of_real_ones():
-    with FakeTensorMode():
-        q = torch.empty(2, 4, 6, 8, dtype=torch.bfloat16).transpose(1, 2)
-        out, lse = ops.FORWARD(q, q, q, None, None, 0.3, False)
-        dq, _, _ = ops.BACKWARD(out, None, q, q, q, out, lse, None, None, 0.3, False)
-        qkv = torch.empty(2, 6, 4, 3, 8).transpose(2, 3)
-        dqkv = ops.BACKWARD_PACKED(out, None, qkv, out, lse, None, None, 0.3, False)
-    assert (out.shape, out.stride()) == ((2, 6, 4, 8), (192, 32, 8, 1))
-    assert (lse.shape, lse.stride(), lse.dtype) == ((2, 4, 6), (24, 6, 1), torch.float32)
-    assert dq.is_contiguous()
-    assert dqkv.is_contiguous()
+def test_a_gradient_through_the_log_sum_exp_alone():
+    inputs = Case(1, 9, 7, 4, 2, 8, "window").inputs(torch.float32)
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    gradients = []
+    for attention, leaves in ((fk.flash_attn_func, inputs), (fk.reference.attention, exact)):
+        lse = attention(*leaves, window_size=(2, 1), return_lse=True)[1]
+        gradients.append(torch.autograd.grad(torch.where(lse.isfinite(), lse, 0.0).sum(), leaves))
+    for got, wanted in zip(*gradients, strict=True):
+        torch.testing.assert_close(got.double(), wanted, atol=1e-5, rtol=1e-5)
+    assert not gradients[0][2].any()  # V is no part of it
 
 
-@pytest.mark.parametrize("implementation", ["reference", "torch"])
-def test_torch_compile_takes_the_whole_graph_and_changing_lengths(implementation):
-    graphs = []
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph
-
-    @torch.compile(backend=backend, fullgraph=True, dynamic=True)
-    def attend(qkv, documents):
-        q, k, v = qkv.unbind(2)
-        apart = fk.flash_attn_func(q, k, v, causal=True, documents=documents)
-        return apart + fk.flash_attn_qkvpacked_func(qkv, causal=True, documents=documents)
-
-    with dispatch.force(implementation):
-        for length in (11, 12, 33):
-            qkv = torch.randn(2, length, 3, 2, 8)
-            documents = fk.documents_from_ids(torch.arange(length).expand(2, length) // 5)
-            wanted = 2 * fk.reference.attention(*qkv.unbind(2), causal=True, documents=documents)
-            torch.testing.assert_close(attend(qkv, documents), wanted, atol=1e-5, rtol=1e-5)
-    assert len(graphs) == 1
+def test_an_unused_log_sum_exp_costs_no_gradient_tensor(computed):
+    inputs = CASE.inputs(torch.float32)
+    torch.autograd.grad(fk.flash_attn_func(*inputs, return_lse=True)[0].sum(), inputs)
+    assert computed == [("forward", None, None), ("backward", None, None)]
 
 
-def test_torch_compile_of_forward_and_backward():
-    def loss(q, k, v):
-        out, lse = fk.flash_attn_func(q, k, v, causal=True, return_lse=True)
-        return (out**2).sum() + lse.sum()
+def test_a_bias_without_a_gradient_costs_none(computed):
+    inputs = CASE.inputs(torch.float32)
+    torch.autograd.grad(fk.flash_attn_func(*inputs, bias=torch.zeros(9, 9)).sum(), inputs)
+    assert computed[-1] == ("backward", None, None)
 
-    inputs = Case(2, 9, 9, 4, 2, 8, True).inputs(torch.float32)
-    wanted = torch.autograd.grad(loss(*inputs), inputs)
-    got = torch.autograd.grad(torch.compile(loss, backend="aot_eager", fullgraph=True)(*inputs), inputs)
+
+def test_the_gradient_of_the_bias_alone():
+    q, k, v, bias = Case(1, 9, 9, 4, 2, 8, bias=(1, 0, 0, 1)).inputs(torch.float32)
+    (got,) = torch.autograd.grad(fk.flash_attn_func(q.detach(), k.detach(), v.detach(), bias=bias).square().sum(), bias)
+    (wanted,) = torch.autograd.grad(fk.flash_attn_func(q, k, v, bias=bias).square().sum(), bias)
+    assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("packing", SHAPES)
+def test_without_gradients_nothing_is_kept_for_a_backward(packing):
+    functions = [fk.flash_attn_func, fk.flash_attn_qkvpacked_func, fk.flash_attn_kvpacked_func]
+    function = dict(zip(SHAPES, functions, strict=True))[packing]
+    inputs = [torch.randn(shape) for shape in SHAPES[packing]]
+    assert not function(*inputs).requires_grad
+    with torch.no_grad():
+        assert not function(*[x.requires_grad_() for x in inputs]).requires_grad
+
+
+# --- activation checkpointing ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("options", [{"causal": True}, {"dropout_p": 0.3}], ids=["causal", "dropout without a seed"])
+def test_activation_checkpointing_recomputes_the_same(computed, reentrant, options):
+    inputs = CASE.inputs(torch.float32)
+    weights = torch.randn(1, 9, 4, 8)
+    torch.manual_seed(1)
+    wanted = torch.autograd.grad((fk.flash_attn_func(*inputs, **options) * weights).sum(), inputs)
+    computed.clear()
+    torch.manual_seed(1)
+    out = checkpoint(lambda *x: fk.flash_attn_func(*x, **options) * 1.0, *inputs, use_reentrant=reentrant)
+    (out * weights).sum().backward()
+    assert all(torch.equal(x.grad, other) for x, other in zip(inputs, wanted, strict=True))
+    assert [name for name, _, _ in computed] == ["forward", "forward", "backward"]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("packing", SHAPES)
+def test_selective_checkpointing_keeps_the_outputs_so_that_attention_is_not_computed_again(computed, packing, compiled):
+    functions = [fk.flash_attn_func, fk.flash_attn_qkvpacked_func, fk.flash_attn_kvpacked_func]
+    function = dict(zip(SHAPES, functions, strict=True))[packing]
+    inputs = [torch.randn(shape, requires_grad=True) for shape in SHAPES[packing]]
+    recomputed = []
+
+    def block(*inputs):
+        recomputed.append(1)
+        out, lse = function(*[x * 2.0 for x in inputs], causal=True, return_lse=True)
+        return out.sin() + lse.transpose(1, 2)[..., None]
+
+    def checkpointed(*inputs):
+        contexts = partial(create_selective_checkpoint_contexts, fk.FORWARDS)
+        return checkpoint(block, *inputs, use_reentrant=False, context_fn=contexts)
+
+    wanted = torch.autograd.grad(block(*inputs).sum(), inputs)
+    computed.clear()
+    recomputed.clear()
+    if compiled:
+        checkpointed = torch.compile(checkpointed, backend="aot_eager", fullgraph=True)
+    got = torch.autograd.grad(checkpointed(*inputs).sum(), inputs)
     for one, other in zip(got, wanted, strict=True):
         torch.testing.assert_close(one, other)
+    assert [name for name, _, _ in computed] == ["forward", "backward"]
+    assert compiled or len(recomputed) == 2
 
 
-@pytest.fixture
-def forward_calls(monkeypatch):
-    """How often the forward really runs."""
+# --- torch.compile ---------------------------------------------------------------------------------------------------
+
+
+def trained(attention, inputs, *others):
+    """Outputs and gradients of one step: what a compiled function and the plain one are compared by."""
+    out, lse = attention(*inputs, *others)
+    loss = out.square().sum() + torch.where(lse.isfinite(), lse, 0.0).sum()
+    return [out, lse, *torch.autograd.grad(loss, inputs)]
+
+
+def assert_one_compilation_serves(attention, calls):
+    """Forward and backward of every call, as the plain function computes them, from one graph of the whole."""
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(attention, backend=counter, fullgraph=True, dynamic=True)
+    for inputs, others in calls:
+        for got, wanted in zip(trained(compiled, inputs, *others), trained(attention, inputs, *others), strict=True):
+            torch.testing.assert_close(got, wanted)
+    assert counter.frame_count == 1
+
+
+LENGTHS = (11, 12, 33)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"causal": True}, {"window_size": (4, 0), "softcap": 2.0}, {"dropout_p": 0.2, "dropout_seed": 7}],
+    ids=str,
+)
+def test_one_graph_for_any_lengths_of_queries_and_keys(options):
+    calls = [
+        (Case(2, seqlen, seqlen + more, 4, 2, 8).inputs(torch.float32), ())
+        for seqlen, more in zip(LENGTHS, (3, 8, -5), strict=True)
+    ]
+    assert_one_compilation_serves(lambda q, k, v: fk.flash_attn_func(q, k, v, **options, return_lse=True), calls)
+
+
+@pytest.mark.parametrize("packing", ["qkvpacked", "kvpacked"])
+def test_one_graph_for_any_lengths_of_packed_inputs(packing):
+    def draw(*shape):
+        return torch.randn(shape, requires_grad=True)
+
+    if packing == "qkvpacked":
+        function, calls = fk.flash_attn_qkvpacked_func, [([draw(B, n, 3, H, D)], ()) for n in LENGTHS]
+    else:
+        function = fk.flash_attn_kvpacked_func
+        calls = [([draw(B, n, H, D), draw(B, n + 3, 2, K, D)], ()) for n in LENGTHS]
+    assert_one_compilation_serves(lambda *x: function(*x, causal=True, return_lse=True), calls)
+
+
+def test_one_graph_for_any_lengths_of_packed_sequences():
+    def attend(q, k, v, cu_seqlens, longest):
+        return fk.flash_attn_varlen_func(
+            q, k, v, cu_seqlens, cu_seqlens, longest, longest, causal=True, return_lse=True
+        )
+
     calls = []
-    compute = ops._compute_forward
-    monkeypatch.setattr(ops, "_compute_forward", lambda *args: (calls.append(1), compute(*args))[1])
-    return calls
+    for lengths in ([5, 6], [3, 1, 8], [20, 2, 4, 7]):
+        cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+        inputs = [x[0].detach().requires_grad_() for x in Case(1, sum(lengths), sum(lengths), 4, 2, 8).inputs(torch.float32)]
+        calls.append((inputs, (cu_seqlens, max(lengths))))
+    assert_one_compilation_serves(attend, calls)
 
 
-def test_activation_checkpointing_recomputes_the_same(forward_calls):
-    inputs = Case(1, 9, 9, 2, 2, 8, True).inputs(torch.float32)
-    wanted = torch.autograd.grad(fk.flash_attn_func(*inputs, causal=True).sum(), inputs)
-    out = checkpoint(lambda *x: fk.flash_attn_func(*x, causal=True) * 1.0, *inputs, use_reentrant=False)
-    got = torch.autograd.grad(out.sum(), inputs)
-    for one, other in zip(got, wanted, strict=True):
-        assert torch.equal(one, other)
-    assert len(forward_calls) == 3
+@pytest.mark.parametrize("kind", ["documents", "planned", "key positions"])
+def test_one_graph_for_masks_of_any_length_with_a_bias_that_has_a_gradient(kind):
+    def attend(q, k, v, bias, mask):
+        return fk.flash_attn_func(q, k, v, bias=bias, mask=mask, return_lse=True)
+
+    calls = []
+    for seqlen in LENGTHS:
+        mask = documents(2, seqlen)
+        if kind == "key positions":
+            mask = mask.select(torch.arange(seqlen).flip(0), torch.arange(seqlen))
+        mask = mask if kind == "documents" else planned(mask)
+        calls.append((Case(2, seqlen, seqlen, 4, 2, 8, bias=(1, 0, 0, 0)).inputs(torch.float32), (mask,)))
+    assert_one_compilation_serves(attend, calls)
 
 
-def test_selective_checkpointing_keeps_the_output_so_that_attention_is_not_computed_again(forward_calls):
-    inputs = Case(1, 9, 9, 2, 2, 8, True).inputs(torch.float32)
-    out = checkpoint(
-        lambda *x: fk.flash_attn_func(*x, causal=True) * 1.0, *inputs, use_reentrant=False,
-        context_fn=lambda: create_selective_checkpoint_contexts([fk.FORWARD, fk.FORWARD_PACKED]),
-    )  # fmt: skip
-    torch.autograd.grad(out.sum(), inputs)
-    assert len(forward_calls) == 1
+def test_one_graph_that_makes_its_mask_itself():
+    def attend(q, k, v, ids):
+        mask = masks.prefix_lm(torch.full_like(ids, 2), documents=ids)
+        return fk.flash_attn_func(q, k, v, mask=mask, return_lse=True)
+
+    calls = [
+        (Case(2, n, n, 4, 2, 8).inputs(torch.float32), ((torch.arange(n) // 6).expand(2, n).contiguous(),))
+        for n in LENGTHS
+    ]
+    assert_one_compilation_serves(attend, calls)
 
 
-def test_unused_log_sum_exp_costs_no_gradient_tensor(monkeypatch):
-    seen = []
-    compute = ops._compute_backward
-    monkeypatch.setattr(ops, "_compute_backward", lambda *args: (seen.append(args[1]), compute(*args))[1])
-    inputs = Case(1, 9, 9, 2, 2, 8, True).inputs(torch.float32)
-    torch.autograd.grad(fk.flash_attn_func(*inputs).sum(), inputs)
-    assert seen == [None]
+def test_one_graph_for_block_masks_of_any_length():
+    def attend(q, k, v, mask):
+        return fk.flash_attn_func(q, k, v, causal=True, mask=mask, return_lse=True)
+
+    calls = []
+    for seqlen in (40, 50, 70):
+        count = -(-seqlen // 16)
+        blocks = fk.block_sparse.butterfly(count)
+        mask = fk.block_mask(blocks, block_size=16, seqlen_q=seqlen, seqlen_k=seqlen, causal=True)
+        calls.append((Case(1, seqlen, seqlen, 4, 2, 8).inputs(torch.float32), (mask,)))
+    assert_one_compilation_serves(attend, calls)
 
 
-def test_only_the_log_sum_exp_used():
-    inputs = Case(1, 9, 9, 2, 2, 8, True).inputs(torch.float32)
-    dq, dk = torch.autograd.grad(fk.flash_attn_func(*inputs, return_lse=True)[1].sum(), inputs[:2])
-    exact = [x.detach().double().requires_grad_() for x in inputs]
-    lse = fk.reference.attention(*exact, return_lse=True)[1]
-    wanted = torch.autograd.grad(lse.sum(), exact[:2])
-    torch.testing.assert_close(dq.double(), wanted[0], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(dk.double(), wanted[1], atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_flops_are_counted_and_a_backward_is_two_and_a_half_forwards(packed):
-    qkv = torch.randn(2, 16, 3, 4, 8, requires_grad=True)
-    forward = 4 * 2 * 4 * 8 * (16 * 17 // 2)
-    with FlopCounterMode(display=False) as counter:
-        if packed:
-            out = fk.flash_attn_qkvpacked_func(qkv, causal=True)
-        else:
-            out = fk.flash_attn_func(*qkv.unbind(2), causal=True)
-        out.sum().backward()
-    counted = counter.get_flop_counts()["Global"]
-    ours_only = {str(op): flops for op, flops in counted.items() if "flashtrain_kernels" in str(op)}
-    assert sorted(ours_only.values()) == [forward, forward * 5 // 2]
+def test_a_compiled_step_runs_one_forward_and_one_backward(computed):
+    case = Case(2, 9, 9, 4, 2, 8, "causal", bias=(0, 0, 0, 0))
+    inputs = case.inputs(torch.float32)
+    compiled = torch.compile(fk.flash_attn_func, backend="aot_eager", fullgraph=True)
+    got = run(compiled, inputs, case.options())
+    assert [name for name, _, _ in computed] == ["forward", "backward"]
+    assert_close(got, ours(case, inputs), 1e-6)

@@ -8,17 +8,16 @@ import torch
 from flashtrain.errors import UserError
 from flashtrain.models import Attention, RotaryPositions
 from flashtrain.models.cache import LayerCache
+from flashtrain_kernels import masks
 
 KINDS = ["flash", "sdpa", "standard"]
-# float64 shows that two ways are the same to the last digit; flash computes in float32 at most.
-DTYPES = {"flash": torch.float32, "sdpa": torch.float64, "standard": torch.float64}
-TOLERANCES = {"flash": 1e-5, "sdpa": 1e-12, "standard": 1e-12}
 
 
+# float64 shows that two ways are the same to the last digit.
 def build(attention: str = "sdpa", kv_heads: int = 4, rotary: bool = False, **options) -> Attention:
     torch.manual_seed(0)
     turned = RotaryPositions(8) if rotary else None
-    return Attention(32, 4, kv_heads, attention=attention, rotary=turned, **options).to(DTYPES[attention])
+    return Attention(32, 4, kv_heads, attention=attention, rotary=turned, **options).double()
 
 
 @pytest.fixture
@@ -30,17 +29,17 @@ def x() -> torch.Tensor:
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("packed", [False, True])
 def test_outputs_and_gradients_are_the_same_whichever_attention_computes_them(
-    x, rotary, kv_heads, packed, documents_of_lengths
+    x, rotary, kv_heads, packed, mask_of_lengths
 ):
-    documents = documents_of_lengths([4, 5], [9]) if packed else None
+    mask = mask_of_lengths([4, 5], [9]) if packed else None
     results = {}
     for kind in KINDS:
         module = build(kind, kv_heads, rotary)
-        out = module(x.to(DTYPES[kind]), documents=documents)
+        out = module(x, mask=mask)
         results[kind] = [out, *torch.autograd.grad(out.square().mean(), list(module.parameters()))]
-    for kind, tolerance in (("sdpa", 1e-10), ("flash", 1e-5)):
+    for kind in ("sdpa", "flash"):
         for ours, exact in zip(results[kind], results["standard"], strict=True):
-            torch.testing.assert_close(ours.double(), exact, atol=tolerance, rtol=0)
+            torch.testing.assert_close(ours, exact, atol=1e-10, rtol=0)
 
 
 def test_it_equals_torchs_multi_head_attention(x):
@@ -62,7 +61,6 @@ def test_it_equals_torchs_multi_head_attention(x):
 @pytest.mark.parametrize("kind", KINDS)
 def test_causal_attention_does_not_see_the_future(x, kind):
     module = build(kind)
-    x = x.to(DTYPES[kind])
     changed = x.clone()
     changed[:, 5:] += 1
     assert torch.equal(module(x)[:, :5], module(changed)[:, :5])
@@ -71,7 +69,6 @@ def test_causal_attention_does_not_see_the_future(x, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_attention_that_is_not_causal_sees_everything(x, kind):
     module = build(kind, causal=False)
-    x = x.to(DTYPES[kind])
     changed = x.clone()
     changed[:, 8] += 1
     assert (module(x)[:, 0] - module(changed)[:, 0]).abs().max() > 1e-4
@@ -82,30 +79,86 @@ def test_attention_that_is_not_causal_sees_everything(x, kind):
 def test_reading_in_pieces_with_a_cache_gives_the_same_as_reading_at_once(x, kind, rotary):
     module = build(kind, kv_heads=2, rotary=rotary)
     cache = LayerCache(context=9)
-    x = x.to(DTYPES[kind])
     with torch.no_grad():
         pieces = [module(piece, cache=cache) for piece in x.split([4, 1, 3, 1], dim=1)]
-        torch.testing.assert_close(torch.cat(pieces, dim=1), module(x), atol=TOLERANCES[kind], rtol=0)
+        torch.testing.assert_close(torch.cat(pieces, dim=1), module(x), atol=1e-12, rtol=0)
 
 
-def test_dropout_acts_in_training_only(x):
-    module = build("sdpa", dropout=0.5)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rotary", [False, True])
+def test_packed_documents_and_separate_ones_give_the_same_output_and_gradients(x, kind, rotary, mask_of_lengths):
+    module = build(kind, rotary=rotary)
+    weights = list(module.parameters())
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    packed = module(x, positions=positions, mask=mask_of_lengths([4, 5], [4, 5]))
+    separate = torch.cat([module(document) for document in x.split([4, 5], dim=1)], dim=1)
+    torch.testing.assert_close(packed, separate, atol=1e-12, rtol=0)
+    wanted = torch.autograd.grad(separate.square().sum(), weights)
+    for ours, theirs in zip(torch.autograd.grad(packed.square().sum(), weights), wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_mask_says_alone_what_is_seen_whether_or_not_the_module_is_causal(x, kind, causal):
+    module = build(kind, causal=causal)
+    as_causal = module(x, mask=masks.causal(9))
+    module.causal = True
+    torch.testing.assert_close(as_causal, module(x), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_reading_documents_in_pieces_with_a_cache_gives_the_same_as_reading_at_once(x, kind, mask_of_lengths):
+    module = build(kind, kv_heads=2)
+    mask, index = mask_of_lengths([4, 5], [2, 7]), torch.arange(9)
+    cache = LayerCache(context=9)
+    with torch.no_grad():
+        pieces = [
+            module(x[:, begin:end], mask=mask.select(index[begin:end], index[:end]), cache=cache)
+            for begin, end in ((0, 3), (3, 4), (4, 9))
+        ]
+        torch.testing.assert_close(torch.cat(pieces, dim=1), module(x, mask=mask), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rotary", [False, True])
+def test_dropout_acts_in_training_only(x, kind, rotary):
+    module = build(kind, rotary=rotary, dropout=0.5)
     assert not torch.equal(module(x), module(x))
     module.eval()
     assert torch.equal(module(x), module(x))
+    torch.testing.assert_close(module(x), build(kind, rotary=rotary)(x), atol=1e-12, rtol=0)
+
+
+class Unturned(torch.nn.Module):
+    """A rotary that turns nothing: q, k and v go their separate way, unchanged."""
+
+    def forward(self, qk, positions):
+        return qk
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_flash_drops_the_same_weights_whether_q_k_and_v_lie_together_or_apart(x, packed, mask_of_lengths):
+    module = build("flash", dropout=0.5)
+    mask = mask_of_lengths([4, 5], [9]) if packed else None
+    results = []
+    for rotary in (None, Unturned()):
+        module.rotary = rotary
+        torch.manual_seed(2)
+        results.append(module(x, mask=mask))
+    torch.testing.assert_close(*results, atol=1e-12, rtol=0)
 
 
 def test_the_packed_path_hands_the_projection_over_without_a_copy(x, monkeypatch):
     module = build("flash")
-    x = x.float()
     seen = {}
 
-    def look(qkv, **options):
+    def look(qkv, *dropout, **options):
         seen["shares_memory"] = qkv.is_contiguous() and qkv._base is not None
         seen["shape"] = tuple(qkv.shape)
         return qkv[:, :, 0]
 
-    monkeypatch.setattr("flashtrain.models.attention.flash_attn_qkvpacked_func", look)
+    monkeypatch.setattr("flashtrain.models.attention_functions.flash_attn_qkvpacked_func", look)
     module(x)
     assert seen == {"shares_memory": True, "shape": (2, 9, 3, 4, 8)}
 
@@ -124,6 +177,12 @@ def test_sizes_that_cannot_work_are_refused(sizes, message):
         Attention(*sizes)
 
 
-def test_documents_and_a_cache_together_are_refused(x, documents_of_lengths):
-    with pytest.raises(UserError, match=r"documents together with a cache"):
-        build()(x, documents=documents_of_lengths([9], [9]), cache=LayerCache(9))
+def test_a_mask_of_another_length_is_refused(x, mask_of_lengths):
+    with pytest.raises(UserError, match=r"a mask of 8 queries and 8 keys in 1 rows for 9 queries and 9 keys in 2"):
+        build()(x, mask=mask_of_lengths([8]))
+
+
+@pytest.mark.parametrize("dropout", [-0.1, 1.0])
+def test_a_dropout_that_is_no_probability_is_refused(dropout):
+    with pytest.raises(UserError, match=rf"dropout {dropout:g}. Possible: 0 up to, not including, 1"):
+        Attention(32, 4, dropout=dropout)

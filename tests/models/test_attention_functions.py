@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
 from flashtrain.errors import UserError
-from flashtrain.models.attention_functions import ATTENTION_FUNCTIONS, attention_function, visible_keys
+from flashtrain.models.attention_functions import ATTENTION_FUNCTIONS, attention_function, plan_mask
+from flashtrain_kernels import Mask, masks
 
 NAMES = sorted(ATTENTION_FUNCTIONS)
-# flash computes in float32 at most: its test is the float64 definition, to float32's rounding.
-DTYPES = {"flash": torch.float32, "sdpa": torch.float64, "standard": torch.float64}
-TOLERANCES = {torch.float32: 2e-5, torch.float64: 1e-10}
 
 
 def assert_follows(name, q, k, v, expected, **options):
     """The attention of that name gives `expected`, and its gradients those of the definition."""
-    dtype = DTYPES[name]
-    tolerance = TOLERANCES[dtype]
-    out = ATTENTION_FUNCTIONS[name](q.to(dtype), k.to(dtype), v.to(dtype), scale=0.3, **options).double()
-    torch.testing.assert_close(out, expected, atol=tolerance, rtol=0)
+    out = ATTENTION_FUNCTIONS[name](q, k, v, scale=0.3, **options)
+    torch.testing.assert_close(out, expected, atol=1e-10, rtol=0)
     weight = torch.randn_like(expected)
     wanted = torch.autograd.grad((expected * weight).sum(), (q, k, v))
     for gradient, correct in zip(torch.autograd.grad((out * weight).sum(), (q, k, v)), wanted, strict=True):
-        torch.testing.assert_close(gradient, correct, atol=tolerance, rtol=0)
+        torch.testing.assert_close(gradient, correct, atol=1e-10, rtol=0)
 
 
 def random_qkv(queries: int, keys: int, heads: int, kv_heads: int, head_dim: int = 8):
@@ -36,19 +30,14 @@ def random_qkv(queries: int, keys: int, heads: int, kv_heads: int, head_dim: int
     )
 
 
-def by_definition(q, k, v, causal, scale, documents=None):
-    """Attention row by row, from the words of the module's docstring."""
+def by_definition(q, k, v, sees, scale):
+    """Attention row by row, from the words of the module's docstring. sees: (row, query, key) -> bool."""
     rows, queries, heads, head_dim = q.shape
     keys, group = k.shape[1], heads // k.shape[2]
     out = torch.zeros(rows, queries, heads, head_dim, dtype=q.dtype)
     for b in range(rows):
         for i in range(queries):
-            seen = [
-                j
-                for j in range(keys)
-                if (not causal or j <= i + keys - queries)
-                and (documents is None or documents.start[b, i] <= j < documents.end[b, i])
-            ]
+            seen = [j for j in range(keys) if sees(b, i, j)]
             for h in range(heads):
                 if seen:
                     weights = ((k[b, seen, h // group] @ q[b, i, h]) * scale).softmax(dim=0)
@@ -63,36 +52,119 @@ def by_definition(q, k, v, causal, scale, documents=None):
 )
 def test_every_attention_and_its_gradients_follow_the_definition(name, causal, queries, keys, heads, kv_heads):
     q, k, v = random_qkv(queries, keys, heads, kv_heads)
-    expected = by_definition(q, k, v, causal, scale=0.3)
-    assert_follows(name, q, k, v, expected, causal=causal, documents=None)
+    expected = by_definition(q, k, v, lambda b, i, j: not causal or j <= i + keys - queries, scale=0.3)
+    assert_follows(name, q, k, v, expected, causal=causal)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("causal", [False, True])
-def test_documents_limit_what_is_seen_in_every_attention(name, causal, documents_of_lengths):
-    documents = documents_of_lengths([3, 4], [1, 2, 4])
+def test_documents_limit_what_is_seen_in_every_attention(name, causal, documents_of_lengths, mask_of_lengths):
+    lengths = [3, 4], [1, 2, 4]
+    start, end = documents_of_lengths(*lengths)
     q, k, v = random_qkv(7, 7, 4, 2)
-    expected = by_definition(q, k, v, causal, scale=0.3, documents=documents)
-    assert_follows(name, q, k, v, expected, causal=causal, documents=documents)
-
-
-@pytest.mark.parametrize("name", ["sdpa", "standard"])
-def test_dropout_keeps_the_mean(name):
-    q, k, v = (tensor.detach() for tensor in random_qkv(6, 6, 2, 2))
-    full = ATTENTION_FUNCTIONS[name](q, k, v, causal=True, scale=1 / math.sqrt(8), documents=None)
-    dropped = torch.stack(
-        [
-            ATTENTION_FUNCTIONS[name](q, k, v, causal=True, scale=1 / math.sqrt(8), documents=None, dropout=0.3)
-            for _ in range(1000)
-        ]
+    expected = by_definition(
+        q, k, v, lambda b, i, j: start[b, i] <= j < end[b, i] and (j <= i or not causal), scale=0.3
     )
-    assert not torch.equal(dropped[0], dropped[1])
-    torch.testing.assert_close(dropped.mean(dim=0), full, atol=0.15, rtol=0)
+    assert_follows(name, q, k, v, expected, causal=False, mask=mask_of_lengths(*lengths, causal=causal))
 
 
-def test_documents_need_as_many_queries_as_keys(documents_of_lengths):
-    with pytest.raises(UserError, match=r"3 queries and 7 keys with documents"):
-        visible_keys(3, 7, True, documents_of_lengths([7]), "cpu")
+@pytest.mark.parametrize("name", NAMES)
+def test_packed_documents_are_attended_as_if_each_stood_alone(name, mask_of_lengths):
+    q, k, v = random_qkv(7, 7, 4, 2)
+    parts = [
+        ATTENTION_FUNCTIONS[name](*(x[:, begin:end] for x in (q, k, v)), causal=True, scale=0.3)
+        for begin, end in ((0, 3), (3, 4), (4, 7))
+    ]
+    mask = mask_of_lengths([3, 1, 3])  # one row of the mask for both of the batch
+    assert_follows(name, q, k, v, torch.cat(parts, dim=1), causal=False, mask=mask)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_mask_will_do_and_a_query_that_sees_nothing_gives_zeros_and_no_gradient(name):
+    # Row 0 has a token of no document in the middle; global tokens make two intervals for a query.
+    documents = masks.Documents(
+        torch.tensor([[0, 0, 0, 0, 4, 4, 4], [0] * 7], dtype=torch.int32),
+        torch.tensor([[3, 3, 3, 0, 7, 7, 7], [7] * 7], dtype=torch.int32),
+    )
+    mask = masks.global_window(7, 1, (1, 1), documents=documents)
+    visible = mask.dense()
+    assert not visible[0, 3].any()
+    q, k, v = random_qkv(7, 7, 4, 2)
+    expected = by_definition(q, k, v, lambda b, i, j: bool(visible[b, i, j]), scale=0.3)
+    assert_follows(name, q, k, v, expected, causal=False, mask=mask)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_mask_takes_the_place_of_the_causal_rule(name):
+    q, k, v = random_qkv(7, 7, 2, 2)
+    expected = by_definition(q, k, v, lambda b, i, j: True, scale=0.3)
+    assert_follows(name, q, k, v, expected, causal=True, mask=masks.full(7))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("packed", [False, True])
+def test_dropout_keeps_the_mean_of_the_output_and_of_the_gradients(name, packed, mask_of_lengths):
+    inputs = random_qkv(6, 6, 2, 1)
+    options = {"causal": not packed, "scale": 0.3, "mask": mask_of_lengths([4, 2]) if packed else None}
+    torch.manual_seed(1)
+    weight = torch.randn(2, 6, 2, 8, dtype=torch.float64)
+
+    def results(dropout):
+        out = ATTENTION_FUNCTIONS[name](*inputs, **options, dropout=dropout)
+        return [out.detach(), *torch.autograd.grad((out * weight).sum(), inputs)]
+
+    full = results(0.0)
+    draws = [results(0.25) for _ in range(200)]
+    assert not torch.equal(draws[0][0], draws[1][0])
+    for exact, *drawn in zip(full, *draws, strict=True):
+        deviation = torch.stack(drawn).std(0).clamp(min=0.01) / len(drawn) ** 0.5
+        assert ((torch.stack(drawn).mean(0) - exact) / deviation).abs().max() < 5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dropout_drops_each_weight_with_its_probability_and_scales_the_others_up(name):
+    # Equal scores and an identity for values: the output is the attention weights themselves.
+    zeros = torch.zeros(8, 32, 4, 32)
+    values = torch.eye(32)[None, :, None].expand(8, 32, 4, 32)
+    torch.manual_seed(0)
+    weights = ATTENTION_FUNCTIONS[name](zeros, zeros, values, causal=False, scale=0.3, dropout=0.25)
+    dropped = weights == 0
+    torch.testing.assert_close(weights[~dropped], torch.full_like(weights[~dropped], 1 / 32 / 0.75))
+    # 32,768 weights: five standard deviations of their share are 0.012. Heads and rows draw for themselves.
+    assert dropped.float().mean().item() == pytest.approx(0.25, abs=0.012)
+    flat = dropped.transpose(1, 2).reshape(32, -1)
+    assert len({tuple(one.tolist()) for one in flat}) == 32
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_torchs_seed_decides_what_is_dropped(name):
+    q, k, v = random_qkv(6, 6, 2, 2)
+
+    def draw(seed):
+        torch.manual_seed(seed)
+        return ATTENTION_FUNCTIONS[name](q, k, v, causal=True, scale=0.3, dropout=0.5)
+
+    assert torch.equal(draw(3), draw(3))
+    assert not torch.equal(draw(3), draw(4))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("queries", "keys", "given"), [(3, 7, "7 queries and 7 keys in 2"), (7, 3, "7 queries and 7 keys in 2")]
+)
+def test_a_mask_of_other_sizes_is_refused(name, queries, keys, given, mask_of_lengths):
+    with pytest.raises(UserError, match=rf"a mask of {given} rows for {queries} queries and {keys} keys in 2\. Poss"):
+        ATTENTION_FUNCTIONS[name](
+            *random_qkv(queries, keys, 2, 2), causal=False, scale=0.3, mask=mask_of_lengths([7], [3, 4])
+        )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_mask_of_other_rows_is_refused(name, mask_of_lengths):
+    with pytest.raises(UserError, match=r"in 3 rows for .* in 2\. Possible: .* or of one row for all"):
+        ATTENTION_FUNCTIONS[name](
+            *random_qkv(7, 7, 2, 2), causal=False, scale=0.3, mask=mask_of_lengths([7], [3, 4], [7])
+        )
 
 
 def test_a_misspelt_attention_gets_the_near_match():
@@ -100,6 +172,33 @@ def test_a_misspelt_attention_gets_the_near_match():
         attention_function("flahs")
 
 
-def test_flash_with_dropout_is_refused_and_says_what_is_possible():
-    with pytest.raises(UserError, match=r"no dropout. Possible: dropout 0, or attention=sdpa or standard"):
-        attention_function("flash", dropout=0.1)
+@pytest.mark.parametrize(
+    ("weights", "autocast", "planned_for"),
+    [
+        (torch.float32, None, torch.float32),
+        (torch.bfloat16, None, torch.bfloat16),
+        (torch.float32, torch.bfloat16, torch.bfloat16),
+        (torch.float32, torch.float16, torch.float16),
+        (torch.float64, torch.bfloat16, torch.float64),
+    ],
+)
+def test_a_mask_is_planned_for_the_dtype_that_attention_computes_in(
+    weights, autocast, planned_for, mask_of_lengths, monkeypatch
+):
+    asked = []
+    monkeypatch.setattr(Mask, "planned", lambda self, *sizes, **kind: asked.append((*sizes, kind)) or self)
+    monkeypatch.setattr("flashtrain_kernels.dispatch.implementation_for", lambda device_type: "portable")
+    mask, x = mask_of_lengths([5]), torch.zeros(1, 5, 16, dtype=weights)
+    with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None):
+        plan_mask(mask, x, attention="flash", head_dim=8)
+        plan_mask(mask, x, attention="flash", head_dim=8, dropout=0.1)
+        computed = torch.nn.Linear(16, 16, dtype=weights)(x).dtype
+    assert computed == planned_for
+    assert asked == [(8, planned_for, {"rich": False}), (8, planned_for, {"rich": True})]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_our_kernels_a_mask_is_not_planned(name, mask_of_lengths):
+    mask = mask_of_lengths([5])
+    assert plan_mask(mask, torch.zeros(1, 5, 16), attention=name, head_dim=8) is mask
+    assert plan_mask(None, torch.zeros(1, 5, 16), attention=name, head_dim=8) is None

@@ -6,14 +6,13 @@ each, seven products where five would do; in exchange no two programs ever add t
 """
 
 import torch
-import triton
 
 from ..dispatch import Tile
 from ..options import Options
 from .dbias import dbias_launch
 from .dkdv import dkdv_kernel
 from .dq import dq_kernel
-from .launch import Launch, call_constants, option_arguments
+from .launch import Launch, call_constants, ceil_div, option_arguments
 
 
 def backward_launches(
@@ -40,7 +39,7 @@ def backward_launches(
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3])
     dkdv = Launch(
         kernel=dkdv_kernel,
-        grid=(triton.cdiv(k.shape[1], tile_dkdv.block_k) * batch * k.shape[2],),
+        grid=(ceil_div(k.shape[1], tile_dkdv.block_k) * batch * k.shape[2],),
         args=(
             q, k, v, dout, rows[0], rows[1], dk, dv, *strides, *dk.stride()[:3], *dv.stride()[:3], options.scale,
             *option_arguments(q, k, lse, options, "dkdv"),
@@ -50,7 +49,7 @@ def backward_launches(
     )  # fmt: skip
     dquery = Launch(
         kernel=dq_kernel,
-        grid=(triton.cdiv(seqlen_q, tile_dq.block_q) * batch * heads,),
+        grid=(ceil_div(seqlen_q, tile_dq.block_q) * batch * heads,),
         args=(
             q, k, v, dout, out, lse, lse if dlse is None else dlse, rows[0], rows[1], dq,
             *strides, *out.stride()[:3], *dq.stride()[:3], options.scale, *option_arguments(q, k, lse, options, "dq"),

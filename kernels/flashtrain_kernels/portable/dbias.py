@@ -15,7 +15,7 @@ import triton.language as tl
 from ..block_sparse import BlockMask
 from ..dispatch import Tile
 from ..options import Options
-from .launch import NOT_SPECIALISED, Launch, call_constants, option_arguments
+from .launch import NOT_SPECIALISED, Launch, call_constants, ceil_div, option_arguments
 from .scores import head_options, kept, load_bias, logits, with_slope
 from .tiles import key_position, load_tile, query_rows, sees
 
@@ -144,7 +144,7 @@ def dbias_kernel(
                     k = load_tile(k_base, stride_ks, left_k, True, BLOCK_K, HEAD_DIM, BLOCK_D)
                     v = load_tile(v_base, stride_vs, left_k, True, BLOCK_K, HEAD_DIM, BLOCK_D)
                     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-                    scores, _ = logits(scores, options, rows, key, position, bounds, F)
+                    scores, _ = logits(scores, options, rows, key, first_key, position, bounds, F)
                     mask = sees(rows, key, position, bounds, F) & (query[:, None] < seqlen_q)
                     mask = mask & (load_bias(options, rows, key, bounds) != float("-inf"))
                     if F.block_q:
@@ -191,8 +191,8 @@ def dbias_launch(
     batch, seqlen_q, heads, _ = q.shape
     # A dimension of size 1 owns the whole of that side, so it is walked through.
     each_query, each_key = bias_q > 1, bias_k > 1
-    tiles = (triton.cdiv(seqlen_q, tile.block_q) if each_query else 1) * (
-        triton.cdiv(k.shape[1], tile.block_k) if each_key else 1
+    tiles = (ceil_div(seqlen_q, tile.block_q) if each_query else 1) * (
+        ceil_div(k.shape[1], tile.block_k) if each_key else 1
     )
     mask = options.mask
     arguments = option_arguments(
@@ -226,7 +226,7 @@ def _with_blocks(arguments: tuple[Any, ...], mask: BlockMask) -> tuple[Any, ...]
 def _block_map(mask: BlockMask) -> torch.Tensor:
     """(Bm, Hm, nq, nk) uint8, 1 where a block is listed."""
     rows = mask.query_rows
-    wide = triton.cdiv(mask.seqlen_k, mask.block_size[1])
+    wide = ceil_div(mask.seqlen_k, mask.block_size[1])
     counts = (rows[..., 2] - rows[..., 0]).flatten()
     owner = torch.repeat_interleave(counts, output_size=mask.query_blocks.numel())
     flat = torch.zeros(counts.numel() * wide, dtype=torch.uint8, device=rows.device)

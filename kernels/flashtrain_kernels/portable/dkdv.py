@@ -11,7 +11,7 @@ import triton.language as tl
 from .launch import NOT_SPECIALISED
 from .scores import head_options, kept, load_bias, logits, with_slope
 from .tiles import CAREFUL_BLOCK, has_nan, is_finite, key_position, load_tile, query_rows, sees, store_tile
-from .traversal import position_of_step, query_pieces, steps
+from .traversal import listed_block, position_of_step, query_pieces, steps
 
 
 @triton.jit
@@ -40,13 +40,15 @@ def _keys_loop(
 ):
     """Add what the masked (or the unmasked) query tiles of one head give to dK (unscaled) and dV."""
     q_base, stride_qs, dout_base, stride_gs, lse2_base, delta_base, batch, first_key, mask_base, plane, list_ptr = queries
+    block = listed_block(0, pieces, list_ptr, MASKED, CAREFUL, F, TILES)
     # A band's masked loop is short: filling its pipeline costs more time, and registers, than it saves.
     for i in tl.range(
         0,
         steps(pieces, MASKED, CAREFUL, BLOCK_Q // STEP),
         num_stages=1 if MASKED and (CAREFUL or not F.intervals) else None,
     ):
-        first_query = position_of_step(i, pieces, list_ptr, MASKED, CAREFUL, F, TILES, BLOCK_Q, STEP)
+        first_query = position_of_step(i, block, pieces, list_ptr, MASKED, CAREFUL, F, TILES, BLOCK_Q, STEP)
+        block = listed_block(i + 1, pieces, list_ptr, MASKED, CAREFUL, F, TILES)
         left = bounds[0] - first_query
         offset = tl.cast(first_query, tl.int64)
         row = tl.arange(0, STEP)
@@ -62,7 +64,7 @@ def _keys_loop(
         else:
             rows = head  # nothing of it is read
         if F.softcap or F.alibi or F.bias:
-            scores, capped = logits(scores, head, rows, key, position, bounds, F)
+            scores, capped = logits(scores, head, rows, key, first_key, position, bounds, F)
             p = tl.exp2(scores - lse2[None, :])
         else:
             p = tl.exp2(scores * head[0] - lse2[None, :])

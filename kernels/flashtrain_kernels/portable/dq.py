@@ -11,7 +11,7 @@ import triton.language as tl
 from .launch import NOT_SPECIALISED
 from .scores import head_options, kept, load_bias, logits, with_slope
 from .tiles import CAREFUL_BLOCK, has_nan, is_finite, key_position, load_tile, query_rows, sees, store_tile
-from .traversal import key_pieces, position_of_step, steps
+from .traversal import key_pieces, listed_block, position_of_step, steps
 
 
 @triton.jit
@@ -40,13 +40,15 @@ def _queries_loop(
 ):
     """Add what the masked (or the unmasked) key tiles give to dQ (unscaled)."""
     k_base, stride_ks, v_base, stride_vs, positions, list_ptr = keys
+    block = listed_block(0, pieces, list_ptr, MASKED, CAREFUL, F, TILES)
     # A band's masked loop is short: filling its pipeline costs more time, and registers, than it saves.
     for i in tl.range(
         0,
         steps(pieces, MASKED, CAREFUL, BLOCK_K // STEP),
         num_stages=1 if MASKED and (CAREFUL or not F.intervals) else None,
     ):
-        first_key = position_of_step(i, pieces, list_ptr, MASKED, CAREFUL, F, TILES, BLOCK_K, STEP)
+        first_key = position_of_step(i, block, pieces, list_ptr, MASKED, CAREFUL, F, TILES, BLOCK_K, STEP)
+        block = listed_block(i + 1, pieces, list_ptr, MASKED, CAREFUL, F, TILES)
         offset = tl.cast(first_key, tl.int64)
         left = bounds[1] - first_key
         k = load_tile(k_base + offset * stride_ks, stride_ks, left, MASKED, STEP, HEAD_DIM, BLOCK_D)
@@ -55,7 +57,7 @@ def _queries_loop(
         key = first_key + tl.arange(0, STEP)[None, :]
         position = key_position(positions, key, bounds[1], F)
         if F.softcap or F.alibi or F.bias:
-            scores, capped = logits(scores, head, rows, key, position, bounds, F)
+            scores, capped = logits(scores, head, rows, key, first_key, position, bounds, F)
             p = tl.exp2(scores - lse2[:, None])
         else:
             p = tl.exp2(scores * head[0] - lse2[:, None])

@@ -12,10 +12,10 @@ import triton.language as tl
 
 from ..dispatch import Tile
 from ..options import Options
-from .launch import NOT_SPECIALISED, Launch, call_constants, option_arguments
+from .launch import NOT_SPECIALISED, Launch, call_constants, ceil_div, option_arguments
 from .scores import head_options, kept, load_bias, logits, with_slope
 from .tiles import CAREFUL_BLOCK, has_nan, is_finite, key_position, load_tile, query_rows, sees, store_tile
-from .traversal import key_pieces, position_of_step, steps
+from .traversal import key_pieces, listed_block, position_of_step, steps
 
 # The row maximum of a row that has seen nothing yet. Finite, so that exp2(-inf - maximum) is 0 and never NaN.
 _NOTHING = tl.constexpr(-3.0e38)
@@ -45,8 +45,10 @@ def _attend(
 ):
     """Take the masked (or the unmasked) key tiles into the running output, sum and maximum of each row."""
     k_base, stride_ks, v_base, stride_vs, positions, list_ptr = keys
+    block = listed_block(0, pieces, list_ptr, MASKED, CAREFUL, F, TILES)
     for i in tl.range(0, steps(pieces, MASKED, CAREFUL, BLOCK_K // STEP)):
-        first_key = position_of_step(i, pieces, list_ptr, MASKED, CAREFUL, F, TILES, BLOCK_K, STEP)
+        first_key = position_of_step(i, block, pieces, list_ptr, MASKED, CAREFUL, F, TILES, BLOCK_K, STEP)
+        block = listed_block(i + 1, pieces, list_ptr, MASKED, CAREFUL, F, TILES)
         offset = tl.cast(first_key, tl.int64)
         left = bounds[1] - first_key
         k = load_tile(k_base + offset * stride_ks, stride_ks, left, MASKED, STEP, HEAD_DIM, BLOCK_D)
@@ -54,7 +56,7 @@ def _attend(
         key = first_key + tl.arange(0, STEP)[None, :]
         position = key_position(positions, key, bounds[1], F)
         if F.softcap or F.alibi or F.bias:
-            scores, _ = logits(scores, head, rows, key, position, bounds, F)
+            scores, _ = logits(scores, head, rows, key, first_key, position, bounds, F)
         if MASKED:
             mask = sees(rows, key, position, bounds, F)
             if CAREFUL and F.bias:
@@ -74,13 +76,41 @@ def _attend(
             weights = tl.where(kept(head, rows, first_key, position, False, F, BLOCK_Q, STEP), weights, 0.0)
         v = load_tile(v_base + offset * stride_vs, stride_vs, left, MASKED, STEP, HEAD_DIM, BLOCK_D)
         if CAREFUL:
-            # 0 * NaN is NaN: keep inf and NaN out of the product, then give them to the rows that do see them.
-            finite = is_finite(v)
-            reached = tl.dot(mask.to(v.dtype), tl.where(finite, 0.0, 1.0).to(v.dtype), input_precision=PRECISION)
-            v = tl.where(finite, v, 0.0).to(v.dtype)
-            acc = tl.where(reached > 0, float("nan"), acc)
+            # 0 * NaN is NaN: keep inf and NaN out of the product; `_reached` gives them to the rows that do see them.
+            v = tl.where(is_finite(v), v, 0.0).to(v.dtype)
         acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
     return acc, row_sum, row_max
+
+
+@triton.jit
+def _reached(
+    reached,
+    rows,
+    keys,
+    bounds,
+    pieces,
+    head,
+    F: tl.constexpr,
+    TILES: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STEP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Add up, for each number of the output, how many inf and NaN values of its column its row sees."""
+    _, _, v_base, stride_vs, positions, list_ptr = keys
+    for i in tl.range(0, steps(pieces, True, True, BLOCK_K // STEP), num_stages=1):
+        first_key = position_of_step(i, 0, pieces, list_ptr, True, True, F, TILES, BLOCK_K, STEP)
+        key = first_key + tl.arange(0, STEP)[None, :]
+        mask = sees(rows, key, key_position(positions, key, bounds[1], F), bounds, F)
+        if F.bias:
+            mask = mask & (load_bias(head, rows, key, bounds) != float("-inf"))
+        offset = tl.cast(first_key, tl.int64)
+        v = load_tile(v_base + offset * stride_vs, stride_vs, bounds[1] - first_key, True, STEP, HEAD_DIM, BLOCK_D)
+        wrong = tl.where(is_finite(v), 0.0, 1.0).to(v.dtype)
+        reached = tl.dot(mask.to(v.dtype), wrong, reached, input_precision=PRECISION)
+    return reached
 
 
 @triton.jit(do_not_specialize=NOT_SPECIALISED)
@@ -176,8 +206,11 @@ def forward_kernel(
             acc, row_sum, row_max, q, rows, keys, bounds, pieces, options, MASKED == 1, False, F, TILES, HEAD_DIM,
             BLOCK_D, BLOCK_Q, BLOCK_K, BLOCK_K, PRECISION,
         )  # fmt: skip
-    if F.left or F.right or F.intervals or F.block_q or F.bias:  # noqa: SIM102 - decided while compiling; while running
-        if has_nan(acc):
+    HIDES: tl.constexpr = F.left or F.right or F.intervals or F.block_q or F.bias
+    wrong = False
+    if HIDES:
+        wrong = has_nan(acc)
+        if wrong:
             # Rare: a NaN, or an inf in a masked value (0 * inf). Compute again in small tiles, keeping masked pairs
             # out.
             acc, row_sum, row_max = _attend(
@@ -196,6 +229,18 @@ def forward_kernel(
     tl.store(lse_base + query, lse, mask=query < seqlen_q)
     out_base = out_ptr + batch * stride_ob + head * stride_oh + offset * stride_os
     store_tile(out_base, stride_os, seqlen_q - first_query, acc, BLOCK_Q, HEAD_DIM, BLOCK_D)
+    if HIDES:  # noqa: SIM102 - the first is decided while compiling, the second while running
+        if wrong:  # a pass of its own: the two sums together would not fit the registers at D = 256
+            reached = _reached(
+                tl.zeros([BLOCK_Q, BLOCK_D], tl.float32), rows, keys, bounds, pieces, options, F, TILES, HEAD_DIM,
+                BLOCK_D, BLOCK_K, CAREFUL_BLOCK, PRECISION,
+            )  # fmt: skip
+            column = tl.arange(0, BLOCK_D)
+            pointers = out_base + tl.arange(0, BLOCK_Q)[:, None] * stride_os + column[None, :]
+            seen = (reached > 0) & (query[:, None] < seqlen_q) & (column[None, :] < HEAD_DIM)
+            nothing = tl.full([BLOCK_Q, BLOCK_D], float("nan"), tl.float32).to(out_ptr.dtype.element_ty)
+            tl.debug_barrier()  # after the stores above, which other threads may have made
+            tl.store(pointers, nothing, mask=seen)
 
 
 def forward_launch(
@@ -212,7 +257,7 @@ def forward_launch(
     batch, seqlen_q, heads, _ = q.shape
     return Launch(
         kernel=forward_kernel,
-        grid=(triton.cdiv(seqlen_q, tile.block_q) * batch * heads,),
+        grid=(ceil_div(seqlen_q, tile.block_q) * batch * heads,),
         args=(
             q, k, v, out, lse, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
             *option_arguments(q, k, lse, options, "forward"),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
+from triton.runtime.jit import JITFunction
 
 from ..block_sparse import BlockMask
 from ..dispatch import Tile
@@ -26,9 +26,14 @@ NOT_SPECIALISED = [
 ]  # fmt: skip
 
 
+# Compiled kernels. Triton finds them itself, but looks at its sixty arguments for longer than a short kernel runs.
+_COMPILED: dict[tuple[Any, ...], Any] = {}
+
+
 @dataclass(frozen=True)
 class Launch:
-    """A Triton kernel with everything it is called with. args are positional, constants are its constexpr arguments."""
+    """A Triton kernel with everything it is called with. args are positional, constants are its constexpr arguments, in
+    the kernel's order."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -38,12 +43,41 @@ class Launch:
 
     def run(self) -> None:
         """Launch, unless there is nothing to compute (CUDA refuses an empty grid)."""
-        if self.grid[0] > 0:
+        if self.grid[0] == 0:
+            return
+        if not isinstance(self.kernel, JITFunction):  # Triton's interpreter
             self.kernel[self.grid](*self.args, **self.constants, **self.options)
+            return
+        key = self._key()
+        compiled = _COMPILED.get(key)
+        if compiled is None:
+            _COMPILED[key] = self.kernel[self.grid](*self.args, **self.constants, **self.options)
+        else:
+            compiled[(*self.grid, 1, 1)](*self.args, *self.constants.values())
+
+    def _key(self) -> tuple[Any, ...]:
+        """Everything that Triton compiles a kernel anew for: what is constant, and of each argument what it could be
+        specialised on (more than it is, in part: that only costs another entry).
+        """
+        kinds = tuple(
+            [
+                (arg.dtype, arg.data_ptr() % 16) if isinstance(arg, torch.Tensor)
+                else 0.0 if isinstance(arg, float)
+                else (arg == 1, arg % 16 == 0, -(2**31) <= arg < 2**31)
+                for arg in self.args
+            ]
+        )  # fmt: skip
+        device = torch.cuda.current_device()
+        return (self.kernel, device, kinds, tuple(self.constants.values()), tuple(self.options.items()))
 
     def compile(self) -> None:
         """Compile into Triton's cache without launching (needs the GPU's driver)."""
         self.kernel.warmup(*self.args, grid=self.grid, **self.constants, **self.options)
+
+
+def ceil_div(a: int, b: int) -> int:
+    """triton.cdiv in plain Python: that one costs several microseconds a call on the host."""
+    return -(-a // b)
 
 
 def precision(dtype: torch.dtype, tf32: bool) -> str:
@@ -117,7 +151,7 @@ def call_constants(
         "GROUP": q.shape[2] // k.shape[2],
         "TILES": max(1, block),
         "HEAD_DIM": q.shape[3],
-        "BLOCK_D": max(16, triton.next_power_of_2(q.shape[3])),
+        "BLOCK_D": max(16, 1 << (q.shape[3] - 1).bit_length()),
         "BLOCK_Q": tile.block_q,
         "BLOCK_K": tile.block_k,
         "PRECISION": precision(q.dtype, tf32),

@@ -54,7 +54,7 @@ def load_bias(head, rows, key, bounds):
 
 
 @triton.jit
-def logits(scores, head, rows, key, position, bounds, F: tl.constexpr):
+def logits(scores, head, rows, key, first_key, position, bounds, F: tl.constexpr):
     """Products q k -> scores in base 2, and softcap's tanh (else 0), which its derivative needs."""
     capped = 0.0
     if F.softcap:
@@ -63,7 +63,9 @@ def logits(scores, head, rows, key, position, bounds, F: tl.constexpr):
     else:
         x = scores * head[0]
     if F.alibi:
-        x -= rows[8] * tl.abs(rows[5] - position).to(tl.float32)
+        # As float32 before they meet, one conversion a row and a column; counted from the tile's first key they are
+        # exact up to 2^24 from there.
+        x -= rows[8] * tl.abs((rows[5] - first_key).to(tl.float32) - (position - first_key).to(tl.float32))
     if F.bias:
         bias = load_bias(head, rows, key, bounds)
         # -inf hides the pair, even where the score is NaN.

@@ -116,22 +116,32 @@ def steps(pieces, MASKED: tl.constexpr, CAREFUL: tl.constexpr, SUB: tl.constexpr
 
 
 @triton.jit
-def _masked_step(i, pieces, list_ptr, F: tl.constexpr, TILES: tl.constexpr):
-    if F.block_q:
-        tile = tl.load(list_ptr + pieces[1] + i // TILES) * TILES + i % TILES
-    else:
-        tile = tl.where(i < pieces[2], pieces[1] + i, pieces[3] + i - pieces[2])
-        if F.intervals:
-            tile = tl.where(i < pieces[4], tile, pieces[5] + i - pieces[4])
-            tile = tl.where(i < pieces[6], tile, pieces[7] + i - pieces[6])
+def listed_block(i, pieces, list_ptr, MASKED: tl.constexpr, CAREFUL: tl.constexpr, F: tl.constexpr, TILES: tl.constexpr):
+    """The block of step i of a block-sparse mask; 0 without one, and past the list's end.
+
+    Loops ask for a step ahead: K and V cannot be fetched before their place is known.
+    """
+    block = 0
+    if F.block_q and not CAREFUL:
+        if MASKED:
+            block = tl.load(list_ptr + pieces[1] + i // TILES, mask=i < pieces[0], other=0)
+        else:
+            block = tl.load(list_ptr + pieces[9] + i // TILES, mask=i < pieces[8], other=0)
+    return block
+
+
+@triton.jit
+def _masked_step(i, pieces, F: tl.constexpr):
+    tile = tl.where(i < pieces[2], pieces[1] + i, pieces[3] + i - pieces[2])
+    if F.intervals:
+        tile = tl.where(i < pieces[4], tile, pieces[5] + i - pieces[4])
+        tile = tl.where(i < pieces[6], tile, pieces[7] + i - pieces[6])
     return tile
 
 
 @triton.jit
-def _full_step(i, pieces, list_ptr, F: tl.constexpr, TILES: tl.constexpr):
-    if F.block_q:
-        tile = tl.load(list_ptr + pieces[9] + i // TILES) * TILES + i % TILES
-    elif F.intervals:
+def _full_step(i, pieces, F: tl.constexpr):
+    if F.intervals:
         tile = tl.where(i < pieces[10], pieces[9] + i, pieces[11] + i - pieces[10])
     else:
         tile = pieces[9] + i
@@ -141,6 +151,7 @@ def _full_step(i, pieces, list_ptr, F: tl.constexpr, TILES: tl.constexpr):
 @triton.jit
 def position_of_step(
     i,
+    block,
     pieces,
     list_ptr,
     MASKED: tl.constexpr,
@@ -151,18 +162,22 @@ def position_of_step(
     STEP: tl.constexpr,
 ):
     """The first position of the tile of step i. BLOCK: the tile's size; STEP: the loop's, smaller in the careful one.
-    TILES: tiles in a block of a block-sparse mask.
+    block: `listed_block` of this step; TILES: tiles in a block.
     """
     if CAREFUL:
         SUB: tl.constexpr = BLOCK // STEP
         whole = i // SUB
-        if whole < pieces[0]:
-            tile = _masked_step(whole, pieces, list_ptr, F, TILES)
+        if F.block_q:
+            place = tl.where(whole < pieces[0], pieces[1] + whole // TILES, pieces[9] + (whole - pieces[0]) // TILES)
+            inside = tl.where(whole < pieces[0], whole, whole - pieces[0])
+            tile = tl.load(list_ptr + place) * TILES + (inside - inside // TILES * TILES)
         else:
-            tile = _full_step(whole - pieces[0], pieces, list_ptr, F, TILES)
+            tile = tl.where(whole < pieces[0], _masked_step(whole, pieces, F), _full_step(whole - pieces[0], pieces, F))
         position = tile * BLOCK + (i - whole * SUB) * STEP  # not %: the interpreter lacks it for this operand
+    elif F.block_q:
+        position = (block * TILES + i % TILES) * BLOCK
     elif MASKED:
-        position = _masked_step(i, pieces, list_ptr, F, TILES) * BLOCK
+        position = _masked_step(i, pieces, F) * BLOCK
     else:
-        position = _full_step(i, pieces, list_ptr, F, TILES) * BLOCK
+        position = _full_step(i, pieces, F) * BLOCK
     return position

@@ -1,0 +1,54 @@
+"""One launch of each kernel for each way a mask can come, at small odd sizes, for NVIDIA's memory checker:
+
+    compute-sanitizer --tool memcheck python tests/kernels/sanitizer_cases.py
+
+Every tensor is an allocation of its own, so that a read or write past any of them is seen. `python sanitizer_cases.py
+cpu` with TRITON_INTERPRET=1 only shows that the cases run.
+"""
+
+import os
+import sys
+
+os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")  # read when torch first allocates
+
+import torch
+from attention_cases import Case, ours
+
+import flashtrain_kernels as fk
+
+CASES = [
+    Case(2, 37, 45, 4, 2, 64, "causal"),
+    Case(1, 45, 37, 1, 1, 64, "window"),
+    Case(1, 1, 131, 2, 2, 64),
+    Case(1, 67, 67, 1, 1, 40, "causal"),
+    Case(2, 131, 131, 2, 2, 64, "causal document"),
+    Case(1, 131, 131, 2, 2, 64, "global window"),
+    Case(1, 67, 67, 1, 1, 64, "shuffled"),
+    Case(1, 67, 99, 2, 2, 64, "blocks causal"),
+    Case(1, 37, 45, 2, 1, 64, "causal", 3.0, "alibi_rows", (0, 0, 0, 0), 0.3),
+    Case(2, 37, 45, 2, 2, 64, "causal", bias=(1, 0, 1, 0)),
+    Case(2, 37, 45, 2, 2, 64, "causal", bias=(0, 1, 0, 1)),
+]
+
+
+def packed(device: str) -> None:
+    """Sequences of other lengths of queries and keys, empty ones among them, and tokens past the last."""
+    cu_q, cu_k = (torch.tensor(x, device=device, dtype=torch.int32) for x in ([0, 7, 7, 61], [0, 9, 20, 41]))
+    q = torch.randn(65, 2, 64, device=device, dtype=torch.float16, requires_grad=True)
+    kv = torch.randn(43, 2, 2, 64, device=device, dtype=torch.float16, requires_grad=True)
+    out = fk.flash_attn_varlen_kvpacked_func(q, kv, cu_q, cu_k, 54, 21, 0.3, causal=True, dropout_seed=5)
+    torch.autograd.grad(out.float().sum(), (q, kv))
+
+
+def main(device: str) -> None:
+    for case in CASES:
+        ours(case, case.inputs(torch.float16, device))
+        print(case, flush=True)
+    packed(device)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    print("done")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "cuda")

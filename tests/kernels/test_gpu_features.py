@@ -1,0 +1,74 @@
+"""Every feature on a GPU, alone and with every other: as exact as torch's attention, and the same in every run."""
+
+import pytest
+import torch
+from attention_cases import BLOCKS, MASKS, Case, ours, pairwise
+from gpu_checks import DEVICE, NEEDS_GPU, assert_as_exact_as_torch
+
+pytestmark = NEEDS_GPU
+BF16, FP16 = torch.bfloat16, torch.float16
+
+
+def feature_case(factors: dict) -> Case:
+    mask, alibi = factors.get("mask", "causal"), factors.get("alibi", "")
+    if mask in MASKS and alibi == "alibi_rows":  # slopes of each sequence: of each document, there
+        alibi = "alibi"
+    seqlen_q, seqlen_k = (397, 397) if mask in MASKS else (333, 461)
+    return Case(
+        2, seqlen_q, seqlen_k, *factors.get("heads", (4, 4)), factors.get("head_dim", 64), mask,
+        factors.get("softcap", 0.0), alibi, factors.get("bias"), factors.get("dropout", 0.0),
+    )  # fmt: skip
+
+
+BIASES = [(0, 0, 0, 0), (1, 0, 1, 0), (0, 1, 0, 1), (1, 1, 1, 1)]
+ALONE = [{"mask": mask} for mask in ("window", "window causal", *MASKS, *BLOCKS)]
+ALONE += [{"softcap": 3.0}, {"alibi": "alibi"}, {"alibi": "alibi_rows"}, {"dropout": 0.3}]
+ALONE += [{"bias": bias} for bias in BIASES]
+# One mask of each kind that kernels are compiled for; each pair of features meets one of the dtypes.
+TOGETHER = pairwise(
+    {
+        "mask": ["causal", "window", "causal document", "global window", "shuffled", "blocks causal"],
+        "softcap": [0.0, 3.0],
+        "alibi": ["", "alibi", "alibi_rows"],
+        "bias": [None, (0, 0, 0, 0), (1, 0, 1, 0)],
+        "dropout": [0.0, 0.3],
+        "heads": [(4, 4), (4, 2)],
+        "head_dim": [64, 128],
+        "dtype": [BF16, FP16],
+    }
+)
+
+
+@pytest.mark.parametrize("factors", ALONE, ids=lambda factors: str(feature_case(factors)))
+def test_each_feature_is_as_exact_as_torchs_attention(factors):
+    assert_as_exact_as_torch(feature_case(factors), BF16)
+
+
+@pytest.mark.parametrize(
+    "factors", TOGETHER, ids=lambda factors: f"{feature_case(factors)}-{str(factors['dtype']).removeprefix('torch.')}"
+)
+def test_every_two_features_together_are_as_exact_as_torchs_attention(factors):
+    assert_as_exact_as_torch(feature_case(factors), factors["dtype"])
+
+
+REPEATED = [
+    Case(2, 1000, 1000, 4, 4, 64, "causal"),
+    Case(2, 1000, 1000, 4, 2, 64, "causal"),
+    Case(2, 1000, 1000, 4, 4, 64, "causal document"),
+    Case(2, 1000, 1000, 4, 4, 64, "global window"),
+    Case(2, 1000, 1000, 4, 4, 64, "shuffled"),
+    Case(2, 1000, 1100, 4, 4, 64, "blocks causal"),
+    Case(2, 1000, 1100, 4, 4, 64, "causal", dropout=0.3),
+    Case(2, 1000, 1100, 4, 4, 64, "causal", bias=(0, 0, 0, 0)),
+    Case(2, 1000, 1100, 4, 4, 64, "causal", bias=(1, 1, 1, 1)),
+]
+
+
+@pytest.mark.parametrize("case", REPEATED, ids=str)
+def test_ten_runs_are_equal_bit_for_bit(case):
+    inputs = case.inputs(BF16, DEVICE)
+    first = ours(case, inputs)
+    for _ in range(9):
+        again = ours(case, inputs)
+        for name, value in first.items():
+            assert torch.equal(again[name], value), name

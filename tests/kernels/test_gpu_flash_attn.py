@@ -1,0 +1,117 @@
+"""flash-attn's published behaviour on a GPU: alignment, windows, padding, packed sequences, return values."""
+
+import pytest
+import torch
+from attention_cases import Case
+from gpu_checks import DEVICE, NEEDS_GPU, even_weights
+
+import flashtrain_kernels as fk
+
+pytestmark = NEEDS_GPU
+BF16 = torch.bfloat16
+
+
+def visible(seqlen_q, seqlen_k, **options):
+    """Which query sees which key, as the kernels compute it."""
+    return (even_weights(1, seqlen_q, seqlen_k, 2, **options)[0, 0] > 0).int().tolist()
+
+
+def test_causal_is_aligned_to_the_bottom_right_as_the_readme_shows():
+    assert visible(2, 5, causal=True) == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+    assert visible(5, 2, causal=True) == [[0, 0], [0, 0], [0, 0], [1, 0], [1, 1]]
+
+
+def test_torchs_function_is_aligned_to_the_top_left():
+    q, k = torch.zeros(1, 1, 2, 16, device=DEVICE, dtype=BF16), torch.zeros(1, 1, 5, 16, device=DEVICE, dtype=BF16)
+    v = torch.eye(16, device=DEVICE, dtype=BF16)[None, None, :5]
+    out = fk.scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert (out[0, 0, :, :5] > 0).int().tolist() == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0]]
+    assert torch.equal(out > 0, torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True) > 0)
+
+
+@pytest.mark.parametrize("window", [(0, 0), (1, 0), (2, 1), (-1, 1), (3, -1), (70, 200), (1000, 1000)], ids=str)
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(7, 7), (5, 9), (9, 5), (300, 411)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_windows_include_both_ends_and_are_aligned_to_the_bottom_right(causal, seqlen_q, seqlen_k, window):
+    left, right = (seqlen_q + seqlen_k if side < 0 else side for side in window)
+    distance = torch.arange(seqlen_k) - torch.arange(seqlen_q)[:, None] - (seqlen_k - seqlen_q)
+    wanted = (distance >= -left) & (distance <= (0 if causal else right))
+    assert visible(seqlen_q, seqlen_k, causal=causal, window_size=window) == wanted.int().tolist()
+
+
+@pytest.mark.parametrize(("causal", "window"), [(True, (-1, -1)), (False, (-1, -1)), (False, (40, 20))])
+def test_packed_sequences_equal_the_same_sequences_one_by_one(causal, window):
+    lengths = [(130, 260), (0, 40), (300, 300), (1, 170), (120, 50), (65, 0), (64, 64)]
+    cu_q, cu_k = (
+        torch.tensor([0, *[pair[side] for pair in lengths]], device=DEVICE).cumsum(0).int() for side in (0, 1)
+    )  # fmt: skip
+    q = torch.randn(int(cu_q[-1]), 4, 64, device=DEVICE, dtype=BF16, requires_grad=True)
+    k, v = (torch.randn(int(cu_k[-1]), 2, 64, device=DEVICE, dtype=BF16, requires_grad=True) for _ in range(2))
+    out, lse, probabilities = fk.flash_attn_varlen_func(
+        q, k, v, cu_q, cu_k, 300, 300, causal=causal, window_size=window, return_attn_probs=True
+    )
+    assert probabilities.shape == (0,)
+    outs, lses = [], []
+    for number in range(len(lengths)):
+        queries, keys = (slice(int(cu[number]), int(cu[number + 1])) for cu in (cu_q, cu_k))
+        one, one_lse = fk.flash_attn_func(
+            q[None, queries], k[None, keys], v[None, keys], causal=causal, window_size=window, return_lse=True
+        )
+        outs.append(one[0])
+        lses.append(one_lse[0])
+    torch.testing.assert_close(out, torch.cat(outs), atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(lse, torch.cat(lses, 1), atol=1e-4, rtol=0)
+    weight = torch.randn_like(out)
+    got = torch.autograd.grad((out * weight).float().sum(), (q, k, v))
+    wanted = torch.autograd.grad((torch.cat(outs) * weight).float().sum(), (q, k, v))
+    for one, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(one, other, atol=4e-2, rtol=2e-2)
+
+
+def test_an_unpadded_batch_equals_the_padded_one():
+    lengths = torch.tensor([300, 1, 0, 257], device=DEVICE)
+    tokens = torch.arange(300, device=DEVICE)[None] < lengths[:, None]
+    qkv = torch.randn(4, 300, 3, 4, 64, device=DEVICE, dtype=BF16, requires_grad=True)
+    unpadded, indices, cu_seqlens, longest, used = fk.unpad_input(qkv, tokens)
+    assert (longest, used.tolist()) == (300, lengths.tolist())
+    packed = fk.flash_attn_varlen_qkvpacked_func(unpadded, cu_seqlens, longest, causal=True)
+    out = fk.pad_input(packed, indices, 4, 300)
+    padded = fk.flash_attn_qkvpacked_func(qkv, causal=True)  # causal: no token sees the padding behind it
+    wanted = torch.where(tokens[:, :, None, None], padded, 0.0)
+    torch.testing.assert_close(out, wanted, atol=1e-2, rtol=1e-2)
+    weight = torch.randn_like(out)
+    (got,) = torch.autograd.grad((out * weight).float().sum(), qkv)
+    (want,) = torch.autograd.grad((wanted * weight).float().sum(), qkv)
+    torch.testing.assert_close(got, want, atol=4e-2, rtol=2e-2)
+
+
+def test_return_values_have_flash_attns_shapes():
+    q, k, v = (x.detach() for x in Case(2, 133, 261, 4, 2, 64).inputs(BF16, DEVICE))
+    out, lse, probabilities = fk.flash_attn_func(q, k, v, return_attn_probs=True)
+    assert (out.shape, out.dtype) == ((2, 133, 4, 64), BF16)
+    assert (lse.shape, lse.dtype) == ((2, 4, 133), torch.float32)
+    assert probabilities.shape == (0,)
+    cu_q, cu_k = (torch.tensor(x, device=DEVICE, dtype=torch.int32) for x in ([0, 33, 133], [0, 161, 261]))
+    out, lse, probabilities = fk.flash_attn_varlen_func(
+        q[0], k[0], v[0], cu_q, cu_k, 100, 161, 0.3, return_attn_probs=True
+    )
+    assert out.shape == (133, 4, 64)
+    assert (lse.shape, lse.dtype) == ((4, 133), torch.float32)
+    assert probabilities.shape == (2, 4, 100, 161)
+    assert probabilities[0, :, 33:].eq(0).all()
+    assert probabilities[1, :, :, 100:].eq(0).all()
+
+
+@pytest.mark.parametrize("parts", [[400, 61], [1, 200, 260]])
+def test_parts_of_the_keys_merge_into_the_whole(parts):
+    q, k, v = Case(2, 333, 461, 4, 4, 64).inputs(BF16, DEVICE)
+    whole, whole_lse = fk.flash_attn_func(q, k, v, return_lse=True)
+    pieces = zip(k.split(parts, 1), v.split(parts, 1), strict=True)
+    merged, lse = fk.merge_attention([fk.flash_attn_func(q, *piece, return_lse=True) for piece in pieces])
+    torch.testing.assert_close(merged, whole, atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(lse, whole_lse, atol=1e-4, rtol=0)
+    weight = torch.randn_like(whole)
+    got = torch.autograd.grad((merged * weight).float().sum(), (q, k, v))
+    wanted = torch.autograd.grad((whole * weight).float().sum(), (q, k, v))
+    for one, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-2, rtol=2e-2)

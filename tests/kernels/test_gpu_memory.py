@@ -1,0 +1,172 @@
+"""On a GPU: nothing is written outside the outputs and nothing inside them is left out; what is masked contributes
+nothing, whatever it holds, and what is visible does."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from attention_cases import Case, ours, run
+from gpu_checks import DEVICE, NEEDS_GPU, assert_written_within_the_guards, guarded_allocations
+
+import flashtrain_kernels as fk
+
+pytestmark = NEEDS_GPU
+BF16 = torch.bfloat16
+HERE = Path(__file__).parent
+
+GUARDED = [
+    Case(2, 333, 461, 4, 2, 64, "causal"),
+    Case(2, 461, 333, 4, 4, 64, "window"),
+    Case(1, 1, 461, 4, 4, 64, "causal"),
+    Case(1, 301, 259, 3, 3, 40, "causal"),
+    Case(1, 201, 201, 2, 1, 17, "causal"),
+    Case(2, 397, 397, 4, 4, 64, "causal document"),
+    Case(1, 1023, 1023, 1, 1, 64, "global window"),
+    Case(2, 397, 397, 4, 4, 64, "shuffled"),
+    Case(2, 333, 461, 4, 4, 64, "blocks causal"),
+    Case(2, 333, 461, 4, 4, 64, "causal", dropout=0.3),
+    Case(2, 333, 461, 4, 4, 64, "causal", bias=(0, 0, 0, 0)),
+    Case(2, 333, 461, 4, 4, 64, "causal", bias=(1, 0, 1, 0)),
+    Case(2, 333, 461, 4, 4, 64, "causal", bias=(0, 1, 0, 1)),
+    Case(2, 333, 461, 4, 4, 64, "causal", bias=(1, 1, 1, 1)),
+]
+
+
+@pytest.mark.parametrize("case", GUARDED, ids=str)
+def test_every_output_is_written_wholly_and_nothing_around_it(case):
+    inputs = case.inputs(BF16, DEVICE)
+    wanted = ours(case, inputs)
+    with guarded_allocations() as made:
+        got = ours(case, inputs)
+    assert len(made) >= 6  # out, lse, dq, dk, dv and the workspace at least; plan tables and dbias too
+    assert_written_within_the_guards(made)
+    for name, value in wanted.items():
+        assert torch.equal(got[name], value), name
+
+
+@pytest.mark.parametrize("head_dim", [64, 40])
+def test_packed_sequences_are_written_wholly_and_nothing_around_them(head_dim):
+    cu_q, cu_k = (torch.tensor(x, device=DEVICE, dtype=torch.int32) for x in ([0, 7, 7, 300, 301], [0, 9, 20, 20, 333]))
+    q, kv = (torch.randn(shape, device=DEVICE, dtype=BF16) for shape in ((305, 4, head_dim), (340, 2, 4, head_dim)))
+    q, kv = q.requires_grad_(), kv.requires_grad_()
+
+    def attend(q, kv, **_):
+        return fk.flash_attn_varlen_kvpacked_func(q, kv, cu_q, cu_k, 293, 313, causal=True, return_lse=True)
+
+    def gradients():
+        out, lse = attend(q, kv)
+        loss = out.float().sum() + lse.where(lse.isfinite(), 0.0).sum()
+        return [out.detach(), lse.detach(), *torch.autograd.grad(loss, (q, kv))]
+
+    wanted = gradients()
+    with guarded_allocations() as made:
+        got = gradients()
+    assert_written_within_the_guards(made)
+    assert len(made) >= 9  # out, lse, dq, dkv, the workspace, and the plan's tables and summaries
+    for one, other in zip(got, wanted, strict=True):
+        assert torch.equal(one, other)
+    assert wanted[0][301:].eq(0).all()  # tokens past the last sequence
+    assert wanted[2][301:].eq(0).all()
+    assert wanted[3][333:].eq(0).all()
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf], ids=["nan", "inf"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("mask", ["causal", "window causal", "blocks causal", "shuffled", "global window"])
+def test_masked_keys_never_contribute_and_visible_ones_do_even_where_they_are_not_finite(mask, head_dim, bad):
+    case = Case(1, 400, 400, 4, 4, head_dim, mask)
+    clean = case.inputs(BF16, DEVICE)
+    dirty = [x.detach().clone() for x in clean]
+    dirty[1][:, 200, :, 3] = bad
+    dirty[2][:, 200, :, 5] = bad
+    dirty = [x.requires_grad_() for x in dirty]
+    sees = _rows_that_see(case, clean, 200)
+    options = case.options(DEVICE)
+    out, wanted = fk.flash_attn_func(*dirty, **options), fk.flash_attn_func(*clean, **options)
+    hidden = ~sees
+    torch.testing.assert_close(out.transpose(1, 2)[hidden], wanted.transpose(1, 2)[hidden], atol=1e-2, rtol=1e-2)
+    assert not out.transpose(1, 2)[sees].isfinite().all(-1).any()
+    weight = hidden.transpose(1, 2)[..., None].to(BF16)
+    got, want = (
+        torch.autograd.grad(torch.where(weight > 0, x, 0.0).float().sum(), inputs)[0].transpose(1, 2)[hidden]
+        for x, inputs in ((out, dirty), (wanted, clean))
+    )
+    torch.testing.assert_close(got, want, atol=2e-2, rtol=2e-2)
+
+
+def test_a_visible_key_that_is_not_finite_shows_even_where_dropout_drops_it():
+    case = Case(1, 400, 400, 4, 4, 64, "causal", dropout=0.5)
+    q, k, v = (x.detach() for x in case.inputs(BF16, DEVICE))
+    sees = _rows_that_see(case, (q, k, v), 200)
+    v[:, 200, :, 5] = torch.inf
+    out = fk.flash_attn_func(q, k, v, **case.options(DEVICE)).transpose(1, 2)
+    assert not out[sees][..., 5].isfinite().any()
+    assert out[~sees].isfinite().all()
+
+
+def _rows_that_see(case, inputs, key):
+    """(B, H, Sq) bool, by the reference."""
+    exact = [x.detach().double() for x in inputs]
+    exact[2][:, key] = torch.nan
+    return fk.reference.attention(*exact, **case.options(DEVICE)).isnan().any(-1).transpose(1, 2)
+
+
+def test_one_document_that_is_not_finite_leaves_the_others_alone():
+    ids = torch.tensor([[0] * 250 + [1] * 350], device=DEVICE)
+    options = {"mask": fk.masks.document(ids, causal=True)}
+    clean = Case(1, 600, 600, 4, 4, 64).inputs(BF16, DEVICE)
+    dirty = [x.detach().clone() for x in clean]
+    for x in dirty:
+        x[:, 400, :, 2] = torch.nan
+    dirty = [x.requires_grad_() for x in dirty]
+    wanted = run(fk.flash_attn_func, clean, options, through_lse=False)
+    got = run(fk.flash_attn_func, dirty, options, through_lse=False)
+    for name in ("out", "dq", "dk", "dv"):
+        torch.testing.assert_close(got[name][:, :250], wanted[name][:, :250], atol=2e-2, rtol=2e-2)
+        assert not got[name][:, 400].isfinite().all()
+
+
+def test_rows_that_see_nothing_give_zero_minus_infinity_and_no_gradient():
+    q, k, v = Case(1, 400, 80, 4, 4, 64).inputs(BF16, DEVICE)
+    out, lse = fk.flash_attn_func(q, k, v, causal=True, return_lse=True)
+    (dq,) = torch.autograd.grad(out.float().sum(), q)
+    assert out[:, :320].eq(0).all()
+    assert lse[:, :, :320].eq(-torch.inf).all()
+    assert dq[:, :320].eq(0).all()
+    assert lse[:, :, 320:].isfinite().all()
+    assert dq[:, 321:].ne(0).any()
+
+
+def test_a_bias_of_minus_infinity_hides_whole_rows_and_all_that_is_in_its_keys():
+    case = Case(2, 333, 461, 4, 4, 64, "causal", bias=(0, 0, 0, 0))
+    inputs = case.inputs(BF16, DEVICE)
+    with torch.no_grad():
+        inputs[3][:, :, 4] = -torch.inf
+        inputs[3][:, :, :, 200] = -torch.inf
+        inputs[1][:, 200] = torch.nan
+        inputs[2][:, 200] = torch.inf
+    got = ours(case, inputs)
+    assert got["out"][:, 4].eq(0).all()
+    assert got["lse"][:, :, 4].eq(-torch.inf).all()
+    assert got["dq"][:, 4].eq(0).all()
+    assert got["dbias"][:, :, 4].eq(0).all()
+    assert got["dbias"][..., 200].eq(0).all()
+    assert got["dk"][:, 200].eq(0).all()
+    for name, value in got.items():
+        assert value[got["lse"].isfinite()].isfinite().all() if name == "lse" else value.isfinite().all(), name
+
+
+@pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="compute-sanitizer is not on PATH")
+def test_compute_sanitizer_finds_no_access_outside_of_memory():
+    path = os.pathsep.join([str(HERE), str(HERE.parents[1] / "kernels"), os.environ.get("PYTHONPATH", "")])
+    result = subprocess.run(
+        ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "7", sys.executable,
+         str(HERE / "sanitizer_cases.py")],
+        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
+    assert "ERROR SUMMARY: 0 errors" in result.stdout

@@ -1,0 +1,198 @@
+"""The kernels with the rest of torch on a GPU: torch.compile, no kernel compiled for a new length, nothing that waits
+for the device, activation checkpointing, and mistakes found before a launch."""
+
+import pytest
+import torch
+from attention_cases import Case
+from gpu_checks import DEVICE, NEEDS_GPU
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+import flashtrain_kernels as fk
+from flashtrain_kernels import compute, remembered
+
+pytestmark = NEEDS_GPU
+BF16 = torch.bfloat16
+
+
+def of_documents(qkv, ids, seed):
+    mask = fk.masks.document(fk.documents_from_ids(ids), causal=True)
+    return fk.flash_attn_qkvpacked_func(qkv, mask=mask) * 2
+
+
+def of_packed_sequences(qkv, ids, seed):
+    cu_seqlens = torch.stack([ids[0, 0] * 0, ids.shape[1] // 3 + ids[0, 0] * 0, ids.shape[1] + ids[0, 0] * 0]).int()
+    q, k, v = qkv[0].unbind(1)
+    return fk.flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, q.shape[0], q.shape[0], causal=True) * 2
+
+
+def with_dropout(qkv, ids, seed):
+    return fk.flash_attn_func(*qkv.unbind(2), 0.3, causal=True, window_size=(30, 0), dropout_seed=seed) * 2
+
+
+@pytest.mark.parametrize("attend", [of_documents, of_packed_sequences, with_dropout])
+def test_torch_compile_takes_the_whole_graph_and_changing_lengths(attend):
+    torch._dynamo.reset()
+    compiled = torch.compile(attend, fullgraph=True, dynamic=True)
+    seed = torch.tensor([5, 0, 0], device=DEVICE)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for length in (100, 128, 333):
+            qkv = torch.randn(2, length, 3, 4, 64, device=DEVICE, dtype=BF16, requires_grad=True)
+            ids = torch.arange(length, device=DEVICE).expand(2, length) // 50
+            wanted, got = attend(qkv, ids, seed), compiled(qkv, ids, seed)
+            torch.testing.assert_close(got, wanted)
+            weight = torch.randn_like(wanted)
+            torch.testing.assert_close(
+                torch.autograd.grad(got, qkv, weight), torch.autograd.grad(wanted, qkv, weight)
+            )  # fmt: skip
+
+
+def variants() -> dict[str, int]:
+    """How many times each kernel is compiled so far, in this process."""
+    from flashtrain_kernels.portable import dkdv, dq, forward, plan, summary
+
+    kernels = {
+        "forward": forward.forward_kernel, "dq": dq.dq_kernel, "dkdv": dkdv.dkdv_kernel, "plan": plan.plan_kernel,
+        "summary": summary.summary_kernel,
+    }  # fmt: skip
+    return {
+        name: sum(len(caches[0]) for caches in kernel.device_caches.values()) for name, kernel in kernels.items()
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_size": (50, 3)}, {"dropout_p": 0.2}], ids=str)
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_changing_length_compiles_no_new_kernel(packed, options):
+    def attend(length):
+        if packed:
+            x = torch.randn(length, 4, 64, device=DEVICE, dtype=BF16, requires_grad=True)
+            cu = torch.tensor([0, length // 3, length], device=DEVICE, dtype=torch.int32)
+            out = fk.flash_attn_varlen_func(x, x, x, cu, cu, length, length, **options)
+        else:
+            x = torch.randn(2, length, 4, 64, device=DEVICE, dtype=BF16, requires_grad=True)
+            out = fk.flash_attn_func(x, x, x, **options)
+        torch.autograd.grad(out.float().sum(), x)
+
+    attend(64)
+    before = variants()
+    assert all(before[name] for name in ("forward", "dq", "dkdv"))
+    for length in (1, 2, 3, 16, 17, 100, 129, 1024, 5000):
+        attend(length)
+        assert variants() == before, length
+
+
+def test_nothing_waits_for_the_device_once_cu_seqlens_are_known():
+    q, k, v = Case(2, 333, 333, 4, 4, 64).inputs(BF16, DEVICE)
+    bias = torch.randn(1, 4, 1, 333, device=DEVICE, dtype=BF16, requires_grad=True)
+    ids = torch.arange(333, device=DEVICE).expand(2, 333) // 100
+    cu = torch.tensor([0, 100, 333], device=DEVICE, dtype=torch.int32)
+
+    def calls():
+        mask = fk.masks.document(ids, causal=True)
+        return [
+            fk.flash_attn_func(q, k, v, 0.3, mask=mask, dropout_seed=5),
+            fk.flash_attn_func(q, k, v, 0.3, causal=True, bias=bias),
+            fk.flash_attn_varlen_func(q[0], k[0], v[0], cu, cu, 333, 333, causal=True),
+        ]
+
+    calls()
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        loss = sum(out.float().sum() for out in calls())
+        torch.autograd.grad(loss, (q, k, v, bias))
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """How often values were read from the device."""
+    seen = []
+    read = remembered._read
+    monkeypatch.setattr(remembered, "_read", lambda *args: (seen.append(1), read(*args))[1])
+    return seen
+
+
+def test_cu_seqlens_are_read_once_for_a_tensor_however_many_layers_use_it(reads):
+    x = torch.randn(400, 4, 64, device=DEVICE, dtype=BF16)
+    cu = torch.tensor([0, 100, 400], device=DEVICE, dtype=torch.int32)
+    for _ in range(3):
+        fk.flash_attn_varlen_func(x, x, x, cu, cu, 400, 400, causal=True)
+    assert len(reads) == 1
+    cu[1] = 50  # another value: read again
+    fk.flash_attn_varlen_func(x, x, x, cu, cu, 400, 400, causal=True)
+    assert len(reads) == 2
+    fk.flash_attn_varlen_func(x, x, x, cu.clone(), cu, 400, 400, causal=True)
+    assert len(reads) == 3
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """How often a kernel was launched."""
+    from flashtrain_kernels.portable.launch import Launch
+
+    seen = []
+    launch = Launch.run
+    monkeypatch.setattr(Launch, "run", lambda self: (seen.append(1), launch(self))[1])
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("given", "mistake", "message"),
+    [
+        (
+            {"cu": [0, 100, 401]},
+            ValueError,
+            "cu_seqlens_q must end at the number of tokens, 400, or before, not at 401",
+        ),
+        ({"cu": [0, 300, 200]}, ValueError, "cu_seqlens_q must not decrease, and does by 100"),
+        ({"cu": [1, 300, 400]}, ValueError, "cu_seqlens_q must start at 0, not at 1"),
+        ({"cu": [0, 300, 400], "longest": 299}, ValueError, "max_seqlen_q must be at least the longest sequence's 300"),
+        ({"cu_device": "cpu"}, ValueError, "cu_seqlens_q is on cpu and q on cuda:0"),
+        ({"dtype": torch.float64}, TypeError, "q is float64, which the Triton kernels do not compute"),
+        ({"k_device": "cpu"}, ValueError, "k is on cpu and q on cuda:0"),
+        ({"bias": torch.zeros(400)}, ValueError, "bias is on cpu and q on cuda:0"),
+        ({"alibi_slopes": torch.zeros(4)}, ValueError, "alibi_slopes is on cpu and q on cuda:0"),
+        ({"dropout_p": 0.1, "dropout_seed": torch.zeros(3).long()}, ValueError, "dropout_seed is on cpu and q on cuda"),
+        ({"dropout_p": 1.0}, ValueError, "dropout_p must be a probability from 0 to less than 1, not 1.0"),
+        ({"window_size": (-2, 0)}, ValueError, "window_size must be 0 or more on each side"),
+        ({"mask": fk.masks.causal(400)}, ValueError, "mask.queries is on cpu and q on cuda:0"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_mistake_is_found_before_a_launch(given, mistake, message, launches):
+    given = dict(given)
+    cu = torch.tensor(given.pop("cu", [0, 100, 400]), dtype=torch.int32).to(given.pop("cu_device", DEVICE))
+    longest = given.pop("longest", 400)
+    q = torch.zeros(400, 4, 64, device=DEVICE, dtype=given.pop("dtype", BF16))
+    k = q.to(given.pop("k_device", DEVICE))
+    with pytest.raises(mistake, match=message):
+        fk.flash_attn_varlen_func(q, k, k, cu, cu, longest, longest, **given)
+    assert not launches
+    torch.cuda.synchronize()
+
+
+@pytest.fixture
+def forward_calls(monkeypatch):
+    """How often the forward really runs."""
+    seen = []
+    forward = compute.forward
+    monkeypatch.setattr(compute, "forward", lambda *args: (seen.append(1), forward(*args))[1])
+    return seen
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_checkpointing_recomputes_the_same_and_may_keep_the_outputs_instead(keeps, forward_calls):
+    inputs = Case(2, 333, 461, 4, 4, 64).inputs(BF16, DEVICE)
+
+    def layer(*x):
+        return fk.flash_attn_func(*x, 0.3, causal=True, dropout_seed=5) * 1.0
+
+    wanted = torch.autograd.grad(layer(*inputs).float().sum(), inputs)
+    forward_calls.clear()
+    more = {"context_fn": lambda: create_selective_checkpoint_contexts(fk.FORWARDS)} if keeps else {}
+    out = checkpoint(layer, *inputs, use_reentrant=False, **more)
+    got = torch.autograd.grad(out.float().sum(), inputs)
+    assert len(forward_calls) == (1 if keeps else 2)
+    for one, other in zip(got, wanted, strict=True):
+        assert torch.equal(one, other)

@@ -1,0 +1,77 @@
+"""What the task makes of a batch before the model sees it."""
+
+from __future__ import annotations
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import DataLoader
+
+from flashtrain import GPT2, GPT2Config, LanguageModel
+from flashtrain.data.batch import Batch
+from flashtrain.models import Trainable
+from flashtrain_kernels import masks
+
+
+class Recorder(Trainable):
+    """Keeps what its loss was called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(()))
+        self.calls: list[dict] = []
+
+    def loss(self, tokens, labels, **options):
+        self.calls.append(options)
+        return self.weight * 1.0
+
+
+def batch() -> Batch:
+    """One row of two documents, of 3 and 5 tokens."""
+    tokens = torch.arange(8)[None] % 7
+    labels = tokens.roll(-1, 1)
+    labels[0, [2, 7]] = -100
+    return Batch(
+        tokens=tokens,
+        labels=labels,
+        documents=torch.tensor([[0] * 3 + [1] * 5], dtype=torch.int32),
+        positions=torch.tensor([[*range(3), *range(5)]], dtype=torch.int32),
+    )
+
+
+def train_one_step(model: Trainable, document_mask: bool) -> LanguageModel:
+    task = LanguageModel(model, document_mask=document_mask)
+    trainer = pl.Trainer(
+        max_steps=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(task, DataLoader([batch()], batch_size=None))
+    return task
+
+
+def test_with_a_document_mask_the_model_gets_the_batchs_positions_and_one_causal_mask_of_its_documents():
+    model = Recorder()
+    train_one_step(model, document_mask=True)
+    (call,) = model.calls
+    assert torch.equal(call["positions"], batch()["positions"])
+    causal = masks.causal(8).dense()
+    apart = batch()["documents"]
+    assert torch.equal(call["mask"].dense(), causal & (apart[:, :, None] == apart[:, None, :]))
+    assert call["mask"].plan is None
+
+
+def test_without_one_it_gets_neither():
+    model = Recorder()
+    train_one_step(model, document_mask=False)
+    assert model.calls == [{"positions": None, "mask": None}]
+
+
+@pytest.mark.parametrize("attention", ["flash", "sdpa", "standard"])
+def test_with_a_document_mask_a_packed_row_is_scored_as_its_documents_alone(attention):
+    torch.manual_seed(0)
+    model = GPT2(GPT2Config.of_size("demo", vocab_size=7, context=8), attention=attention)
+    tokens, labels = batch()["tokens"], batch()["labels"]
+    with torch.no_grad():
+        first, second = (model.loss(tokens[:, part], labels[:, part]).item() for part in (slice(0, 3), slice(3, 8)))
+    task = train_one_step(model, document_mask=True)
+    assert task.first_loss == pytest.approx((2 * first + 4 * second) / 6, abs=1e-5)
