@@ -58,6 +58,12 @@ def test_the_attention_mask_of_the_readme_keeps_documents_apart() -> None:
     torch.testing.assert_close(together[:, 40:80], attention(x[:, 40:80]), atol=1e-5, rtol=0)
 
 
+def test_the_hugging_face_code_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    exec(python_block("hugging face"), {})
+    assert "routed 1 calls" in capsys.readouterr().out
+
+
 def test_the_quick_start_is_two_commands() -> None:
     quick_start = README.split("<!-- quick start -->")[1].split("<!-- end quick start -->")[0]
     assert len(re.findall(r"^python3 ", quick_start, flags=re.MULTILINE)) == 2

@@ -90,6 +90,8 @@ def _anchors(settings: BenchmarkSettings) -> list[Case]:
         Case(64, 16, 512, 64, full),  # BERT-large
         Case(1, 64, 8192, 128, full, kv_heads=8),
         Case(1, 64, 8192, 128, causal, kv_heads=8),
+        Case(1, 64, 8192, 128, full),  # the same work without shared heads
+        Case(1, 64, 8192, 128, causal),
         Case(1, 32, 16384, 64, "window-1024"),
         Case(1, 16, 16384, 128, "window-1024"),
         Case(1, 32, 32768, 64, "causal-varlen", documents=document_lengths(32768, 13)),

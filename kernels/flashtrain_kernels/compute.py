@@ -48,7 +48,7 @@ def backward(
     if not dispatch.runs_kernels(q.device):
         computed = reference.backward_from(dout, dlse, q, k, v, out, lse, options, dbias is not None)
         for target, gradient in zip((dq, dk, dv, dbias), computed, strict=True):
-            if target is not None:
+            if target is not None and gradient is not None:
                 target.copy_(gradient)
         return
     from .portable.backward import backward as run
@@ -91,8 +91,8 @@ def kind_of(q: Tensor, k: Tensor, options: Options) -> Kind:
     mask = options.mask
     return Kind(
         scattered=isinstance(mask, Mask) and (mask.keys is not None or mask.queries.shape[0] > 5),
-        blocks=isinstance(mask, BlockMask),
         grouped=q.shape[2] != k.shape[2],
+        grouped_blocks=q.shape[2] != k.shape[2] and isinstance(mask, BlockMask),
         rich=_is_rich(options),
     )
 

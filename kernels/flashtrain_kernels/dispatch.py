@@ -54,11 +54,13 @@ class Tiles(NamedTuple):
 # prints such rows.
 TILES: dict[tuple[str, int, int], Tiles] = {
     ("sm_90", 16, 64): Tiles(Tile(128, 64, 4, 4), Tile(32, 64, 4, 3, 168), Tile(64, 64, 4, 3, 168), Tile(64, 32, 8, 1)),
-    ("sm_90", 16, 128): Tiles(Tile(128, 64, 8, 3), Tile(32, 128, 8, 3), Tile(128, 64, 8, 3), Tile(64, 32, 8, 1)),
-    ("sm_90", 16, 256): Tiles(Tile(64, 64, 8, 2), Tile(32, 64, 8, 2), Tile(64, 32, 8, 2), Tile(64, 32, 8, 1)),
+    ("sm_90", 16, 128): Tiles(Tile(128, 64, 8, 3), Tile(32, 128, 8, 4), Tile(128, 64, 8, 3), Tile(64, 32, 8, 1)),
+    ("sm_90", 16, 256): Tiles(Tile(128, 64, 8, 2), Tile(32, 64, 8, 2), Tile(128, 32, 8, 2), Tile(64, 32, 8, 1)),
     ("sm_90", 32, 64): Tiles(Tile(64, 32, 4, 2), Tile(32, 32, 4, 2), Tile(32, 32, 4, 2), Tile(32, 32, 4, 2)),
     ("sm_90", 32, 128): Tiles(Tile(32, 32, 4, 2), Tile(16, 32, 8, 1), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
     ("sm_90", 32, 256): Tiles(Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    ("sm_100", 16, 64): Tiles(Tile(128, 64, 8, 3), Tile(32, 64, 4, 3), Tile(64, 64, 4, 3), Tile(64, 32, 8, 1)),
+    ("sm_100", 16, 128): Tiles(Tile(128, 64, 8, 3), Tile(32, 128, 8, 3), Tile(128, 64, 8, 2), Tile(64, 32, 8, 1)),
     ("sm_80", 16, 64): Tiles(Tile(128, 64, 8, 3), Tile(32, 128, 8, 3), Tile(64, 64, 4, 2), Tile(32, 64, 8, 1)),
     ("sm_80", 16, 128): Tiles(Tile(128, 32, 8, 3), Tile(32, 64, 8, 2), Tile(64, 32, 8, 2), Tile(32, 64, 8, 1)),
     ("sm_80", 16, 256): Tiles(Tile(64, 32, 8, 2), Tile(16, 64, 8, 1), Tile(64, 16, 8, 1), Tile(64, 16, 8, 1)),
@@ -70,9 +72,9 @@ TILES: dict[tuple[str, int, int], Tiles] = {
     ("small", 32, 256): Tiles(Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
 }
 # What replaces a tile of a row above when a call is more than plain, where that would spill registers:
-# "scattered": a mask with two intervals a query or with key positions; "blocks": a block-sparse mask; "grouped":
-# several query heads a key head; "rich": softcap, ALiBi, bias or dropout. A call that is several of these takes the
-# last one's. Only "rich" ones may have other sizes: a mask's plan is made for those and for plain calls.
+# "scattered": a mask with two intervals a query or with key positions; "grouped": several query heads a key head;
+# "grouped_blocks": that with a block-sparse mask; "rich": softcap, ALiBi, bias or dropout. A call that is several of
+# these takes the last one's. The sizes of the first two are the row's: a mask's plan is made for those, or for "rich".
 VARIANTS: dict[tuple[str, int, int], dict[str, dict[str, Tile]]] = {
     ("sm_90", 16, 64): {
         "scattered": {"forward": Tile(128, 64, 8, 3)},
@@ -80,16 +82,15 @@ VARIANTS: dict[tuple[str, int, int], dict[str, dict[str, Tile]]] = {
         "rich": {"forward": Tile(128, 64, 8, 2), "dkdv": Tile(32, 64, 4, 2), "dq": Tile(64, 64, 4, 2)},
     },
     ("sm_90", 16, 128): {
-        "blocks": {"dkdv": Tile(32, 128, 8, 2)},
+        "grouped_blocks": {"dkdv": Tile(32, 64, 8, 3)},
         "rich": {"forward": Tile(128, 32, 8, 2), "dkdv": Tile(32, 64, 8, 2), "dq": Tile(64, 32, 8, 2)},
     },
     ("sm_100", 16, 64): {
-        "scattered": {"dq": Tile(64, 64, 4, 3)},
-        "rich": {"forward": Tile(128, 32, 8, 2)},
+        "rich": {"forward": Tile(128, 32, 8, 2), "dkdv": Tile(32, 64, 8, 2), "dq": Tile(64, 64, 4, 2)},
     },
     ("sm_100", 16, 128): {
         "grouped": {"dkdv": Tile(32, 128, 8, 1)},
-        "rich": {"dkdv": Tile(32, 128, 8, 2)},
+        "rich": {"forward": Tile(64, 32, 8, 2), "dkdv": Tile(32, 128, 8, 2), "dq": Tile(64, 32, 4, 2)},
     },
     ("sm_80", 16, 64): {
         "rich": {"forward": Tile(128, 32, 8, 3), "dkdv": Tile(32, 128, 8, 2), "dq": Tile(64, 32, 4, 3)},
@@ -98,7 +99,7 @@ VARIANTS: dict[tuple[str, int, int], dict[str, dict[str, Tile]]] = {
         "rich": {"forward": Tile(64, 32, 8, 3), "dkdv": Tile(16, 64, 8, 2)},
     },
 }
-# Where an architecture has no row of its own it borrows this one's, and its own variants come on top of the row's.
+# Where an architecture has no row of its own it borrows this one's.
 _BORROWS = {("sm_100", 16): "sm_90", ("sm_100", 32): "sm_90", ("sm_80", 32): "small"}
 _INTERPRETER_TILES = Tiles(*[Tile(64, 64, 4, 1)] * 4)
 
@@ -141,9 +142,10 @@ def runs_kernels(device: torch.device) -> bool:
     """
     if (_forced is not None and _forced.implementation == "reference") or (device.type == "cpu" and not INTERPRETED):
         return False
-    _require_triton()
-    if device.type == "cuda":
-        _require_sm80(torch.cuda.get_device_capability(device))
+    if not torch.compiler.is_compiling():  # the compiled call asks again
+        _require_triton()
+        if device.type == "cuda":
+            _require_sm80(torch.cuda.get_device_capability(device))
     return True
 
 
@@ -151,8 +153,8 @@ class Kind(NamedTuple):
     """What of a call, besides device, head dimension and dtype, decides its tiles. See VARIANTS."""
 
     scattered: bool = False
-    blocks: bool = False
     grouped: bool = False
+    grouped_blocks: bool = False
     rich: bool = False
 
 
@@ -199,21 +201,32 @@ def _sized(tile: Tile, block_q: int, block_k: int) -> Tile:
 
 def plan_blocks(device: torch.device, head_dim: int, dtype: torch.dtype, rich: bool = False) -> tuple[int, ...]:
     """The tile sizes to plan a mask for: queries and keys of the forward, the dQ and the dK/dV kernel."""
+    return _plan_blocks(device, _padded(head_dim), dtype, rich)
+
+
+@torch.compiler.assume_constant_result  # torch.compile may neither look for a GPU nor trace through the table
+def _plan_blocks(device: torch.device, head_dim: int, dtype: torch.dtype, rich: bool) -> tuple[int, ...]:
     tiles = tiles_for(device, head_dim, dtype, Kind(rich=rich))
     return (*tiles.forward[:2], *tiles.dq[:2], *tiles.dkdv[:2])
+
+
+def _padded(head_dim: int) -> int:
+    """The head dimension of the table's row."""
+    return 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
 
 
 @cache
 def table_row(arch: str, head_dim: int, dtype: torch.dtype, kind: Kind = Kind()) -> Tiles:  # noqa: B008 - immutable
     """The tiles of the table for an architecture, a head dimension (1..256), a dtype and a kind of call."""
     bits = dtype.itemsize * 8
-    padded = 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
-    row = _BORROWS.get((arch, bits), arch)
-    tiles = TILES[row, bits, padded]
+    padded = _padded(head_dim)
+    key = (arch, bits, padded)
+    if key not in TILES:
+        key = (_BORROWS[arch, bits], bits, padded)
+    tiles = TILES[key]
     for name, applies in kind._asdict().items():
         if applies:
-            for owner in dict.fromkeys((row, arch)):
-                tiles = tiles._replace(**VARIANTS.get((owner, bits, padded), {}).get(name, {}))
+            tiles = tiles._replace(**VARIANTS.get(key, {}).get(name, {}))
     return tiles
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
+from .options import Packed
+
 
 def visible_pairs(seqlen_q: int, seqlen_k: int, left: int | None = None, right: int | None = None) -> int:
     """How many pairs i + left <= j <= i + right there are; None: no bound on that side."""
@@ -26,14 +28,14 @@ def visible_pairs(seqlen_q: int, seqlen_k: int, left: int | None = None, right: 
         return rising(shift + 1) - rising(shift + 1 - seqlen_k)
 
     total = seqlen_q * seqlen_k if right is None else up_to(right)
-    return total - (0 if left is None else up_to(left - 1))
+    return max(0, total - (0 if left is None else up_to(left - 1)))
 
 
 def _flops(q: Sequence[int], seqlen_k: int, options: tuple, products: int) -> int:
-    """options: the operator's ten option arguments."""
+    """options: the operator's arguments after its own tensors."""
     batch, seqlen_q, heads, head_dim = q
-    left, right = options[5], options[6]
-    return products * 2 * batch * heads * head_dim * visible_pairs(seqlen_q, seqlen_k, left, right)
+    packed = Packed(*options)
+    return products * 2 * batch * heads * head_dim * visible_pairs(seqlen_q, seqlen_k, packed.left, packed.right)
 
 
 @register_flop_formula(torch.ops.flashtrain_kernels.forward)
@@ -52,15 +54,21 @@ def _forward_kvpacked(q: Any, kv: Any, *options: Any, out_val: Any = None, **kwa
 
 
 @register_flop_formula(torch.ops.flashtrain_kernels.backward)
-def _backward(dout: Any, dlse: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, wants: Any, *options: Any, **kw: Any) -> int:
+def _backward(
+    dout: Any, dlse: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, wants: Any, *options: Any, **kwargs: Any
+) -> int:
     return _flops(q, k[1], options, 5)
 
 
 @register_flop_formula(torch.ops.flashtrain_kernels.backward_qkvpacked)
-def _backward_qkvpacked(dout: Any, dlse: Any, qkv: Any, out: Any, lse: Any, wants: Any, *options: Any, **kw: Any) -> int:
+def _backward_qkvpacked(
+    dout: Any, dlse: Any, qkv: Any, out: Any, lse: Any, wants: Any, *options: Any, **kwargs: Any
+) -> int:
     return _flops(dout, qkv[1], options, 5)
 
 
 @register_flop_formula(torch.ops.flashtrain_kernels.backward_kvpacked)
-def _backward_kvpacked(dout: Any, dlse: Any, q: Any, kv: Any, out: Any, lse: Any, wants: Any, *options: Any, **kw: Any) -> int:
+def _backward_kvpacked(
+    dout: Any, dlse: Any, q: Any, kv: Any, out: Any, lse: Any, wants: Any, *options: Any, **kwargs: Any
+) -> int:
     return _flops(q, kv[1], options, 5)

@@ -140,14 +140,14 @@ def explain(q: Tensor, k: Tensor, v: Tensor, *positional: Any, **options: Any) -
     check_qkv(q, k, v, _Q, _K)
     # A fixed seed, so that explaining draws nothing from torch's generator.
     seed = 0 if given.dropout_seed is None else given.dropout_seed
-    options = options_of(given._replace(dropout_seed=seed), _sizes(q, k))
+    call = options_of(given._replace(dropout_seed=seed), _sizes(q, k))
     return dispatch.explain_choice(
         q.device,
         q.shape[3],
         q.dtype,
-        compute.kind_of(q, k, options),
-        block_size=options.mask.block_size if isinstance(options.mask, BlockMask) else None,
-        features=_in_words(given, options),
+        compute.kind_of(q, k, call),
+        block_size=call.mask.block_size if isinstance(call.mask, BlockMask) else None,
+        features=_in_words(given, call),
     )
 
 

@@ -12,6 +12,7 @@ strides are. Selective checkpointing keeps attention's outputs with create_selec
 compute.py does the work on real tensors; flops.py counts it.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -83,12 +84,14 @@ def _forward(q, k, v, *packed):
 
 @torch.library.impl("flashtrain_kernels::forward_qkvpacked", _DEVICES)
 def _forward_qkvpacked(qkv, *packed):
-    return compute.forward(*qkv.unbind(2), unpack(packed))
+    q, k, v = qkv.unbind(2)
+    return compute.forward(q, k, v, unpack(packed))
 
 
 @torch.library.impl("flashtrain_kernels::forward_kvpacked", _DEVICES)
 def _forward_kvpacked(q, kv, *packed):
-    return compute.forward(q, *kv.unbind(2), unpack(packed))
+    k, v = kv.unbind(2)
+    return compute.forward(q, k, v, unpack(packed))
 
 
 @torch.library.impl("flashtrain_kernels::backward", _DEVICES)
@@ -105,9 +108,8 @@ def _backward_qkvpacked(dout, dlse, qkv, out, lse, bias_gradient, *packed):
     options = unpack(packed)
     dqkv = compute.empty(qkv)
     dbias = _empty_bias_gradient(qkv, options, bias_gradient)
-    compute.backward(
-        dout, dlse, *qkv.unbind(2), out, lse, options, dqkv.unbind(2), dbias if bias_gradient else None
-    )  # fmt: skip
+    q, k, v = qkv.unbind(2)
+    compute.backward(dout, dlse, q, k, v, out, lse, options, dqkv.unbind(2), dbias if bias_gradient else None)
     return dqkv, dbias
 
 
@@ -116,9 +118,8 @@ def _backward_kvpacked(dout, dlse, q, kv, out, lse, bias_gradient, *packed):
     options = unpack(packed)
     dq, dkv = compute.empty(q), compute.empty(kv)
     dbias = _empty_bias_gradient(q, options, bias_gradient)
-    compute.backward(
-        dout, dlse, q, *kv.unbind(2), out, lse, options, (dq, *dkv.unbind(2)), dbias if bias_gradient else None
-    )  # fmt: skip
+    (k, v), (dk, dv) = kv.unbind(2), dkv.unbind(2)
+    compute.backward(dout, dlse, q, k, v, out, lse, options, (dq, dk, dv), dbias if bias_gradient else None)
     return dq, dkv, dbias
 
 
@@ -192,6 +193,8 @@ def _gradients(ctx: Any, backward: Any, wants_bias: bool, dout: Tensor | None, d
         return (*(None,) * ctx.inputs, None, *rest)
     dout = torch.zeros_like(out) if dout is None else dout
     wants_bias = bias is not None and wants_bias
+    if torch.is_grad_enabled():  # create_graph=True: what has no derivative must raise, not be left out
+        backward = partial(vmap.Transformed.apply, backward)
     *gradients, dbias = backward(dout, dlse, *tensors, out, lse, wants_bias, bias, *others, *ctx.numbers)
     return (*gradients, dbias if wants_bias else None, *rest)
 
@@ -219,7 +222,6 @@ class _Eager(torch.autograd.Function):
         return output
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple:
         wants_bias = ctx.needs_input_grad[1 + ctx.inputs]
         return (None, *_gradients(ctx, ctx.backward_operator, wants_bias, dout, dlse))

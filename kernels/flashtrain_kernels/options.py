@@ -1,4 +1,4 @@
-"""Everything of an attention call besides q, k and v, as one value: what the operators, the reference and the kernels share.
+"""Everything of an attention call besides q, k and v, as one value: operators, reference and kernels share it.
 
 B batch, Sq queries, Sk keys, H query heads.
 """
@@ -76,19 +76,27 @@ SCHEMA = (
 def pack(options: Options) -> Packed:
     """The options as an operator's arguments."""
     mask = options.mask
-    tensors: tuple[Tensor | None, ...] = (None,) * 7
-    sizes: list[int] = []
-    if isinstance(mask, Mask):
-        tables = (None,) * 3 if mask.plan is None else mask.plan[:3]
-        tensors = (mask.queries, mask.keys, *tables, None, None)
-        sizes = [mask.seqlen_k] if mask.plan is None else [mask.seqlen_k, *mask.plan.blocks]
-    elif mask is not None:
-        tensors = (None, None, mask.query_rows, None, mask.key_rows, mask.query_blocks, mask.key_blocks)
-        sizes = [*mask.block_size, mask.seqlen_q, mask.seqlen_k]
-    return Packed(
-        options.bias, options.alibi_slopes, options.seed, *tensors, options.scale, options.left, options.right,
-        options.softcap, options.dropout_p, sizes,
+    packed = Packed(
+        options.bias, options.alibi_slopes, options.seed, None, None, None, None, None, None, None, options.scale,
+        options.left, options.right, options.softcap, options.dropout_p, [],
     )  # fmt: skip
+    if isinstance(mask, Mask):
+        packed = packed._replace(mask_queries=mask.queries, mask_keys=mask.keys, mask_sizes=[mask.seqlen_k])
+        if mask.plan is None:
+            return packed
+        forward, dq, dkdv, blocks = mask.plan
+        return packed._replace(
+            forward_table=forward, dq_table=dq, dkdv_table=dkdv, mask_sizes=[mask.seqlen_k, *blocks]
+        )  # fmt: skip
+    if mask is not None:
+        return packed._replace(
+            forward_table=mask.query_rows,
+            dkdv_table=mask.key_rows,
+            query_blocks=mask.query_blocks,
+            key_blocks=mask.key_blocks,
+            mask_sizes=[*mask.block_size, mask.seqlen_q, mask.seqlen_k],
+        )
+    return packed
 
 
 def unpack(packed: Sequence[Any]) -> Options:

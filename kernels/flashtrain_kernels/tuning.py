@@ -1,11 +1,13 @@
-"""Time candidate tiles on this machine's GPU and print the winners as rows for dispatch.py's table.
+"""Time candidate tiles on this machine's GPU and print the winners as rows for dispatch.py's tables.
 
     python -m flashtrain_kernels.tuning --head-dim 64 128 --out tiles.json
+    python -m flashtrain_kernels.tuning --features rich
 
-Each of the three kernels (forward, dkdv, dq) is timed alone on the same shapes, full and causal. Candidates are first
-compiled by several processes at once into Triton's cache; one that does not compile or needs more shared memory than
-the GPU
-has is left out. A winner is the tile with the smallest sum of (its time / the best time) over full and causal.
+Each of the three kernels (forward, dkdv, dq) is timed alone on the same shapes, for the calls of a class of features
+(CALLS): plain ones make a row of TILES, the others an entry of VARIANTS. Candidates are first compiled by several
+processes at once into Triton's cache; one that does not compile or needs more shared memory than the GPU has is left
+out, as is one of another size than the table's where a mask's plan fixes the size. A winner is the tile with the
+smallest sum of (its time / the best time) over the calls.
 B batch, S sequence, H heads, D head dimension.
 """
 
@@ -23,11 +25,21 @@ from typing import Any
 
 import torch
 
-from . import dispatch
-from .dispatch import Tile, Tiles
+from . import dispatch, masks
+from .dispatch import Tile
+from .options import Options
+from .plan import build_plan
 
 KERNELS = ("forward", "dkdv", "dq")
-Job = tuple[str, Tile, bool]  # kernel, tile, causal
+Job = tuple[str, Tile, str]  # kernel, tile, call
+# What is timed for each class of features.
+CALLS = {
+    "plain": ("full", "causal"),
+    "scattered": ("global window", "shuffled"),
+    "grouped": ("full, grouped", "causal, grouped"),
+    "rich": ("causal, dropout",),
+}
+_GROUP = 4  # query heads a key head in grouped calls
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 # (queries, keys, warps, stages[, cap on registers]). Some spill registers: compile_cases.py in the tests says whether a
@@ -75,6 +87,7 @@ CANDIDATES: dict[str, dict[int, list[tuple[int, ...]]]] = {
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m flashtrain_kernels.tuning", description=__doc__.split("\n\n")[0])
     parser.add_argument("--head-dim", type=int, nargs="+", default=[64, 128], choices=[64, 128, 256])
+    parser.add_argument("--features", default="plain", choices=sorted(CALLS))
     parser.add_argument("--dtype", default="bfloat16", choices=sorted(_DTYPES))
     parser.add_argument("--seqlen", type=int, default=4096, help="tokens; batch * heads is chosen to fill the GPU")
     parser.add_argument("--kernels", nargs="+", default=list(KERNELS), choices=KERNELS)
@@ -84,14 +97,16 @@ def main(words: list[str] | None = None) -> None:
     options = parser.parse_args(words)
     if not torch.cuda.is_available():
         parser.error("tuning needs an NVIDIA GPU")
+    arch = dispatch.architecture(torch.cuda.get_device_capability())
     results: list[dict[str, Any]] = []
     winners: dict[int, dict[str, Tile]] = {}
     for head_dim in options.head_dim:
+        plain = dispatch.table_row(arch, head_dim, _DTYPES[options.dtype])
         jobs = [
-            (name, Tile(*candidate), causal)
+            (name, tile, call)
             for name in options.kernels
-            for candidate in CANDIDATES[name][head_dim]
-            for causal in (False, True)
+            for tile in candidates(name, head_dim, options.features, getattr(plain, name))
+            for call in CALLS[options.features]
         ]
         started = time.monotonic()
         usable = _compile_all(jobs, head_dim, options.dtype, options.processes)
@@ -102,42 +117,83 @@ def main(words: list[str] | None = None) -> None:
     if options.out:
         report = {"device": torch.cuda.get_device_name(), "dtype": options.dtype, "rows": results}
         options.out.write_text(json.dumps(report, indent=1))
-    arch = dispatch.architecture(torch.cuda.get_device_capability())
-    bits = _DTYPES[options.dtype].itemsize * 8
-    print("\nrows for dispatch.TILES:")
+    print(f"\nrows for dispatch.{'TILES' if options.features == 'plain' else 'VARIANTS'}:")
     for head_dim, best in winners.items():
-        old = dispatch.table_row(arch, head_dim, _DTYPES[options.dtype])
-        tiles = Tiles(*(best.get(name, getattr(old, name)) for name in KERNELS))
-        text = ", ".join(f"Tile({', '.join(str(number) for number in tile)})" for tile in tiles)
-        print(f'    ("{arch}", {bits}, {head_dim}): Tiles({text}),')
+        print(row_of_table(arch, head_dim, _DTYPES[options.dtype], options.features, best))
+
+
+def candidates(name: str, head_dim: int, features: str, plain: Tile) -> list[Tile]:
+    """The tiles to try for a kernel. plain: the table's; only plain and rich calls may have tiles of another size."""
+    tiles = [Tile(*numbers) for numbers in CANDIDATES[name][head_dim]]
+    if features in ("plain", "rich"):
+        return tiles
+    block_q, block_k = plain[:2]
+    sized = [Tile(block_q, block_k, warps, stages) for warps in (4, 8) for stages in (1, 2, 3, 4)]
+    return list(dict.fromkeys([plain, *sized]))
+
+
+def row_of_table(arch: str, head_dim: int, dtype: torch.dtype, features: str, best: dict[str, Tile]) -> str:
+    """The text of a row of dispatch.TILES, or of VARIANTS, with these tiles."""
+    key = f'("{arch}", {dtype.itemsize * 8}, {head_dim})'
+    if features != "plain":
+        entry = ", ".join(f'"{name}": {_written(tile)}' for name, tile in best.items())
+        return f'    {key}: {{"{features}": {{{entry}}}}},'
+    old = dispatch.table_row(arch, head_dim, dtype)
+    return f"    {key}: Tiles({', '.join(_written(tile) for tile in old._replace(**best))}),"
+
+
+def _written(tile: Tile) -> str:
+    numbers = tile if tile.registers else tile[:4]
+    return f"Tile({', '.join(str(number) for number in numbers)})"
+
+
+def options_for(call: str, tile: Tile, head_dim: int, seqlen: int, device: torch.device) -> Options:
+    """The options of a call, its mask planned for the tile."""
+    mask = None
+    if call == "global window":
+        mask = masks.global_window(seqlen, seqlen // 8, (seqlen // 4, 0), causal=True, device=device)
+    elif call == "shuffled":
+        # The order of a rank of context parallelism: a piece from the front and its mirror image from the back.
+        pieces = torch.arange(seqlen, device=device).tensor_split(8)
+        order = torch.cat([pieces[place] for place in (0, 7, 1, 6, 2, 5, 3, 4)])
+        mask = masks.causal(seqlen, device=device).select(order, order)
+    if mask is not None:
+        mask = mask._replace(plan=build_plan(mask, (tile.block_q, tile.block_k) * 3))
+    dropout = "dropout" in call
+    return Options(
+        scale=head_dim**-0.5,
+        right=0 if "causal" in call else None,
+        dropout_p=0.1 if dropout else 0.0,
+        seed=torch.tensor([1, 0, 0], device=device) if dropout else None,
+        mask=mask,
+    )
 
 
 def launch_for(
-    name: str, tile: Tile, causal: bool, head_dim: int, dtype: str, seqlen: int, batch: int, heads: int
-) -> Any:
+    name: str, tile: Tile, call: str, head_dim: int, dtype: str, seqlen: int, batch: int, heads: int
+) -> Any:  # fmt: skip
     """The launch of one kernel with one tile, on fresh random tensors."""
     from .portable.backward import backward_launches
     from .portable.forward import forward_launch
 
-    def tensor(*shape: int, kind: torch.dtype = _DTYPES[dtype]) -> torch.Tensor:
-        return torch.randn(shape, device="cuda", dtype=kind)
+    def tensor(heads: int) -> torch.Tensor:
+        return torch.randn(batch, seqlen, heads, head_dim, device="cuda", dtype=_DTYPES[dtype])
 
-    q, k, v, out = (tensor(batch, seqlen, heads, head_dim) for _ in range(4))
+    q, out, dout = (tensor(heads) for _ in range(3))
+    k, v = (tensor(heads // (_GROUP if "grouped" in call else 1)) for _ in range(2))
     # About what a row of random scores gives: keeps the backward's exponentials in range.
     lse = torch.full((batch, heads, seqlen), math.log(seqlen) + 1.0, device="cuda")
-    scale = head_dim**-0.5
+    options = options_for(call, tile, head_dim, seqlen, q.device)
     if name == "forward":
-        return forward_launch(q, k, v, out, lse, None, scale, causal, tile)
-    rows = torch.stack([lse * math.log2(math.e), torch.zeros_like(lse)])
-    dq, dk, dv = (torch.empty_like(q) for _ in range(3))
-    launches = backward_launches(
-        tensor(*out.shape), None, q, k, v, out, lse, None, scale, causal, dq, dk, dv, rows, tile, tile
-    )
+        return forward_launch(q, k, v, out, lse, options, tile)
+    rows = (lse * math.log2(math.e), torch.zeros_like(lse))
+    gradients = (torch.empty_like(q), torch.empty_like(k), torch.empty_like(v))
+    launches = backward_launches(dout, None, q, k, v, out, lse, options, gradients, rows, tile, tile)
     return launches[1 if name == "dkdv" else 0]
 
 
-def _compile(name: str, tile: Tile, causal: bool, head_dim: int, dtype: str) -> None:
-    launch_for(name, tile, causal, head_dim, dtype, seqlen=64, batch=1, heads=2).compile()
+def _compile(name: str, tile: Tile, call: str, head_dim: int, dtype: str) -> None:
+    launch_for(name, tile, call, head_dim, dtype, seqlen=64, batch=1, heads=_GROUP).compile()
 
 
 def _compile_all(jobs: list[Job], head_dim: int, dtype: str, processes: int) -> list[Job]:
@@ -160,10 +216,10 @@ def _time_all(jobs: list[Job], head_dim: int, dtype: str, seqlen: int, rounds: i
 
     batch, heads = 4, 2048 // head_dim  # enough programs for many waves at every tile
     measured: list[dict[str, Any]] = []
-    for name, causal in itertools.product(KERNELS, (False, True)):
+    for name, call in dict.fromkeys((job[0], job[2]) for job in jobs):
         launches = {}
         for job in jobs:
-            if (job[0], job[2]) == (name, causal):
+            if (job[0], job[2]) == (name, call):
                 launch = launch_for(*job, head_dim, dtype, seqlen, batch, heads)
                 try:
                     launch.run()
@@ -178,14 +234,14 @@ def _time_all(jobs: list[Job], head_dim: int, dtype: str, seqlen: int, rounds: i
             for tile, launch in launches.items():
                 samples[tile] += _milliseconds(launch)
         products = {"forward": 2, "dkdv": 4, "dq": 3}[name]
-        flops = products * 2 * batch * heads * head_dim * seqlen * seqlen / (2 if causal else 1)
+        flops = products * 2 * batch * heads * head_dim * seqlen * seqlen * _visible_share(call, seqlen)
         for tile, times in sorted(samples.items(), key=lambda item: statistics.median(item[1])):
-            row: dict[str, Any] = {"kernel": name, "head_dim": head_dim, "causal": causal, "tile": list(tile)}
+            row: dict[str, Any] = {"kernel": name, "head_dim": head_dim, "call": call, "tile": list(tile)}
             row |= {"milliseconds": statistics.median(times)}
             row |= {"tflops": flops / row["milliseconds"] / 1e9}
             measured.append(row)
             print(
-                f"  {_label((name, tile, causal))}: {row['milliseconds']:.3f} ms, {row['tflops']:.0f} TFLOP/s",
+                f"  {_label((name, tile, call))}: {row['milliseconds']:.3f} ms, {row['tflops']:.0f} TFLOP/s",
                 flush=True,
             )
         launches.clear()
@@ -204,24 +260,32 @@ def _milliseconds(launch: Any, repeats: int = 6) -> list[float]:
     return [before.elapsed_time(after) for before, after in itertools.pairwise(events)]
 
 
+def _visible_share(call: str, seqlen: int) -> float:
+    if call == "global window":
+        mask = masks.global_window(seqlen, seqlen // 8, (seqlen // 4, 0), causal=True)
+        return mask.dense().float().mean().item()
+    return 0.5 if "causal" in call or call == "shuffled" else 1.0
+
+
 def _winners(rows: list[dict[str, Any]], kernels: list[str]) -> dict[str, Tile]:
+    """For each kernel the tile that loses least, summed over the calls, of those that ran in all of them."""
     best: dict[str, Tile] = {}
     for name in kernels:
+        own = [row for row in rows if row["kernel"] == name]
+        calls = {row["call"] for row in own}
         scores: dict[Tile, list[float]] = {}
-        for causal in (False, True):
-            here = [row for row in rows if row["kernel"] == name and row["causal"] == causal]
-            for row in here:
-                fastest = min(other["milliseconds"] for other in here)
-                scores.setdefault(Tile(*row["tile"]), []).append(row["milliseconds"] / fastest)
-        both = {tile: sum(ratios) for tile, ratios in scores.items() if len(ratios) == 2}
-        if both:
-            best[name] = min(both, key=lambda tile: both[tile])
+        for row in own:
+            fastest = min(other["milliseconds"] for other in own if other["call"] == row["call"])
+            scores.setdefault(Tile(*row["tile"]), []).append(row["milliseconds"] / fastest)
+        all_calls = {tile: sum(ratios) for tile, ratios in scores.items() if len(ratios) == len(calls)}
+        if all_calls:
+            best[name] = min(all_calls, key=lambda tile: all_calls[tile])
     return best
 
 
 def _label(job: Job) -> str:
-    name, tile, causal = job
-    return f"{name} {'causal' if causal else 'full'} {tile}"
+    name, tile, call = job
+    return f"{name}, {call}: {tile}"
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ One call a sample, one after the other as a loop would run them: dropout, whose 
 number, which joining would change; slopes that vmap maps beside a Mask, by whose sequences they go; a BlockMask that
 vmap maps, or of more than one row.
 
-Limits: no second derivative, and no forward-mode one (jvp, jacfwd): torch.func's functions raise for them.
+Limits: no second derivative (hessian), no forward mode (jvp, jacfwd), no torch.func.functionalize: each raises.
 
 torch.library's register_vmap and register_autograd do not go together (torch 2.11 to 2.13): an operator that has the
 second refuses torch.func.grad, because the autograd.Function made of it lacks setup_context. So the operators are
@@ -33,7 +33,7 @@ _Dims: Any = Packed  # the vmapped dimension of each option, None where it is no
 _library = torch.library.Library("flashtrain_kernels", "IMPL")
 
 
-class _Transformed(torch.autograd.Function):
+class Transformed(torch.autograd.Function):
     """An operator under functorch's transforms: what ops.py registers for autograd, and vmap."""
 
     @staticmethod
@@ -82,7 +82,7 @@ def _vmapped(operator: Callable, samples: int, in_dims: Sequence[Any], inputs: t
         seed=None,
         **_joined_mask(options, dims, samples, batch),
     )
-    *outputs, last = _Transformed.apply(operator, *tensors, *joined)
+    *outputs, last = Transformed.apply(operator, *tensors, *joined)
     outputs = [x.unflatten(0, (samples, batch)) for x in outputs]
     if is_backward and not bias_gradient:
         return (*outputs, last), (*(0,) * len(outputs), None)  # the empty tensor that stands for no gradient
@@ -144,14 +144,14 @@ def _one_by_one(operator: Callable, samples: int, in_dims: Sequence[Any], inputs
     for sample in range(samples):
         # The dimensions of a list of numbers are a list.
         own = [x.select(dim, sample) if isinstance(dim, int) else x for x, dim in zip(inputs, in_dims, strict=True)]
-        called.append(_Transformed.apply(operator, *own))
+        called.append(Transformed.apply(operator, *own))
     outputs = tuple(torch.stack(list(each)) for each in zip(*called, strict=True))
     return outputs, (0,) * len(outputs)
 
 
 def _register(operator: Any) -> None:
     def transformed(*inputs: Any) -> Any:
-        return _Transformed.apply(operator, *inputs)
+        return Transformed.apply(operator, *inputs)
 
     _library.impl(operator.name(), transformed, "FuncTorchDynamicLayerFrontMode")
 

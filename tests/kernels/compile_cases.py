@@ -20,6 +20,7 @@ import triton
 
 from flashtrain_kernels import dispatch
 from flashtrain_kernels.block_sparse import BlockMask
+from flashtrain_kernels.compute import kind_of
 from flashtrain_kernels.masks import Mask, Plan
 from flashtrain_kernels.options import Options
 from flashtrain_kernels.portable.aot import compile_launch
@@ -98,18 +99,16 @@ SHARED_MEMORY = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_44
 
 def launches(arch: str, head_dim: int, dtype: torch.dtype, options: Options, group: int):
     """The launches of one training step's attention, on tensors without data."""
-    rich = bool(options.softcap or options.dropout_p or options.bias is not None or options.alibi_slopes is not None)
-    mask = options.mask
-    scattered = isinstance(mask, Mask) and (mask.keys is not None or mask.queries.shape[0] > 5)
-    kind = dispatch.Kind(scattered=scattered, blocks=isinstance(mask, BlockMask), grouped=group > 1, rich=rich)
+    q, kv = empty(B, S, H, head_dim, dtype=dtype), empty(B, S, H // group, head_dim, dtype=dtype)
+    kind = kind_of(q, kv, options)
     tiles = dispatch.table_row(arch, head_dim, dtype, kind)
+    mask = options.mask
     if isinstance(mask, Mask):
-        planned_for = dispatch.table_row(arch, head_dim, dtype, dispatch.Kind(rich=rich))
+        planned_for = dispatch.table_row(arch, head_dim, dtype, dispatch.Kind(rich=kind.rich))
         sizes = (*planned_for.forward[:2], *planned_for.dq[:2], *planned_for.dkdv[:2])
         table = empty(B, 8, 16, dtype=torch.int32)
         options = replace(options, mask=mask._replace(plan=Plan(table, table, table, sizes)))
         tiles = dispatch.resized(tiles, sizes)
-    q, kv = empty(B, S, H, head_dim, dtype=dtype), empty(B, S, H // group, head_dim, dtype=dtype)
     lse = empty(B, H, S, dtype=torch.float32)
     rows = empty(2, B, H, S, dtype=torch.float32)
     dq, dkdv = backward_launches(q, None, q, kv, kv, q, lse, options, (q, kv, kv), rows, tiles.dkdv, tiles.dq)
@@ -132,15 +131,16 @@ def compiled_rows(capability: int, cases: list[Case]) -> Iterator[dict[str, Any]
             }  # fmt: skip
 
 
-def faults(row: dict[str, Any]) -> list[str]:
+def faults(row: dict[str, Any], spills: int = 0) -> list[str]:
     """What is wrong with a row, which is nothing, it is hoped.
 
     Spills count where the table promises that there are none: not with every feature at once, not above D = 128, and
-    not on GPUs with little shared memory.
+    not on GPUs with little shared memory. spills: how many instructions are let pass.
     """
     capability, found = row["capability"], []
     large = SHARED_MEMORY[capability] > 128 * 1024
-    if row["spills"] and large and row["head_dim"] <= 128 and row["feature"] != "everything":
+    promised = large and row["head_dim"] <= 128 and row["feature"] != "everything"
+    if promised and row["spills"] > spills:
         found.append("registers spilled")
     if row["shared"] > SHARED_MEMORY[capability]:
         found.append("too much shared memory")
@@ -153,15 +153,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("capabilities", type=int, nargs="+", choices=sorted(SHARED_MEMORY))
     parser.add_argument("--cases", default="tests", choices=sorted(CASES))
-    parser.add_argument(
-        "--strict", action="store_true", help="fail where a kernel spills, or does not fit or suit its GPU"
-    )
+    parser.add_argument("--strict", action="store_true", help="fail where a row has faults")
+    parser.add_argument("--spills", type=int, default=0, help="spill instructions a kernel that are no fault")
     chosen = parser.parse_args()
     wrong = 0
     for capability in chosen.capabilities:
         for row in compiled_rows(capability, CASES[chosen.cases]):
-            print(json.dumps({**row, "faults": faults(row)}), flush=True)
-            wrong += bool(faults(row))
+            row["faults"] = faults(row, chosen.spills)
+            print(json.dumps(row), flush=True)
+            wrong += bool(row["faults"])
     if chosen.strict and wrong:
         sys.exit(f"{wrong} kernels have faults under triton {triton.__version__}")
 

@@ -1,9 +1,13 @@
 """Which implementation and tile a call gets."""
 
+import itertools
+
 import pytest
 import torch
 
-from flashtrain_kernels import dispatch
+from flashtrain_kernels import dispatch, tuning
+from flashtrain_kernels.dispatch import TILES, VARIANTS, Kind, Tile
+from flashtrain_kernels.masks import Mask
 
 
 def test_tensors_on_a_cpu_get_torchs_attention_and_those_on_cuda_the_kernels():
@@ -30,6 +34,76 @@ def test_force_holds_within_its_context_only():
 def test_the_table_has_a_row_for_every_gpu_dtype_and_head_dimension(capability, dtype, head_dim):
     for tile in dispatch.table_row(dispatch.architecture(capability), head_dim, dtype):
         assert tile.block_q % 16 == tile.block_k % 16 == 0
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100", "small"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_only_rich_calls_have_other_tile_sizes_so_that_one_plan_serves_a_masks_every_call(arch, head_dim):
+    def sizes(**kind):
+        tiles = dispatch.table_row(arch, head_dim, torch.bfloat16, Kind(**kind))
+        return [tile[:2] for tile in (tiles.forward, tiles.dq, tiles.dkdv)]
+
+    assert sizes(scattered=True, grouped=True) == sizes(scattered=True) == sizes(grouped=True) == sizes()
+    assert sizes(scattered=True, grouped=True, rich=True) == sizes(rich=True)
+
+
+def test_a_variant_replaces_the_tiles_it_names_and_the_last_of_several_wins():
+    plain = dispatch.table_row("sm_90", 64, torch.float16)
+    variants = VARIANTS["sm_90", 16, 64]
+    scattered = dispatch.table_row("sm_90", 40, torch.float16, Kind(scattered=True))
+    assert scattered == plain._replace(**variants["scattered"])
+    assert scattered != plain
+    every = dispatch.table_row("sm_90", 64, torch.float16, Kind(True, True, True, True))
+    assert every == plain._replace(**variants["rich"])
+
+
+def test_an_architecture_without_a_row_borrows_one():
+    for dtype, head_dim in ((torch.bfloat16, 256), (torch.float32, 64)):
+        assert dispatch.table_row("sm_100", head_dim, dtype) == dispatch.table_row("sm_90", head_dim, dtype)
+    assert dispatch.table_row("sm_80", 64, torch.float32) == dispatch.table_row("small", 64, torch.float32)
+
+
+def test_a_plans_sizes_stay_and_no_tile_is_larger_than_a_block_of_a_block_mask():
+    cpu = torch.device("cpu")
+    with dispatch.force("portable", Tile(64, 32, 4, 2)):
+        assert dispatch.plan_blocks(cpu, 64, torch.float32) == (64, 32) * 3
+        planned = dispatch.tiles_for(cpu, 64, torch.float32, blocks=(16, 32, 64, 128, 32, 16))
+        assert (planned.forward, planned.dq) == (Tile(16, 32, 4, 2), Tile(64, 128, 4, 2))
+        assert (planned.dkdv, planned.dbias) == (Tile(32, 16, 4, 2), Tile(64, 32, 4, 2))
+        assert set(dispatch.tiles_for(cpu, 64, torch.float32, block_size=(16, 512))) == {Tile(16, 32, 4, 2)}
+
+
+def test_the_choice_is_explained_in_one_line_with_what_the_call_asks_for():
+    cpu = torch.device("cpu")
+    line = dispatch.explain_choice(cpu, 64, torch.bfloat16, features="causal, dropout")
+    assert "torch scaled_dot_product_attention" in line
+    assert "dropout the reference" in line
+    assert "tensors are on cpu" in line
+    assert line.endswith("causal, dropout, head dimension 64, bfloat16")
+    with dispatch.force("reference"):
+        assert "reference in plain PyTorch: forced" in dispatch.explain_choice(cpu, 64, torch.bfloat16)
+
+
+def test_the_tuner_prints_rows_of_both_tables_and_tries_only_sizes_that_a_plan_allows():
+    best = {"dq": Tile(64, 64, 4, 2, 168), "forward": Tile(128, 64, 4, 4)}
+    row = tuning.row_of_table("sm_90", 64, torch.bfloat16, "plain", best)
+    name, tiles = next(iter(eval(f"{{{row}}}", vars(dispatch)).items()))
+    assert name == ("sm_90", 16, 64)
+    assert tiles == TILES["sm_90", 16, 64]._replace(**best)
+    variant = tuning.row_of_table("sm_90", 64, torch.bfloat16, "rich", best)
+    assert eval(f"{{{variant}}}", vars(dispatch)) == {("sm_90", 16, 64): {"rich": best}}
+    plain = TILES["sm_90", 16, 64].dq
+    assert {tile[:2] for tile in tuning.candidates("dq", 64, "grouped", plain)} == {plain[:2]}
+    assert len({tile[:2] for tile in tuning.candidates("dq", 64, "rich", plain)}) > 1
+
+
+@pytest.mark.parametrize("call", itertools.chain(*tuning.CALLS.values()))
+def test_the_tuner_has_options_for_every_call(call):
+    options = tuning.options_for(call, Tile(32, 16, 4, 1), 64, 256, torch.device("cpu"))
+    if isinstance(options.mask, Mask):
+        assert options.mask.plan.blocks == (32, 16) * 3
+    assert (options.dropout_p > 0) == ("dropout" in call)
+    assert options.right == (0 if "causal" in call else None)
 
 
 def test_gpus_before_sm_80_are_refused_with_what_to_use_instead():

@@ -115,6 +115,20 @@ def _rows_that_see(case, inputs, key):
     return fk.reference.attention(*exact, **case.options(DEVICE)).isnan().any(-1).transpose(1, 2)
 
 
+def test_keys_that_no_query_sees_get_no_gradient_even_where_they_are_not_finite():
+    q = torch.randn(1, 4, 201, 64, device=DEVICE, dtype=BF16, requires_grad=True)
+    k, v = (torch.randn(1, 4, 461, 64, device=DEVICE, dtype=BF16) for _ in range(2))
+    k[:, :, 205] = torch.nan  # beside the last key that is seen, so in its tile
+    v[:, :, 206] = torch.inf
+    inputs = (q, k.requires_grad_(), v.requires_grad_())
+    out = fk.scaled_dot_product_attention(*inputs, is_causal=True)  # aligned to the top left
+    dq, dk, dv = torch.autograd.grad(out.float().sum(), inputs)
+    assert dq.isfinite().all()
+    for gradient in (dk, dv):
+        assert gradient[:, :, :201].isfinite().all()
+        assert gradient[:, :, 201:].eq(0).all()
+
+
 def test_one_document_that_is_not_finite_leaves_the_others_alone():
     ids = torch.tensor([[0] * 250 + [1] * 350], device=DEVICE)
     options = {"mask": fk.masks.document(ids, causal=True)}

@@ -196,3 +196,17 @@ def test_checkpointing_recomputes_the_same_and_may_keep_the_outputs_instead(keep
     assert len(forward_calls) == (1 if keeps else 2)
     for one, other in zip(got, wanted, strict=True):
         assert torch.equal(one, other)
+
+
+def test_vmap_gives_each_samples_gradients():
+    q, k, v = (torch.randn(3, 2, 133, 4, 64, device=DEVICE, dtype=BF16) for _ in range(3))
+
+    def loss(q, k, v):
+        return fk.flash_attn_func(q, k, v, causal=True).float().square().sum()
+
+    got = torch.vmap(torch.func.grad(loss, argnums=(0, 1, 2)))(q, k, v)
+    for sample in range(3):
+        inputs = [x[sample].clone().requires_grad_() for x in (q, k, v)]
+        wanted = torch.autograd.grad(loss(*inputs), inputs)
+        for one, other in zip(got, wanted, strict=True):
+            torch.testing.assert_close(one[sample], other, atol=1e-2, rtol=1e-2)

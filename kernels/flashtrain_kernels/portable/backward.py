@@ -5,6 +5,8 @@ query, then dkdv.py's, key by key; a third one, dbias.py's, where the bias wants
 each, seven products where five would do; in exchange no two programs ever add to the same number.
 """
 
+from collections.abc import Sequence
+
 import torch
 
 from ..dispatch import Tile
@@ -25,14 +27,14 @@ def backward_launches(
     lse: torch.Tensor,
     options: Options,
     gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    rows: torch.Tensor,
+    rows: Sequence[torch.Tensor],
     tile_dkdv: Tile,
     tile_dq: Tile,
     tf32: bool = True,
 ) -> tuple[Launch, Launch]:
     """The two launches, in this order, that fill gradients = dq, and dk and dv.
 
-    rows: (2, B, H, Sq) float32 workspace, base-2 LSE and delta: the first launch writes it, the second reads it.
+    rows: two (B, H, Sq) float32 workspaces, base-2 LSE and delta: the first launch writes it, the second reads it.
     """
     dq, dk, dv = gradients
     batch, seqlen_q, heads, _ = q.shape
@@ -77,7 +79,9 @@ def backward(
     tf32: bool = True,
 ) -> None:
     """Fill the gradients dq, dk, dv (any strides whose last is 1) and dbias, if given. tiles: of dkdv, dq and dbias."""
-    rows = torch.empty((2, *lse.shape), dtype=torch.float32, device=lse.device)
+    # Two allocations: the second half of one may not be aligned to 16 bytes, for which Triton would compile anew.
+    lse2, delta = (torch.empty(lse.shape, dtype=torch.float32, device=lse.device) for _ in range(2))
+    rows = lse2, delta
     for launch in backward_launches(
         dout, dlse, q, k, v, out, lse, options, gradients, rows, tiles[0], tiles[1], tf32
     ):  # fmt: skip

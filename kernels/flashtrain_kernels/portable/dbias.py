@@ -5,6 +5,7 @@ B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension
 delta that the dQ kernel wrote.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ import triton.language as tl
 from ..block_sparse import BlockMask
 from ..dispatch import Tile
 from ..options import Options
-from .launch import NOT_SPECIALISED, Launch, call_constants, ceil_div, option_arguments
+from .launch import NOT_SPECIALISED, Launch, broadcast_strides, call_constants, ceil_div, option_arguments
 from .scores import head_options, kept, load_bias, logits, with_slope
 from .tiles import key_position, load_tile, query_rows, sees
 
@@ -181,14 +182,14 @@ def dbias_launch(
     k: torch.Tensor,
     v: torch.Tensor,
     options: Options,
-    rows: torch.Tensor,
+    rows: Sequence[torch.Tensor],
     dbias: torch.Tensor,
     tile: Tile,
     tf32: bool = True,
 ) -> Launch:
     """The launch that fills dbias, contiguous and of the bias's shape. rows: the backward's workspace, filled by dQ."""
     bias_batches, bias_heads, bias_q, bias_k = dbias.shape
-    batch, seqlen_q, heads, _ = q.shape
+    batch, seqlen_q = q.shape[:2]
     # A dimension of size 1 owns the whole of that side, so it is walked through.
     each_query, each_key = bias_q > 1, bias_k > 1
     tiles = (ceil_div(seqlen_q, tile.block_q) if each_query else 1) * (
@@ -196,7 +197,7 @@ def dbias_launch(
     )
     mask = options.mask
     arguments = option_arguments(
-        q, k, rows, replace(options, mask=None) if isinstance(mask, BlockMask) else options, "dq"
+        q, k, rows[0], replace(options, mask=None) if isinstance(mask, BlockMask) else options, "dq"
     )
     if isinstance(mask, BlockMask):
         arguments = _with_blocks(arguments, mask)
@@ -216,9 +217,7 @@ def dbias_launch(
 def _with_blocks(arguments: tuple[Any, ...], mask: BlockMask) -> tuple[Any, ...]:
     """The table argument and its strides replaced by the dense map of blocks: this kernel asks for single blocks."""
     blocks = _block_map(mask)
-    batch, head, row, _ = (
-        0 if size == 1 else stride for size, stride in zip(blocks.shape, blocks.stride(), strict=True)
-    )
+    batch, head, row, _ = broadcast_strides(blocks)
     place = 13  # of table_ptr among the arguments
     return (*arguments[:place], blocks, batch, head, row, *arguments[place + 4 :])
 

@@ -39,7 +39,9 @@ def _keys_loop(
     PRECISION: tl.constexpr,
 ):
     """Add what the masked (or the unmasked) query tiles of one head give to dK (unscaled) and dV."""
-    q_base, stride_qs, dout_base, stride_gs, lse2_base, delta_base, batch, first_key, mask_base, plane, list_ptr = queries
+    (
+        q_base, stride_qs, dout_base, stride_gs, lse2_base, delta_base, batch, first_key, mask_base, plane, list_ptr
+    ) = queries  # fmt: skip
     block = listed_block(0, pieces, list_ptr, MASKED, CAREFUL, F, TILES)
     # A band's masked loop is short: filling its pipeline costs more time, and registers, than it saves.
     for i in tl.range(
@@ -70,6 +72,8 @@ def _keys_loop(
             p = tl.exp2(scores * head[0] - lse2[None, :])
         if MASKED:
             mask = sees(rows, key, position, bounds, F)
+            if CAREFUL:  # rows past Sq count here: their weight is 0, but 0 * NaN is NaN
+                mask = mask & (rows[0] < bounds[0])
             if CAREFUL and F.bias:
                 mask = mask & (load_bias(head, rows, key, bounds) != float("-inf"))
             p = tl.where(mask, p, 0.0)
@@ -247,7 +251,7 @@ def dkdv_kernel(
         scale_log2, cap_in, cap_log2, slopes_ptr, stride_slopes, bias_ptr + batch * stride_bb, stride_bh, stride_bq,
         stride_bk, seed_ptr, threshold,
     )  # fmt: skip
-    # All heads' full tiles, then all heads' masked ones: what the two loops keep in registers is then never alive at once.
+    # All heads' full tiles, then all heads' masked ones: the registers of the two loops are then never alive at once.
     for MASKED in tl.static_range(2):
         dk, dv = _add_heads(
             dk, dv, k, v, key, position, batch, first_head, row, first_key, call, bounds, keep_scale, MASKED == 1,

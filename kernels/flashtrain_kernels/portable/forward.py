@@ -173,7 +173,7 @@ def forward_kernel(
     tiles = tl.cdiv(seqlen_q, BLOCK_Q)
     tile = tl.program_id(0) % tiles
     head_index = tl.program_id(0) // tiles
-    if F.right or F.intervals:  # late queries mostly see most: longest first, so that no long tile runs alone at the end
+    if F.right or F.intervals:  # late queries mostly see most: longest first, so that none runs alone at the end
         tile = tiles - 1 - tile
     batch = (head_index // heads).to(tl.int64)
     head = (head_index % heads).to(tl.int64)

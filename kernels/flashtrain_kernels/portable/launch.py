@@ -53,7 +53,8 @@ class Launch:
         if compiled is None:
             _COMPILED[key] = self.kernel[self.grid](*self.args, **self.constants, **self.options)
         else:
-            compiled[(*self.grid, 1, 1)](*self.args, *self.constants.values())
+            grid = (self.grid[0], 1, 1)
+            compiled[grid](*self.args, *self.constants.values())
 
     def _key(self) -> tuple[Any, ...]:
         """Everything that Triton compiles a kernel anew for: what is constant, and of each argument what it could be
@@ -95,7 +96,7 @@ def option_arguments(
     kernel: "forward", "dq" or "dkdv", whose table of the plan is passed.
     """
     bias, slopes, mask = options.bias, options.alibi_slopes, options.mask
-    bias_strides = (0, 0, 0, 0) if bias is None else _broadcast_strides(bias)
+    bias_strides = (0, 0, 0, 0) if bias is None else broadcast_strides(bias)
     seed = unused if options.seed is None else options.seed
     log2e = math.log2(math.e)
     return (
@@ -114,7 +115,8 @@ def dropout_threshold(p: float) -> int:
     return round(p * 2**31)
 
 
-def _broadcast_strides(x: torch.Tensor) -> tuple[int, ...]:
+def broadcast_strides(x: torch.Tensor) -> tuple[int, ...]:
+    """The strides, 0 along dimensions of size 1, which are broadcast."""
     return tuple(0 if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True))
 
 
@@ -133,7 +135,7 @@ def _table_arguments(mask: Mask | BlockMask | None, unused: torch.Tensor, kernel
     if isinstance(mask, BlockMask):
         of_keys = kernel == "dkdv"
         rows = mask.key_rows if of_keys else mask.query_rows
-        batch, head, row, _ = (0 if size == 1 else stride for size, stride in zip(rows.shape, rows.stride(), strict=True))
+        batch, head, row, _ = broadcast_strides(rows)
         return (
             unused, 0, 0, unused, 0, rows, batch, head, row, mask.key_blocks if of_keys else mask.query_blocks
         )  # fmt: skip

@@ -32,7 +32,7 @@ def head_options(
 
 @triton.jit
 def with_slope(rows, head, F: tl.constexpr):
-    """Append to `rows` the ALiBi slope * log2(e) of each query: one number, unless sequences have slopes of their own."""
+    """Append to `rows` the ALiBi slope * log2(e) of each query: one number, unless sequences have their own."""
     slope = 0.0
     if F.alibi:
         slope = tl.load(head[3] + rows[7] * head[4]) if F.slope_rows else tl.load(head[3])

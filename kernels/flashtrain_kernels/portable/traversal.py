@@ -116,7 +116,9 @@ def steps(pieces, MASKED: tl.constexpr, CAREFUL: tl.constexpr, SUB: tl.constexpr
 
 
 @triton.jit
-def listed_block(i, pieces, list_ptr, MASKED: tl.constexpr, CAREFUL: tl.constexpr, F: tl.constexpr, TILES: tl.constexpr):
+def listed_block(
+    i, pieces, list_ptr, MASKED: tl.constexpr, CAREFUL: tl.constexpr, F: tl.constexpr, TILES: tl.constexpr
+):  # fmt: skip
     """The block of step i of a block-sparse mask; 0 without one, and past the list's end.
 
     Loops ask for a step ahead: K and V cannot be fetched before their place is known.
