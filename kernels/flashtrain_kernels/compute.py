@@ -90,6 +90,9 @@ def kind_of(q: Tensor, k: Tensor, options: Options) -> Kind:
     """What of the call, besides device, head dimension and dtype, decides its tiles."""
     mask = options.mask
     return Kind(
+        window=options.left is not None,
+        blocks=isinstance(mask, BlockMask),
+        intervals=isinstance(mask, Mask),
         scattered=isinstance(mask, Mask) and (mask.keys is not None or mask.queries.shape[0] > 5),
         grouped=q.shape[2] != k.shape[2],
         grouped_blocks=q.shape[2] != k.shape[2] and isinstance(mask, BlockMask),

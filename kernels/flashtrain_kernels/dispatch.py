@@ -71,17 +71,24 @@ TILES: dict[tuple[str, int, int], Tiles] = {
     ("small", 32, 128): Tiles(Tile(32, 32, 8, 1), Tile(16, 32, 8, 1), Tile(32, 16, 8, 1), Tile(32, 16, 8, 1)),
     ("small", 32, 256): Tiles(Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
 }
-# What replaces a tile of a row above when a call is more than plain, where that would spill registers:
-# "scattered": a mask with two intervals a query or with key positions; "grouped": several query heads a key head;
-# "grouped_blocks": that with a block-sparse mask; "rich": softcap, ALiBi, bias or dropout. A call that is several of
-# these takes the last one's. The sizes of the first two are the row's: a mask's plan is made for those, or for "rich".
+# What replaces a tile of a row above when a call is more than plain, where that is faster or the row's tile would spill
+# registers: "window": a band with a left bound; "blocks": a block-sparse mask; "intervals": a Mask; "scattered": one
+# with two intervals a query or with key positions; "grouped": several query heads a key head; "grouped_blocks": that
+# with a block-sparse mask; "rich": softcap, ALiBi, bias or dropout. A call that is several of these takes the last
+# one's. A mask's plan is made for the sizes of "intervals", and of "rich" where the call is that too.
 VARIANTS: dict[tuple[str, int, int], dict[str, dict[str, Tile]]] = {
     ("sm_90", 16, 64): {
-        "scattered": {"forward": Tile(128, 64, 8, 3)},
+        "window": {"forward": Tile(64, 64, 4, 3)},
+        "intervals": {"forward": Tile(64, 64, 4, 3), "dkdv": Tile(32, 64, 4, 3)},
+        "scattered": {"dkdv": Tile(32, 64, 4, 3, 168)},
         "grouped": {"dkdv": Tile(32, 64, 4, 3)},
         "rich": {"forward": Tile(128, 64, 8, 2), "dkdv": Tile(32, 64, 4, 2), "dq": Tile(64, 64, 4, 2)},
     },
     ("sm_90", 16, 128): {
+        "window": {"forward": Tile(64, 64, 4, 3)},
+        "blocks": {"forward": Tile(64, 64, 4, 3)},
+        "intervals": {"forward": Tile(64, 64, 4, 3)},
+        "grouped": {"dkdv": Tile(32, 128, 8, 3)},
         "grouped_blocks": {"dkdv": Tile(32, 64, 8, 3)},
         "rich": {"forward": Tile(128, 32, 8, 2), "dkdv": Tile(32, 64, 8, 2), "dq": Tile(64, 32, 8, 2)},
     },
@@ -152,6 +159,9 @@ def runs_kernels(device: torch.device) -> bool:
 class Kind(NamedTuple):
     """What of a call, besides device, head dimension and dtype, decides its tiles. See VARIANTS."""
 
+    window: bool = False
+    blocks: bool = False
+    intervals: bool = False
     scattered: bool = False
     grouped: bool = False
     grouped_blocks: bool = False
@@ -206,7 +216,7 @@ def plan_blocks(device: torch.device, head_dim: int, dtype: torch.dtype, rich: b
 
 @torch.compiler.assume_constant_result  # torch.compile may neither look for a GPU nor trace through the table
 def _plan_blocks(device: torch.device, head_dim: int, dtype: torch.dtype, rich: bool) -> tuple[int, ...]:
-    tiles = tiles_for(device, head_dim, dtype, Kind(rich=rich))
+    tiles = tiles_for(device, head_dim, dtype, Kind(intervals=True, rich=rich))
     return (*tiles.forward[:2], *tiles.dq[:2], *tiles.dkdv[:2])
 
 

@@ -38,22 +38,23 @@ def test_the_table_has_a_row_for_every_gpu_dtype_and_head_dimension(capability, 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100", "small"])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_only_rich_calls_have_other_tile_sizes_so_that_one_plan_serves_a_masks_every_call(arch, head_dim):
+def test_all_calls_with_a_mask_but_rich_ones_have_the_same_tile_sizes_so_that_one_plan_serves_them(arch, head_dim):
     def sizes(**kind):
         tiles = dispatch.table_row(arch, head_dim, torch.bfloat16, Kind(**kind))
         return [tile[:2] for tile in (tiles.forward, tiles.dq, tiles.dkdv)]
 
-    assert sizes(scattered=True, grouped=True) == sizes(scattered=True) == sizes(grouped=True) == sizes()
-    assert sizes(scattered=True, grouped=True, rich=True) == sizes(rich=True)
+    masked = sizes(intervals=True)
+    assert sizes(intervals=True, scattered=True) == sizes(intervals=True, scattered=True, grouped=True) == masked
+    assert sizes(intervals=True, scattered=True, grouped=True, rich=True) == sizes(intervals=True, rich=True)
 
 
 def test_a_variant_replaces_the_tiles_it_names_and_the_last_of_several_wins():
     plain = dispatch.table_row("sm_90", 64, torch.float16)
     variants = VARIANTS["sm_90", 16, 64]
-    scattered = dispatch.table_row("sm_90", 40, torch.float16, Kind(scattered=True))
-    assert scattered == plain._replace(**variants["scattered"])
+    scattered = dispatch.table_row("sm_90", 40, torch.float16, Kind(intervals=True, scattered=True))
+    assert scattered == plain._replace(**{**variants["intervals"], **variants["scattered"]})
     assert scattered != plain
-    every = dispatch.table_row("sm_90", 64, torch.float16, Kind(True, True, True, True))
+    every = dispatch.table_row("sm_90", 64, torch.float16, Kind(*[True] * len(Kind._fields)))
     assert every == plain._replace(**variants["rich"])
 
 

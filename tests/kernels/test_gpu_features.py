@@ -20,7 +20,9 @@ def feature_case(factors: dict) -> Case:
     )  # fmt: skip
 
 
-BIASES = [(0, 0, 0, 0), (1, 0, 1, 0), (0, 1, 0, 1), (1, 1, 1, 1)]
+# Not (1, 1, 1, 1): one number added to all scores changes nothing, so its gradient is rounding alone (in float32 the
+# interpreter's cases hold it to that).
+BIASES = [(0, 0, 0, 0), (1, 0, 1, 0), (0, 1, 0, 1)]
 ALONE = [{"mask": mask} for mask in ("window", "window causal", *MASKS, *BLOCKS)]
 ALONE += [{"softcap": 3.0}, {"alibi": "alibi"}, {"alibi": "alibi_rows"}, {"dropout": 0.3}]
 ALONE += [{"bias": bias} for bias in BIASES]
