@@ -11,7 +11,7 @@ from flashtrain.benchmarks.settings import BenchmarkSettings
 from flashtrain.compose import compose_settings
 from flashtrain.errors import UserError
 
-# anchors.md's attention table: batch, heads, key/value heads, length, head dimension, mask
+# The anchor rows: batch, heads, key/value heads, length, head dimension, mask
 ANCHORS = {
     (4, 16, 16, 4096, 128, "full"), (4, 16, 16, 4096, 128, "causal"),
     (1, 16, 16, 16384, 128, "full"), (1, 16, 16, 16384, 128, "causal"), (1, 16, 16, 65536, 128, "causal"),
@@ -19,6 +19,7 @@ ANCHORS = {
     (1, 32, 32, 16384, 64, "full"), (1, 32, 32, 16384, 64, "causal"),
     (32, 12, 12, 1024, 64, "causal"), (64, 16, 16, 512, 64, "full"), (2, 8, 8, 8192, 256, "causal"),
     (1, 64, 8, 8192, 128, "full"), (1, 64, 8, 8192, 128, "causal"),
+    (1, 64, 64, 8192, 128, "full"), (1, 64, 64, 8192, 128, "causal"),
     (1, 32, 32, 16384, 64, "window-1024"), (1, 16, 16, 16384, 128, "window-1024"),
     (64, 32, 32, 256, 64, "causal"), (32, 32, 32, 512, 64, "causal"), (8, 32, 32, 2048, 64, "causal"),
     (64, 16, 16, 256, 128, "causal"), (32, 16, 16, 512, 128, "causal"), (8, 16, 16, 2048, 128, "causal"),

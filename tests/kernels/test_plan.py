@@ -167,11 +167,11 @@ def test_a_mask_is_planned_once_and_only_where_kernels_run(monkeypatch):
     with dispatch.force("reference"):
         assert mask.planned(64, torch.float32) is mask
     monkeypatch.setattr(dispatch, "runs_kernels", lambda device: True)
-    monkeypatch.setattr(dispatch, "plan_blocks", lambda device, head_dim, dtype: (16,) * 6, raising=False)
+    monkeypatch.setattr(dispatch, "plan_blocks", lambda device, head_dim, dtype, rich: (16,) * 6)
     planned = mask.planned(64, torch.float32)
     assert planned.plan.blocks == (16,) * 6
     assert planned.planned(64, torch.float32) is planned
-    monkeypatch.setattr(dispatch, "plan_blocks", lambda device, head_dim, dtype: (32,) * 6, raising=False)
+    monkeypatch.setattr(dispatch, "plan_blocks", lambda device, head_dim, dtype, rich: (32,) * 6)
     assert planned.planned(128, torch.float32).plan.blocks == (32,) * 6
 
 
