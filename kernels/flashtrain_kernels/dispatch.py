@@ -79,8 +79,7 @@ TILES: dict[tuple[str, int, int], Tiles] = {
 VARIANTS: dict[tuple[str, int, int], dict[str, dict[str, Tile]]] = {
     ("sm_90", 16, 64): {
         "window": {"forward": Tile(64, 64, 4, 3)},
-        "intervals": {"forward": Tile(64, 64, 4, 3), "dkdv": Tile(32, 64, 4, 3)},
-        "scattered": {"dkdv": Tile(32, 64, 4, 3, 168)},
+        "intervals": {"forward": Tile(64, 64, 4, 3)},
         "grouped": {"dkdv": Tile(32, 64, 4, 3)},
         "rich": {"forward": Tile(128, 64, 8, 2), "dkdv": Tile(32, 64, 4, 2), "dq": Tile(64, 64, 4, 2)},
     },

@@ -51,9 +51,9 @@ def test_all_calls_with_a_mask_but_rich_ones_have_the_same_tile_sizes_so_that_on
 def test_a_variant_replaces_the_tiles_it_names_and_the_last_of_several_wins():
     plain = dispatch.table_row("sm_90", 64, torch.float16)
     variants = VARIANTS["sm_90", 16, 64]
-    scattered = dispatch.table_row("sm_90", 40, torch.float16, Kind(intervals=True, scattered=True))
-    assert scattered == plain._replace(**{**variants["intervals"], **variants["scattered"]})
-    assert scattered != plain
+    masked = dispatch.table_row("sm_90", 40, torch.float16, Kind(intervals=True))
+    assert masked == plain._replace(**variants["intervals"])
+    assert masked != plain
     every = dispatch.table_row("sm_90", 64, torch.float16, Kind(*[True] * len(Kind._fields)))
     assert every == plain._replace(**variants["rich"])
 

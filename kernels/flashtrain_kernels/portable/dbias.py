@@ -146,7 +146,7 @@ def dbias_kernel(
                     v = load_tile(v_base, stride_vs, left_k, True, BLOCK_K, HEAD_DIM, BLOCK_D)
                     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
                     scores, _ = logits(scores, options, rows, key, first_key, position, bounds, F)
-                    mask = sees(rows, key, position, bounds, F) & (query[:, None] < seqlen_q)
+                    mask = sees(rows, key, position, bounds, True, F) & (query[:, None] < seqlen_q)
                     mask = mask & (load_bias(options, rows, key, bounds) != float("-inf"))
                     if F.block_q:
                         blocks = table_ptr + batch * stride_tb + head * stride_th

@@ -71,7 +71,7 @@ def _keys_loop(
         else:
             p = tl.exp2(scores * head[0] - lse2[None, :])
         if MASKED:
-            mask = sees(rows, key, position, bounds, F)
+            mask = sees(rows, key, position, bounds, False, F)
             if CAREFUL:  # rows past Sq count here: their weight is 0, but 0 * NaN is NaN
                 mask = mask & (rows[0] < bounds[0])
             if CAREFUL and F.bias:

@@ -62,7 +62,7 @@ def _queries_loop(
         else:
             p = tl.exp2(scores * head[0] - lse2[:, None])
         if MASKED:
-            mask = sees(rows, key, position, bounds, F)
+            mask = sees(rows, key, position, bounds, True, F)
             if CAREFUL and F.bias:
                 mask = mask & (load_bias(head, rows, key, bounds) != float("-inf"))
             p = tl.where(mask, p, 0.0)

@@ -58,7 +58,7 @@ def _attend(
         if F.softcap or F.alibi or F.bias:
             scores, _ = logits(scores, head, rows, key, first_key, position, bounds, F)
         if MASKED:
-            mask = sees(rows, key, position, bounds, F)
+            mask = sees(rows, key, position, bounds, True, F)
             if CAREFUL and F.bias:
                 mask = mask & (load_bias(head, rows, key, bounds) != float("-inf"))
             scores = tl.where(mask, scores, float("-inf"))
@@ -103,7 +103,7 @@ def _reached(
     for i in tl.range(0, steps(pieces, True, True, BLOCK_K // STEP), num_stages=1):
         first_key = position_of_step(i, 0, pieces, list_ptr, True, True, F, TILES, BLOCK_K, STEP)
         key = first_key + tl.arange(0, STEP)[None, :]
-        mask = sees(rows, key, key_position(positions, key, bounds[1], F), bounds, F)
+        mask = sees(rows, key, key_position(positions, key, bounds[1], F), bounds, True, F)
         if F.bias:
             mask = mask & (load_bias(head, rows, key, bounds) != float("-inf"))
         offset = tl.cast(first_key, tl.int64)

@@ -99,15 +99,19 @@ def key_position(keys_ptr, key, seqlen_k, F: tl.constexpr):
 
 
 @triton.jit
-def sees(rows, key, position, bounds, F: tl.constexpr):
-    """The mask of a tile. rows: from `query_rows`, and key and its position: shaped to broadcast against each other."""
+def sees(rows, key, position, bounds, CHECK_KEYS: tl.constexpr, F: tl.constexpr):
+    """The mask of a tile. rows: from `query_rows`, and key and its position: shaped to broadcast against each other.
+
+    CHECK_KEYS: keys past Sk must be out; not where they are rows of the result, which are not stored.
+    """
     query = rows[0]
-    mask = key < bounds[1]
+    if CHECK_KEYS or not F.intervals:
+        mask = key < bounds[1]
     if F.intervals:
         inside = (position >= rows[1]) & (position < rows[2])
         if F.intervals == 2:
             inside = inside | ((position >= rows[3]) & (position < rows[4]))
-        mask = mask & inside
+        mask = (mask & inside) if CHECK_KEYS else inside
     if F.left:
         mask = mask & (key >= query + bounds[2])
     if F.right:
