@@ -89,7 +89,10 @@ def _prepared(options: Options, q: Tensor) -> Options:
 def kind_of(q: Tensor, k: Tensor, options: Options) -> Kind:
     """What of the call, besides device, head dimension and dtype, decides its tiles."""
     mask = options.mask
+    band = mask is None and k.shape[1] <= dispatch.SHORT
     return Kind(
+        short=band and options.right is None,
+        short_causal=band and options.right is not None,
         window=options.left is not None,
         blocks=isinstance(mask, BlockMask),
         intervals=isinstance(mask, Mask),

@@ -54,7 +54,7 @@ class Tiles(NamedTuple):
 # prints such rows.
 TILES: dict[tuple[str, int, int], Tiles] = {
     ("sm_90", 16, 64): Tiles(Tile(128, 64, 4, 4), Tile(32, 64, 4, 3, 168), Tile(64, 64, 4, 3, 168), Tile(64, 32, 8, 1)),
-    ("sm_90", 16, 128): Tiles(Tile(128, 64, 8, 3), Tile(32, 128, 8, 4), Tile(128, 64, 8, 3), Tile(64, 32, 8, 1)),
+    ("sm_90", 16, 128): Tiles(Tile(128, 64, 8, 3), Tile(32, 128, 8, 5), Tile(128, 64, 8, 4), Tile(64, 32, 8, 1)),
     ("sm_90", 16, 256): Tiles(Tile(128, 64, 8, 2), Tile(32, 64, 8, 2), Tile(128, 32, 8, 2), Tile(64, 32, 8, 1)),
     ("sm_90", 32, 64): Tiles(Tile(64, 32, 4, 2), Tile(32, 32, 4, 2), Tile(32, 32, 4, 2), Tile(32, 32, 4, 2)),
     ("sm_90", 32, 128): Tiles(Tile(32, 32, 4, 2), Tile(16, 32, 8, 1), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
@@ -72,24 +72,28 @@ TILES: dict[tuple[str, int, int], Tiles] = {
     ("small", 32, 256): Tiles(Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
 }
 # What replaces a tile of a row above when a call is more than plain, where that is faster or the row's tile would spill
-# registers: "window": a band with a left bound; "blocks": a block-sparse mask; "intervals": a Mask; "scattered": one
-# with two intervals a query or with key positions; "grouped": several query heads a key head; "grouped_blocks": that
-# with a block-sparse mask; "rich": softcap, ALiBi, bias or dropout. A call that is several of these takes the last
-# one's. A mask's plan is made for the sizes of "intervals", and of "rich" where the call is that too.
+# registers: "short", "short_causal": at most SHORT keys, without and with a bound on the right; "window": a band with a
+# left bound; "blocks": a block-sparse mask; "intervals": a Mask; "scattered": one with two intervals a query or with
+# key positions; "grouped": several query heads a key head; "grouped_blocks": that with a block-sparse mask; "rich":
+# softcap, ALiBi, bias or dropout. A call that is several of these takes the last one's. A mask's plan is made for the
+# sizes of "intervals", and of "rich" where the call is that too.
 VARIANTS: dict[tuple[str, int, int], dict[str, dict[str, Tile]]] = {
     ("sm_90", 16, 64): {
+        "short": {"forward": Tile(128, 64, 4, 3)},
+        "short_causal": {"forward": Tile(64, 64, 4, 2)},
         "window": {"forward": Tile(64, 64, 4, 3)},
         "intervals": {"forward": Tile(64, 64, 4, 3)},
         "grouped": {"dkdv": Tile(32, 64, 4, 3)},
         "rich": {"forward": Tile(128, 64, 8, 2), "dkdv": Tile(32, 64, 4, 2), "dq": Tile(64, 64, 4, 2)},
     },
     ("sm_90", 16, 128): {
+        "short_causal": {"forward": Tile(64, 64, 4, 3)},
         "window": {"forward": Tile(64, 64, 4, 3)},
         "blocks": {"forward": Tile(64, 64, 4, 3)},
         "intervals": {"forward": Tile(64, 64, 4, 3)},
         "grouped": {"dkdv": Tile(32, 128, 8, 3)},
         "grouped_blocks": {"dkdv": Tile(32, 64, 8, 3)},
-        "rich": {"forward": Tile(128, 32, 8, 2), "dkdv": Tile(32, 64, 8, 2), "dq": Tile(64, 32, 8, 2)},
+        "rich": {"forward": Tile(128, 32, 8, 2), "dkdv": Tile(16, 128, 8, 3), "dq": Tile(128, 32, 8, 2)},
     },
     ("sm_100", 16, 64): {
         "rich": {"forward": Tile(128, 32, 8, 2), "dkdv": Tile(32, 64, 8, 2), "dq": Tile(64, 64, 4, 2)},
@@ -105,6 +109,7 @@ VARIANTS: dict[tuple[str, int, int], dict[str, dict[str, Tile]]] = {
         "rich": {"forward": Tile(64, 32, 8, 3), "dkdv": Tile(16, 64, 8, 2)},
     },
 }
+SHORT = 1024
 # Where an architecture has no row of its own it borrows this one's.
 _BORROWS = {("sm_100", 16): "sm_90", ("sm_100", 32): "sm_90", ("sm_80", 32): "small"}
 _INTERPRETER_TILES = Tiles(*[Tile(64, 64, 4, 1)] * 4)
@@ -158,6 +163,8 @@ def runs_kernels(device: torch.device) -> bool:
 class Kind(NamedTuple):
     """What of a call, besides device, head dimension and dtype, decides its tiles. See VARIANTS."""
 
+    short: bool = False
+    short_causal: bool = False
     window: bool = False
     blocks: bool = False
     intervals: bool = False
