@@ -109,7 +109,7 @@ def line_figure(
         figure.legend(
             handles=handles,
             loc="outside lower center",
-            ncols=min(len(lines), 4),
+            ncols=min(len(lines), 4 if max(map(len, lines)) < 25 else 3),  # so that long names fit
             frameon=False,
             fontsize=8.5,
             labelcolor=_INK,
