@@ -29,8 +29,8 @@ def documents_from_ids(ids: Tensor) -> Documents:
     Returns Documents with (B, S) int32 tensors. Raises TypeError or ValueError for anything that is no such tensor.
     """
     check_ids("ids", ids)
-    # Numbering the runs makes them increasing, which a search needs. Position 0 only shifts its whole row. All are summed
-    # as one row: on a GPU a sum along a few long rows runs on a few multiprocessors.
+    # Numbering the runs makes them increasing, which a search needs. Position 0 only shifts its whole row. One sum for
+    # the whole batch: on a GPU a sum along a few long rows runs on a few multiprocessors.
     run = (ids != ids.roll(1, 1)).flatten().cumsum(0).view(ids.shape)
     start = torch.searchsorted(run, run, right=False, out_int32=True)
     end = torch.searchsorted(run, run, right=True, out_int32=True)
