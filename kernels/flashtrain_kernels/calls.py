@@ -3,6 +3,7 @@
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension, T packed tokens.
 """
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -77,14 +78,8 @@ def options_of(given: Given, sizes: Sizes, packing: Packing | None = None) -> Op
     slopes = given.alibi_slopes
     if slopes is not None and slopes.dim() == 2 and slopes.shape[0] == 1:
         slopes = slopes[0]
-    if isinstance(mask, Mask):
-        if dispatch.implementation_for(sizes.device.type) != "torch":
-            rich = given.softcap > 0 or given.dropout_p > 0 or given.bias is not None or slopes is not None
-            mask = mask.planned(sizes.head_dim, sizes.dtype, rich=rich)
-        if given.dropout_p > 0 or (slopes is not None and slopes.dim() == 2):
-            mask = _numbered_by_row(mask, sizes)
     bias = given.bias
-    return Options(
+    options = Options(
         scale=scale,
         left=left,
         right=right,
@@ -95,6 +90,17 @@ def options_of(given: Given, sizes: Sizes, packing: Packing | None = None) -> Op
         seed=seed_tensor(given.dropout_seed, sizes.device) if given.dropout_p > 0 else None,
         mask=mask,
     )
+    return replace(options, mask=_ready(mask, options, sizes)) if isinstance(mask, Mask) else options
+
+
+def _ready(mask: Mask, options: Options, sizes: Sizes) -> Mask:
+    """The mask with its plan, where kernels will read it, and with numbered sequences where they count."""
+    if dispatch.implementation_for(sizes.device.type) != "torch":
+        mask = mask.planned(sizes.head_dim, sizes.dtype, rich=options.rich)
+    slopes = options.alibi_slopes
+    if options.dropout_p > 0 or (slopes is not None and slopes.dim() == 2):
+        mask = _numbered_by_row(mask, sizes)
+    return mask
 
 
 def _numbered_by_row(mask: Mask, sizes: Sizes) -> Mask:

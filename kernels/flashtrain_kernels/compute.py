@@ -57,22 +57,15 @@ def backward(
     dlse = None if dlse is None else dlse.contiguous()
     with _on(q.device):
         options = _prepared(options, q)
-        tiles = _tiles(q, k, options)
         run(
-            dout, dlse, q, k, v, out, lse.contiguous(), options, (dq, dk, dv), dbias,
-            (tiles.dkdv, tiles.dq, tiles.dbias), tf32=not dispatch.INTERPRETED,
+            dout, dlse, q, k, v, out, lse.contiguous(), options, (dq, dk, dv), dbias, _tiles(q, k, options),
+            tf32=not dispatch.INTERPRETED,
         )  # fmt: skip
 
 
 def empty(like: Tensor) -> Tensor:
     """Contiguous, unlike empty_like, which keeps the strides of some inputs and not of others."""
     return torch.empty(like.shape, dtype=like.dtype, device=like.device)
-
-
-def _is_rich(options: Options) -> bool:
-    return bool(
-        options.softcap or options.dropout_p or options.bias is not None or options.alibi_slopes is not None
-    )  # fmt: skip
 
 
 def _prepared(options: Options, q: Tensor) -> Options:
@@ -82,7 +75,7 @@ def _prepared(options: Options, q: Tensor) -> Options:
         mask = mask._replace(
             queries=mask.queries.contiguous(), keys=None if mask.keys is None else mask.keys.contiguous()
         )
-        mask = mask.planned(q.shape[3], q.dtype, rich=_is_rich(options))
+        mask = mask.planned(q.shape[3], q.dtype, rich=options.rich)
     return replace(options, mask=mask, alibi_slopes=None if slopes is None else slopes.contiguous())
 
 
@@ -99,7 +92,7 @@ def kind_of(q: Tensor, k: Tensor, options: Options) -> Kind:
         scattered=isinstance(mask, Mask) and (mask.keys is not None or mask.queries.shape[0] > 5),
         grouped=q.shape[2] != k.shape[2],
         grouped_blocks=q.shape[2] != k.shape[2] and isinstance(mask, BlockMask),
-        rich=_is_rich(options),
+        rich=options.rich,
     )
 
 

@@ -12,9 +12,11 @@ import importlib.util
 import os
 from collections.abc import Iterator
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+
+from . import releases
 
 IMPLEMENTATIONS = ("portable", "torch", "reference")
 # Triton reads the variable when a kernel is defined, so a later change would have no effect.
@@ -41,12 +43,16 @@ class Tile(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """The tiles of the kernels of one call. dbias: of the bias's gradient, small: it also adds up a tile of scores."""
+    """The tiles of the kernels of one call. dbias: of the bias's gradient, small: it also adds up a tile of scores.
+
+    together: dK/dV and dQ in one launch, whose options are those of the dkdv tile.
+    """
 
     forward: Tile
     dkdv: Tile
     dq: Tile
     dbias: Tile
+    together: bool = False
 
 
 # (architecture, bits of the dtype, head dimension up to) -> tiles. "small" stands for GPUs with 99 KiB of shared
@@ -54,7 +60,9 @@ class Tiles(NamedTuple):
 # prints such rows.
 TILES: dict[tuple[str, int, int], Tiles] = {
     ("sm_90", 16, 64): Tiles(Tile(128, 64, 4, 4), Tile(32, 64, 4, 3, 168), Tile(64, 64, 4, 3, 168), Tile(64, 32, 8, 1)),
-    ("sm_90", 16, 128): Tiles(Tile(128, 64, 8, 3), Tile(32, 128, 8, 5), Tile(128, 64, 8, 4), Tile(64, 32, 8, 1)),
+    ("sm_90", 16, 128): Tiles(
+        Tile(128, 64, 8, 3), Tile(32, 128, 8, 3), Tile(128, 64, 8, 3), Tile(64, 32, 8, 1), together=True
+    ),
     ("sm_90", 16, 256): Tiles(Tile(128, 64, 8, 2), Tile(32, 64, 8, 2), Tile(128, 32, 8, 2), Tile(64, 32, 8, 1)),
     ("sm_90", 32, 64): Tiles(Tile(64, 32, 4, 2), Tile(32, 32, 4, 2), Tile(32, 32, 4, 2), Tile(32, 32, 4, 2)),
     ("sm_90", 32, 128): Tiles(Tile(32, 32, 4, 2), Tile(16, 32, 8, 1), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
@@ -77,23 +85,32 @@ TILES: dict[tuple[str, int, int], Tiles] = {
 # key positions; "grouped": several query heads a key head; "grouped_blocks": that with a block-sparse mask; "rich":
 # softcap, ALiBi, bias or dropout. A call that is several of these takes the last one's. A mask's plan is made for the
 # sizes of "intervals", and of "rich" where the call is that too.
-VARIANTS: dict[tuple[str, int, int], dict[str, dict[str, Tile]]] = {
+VARIANTS: dict[tuple[str, int, int], dict[str, dict[str, Any]]] = {
     ("sm_90", 16, 64): {
         "short": {"forward": Tile(128, 64, 4, 3)},
         "short_causal": {"forward": Tile(64, 64, 4, 2)},
         "window": {"forward": Tile(64, 64, 4, 3)},
-        "intervals": {"forward": Tile(64, 64, 4, 3)},
-        "grouped": {"dkdv": Tile(32, 64, 4, 3)},
-        "rich": {"forward": Tile(128, 64, 8, 2), "dkdv": Tile(32, 64, 4, 2), "dq": Tile(64, 64, 4, 2)},
+        "intervals": {"forward": Tile(64, 64, 4, 3), "together": True},
+        "grouped": {"dkdv": Tile(32, 64, 4, 3), "together": True},
+        "rich": {
+            "forward": Tile(128, 64, 8, 2),
+            "dkdv": Tile(32, 64, 4, 2),
+            "dq": Tile(64, 64, 4, 2),
+            "together": False,
+        },
     },
     ("sm_90", 16, 128): {
         "short_causal": {"forward": Tile(64, 64, 4, 3)},
         "window": {"forward": Tile(64, 64, 4, 3)},
         "blocks": {"forward": Tile(64, 64, 4, 3)},
         "intervals": {"forward": Tile(64, 64, 4, 3)},
-        "grouped": {"dkdv": Tile(32, 128, 8, 3)},
         "grouped_blocks": {"dkdv": Tile(32, 64, 8, 3)},
-        "rich": {"forward": Tile(128, 32, 8, 2), "dkdv": Tile(16, 128, 8, 3), "dq": Tile(128, 32, 8, 2)},
+        "rich": {
+            "forward": Tile(128, 32, 8, 2),
+            "dkdv": Tile(16, 128, 8, 3),
+            "dq": Tile(128, 32, 8, 2),
+            "together": False,
+        },
     },
     ("sm_100", 16, 64): {
         "rich": {"forward": Tile(128, 32, 8, 2), "dkdv": Tile(32, 64, 8, 2), "dq": Tile(64, 64, 4, 2)},
@@ -112,27 +129,29 @@ VARIANTS: dict[tuple[str, int, int], dict[str, dict[str, Tile]]] = {
 SHORT = 1024
 # Where an architecture has no row of its own it borrows this one's.
 _BORROWS = {("sm_100", 16): "sm_90", ("sm_100", 32): "sm_90", ("sm_80", 32): "small"}
-_INTERPRETER_TILES = Tiles(*[Tile(64, 64, 4, 1)] * 4)
+_INTERPRETER_TILES = Tiles(*[Tile(64, 64, 4, 1)] * 4, together=True)
 
 
 class _Forced(NamedTuple):
     implementation: str
     tile: Tile | None
+    together: bool
 
 
 _forced: _Forced | None = None
 
 
 @contextlib.contextmanager
-def force(implementation: str, tile: Tile | None = None) -> Iterator[None]:
+def force(implementation: str, tile: Tile | None = None, together: bool = True) -> Iterator[None]:
     """Within the context every call uses this implementation (and this tile for every kernel). For tests and tuning.
 
-    Raises ValueError for an unknown name. Applies to the whole process, so also to the threads that run autograd.
+    together: with a tile, whether dK/dV and dQ share a launch. Raises ValueError for an unknown name. Applies to the
+    whole process, so also to the threads that run autograd.
     """
     global _forced
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"implementation must be one of {', '.join(IMPLEMENTATIONS)}, not {implementation!r}")
-    before, _forced = _forced, _Forced(implementation, tile)
+    before, _forced = _forced, _Forced(implementation, tile, together)
     try:
         yield
     finally:
@@ -189,7 +208,7 @@ def tiles_for(
     block_size: of a block-sparse mask: no tile may be larger than a block.
     """
     if _forced is not None and _forced.tile is not None:
-        tiles = Tiles(*[_forced.tile] * 4)
+        tiles = Tiles(*[_forced.tile] * 4, together=_forced.together)
     elif device.type != "cuda":
         tiles = _INTERPRETER_TILES
     else:
@@ -198,7 +217,8 @@ def tiles_for(
         tiles = resized(tiles, blocks)
     if block_size is not None:
         q, k = block_size
-        tiles = Tiles(*(_sized(tile, min(tile.block_q, q), min(tile.block_k, k)) for tile in tiles))
+        sized = [_sized(tile, min(tile.block_q, q), min(tile.block_k, k)) for tile in tiles[:4]]
+        tiles = Tiles(*sized, together=tiles.together)
     return tiles
 
 
@@ -240,9 +260,12 @@ def table_row(arch: str, head_dim: int, dtype: torch.dtype, kind: Kind = Kind())
     if key not in TILES:
         key = (_BORROWS[arch, bits], bits, padded)
     tiles = TILES[key]
-    for name, applies in kind._asdict().items():
+    for name, applies in (("plain", True), *kind._asdict().items()):
         if applies:
             tiles = tiles._replace(**VARIANTS.get(key, {}).get(name, {}))
+            other = releases.replacements(key, name)
+            fitted: dict[str, Any] = {k: Tile(*v) if isinstance(v, tuple) else v for k, v in other.items()}
+            tiles = tiles._replace(**fitted)
     return tiles
 
 
@@ -282,7 +305,7 @@ def explain_choice(
     special = "".join(f", {name}" for name, applies in kind._asdict().items() if applies)
     return (
         f"portable Triton kernels: {forced or where}{special}; {call}; "
-        f"forward {tiles.forward}; dK/dV {tiles.dkdv}; dQ {tiles.dq}"
+        f"forward {tiles.forward}; dK/dV {tiles.dkdv}; dQ {tiles.dq}{' in one launch' if tiles.together else ''}"
     )
 
 

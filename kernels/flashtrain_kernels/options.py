@@ -38,6 +38,12 @@ class Options:
     seed: Tensor | None = None
     mask: Mask | BlockMask | None = None
 
+    @property
+    def rich(self) -> bool:
+        """Do scores or weights change on the way (softcap, ALiBi, bias, dropout)? See dispatch.VARIANTS."""
+        changed = self.bias is not None or self.alibi_slopes is not None
+        return changed or self.softcap > 0 or self.dropout_p > 0
+
 
 class Packed(NamedTuple):
     """The options as the operators' arguments, in their order: torch.library knows tensors and numbers, no Mask.

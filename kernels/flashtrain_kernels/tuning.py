@@ -188,7 +188,7 @@ def launch_for(
         return forward_launch(q, k, v, out, lse, options, tile)
     rows = (lse * math.log2(math.e), torch.zeros_like(lse))
     gradients = (torch.empty_like(q), torch.empty_like(k), torch.empty_like(v))
-    launches = backward_launches(dout, None, q, k, v, out, lse, options, gradients, rows, tile, tile)
+    launches = backward_launches(dout, None, q, k, v, out, lse, options, gradients, rows, tile, tile, together=False)
     return launches[1 if name == "dkdv" else 0]
 
 

@@ -111,8 +111,11 @@ def launches(arch: str, head_dim: int, dtype: torch.dtype, options: Options, gro
         tiles = dispatch.resized(tiles, sizes)
     lse = empty(B, H, S, dtype=torch.float32)
     rows = empty(2, B, H, S, dtype=torch.float32)
-    dq, dkdv = backward_launches(q, None, q, kv, kv, q, lse, options, (q, kv, kv), rows, tiles.dkdv, tiles.dq)
-    made = {"forward": forward_launch(q, kv, kv, q, lse, options, tiles.forward), "dkdv": dkdv, "dq": dq}
+    first, second = backward_launches(
+        q, None, q, kv, kv, q, lse, options, (q, kv, kv), rows, tiles.dkdv, tiles.dq, tiles.together
+    )
+    backward = {"rows": first, "both": second} if tiles.together else {"dq": first, "dkdv": second}
+    made = {"forward": forward_launch(q, kv, kv, q, lse, options, tiles.forward), **backward}
     if options.bias is not None:
         made["dbias"] = dbias_launch(q, q, kv, kv, options, rows, options.bias, tiles.dbias)
     return made
@@ -144,7 +147,7 @@ def faults(row: dict[str, Any], spills: int = 0) -> list[str]:
         found.append("registers spilled")
     if row["shared"] > SHARED_MEMORY[capability]:
         found.append("too much shared memory")
-    if capability == 90 and row["wgmma"] == 0:
+    if capability == 90 and row["wgmma"] == 0 and row["kernel"] != "rows":
         found.append("no wgmma")
     return found
 

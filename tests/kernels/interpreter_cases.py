@@ -47,11 +47,11 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("tile", [SMALL, WIDE], ids=["32x16", "16x32"])
+@pytest.mark.parametrize(("tile", "together"), [(SMALL, True), (WIDE, False)], ids=["32x16", "16x32"])
 @pytest.mark.parametrize("case", SHAPES, ids=str)
-def test_any_shape(case, tile):
+def test_any_shape(case, tile, together):
     inputs = case.inputs(torch.float32)
-    with dispatch.force("portable", tile):
+    with dispatch.force("portable", tile, together):
         assert_close(ours(case, inputs), expected(case, inputs), 2e-5)
 
 
@@ -116,6 +116,14 @@ def feature_case(factors: dict) -> Case:
         2, seqlen_q, seqlen_k, heads, kv_heads, factors.get("head_dim", 16), mask, factors.get("softcap", 0.0), alibi,
         factors.get("bias"), factors.get("dropout", 0.0),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("factors", ALONE, ids=lambda factors: str(feature_case(factors)))
+def test_every_feature_with_the_backward_in_two_launches(factors):
+    case = feature_case(factors)
+    inputs = case.inputs(torch.float32)
+    with dispatch.force("portable", factors.get("tile", SMALL), together=False):
+        assert_close(ours(case, inputs), expected(case, inputs), 5e-5)
 
 
 @pytest.mark.parametrize("factors", [*ALONE, *TOGETHER], ids=lambda factors: str(feature_case(factors)))

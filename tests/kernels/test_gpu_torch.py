@@ -49,11 +49,11 @@ def test_torch_compile_takes_the_whole_graph_and_changing_lengths(attend):
 
 def variants() -> dict[str, int]:
     """How many times each kernel is compiled so far, in this process."""
-    from flashtrain_kernels.portable import dkdv, dq, forward, plan, summary
+    from flashtrain_kernels.portable import both, dkdv, dq, forward, plan, rows, summary
 
     kernels = {
         "forward": forward.forward_kernel, "dq": dq.dq_kernel, "dkdv": dkdv.dkdv_kernel, "plan": plan.plan_kernel,
-        "summary": summary.summary_kernel,
+        "summary": summary.summary_kernel, "rows": rows.rows_kernel, "both": both.both_kernel,
     }  # fmt: skip
     return {
         name: sum(len(caches[0]) for caches in kernel.device_caches.values()) for name, kernel in kernels.items()

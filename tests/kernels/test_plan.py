@@ -2,13 +2,10 @@
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from child_process import HERE, child
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mask_cases import TWELVE
@@ -17,20 +14,7 @@ from plan_checks import BLOCKS, ORDERS, check_plan, listed, planned_masks
 from flashtrain_kernels import dispatch, masks
 from flashtrain_kernels.plan import PLAN, build_plan
 
-HERE = Path(__file__).parent
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-
-
-def child(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(HERE), str(HERE.parents[1] / "kernels"), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(
-        [sys.executable, *command],
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
 
 
 @needs_triton

@@ -216,18 +216,7 @@ def dbias_launch(
 
 def _with_blocks(arguments: tuple[Any, ...], mask: BlockMask) -> tuple[Any, ...]:
     """The table argument and its strides replaced by the dense map of blocks: this kernel asks for single blocks."""
-    blocks = _block_map(mask)
+    blocks = mask.blocks().to(torch.uint8)
     batch, head, row, _ = broadcast_strides(blocks)
     place = 13  # of table_ptr among the arguments
     return (*arguments[:place], blocks, batch, head, row, *arguments[place + 4 :])
-
-
-def _block_map(mask: BlockMask) -> torch.Tensor:
-    """(Bm, Hm, nq, nk) uint8, 1 where a block is listed."""
-    rows = mask.query_rows
-    wide = ceil_div(mask.seqlen_k, mask.block_size[1])
-    counts = (rows[..., 2] - rows[..., 0]).flatten()
-    owner = torch.repeat_interleave(counts, output_size=mask.query_blocks.numel())
-    flat = torch.zeros(counts.numel() * wide, dtype=torch.uint8, device=rows.device)
-    flat[owner * wide + mask.query_blocks] = 1
-    return flat.view(*rows.shape[:3], wide)

@@ -1,14 +1,15 @@
 """The kernel for dQ: one program owns BLOCK_Q queries and loops over their keys.
 
-Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. It holds dO anyway, so it also computes what
-both kernels need for each query, delta = rowsum(dO * O) - dLSE and the log-sum-exp in base 2, and leaves them for the
-dK, dV kernel: a kernel for that alone would read dO once more.
+Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. Launched before the dK, dV kernel it holds dO
+anyway, so it also computes what both need for each query (rows.py) and leaves it there: a kernel for that alone would
+read dO once more. In one launch with the dK, dV kernel (both.py) it finds it there (HAS_ROWS).
 """
 
 import triton
 import triton.language as tl
 
 from .launch import NOT_SPECIALISED
+from .rows import row_terms
 from .scores import head_options, kept, load_bias, logits, with_slope
 from .tiles import CAREFUL_BLOCK, has_nan, is_finite, key_position, load_tile, query_rows, sees, store_tile
 from .traversal import key_pieces, listed_block, position_of_step, steps
@@ -139,6 +140,7 @@ def dq_kernel(
     threshold,
     keep_scale,
     HAS_DLSE: tl.constexpr,
+    HAS_ROWS: tl.constexpr,
     F: tl.constexpr,
     GROUP: tl.constexpr,
     TILES: tl.constexpr,
@@ -178,17 +180,16 @@ def dq_kernel(
     dout_base = dout_ptr + batch * stride_gb + head * stride_gh + offset * stride_gs
     q = load_tile(q_base, stride_qs, left, True, BLOCK_Q, HEAD_DIM, BLOCK_D)
     dout = load_tile(dout_base, stride_gs, left, True, BLOCK_Q, HEAD_DIM, BLOCK_D)
-    out_base = out_ptr + batch * stride_ob + head * stride_oh + offset * stride_os
-    out = load_tile(out_base, stride_os, left, True, BLOCK_Q, HEAD_DIM, BLOCK_D)
     rows = tl.cast(head_index, tl.int64) * seqlen_q + query
-    delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
-    if HAS_DLSE:
-        delta -= tl.load(dlse_ptr + rows, mask=query < seqlen_q, other=0.0)
-    lse2 = tl.load(lse_ptr + rows, mask=query < seqlen_q, other=float("inf")) * 1.4426950408889634
-    # A row that saw nothing has no probabilities: exp2(x - inf) is 0 for whatever scores its masked pairs have.
-    lse2 = tl.where(lse2 == float("-inf"), float("inf"), lse2)
-    tl.store(lse2_ptr + rows, lse2, mask=query < seqlen_q)
-    tl.store(delta_ptr + rows, delta, mask=query < seqlen_q)
+    if HAS_ROWS:
+        lse2 = tl.load(lse2_ptr + rows, mask=query < seqlen_q, other=float("inf"))
+        delta = tl.load(delta_ptr + rows, mask=query < seqlen_q, other=0.0)
+    else:
+        out_base = out_ptr + batch * stride_ob + head * stride_oh + offset * stride_os
+        out = load_tile(out_base, stride_os, left, True, BLOCK_Q, HEAD_DIM, BLOCK_D)
+        lse2, delta = row_terms(out, dout, lse_ptr + rows, dlse_ptr + rows, query < seqlen_q, HAS_DLSE)
+        tl.store(lse2_ptr + rows, lse2, mask=query < seqlen_q)
+        tl.store(delta_ptr + rows, delta, mask=query < seqlen_q)
 
     dq = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
     for MASKED in tl.static_range(2):

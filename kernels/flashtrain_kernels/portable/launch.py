@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from triton.runtime.jit import JITFunction
 
+from .. import philox
 from ..block_sparse import BlockMask
 from ..dispatch import Tile
 from ..masks import Mask
@@ -20,9 +21,9 @@ from .features import features_of
 # Arguments that change from batch to batch. Triton otherwise compiles anew when one is 1 or (no) multiple of 16.
 # Strides of q, k, v are left out on purpose: that they are multiples of 16 is what lets loads be 16 bytes wide.
 NOT_SPECIALISED = [
-    "heads", "kv_heads", "seqlen_q", "seqlen_k", "band_left", "band_right", "threshold", "stride_slopes",
+    "heads", "seqlen_q", "seqlen_k", "band_left", "band_right", "threshold", "stride_slopes",
     "mask_plane", "stride_mask", "stride_positions", "stride_tb", "stride_th", "stride_tr", "stride_bb", "stride_bh",
-    "bias_batches", "bias_heads",
+    "bias_batches", "bias_heads", "dq_stride_tb", "dq_stride_th", "dq_stride_tr", "programs_dkdv", "programs_dq",
 ]  # fmt: skip
 
 
@@ -53,7 +54,7 @@ class Launch:
         if compiled is None:
             _COMPILED[key] = self.kernel[self.grid](*self.args, **self.constants, **self.options)
         else:
-            grid = (self.grid[0], 1, 1)
+            grid = (*self.grid, 1, 1)[:3]
             compiled[grid](*self.args, *self.constants.values())
 
     def _key(self) -> tuple[Any, ...]:
@@ -89,30 +90,26 @@ def precision(dtype: torch.dtype, tf32: bool) -> str:
 
 
 def option_arguments(
-    q: torch.Tensor, k: torch.Tensor, unused: torch.Tensor, options: Options, kernel: str
+    q: torch.Tensor, k: torch.Tensor, unused: torch.Tensor, options: Options, *kernels: str
 ) -> tuple[Any, ...]:
     """From bias_ptr to keep_scale: what every kernel takes of the options. unused: a tensor to stand for absent ones.
 
-    kernel: "forward", "dq" or "dkdv", whose table of the plan is passed.
+    kernels: one or more of "forward", "dq" and "dkdv", whose tables of the plan are passed.
     """
     bias, slopes, mask = options.bias, options.alibi_slopes, options.mask
     bias_strides = (0, 0, 0, 0) if bias is None else broadcast_strides(bias)
     seed = unused if options.seed is None else options.seed
     log2e = math.log2(math.e)
+    tables = [argument for kernel in kernels for argument in table_arguments(mask, unused, kernel)]
     return (
         unused if bias is None else bias, *bias_strides,
         unused if slopes is None else slopes,
         0 if slopes is None or slopes.dim() == 1 or slopes.shape[0] == 1 else slopes.stride(0),
-        seed, *_table_arguments(mask, unused, kernel), q.shape[2], q.shape[1], k.shape[1],
+        seed, *mask_arguments(mask, unused), *tables, q.shape[2], q.shape[1], k.shape[1],
         options.left or 0, options.right or 0, options.scale * log2e,
         options.scale / options.softcap if options.softcap else 0.0, options.softcap * log2e,
-        dropout_threshold(options.dropout_p), 1.0 / (1.0 - options.dropout_p),
+        philox.threshold(options.dropout_p), 1.0 / (1.0 - options.dropout_p),
     )  # fmt: skip
-
-
-def dropout_threshold(p: float) -> int:
-    """A weight is kept when its 31 random bits are at least this."""
-    return round(p * 2**31)
 
 
 def broadcast_strides(x: torch.Tensor) -> tuple[int, ...]:
@@ -120,26 +117,31 @@ def broadcast_strides(x: torch.Tensor) -> tuple[int, ...]:
     return tuple(0 if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True))
 
 
-def _table_arguments(mask: Mask | BlockMask | None, unused: torch.Tensor, kernel: str) -> tuple[Any, ...]:
-    """mask_ptr, mask_plane, stride_mask, positions_ptr, stride_positions, table_ptr, its three strides, list_ptr."""
+def mask_arguments(mask: Mask | BlockMask | None, unused: torch.Tensor) -> tuple[Any, ...]:
+    """mask_ptr, mask_plane, stride_mask, positions_ptr, stride_positions."""
+    if not isinstance(mask, Mask):
+        return (unused, 0, 0, unused, 0)
+    one = mask.queries.shape[1] == 1
+    keys = mask.keys
+    return (
+        mask.queries, mask.queries.stride(0), 0 if one else mask.queries.stride(1),
+        unused if keys is None else keys, 0 if keys is None or one else keys.stride(0),
+    )  # fmt: skip
+
+
+def table_arguments(mask: Mask | BlockMask | None, unused: torch.Tensor, kernel: str) -> tuple[Any, ...]:
+    """table_ptr, its three strides (batch row, head, tile) and list_ptr, of one kernel."""
     if isinstance(mask, Mask):
         if mask.plan is None:
             raise ValueError("the mask has no plan: call mask.planned(head_dim, dtype) first")
         table = getattr(mask.plan, kernel)
-        one = mask.queries.shape[1] == 1
-        return (
-            mask.queries, mask.queries.stride(0), 0 if one else mask.queries.stride(1),
-            unused if mask.keys is None else mask.keys, 0 if mask.keys is None or one else mask.keys.stride(0),
-            table, 0 if one else table.stride(0), 0, table.stride(1), unused,
-        )  # fmt: skip
+        return (table, 0 if mask.queries.shape[1] == 1 else table.stride(0), 0, table.stride(1), unused)
     if isinstance(mask, BlockMask):
         of_keys = kernel == "dkdv"
         rows = mask.key_rows if of_keys else mask.query_rows
         batch, head, row, _ = broadcast_strides(rows)
-        return (
-            unused, 0, 0, unused, 0, rows, batch, head, row, mask.key_blocks if of_keys else mask.query_blocks
-        )  # fmt: skip
-    return (unused, 0, 0, unused, 0, unused, 0, 0, 0, unused)
+        return (rows, batch, head, row, mask.key_blocks if of_keys else mask.query_blocks)
+    return (unused, 0, 0, 0, unused)
 
 
 def call_constants(
