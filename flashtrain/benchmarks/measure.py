@@ -197,7 +197,7 @@ class Measurement:
     def _guarded(self, peer: Peer, direction: str, step: Callable[[], object]) -> bool:
         """Whether the step worked. What went wrong is noted in one line; a broken GPU ends the run."""
         said: list[str] = []
-        with warnings.catch_warnings(record=True) as caught:
+        with warnings.catch_warnings(record=True) as caught, peer.within():
             warnings.simplefilter("always")
             try:
                 step()

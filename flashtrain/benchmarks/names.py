@@ -16,6 +16,7 @@ IMPLEMENTATIONS = (
     "flashtrain",
     "flashtrain-packed",
     "flashtrain-planned",
+    "flashtrain-portable",
     "sdpa-flash",
     "sdpa-cudnn",
     "sdpa-efficient",

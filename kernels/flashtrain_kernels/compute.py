@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from . import dispatch, reference
+from . import dispatch, fast_path, reference
 from .block_sparse import BlockMask
 from .dispatch import Kind, Tiles
 from .masks import Mask
@@ -22,11 +22,15 @@ def forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, 
     if not dispatch.runs_kernels(q.device):
         out, lse = reference.forward_from(q, k, v, options)
         return out.contiguous(), lse.contiguous()
-    from .portable.forward import forward as run  # Triton is imported only where it is used
-
     _check_interpreter(q.dtype)
     q, k, v = _unit_stride(q), _unit_stride(k), _unit_stride(v)
     with _on(q.device):
+        if fast_path.forward_refusal(q, k, v, options) is None:
+            from .hopper.forward import forward as run_hopper
+
+            return run_hopper(q, k, v, _prepared(options, q, hopper=True))
+        from .portable.forward import forward as run  # Triton is imported only where it is used
+
         options = _prepared(options, q)
         return run(q, k, v, options, _tiles(q, k, options).forward, tf32=not dispatch.INTERPRETED)
 
@@ -51,11 +55,17 @@ def backward(
             if target is not None and gradient is not None:
                 target.copy_(gradient)
         return
-    from .portable.backward import backward as run
-
     q, k, v, dout, out = _unit_stride(q), _unit_stride(k), _unit_stride(v), _unit_stride(dout), _unit_stride(out)
     dlse = None if dlse is None else dlse.contiguous()
     with _on(q.device):
+        if fast_path.backward_refusal(q, k, v, options) is None:
+            from .hopper.backward import backward as run_hopper
+
+            options = _prepared(options, q, hopper=True)
+            run_hopper(dout, dlse, q, k, v, out, lse.contiguous(), options, (dq, dk, dv))
+            return
+        from .portable.backward import backward as run
+
         options = _prepared(options, q)
         run(
             dout, dlse, q, k, v, out, lse.contiguous(), options, (dq, dk, dv), dbias, _tiles(q, k, options),
@@ -68,14 +78,18 @@ def empty(like: Tensor) -> Tensor:
     return torch.empty(like.shape, dtype=like.dtype, device=like.device)
 
 
-def _prepared(options: Options, q: Tensor) -> Options:
+def _prepared(options: Options, q: Tensor, hopper: bool = False) -> Options:
     """Tensors as the kernels read them: contiguous, and a mask with a plan for the tiles that this call gets."""
     mask, slopes = options.mask, options.alibi_slopes
     if isinstance(mask, Mask):
         mask = mask._replace(
             queries=mask.queries.contiguous(), keys=None if mask.keys is None else mask.keys.contiguous()
         )
-        mask = mask.planned(q.shape[3], q.dtype, rich=options.rich)
+        if hopper:
+            blocks = fast_path.plan_blocks(mask, q.shape[3], q.dtype, options.rich)
+        else:
+            blocks = dispatch.plan_blocks(q.device, q.shape[3], q.dtype, options.rich)
+        mask = mask.planned_for(blocks)
     return replace(options, mask=mask, alibi_slopes=None if slopes is None else slopes.contiguous())
 
 

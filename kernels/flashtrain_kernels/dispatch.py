@@ -10,7 +10,7 @@ Implementations:
 import contextlib
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ import torch
 
 from . import releases
 
-IMPLEMENTATIONS = ("portable", "torch", "reference")
+IMPLEMENTATIONS = ("portable", "hopper", "torch", "reference")
 # Triton reads the variable when a kernel is defined, so a later change would have no effect.
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
@@ -53,6 +53,15 @@ class Tiles(NamedTuple):
     dq: Tile
     dbias: Tile
     together: bool = False
+
+    @classmethod
+    def all(cls, tile: Tile, together: bool) -> "Tiles":
+        """The same tile for every kernel."""
+        return cls(tile, tile, tile, tile, together)
+
+    def mapped(self, change: Callable[[Tile], Tile]) -> "Tiles":
+        """Every tile changed."""
+        return Tiles(change(self.forward), change(self.dkdv), change(self.dq), change(self.dbias), self.together)
 
 
 # (architecture, bits of the dtype, head dimension up to) -> tiles. "small" stands for GPUs with 99 KiB of shared
@@ -129,7 +138,7 @@ VARIANTS: dict[tuple[str, int, int], dict[str, dict[str, Any]]] = {
 SHORT = 1024
 # Where an architecture has no row of its own it borrows this one's.
 _BORROWS = {("sm_100", 16): "sm_90", ("sm_100", 32): "sm_90", ("sm_80", 32): "small"}
-_INTERPRETER_TILES = Tiles(*[Tile(64, 64, 4, 1)] * 4, together=True)
+_INTERPRETER_TILES = Tiles.all(Tile(64, 64, 4, 1), together=True)
 
 
 class _Forced(NamedTuple):
@@ -158,9 +167,15 @@ def force(implementation: str, tile: Tile | None = None, together: bool = True) 
         _forced = before
 
 
+def forced_implementation() -> str | None:
+    """The implementation that `force` asks for, if any."""
+    return None if _forced is None else _forced.implementation
+
+
 def implementation_for(device_type: str) -> str:
-    """The implementation for tensors of a device type ("cuda", "cpu", ...)."""
-    if _forced is not None:
+    """The implementation for tensors of a device type ("cuda", "cpu", ...): "portable" stands for our kernels, of which
+    fast_path.py tells whether the Hopper ones serve a call."""
+    if _forced is not None and _forced.implementation != "hopper":
         return _forced.implementation
     return "portable" if device_type == "cuda" or (device_type == "cpu" and INTERPRETED) else "torch"
 
@@ -208,7 +223,7 @@ def tiles_for(
     block_size: of a block-sparse mask: no tile may be larger than a block.
     """
     if _forced is not None and _forced.tile is not None:
-        tiles = Tiles(*[_forced.tile] * 4, together=_forced.together)
+        tiles = Tiles.all(_forced.tile, _forced.together)
     elif device.type != "cuda":
         tiles = _INTERPRETER_TILES
     else:
@@ -217,8 +232,7 @@ def tiles_for(
         tiles = resized(tiles, blocks)
     if block_size is not None:
         q, k = block_size
-        sized = [_sized(tile, min(tile.block_q, q), min(tile.block_k, k)) for tile in tiles[:4]]
-        tiles = Tiles(*sized, together=tiles.together)
+        tiles = tiles.mapped(lambda tile: _sized(tile, min(tile.block_q, q), min(tile.block_k, k)))
     return tiles
 
 

@@ -86,12 +86,17 @@ class Mask(NamedTuple):
         """
         if not dispatch.runs_kernels(self.queries.device):
             return self
-        blocks = tuple(dispatch.plan_blocks(self.queries.device, head_dim, dtype, rich))
-        if self.plan is not None and self.plan.blocks == blocks:
+        from .fast_path import plan_blocks
+
+        return self.planned_for(plan_blocks(self, head_dim, dtype, rich))
+
+    def planned_for(self, blocks: tuple[int, ...]) -> "Mask":
+        """This mask with a plan for tiles of these sizes (see Plan.blocks); itself where it has that plan."""
+        if self.plan is not None and self.plan.blocks == tuple(blocks):
             return self
         from .plan import build_plan
 
-        return self._replace(plan=build_plan(self, blocks))
+        return self._replace(plan=build_plan(self, tuple(blocks)))
 
 
 def _check_indices(name: str, index: Tensor, device: torch.device) -> None:

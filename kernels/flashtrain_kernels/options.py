@@ -26,6 +26,7 @@ class Options:
     bias: (B or 1, H or 1, Sq or 1, Sk or 1), added to the scores; -inf hides a pair.
     alibi_slopes: (H,) or (B, H) float32: slope * |p - j| is subtracted, p being the query's position among the keys.
     mask: a Mask (which holds its own bounds: left and right are None) or a BlockMask (with the band it was built for).
+    deterministic: the backward gives the same bits every time (the portable kernels always do).
     """
 
     scale: float
@@ -37,6 +38,7 @@ class Options:
     alibi_slopes: Tensor | None = None
     seed: Tensor | None = None
     mask: Mask | BlockMask | None = None
+    deterministic: bool = False
 
     @property
     def rich(self) -> bool:
@@ -68,6 +70,7 @@ class Packed(NamedTuple):
     right: int | None
     softcap: float
     dropout_p: float
+    deterministic: bool
     mask_sizes: list[int]
 
 
@@ -75,7 +78,7 @@ class Packed(NamedTuple):
 TENSORS = 10
 SCHEMA = (
     ", ".join(f"Tensor? {name}" for name in Packed._fields[:TENSORS])
-    + ", float scale, SymInt? left, SymInt? right, float softcap, float dropout_p, SymInt[] mask_sizes"
+    + ", float scale, SymInt? left, SymInt? right, float softcap, float dropout_p, bool deterministic, SymInt[] mask_sizes"
 )
 
 
@@ -84,7 +87,7 @@ def pack(options: Options) -> Packed:
     mask = options.mask
     packed = Packed(
         options.bias, options.alibi_slopes, options.seed, None, None, None, None, None, None, None, options.scale,
-        options.left, options.right, options.softcap, options.dropout_p, [],
+        options.left, options.right, options.softcap, options.dropout_p, options.deterministic, [],
     )  # fmt: skip
     if isinstance(mask, Mask):
         packed = packed._replace(mask_queries=mask.queries, mask_keys=mask.keys, mask_sizes=[mask.seqlen_k])
@@ -108,7 +111,9 @@ def pack(options: Options) -> Packed:
 def unpack(packed: Sequence[Any]) -> Options:
     """The inverse of `pack`."""
     p = Packed(*packed)
-    return Options(p.scale, p.left, p.right, p.softcap, p.dropout_p, p.bias, p.alibi_slopes, p.seed, _mask(p))
+    return Options(
+        p.scale, p.left, p.right, p.softcap, p.dropout_p, p.bias, p.alibi_slopes, p.seed, _mask(p), p.deterministic
+    )
 
 
 def _mask(p: Packed) -> Mask | BlockMask | None:

@@ -139,7 +139,9 @@ def row_of_table(arch: str, head_dim: int, dtype: torch.dtype, features: str, be
         entry = ", ".join(f'"{name}": {_written(tile)}' for name, tile in best.items())
         return f'    {key}: {{"{features}": {{{entry}}}}},'
     old = dispatch.table_row(arch, head_dim, dtype)
-    return f"    {key}: Tiles({', '.join(_written(tile) for tile in old._replace(**best))}),"
+    tiles = {"forward": old.forward, "dkdv": old.dkdv, "dq": old.dq, "dbias": old.dbias, **best}
+    together = ", together=True" if old.together else ""  # not tuned: kernels are timed one by one
+    return f"    {key}: Tiles({', '.join(map(_written, tiles.values()))}{together}),"
 
 
 def _written(tile: Tile) -> str:

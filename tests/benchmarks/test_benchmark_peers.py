@@ -63,7 +63,8 @@ def test_what_a_cpu_cannot_have_is_named_with_its_reason() -> None:
     assert [peer.name for peer in peers] == ["flashtrain", "flashtrain-packed", "flashtrain-planned", "sdpa-flash",
                                              "sdpa-math", "standard"]  # fmt: skip
     assert set(missing) == {
-        "torch SDPA, cuDNN", "torch SDPA, efficient", "FlexAttention", "torch varlen_attn", "flash-attn", "flash-attn-4"
+        "flashtrain, portable", "torch SDPA, cuDNN", "torch SDPA, efficient", "FlexAttention", "torch varlen_attn",
+        "flash-attn", "flash-attn-4",
     }  # fmt: skip
     assert missing["torch SDPA, cuDNN"] == "needs an NVIDIA GPU"
 

@@ -9,7 +9,7 @@ import torch
 from flashtrain.benchmarks.peers.base import Peer
 from flashtrain.benchmarks.peers.flash_attn import FlashAttn, FlashAttn4
 from flashtrain.benchmarks.peers.flex import Flex
-from flashtrain.benchmarks.peers.ours import Flashtrain, FlashtrainPacked, FlashtrainPlanned
+from flashtrain.benchmarks.peers.ours import Flashtrain, FlashtrainPacked, FlashtrainPlanned, FlashtrainPortable
 from flashtrain.benchmarks.peers.sdpa import Sdpa
 from flashtrain.benchmarks.peers.standard import Standard
 from flashtrain.benchmarks.peers.varlen import VarlenAttn
@@ -24,6 +24,7 @@ def all_peers(device_type: str = "cuda") -> list[Peer]:
         Flashtrain(),
         FlashtrainPacked(),
         FlashtrainPlanned(),
+        FlashtrainPortable(),
         Sdpa("sdpa-flash", flash, "FLASH_ATTENTION"),
         Sdpa("sdpa-cudnn", "torch SDPA, cuDNN", "CUDNN_ATTENTION"),
         Sdpa("sdpa-efficient", "torch SDPA, efficient", "EFFICIENT_ATTENTION"),

@@ -5,6 +5,7 @@ B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D h
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -39,6 +40,10 @@ class Peer(ABC):
     @abstractmethod
     def attend(self, case: Case, context: Context) -> Attend:
         """A function of one set of inputs that returns out (B, Sq, H, D). Masks are made here, once, outside it."""
+
+    def within(self) -> contextlib.AbstractContextManager[None]:
+        """Entered around everything that is computed with this implementation."""
+        return contextlib.nullcontext()
 
     def leaves(self, inputs: Inputs) -> list[Tensor]:
         """The tensors that the backward pass differentiates for: q, k and v, and a bias that wants its gradient."""

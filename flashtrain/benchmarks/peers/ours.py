@@ -5,6 +5,7 @@ B batch, S sequence, T packed tokens, H query heads, K key/value heads, D head d
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from flashtrain.benchmarks.case import BLOCK_SIZE, Case
 from flashtrain.benchmarks.inputs import Context, Inputs
 from flashtrain.benchmarks.masks import BLOCK_CAUSAL, global_sizes, numbers, prefix_length, segment_lengths, starts
 from flashtrain.benchmarks.peers.base import Attend, Peer, first
-from flashtrain_kernels import block_sparse, masks
+from flashtrain_kernels import block_sparse, dispatch, fast_path, masks
 
 # Masks that are arguments of the call; the others are made once a batch and given as mask=.
 _BY_ARGUMENT = ("full", "causal", "window")
@@ -41,7 +42,20 @@ class Flashtrain(Peer):
     def plan(self, case: Case, context: Context) -> Callable[[], object] | None:
         if case.kind in _BY_ARGUMENT or case.is_varlen:
             return None
-        return lambda: make_mask(case, context)
+        return mask_maker(case, context)
+
+
+class FlashtrainPortable(Flashtrain):
+    """The same on the portable kernels, where the Hopper kernels are there too."""
+
+    name, title = "flashtrain-portable", "flashtrain, portable"
+
+    def missing(self, device: torch.device) -> str | None:
+        reason = fast_path.unavailable(device)
+        return None if reason is None else f"the same as flashtrain here: {reason}"
+
+    def within(self) -> contextlib.AbstractContextManager[None]:
+        return dispatch.force("portable")
 
 
 class FlashtrainPlanned(Peer):
@@ -111,30 +125,38 @@ def make_mask(case: Case, context: Context) -> Any:
     """The case's mask as the kernels take it, with its plan; None where it is an argument of the call."""
     if case.kind in _BY_ARGUMENT:
         return None
+    return mask_maker(case, context)()
+
+
+def mask_maker(case: Case, context: Context) -> Callable[[], Any]:
+    """Makes the mask from what a batch brings along on its device: that is made here, once, and not timed."""
     if case.is_block_sparse:
-        return _block_mask(case, context)
-    return _unplanned(case, context.device).planned(case.head_dim, case.dtype)
+        return lambda: _block_mask(case, context)
+    make = _maker(case, context.device)
+    return lambda: make().planned(case.head_dim, case.dtype)
 
 
-def _unplanned(case: Case, device: torch.device) -> Any:
+def _maker(case: Case, device: torch.device) -> Callable[[], Any]:
     seqlen = case.seqlen_k
     if case.kind == "prefix-lm":
-        return masks.prefix_lm(torch.tensor([prefix_length(seqlen)], device=device), seqlen=seqlen)
+        length = torch.tensor([prefix_length(seqlen)], device=device)
+        return lambda: masks.prefix_lm(length, seqlen=seqlen)
     if case.kind == "global-window":
         tokens, window = global_sizes(seqlen)
-        return masks.global_window(seqlen, tokens, (window, window), device=device)
+        return lambda: masks.global_window(seqlen, tokens, (window, window), device=device)
     lengths = segment_lengths(case)
+    segments, bounds = numbers(lengths, device)[None], starts(lengths, device)
     if case.kind == "shared-question":
-        return masks.shared_question(numbers(lengths, device)[None])
-    documents = masks.documents_from_cu_seqlens(starts(lengths, device), seqlen)
+        return lambda: masks.shared_question(segments)
     if case.kind == "causal-blockwise":
-        return masks.causal_blockwise(documents)
+        return lambda: masks.causal_blockwise(masks.documents_from_cu_seqlens(bounds, seqlen))
     if case.kind == "prefix-lm-document":
-        prefixes = torch.tensor([prefix_length(length) for length in lengths], device=device)
-        return masks.prefix_lm(prefixes[numbers(lengths, device)][None], documents=documents)
+        prefixes = torch.tensor([prefix_length(length) for length in lengths], device=device)[segments]
+        return lambda: masks.prefix_lm(prefixes, documents=masks.documents_from_cu_seqlens(bounds, seqlen))
     if case.kind == "block-causal-document":
-        return masks.block_causal(BLOCK_CAUSAL, documents)
-    return masks.document(documents, causal=case.mask_name.causal)
+        return lambda: masks.block_causal(BLOCK_CAUSAL, masks.documents_from_cu_seqlens(bounds, seqlen))
+    causal = case.mask_name.causal
+    return lambda: masks.document(masks.documents_from_cu_seqlens(bounds, seqlen), causal=causal)
 
 
 def _block_mask(case: Case, context: Context) -> Any:

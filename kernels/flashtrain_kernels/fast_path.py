@@ -1,0 +1,84 @@
+"""May a call run on the Hopper kernels (hopper/), and if not, why: compute.py asks for every call, `explain` for people.
+
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
+"""
+
+import logging
+import os
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from . import dispatch, releases
+from .mask_types import Mask
+from .options import Options
+
+# Releases of Triton whose Gluon the kernels were written and tested for; the language is experimental and changes.
+RELEASES = ((3, 6), (3, 7))
+_LOGGER = logging.getLogger(__name__)
+
+
+def unavailable(device: torch.device) -> str | None:
+    """Why no call on this device can run on the Hopper kernels; None where calls can."""
+    if device.type != "cuda":
+        return f"tensors are on {device.type}"
+    if dispatch.forced_implementation() not in (None, "hopper"):
+        return f"{dispatch.forced_implementation()} is forced"
+    return _unavailable(device.index if device.index is not None else torch.cuda.current_device())
+
+
+@cache
+def _unavailable(index: int) -> str | None:
+    if os.environ.get("FLASHTRAIN_HOPPER") != "1":  # TEMPORARY
+        return "not yet"
+    major, minor = torch.cuda.get_device_capability(index)
+    if (major, minor) != (9, 0):
+        return f"the GPU is sm_{major}{minor}, they are for sm_90"
+    if releases.release() not in RELEASES:
+        written = " and ".join(".".join(map(str, numbers)) for numbers in RELEASES)
+        reason = (
+            f"they are written for the Gluon of Triton {written}, installed is {'.'.join(map(str, releases.release()))}"
+        )
+        _LOGGER.warning("flashtrain_kernels runs its portable kernels on this Hopper GPU: %s", reason)
+        return reason
+    return None
+
+
+def plan_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool) -> tuple[int, ...]:
+    """The tile sizes to plan a mask for: of the Hopper kernels where they will serve the calls, else of the others."""
+    return _plan_blocks(mask.queries.device, head_dim, dtype, rich, mask.queries.shape[0] == 7, mask.keys is not None)
+
+
+@torch.compiler.assume_constant_result  # torch.compile may neither look for a GPU nor trace through the tables
+def _plan_blocks(
+    device: torch.device, head_dim: int, dtype: torch.dtype, rich: bool, two_intervals: bool, key_positions: bool
+) -> tuple[int, ...]:
+    portable = dispatch.plan_blocks(device, head_dim, dtype, rich)
+    if rich or unavailable(device) is not None:
+        return portable
+    from .hopper import plans  # Gluon is imported only where it runs
+
+    forward = plans.forward_blocks(head_dim, dtype, two_intervals, key_positions) or portable[0:2]
+    backward = plans.backward_blocks(head_dim, dtype, two_intervals, key_positions) or portable[4:6]
+    return (*forward, *portable[2:4], *backward)
+
+
+def forward_refusal(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
+    """Why this call's forward does not run on the Hopper kernels; None: it does."""
+    reason = unavailable(q.device)
+    if reason is not None:
+        return reason
+    from .hopper.forward import serves_forward  # Gluon is imported only where it runs
+
+    return serves_forward(q, k, v, options)
+
+
+def backward_refusal(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
+    """The same of the backward."""
+    reason = unavailable(q.device)
+    if reason is not None:
+        return reason
+    from .hopper.backward import serves_backward
+
+    return serves_backward(q, k, v, options)
