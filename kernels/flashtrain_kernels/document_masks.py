@@ -8,17 +8,18 @@ synchronisation, and raises TypeError or ValueError naming the argument.
 import torch
 from torch import Tensor
 
-from .documents import Documents, boundaries, check_ids, check_length, ordinals
-from .mask_kinds import WIDEST, build, check_window, position_of, reach, within
+from . import mask_operators as operators
+from .documents import Documents, boundaries, check_ids, check_length
+from .mask_kinds import check_window, within
+from .mask_operators import document_rows
 from .mask_types import Mask
 
 
 def document(documents: Documents | Tensor, *, causal: bool) -> Mask:
     """A token sees its own document: all of it, or with `causal` what comes before it, and itself."""
     start, end = boundaries("documents", documents)
-    position = position_of(start)
-    low, high = reach(position, (-1, 0 if causal else -1), start, end)
-    return build(low, high, position, start, ordinals(Documents(start, end)), start.shape[1])
+    rows = document_rows(operators.WINDOW, start, end, right=0 if causal else -1)
+    return Mask(rows, None, start.shape[1])
 
 
 def prefix_lm(prefix: Tensor, *, documents: Documents | Tensor | None = None, seqlen: int | None = None) -> Mask:
@@ -38,10 +39,7 @@ def prefix_lm(prefix: Tensor, *, documents: Documents | Tensor | None = None, se
     if seqlen is not None and prefix.shape[1] != seqlen:
         raise ValueError(f"prefix must have seqlen = {seqlen} tokens a row, not {prefix.shape[1]}")
     start, end = _documents_like("prefix", prefix, documents)
-    position = position_of(start)
-    length = prefix.clamp(0, prefix.shape[1]).to(torch.int32)
-    high = torch.minimum(end, torch.maximum(start + length, position + 1))
-    return build(start, high, position, start, ordinals(Documents(start, end)), start.shape[1])
+    return Mask(document_rows(operators.PREFIX, start, end, prefix=prefix), None, start.shape[1])
 
 
 def shared_question(segments: Documents | Tensor, *, documents: Documents | Tensor | None = None) -> Mask:
@@ -50,16 +48,7 @@ def shared_question(segments: Documents | Tensor, *, documents: Documents | Tens
     segments: ids (B, S), a new number for each segment (or their boundaries); the first segment of a document is its
     question, each later one an answer. A segment ends where its document ends.
     """
-    (first, past), (start, end) = _segments(segments, documents)
-    position = position_of(start)
-    question_end = _at(past, start)
-    # The first answer follows the question directly: one interval.
-    joined = first <= question_end
-    low = torch.where(joined, start, first)
-    high = torch.minimum(position + 1, past)
-    high2 = torch.where(joined, start, torch.minimum(question_end, end))
-    sequence = ordinals(Documents(start, end))
-    return build(low, high, position, start, sequence, start.shape[1], start, high2)
+    return _of_segments(operators.SHARED_QUESTION, segments, documents)
 
 
 def causal_blockwise(segments: Documents | Tensor, *, documents: Documents | Tensor | None = None) -> Mask:
@@ -68,23 +57,14 @@ def causal_blockwise(segments: Documents | Tensor, *, documents: Documents | Ten
 
     segments: ids (B, S), a new number for each segment (or their boundaries). A segment ends where its document ends.
     """
-    (first, past), (start, end) = _segments(segments, documents)
-    position = position_of(start)
-    low = torch.where(past == end, start, first)
-    high = torch.minimum(position + 1, past)
-    return build(low, high, position, start, ordinals(Documents(start, end)), start.shape[1])
+    return _of_segments(operators.BLOCKWISE, segments, documents)
 
 
 def block_causal(block_size: int, documents: Documents | Tensor) -> Mask:
     """A token sees its own block and the earlier blocks of its document, blocks counted from the document's start."""
     _check_count("block_size", block_size, 1)
     start, end = boundaries("documents", documents)
-    position = position_of(start)
-    block_size = min(block_size, WIDEST)
-    block = torch.div(position - start, block_size, rounding_mode="floor") + 1
-    # Not past the row's end, whatever the block size, so that 32 bits hold it.
-    high = torch.minimum(end.to(torch.int64), start + block.to(torch.int64) * block_size)
-    return build(start, high, position, start, ordinals(Documents(start, end)), start.shape[1])
+    return Mask(document_rows(operators.BLOCKS, start, end, count=block_size), None, start.shape[1])
 
 
 def global_window(
@@ -109,25 +89,15 @@ def global_window(
         end = torch.full_like(start, seqlen)
     else:
         start, end = within("documents", documents, seqlen)
-    position = position_of(start)
-    left, right = window
-    last = torch.minimum(end, position + 1) if causal else end
-    low, high = reach(position, (left, 0 if causal else right), start, end)
-    global_end = torch.minimum(last, start + min(global_tokens, seqlen))
-    everything = position < global_end
-    joined = everything | (low <= global_end)  # one interval
-    low = torch.where(joined, start, low)
-    high = torch.where(everything, last, high)
-    high2 = torch.where(joined, start, global_end)
-    sequence = ordinals(Documents(start, end))
-    return build(low, high, position, start, sequence, seqlen, start, high2)
+    kind = operators.CAUSAL_GLOBAL if causal else operators.GLOBAL
+    rows = document_rows(kind, start, end, left=window[0], right=window[1], count=global_tokens)
+    return Mask(rows, None, seqlen)
 
 
-def _segments(segments: Documents | Tensor, documents: Documents | Tensor | None) -> tuple[Documents, Documents]:
-    """The boundaries of segments, cut at the documents' boundaries, and those of the documents."""
+def _of_segments(kind: str, segments: Documents | Tensor, documents: Documents | Tensor | None) -> Mask:
     first, past = boundaries("segments", segments)
     start, end = _documents_like("segments", first, documents)
-    return Documents(torch.maximum(first, start), torch.minimum(past, end)), Documents(start, end)
+    return Mask(document_rows(kind, start, end, first=first, past=past), None, start.shape[1])
 
 
 def _documents_like(name: str, x: Tensor, documents: Documents | Tensor | None) -> Documents:
@@ -143,11 +113,6 @@ def _documents_like(name: str, x: Tensor, documents: Documents | Tensor | None) 
     if found.start.device != x.device:
         raise ValueError(f"{name} is on {x.device} and documents on {found.start.device}: they must be on one device")
     return found
-
-
-def _at(x: Tensor, index: Tensor) -> Tensor:
-    """x[b, index[b, i]], with the index clamped into the row."""
-    return x.gather(1, index.clamp(0, max(x.shape[1] - 1, 0)).to(torch.int64))
 
 
 def _check_count(name: str, count: int, least: int) -> None:

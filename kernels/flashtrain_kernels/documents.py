@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from . import mask_operators, mask_reference
+
 
 class Documents(NamedTuple):
     """Which document each token of a packed batch belongs to, as the documents' boundaries.
@@ -29,12 +31,7 @@ def documents_from_ids(ids: Tensor) -> Documents:
     Returns Documents with (B, S) int32 tensors. Raises TypeError or ValueError for anything that is no such tensor.
     """
     check_ids("ids", ids)
-    # Numbering the runs makes them increasing, which a search needs. Position 0 only shifts its whole row. One sum for
-    # the whole batch: on a GPU a sum along a few long rows runs on a few multiprocessors.
-    run = (ids != ids.roll(1, 1)).flatten().cumsum(0).view(ids.shape)
-    start = torch.searchsorted(run, run, right=False, out_int32=True)
-    end = torch.searchsorted(run, run, right=True, out_int32=True)
-    return Documents(start, end)
+    return Documents(*mask_operators.bounds_of_ids(ids))
 
 
 def documents_from_cu_seqlens(cu_seqlens: Tensor, total: int) -> Documents:
@@ -46,23 +43,7 @@ def documents_from_cu_seqlens(cu_seqlens: Tensor, total: int) -> Documents:
     """
     check_cu_seqlens("cu_seqlens", cu_seqlens)
     check_length("total", total)
-    start, end, _ = locate(cu_seqlens, total)
-    return Documents(start[None], end[None])
-
-
-def locate(cu_seqlens: Tensor, total: int) -> tuple[Tensor, Tensor, Tensor]:
-    """For each of `total` packed tokens its sequence's start and end (int32) and number (int64), (T,) each.
-
-    Start and end are both 0 for a token in no sequence. Boundaries are clamped to [0, total], so whatever cu_seqlens
-    holds, nothing points outside.
-    """
-    bounds = cu_seqlens.to(torch.int64).clamp(0, total)
-    index = torch.arange(total, device=cu_seqlens.device)
-    # The last sequence that begins at or before the token: of several that begin there, all but the last are empty.
-    number = (torch.searchsorted(bounds, index, right=True) - 1).clamp(0, max(cu_seqlens.shape[0] - 2, 0))
-    start, end = bounds[number], bounds[number + 1]
-    inside = (index >= start) & (index < end)
-    return torch.where(inside, start, 0).to(torch.int32), torch.where(inside, end, 0).to(torch.int32), number
+    return Documents(*mask_operators.bounds_of_cu_seqlens(cu_seqlens, total))
 
 
 def boundaries(name: str, documents: Documents | Tensor) -> Documents:
@@ -86,9 +67,7 @@ def boundaries(name: str, documents: Documents | Tensor) -> Documents:
 
 def ordinals(documents: Documents) -> Tensor:
     """(B, S) int64: the number of each token's document, counted row by row over the whole batch."""
-    index = torch.arange(documents.start.shape[1], device=documents.start.device, dtype=torch.int32)
-    first = (documents.start == index).to(torch.int64)
-    return (first.flatten().cumsum(0) - 1).clamp(min=0).view(documents.start.shape)
+    return mask_reference.ordinals(documents.start)
 
 
 def check_ids(name: str, ids: Tensor) -> None:

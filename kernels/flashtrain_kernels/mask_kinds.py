@@ -6,11 +6,10 @@ B batch, S sequence, Sq queries, Sk keys, T packed tokens, N sequences. The mask
 import torch
 from torch import Tensor
 
-from .documents import Documents, boundaries, check_cu_seqlens, check_length, locate, ordinals
+from .documents import Documents, boundaries, check_cu_seqlens, check_length
+from .mask_operators import WINDOW, document_rows, packed_rows
+from .mask_reference import reach, stacked
 from .mask_types import Mask
-
-# A window this wide is no bound: positions are smaller, and their sum with it still fits 32 bits.
-WIDEST = 2**30
 
 
 def full(seqlen_q: int, seqlen_k: int | None = None, *, device: torch.device | str | None = None) -> Mask:
@@ -38,9 +37,9 @@ def sliding_window(
     """
     if documents is None:
         return _band(seqlen, seqlen, window, device)
+    check_window("window", window)
     start, end = within("documents", documents, seqlen)
-    low, high = reach(position_of(start), window, start, end)
-    return build(low, high, position_of(start), start, ordinals(Documents(start, end)), start.shape[1])
+    return Mask(document_rows(WINDOW, start, end, left=window[0], right=window[1]), None, seqlen)
 
 
 def varlen(
@@ -76,47 +75,8 @@ def varlen(
     check_length("total_q", total_q)
     check_length("total_k", total_k)
     check_window("window", window)
-    begin, past, number = locate(cu_seqlens_q, total_q)
-    bounds = cu_seqlens_k.to(torch.int64).clamp(0, total_k).to(torch.int32)
-    start, end = bounds[number], bounds[number + 1]
-    index = torch.arange(total_q, device=start.device, dtype=torch.int32)
-    position = end - past + index
-    low, high = reach(position, (window[0], 0) if causal else window, start, end)
-    inside = past > begin
-    zero = torch.zeros_like(start)
-    rows = (torch.where(inside, row, zero)[None] for row in (low, high, position, start))
-    low, high, position, start = rows
-    return build(low, high, position, start, number[None], total_k)
-
-
-def build(
-    low: Tensor,
-    high: Tensor,
-    position: Tensor,
-    start: Tensor,
-    sequence: Tensor,
-    seqlen_k: int,
-    low2: Tensor | None = None,
-    high2: Tensor | None = None,
-) -> Mask:
-    """A Mask from its rows, each (Bm, Sq) or broadcasting to it."""
-    rows = [low, high, position, start, sequence]
-    if low2 is not None and high2 is not None:
-        rows += [low2, high2]
-    return Mask(torch.stack(torch.broadcast_tensors(*[row.to(torch.int32) for row in rows])), None, seqlen_k)
-
-
-def reach(position: Tensor, window: tuple[int, int], start: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
-    """LOW and HIGH of queries at `position`, whose sequences are [start, end), under an inclusive window."""
-    left, right = window
-    low = start if left < 0 else torch.maximum(start, position - min(left, WIDEST))
-    high = end if right < 0 else torch.minimum(end, position + (min(right, WIDEST) + 1))
-    return low, high
-
-
-def position_of(like: Tensor) -> Tensor:
-    """(1, S) int32: 0, 1, 2, ... for the tokens of a (B, S) tensor, on its device."""
-    return torch.arange(like.shape[1], device=like.device, dtype=torch.int32)[None]
+    left, right = (window[0], 0) if causal else window
+    return Mask(packed_rows(cu_seqlens_q, cu_seqlens_k, total_q, total_k, left, right), None, total_k)
 
 
 def within(name: str, documents: Documents | Tensor, seqlen: int | None = None) -> Documents:
@@ -147,4 +107,4 @@ def _band(seqlen_q: int, seqlen_k: int | None, window: tuple[int, int], device: 
     position = torch.arange(seqlen_q, device=device, dtype=torch.int32)[None] + (seqlen_k - seqlen_q)
     start = torch.zeros_like(position)
     low, high = reach(position, window, start, torch.full_like(position, seqlen_k))
-    return build(low, high, position, start, start, seqlen_k)
+    return Mask(stacked(low, high, position, start, start), None, seqlen_k)

@@ -11,8 +11,50 @@ from typing import Any
 
 Key = tuple[str, int, int]  # (architecture, bits of the dtype, head dimension up to), as in the table
 # release -> key -> kind of call ("plain": any) -> what to replace: tiles, as dispatch.Tile has them.
-OLDEST: dict[Key, dict[str, dict[str, Any]]] = {}
-NEWEST: dict[Key, dict[str, dict[str, Any]]] = {}
+OLDEST: dict[Key, dict[str, dict[str, Any]]] = {
+    ("sm_90", 16, 64): {
+        "scattered": {"dkdv": (32, 64, 4, 3)},
+    },
+    ("sm_90", 16, 128): {
+        "intervals": {"dkdv": (16, 128, 8, 3)},
+        "scattered": {"forward": (64, 64, 8, 3)},
+        "grouped": {"dkdv": (16, 128, 8, 3)},
+    },
+    ("sm_100", 16, 64): {
+        "rich": {"dq": (64, 64, 8, 2)},
+    },
+    ("sm_100", 16, 128): {
+        "plain": {"dq": (128, 64, 8, 2, 255)},
+        "rich": {"forward": (64, 32, 8, 2, 255)},
+    },
+    ("sm_80", 16, 64): {
+        "grouped": {"dkdv": (32, 128, 8, 1)},
+        "rich": {"dkdv": (32, 128, 8, 1)},
+    },
+    ("sm_80", 16, 128): {
+        "rich": {"dkdv": (16, 32, 8, 2)},
+    },
+}
+NEWEST: dict[Key, dict[str, dict[str, Any]]] = {
+    ("sm_90", 16, 64): {
+        "plain": {"forward": (128, 64, 4, 2), "dkdv": (32, 64, 4, 3)},
+        "short": {"forward": (128, 64, 4, 2)},
+        "blocks": {"forward": (128, 64, 4, 4)},
+        "rich": {"forward": (128, 64, 8, 2, 255)},
+    },
+    ("sm_90", 16, 128): {
+        "intervals": {"forward": (64, 64, 8, 3), "dkdv": (16, 128, 8, 3)},
+        "scattered": {"dkdv": (16, 128, 8, 2)},
+        "rich": {"forward": (128, 32, 8, 1)},
+    },
+    ("sm_100", 16, 64): {
+        "grouped": {"dkdv": (32, 64, 4, 3, 255)},
+        "rich": {"dkdv": (32, 64, 8, 2, 255), "dq": (64, 64, 4, 1)},
+    },
+    ("sm_80", 16, 64): {
+        "scattered": {"dq": (64, 64, 4, 1)},
+    },
+}
 
 
 def replacements(key: Key, kind: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flashtrain_kernels import dispatch, tuning
-from flashtrain_kernels.dispatch import TILES, VARIANTS, Kind, Tile
+from flashtrain_kernels.dispatch import TILES, VARIANTS, Kind, Tile, Tiles
 from flashtrain_kernels.masks import Mask
 
 

@@ -2,7 +2,7 @@
 
 Bm batch rows of the mask, Sq queries, Sk keys. The first launch (summary.py) summarises the tiles that programs loop
 over; the second has a program for each row of the three tables, which judges the other side's tiles a chunk at a time
-and counts runs.
+and counts runs. It looks between the first and the last that can matter only, or tiles times tiles would be judged.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from ..plan import empty_tables
-from .launch import Launch
+from .launch import Launch, ceil_div
 from .summary import INT_MAX, NOT_SPECIALISED, interval, summary_kernel
 
 _TOKENS = 1024  # tokens a program of the first launch reads
@@ -139,9 +139,26 @@ def _query_row(
 
 
 @triton.jit
+def _groups_between(least, greatest, summary, number, batch, groups, CHUNK: tl.constexpr):
+    """The first and one past the last group of query tiles that may see keys at positions from least to greatest."""
+    begin = groups
+    past = groups * 0
+    for start in range(0, groups, CHUNK):
+        group = start + tl.arange(0, CHUNK)
+        valid = group < groups
+        first = tl.load(summary + number * groups + group, mask=valid, other=INT_MAX)
+        end = tl.load(summary + (batch + number) * groups + group, mask=valid, other=-1)
+        seen = (first <= greatest) & (end > least)
+        begin = tl.minimum(begin, tl.min(tl.where(seen, group, INT_MAX), 0))
+        past = tl.maximum(past, tl.max(tl.where(seen, group + 1, 0), 0))
+    return begin, past
+
+
+@triton.jit
 def _key_row(
-    table, keys, summary, number, tile, batch, seqlen_q, seqlen_k, tiles,
+    table, keys, summary, group_summary, number, tile, batch, seqlen_q, seqlen_k, tiles, groups,
     TWO: tl.constexpr, HAS_KEYS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, CHUNK: tl.constexpr,
+    GROUP: tl.constexpr,
 ):  # fmt: skip
     """One row of the dK/dV table: which tiles of queries visit the keys of `tile`."""
     least = tile * BLOCK_K
@@ -151,8 +168,9 @@ def _key_row(
         position = tl.load(keys + number * seqlen_k + key, mask=key < seqlen_k, other=0)
         least = tl.min(tl.where(key < seqlen_k, position, INT_MAX), 0)
         greatest = tl.max(tl.where(key < seqlen_k, position, -1), 0)
+    begin, past = _groups_between(least, greatest, group_summary, number, batch, groups, CHUNK)
     masked_count, masked, masked_length, full_count, full, full_length, last = _no_runs(tile)
-    for start in range(0, tiles, CHUNK):
+    for start in range(begin * GROUP, tl.minimum(past * GROUP, tiles), CHUNK):
         other = start + tl.arange(0, CHUNK)
         kind = _kinds_of_queries(other, least, greatest, summary, number, batch, tiles, seqlen_q, BLOCK_Q, TWO)
         before = _kinds_of_queries(other - 1, least, greatest, summary, number, batch, tiles, seqlen_q, BLOCK_Q, TWO)
@@ -175,11 +193,11 @@ def _no_runs(tile):
 
 @triton.jit(do_not_specialize=NOT_SPECIALISED)
 def plan_kernel(
-    queries, keys, query_summary, fwd_summary, dq_summary, forward, dq, dkdv, batch, seqlen_q, seqlen_k, tiles_fwd_q,
-    tiles_fwd_k, tiles_dq_q, tiles_dq_k, tiles_q, tiles_k,
+    queries, keys, query_summary, group_summary, fwd_summary, dq_summary, forward, dq, dkdv, batch, seqlen_q, seqlen_k,
+    tiles_fwd_q, tiles_fwd_k, tiles_dq_q, tiles_dq_k, tiles_q, tiles_k, programs_q,
     TWO: tl.constexpr, HAS_KEYS: tl.constexpr, FWD_BLOCK_Q: tl.constexpr, FWD_BLOCK_K: tl.constexpr,
     DQ_BLOCK_Q: tl.constexpr, DQ_BLOCK_K: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
-    CHUNK: tl.constexpr,
+    CHUNK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Fill the three tables; a program for each of their rows, those that loop over queries first: they read most."""
     programs = tiles_k + tiles_fwd_q + tiles_dq_q
@@ -188,8 +206,8 @@ def plan_kernel(
     if tile < tiles_k:
         table = dkdv + (number * tiles_k + tile) * 16
         _key_row(
-            table, keys, query_summary, number, tile, batch, seqlen_q, seqlen_k, tiles_q,
-            TWO, HAS_KEYS, BLOCK_Q, BLOCK_K, CHUNK,
+            table, keys, query_summary, group_summary, number, tile, batch, seqlen_q, seqlen_k, tiles_q, programs_q,
+            TWO, HAS_KEYS, BLOCK_Q, BLOCK_K, CHUNK, GROUP,
         )  # fmt: skip
     elif tile < tiles_k + tiles_fwd_q:
         tile -= tiles_k
@@ -212,8 +230,8 @@ def plan_launches(queries, keys, seqlen_k, blocks, tables) -> tuple[Launch, Laun
     fwd_q, fwd_k, dq_q, dq_k, block_q, block_k = blocks
     rows, batch, seqlen_q = queries.shape
     two, has_keys = rows == 7, keys is not None
-    tiles_q, tiles_k = triton.cdiv(seqlen_q, block_q), triton.cdiv(seqlen_k, block_k)
-    tiles_fwd_k, tiles_dq_k = triton.cdiv(seqlen_k, fwd_k), triton.cdiv(seqlen_k, dq_k)
+    tiles_q, tiles_k = ceil_div(seqlen_q, block_q), ceil_div(seqlen_k, block_k)
+    tiles_fwd_k, tiles_dq_k = ceil_div(seqlen_k, fwd_k), ceil_div(seqlen_k, dq_k)
     query_summary = queries.new_empty((8 if two else 4, batch, tiles_q))
     # Without keys these are never read; they only have to be tensors.
     fwd_summary = dq_summary = query_summary
@@ -222,10 +240,11 @@ def plan_launches(queries, keys, seqlen_k, blocks, tables) -> tuple[Launch, Laun
         if dq_k != fwd_k:
             dq_summary = queries.new_empty((2, batch, tiles_dq_k))
     tokens = max(_TOKENS, *blocks)
-    programs_q = triton.cdiv(seqlen_q, tokens)
-    programs_fwd_k = triton.cdiv(seqlen_k, tokens) if has_keys else 0
+    programs_q = ceil_div(seqlen_q, tokens)
+    programs_fwd_k = ceil_div(seqlen_k, tokens) if has_keys else 0
     programs_dq_k = programs_fwd_k if dq_k != fwd_k else 0
-    tensors = (queries, keys if has_keys else queries, query_summary, fwd_summary, dq_summary)
+    group_summary = queries.new_empty((2, batch, programs_q))
+    tensors = (queries, keys if has_keys else queries, query_summary, group_summary, fwd_summary, dq_summary)
     flags = {"TWO": two, "HAS_KEYS": has_keys}
     summary = Launch(
         kernel=summary_kernel,
@@ -237,19 +256,20 @@ def plan_launches(queries, keys, seqlen_k, blocks, tables) -> tuple[Launch, Laun
         constants={**flags, "BLOCK_Q": block_q, "FWD_BLOCK_K": fwd_k, "DQ_BLOCK_K": dq_k, "TOKENS": tokens},
         options={"num_warps": 4, "num_stages": 1},
     )  # fmt: skip
-    tiles_fwd_q, tiles_dq_q = triton.cdiv(seqlen_q, fwd_q), triton.cdiv(seqlen_q, dq_q)
+    tiles_fwd_q, tiles_dq_q = ceil_div(seqlen_q, fwd_q), ceil_div(seqlen_q, dq_q)
     rows_of_tables = Launch(
         kernel=plan_kernel,
         grid=((tiles_k + tiles_fwd_q + tiles_dq_q) * batch,),
         args=(
             *tensors, *tables, batch, seqlen_q, seqlen_k, tiles_fwd_q, tiles_fwd_k, tiles_dq_q, tiles_dq_k, tiles_q,
-            tiles_k,
+            tiles_k, programs_q,
         ),
         constants={
             **flags, "FWD_BLOCK_Q": fwd_q, "FWD_BLOCK_K": fwd_k, "DQ_BLOCK_Q": dq_q, "DQ_BLOCK_K": dq_k,
-            "BLOCK_Q": block_q, "BLOCK_K": block_k, "CHUNK": _CHUNK,
+            "BLOCK_Q": block_q, "BLOCK_K": block_k, "CHUNK": _CHUNK, "GROUP": tokens // block_q,
         },
-        options={"num_warps": 4, "num_stages": 1},
+        # Unasked, the compiler aims at 64 registers for sm_100, and spills one.
+        options={"num_warps": 4, "num_stages": 1, "maxnreg": 128},
     )  # fmt: skip
     return summary, rows_of_tables
 

@@ -1,5 +1,5 @@
 """Summaries of tiles, for the plan: of a tile of queries the hull and the intersection of its rows' intervals, of a
-tile of keys its least and greatest position.
+tile of keys its least and greatest position, and of each program's queries together their hull.
 
 Bm batch rows of the mask, Sq queries, Sk keys. One launch summarises all the tiles that the programs of plan.py loop
 over; a program reads TOKENS tokens.
@@ -49,12 +49,14 @@ def _key_summary(keys, out, number, batch, program, seqlen_k, tiles, BLOCK: tl.c
 
 @triton.jit(do_not_specialize=NOT_SPECIALISED)
 def summary_kernel(
-    queries, keys, query_summary, fwd_summary, dq_summary, batch, seqlen_q, seqlen_k, tiles_q, tiles_fwd_k, tiles_dq_k,
-    programs_q, programs_fwd_k, programs_dq_k,
+    queries, keys, query_summary, group_summary, fwd_summary, dq_summary, batch, seqlen_q, seqlen_k, tiles_q,
+    tiles_fwd_k, tiles_dq_k, programs_q, programs_fwd_k, programs_dq_k,
     TWO: tl.constexpr, HAS_KEYS: tl.constexpr, BLOCK_Q: tl.constexpr, FWD_BLOCK_K: tl.constexpr,
     DQ_BLOCK_K: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Fill query_summary (4 or 8, Bm, query tiles of dK/dV) and, with keys, the key summaries of forward and dQ."""
+    """Fill query_summary (4 or 8, Bm, query tiles of dK/dV), group_summary (2, Bm, programs_q) and, with keys, the key
+    summaries of forward and dQ.
+    """
     programs = programs_q + programs_fwd_k + programs_dq_k
     number = (tl.program_id(0) // programs).to(tl.int64)
     program = tl.program_id(0) % programs
@@ -64,10 +66,16 @@ def summary_kernel(
         out = query_summary + number * tiles_q + tile
         step = tl.cast(batch, tl.int64) * tiles_q
         inside = tile < tiles_q
+        first = INT_MAX
+        past = -1
         for pair in tl.static_range(2 if TWO else 1):
             summary = interval(queries, row, 5 * pair, batch, number, seqlen_q, 1)
             for item in tl.static_range(4):
                 tl.store(out + (4 * pair + item) * step, summary[item], mask=inside)
+            first = tl.minimum(first, tl.min(summary[0], 0))
+            past = tl.maximum(past, tl.max(summary[1], 0))
+        tl.store(group_summary + number * programs_q + program, first)
+        tl.store(group_summary + (batch + number) * programs_q + program, past)
     else:
         if HAS_KEYS:
             program -= programs_q
