@@ -289,40 +289,6 @@ def architecture(capability: tuple[int, int]) -> str:
     return named.get(capability, "small")
 
 
-def explain_choice(
-    device: torch.device,
-    head_dim: int,
-    dtype: torch.dtype,
-    kind: Kind = Kind(),  # noqa: B008 - immutable
-    *,
-    block_size: tuple[int, int] | None = None,
-    features: str = "full attention",
-) -> str:
-    """One line: the implementation and tiles a call gets, and why. features: what the call asks for, in words."""
-    implementation = implementation_for(device.type)
-    call = f"{features}, head dimension {head_dim}, {str(dtype).removeprefix('torch.')}"
-    forced = "forced" if _forced is not None else None
-    if implementation == "torch":
-        why = forced or f"tensors are on {device.type}, our kernels need CUDA"
-        return (
-            "torch scaled_dot_product_attention, for a log-sum-exp, softcap or dropout the reference in plain PyTorch: "
-            f"{why}; {call}"
-        )
-    if implementation == "reference" or not runs_kernels(device):
-        return f"reference in plain PyTorch: {forced}; {call}"
-    tiles = tiles_for(device, head_dim, dtype, kind, block_size=block_size)
-    if device.type == "cuda":
-        major, minor = torch.cuda.get_device_capability(device)
-        where = f"sm_{major}{minor} (table row {architecture((major, minor))})"
-    else:
-        where = "TRITON_INTERPRET=1 on CPU tensors"
-    special = "".join(f", {name}" for name, applies in kind._asdict().items() if applies)
-    return (
-        f"portable Triton kernels: {forced or where}{special}; {call}; "
-        f"forward {tiles.forward}; dK/dV {tiles.dkdv}; dQ {tiles.dq}{' in one launch' if tiles.together else ''}"
-    )
-
-
 @cache
 def _require_triton() -> None:
     if importlib.util.find_spec("triton") is None:

@@ -1,4 +1,4 @@
-"""May a call run on the Hopper kernels (hopper/), and if not, why: compute.py asks for every call, `explain` for people.
+"""May a call run on the Hopper kernels (hopper/), and if not, why: asked by compute.py at every call, and by `explain`.
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
 """
@@ -47,20 +47,20 @@ def _unavailable(index: int) -> str | None:
 
 def plan_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool) -> tuple[int, ...]:
     """The tile sizes to plan a mask for: of the Hopper kernels where they will serve the calls, else of the others."""
-    return _plan_blocks(mask.queries.device, head_dim, dtype, rich, mask.queries.shape[0] == 7, mask.keys is not None)
+    return _plan_blocks(mask.queries.device, head_dim, dtype, rich, mask.keys is not None)
 
 
 @torch.compiler.assume_constant_result  # torch.compile may neither look for a GPU nor trace through the tables
 def _plan_blocks(
-    device: torch.device, head_dim: int, dtype: torch.dtype, rich: bool, two_intervals: bool, key_positions: bool
+    device: torch.device, head_dim: int, dtype: torch.dtype, rich: bool, key_positions: bool
 ) -> tuple[int, ...]:
     portable = dispatch.plan_blocks(device, head_dim, dtype, rich)
     if rich or unavailable(device) is not None:
         return portable
-    from .hopper import plans  # Gluon is imported only where it runs
+    from .hopper import choice  # Gluon is imported only where it runs
 
-    forward = plans.forward_blocks(head_dim, dtype, two_intervals, key_positions) or portable[0:2]
-    backward = plans.backward_blocks(head_dim, dtype, two_intervals, key_positions) or portable[4:6]
+    forward = choice.forward_blocks(head_dim, dtype, key_positions) or portable[0:2]
+    backward = choice.backward_blocks(head_dim, dtype) or portable[4:6]
     return (*forward, *portable[2:4], *backward)
 
 
@@ -69,7 +69,7 @@ def forward_refusal(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | 
     reason = unavailable(q.device)
     if reason is not None:
         return reason
-    from .hopper.forward import serves_forward  # Gluon is imported only where it runs
+    from .hopper.choice import serves_forward  # Gluon is imported only where it runs
 
     return serves_forward(q, k, v, options)
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from . import compute, dispatch
 from .arguments import Sizes, check_packed, check_q_and_kv, check_qkv
 from .block_sparse import BlockMask
 from .calls import Given, Result, attend, attend_kvpacked, attend_qkvpacked, options_of, returned, with_lse
+from .explanation import explained
 from .masks import Mask
 from .options import Options
 
@@ -50,7 +50,8 @@ def flash_attn_func(
     softcap: scores become softcap * tanh(score / softcap); 0: none (Gemma 2, arXiv 2408.00118).
     alibi_slopes: (H,) or (B, H) float32: slope * |p - j| is subtracted from the scores (ALiBi, arXiv 2108.12409). With
         a Mask the rows of (N, H) go by its sequences, and positions are the mask's.
-    deterministic: accepted; the kernels always are.
+    deterministic: the backward gives the same bits every time, as it does anyway but on the Hopper kernels, which are
+        left for the others then. Also on under torch.use_deterministic_algorithms.
     return_attn_probs: return (out, lse, S_dmask) as flash-attn does, for tests: S_dmask is empty without dropout, else
         the attention weights (B, H, Sq, Sk) before dropout, negative where dropped; it stores the whole matrix.
     bias: broadcasts to (B, H, Sq, Sk), q's dtype or float32, added to the scores; has a gradient; -inf hides a pair.
@@ -141,14 +142,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, *positional: Any, **options: Any) -
     # A fixed seed, so that explaining draws nothing from torch's generator.
     seed = 0 if given.dropout_seed is None else given.dropout_seed
     call = options_of(given._replace(dropout_seed=seed), _sizes(q, k))
-    return dispatch.explain_choice(
-        q.device,
-        q.shape[3],
-        q.dtype,
-        compute.kind_of(q, k, call),
-        block_size=call.mask.block_size if isinstance(call.mask, BlockMask) else None,
-        features=_in_words(given, call),
-    )
+    return explained(q, k, v, call, _in_words(given, call))
 
 
 def _in_words(given: Given, options: Options) -> str:

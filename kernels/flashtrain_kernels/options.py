@@ -78,7 +78,8 @@ class Packed(NamedTuple):
 TENSORS = 10
 SCHEMA = (
     ", ".join(f"Tensor? {name}" for name in Packed._fields[:TENSORS])
-    + ", float scale, SymInt? left, SymInt? right, float softcap, float dropout_p, bool deterministic, SymInt[] mask_sizes"
+    + ", float scale, SymInt? left, SymInt? right, float softcap, float dropout_p, bool deterministic"
+    + ", SymInt[] mask_sizes"
 )
 
 

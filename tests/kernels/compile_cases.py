@@ -134,15 +134,22 @@ def compiled_rows(capability: int, cases: list[Case]) -> Iterator[dict[str, Any]
             }  # fmt: skip
 
 
+# sm_90, D = 128, several query heads a key head: the backward in one launch puts up to four registers aside before its
+# loops and takes them back after, which costs nothing; every tile without that was 16% slower (16 queries a step).
+GROUPED_SPILLS = 8
+
+
 def faults(row: dict[str, Any], spills: int = 0) -> list[str]:
     """What is wrong with a row, which is nothing, it is hoped.
 
     Spills count where the table promises that there are none: not with every feature at once, not above D = 128, and
-    not on GPUs with little shared memory. spills: how many instructions are let pass.
+    not on GPUs with little shared memory. spills: how many instructions are let pass (see GROUPED_SPILLS too).
     """
     capability, found = row["capability"], []
     large = SHARED_MEMORY[capability] > 128 * 1024
     promised = large and row["head_dim"] <= 128 and row["feature"] != "everything"
+    if capability == 90 and row["head_dim"] == 128 and row["group"] > 1 and row["kernel"] == "both":
+        spills = max(spills, GROUPED_SPILLS)
     if promised and row["spills"] > spills:
         found.append("registers spilled")
     if row["shared"] > SHARED_MEMORY[capability]:

@@ -28,6 +28,15 @@ def error(got: dict[str, Tensor], wanted: dict[str, Tensor], name: str) -> float
     return (got[name].double() - wanted[name].double()).abs().max().item()
 
 
+def assert_same(got: Tensor, wanted: Tensor, *, added: bool = False) -> None:
+    """Equal bit for bit; or, of numbers that the Hopper backward `added` up in any order (dQ), but for one rounding."""
+    if not added:
+        assert torch.equal(got, wanted)
+        return
+    bound = torch.finfo(got.dtype).eps * wanted.float().abs() + 1e-4 * wanted.float().abs().max()
+    assert ((got.float() - wanted.float()).abs() <= bound).all()
+
+
 def assert_as_exact_as_torch(case: Case, dtype: torch.dtype) -> None:
     """Outputs and gradients: at most twice torch's error against float64, and one rounding of the largest value more
     (of 0.01 where all are smaller: with one key, dQ is exactly 0). The log-sum-exp: within 1e-4."""

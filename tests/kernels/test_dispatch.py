@@ -7,7 +7,9 @@ import torch
 
 from flashtrain_kernels import dispatch, tuning
 from flashtrain_kernels.dispatch import TILES, VARIANTS, Kind, Tile, Tiles
+from flashtrain_kernels.explanation import explained
 from flashtrain_kernels.masks import Mask
+from flashtrain_kernels.options import Options
 
 
 def test_tensors_on_a_cpu_get_torchs_attention_and_those_on_cuda_the_kernels():
@@ -76,14 +78,14 @@ def test_a_plans_sizes_stay_and_no_tile_is_larger_than_a_block_of_a_block_mask()
 
 
 def test_the_choice_is_explained_in_one_line_with_what_the_call_asks_for():
-    cpu = torch.device("cpu")
-    line = dispatch.explain_choice(cpu, 64, torch.bfloat16, features="causal, dropout")
+    x = torch.zeros(1, 2, 1, 64, dtype=torch.bfloat16)
+    line = explained(x, x, x, Options(0.125), "causal, dropout")
     assert "torch scaled_dot_product_attention" in line
     assert "dropout the reference" in line
     assert "tensors are on cpu" in line
     assert line.endswith("causal, dropout, head dimension 64, bfloat16")
     with dispatch.force("reference"):
-        assert "reference in plain PyTorch: forced" in dispatch.explain_choice(cpu, 64, torch.bfloat16)
+        assert "reference in plain PyTorch: forced" in explained(x, x, x, Options(0.125), "full")
 
 
 def test_the_tuner_prints_rows_of_both_tables_and_tries_only_sizes_that_a_plan_allows():

@@ -8,7 +8,7 @@ The features are in test_gpu_features.py; test_gpu_*.py hold the rest.
 import pytest
 import torch
 from attention_cases import Case, assert_close, expected, ours
-from gpu_checks import DEVICE, NEEDS_GPU, assert_as_exact_as_torch, error
+from gpu_checks import DEVICE, NEEDS_GPU, assert_as_exact_as_torch, assert_same, error
 
 import flashtrain_kernels as fk
 
@@ -72,7 +72,7 @@ def test_gradients_through_the_log_sum_exp(case):
         assert error(got, wanted, name) <= 0.02 * wanted[name].abs().max().item(), name
 
 
-def test_any_strides():
+def test_any_strides(path):
     case = SHAPES[1]
     inputs = case.inputs(BF16, DEVICE)
     wanted = ours(case, inputs)
@@ -83,20 +83,20 @@ def test_any_strides():
         assert not strided[0].is_contiguous()
         got = ours(case, strided)
         for name, value in wanted.items():
-            assert torch.equal(got[name], value), name
+            assert_same(got[name], value, added=path == "hopper" and name == "dq")
 
 
-def test_an_expanded_output_gradient():
+def test_an_expanded_output_gradient(path):
     inputs = SHAPES[0].inputs(BF16, DEVICE)
     out = fk.flash_attn_func(*inputs, causal=True)
     expanded = torch.autograd.grad(out, inputs, out.new_ones(()).expand_as(out), retain_graph=True)
     dense = torch.autograd.grad(out, inputs, torch.ones_like(out))
-    for got, wanted in zip(expanded, dense, strict=True):
-        assert torch.equal(got, wanted)
+    for name, got, wanted in zip(("dq", "dk", "dv"), expanded, dense, strict=True):
+        assert_same(got, wanted, added=path == "hopper" and name == "dq")
 
 
 @pytest.mark.parametrize("features", [{}, {"mask": True}, {"dropout_p": 0.2, "dropout_seed": 3}], ids=str)
-def test_packed_equals_unpacked_bit_for_bit(features):
+def test_packed_equals_unpacked_bit_for_bit(features, path):
     qkv = torch.randn(2, 777, 3, 4, 64, device=DEVICE, dtype=BF16, requires_grad=True)
     ids = torch.arange(777, device=DEVICE).expand(2, 777) // 200
     options = {"mask": fk.masks.document(ids, causal=True)} if "mask" in features else {"causal": True, **features}
@@ -109,12 +109,24 @@ def test_packed_equals_unpacked_bit_for_bit(features):
     ):
         assert torch.equal(packed, apart)
         (got,) = torch.autograd.grad((packed * weight).sum(), qkv)
-        assert torch.equal(got, wanted)
+        assert_same(got[:, :, 0], wanted[:, :, 0], added=path == "hopper")
+        assert_same(got[:, :, 1:], wanted[:, :, 1:])
 
 
-def test_explain_names_the_gpu_and_the_tiles():
+def test_explain_names_the_path_the_gpu_and_the_tiles(path):
     x = torch.zeros(1, 8, 1, 64, device=DEVICE, dtype=BF16)
     line = fk.explain(x, x, x)
-    assert "portable" in line
-    assert "sm_" in line
+    assert line.startswith("Hopper kernels" if path == "hopper" else "portable Triton kernels")
+    assert "sm_" in line or "forced" in line
+    assert "64" in line.split("forward", 1)[1]
+
+
+def test_explain_names_what_the_hopper_kernels_leave_to_the_portable_ones(path):
+    if path != "hopper":
+        pytest.skip("about the Hopper kernels")
+    x = torch.zeros(1, 8, 1, 64, device=DEVICE, dtype=BF16)
+    assert "softcap" in fk.explain(x, x, x, softcap=3.0)
+    line = fk.explain(x, x, x, deterministic=True)
+    assert line.startswith("Hopper kernels")
     assert "dK/dV" in line
+    assert "determin" in line

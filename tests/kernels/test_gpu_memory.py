@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from attention_cases import Case, ours, run
-from gpu_checks import DEVICE, NEEDS_GPU, assert_written_within_the_guards, guarded_allocations
+from gpu_checks import DEVICE, NEEDS_GPU, assert_same, assert_written_within_the_guards, guarded_allocations
 
 import flashtrain_kernels as fk
 
@@ -37,7 +37,7 @@ GUARDED = [
 
 
 @pytest.mark.parametrize("case", GUARDED, ids=str)
-def test_every_output_is_written_wholly_and_nothing_around_it(case):
+def test_every_output_is_written_wholly_and_nothing_around_it(case, path):
     inputs = case.inputs(BF16, DEVICE)
     wanted = ours(case, inputs)
     with guarded_allocations() as made:
@@ -45,11 +45,11 @@ def test_every_output_is_written_wholly_and_nothing_around_it(case):
     assert len(made) >= 6  # out, lse, dq, dk, dv and the workspace at least; plan tables and dbias too
     assert_written_within_the_guards(made)
     for name, value in wanted.items():
-        assert torch.equal(got[name], value), name
+        assert_same(got[name], value, added=path == "hopper" and name == "dq")
 
 
 @pytest.mark.parametrize("head_dim", [64, 40])
-def test_packed_sequences_are_written_wholly_and_nothing_around_them(head_dim):
+def test_packed_sequences_are_written_wholly_and_nothing_around_them(head_dim, path):
     cu_q, cu_k = (torch.tensor(x, device=DEVICE, dtype=torch.int32) for x in ([0, 7, 7, 300, 301], [0, 9, 20, 20, 333]))
     q, kv = (torch.randn(shape, device=DEVICE, dtype=BF16) for shape in ((305, 4, head_dim), (340, 2, 4, head_dim)))
     q, kv = q.requires_grad_(), kv.requires_grad_()
@@ -67,8 +67,8 @@ def test_packed_sequences_are_written_wholly_and_nothing_around_them(head_dim):
         got = gradients()
     assert_written_within_the_guards(made)
     assert len(made) >= 9  # out, lse, dq, dkv, the workspace, and the plan's tables and summaries
-    for one, other in zip(got, wanted, strict=True):
-        assert torch.equal(one, other)
+    for name, one, other in zip(("out", "lse", "dq", "dkv"), got, wanted, strict=True):
+        assert_same(one, other, added=path == "hopper" and name == "dq")
     assert wanted[0][301:].eq(0).all()  # tokens past the last sequence
     assert wanted[2][301:].eq(0).all()
     assert wanted[3][333:].eq(0).all()

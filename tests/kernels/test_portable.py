@@ -29,8 +29,9 @@ def compiled(capability: int, cases: str) -> list[dict[str, Any]]:
 def test_the_tables_tiles_compile_without_spills_within_shared_memory_and_with_tensor_cores(capability):
     rows = compiled(capability, "tests")
     assert [row for row in rows if row["faults"]] == []
-    assert {row["kernel"] for row in rows} == {"forward", "dkdv", "dq", "dbias"}
-    assert all(row["wgmma"] for row in rows) == (capability == 90)
+    together = {"rows", "both"} if capability == 90 else set()
+    assert {row["kernel"] for row in rows} == {"forward", "dkdv", "dq", "dbias"} | together
+    assert all(row["wgmma"] for row in rows if row["kernel"] != "rows") == (capability == 90)
     # Every feature at once has no tile of its own: it spills, within reason.
     assert max(row["spills"] for row in rows) < 1500
 

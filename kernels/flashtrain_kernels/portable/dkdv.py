@@ -10,7 +10,17 @@ import triton.language as tl
 
 from .launch import NOT_SPECIALISED
 from .scores import head_options, kept, load_bias, logits, with_slope
-from .tiles import CAREFUL_BLOCK, has_nan, is_finite, key_position, load_tile, query_rows, sees, store_tile
+from .tiles import (
+    CAREFUL_BLOCK,
+    has_nan,
+    is_finite,
+    key_position,
+    load_own_tile,
+    load_tile,
+    query_rows,
+    sees,
+    store_tile,
+)
 from .traversal import listed_block, position_of_step, query_pieces, steps
 
 
@@ -237,8 +247,8 @@ def dkdv_kernel(
     position = key_position(positions_ptr + batch * stride_positions, key, seqlen_k, F)
     k_base = k_ptr + batch * stride_kb + kv_head * stride_kh + offset * stride_ks
     v_base = v_ptr + batch * stride_vb + kv_head * stride_vh + offset * stride_vs
-    k = load_tile(k_base, stride_ks, left, True, BLOCK_K, HEAD_DIM, BLOCK_D)
-    v = load_tile(v_base, stride_vs, left, True, BLOCK_K, HEAD_DIM, BLOCK_D)
+    k = load_own_tile(k_base, stride_ks, left, BLOCK_K, HEAD_DIM, BLOCK_D)
+    v = load_own_tile(v_base, stride_vs, left, BLOCK_K, HEAD_DIM, BLOCK_D)
 
     dk = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)

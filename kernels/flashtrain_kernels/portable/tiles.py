@@ -39,6 +39,19 @@ def load_tile(
 
 
 @triton.jit
+def load_own_tile(base, stride_row, rows_left, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Read ROWS x BLOCK_D elements; rows from rows_left on repeat the last one, columns past HEAD_DIM read as zero.
+
+    For the side that a program owns, whose rows past the end only reach rows of the result that are not stored. A mask
+    here would be the stores' mask too, and stay in registers until then.
+    """
+    rows = tl.minimum(tl.arange(0, ROWS), rows_left - 1)
+    columns = tl.arange(0, BLOCK_D)
+    pointers = base + rows[:, None] * stride_row + columns[None, :]
+    return tl.load(pointers) if HEAD_DIM == BLOCK_D else tl.load(pointers, mask=columns[None, :] < HEAD_DIM, other=0.0)
+
+
+@triton.jit
 def store_tile(base, stride_row, rows_left, tile, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
     """Write a ROWS x BLOCK_D tile in the pointer's dtype, never past rows_left or HEAD_DIM."""
     rows = tl.arange(0, ROWS)
