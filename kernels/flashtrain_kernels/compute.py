@@ -26,9 +26,11 @@ def forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, 
     q, k, v = _unit_stride(q), _unit_stride(k), _unit_stride(v)
     with _on(q.device):
         if fast_path.forward_refusal(q, k, v, options) is None:
+            from .hopper import choice
             from .hopper.forward import forward as run_hopper
 
-            return run_hopper(q, k, v, _prepared(options, q, hopper=True))
+            options = _prepared(options, q, hopper=True)
+            return run_hopper(q, k, v, options, choice.forward_tile(q, k, options))
         from .portable.forward import forward as run  # Triton is imported only where it is used
 
         options = _prepared(options, q)

@@ -4,7 +4,6 @@ B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension
 """
 
 import logging
-import os
 from functools import cache
 
 import torch
@@ -30,8 +29,6 @@ def unavailable(device: torch.device) -> str | None:
 
 @cache
 def _unavailable(index: int) -> str | None:
-    if os.environ.get("FLASHTRAIN_HOPPER") != "1":  # TEMPORARY
-        return "not yet"
     major, minor = torch.cuda.get_device_capability(index)
     if (major, minor) != (9, 0):
         return f"the GPU is sm_{major}{minor}, they are for sm_90"
@@ -47,21 +44,24 @@ def _unavailable(index: int) -> str | None:
 
 def plan_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool) -> tuple[int, ...]:
     """The tile sizes to plan a mask for: of the Hopper kernels where they will serve the calls, else of the others."""
-    return _plan_blocks(mask.queries.device, head_dim, dtype, rich, mask.keys is not None)
+    # Under torch.compile head_dim may be symbolic: comparisons make constants of it.
+    width = 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
+    forward = True if head_dim % 8 == 0 and width <= 128 and mask.keys is None else False  # noqa: SIM210 - a constant
+    backward = True if head_dim in (64, 128) else False  # noqa: SIM210
+    return _plan_blocks(mask.queries.device, width, dtype, rich, forward, backward)
 
 
 @torch.compiler.assume_constant_result  # torch.compile may neither look for a GPU nor trace through the tables
 def _plan_blocks(
-    device: torch.device, head_dim: int, dtype: torch.dtype, rich: bool, key_positions: bool
+    device: torch.device, width: int, dtype: torch.dtype, rich: bool, forward: bool, backward: bool
 ) -> tuple[int, ...]:
-    portable = dispatch.plan_blocks(device, head_dim, dtype, rich)
-    if rich or unavailable(device) is not None:
+    portable = dispatch.plan_blocks(device, width, dtype, rich)
+    if rich or dtype.itemsize != 2 or unavailable(device) is not None:
         return portable
-    from .hopper import choice  # Gluon is imported only where it runs
+    from .hopper import planning  # Gluon is imported only where it runs
 
-    forward = choice.forward_blocks(head_dim, dtype, key_positions) or portable[0:2]
-    backward = choice.backward_blocks(head_dim, dtype) or portable[4:6]
-    return (*forward, *portable[2:4], *backward)
+    own = planning.FORWARD if forward else portable[0:2]
+    return (*own, *portable[2:4], *(planning.BACKWARD if backward else portable[4:6]))
 
 
 def forward_refusal(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
@@ -79,6 +79,8 @@ def backward_refusal(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str |
     reason = unavailable(q.device)
     if reason is not None:
         return reason
+    if options.deterministic:
+        return "deterministic, and their dQ is added up in any order"
     from .hopper.backward import serves_backward
 
     return serves_backward(q, k, v, options)

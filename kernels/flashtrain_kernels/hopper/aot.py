@@ -1,0 +1,85 @@
+"""Compile a Gluon launch for sm_90 with no GPU, and read from the machine code what it costs. See portable/aot.py."""
+
+import inspect
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.runtime.jit import mangle_type
+
+from ..portable.aot import _POINTERS, Compiled
+from ..portable.launch import Launch
+
+
+def compile_source(launch: Launch) -> Any:
+    """Triton's compiled kernel. The launch may hold tensors (and descriptors of tensors) on the meta device."""
+    names = list(inspect.signature(launch.kernel.fn).parameters)
+    unspecialised = {p.name for p in launch.kernel.params if p.do_not_specialize}
+    signature: dict[str, str] = {}
+    aligned: dict[tuple[int, ...], list[list[Any]]] = {}
+    for index, name in enumerate(names):
+        if name in launch.constants:
+            signature[name] = "constexpr"
+            continue
+        value = launch.args[index]
+        if isinstance(value, torch.Tensor):
+            signature[name] = _POINTERS[value.dtype]
+        elif isinstance(value, float):
+            signature[name] = "fp32"
+        elif isinstance(value, int):
+            signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+        else:
+            signature[name] = mangle_type(value)
+        divisible = isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
+        if divisible and name not in unspecialised:
+            aligned[(index,)] = [["tt.divisibility", 16]]
+    source = GluonASTSource(fn=launch.kernel, signature=signature, constexprs=dict(launch.constants), attrs=aligned)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=dict(launch.options))
+
+
+def compile_launch(launch: Launch) -> Compiled:
+    """What the kernel uses. Spills and lost wgmma become things that a test on a CPU can check."""
+    compiled = compile_source(launch)
+    usage, sass = (dump(compiled.asm["cubin"], option) for option in ("-res-usage", "-sass"))
+    operations: dict[str, int] = {}
+    for operation in re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_]+)", sass, re.MULTILINE):
+        operations[operation] = operations.get(operation, 0) + 1
+    registers = re.search(r"REG:(\d+)", usage)
+    return Compiled(
+        registers=int(registers.group(1)) if registers else 0,
+        shared=compiled.metadata.shared,
+        spills=operations.get("LDL", 0) + operations.get("STL", 0),
+        instructions=operations,
+    )
+
+
+def dump(cubin: bytes, option: str) -> str:
+    """What cuobjdump says of a cubin."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        command = [triton.knobs.nvidia.cuobjdump.path, option, str(path)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def serialised(compiled: Any) -> bool:
+    """Does ptxas say that it had to serialise wgmma (C7510 to C7514), as it does on its error stream only?"""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.ptx"
+        path.write_text(compiled.asm["ptx"])
+        command = [
+            triton.knobs.nvidia.ptxas.path,
+            "-v",
+            "--gpu-name=sm_90a",
+            str(path),
+            "-o",
+            str(path.with_suffix(".o")),
+        ]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    return bool(re.search(r"C75\d\d", said))

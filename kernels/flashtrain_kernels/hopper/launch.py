@@ -1,0 +1,56 @@
+"""Launching Gluon kernels, and the arguments that each takes of the mask."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from ..block_sparse import BlockMask
+from ..masks import Mask
+from ..portable.launch import Launch, broadcast_strides
+from .compat import remember_maps
+
+
+def mask_arguments(mask: Mask | BlockMask | None, unused: Tensor, kernel: str) -> tuple[Any, ...]:
+    """Mask.queries, the table of tiles, the list of blocks; the table's strides by batch row, head and tile; the
+    strides of Mask.queries by batch row and number. unused: a tensor to stand for absent ones.
+
+    kernel: "forward", "dq" or "dkdv", whose table of the plan is passed.
+    """
+    if isinstance(mask, Mask):
+        if mask.plan is None:
+            raise ValueError("the mask has no plan: call mask.planned(head_dim, dtype) first")
+        table, one = getattr(mask.plan, kernel), mask.queries.shape[1] == 1
+        batch = 0 if one else table.stride(0)
+        rows = 0 if one else mask.queries.stride(1)
+        return (mask.queries, table, unused, batch, 0, table.stride(1), rows, mask.queries.stride(0))
+    if isinstance(mask, BlockMask):
+        table = mask.key_rows if kernel == "dkdv" else mask.query_rows
+        batch, head, row, _ = broadcast_strides(table)
+        return (unused, table, mask.key_blocks if kernel == "dkdv" else mask.query_blocks, batch, head, row, 0, 0)
+    return (unused, unused, unused, 0, 0, 0, 0, 0)
+
+
+# Compiled kernels. Triton finds them itself, but looks at all the arguments for longer than a short kernel runs.
+_COMPILED: dict[tuple[Any, ...], Any] = {}
+
+
+def run(launch: Launch) -> None:
+    """Launch, compiling where this is the first of its kind."""
+    kinds = tuple(
+        [
+            x.data_ptr() % 16 if isinstance(x, Tensor) else -(2**31) <= x < 2**31 if isinstance(x, int) else None
+            for x in launch.args
+        ]
+    )
+    described = tuple([(x.base.dtype, x.block_shape[1]) for x in launch.args if isinstance(x, TensorDescriptor)])
+    constants = tuple(launch.constants.values())
+    key = (launch.kernel, torch.cuda.current_device(), kinds, described, constants, *launch.options.items())
+    compiled = _COMPILED.get(key)
+    if compiled is None:
+        compiled = launch.kernel[launch.grid](*launch.args, **launch.constants, **launch.options)
+        remember_maps(compiled)
+        _COMPILED[key] = compiled
+    else:
+        compiled[(launch.grid[0], 1, 1)](*launch.args, *constants)

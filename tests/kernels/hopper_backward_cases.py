@@ -1,0 +1,105 @@
+"""Compile the Hopper backward ahead of time, for sm_90 with no GPU, and print what each variant uses as JSON.
+
+    python hopper_backward_cases.py [--strict] [names of features]
+
+B batch, S sequence, H query heads, K key/value heads (H / group), D head dimension.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+
+from flashtrain_kernels.block_sparse import BlockMask
+from flashtrain_kernels.hopper.aot import compile_source, dump, serialised
+from flashtrain_kernels.hopper.backward import KEYS, QUERIES, backward_launches
+from flashtrain_kernels.masks import Mask, Plan
+from flashtrain_kernels.options import Options
+
+B, S, H = 2, 1024, 4
+
+
+def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def intervals(count: int, permuted: bool = False) -> Mask:
+    table = empty(B, S // KEYS, 16, dtype=torch.int32)
+    keys = empty(B, S, dtype=torch.int32) if permuted else None
+    plan = Plan(table, table, table, (128, 64, 64, 64, QUERIES, KEYS))
+    return Mask(empty(3 + 2 * count, B, S, dtype=torch.int32), keys, S, plan)
+
+
+def blocks() -> BlockMask:
+    rows, places = empty(1, H, 8, 3, dtype=torch.int64), empty(100, dtype=torch.int32)
+    return BlockMask(rows, places, rows, places, (128, 128), S, S, None, 0)
+
+
+FEATURES = {
+    "full": Options(0.125),
+    "causal": Options(0.125, right=0),
+    "window": Options(0.125, left=-256, right=0),
+    "intervals": Options(0.125, mask=intervals(1)),
+    "two intervals": Options(0.125, mask=intervals(2)),
+    "permuted": Options(0.125, mask=intervals(2, permuted=True)),
+    "blocks": Options(0.125, right=0, mask=blocks()),
+}
+GROUPS = {"full": (1, 4), "causal": (1, 4), "blocks": (1, 2), "intervals": (1, 2)}
+
+
+def compiled_rows(names: list[str]) -> Iterator[dict[str, Any]]:
+    for feature in names:
+        for head_dim in (64, 128):
+            for group in GROUPS.get(feature, (1,)):
+                q = empty(B, S, H, head_dim, dtype=torch.bfloat16)
+                kv = empty(B, S, H // group, head_dim, dtype=torch.bfloat16)
+                lse = empty(B, H, S, dtype=torch.float32)
+                rows = empty(B * H * S * 2, dtype=torch.float32)
+                work = empty(B * H * S * head_dim, dtype=torch.float32)
+                flags = empty(B * H // group * S // 64, dtype=torch.int32)
+                launch = backward_launches(
+                    q, None, q, kv, kv, q, lse, FEATURES[feature], (q, kv, kv), rows, work, flags
+                )[1]  # fmt: skip
+                compiled = compile_source(launch)
+                sass = dump(compiled.asm["cubin"], "-sass")
+                yield {
+                    "triton": triton.__version__, "feature": feature, "head_dim": head_dim, "group": group,
+                    "shared": compiled.metadata.shared, "spills": sass.count(" LDL") + sass.count(" STL"),
+                    "wgmma": sass.count("HGMMA."), "tma": sass.count("UTMALDG"), "serialised": serialised(compiled),
+                }  # fmt: skip
+
+
+def faults(row: dict[str, Any]) -> list[str]:
+    """What is wrong with a row, which is nothing, it is hoped."""
+    found = []
+    if row["spills"]:
+        found.append("registers spilled")
+    if row["shared"] > 232_448:
+        found.append("too much shared memory")
+    if row["serialised"]:
+        found.append("wgmma serialised")
+    if not row["wgmma"] or not row["tma"]:
+        found.append("no wgmma or TMA")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*", default=list(FEATURES))
+    parser.add_argument("--strict", action="store_true", help="fail where a row has faults")
+    chosen = parser.parse_args()
+    wrong = 0
+    for row in compiled_rows(chosen.names):
+        row["faults"] = faults(row)
+        print(json.dumps(row), flush=True)
+        wrong += bool(row["faults"])
+    if chosen.strict and wrong:
+        sys.exit(f"{wrong} kernels have faults under triton {triton.__version__}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Compile the Gluon forward for sm_90, for GPUs that need not be there, and print what each kernel uses as JSON.
+
+Run as a program: python hopper_forward_cases.py [--strict]
+
+B batch, S sequence, H query heads, K key/value heads (H / group), D head dimension.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton
+
+from flashtrain_kernels.block_sparse import BlockMask
+from flashtrain_kernels.hopper import aot, choice
+from flashtrain_kernels.hopper.forward import forward_launch
+from flashtrain_kernels.masks import Mask, Plan
+from flashtrain_kernels.options import Options
+
+B, H = 2, 4
+
+
+def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def intervals(count: int, tile: int, length: int) -> Mask:
+    table = empty(B, 8, 16, dtype=torch.int32)
+    return Mask(
+        empty(3 + 2 * count, B, length, dtype=torch.int32), None, length, Plan(table, table, table, (tile,) * 6)
+    )
+
+
+def blocks(length: int) -> BlockMask:
+    rows, places = empty(1, H, 8, 3, dtype=torch.int64), empty(100, dtype=torch.int32)
+    return BlockMask(rows, places, rows, places, (128, 128), length, length, None, 0)
+
+
+def options(feature: str, length: int) -> Options:
+    plain = {"full": (None, None), "causal": (None, 0), "window": (-256, 0)}
+    if feature in plain:
+        left, right = plain[feature]
+        return Options(0.125, left=left, right=right)
+    if feature == "blocks":
+        return Options(0.125, right=0, mask=blocks(length))
+    count, tile = {"intervals": (1, 64), "two intervals": (2, 64), "large tiles": (1, 128)}[feature]
+    return Options(0.125, mask=intervals(count, tile, length))
+
+
+# Feature, D, S, group: every tile of choice.py at least once.
+CASES = [
+    ("full", 64, 512, 1), ("full", 64, 4096, 1), ("causal", 64, 512, 1), ("causal", 64, 4096, 1),
+    ("causal", 64, 32768, 1), ("window", 64, 4096, 1), ("intervals", 64, 4096, 2), ("two intervals", 64, 4096, 1),
+    ("large tiles", 64, 4096, 1), ("blocks", 64, 4096, 1), ("full", 128, 4096, 1), ("causal", 128, 512, 4),
+    ("causal", 128, 32768, 1), ("window", 128, 4096, 1), ("intervals", 128, 4096, 1), ("two intervals", 128, 4096, 1),
+    ("large tiles", 128, 4096, 1), ("blocks", 128, 4096, 1), ("causal", 72, 512, 1),
+]  # fmt: skip
+SHARED_MEMORY = 232_448  # bytes that one block may use
+# Spilling instructions that are let pass: outside the loop over keys, in setting up a tile and in the pass after a NaN.
+SPILLS = {("causal", 72): 8, ("large tiles", 128): 64}
+
+
+def rows() -> Iterator[dict[str, Any]]:
+    """What each kernel of the cases uses."""
+    for feature, head_dim, length, group in CASES:
+        given = options(feature, length)
+        q = empty(B, length, H, head_dim, dtype=torch.bfloat16)
+        kv = empty(B, length, H // group, head_dim, dtype=torch.bfloat16)
+        tile = choice.forward_tile(q, kv, given)
+        launch = forward_launch(q, kv, kv, q, empty(B, H, length, dtype=torch.float32), replace(given), tile)
+        compiled = aot.compile_launch(launch)
+        row = {
+            "feature": feature, "head_dim": head_dim, "length": length, "group": group, "tile": list(tile),
+            "registers": compiled.registers, "shared": compiled.shared, "spills": compiled.spills,
+            "wgmma": compiled.instructions.get("HGMMA", 0), "tma": compiled.instructions.get("UTMALDG", 0),
+            "serialised": aot.serialised(aot.compile_source(launch)),
+        }  # fmt: skip
+        row["faults"] = faults(row)
+        yield row
+
+
+def faults(row: dict[str, Any]) -> list[str]:
+    """What is wrong with a row, which is nothing, it is hoped."""
+    found = []
+    if row["spills"] > SPILLS.get((row["feature"], row["head_dim"]), 0):
+        found.append("registers spilled")
+    if row["shared"] > SHARED_MEMORY:
+        found.append("too much shared memory")
+    if not row["wgmma"] or not row["tma"]:
+        found.append("no wgmma or no TMA")
+    if row["serialised"]:
+        found.append("wgmma serialised")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--strict", action="store_true", help="fail where a row has faults")
+    strict = parser.parse_args().strict
+    wrong = 0
+    for row in rows():
+        print(json.dumps(row), flush=True)
+        wrong += bool(row["faults"])
+    if strict and wrong:
+        sys.exit(f"{wrong} kernels have faults under triton {triton.__version__}")
+
+
+if __name__ == "__main__":
+    main()
