@@ -1,5 +1,5 @@
 """Makes attention_cases.py importable by name (the folder's own name, kernels, belongs to a package of other people),
-and runs every test on a GPU twice: with calls going where dispatch sends them, and with the portable kernels alone."""
+and runs every test on a GPU twice: on the Hopper kernels wherever they can serve a call, and on the portable ones."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-PATHS = ("dispatched", "portable")
+PATHS = ("hopper", "portable")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -19,16 +19,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def path(request: pytest.FixtureRequest):
-    """Where calls go. "dispatched" on a GPU without Hopper kernels would be the same again."""
-    from flashtrain_kernels import dispatch, fast_path
-
-    if request.param == "portable":
-        with dispatch.force("portable"):
-            yield "portable"
-        return
+    """The kernels that calls are forced through. Skipped where there are none of that kind."""
     import torch
 
-    reason = fast_path.unavailable(torch.device("cuda"))
-    if reason is not None:
-        pytest.skip(f"no Hopper kernels here: {reason}")
-    yield "hopper"
+    from flashtrain_kernels import dispatch, fast_path
+
+    with dispatch.force(request.param):
+        if request.param == "hopper":
+            reason = fast_path.unavailable(torch.device("cuda"))
+            if reason is not None:
+                pytest.skip(f"no Hopper kernels here: {reason}")
+        yield request.param

@@ -73,10 +73,14 @@ def compiled_rows(names: list[str]) -> Iterator[dict[str, Any]]:
                 }  # fmt: skip
 
 
+# Spilling instructions that are let pass: with Triton 3.7 it is 8, with 3.6 up to 61.
+SPILLS = {("two intervals", 128): 64, ("permuted", 128): 64}
+
+
 def faults(row: dict[str, Any]) -> list[str]:
     """What is wrong with a row, which is nothing, it is hoped."""
     found = []
-    if row["spills"]:
+    if row["spills"] > SPILLS.get((row["feature"], row["head_dim"]), 0):
         found.append("registers spilled")
     if row["shared"] > 232_448:
         found.append("too much shared memory")

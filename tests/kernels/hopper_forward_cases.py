@@ -1,6 +1,6 @@
 """Compile the Gluon forward for sm_90, for GPUs that need not be there, and print what each kernel uses as JSON.
 
-Run as a program: python hopper_forward_cases.py [--strict]
+Run as a program: python hopper_forward_cases.py [--strict] [names of features]
 
 B batch, S sequence, H query heads, K key/value heads (H / group), D head dimension.
 """
@@ -16,7 +16,7 @@ import torch
 import triton
 
 from flashtrain_kernels.block_sparse import BlockMask
-from flashtrain_kernels.hopper import aot, choice
+from flashtrain_kernels.hopper import aot, choice, planning
 from flashtrain_kernels.hopper.forward import forward_launch
 from flashtrain_kernels.masks import Mask, Plan
 from flashtrain_kernels.options import Options
@@ -28,11 +28,10 @@ def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def intervals(count: int, tile: int, length: int) -> Mask:
+def intervals(count: int, length: int) -> Mask:
     table = empty(B, 8, 16, dtype=torch.int32)
-    return Mask(
-        empty(3 + 2 * count, B, length, dtype=torch.int32), None, length, Plan(table, table, table, (tile,) * 6)
-    )
+    plan = Plan(table, table, table, (*planning.FORWARD, *planning.FORWARD, *planning.BACKWARD))
+    return Mask(empty(3 + 2 * count, B, length, dtype=torch.int32), None, length, plan)
 
 
 def blocks(length: int) -> BlockMask:
@@ -47,26 +46,27 @@ def options(feature: str, length: int) -> Options:
         return Options(0.125, left=left, right=right)
     if feature == "blocks":
         return Options(0.125, right=0, mask=blocks(length))
-    count, tile = {"intervals": (1, 64), "two intervals": (2, 64), "large tiles": (1, 128)}[feature]
-    return Options(0.125, mask=intervals(count, tile, length))
+    return Options(0.125, mask=intervals(2 if feature == "two intervals" else 1, length))
 
 
 # Feature, D, S, group: every tile of choice.py at least once.
 CASES = [
     ("full", 64, 512, 1), ("full", 64, 4096, 1), ("causal", 64, 512, 1), ("causal", 64, 4096, 1),
     ("causal", 64, 32768, 1), ("window", 64, 4096, 1), ("intervals", 64, 4096, 2), ("two intervals", 64, 4096, 1),
-    ("large tiles", 64, 4096, 1), ("blocks", 64, 4096, 1), ("full", 128, 4096, 1), ("causal", 128, 512, 4),
+    ("blocks", 64, 4096, 1), ("full", 128, 4096, 1), ("causal", 128, 512, 4),
     ("causal", 128, 32768, 1), ("window", 128, 4096, 1), ("intervals", 128, 4096, 1), ("two intervals", 128, 4096, 1),
-    ("large tiles", 128, 4096, 1), ("blocks", 128, 4096, 1), ("causal", 72, 512, 1),
+    ("blocks", 128, 4096, 1), ("causal", 72, 512, 1),
 ]  # fmt: skip
 SHARED_MEMORY = 232_448  # bytes that one block may use
 # Spilling instructions that are let pass: outside the loop over keys, in setting up a tile and in the pass after a NaN.
-SPILLS = {("causal", 72): 8, ("large tiles", 128): 64}
+SPILLS = {("causal", 72): 8}
 
 
-def rows() -> Iterator[dict[str, Any]]:
-    """What each kernel of the cases uses."""
+def rows(features: list[str]) -> Iterator[dict[str, Any]]:
+    """What each kernel of the cases of these features uses."""
     for feature, head_dim, length, group in CASES:
+        if feature not in features:
+            continue
         given = options(feature, length)
         q = empty(B, length, H, head_dim, dtype=torch.bfloat16)
         kv = empty(B, length, H // group, head_dim, dtype=torch.bfloat16)
@@ -99,13 +99,14 @@ def faults(row: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("features", nargs="*", default=list(dict.fromkeys(case[0] for case in CASES)))
     parser.add_argument("--strict", action="store_true", help="fail where a row has faults")
-    strict = parser.parse_args().strict
+    chosen = parser.parse_args()
     wrong = 0
-    for row in rows():
+    for row in rows(chosen.features):
         print(json.dumps(row), flush=True)
         wrong += bool(row["faults"])
-    if strict and wrong:
+    if chosen.strict and wrong:
         sys.exit(f"{wrong} kernels have faults under triton {triton.__version__}")
 
 

@@ -47,7 +47,8 @@ _LARGE = {
     128: ForwardTile(2, 64, 128, 2, programs=1, q_stages=2),
 }
 _MIDDLE = ForwardTile(1, 64, 128, 2, turns=False, programs=2, q_stages=2, cap=128)  # D = 64, short, no mask
-_TWO = {64: ForwardTile(2, 64, 128, 3, q_stages=2, programs=1), 128: _LARGE[128]}  # 128 x 128: plans
+# Tiles of 128 x 128, for blocks of that size and larger.
+_TWO = {64: ForwardTile(2, 64, 128, 3, q_stages=2, programs=1), 128: _LARGE[128]}
 
 
 def serves_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
@@ -74,12 +75,11 @@ def serves_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | N
 
 
 def forward_tile(q: Tensor, k: Tensor, options: Options) -> ForwardTile:
-    """The tile of a call. A plan's tiles, where there is one, are 64 x 64 or 128 x 128 (queries x keys)."""
+    """The tile of a call. A mask's plan, where there is one, is for tiles of 64 x 64 (planning.FORWARD)."""
     width = 64 if q.shape[3] <= 64 else 128
     keys, mask = k.shape[1], options.mask
     if isinstance(mask, Mask):
-        large = mask.plan is not None and mask.plan.blocks[:2] == (128, 128)
-        return _TWO[width] if large else _SMALL[width]._replace(programs=0)
+        return _SMALL[width]._replace(programs=0)
     if isinstance(mask, BlockMask):
         return _TWO[width] if min(mask.block_size) >= 128 else _SMALL[width]._replace(programs=0)
     if options.left is not None:

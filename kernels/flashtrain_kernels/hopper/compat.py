@@ -13,7 +13,7 @@ def remember_maps(compiled: Any) -> None:
     Triton's launcher is a closure around the one that wants encoded maps. Where a release builds it otherwise, launches
     stay as they are.
     """
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
         inner = compiled.run.launch
         names = inspect.getclosurevars(inner).nonlocals
         launcher, indices, metas = names["launcher"], sorted(names["tensordesc_indices"]), names["tensordesc_meta"]

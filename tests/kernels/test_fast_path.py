@@ -1,0 +1,136 @@
+"""Which calls the Hopper kernels get and which the portable ones keep, told without a GPU."""
+
+import logging
+
+import pytest
+import torch
+
+from flashtrain_kernels import block_sparse, dispatch, fast_path, masks, releases
+from flashtrain_kernels.options import Options
+
+BF16 = torch.bfloat16
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Pretend that CPU tensors lie on a GPU of this capability, with this release of Triton."""
+
+    def pretend(capability=(9, 0), release=(3, 7)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+        monkeypatch.setattr(releases, "release", lambda: release)
+        monkeypatch.setattr(fast_path, "_unavailable", fast_path._unavailable.__wrapped__)  # without its cache
+        real = fast_path.unavailable
+        monkeypatch.setattr(fast_path, "unavailable", lambda _device: real(CUDA))
+
+    return pretend
+
+
+def tensors(head_dim=64, dtype=BF16, seqlen=1024, heads=2, kv_heads=2):
+    q = torch.zeros(1, seqlen, heads, head_dim, dtype=dtype)
+    return q, *(torch.zeros(1, seqlen, kv_heads, head_dim, dtype=dtype) for _ in range(2))
+
+
+def refusals(q, k, v, **options):
+    given = Options(0.125, **options)
+    return fast_path.forward_refusal(q, k, v, given), fast_path.backward_refusal(q, k, v, given)
+
+
+def test_tensors_on_a_cpu_have_no_hopper_kernels():
+    assert refusals(*tensors()) == ("tensors are on cpu", "tensors are on cpu")
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0), (12, 0)])
+def test_another_gpu_has_none_and_is_named(capability, gpu):
+    gpu(capability)
+    assert fast_path.unavailable(CUDA) == f"the GPU is sm_{capability[0]}{capability[1]}, they are for sm_90"
+
+
+@pytest.mark.parametrize("release", [(3, 8), (3, 9), (4, 0)])
+def test_a_release_whose_gluon_differs_is_named_in_one_logged_line(release, gpu, caplog):
+    gpu(release=release)
+    with caplog.at_level(logging.WARNING):
+        reason = fast_path.unavailable(CUDA)
+    assert f"installed is {release[0]}.{release[1]}" in reason
+    assert "3.6 and 3.7" in reason
+    assert [record.getMessage().count("\n") for record in caplog.records] == [0]
+
+
+@pytest.mark.parametrize("release", [(3, 6), (3, 7)])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("kv_heads", [1, 2])
+@pytest.mark.parametrize("options", [{}, {"right": 0}, {"left": -100, "right": 0}], ids=str)
+def test_bands_and_grouped_heads_are_served(release, head_dim, kv_heads, options, gpu):
+    gpu(release=release)
+    assert refusals(*tensors(head_dim, kv_heads=kv_heads), **options) == (None, None)
+
+
+def test_documents_and_block_masks_are_served_and_planned_for_their_tiles(gpu):
+    gpu()
+    ids = torch.arange(1024)[None] // 300
+    mask = masks.document(ids, causal=True)
+    assert refusals(*tensors(), mask=mask) == (None, None)
+    everything = torch.ones(1, 8, 8, dtype=torch.bool)
+    blocks = block_sparse.block_mask(everything, block_size=128, seqlen_q=1024, seqlen_k=1024)
+    assert refusals(*tensors(), mask=blocks) == (None, None)
+    sizes = fast_path.plan_blocks(mask, 64, BF16, rich=False)
+    assert sizes[:2] == (64, 64)  # queries and keys a tile of the forward
+    assert sizes[4:] == (64, 128)  # and of the backward
+
+
+def test_a_packed_projection_is_read_where_it_lies(gpu):
+    gpu()
+    assert refusals(*torch.zeros(2, 100, 3, 4, 64, dtype=BF16).unbind(2)) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "forward", "backward"),
+    [
+        (256, BF16, "head dimension", "head dimension 256"),
+        (63, BF16, "head dimension", "head dimension 63"),
+        (40, BF16, None, "head dimension 40"),
+        (64, torch.float32, "float32", "float32"),
+    ],
+)
+def test_what_a_call_has_that_they_do_not_serve_is_named(head_dim, dtype, forward, backward, gpu):
+    gpu()
+    got = refusals(*tensors(head_dim, dtype))
+    for reason, wanted in zip(got, (forward, backward), strict=True):
+        assert (reason is None) if wanted is None else (wanted in reason)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"softcap": 3.0}, {"alibi_slopes": torch.ones(2)}, {"bias": torch.zeros(1, 1, 1, 1)}, {"dropout_p": 0.1}],
+    ids=lambda options: next(iter(options)),
+)
+def test_what_changes_scores_or_weights_is_left_to_the_portable_kernels(options, gpu):
+    gpu()
+    assert all(refusals(*tensors(), **options))
+
+
+def test_strides_that_the_copy_engine_cannot_take_are_named(gpu):
+    gpu()
+    _, k, v = tensors()
+    odd = torch.zeros(1, 1024, 2, 68, dtype=BF16)[..., :64]
+    for reason in refusals(odd, k, v):
+        assert "q" in reason
+        assert "stride" in reason
+
+
+def test_a_deterministic_backward_and_short_causal_ones_go_to_the_portable_kernels(gpu):
+    gpu()
+    forward, backward = refusals(*tensors(), deterministic=True)
+    assert forward is None
+    assert "deterministic" in backward
+    short = tensors(seqlen=512)
+    assert refusals(*short, right=0) == (None, "the portable kernels are faster")
+    assert refusals(*short) == (None, None)
+    with dispatch.force("hopper"):
+        assert refusals(*short, right=0) == (None, None)
+
+
+def test_forcing_the_portable_kernels_is_a_reason(gpu):
+    gpu()
+    with dispatch.force("portable"):
+        assert fast_path.unavailable(CUDA) == "portable is forced"
