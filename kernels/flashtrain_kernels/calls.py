@@ -89,7 +89,7 @@ def options_of(given: Given, sizes: Sizes, packing: Packing | None = None) -> Op
         alibi_slopes=slopes,
         seed=seed_tensor(given.dropout_seed, sizes.device) if given.dropout_p > 0 else None,
         mask=mask,
-        deterministic=given.deterministic or torch.are_deterministic_algorithms_enabled(),
+        deterministic=given.deterministic,
     )
     return replace(options, mask=_ready(mask, options, sizes)) if isinstance(mask, Mask) else options
 

@@ -79,7 +79,7 @@ def backward_refusal(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str |
     reason = unavailable(q.device)
     if reason is not None:
         return reason
-    if options.deterministic:
+    if options.deterministic or torch.are_deterministic_algorithms_enabled():
         return "deterministic, and their dQ is added up in any order"
     if dispatch.forced_implementation() is None and _is_faster_portable(q, k, options):
         return "the portable kernels are faster"

@@ -26,7 +26,8 @@ class Options:
     bias: (B or 1, H or 1, Sq or 1, Sk or 1), added to the scores; -inf hides a pair.
     alibi_slopes: (H,) or (B, H) float32: slope * |p - j| is subtracted, p being the query's position among the keys.
     mask: a Mask (which holds its own bounds: left and right are None) or a BlockMask (with the band it was built for).
-    deterministic: the backward gives the same bits every time (the portable kernels always do).
+    deterministic: the backward gives the same bits every time (the portable kernels always do); torch's own switch for
+    this, torch.use_deterministic_algorithms, counts too (fast_path.py).
     """
 
     scale: float

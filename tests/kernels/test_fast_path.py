@@ -123,6 +123,11 @@ def test_a_deterministic_backward_and_short_causal_ones_go_to_the_portable_kerne
     forward, backward = refusals(*tensors(), deterministic=True)
     assert forward is None
     assert "deterministic" in backward
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert refusals(*tensors()) == (forward, backward)
+    finally:
+        torch.use_deterministic_algorithms(False)
     short = tensors(seqlen=512)
     assert refusals(*short, right=0) == (None, "the portable kernels are faster")
     assert refusals(*short) == (None, None)
