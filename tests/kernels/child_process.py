@@ -1,9 +1,11 @@
 """Runs Python in a process of its own: Triton decides once a process whether to interpret, and a compile may abort."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 
@@ -18,3 +20,16 @@ def child(*command: str, **environment: str) -> subprocess.CompletedProcess[str]
         timeout=280,
         check=False,
     )
+
+
+def assert_passes_in_the_interpreter(cases: str, *options: str) -> None:
+    """Run a file of this folder by pytest with TRITON_INTERPRET=1."""
+    result = child("-m", "pytest", "-p", "no:cacheprovider", "-x", str(HERE / cases), *options, TRITON_INTERPRET="1")
+    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
+
+
+def compiled_rows(program: str, *arguments: str) -> list[dict[str, Any]]:
+    """The rows of JSON that a program of this folder prints, which compiles kernels."""
+    result = child(str(HERE / program), *arguments)
+    assert result.returncode == 0, result.stderr[-4000:]
+    return [json.loads(line) for line in result.stdout.splitlines()]

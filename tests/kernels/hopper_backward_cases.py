@@ -15,10 +15,11 @@ import torch
 import triton
 
 from flashtrain_kernels.block_sparse import BlockMask
-from flashtrain_kernels.hopper.aot import compile_source, dump, serialised
+from flashtrain_kernels.hopper.aot import compile_source, serialised
 from flashtrain_kernels.hopper.backward import KEYS, QUERIES, backward_launches
 from flashtrain_kernels.masks import Mask, Plan
 from flashtrain_kernels.options import Options
+from flashtrain_kernels.portable.aot import used_by
 
 B, S, H = 2, 1024, 4
 
@@ -65,11 +66,11 @@ def compiled_rows(names: list[str]) -> Iterator[dict[str, Any]]:
                     q, None, q, kv, kv, q, lse, FEATURES[feature], (q, kv, kv), rows, work, flags
                 )[1]  # fmt: skip
                 compiled = compile_source(launch)
-                sass = dump(compiled.asm["cubin"], "-sass")
+                used = used_by(compiled)
                 yield {
                     "triton": triton.__version__, "feature": feature, "head_dim": head_dim, "group": group,
-                    "shared": compiled.metadata.shared, "spills": sass.count(" LDL") + sass.count(" STL"),
-                    "wgmma": sass.count("HGMMA."), "tma": sass.count("UTMALDG"), "serialised": serialised(compiled),
+                    "shared": used.shared, "spills": used.spills, "wgmma": used.instructions.get("HGMMA", 0),
+                    "tma": used.instructions.get("UTMALDG", 0), "serialised": serialised(compiled),
                 }  # fmt: skip
 
 

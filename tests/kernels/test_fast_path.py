@@ -1,5 +1,6 @@
 """Which calls the Hopper kernels get and which the portable ones keep, told without a GPU."""
 
+import importlib.util
 import logging
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from flashtrain_kernels import block_sparse, dispatch, fast_path, masks, releases
 from flashtrain_kernels.options import Options
 
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 BF16 = torch.bfloat16
 CUDA = torch.device("cuda", 0)
 

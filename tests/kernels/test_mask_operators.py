@@ -1,11 +1,10 @@
 """The operators that fill masks: the same numbers on every device, and what torch asks of operators."""
 
 import importlib.util
-import json
 
 import pytest
 import torch
-from child_process import HERE, child
+from child_process import assert_passes_in_the_interpreter, compiled_rows
 from mask_operator_cases import CASES, CU_SEQLENS, IDS, given
 
 from flashtrain_kernels import mask_operators, masks
@@ -16,17 +15,13 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 
 @needs_triton
 def test_triton_fills_the_same_masks_in_the_interpreter():
-    cases = str(HERE / "interpreter_mask_cases.py")
-    result = child("-m", "pytest", "-p", "no:cacheprovider", "-x", cases, TRITON_INTERPRET="1")
-    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
+    assert_passes_in_the_interpreter("interpreter_mask_cases.py")
 
 
 @needs_triton
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_the_kernels_compile_without_spilling_registers(capability):
-    result = child(str(HERE / "mask_compile_cases.py"), str(capability))
-    assert result.returncode == 0, result.stderr[-4000:]
-    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    rows = compiled_rows("mask_compile_cases.py", str(capability))
     assert len(rows) == 18
     assert [row for row in rows if row["spills"]] == []
     assert max(row["shared"] for row in rows) <= 48 * 1024

@@ -1,11 +1,10 @@
 """Plans: every visible pair visited once, nothing needless where tokens are in order, on every implementation."""
 
 import importlib.util
-import json
 
 import pytest
 import torch
-from child_process import HERE, child
+from child_process import assert_passes_in_the_interpreter, compiled_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mask_cases import TWELVE
@@ -19,17 +18,13 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 
 @needs_triton
 def test_triton_builds_the_same_plans_in_the_interpreter():
-    cases = str(HERE / "interpreter_plan_cases.py")
-    result = child("-m", "pytest", "-p", "no:cacheprovider", "-x", cases, TRITON_INTERPRET="1")
-    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
+    assert_passes_in_the_interpreter("interpreter_plan_cases.py")
 
 
 @needs_triton
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_the_plans_kernels_compile_without_spilling_registers(capability):
-    result = child(str(HERE / "plan_compile_cases.py"), str(capability))
-    assert result.returncode == 0, result.stderr[-4000:]
-    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    rows = compiled_rows("plan_compile_cases.py", str(capability))
     assert len(rows) == 6
     assert [row for row in rows if row["spills"]] == []
     assert max(row["shared"] for row in rows) <= 48 * 1024

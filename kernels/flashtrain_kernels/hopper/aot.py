@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.jit import mangle_type
 
-from ..portable.aot import _POINTERS, Compiled
+from ..portable.aot import POINTERS, Compiled, used_by
 from ..portable.launch import Launch
 
 
@@ -29,7 +29,7 @@ def compile_source(launch: Launch) -> Any:
             continue
         value = launch.args[index]
         if isinstance(value, torch.Tensor):
-            signature[name] = _POINTERS[value.dtype]
+            signature[name] = POINTERS[value.dtype]
         elif isinstance(value, float):
             signature[name] = "fp32"
         elif isinstance(value, int):
@@ -45,27 +45,7 @@ def compile_source(launch: Launch) -> Any:
 
 def compile_launch(launch: Launch) -> Compiled:
     """What the kernel uses. Spills and lost wgmma become things that a test on a CPU can check."""
-    compiled = compile_source(launch)
-    usage, sass = (dump(compiled.asm["cubin"], option) for option in ("-res-usage", "-sass"))
-    operations: dict[str, int] = {}
-    for operation in re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_]+)", sass, re.MULTILINE):
-        operations[operation] = operations.get(operation, 0) + 1
-    registers = re.search(r"REG:(\d+)", usage)
-    return Compiled(
-        registers=int(registers.group(1)) if registers else 0,
-        shared=compiled.metadata.shared,
-        spills=operations.get("LDL", 0) + operations.get("STL", 0),
-        instructions=operations,
-    )
-
-
-def dump(cubin: bytes, option: str) -> str:
-    """What cuobjdump says of a cubin."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.cubin"
-        path.write_bytes(cubin)
-        command = [triton.knobs.nvidia.cuobjdump.path, option, str(path)]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return used_by(compile_source(launch))
 
 
 def serialised(compiled: Any) -> bool:

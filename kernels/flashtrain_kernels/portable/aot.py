@@ -18,7 +18,7 @@ from triton.compiler import ASTSource
 
 from .launch import Launch
 
-_POINTERS = {
+POINTERS = {
     torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64",
     torch.uint8: "*u8",
 }  # fmt: skip
@@ -51,7 +51,7 @@ def compile_launch(launch: Launch, capability: int) -> Compiled:
             continue
         value = launch.args[index]
         if isinstance(value, torch.Tensor):
-            signature[name] = _POINTERS[value.dtype]
+            signature[name] = POINTERS[value.dtype]
         elif isinstance(value, float):
             signature[name] = "fp32"
         else:
@@ -60,13 +60,12 @@ def compile_launch(launch: Launch, capability: int) -> Compiled:
         if divisible and name not in unspecialised:
             aligned[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=aligned)
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(launch.options))
-    with tempfile.TemporaryDirectory() as folder:
-        cubin = Path(folder) / "kernel.cubin"
-        cubin.write_bytes(compiled.asm["cubin"])
-        tool = triton.knobs.nvidia.cuobjdump.path
-        usage = subprocess.run([tool, "-res-usage", str(cubin)], capture_output=True, text=True, check=True).stdout
-        sass = subprocess.run([tool, "-sass", str(cubin)], capture_output=True, text=True, check=True).stdout
+    return used_by(triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(launch.options)))
+
+
+def used_by(compiled: Any) -> Compiled:
+    """What a kernel that Triton compiled uses, from its machine code."""
+    usage, sass = (_dump(compiled.asm["cubin"], option) for option in ("-res-usage", "-sass"))
     operations: dict[str, int] = {}
     for operation in re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_]+)", sass, re.MULTILINE):
         operations[operation] = operations.get(operation, 0) + 1
@@ -77,3 +76,12 @@ def compile_launch(launch: Launch, capability: int) -> Compiled:
         spills=operations.get("LDL", 0) + operations.get("STL", 0),
         instructions=operations,
     )
+
+
+def _dump(cubin: bytes, option: str) -> str:
+    """What cuobjdump says of a cubin."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        command = [triton.knobs.nvidia.cuobjdump.path, option, str(path)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
