@@ -179,3 +179,17 @@ def test_a_million_tokens_on_the_gpu():
     mask = masks.sliding_window(ids.shape[1], (5000, 0), documents=ids)
     for a, b in zip(got[:3], build_plan(mask, blocks)[:3], strict=True):
         assert torch.equal(a.cpu(), b)
+
+
+def test_a_compiled_program_plans_for_a_head_dimension_that_is_symbolic(monkeypatch):
+    monkeypatch.setattr(dispatch, "runs_kernels", lambda _device: True)  # as on a GPU
+    mask = masks.document(torch.arange(64)[None] // 20, causal=True)
+
+    def planned(x, mask):
+        plan = mask.planned(x.shape[-1], x.dtype).plan
+        return x * 2 + plan.forward.sum() + plan.blocks[0]
+
+    compiled = torch.compile(planned, fullgraph=True, dynamic=True, backend="eager")
+    for head_dim in (64, 128, 40):
+        x = torch.ones(2, head_dim, dtype=torch.bfloat16)
+        torch.testing.assert_close(compiled(x, mask), planned(x, mask))
