@@ -3,6 +3,8 @@
 Implementations:
     portable    the Triton kernels in portable/: NVIDIA GPUs of sm_80 and later (or, with TRITON_INTERPRET=1 set
                 before the import, Triton's interpreter on CPU tensors)
+    hopper      the Gluon kernels in hopper/, for the calls on sm_90 GPUs that fast_path.py gives them; the rest of such
+                a GPU's calls are portable
     torch       torch's scaled_dot_product_attention: tensors that are not on a CUDA device
     reference   plain PyTorch (reference.py) behind the same operators; only when forced, for tests
 """

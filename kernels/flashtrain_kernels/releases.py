@@ -1,4 +1,4 @@
-"""Tiles for other releases of Triton than the one that dispatch.py's table was measured with.
+"""Tiles for releases of Triton with which those of dispatch.py's table would spill registers.
 
 Each release brings another compiler, which may want more registers for the same kernel: a few instructions more than a
 tile leaves, that would spill. Here stand the nearest tiles that spill nothing, found by compiling ahead of time

@@ -192,7 +192,6 @@ def backward(
     lse: Tensor,
     options: Options,
     gradients: tuple[Tensor, Tensor, Tensor],
-    tiles: Any = None,
 ) -> None:
     """Fill the gradients dq, dk, dv (any strides whose last is 1). Call it only where `serves_backward` says None."""
     if 0 in q.shape or 0 in k.shape:

@@ -8,7 +8,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ..block_sparse import BlockMask
 from ..masks import Mask
-from ..portable.launch import Launch, broadcast_strides
+from ..portable import launch as portable
+from ..portable.launch import Launch
 from .compat import remember_maps
 
 
@@ -18,18 +19,9 @@ def mask_arguments(mask: Mask | BlockMask | None, unused: Tensor, kernel: str) -
 
     kernel: "forward", "dq" or "dkdv", whose table of the plan is passed.
     """
-    if isinstance(mask, Mask):
-        if mask.plan is None:
-            raise ValueError("the mask has no plan: call mask.planned(head_dim, dtype) first")
-        table, one = getattr(mask.plan, kernel), mask.queries.shape[1] == 1
-        batch = 0 if one else table.stride(0)
-        rows = 0 if one else mask.queries.stride(1)
-        return (mask.queries, table, unused, batch, 0, table.stride(1), rows, mask.queries.stride(0))
-    if isinstance(mask, BlockMask):
-        table = mask.key_rows if kernel == "dkdv" else mask.query_rows
-        batch, head, row, _ = broadcast_strides(table)
-        return (unused, table, mask.key_blocks if kernel == "dkdv" else mask.query_blocks, batch, head, row, 0, 0)
-    return (unused, unused, unused, 0, 0, 0, 0, 0)
+    queries, plane, stride_rows, _, _ = portable.mask_arguments(mask, unused)
+    table, stride_batch, stride_head, stride_tile, places = portable.table_arguments(mask, unused, kernel)
+    return (queries, table, places, stride_batch, stride_head, stride_tile, stride_rows, plane)
 
 
 # Compiled kernels. Triton finds them itself, but looks at all the arguments for longer than a short kernel runs.
