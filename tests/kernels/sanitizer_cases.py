@@ -1,9 +1,9 @@
 """One launch of each kernel for each way a mask can come, at small odd sizes, for NVIDIA's memory checker:
 
-    compute-sanitizer --tool memcheck python tests/kernels/sanitizer_cases.py
+    compute-sanitizer --tool memcheck python tests/kernels/sanitizer_cases.py cuda hopper
 
-Every tensor is an allocation of its own, so that a read or write past any of them is seen. `python sanitizer_cases.py
-cpu` with TRITON_INTERPRET=1 only shows that the cases run.
+(or portable: the kernels that calls are forced through). Every tensor is an allocation of its own, so that a read or
+write past any of them is seen. `python sanitizer_cases.py cpu` with TRITON_INTERPRET=1 only shows that the cases run.
 """
 
 import os
@@ -15,12 +15,15 @@ import torch
 from attention_cases import Case, ours
 
 import flashtrain_kernels as fk
+from flashtrain_kernels import dispatch
 
 CASES = [
     Case(2, 37, 45, 4, 2, 64, "causal"),
     Case(1, 45, 37, 1, 1, 64, "window"),
     Case(1, 1, 131, 2, 2, 64),
     Case(1, 67, 67, 1, 1, 40, "causal"),
+    Case(1, 131, 197, 2, 1, 128, "causal"),
+    Case(1, 67, 67, 2, 2, 128, "document"),
     Case(2, 131, 131, 2, 2, 64, "causal document"),
     Case(1, 131, 131, 2, 2, 64, "global window"),
     Case(1, 67, 67, 1, 1, 64, "shuffled"),
@@ -51,4 +54,6 @@ def main(device: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "cuda")
+    device, path = [*sys.argv[1:], *("cuda", "portable")[len(sys.argv) - 1 :]]
+    with dispatch.force(path):
+        main(device)

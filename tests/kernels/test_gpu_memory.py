@@ -175,12 +175,12 @@ def test_a_bias_of_minus_infinity_hides_whole_rows_and_all_that_is_in_its_keys()
 
 
 @pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="compute-sanitizer is not on PATH")
-def test_compute_sanitizer_finds_no_access_outside_of_memory():
-    path = os.pathsep.join([str(HERE), str(HERE.parents[1] / "kernels"), os.environ.get("PYTHONPATH", "")])
+def test_compute_sanitizer_finds_no_access_outside_of_memory(path):
+    places = os.pathsep.join([str(HERE), str(HERE.parents[1] / "kernels"), os.environ.get("PYTHONPATH", "")])
     result = subprocess.run(
         ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "7", sys.executable,
-         str(HERE / "sanitizer_cases.py")],
-        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=280, check=False,
+         str(HERE / "sanitizer_cases.py"), "cuda", path],
+        env={**os.environ, "PYTHONPATH": places}, capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
     assert "ERROR SUMMARY: 0 errors" in result.stdout
