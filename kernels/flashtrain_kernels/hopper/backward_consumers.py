@@ -13,6 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from .assembly import exp2_few
 from .backward_parts import (
     BETWEEN,
     HALF,
@@ -21,7 +22,6 @@ from .backward_parts import (
     add_by_copy,
     add_directly,
     await_signal,
-    exp2,
     hide,
     left_keys,
     left_transposed,
@@ -104,7 +104,7 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                     s = hide(s, tile, key, position, bounds, masks, C.left, C.right, C.intervals, mma)
                 if LATE:
                     dp = warpgroup_mma(v, do.permute((1, 0)), zero_s, use_acc=False, is_async=True)
-                p = exp2(s)
+                p = exp2_few(s)
                 dv = warpgroup_mma(gl.convert_layout(p.to(dtype), left), do, dv, is_async=True)
                 adding, dp, dq = warpgroup_mma_wait(1, deps=[adding, dp, dq])
                 # dK of the tile before is complete: nobody reads its Q and dO any more.
@@ -200,7 +200,7 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                 dp = warpgroup_mma(
                     left_keys(v_smem, never, WG, D), do.permute((1, 0)), zero_s, use_acc=False, is_async=True
                 )
-            p = exp2(s)
+            p = exp2_few(s)
             dv = warpgroup_mma(gl.convert_layout(p.to(dtype), left), do, dv, is_async=True)
             adding, dp = warpgroup_mma_wait(1, deps=[adding, dp])
             release(RING + before, (j > 0) & (j - 1 + STAGES < count))

@@ -97,7 +97,7 @@ def _producer(descs, memory, bars, call, D: gl.constexpr, C: gl.constexpr):
 
 @gluon.jit(
     do_not_specialize=[
-        "heads", "seqlen_q", "seqlen_k", "band_left", "band_right", "query_tiles", "key_tiles", "all_heads",
+        "stride_dkb", "stride_dks", "stride_dkh", "stride_dvb", "stride_dvs", "stride_dvh", "heads", "seqlen_q", "seqlen_k", "band_left", "band_right", "query_tiles", "key_tiles", "all_heads",
         "heads_together", "mask_plane", "stride_mask", "stride_positions", "stride_tb", "stride_th", "stride_tr",
     ]
 )  # fmt: skip

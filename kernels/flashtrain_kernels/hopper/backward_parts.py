@@ -9,7 +9,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
-from .backward_walk import BAND, BLOCK_K, BLOCK_Q, noted, opaque, work_of
+from .assembly import opaque
+from .backward_walk import BAND, BLOCK_K, BLOCK_Q, noted, work_of
 
 HALF = gl.constexpr(64)
 # Numbers of hardware barriers, of which Triton uses the first few: between the warpgroups, one a stage of a ring, and
@@ -68,11 +69,6 @@ def shared_stored():
     gl.inline_asm_elementwise(
         "fence.proxy.async.shared::cta; mov.u32 $0, 0;", "=r,~{memory}", [], dtype=gl.int32, is_pure=False, pack=1
     )
-
-
-@gluon.jit
-def exp2(x):
-    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
 
 @gluon.jit
