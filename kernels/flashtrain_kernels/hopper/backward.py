@@ -21,6 +21,9 @@ from .descriptors import descriptor, why_not, workspace
 from .launch import multiprocessors, run
 
 QUERIES, KEYS = BLOCK_Q.value, BLOCK_K.value
+# From how many queries on dQ is computed a tile late at D = 128, as measured (kernels/OPTIMISATION.md): an item must
+# have many tiles, as its first and last ones get longer.
+LATE_QUERIES = 4096
 
 
 def serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
@@ -60,6 +63,7 @@ def choices(q: Tensor, k: Tensor, options: Options, dk: Tensor, dv: Tensor) -> C
         key_positions=key_positions,
         block_rows=mask.block_size[1] if isinstance(mask, BlockMask) else KEYS,
         aligned=all(step % 8 == 0 for x in (dk, dv) for step in x.stride()[:3]),
+        late=q.shape[3] == 128 and kind == BAND.value and options.left is None and q.shape[1] >= LATE_QUERIES,
     )
 
 
