@@ -67,10 +67,7 @@ def compiled_rows(names: list[str]) -> Iterator[dict[str, Any]]:
             q = empty(B, length, H, head_dim, dtype=torch.bfloat16)
             kv = empty(B, length, H // group, head_dim, dtype=torch.bfloat16)
             lse = empty(B, H, length, dtype=torch.float32)
-            rows = empty(B * H * length * 2, dtype=torch.float32)
-            work = empty(B * H * length * head_dim, dtype=torch.float32)
-            flags = empty(B * H // group * length // 64, dtype=torch.int32)
-            launch = backward_launches(q, None, q, kv, kv, q, lse, FEATURES[feature], (q, kv, kv), rows, work, flags)[1]
+            launch = backward_launches(q, None, q, kv, kv, q, lse, FEATURES[feature], (q, kv, kv))[1]
             compiled = compile_source(launch)
             used = used_by(compiled)
             yield {

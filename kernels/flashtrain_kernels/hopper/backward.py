@@ -15,15 +15,19 @@ from ..options import Options
 from ..portable.features import features_of
 from ..portable.launch import Launch, ceil_div, mask_arguments, table_arguments
 from .backward_kernel import Choices, backward_kernel
-from .backward_rows import finish_kernel, prepare_kernel
+from .backward_rows import FLAGS, finish_kernel, prepare_kernel
 from .backward_walk import BAND, BLOCK_K, BLOCK_Q, BLOCKS, PLAN
 from .descriptors import descriptor, why_not, workspace
 from .launch import multiprocessors, run
 
 QUERIES, KEYS = BLOCK_Q.value, BLOCK_K.value
+# Up to how many keys, and with how much of a workspace, programs have whole heads.
+WHOLE_KEYS, WHOLE_BYTES = 1024, 40 << 20
 # From how many queries on dQ is computed a tile late at D = 128, as measured (kernels/OPTIMISATION.md): an item must
 # have many tiles, as its first and last ones get longer.
 LATE_QUERIES = 4096
+# How dQ of whole heads is finished at D = 64: 1 in the loop, 2 at an item's end (at D = 128 always). To be decided.
+WHOLE_MODE = 1
 
 
 def serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
@@ -44,7 +48,7 @@ def serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | 
     return None
 
 
-def choices(q: Tensor, k: Tensor, options: Options, dk: Tensor, dv: Tensor) -> Choices:
+def choices(q: Tensor, k: Tensor, options: Options, gradients: tuple[Tensor, ...]) -> Choices:
     """What the kernel is compiled for."""
     mask = options.mask
     kind, tiles, intervals, key_positions = BAND.value, 1, 0, False
@@ -52,6 +56,7 @@ def choices(q: Tensor, k: Tensor, options: Options, dk: Tensor, dv: Tensor) -> C
         kind, intervals, key_positions = PLAN.value, 1 if mask.queries.shape[0] == 5 else 2, mask.keys is not None
     elif isinstance(mask, BlockMask):
         kind, tiles = BLOCKS.value, mask.block_size[0] // QUERIES
+    late = q.shape[3] == 128 and kind == BAND.value and options.left is None and q.shape[1] >= LATE_QUERIES
     return Choices(
         stages=3,
         group=q.shape[2] // k.shape[2],
@@ -62,9 +67,22 @@ def choices(q: Tensor, k: Tensor, options: Options, dk: Tensor, dv: Tensor) -> C
         intervals=intervals,
         key_positions=key_positions,
         block_rows=mask.block_size[1] if isinstance(mask, BlockMask) else KEYS,
-        aligned=all(step % 8 == 0 for x in (dk, dv) for step in x.stride()[:3]),
-        late=q.shape[3] == 128 and kind == BAND.value and options.left is None and q.shape[1] >= LATE_QUERIES,
+        aligned=all(step % 8 == 0 for x in gradients for step in x.stride()[:3]),
+        whole=(WHOLE_MODE if q.shape[3] == 64 else 2) if has_whole_heads(q, k, options) else 0,
+        late=late and not has_whole_heads(q, k, options),
     )
+
+
+def has_whole_heads(q: Tensor, k: Tensor, options: Options) -> bool:
+    """Does a program of the fused kernel take all keys of a head, so that dQ is its own? Every query must see the first
+    keys, the programs must get about as many heads each, and their workspaces must fit in the L2 cache."""
+    if options.mask is not None or options.left is not None:
+        return False
+    if (options.right is not None and options.right < 0) or k.shape[1] > WHOLE_KEYS:
+        return False
+    heads, programs = q.shape[0] * k.shape[2], multiprocessors(q.device)
+    workspace_bytes = programs * (q.shape[2] // k.shape[2]) * q.shape[1] * q.shape[3] * 4
+    return heads >= 0.85 * programs * ceil_div(heads, programs) and workspace_bytes <= WHOLE_BYTES
 
 
 def tiles_of_queries(seqlen_q: int, options: Options) -> int:
@@ -95,62 +113,69 @@ def backward_launches(
     lse: Tensor,
     options: Options,
     gradients: tuple[Tensor, Tensor, Tensor],
-    rows: Tensor,
-    work: Tensor,
-    flags: Tensor,
 ) -> tuple[Launch, Launch, Launch]:
-    """The launches, in order. rows, work: float32 workspaces of 128 and of 64 D numbers for each tile of queries.
-
-    flags: int32, one for each 64 keys of a key/value head: is there a NaN in their gradients?
-    """
+    """The launches, in order, with workspaces of their own. The last one may have an empty grid."""
     dq, dk, dv = gradients
     batch, seqlen_q, heads, head_dim = q.shape
     seqlen_k, kv_heads = k.shape[1], k.shape[2]
     query_tiles, key_tiles = tiles_of_queries(seqlen_q, options), ceil_div(seqlen_k, KEYS)
     places = batch * heads * query_tiles
-    scale_log2 = options.scale * math.log2(math.e)
     items = key_tiles * batch * kv_heads
+    constants = choices(q, k, options, gradients)
+    programs = min(multiprocessors(q.device), items) if head_dim == 64 or constants.whole else items
+    masked = constants.left or constants.right or constants.kind != BAND.value
+    group = constants.group
+    # Tiles of queries' statistics; dQ in float32; does a NaN come out for 64 keys (or a tile of queries)?
+    rows = torch.empty(places * 2 * QUERIES, dtype=torch.float32, device=q.device)
+    tiles = programs * group * query_tiles if constants.whole else places
+    work = torch.empty(tiles * QUERIES * head_dim, dtype=torch.float32, device=q.device)
+    halves = 2 * items
+    flags = torch.empty(halves + places * (constants.whole > 0), dtype=torch.int32, device=q.device)
+    scale_log2 = options.scale * math.log2(math.e)
+    mask = options.mask
+    mask_given, of_keys = mask_arguments(mask, lse), table_arguments(mask, lse, "dkdv")
     prepare = Launch(
         kernel=prepare_kernel,
         grid=(places,),
         args=(
-            out, dout, lse, lse if dlse is None else dlse, rows, work, *out.stride()[:3], *dout.stride()[:3], heads,
-            seqlen_q, query_tiles,
+            out, dout, lse, lse if dlse is None else dlse, rows, work, flags, *out.stride()[:3], *dout.stride()[:3],
+            heads, seqlen_q, query_tiles, halves,
         ),
-        constants={"HAS_DLSE": dlse is not None, "D": head_dim},
+        constants={"HAS_DLSE": dlse is not None, "WHOLE": constants.whole > 0, "D": head_dim},
         options={"num_warps": 4},
     )  # fmt: skip
-    target: Any = workspace(work, (128, 32)) if head_dim == 128 else work
-    mask = options.mask
+    target: Any = workspace(work, (128, 32)) if head_dim == 128 and not constants.whole else work
     box_q, box_k = (1, QUERIES, 1, head_dim), (1, KEYS, 1, head_dim)
+    together = 1 if constants.whole else _heads_together(key_tiles, head_dim, options)
     fused = Launch(
         kernel=backward_kernel,
-        grid=(min(multiprocessors(q.device), items) if head_dim == 64 else items,),
+        grid=(programs,),
         args=(
             descriptor(q, box_q), descriptor(k, box_k), descriptor(v, box_k), descriptor(dout, box_q),
-            workspace(rows, (2 * QUERIES,)), target,
-            dk, dv, flags, *dk.stride()[:3], *dv.stride()[:3], scale_log2, heads,
-            seqlen_q, seqlen_k, options.left or 0, options.right or 0, query_tiles, key_tiles, batch * kv_heads,
-            _heads_together(key_tiles, head_dim, options), *mask_arguments(mask, lse),
-            *table_arguments(mask, lse, "dkdv"),
+            workspace(rows, (2 * QUERIES,)), target, dq, dk, dv, flags,
+            *dq.stride()[:3], *dk.stride()[:3], *dv.stride()[:3], scale_log2, heads, seqlen_q, seqlen_k,
+            options.left or 0, options.right or 0, query_tiles, key_tiles, batch * kv_heads, together,
+            *mask_given, *of_keys,
         ),
-        constants={
-            "D": head_dim,
-            "C": choices(q, k, options, dk, dv),
-        },
+        constants={"D": head_dim, "C": constants},
         options={"num_warps": 4},
     )  # fmt: skip
-    masked = mask is not None or options.left is not None or options.right is not None
+    if constants.whole:
+        last_programs = ceil_div(halves + places, FLAGS.value) if masked else 0
+    else:
+        last_programs = places + halves if masked else places
     finish = Launch(
         kernel=finish_kernel,
-        grid=(places + flags.numel() if masked else places,),
+        grid=(last_programs,),
         args=(
             work, rows, flags, q, k, v, dout, dq, dk, dv, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
             *dout.stride()[:3], *dq.stride()[:3], *dk.stride()[:3], *dv.stride()[:3], options.scale, scale_log2,
             places, heads, seqlen_q, seqlen_k, options.left or 0, options.right or 0, query_tiles, key_tiles,
-            *mask_arguments(mask, lse), *table_arguments(mask, lse, "dq"), *table_arguments(mask, lse, "dkdv"),
+            *mask_given, *table_arguments(mask, lse, "dq"), *of_keys,
         ),
-        constants={"CAREFUL": masked, "GROUP": heads // kv_heads, "F": features_of(options), "D": head_dim},
+        constants={
+            "CAREFUL": masked, "WHOLE": constants.whole > 0, "GROUP": group, "F": features_of(options), "D": head_dim,
+        },
         options={"num_warps": 4},
     )  # fmt: skip
     return prepare, fused, finish
@@ -174,14 +199,7 @@ def backward(
         return
     if why_not("dout", dout) is not None:
         dout = dout.contiguous()
-    places = q.shape[0] * q.shape[2] * tiles_of_queries(q.shape[1], options)
-    rows = torch.empty(places * 2 * QUERIES, dtype=torch.float32, device=q.device)
-    work = torch.empty(places * QUERIES * q.shape[3], dtype=torch.float32, device=q.device)
-    halves = q.shape[0] * k.shape[2] * ceil_div(k.shape[1], KEYS) * 2
-    flags = torch.empty(halves, dtype=torch.int32, device=q.device)
-    prepare, fused, finish = backward_launches(
-        dout, dlse, q, k, v, out, lse, options, gradients, rows, work, flags
-    )  # fmt: skip
+    prepare, fused, finish = backward_launches(dout, dlse, q, k, v, out, lse, options, gradients)
     prepare.run()
     run(fused)
     finish.run()

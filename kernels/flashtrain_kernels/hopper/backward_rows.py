@@ -9,9 +9,10 @@ import triton.language as tl
 from .backward_again import keys_again, queries_again
 
 BLOCK_Q = tl.constexpr(64)
+FLAGS = tl.constexpr(128)  # that a program of the last kernel looks at
 
 
-@triton.jit(do_not_specialize=["heads", "seqlen_q", "query_tiles"])
+@triton.jit(do_not_specialize=["heads", "seqlen_q", "query_tiles", "flags_before"])
 def prepare_kernel(
     out_ptr,
     dout_ptr,
@@ -19,6 +20,7 @@ def prepare_kernel(
     dlse_ptr,
     rows_ptr,
     dq_ptr,
+    flags_ptr,
     stride_ob,
     stride_os,
     stride_oh,
@@ -28,11 +30,13 @@ def prepare_kernel(
     heads,
     seqlen_q,
     query_tiles,
+    flags_before,
     HAS_DLSE: tl.constexpr,
+    WHOLE: tl.constexpr,
     D: tl.constexpr,
 ):
     """rows: of each tile 64 base-2 log-sum-exps (+inf for rows that see nothing and for padding: weight 0), then 64
-    deltas, rowsum(dO * O) - dLSE. Also sets dQ's workspace to 0.
+    deltas, rowsum(dO * O) - dLSE. Also sets dQ's workspace to 0, or with WHOLE the tile's flag.
     """
     tile = tl.program_id(0) % query_tiles
     head_index = tl.program_id(0) // query_tiles
@@ -58,8 +62,11 @@ def prepare_kernel(
     place = tl.program_id(0).to(tl.int64)
     tl.store(rows_ptr + place * (2 * BLOCK_Q) + row, lse2)
     tl.store(rows_ptr + place * (2 * BLOCK_Q) + BLOCK_Q + row, delta)
-    cells = tl.arange(0, BLOCK_Q * D)
-    tl.store(dq_ptr + place * (BLOCK_Q * D) + cells, tl.zeros([BLOCK_Q * D], tl.float32))
+    if WHOLE:
+        tl.store(flags_ptr + flags_before + place, 0)
+    else:
+        cells = tl.arange(0, BLOCK_Q * D)
+        tl.store(dq_ptr + place * (BLOCK_Q * D) + cells, tl.zeros([BLOCK_Q * D], tl.float32))
 
 
 @triton.jit
@@ -83,6 +90,45 @@ def _has_nan(x):
 def _store(base, stride_row, row, limit, value, D: tl.constexpr):
     pointers = base + row.to(tl.int64)[:, None] * stride_row + tl.arange(0, D)[None, :]
     tl.store(pointers, value.to(base.dtype.element_ty), mask=row[:, None] < limit)
+
+
+@triton.jit
+def _store_queries(program, dq, of_queries, D: tl.constexpr):
+    """Store a tile of dQ."""
+    common, _table, target = of_queries
+    dq_ptr, stride_b, stride_s, stride_h = target
+    heads, seqlen_q, query_tiles = common[9], common[10][0], common[12]
+    head_index = program // query_tiles
+    base = dq_ptr + (head_index // heads).to(tl.int64) * stride_b + (head_index % heads).to(tl.int64) * stride_h
+    _store(base, stride_s, program % query_tiles * BLOCK_Q + tl.arange(0, BLOCK_Q), seqlen_q, dq, D)
+
+
+@triton.jit
+def _queries_again(program, scale, of_queries, D: tl.constexpr, GROUP: tl.constexpr, F: tl.constexpr):
+    """Compute a tile of dQ again, and store it."""
+    common, table, _dq = of_queries
+    query_tiles = common[12]
+    first_query = program % query_tiles * BLOCK_Q
+    dq = queries_again(first_query, program // query_tiles, common + table, D, GROUP, F)
+    _store_queries(program, dq * scale, of_queries, D)
+
+
+@triton.jit
+def _keys_again(half, scale, of_keys, D: tl.constexpr, GROUP: tl.constexpr, F: tl.constexpr):
+    """Compute 64 keys' dK and dV again, and store them."""
+    common, table, dk_target, dv_target, key_tiles = of_keys
+    dk_ptr, stride_kb, stride_ks, stride_kh = dk_target
+    dv_ptr, stride_vb, stride_vs, stride_vh = dv_target
+    kv_heads = common[9] // GROUP
+    head_index = half // (2 * key_tiles)
+    batch = (head_index // kv_heads).to(tl.int64)
+    kv_head = (head_index % kv_heads).to(tl.int64)
+    first_key = (half % (2 * key_tiles)) * 64
+    dk, dv = keys_again(first_key, batch, kv_head, common + table, D, GROUP, F)
+    key = first_key + tl.arange(0, 64)
+    seqlen_k = common[10][1]
+    _store(dk_ptr + batch * stride_kb + kv_head * stride_kh, stride_ks, key, seqlen_k, dk * scale, D)
+    _store(dv_ptr + batch * stride_vb + kv_head * stride_vh, stride_vs, key, seqlen_k, dv, D)
 
 
 @triton.jit(
@@ -149,12 +195,15 @@ def finish_kernel(
     stride_ur,
     keys_list_ptr,
     CAREFUL: tl.constexpr,
+    WHOLE: tl.constexpr,
     GROUP: tl.constexpr,
     F: tl.constexpr,
     D: tl.constexpr,
 ):
     """dQ from its float32 workspace: scaled, in its dtype and place. CAREFUL: pairs may be masked, so a NaN need not be
     one; then the tile is computed again, and so are those of dK and dV, by programs of their own, that are flagged.
+
+    WHOLE: dQ is where it belongs. Then each program looks at some flags, first those of tiles of dK and dV, then dQ's.
     """
     bounds = (seqlen_q, seqlen_k, band_left, band_right)
     common = (
@@ -162,28 +211,36 @@ def finish_kernel(
         (stride_vb, stride_vs, stride_vh), dout_ptr, (stride_gb, stride_gs, stride_gh), rows_ptr, heads, bounds,
         scale_log2, query_tiles, mask_ptr, mask_plane, stride_mask, positions_ptr, stride_positions,
     )  # fmt: skip
+    of_queries = (
+        common,
+        (table_ptr, stride_tb, stride_th, stride_tr, list_ptr),
+        (dq_ptr, stride_dqb, stride_dqs, stride_dqh),
+    )
+    of_keys = (
+        common, (keys_table_ptr, stride_ub, stride_uh, stride_ur, keys_list_ptr),
+        (dk_ptr, stride_dkb, stride_dks, stride_dkh), (dv_ptr, stride_dvb, stride_dvs, stride_dvh), key_tiles,
+    )  # fmt: skip
     program = tl.program_id(0)
-    if program < places:
-        first_query = (program % query_tiles) * BLOCK_Q
-        head_index = program // query_tiles
-        batch = (head_index // heads).to(tl.int64)
-        head = (head_index % heads).to(tl.int64)
+    if WHOLE:
+        halves = places // query_tiles // GROUP * 2 * key_tiles
+        first = program * FLAGS
+        number = first + tl.arange(0, FLAGS)
+        if tl.max(tl.load(flags_ptr + number, mask=number < halves + places, other=0)) != 0:
+            for flag in tl.range(first, tl.minimum(first + FLAGS, halves + places), num_stages=1):
+                if tl.load(flags_ptr + flag) != 0:
+                    if flag < halves:
+                        _keys_again(flag, scale, of_keys, D, GROUP, F)
+                    else:
+                        _queries_again(flag - halves, scale, of_queries, D, GROUP, F)
+    elif program < places:
         dq = unfolded(tl.load(work_ptr + program.to(tl.int64) * (BLOCK_Q * D) + tl.arange(0, BLOCK_Q * D)), D)
-        if CAREFUL:  # noqa: SIM102 - decided while compiling; while running
-            if _has_nan(dq):
-                call = common + (table_ptr, stride_tb, stride_th, stride_tr, list_ptr)  # noqa: RUF005 - Triton knows no unpacking
-                dq = queries_again(first_query, head_index, call, D, GROUP, F)
-        base = dq_ptr + batch * stride_dqb + head * stride_dqh
-        _store(base, stride_dqs, first_query + tl.arange(0, BLOCK_Q), seqlen_q, dq * scale, D)
+        again = False
+        if CAREFUL:
+            again = _has_nan(dq)
+        if again:
+            _queries_again(program, scale, of_queries, D, GROUP, F)
+        else:
+            _store_queries(program, dq * scale, of_queries, D)
     elif CAREFUL:  # noqa: SIM102
         if tl.load(flags_ptr + program - places) != 0:
-            half = program - places
-            head_index = half // (2 * key_tiles)
-            batch = (head_index // (heads // GROUP)).to(tl.int64)
-            kv_head = (head_index % (heads // GROUP)).to(tl.int64)
-            first_key = (half % (2 * key_tiles)) * 64
-            call = common + (keys_table_ptr, stride_ub, stride_uh, stride_ur, keys_list_ptr)  # noqa: RUF005 - Triton knows no unpacking
-            dk, dv = keys_again(first_key, batch, kv_head, call, D, GROUP, F)
-            key = first_key + tl.arange(0, 64)
-            _store(dk_ptr + batch * stride_dkb + kv_head * stride_dkh, stride_dks, key, seqlen_k, dk * scale, D)
-            _store(dv_ptr + batch * stride_dvb + kv_head * stride_dvh, stride_dvs, key, seqlen_k, dv, D)
+            _keys_again(program - places, scale, of_keys, D, GROUP, F)

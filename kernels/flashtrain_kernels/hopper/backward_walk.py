@@ -132,6 +132,29 @@ def noted(notes, PLACE: gl.constexpr):
 
 
 @gluon.jit
+def items_here(call, WHOLE: gl.constexpr):
+    """How many items this program has."""
+    key_tiles, all_heads = call[4], call[5]
+    ahead = gl.num_programs(0) - 1 - gl.program_id(0)
+    if WHOLE:
+        count = (all_heads + ahead) // gl.num_programs(0) * key_tiles
+    else:
+        count = (key_tiles * all_heads + ahead) // gl.num_programs(0)
+    return count
+
+
+@gluon.jit
+def item_of(turn, call, WHOLE: gl.constexpr):
+    """This program's item of that number; with WHOLE all items of a head follow each other."""
+    key_tiles = call[4]
+    if WHOLE:
+        item = (gl.program_id(0) + turn // key_tiles * gl.num_programs(0)) * key_tiles + turn % key_tiles
+    else:
+        item = gl.program_id(0) + turn * gl.num_programs(0)
+    return item
+
+
+@gluon.jit
 def work_of(item, call, notes, C: gl.constexpr):
     """Where an item (128 keys of a key/value head) is, and the tiles it visits. call: what all items share.
 
