@@ -1,6 +1,7 @@
 """The feed-forward half of a block: GELU as GPT-2 has it, SwiGLU as later models do.
 
 Shapes: B batch, S sequence, E embedding width, F width inside (config name `ffn`).
+`chunk`, an attribute of both: tokens computed at once, where there are more (None: all; see feed_forward_pieces.py).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flashtrain.errors import unknown
+from flashtrain.models.feed_forward_pieces import feed_forward_pieces
 
 
 class GeluFeedForward(nn.Module):
@@ -18,9 +20,12 @@ class GeluFeedForward(nn.Module):
         super().__init__()
         self.up = nn.Linear(embed, ffn, bias=bias)
         self.down = nn.Linear(ffn, embed, bias=bias)
+        self.chunk: int | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, S, E) -> (B, S, E)."""
+        if self.chunk is not None and x.shape[:-1].numel() > self.chunk:
+            return feed_forward_pieces(x, self.up, self.down, "gelu", self.chunk)
         return self.down(F.gelu(self.up(x), approximate="tanh"))
 
 
@@ -31,9 +36,12 @@ class SwiGLUFeedForward(nn.Module):
         super().__init__()
         self.up = nn.Linear(embed, 2 * ffn, bias=bias)  # rows: gate first, then value
         self.down = nn.Linear(ffn, embed, bias=bias)
+        self.chunk: int | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, S, E) -> (B, S, E)."""
+        if self.chunk is not None and x.shape[:-1].numel() > self.chunk:
+            return feed_forward_pieces(x, self.up, self.down, "swiglu", self.chunk)
         gate, value = self.up(x).chunk(2, dim=-1)
         return self.down(F.silu(gate) * value)
 
