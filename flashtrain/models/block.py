@@ -5,6 +5,9 @@ Shapes: B batch, S sequence, E embedding width.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -49,6 +52,7 @@ class Block(nn.Module):
         self.feed_forward = feed_forward(activation, embed, ffn, bias)
         self.dropout = nn.Dropout(dropout)
         self.savings = MemorySavings()
+        self._compiled: Callable[..., Tensor] | None = None
 
     def forward(
         self,
@@ -59,10 +63,11 @@ class Block(nn.Module):
         cache: LayerCache | None = None,
     ) -> Tensor:
         """x (B, S, E) -> (B, S, E); positions, mask and cache as in Attention.forward."""
+        compute = self.compute if self._compiled is None or cache is not None else self._compiled
         if self.savings.checkpointing == "none" or cache is not None or not torch.is_grad_enabled():
-            return self.compute(x, positions=positions, mask=mask, cache=cache)
+            return compute(x, positions=positions, mask=mask, cache=cache)
         dropout = self.attention.active_dropout
-        return checkpointed(self.compute, x, savings=self.savings, dropout=dropout, positions=positions, mask=mask)
+        return checkpointed(compute, x, savings=self.savings, dropout=dropout, positions=positions, mask=mask)
 
     def compute(
         self,
@@ -81,6 +86,10 @@ class Block(nn.Module):
         """From now on compute with these savings."""
         self.savings = savings
         self.feed_forward.chunk = savings.ffn_chunk
+
+    def compile_inside(self, **options: Any) -> None:
+        """Runs `compute` through torch.compile, so that checkpointing and its hooks stay outside of compiled code."""
+        self._compiled = torch.compile(self.compute, **options)
 
     def residual_projections(self) -> tuple[nn.Linear, nn.Linear]:
         """The two layers that write into the residual stream (GPT-2 starts them smaller the deeper the model)."""

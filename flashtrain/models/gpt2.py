@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -188,6 +188,11 @@ class GPT2(Trainable):
         self.savings = savings
         for block in self.blocks:
             cast(Block, block).save_memory(savings)
+
+    def compile_blocks(self, **options: Any) -> None:
+        """Each block through torch.compile with these options, what checkpointing does around it excepted."""
+        for block in self.blocks:
+            cast(Block, block).compile_inside(**options)
 
     @property
     def loss_chunk(self) -> int | None:

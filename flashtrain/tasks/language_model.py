@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from flashtrain.data.batch import Batch
 from flashtrain.distributed.sharding import shard
+from flashtrain.models.gpt2 import GPT2
 from flashtrain.models.trainable import Trainable
 from flashtrain.training.gradients import clip_gradients, gradient_scale
 from flashtrain.training.optimizers import adamw
@@ -67,11 +68,17 @@ class LanguageModel(pl.LightningModule):
         self._shard_mesh_seen = False
 
     def configure_model(self) -> None:
-        """Shard the weights when the strategy brings a device mesh (FSDP2), then compile."""
+        """Shard the weights when the strategy brings a device mesh (FSDP2), then compile.
+
+        What moves checkpoints to host memory runs between the blocks, outside of compiled code: then each block is
+        compiled by itself, and not the loss as a whole.
+        """
         if self.device_mesh is not None and not self._shard_mesh_seen:
             shard(self.model, self.device_mesh, precision=str(self.trainer.precision))
             self._shard_mesh_seen = True
-        if self._compile:
+        if self._compile and isinstance(self.model, GPT2) and self.model.savings.offload:
+            self.model.compile_blocks(dynamic=False, fullgraph=True)
+        elif self._compile:
             # FSDP2's hooks break the graph between blocks, so one full graph is asked for only without it.
             self._loss = torch.compile(self.model.loss, dynamic=False, fullgraph=not self._shard_mesh_seen)
 

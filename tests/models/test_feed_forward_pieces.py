@@ -48,7 +48,7 @@ def test_tokens_that_fit_one_piece_go_through_the_ordinary_layers(activation, mo
     module(inputs())
 
 
-@pytest.mark.parametrize(("activation", "bias"), KINDS)
+@pytest.mark.parametrize(("activation", "bias"), [("gelu", True), ("swiglu", False)])
 def test_torch_finds_the_operators_well_formed(activation, bias):
     module = build(activation, bias)
     x = inputs().detach().flatten(0, 1).requires_grad_()
