@@ -95,7 +95,10 @@ class AttentionSettings:
 
 @dataclass
 class OptimizerSettings:
-    """conf/optimizer. `gradient_clip` bounds the global L2 norm of the gradients; 0 leaves them as they are."""
+    """conf/optimizer. `gradient_clip` bounds the global L2 norm of the gradients; 0 leaves them as they are.
+
+    `momentum` is muon's. `master_weights`: a float32 copy of weights that hardware.precision=bf16-true makes bfloat16.
+    """
 
     name: str = "adamw"
     learning_rate: float = 6e-4
@@ -103,6 +106,8 @@ class OptimizerSettings:
     epsilon: float = 1e-8
     weight_decay: float = 0.1
     gradient_clip: float = 1.0
+    momentum: float = 0.95
+    master_weights: bool = True
     options: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
@@ -113,6 +118,7 @@ class OptimizerSettings:
         at_least("optimizer.epsilon", self.epsilon, 0)
         at_least("optimizer.weight_decay", self.weight_decay, 0)
         at_least("optimizer.gradient_clip", self.gradient_clip, 0)
+        between("optimizer.momentum", self.momentum, 0.0, 1.0, include_high=False)
 
 
 @dataclass
