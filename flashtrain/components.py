@@ -41,7 +41,7 @@ def _decoder(family: str, settings: ModelSettings, *, vocab_size: int, context: 
         positions=settings.positions,
         dropout=settings.dropout,
     )
-    return GPT2(config, attention=attention)
+    return GPT2(config, attention=attention, residual=settings.residual)
 
 
 @register("model", "gpt2")

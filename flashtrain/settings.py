@@ -28,16 +28,21 @@ LOGGERS = ("none", "csv", "wandb")
 
 @dataclass
 class ModelSettings:
-    """conf/model: which registered model, and its size. `options` reaches models registered by a user's program."""
+    """conf/model: which registered model, and its size. `options` reaches models registered by a user's program.
+
+    `residual`: between the blocks, under mixed precision, the weights' float32 or the compute's half precision.
+    """
 
     name: str = "gpt2"
     size: str = "124m"
     positions: str | None = None
     dropout: float = 0.0
     vocab_rows: int | None = None
+    residual: str = "weights"
     options: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
+        one_of("model.residual", self.residual, ("weights", "compute"))
         between("model.dropout", self.dropout, 0.0, 1.0, include_high=False)
         if self.vocab_rows is not None:
             at_least("model.vocab_rows", self.vocab_rows, 1)

@@ -29,6 +29,7 @@ from flashtrain.models.trainable import Trainable
 from flashtrain_kernels import Mask, linear_cross_entropy
 
 POSITIONS = ("learned", "rotary")
+RESIDUALS = ("weights", "compute")
 FAMILIES = ("gpt2", "modern")
 IGNORED = -100  # a label of this value is not scored (torch's convention)
 INITIAL_STD = 0.02
@@ -149,11 +150,16 @@ class GPT2(Trainable):
     """The decoder: embedding, blocks, final norm, output head (the embedding table again unless untied).
 
     attention: "flash", "sdpa" or "standard"; it changes speed and memory, not the result or the weights.
-    UserError: an unknown attention.
+    residual: the type that the sum of all branches is kept in between the blocks under autocast: "weights", theirs
+        (float32), or "compute", autocast's own (half the traffic; each block's sum is rounded to it).
+    UserError: an unknown attention or residual.
     """
 
-    def __init__(self, config: GPT2Config, attention: str = "flash") -> None:
+    def __init__(self, config: GPT2Config, attention: str = "flash", residual: str = "weights") -> None:
         super().__init__()
+        if residual not in RESIDUALS:
+            raise unknown("residual", residual, RESIDUALS)
+        self.residual = residual
         self.config = config
         self.attention = attention
         self.token_embedding = nn.Embedding(config.vocab_rows, config.embed)
@@ -231,6 +237,8 @@ class GPT2(Trainable):
         if self.position_embedding is not None:
             x = x + self.position_embedding(positions)
         x = self.dropout(x)
+        if self.residual == "compute" and torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
         dropout = self.config.dropout if self.training else 0.0
         mask = plan_mask(mask, x, attention=self.attention, head_dim=self.config.head_dim, dropout=dropout)
         for index, block in enumerate(self.blocks):
