@@ -152,6 +152,7 @@ class TrainerSettings:
     nodes: int = 1
     strategy: str = "auto"
     compile: bool | None = None
+    cuda_graphs: bool = False
     log_every: int = 10
     validate_every: int = 100
     checkpoint_every: int = 100
