@@ -37,8 +37,8 @@ class LanguageModel(pl.LightningModule):
     document_mask: attention stays within each document of a packed row, and positions restart there.
     gradient_clip: bound of the global L2 norm of the gradients, 0 for none.
     compile: run the loss through torch.compile (one graph, static shapes).
-    cuda_graphs: record the compiled loss's launches, forward and backward, once and replay them: for models so small that
-        launching takes longer than computing. Without effect unless compiled.
+    cuda_graphs: record the compiled loss's launches, forward and backward, once and replay them: for models so small
+        that launching takes longer than computing. Without effect unless compiled.
 
     Logs `train_loss`, `gradient_norm` (before clipping) and `validation_loss`, in nats a token.
     """
