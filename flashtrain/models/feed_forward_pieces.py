@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from flashtrain_kernels.loss_head import add_product
+
 _WEIGHTS = "Tensor up, Tensor? up_bias, Tensor down, Tensor? down_bias, str activation, SymInt chunk"
 
 
@@ -52,7 +54,7 @@ _DEVICES = ("cpu", "cuda")
 def _forward(x, up, up_bias, down, down_bias, activation, chunk):
     out = x.new_empty(x.shape[0], down.shape[0])
     for piece, target in zip(x.split(chunk), out.split(chunk), strict=True):
-        inner = _activate(F.linear(piece, up, up_bias), activation)
+        inner, _ = _inner(piece, up, up_bias, activation)
         target.copy_(F.linear(inner, down, down_bias))
     return out
 
@@ -64,10 +66,10 @@ def _backward(dy, x, up, up_bias, down, down_bias, activation, chunk):
     dup, ddown = torch.zeros_like(up, dtype=total), torch.zeros_like(down, dtype=total)
     dup_bias, ddown_bias = dup.new_zeros(up.shape[0]), dup.new_zeros(down.shape[0])
     for dy_piece, piece, dx_piece in zip(dy.split(chunk), x.split(chunk), dx.split(chunk), strict=True):
-        outer = F.linear(piece, up, up_bias)
-        ddown += dy_piece.mT @ _activate(outer, activation)
-        douter = _activation_gradient(dy_piece @ down, outer, activation)
-        dup += douter.mT @ piece
+        inner, outer = _inner(piece, up, up_bias, activation)
+        add_product(ddown, dy_piece.mT, inner)
+        douter = _outer_gradient(dy_piece, down, outer, activation)
+        add_product(dup, douter.mT, piece)
         dx_piece.copy_(douter @ up)
         if up_bias is not None:
             dup_bias += douter.sum(0, dtype=total)
@@ -82,18 +84,22 @@ def _or_empty(gradient: Tensor, bias: Tensor | None) -> Tensor:
     return gradient if bias is not None else gradient.new_empty(0)
 
 
-def _activate(outer: Tensor, activation: str) -> Tensor:
-    """(T, U) -> (T, F)."""
+def _inner(x: Tensor, up: Tensor, up_bias: Tensor | None, activation: str) -> tuple[Tensor, Tensor]:
+    """(T, E) -> activation(outer) (T, F) and outer = up(x) (T, U)."""
     if activation == "gelu":
-        return F.gelu(outer, approximate="tanh")
+        bias = up.new_zeros(up.shape[0]) if up_bias is None else up_bias
+        inner, outer = torch.ops.flashtrain_kernels.linear_gelu(x, up, bias)
+        return inner, outer
+    outer = F.linear(x, up, up_bias)
     gate, value = outer.chunk(2, dim=-1)
-    return F.silu(gate).mul_(value)
+    return F.silu(gate).mul_(value), outer
 
 
-def _activation_gradient(dinner: Tensor, outer: Tensor, activation: str) -> Tensor:
-    """(T, F), (T, U) -> (T, U)."""
+def _outer_gradient(dy: Tensor, down: Tensor, outer: Tensor, activation: str) -> Tensor:
+    """(T, E), (T, U) -> (T, U)."""
     if activation == "gelu":
-        return torch.ops.aten.gelu_backward(dinner, outer, approximate="tanh")
+        return torch.ops.flashtrain_kernels.product_times_gelu_gradient(dy, down, outer)
+    dinner = dy @ down
     gate, value = outer.chunk(2, dim=-1)
     return torch.cat((torch.ops.aten.silu_backward(dinner * value, gate), dinner * F.silu(gate)), dim=-1)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from flashtrain.errors import UserError, unknown
 from flashtrain.models.memory_savings import MemorySavings
+from flashtrain_kernels.loss_head import default_chunk
 
 GIB = 2**30
 
@@ -24,7 +25,7 @@ PRECISIONS: dict[str, tuple[int, int, int]] = {
     "64-true": (8, 0, 8),
 }
 RESIDUAL_BYTES = 4  # autocast leaves the residual stream in float32
-ADAMW_STATES = 2  # first and second moment, each in the weights' own precision
+ADAMW_STATES = 2  # first and second moment, each in the precision of the weights that are updated
 
 # Tensors that one block keeps for its backward, in units of E (or F, or the width of keys and values) per token:
 RESIDUALS_KEPT = 2  # the inputs of its two norms
@@ -37,7 +38,7 @@ RESIDUAL_GRADIENTS = 2  # of the block's output, and of the branch's input befor
 FFN_GRADIENTS = 2  # of the activation's output and input
 CHUNK_TENSORS = 4  # a piece of the feed-forward: output and input of the activation, and their gradients
 QUERY_GRADIENT_BYTES = 4  # the kernels add up dQ in float32
-LOGITS_A_PIECE = 2**29  # logits that the loss stores at once where no number of tokens is given
+HEAD_STATES = 2  # the output head's input and its gradient
 ATTENTIONS = ("flash", "sdpa", "standard")
 
 FIXED_BYTES = int(0.5 * GIB)  # CUDA context, cuBLAS workspaces, the allocator's rounding
@@ -111,14 +112,17 @@ def estimate_memory(
     loss_chunk: int | None = None,
     compiled: bool = True,
     attention: str = "flash",
+    residual: str = "weights",
+    master_weights: bool = False,
     shards: int = 1,
 ) -> MemoryEstimate:
     """Memory of one training step with AdamW, in bytes on one device.
 
     parameters: P, all of them. kv_width: K*D of grouped-query attention (None: E). gated: a SwiGLU feed-forward, which
     keeps one tensor of width F more. checkpointing, offload, ffn_chunk, loss_chunk: as in MemorySavings. attention:
-    "standard" adds its S x S matrices. shards: devices that weights, gradients and optimiser states are divided among
-    (FSDP2). Raises UserError for an unknown name or a number below 1.
+    "standard" adds its S x S matrices. residual: "weights" or "compute", as GPT2's. master_weights: float32 copies of
+    half-precision weights, to which the optimiser's states then belong. shards: devices that weights, gradients and
+    optimiser states are divided among (FSDP2). Raises UserError for an unknown name or a number below 1.
     """
     if precision not in PRECISIONS:
         raise unknown("precision", precision, PRECISIONS)
@@ -130,13 +134,13 @@ def estimate_memory(
             raise UserError(f"{name} must be 1 or more, got {value}")
 
     weight, copy, activation = PRECISIONS[precision]
-    residual = RESIDUAL_BYTES if copy else activation
+    residual_bytes = RESIDUAL_BYTES if copy and residual == "weights" else activation
     tokens = micro_batch * context
     kv_width = embed if kv_width is None else kv_width
     chunked = ffn_chunk is not None and ffn_chunk < tokens
 
     # One token's bytes in one block.
-    stream = embed * residual
+    stream = embed * residual_bytes
     qkv = (embed + 2 * kv_width) * activation
     attended = embed * activation + 4 * heads  # output and float32 LSE
     extra = 1.0 if compiled else EAGER_EXTRA
@@ -156,15 +160,19 @@ def estimate_memory(
     block = narrow + gradients + max(in_ffn, in_attention) - kept
     pieces = (ffn_chunk or 0) * (CHUNK_TENSORS + 3 * gated) * ffn * activation if chunked else 0
 
-    head_tokens = min(tokens, loss_chunk or max(1, LOGITS_A_PIECE // vocab_rows))
+    head_tokens = min(tokens, loss_chunk or default_chunk(vocab_rows))
     # The loss computes its gradients to the head's weights (in float32) and inputs along with it.
-    logits = head_tokens * vocab_rows * activation + vocab_rows * embed * 4 + tokens * embed * activation
+    head_gradients = vocab_rows * embed * 4 + HEAD_STATES * tokens * embed * activation
+    logits = head_tokens * vocab_rows * activation + head_gradients
+    states = ADAMW_STATES * weight
+    if master_weights and weight < 4:
+        states = (1 + ADAMW_STATES) * 4
     # Sharded weights are gathered for one block at a time while the next one's are on their way, and for the embedding.
     gathered = parameters if shards == 1 else min(parameters, 2 * parameters // layers + vocab_rows * embed)
     return MemoryEstimate(
         weights=parameters * weight // shards + gathered * (copy if shards == 1 or copy else weight),
         gradients=parameters * weight // shards,
-        optimizer=ADAMW_STATES * parameters * weight // shards,
+        optimizer=states * parameters // shards,
         activations=int(tokens * (layers * kept + 2 * stream)),  # embedding output and final norm too
         logits=logits,
         block=int(tokens * block) + pieces,

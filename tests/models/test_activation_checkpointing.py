@@ -14,7 +14,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashtrain.errors import UserError
-from flashtrain.models import GPT2, GPT2Config, MemorySavings
+from flashtrain.models import GPT2, GPT2Config, MemorySavings, gpt2
 from flashtrain.models.memory_savings import CHECKPOINTING
 from flashtrain_kernels import dispatch
 
@@ -22,7 +22,7 @@ LAYERS = 2
 SAVINGS = {
     "selective": MemorySavings("selective"),
     "full": MemorySavings("full"),
-    "chunks": MemorySavings("none", ffn_chunk=5),
+    "chunks": MemorySavings("none", ffn_chunk=5, loss_chunk=7),
     "selective, chunks": MemorySavings("selective", ffn_chunk=5),
     "full, chunks, offload": MemorySavings("full", offload=True, ffn_chunk=5),
 }
@@ -163,25 +163,36 @@ def test_selective_computes_attention_once_and_full_twice(kind, times, attention
 @pytest.mark.parametrize(
     ("kind", "attention", "again"), [("selective", "flash", 0), ("selective", "sdpa", 0), ("full", "flash", LAYERS)]
 )
-def test_the_compiled_backward_computes_attention_only_where_it_was_not_kept(kind, again, attention):
+def test_compiled_code_keeps_and_computes_again_what_the_kind_says(kind, attention, again):
     torch.compiler.reset()
-    found: dict[str, int] = {}
+    attended: dict[str, int] = {}
+    handed_on: list[tuple[int, ...]] = []
 
-    def keep(name):
+    def look_at(name):
         def compiler(graph, _):
             names = [str(node.target) for node in graph.graph.nodes]
-            found[name] = sum("backward" not in n and ("kernels.forward" in n or "scaled_dot" in n) for n in names)
+            attended[name] = sum("backward" not in n and ("kernels.forward" in n or "scaled_dot" in n) for n in names)
+            if name == "forward":
+                (outputs,) = (node.args[0] for node in graph.graph.nodes if node.op == "output")
+                computed = [node.meta["val"] for node in outputs if node.op != "placeholder"]
+                handed_on.extend(tuple(value.shape) for value in computed)
             return make_boxed_func(graph)
 
         return compiler
 
     backend = aot_autograd(
-        fw_compiler=keep("forward"), bw_compiler=keep("backward"), partition_fn=min_cut_rematerialization_partition
+        fw_compiler=look_at("forward"),
+        bw_compiler=look_at("backward"),
+        partition_fn=min_cut_rematerialization_partition,
     )
     with operators(attention):
-        model = build(attention, MemorySavings(kind))
+        model = build(attention, MemorySavings(kind), "gpt2")
         loss_and_gradients(model, torch.compile(model.loss, fullgraph=True, backend=backend, dynamic=False))
-    assert found == {"forward": LAYERS, "backward": again}
+    assert attended == {"forward": LAYERS, "backward": again}
+    assert handed_on.count((2, 12, 32)) == LAYERS  # each block's input
+    kept_of_attention = sum(shape in ((2, 12, 4, 8), (2, 4, 12, 8)) for shape in handed_on)
+    assert kept_of_attention == (LAYERS if kind == "selective" else 0)
+    assert not any(48 in shape or 96 in shape for shape in handed_on)  # nothing of the feed-forward, nothing of qkv
 
 
 def kept(savings: MemorySavings, layers: int = LAYERS) -> int:
@@ -224,6 +235,15 @@ def test_offloading_sends_each_blocks_input_and_nothing_else_to_the_host(monkeyp
     inputs = [shape for shape in sent if len(shape) == 3]
     assert inputs == [torch.Size([2, 12, 32])] * LAYERS
     assert all(shape.numel() == 0 for shape in sent if len(shape) != 3)
+
+
+def test_the_loss_takes_as_many_tokens_at_once_as_it_is_told(monkeypatch):
+    asked: list[int | None] = []
+    real = gpt2.linear_cross_entropy
+    monkeypatch.setattr(gpt2, "linear_cross_entropy", lambda *a, chunk, **k: (asked.append(chunk), real(*a, **k))[1])
+    for savings in (MemorySavings(), MemorySavings(loss_chunk=7)):
+        build("sdpa", savings).loss(tokens(), tokens())
+    assert asked == [None, 7]
 
 
 # --- mistakes --------------------------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ def test_the_loss_is_compiled_whole_or_by_blocks_where_checkpoints_leave_the_gpu
     compiled: list[str] = []
 
     def record(function, **options):
-        assert options == {"dynamic": False, "fullgraph": True}
+        assert options.items() >= {"dynamic": False, "fullgraph": True}.items()
         compiled.append(function.__name__)
         return function
 

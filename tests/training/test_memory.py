@@ -46,11 +46,10 @@ def logits_of(tokens, **options):
 
 
 def test_logits_are_those_of_one_piece_of_the_loss():
-    table, gradient = 50304 * 768 * 4, 768 * 2  # the head's gradient, and a token's
+    table, gradient = 50304 * 768 * 4, 2 * 768 * 2  # the head's gradient, and a token's state with its own
     assert logits_of(65536, loss_chunk=2048) == 2048 * 50304 * 2 + table + 65536 * gradient
     assert logits_of(1024, loss_chunk=2048) == 1024 * 50304 * 2 + table + 1024 * gradient
-    piece = logits_of(65536) - table - 65536 * gradient
-    assert piece <= 2 * 2**29  # unless a size is given: 2^29 logits in bfloat16
+    assert logits_of(65536) == logits_of(65536, loss_chunk=8192)  # what the loss takes by itself
 
 
 def test_the_feed_forward_in_pieces_needs_its_inner_width_for_one_piece_only():
@@ -70,6 +69,20 @@ def test_offloaded_inputs_are_counted_in_host_memory_as_its_allocator_rounds_the
     assert kept.activations - moved.activations == 12 * inputs
     assert (kept.host, moved.host) == (0, 12 * 2**28)  # 144 MiB each, in blocks of 256
     assert any(line.startswith("(host)") for line in moved.lines())
+
+
+def test_the_sum_between_blocks_in_half_precision_halves_what_full_checkpointing_keeps():
+    wide, narrow = (GPT2_124M(micro_batch=8, checkpointing="full", residual=kind) for kind in ("weights", "compute"))
+    assert wide.activations == 2 * narrow.activations
+
+
+def test_float32_copies_of_half_precision_weights_come_with_float32_states():
+    parameters = 124_475_904
+    plain = GPT2_124M(micro_batch=8, precision="bf16-true")
+    copies = GPT2_124M(micro_batch=8, precision="bf16-true", master_weights=True)
+    assert (plain.weights, plain.gradients, plain.optimizer) == tuple(parameters * n for n in (2, 2, 4))
+    assert (copies.weights, copies.gradients, copies.optimizer) == tuple(parameters * n for n in (2, 2, 12))
+    assert GPT2_124M(micro_batch=8, master_weights=True) == GPT2_124M(micro_batch=8)  # of float32 weights none
 
 
 LADDER = (
