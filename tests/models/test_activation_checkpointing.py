@@ -102,7 +102,6 @@ def test_the_same_weights_are_dropped_again(name, attention):
     ("name", "attention", "dropout"),
     [
         ("selective, chunks", "flash", 0.3),
-        ("selective, chunks", "sdpa", 0.0),
         ("full", "flash", 0.0),
         ("full", "standard", 0.3),
     ],
