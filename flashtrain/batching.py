@@ -27,7 +27,7 @@ from flashtrain.training.memory_choice import (
 class Batching:
     """How a device's samples of one optimiser step are cut into micro-batches.
 
-    estimate: of the memory; None for a model whose memory is not known. options: every way to run, for mode=plan to
+    estimate: of the memory; None for a model whose memory is not known. fits: whether that much is free. options: every way to run, for mode=plan to
     print. alternatives: those that need less than the chosen, with a micro-batch that is as large or the next smaller.
     """
 
@@ -35,6 +35,7 @@ class Batching:
     accumulate: int
     estimate: MemoryEstimate | None
     savings: MemorySavings = field(default_factory=MemorySavings)
+    fits: bool = True
     options: Sequence[MemoryOption] = ()
     alternatives: Sequence[MemoryOption] = ()
 
@@ -62,6 +63,7 @@ def choose_batching(settings: Settings, hardware: Hardware, model: Trainable) ->
         samples // chosen.micro_batch,
         chosen.estimate,
         chosen.savings,
+        chosen.fits,
         options=[*options, *memory_options(more, samples, micro_batch, room, estimate)],
         alternatives=_alternatives(chosen, ladder, samples, room, estimate),
     )

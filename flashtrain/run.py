@@ -33,7 +33,7 @@ from flashtrain.training.checkpoints import AtomicCheckpointIO, checkpoint_callb
 from flashtrain.training.finite import StopOnNonFinite
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.loggers import close_loggers, log_summary, make_loggers
-from flashtrain.training.memory import GIB
+from flashtrain.training.memory import FREE_SHARE, GIB
 from flashtrain.training.out_of_memory import OutOfMemory, is_out_of_memory, out_of_memory_line
 from flashtrain.training.progress import make_progress
 from flashtrain.training.signals import SaveOnSignal
@@ -188,7 +188,8 @@ def describe(settings: Settings, hardware: Hardware, model: Trainable, batching:
     """The line that says what is about to be trained, on what, in what portions."""
     parameters = model.parameter_count() / 1e6
     savings = batching.savings.describe()
-    memory = "" if batching.estimate is None else f" (estimated {batching.estimate.total / GIB:.1f} GiB)"
+    doubt = "" if batching.fits else f", more than {FREE_SHARE:.0%} of what is free"
+    memory = "" if batching.estimate is None else f" (estimated {batching.estimate.total / GIB:.1f} GiB{doubt})"
     return (
         f"{model_name(settings)}: {parameters:.1f}M parameters, context {settings.context}, "
         f"attention {hardware.attention}; "

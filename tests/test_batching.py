@@ -13,6 +13,7 @@ from flashtrain.compose import compose_settings
 from flashtrain.errors import UserError
 from flashtrain.models import MemorySavings, Trainable
 from flashtrain.plan import plan
+from flashtrain.run import describe
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import FREE_SHARE, GIB
 
@@ -60,6 +61,17 @@ def test_a_micro_batch_that_is_given_stays_and_the_savings_follow_it():
     small = replace(H200, free_memory_bytes=16 * GIB)
     found = batching("trainer.micro_batch=64", hardware=small)
     assert (found.micro_batch, found.savings.checkpointing) == (64, "selective")
+
+
+def test_a_micro_batch_that_fits_in_no_way_is_tried_all_the_same_and_said_to_be_more_than_is_free():
+    small = replace(H200, free_memory_bytes=2 * GIB, host_memory_bytes=0)
+    settings = settings_of("trainer.micro_batch=64")
+    with torch.device("meta"):
+        model = make_model(settings, vocab_size=50257, attention="flash")
+    found = choose_batching(settings, small, model)
+    assert (found.micro_batch, found.fits) == (64, False)
+    assert found.savings == MemorySavings("full", ffn_chunk=16384, loss_chunk=2048)
+    assert "more than 90% of what is free" in describe(settings, small, model, found)
 
 
 def test_a_kind_that_is_named_is_taken():

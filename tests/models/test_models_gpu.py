@@ -142,7 +142,7 @@ def test_memory_savings_give_the_same_loss_and_gradients(name, dropout, attentio
     model = build("gpt2", attention, dropout)
     exact = loss_and_gradients(model, model.loss, torch.bfloat16, None)
     model.save_memory(SAVINGS[name])
-    assert_near(loss_and_gradients(model, model.loss, torch.bfloat16, None), exact, 2e-2)
+    assert_near(loss_and_gradients(model, model.loss, torch.bfloat16, None), exact, 4e-2)
 
 
 @pytest.mark.parametrize("name", SAVINGS)
