@@ -27,8 +27,9 @@ from flashtrain.training.memory_choice import (
 class Batching:
     """How a device's samples of one optimiser step are cut into micro-batches.
 
-    estimate: of the memory; None for a model whose memory is not known. fits: whether that much is free. options: every way to run, for mode=plan to
-    print. alternatives: those that need less than the chosen, with a micro-batch that is as large or the next smaller.
+    estimate: of the memory; None for a model whose memory is not known. fits: whether that much is free. options:
+    every way to run, for mode=plan to print. alternatives: those that need less than the chosen, with a micro-batch
+    that is as large or the next smaller.
     """
 
     micro_batch: int
