@@ -54,7 +54,7 @@ def run_mode(settings: Settings) -> int:
     quieten()
     settings.hardware.demo = "never"  # the model is the checkpoint's, on whatever machine
     settings, hardware = settle(settings, ())
-    trained = load_trained(str(settings.checkpoint), attention=hardware.attention)
+    trained = load_trained(str(settings.checkpoint), attention=hardware.attention, settings=settings)
     if settings.mode == "export":
         return _export(trained)
     trained.model = move(trained.model, hardware.kind, hardware.precision)

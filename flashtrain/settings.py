@@ -28,16 +28,27 @@ LOGGERS = ("none", "csv", "wandb")
 
 @dataclass
 class ModelSettings:
-    """conf/model: which registered model, and its size. `options` reaches models registered by a user's program."""
+    """conf/model: which registered model, and its size. `options` reaches models registered by a user's program.
+
+    rope_base, rope_factor: of rotary positions (None: 10000 and 1, or what the weights have); interpolate_positions:
+    stretch learned ones when starting from weights, or evaluating a checkpoint, at a longer context.
+    """
 
     name: str = "gpt2"
     size: str = "124m"
     positions: str | None = None
     dropout: float = 0.0
     vocab_rows: int | None = None
+    rope_base: float | None = None
+    rope_factor: float | None = None
+    interpolate_positions: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
+        if self.rope_base is not None and not self.rope_base > 1:
+            raise UserError(f"model.rope_base={self.rope_base:g} must be above 1 (10000 is usual).")
+        if self.rope_factor is not None:
+            at_least("model.rope_factor", self.rope_factor, 1)
         between("model.dropout", self.dropout, 0.0, 1.0, include_high=False)
         if self.vocab_rows is not None:
             at_least("model.vocab_rows", self.vocab_rows, 1)
