@@ -34,8 +34,8 @@ class RotaryPositions(nn.Module):
         """x (B, S, N, D) floating; positions (B, S) or (1, S), any integer dtype. Returns x rotated, same dtype."""
         precise = torch.promote_types(x.dtype, torch.float32)
         exponent = torch.arange(0, self.head_dim, 2, device=x.device, dtype=precise) / self.head_dim
-        turns = positions.double()[:, :, None, None] * (self.base**-exponent).double() / math.tau
-        angle = ((turns - turns.floor()) * math.tau).to(precise)
+        turns = positions.double()[:, :, None, None] * ((self.base**-exponent).double() * (1 / math.tau))
+        angle = (turns - turns.floor()).to(precise) * math.tau
         cos, sin = angle.cos(), angle.sin()
         first, second = x.to(precise).chunk(2, dim=-1)
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
