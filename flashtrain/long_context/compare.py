@@ -43,12 +43,14 @@ def length_rows(
     """A row a length, shortest first, from the summary rows of the trainings and the scores of the finished ones.
 
     A length that has no scores stays a row with its status and error. `against_shorter` compares with the next
-    shorter length that has scores, by the interval of the mean difference over the same resampled units.
+    shorter length that has scores, by the interval of the mean difference over the same resampled units;
+    `loss_less_shorter` and `loss_less_shortest` are that difference in nats, to the next shorter and the shortest.
     """
     drawn = draws(windows.count, resamples, seed)
     base = next((_per_token(trained[context]) for context in sorted(scores)), None)
     rows: list[Row] = []
     shorter: Scores | None = None
+    shortest = scores[min(scores)] if scores else None
     for context in sorted(trained):
         summary = trained[context]
         row: Row = {"part": LENGTHS, "implementation": "flashtrain", "context": context}
@@ -68,6 +70,8 @@ def length_rows(
                 "against_shorter_sliding": None
                 if shorter is None
                 else verdict(shorter.sliding, found.sliding, windows, drawn),
+                **_less("loss_less_shorter", shorter, found, windows, drawn),
+                **_less("loss_less_shortest", shortest, found, windows, drawn),
                 "train_seconds": None if seconds is None else round(seconds * summary["tokens"], 1),
                 "time_ratio": None if seconds is None or base is None else round(seconds / base, 4),
                 "peak_memory_gib": summary.get("peak_memory_gib"),
@@ -133,6 +137,18 @@ def _perplexity(name: str, losses: np.ndarray, windows: Windows, drawn: np.ndarr
     found = mean_interval(*per_unit(losses, windows.units), drawn)
     parts = {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
     return {key: None if value is None else round(math.exp(value), 4) for key, value in parts.items()}
+
+
+def _less(name: str, shorter: Scores | None, longer: Scores, windows: Windows, drawn: np.ndarray) -> Row:
+    """The difference in loss to a shorter length and its interval, read in one pass and sliding; None for the first."""
+    row: Row = {}
+    for suffix, kind in (("", "whole"), ("_sliding", "sliding")):
+        found: tuple[float | None, ...] = (None, None, None)
+        if shorter is not None and shorter is not longer:
+            found = difference(getattr(shorter, kind), getattr(longer, kind), windows, drawn)
+        for end, value in zip(("", "_low", "_high"), found, strict=True):
+            row[f"{name}{suffix}{end}"] = None if value is None else round(value, 5)
+    return row
 
 
 def _per_token(summary: Mapping[str, Any]) -> float | None:

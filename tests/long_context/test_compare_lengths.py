@@ -51,6 +51,15 @@ def test_a_longer_context_is_better_worse_or_neither_by_the_difference_on_the_sa
     assert rows[1]["perplexity_high"] > rows[0]["perplexity_low"]
 
 
+def test_differences_in_loss_are_told_with_their_intervals() -> None:
+    rows = rows_of(c1024=0.0, c2048=-0.02, c4096=0.03)
+    assert rows[0]["loss_less_shorter"] is None
+    assert rows[0]["loss_less_shortest_sliding_low"] is None
+    assert [row["loss_less_shorter"] for row in rows[1:]] == pytest.approx([-0.02, 0.05], abs=1e-4)
+    assert [row["loss_less_shortest_sliding"] for row in rows[1:]] == pytest.approx([-0.02, 0.03], abs=1e-4)
+    assert rows[2]["loss_less_shorter_low"] == pytest.approx(0.05, abs=1e-4)  # a constant shift has no spread
+
+
 def test_where_longer_is_not_better_a_line_says_so() -> None:
     rows = rows_of(c1024=0.0, c2048=-0.02, c4096=0.03)
     lines = remarks(rows)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
 import time
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from tiny_runs import TinyRuns
 from flashtrain.compose import compose_settings
 from flashtrain.errors import UserError
 from flashtrain.job import run_job
-from flashtrain.long_context.study import lengths_plan, run_lengths
+from flashtrain.long_context.study import lengths_plan, run_lengths, start_training
 from flashtrain.machine import settle
 from flashtrain.report import read_result
 from flashtrain.report.__main__ import main as report
@@ -147,6 +149,24 @@ def test_a_length_that_fails_is_a_row_and_the_others_go_on(tiny_runs: TinyRuns, 
     rows = [row for row in read_result(study / "result.json").rows if row["part"] == "lengths"]
     assert (rows[0]["status"], rows[0]["error"]) == ("failed", "killed by signal 9")
     assert rows[1]["perplexity"] > 1
+
+
+@pytest.mark.parametrize(
+    ("script", "status"), [("raise SystemExit(3)", 3), ("os.kill(os.getppid(), 15); time.sleep(60)", -15)]
+)
+def test_a_training_is_a_process_whose_end_is_told_and_which_gets_our_sigterm(monkeypatch, script, status) -> None:
+    command = [sys.executable, "-c", f"import os, time; {script}"]
+    monkeypatch.setattr("flashtrain.long_context.study.job_command", lambda: command)
+    before = signal.getsignal(signal.SIGTERM)
+    assert start_training(["recipe=gpt2"]) == status
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("status", [130, 143, -15])
+def test_a_stopped_training_stops_the_comparison(tiny_runs: TinyRuns, tmp_path, status) -> None:
+    assert compare(tiny_runs, tmp_path, start=lambda words: status)[0] == (130 if status == 130 else 143)
+    (summary,) = tmp_path.glob("gpt2/*/summary.json")
+    assert json.loads(summary.read_text())["status"] == "stopped"
 
 
 def test_running_out_of_memory_is_a_result(tiny_runs: TinyRuns, tmp_path) -> None:
