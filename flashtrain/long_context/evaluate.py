@@ -1,9 +1,13 @@
-"""A trained run's model on this machine, scored on windows."""
+"""A trained run's model on this machine, scored on windows; and its scores, kept beside it."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import zipfile
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +17,33 @@ from flashtrain.long_context.compare import Scores
 from flashtrain.long_context.scoring import score_windows
 from flashtrain.models.gpt2 import GPT2
 from flashtrain.training.hardware import Hardware
+
+KEPT_SCORES = "scores.npz"
+
+
+def kept_scores(
+    run: Path, checkpoint: str, windows: Tensor, hardware: Hardware, *, context: int, scored: int, stride: int
+) -> Scores:
+    """score_run, or what it found before: RUN/scores.npz holds the losses, and stands in for a checkpoint taken away.
+
+    Losses on other windows, or scored otherwise, are not taken for these.
+    """
+    key = hashlib.blake2b(windows.numpy().tobytes(), digest_size=16)
+    key.update(f"{context} {scored} {stride}".encode())
+    file = run / KEPT_SCORES
+    try:
+        with np.load(file, allow_pickle=False) as kept:
+            if str(kept["key"]) == key.hexdigest():
+                return Scores(kept["whole"], kept["sliding"])
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+        pass  # none yet, or a broken one: scored anew
+    found = score_run(run / checkpoint, windows, hardware, context=context, scored=scored, stride=stride)
+    if hardware.kind == "cuda":
+        torch.cuda.empty_cache()  # the next training is another process, and needs the memory
+    unfinished = file.with_name(f".{os.getpid()}-{KEPT_SCORES}")
+    np.savez(unfinished, key=np.array(key.hexdigest()), whole=found.whole, sliding=found.sliding)
+    unfinished.replace(file)
+    return found
 
 
 def score_run(

@@ -1,7 +1,7 @@
 """mode=lengths, recipe=gpt2-long: train each context length in a process of its own, score all on the same tokens.
 
 runs/gpt2-long/2026-11-21_10-15-02/
-  context-1024/, context-2048/, ...   the trainings, each a run folder like any other
+  context-1024/, context-2048/, ...   the trainings, each a run folder like any other, with its losses in scores.npz
   config.yaml, summary.json           as every run
   result.json                         the rows, in the form of recipes/results
   lengths.png, positions.png          perplexity and time against context; loss along the scored tokens
@@ -25,15 +25,14 @@ from flashtrain.announce import say
 from flashtrain.compose import override_keys, parse_overrides, quoted
 from flashtrain.errors import UserError
 from flashtrain.long_context.compare import LENGTHS, Scores, length_rows, position_rows, remarks
-from flashtrain.long_context.evaluate import score_run
+from flashtrain.long_context.evaluate import KEPT_SCORES, kept_scores
 from flashtrain.long_context.figures import lengths_figure, positions_figure
-from flashtrain.long_context.published import PAPER, meets_the_paper
+from flashtrain.long_context.tables import lengths_table
 from flashtrain.long_context.windows import Windows, held_out_windows
 from flashtrain.machine import settle
 from flashtrain.plan import plan
 from flashtrain.quiet import quieten
 from flashtrain.report.rows import RESULT, Row, has_failed, write_result
-from flashtrain.report.table import Table, make_table
 from flashtrain.run import make_data
 from flashtrain.run_folder import (
     CHECKPOINTS,
@@ -55,11 +54,6 @@ from flashtrain.training.hardware import Hardware
 from flashtrain.training.loggers import log_figure
 
 PREFIX = "context-"
-COLUMNS = (
-    "context", "tokens", "perplexity", "perplexity_low", "perplexity_high", "against_shorter", "perplexity_sliding",
-    "against_shorter_sliding", "tokens_per_second", "train_seconds", "time_ratio", "peak_memory_gib",
-    "paper_perplexity", "paper_days", "paper_time_ratio",
-)  # fmt: skip
 # Of the command line, what is the comparison's own and not a training's.
 NOT_FOR_TRAINING = ("mode", "resume", "data.split_context", "hydra.run.dir", "logger.group")
 
@@ -107,6 +101,7 @@ def run_lengths(settings: Settings, overrides: list[str], *, started: float, sta
                 say(f"stopped: the same command, with resume=auto or resume={folder}, goes on at context {context:,}.")
                 write_summary(folder, {**planned, "status": STOPPED, "error": f"stopped by {number.name}"})
                 return 128 + number
+        _scores(settings, hardware, folder, windows, context)
 
     rows = _scored_rows(settings, hardware, folder, windows)
     write_result(folder / RESULT, settings.recipe, command, rows)
@@ -130,19 +125,6 @@ def trained_contexts(folder: Path) -> list[int]:
     """The context lengths that have a folder in a comparison's folder, ascending."""
     found = [path.name.removeprefix(PREFIX) for path in folder.glob(f"{PREFIX}*") if path.is_dir()]
     return sorted(int(name) for name in found if name.isdigit())
-
-
-def table(rows: Sequence[Row]) -> Table:
-    """The table that ends a comparison."""
-    lengths = [row for row in rows if row["part"] == LENGTHS]
-    first = next((row for row in lengths if row.get("scored_tokens")), None)
-    scored = "" if first is None else f"{first['scored_tokens']:,} held-out tokens in {first['units']} {first['unit']}"
-    columns = [key for key in COLUMNS if any(row.get(key) is not None for row in lengths)]
-    if meets_the_paper(lengths):
-        scored += f"; paper: {PAPER}"
-    else:
-        columns = [key for key in columns if not key.startswith("paper_")]
-    return make_table(lengths, columns, scored)
 
 
 def _contexts(settings: Settings) -> list[int]:
@@ -221,6 +203,7 @@ def _train(context: int, settings: Settings, folder: Path, overrides: Sequence[s
         return 0
     say(f"\n=== context {context:,}")
     run.mkdir(exist_ok=True)
+    (run / KEPT_SCORES).unlink(missing_ok=True)
     group = settings.logger.group or f"{settings.recipe}-{folder.name}"
     words = [word for word in overrides if not word.lstrip("+~").startswith((*_own_keys(), "lengths."))]
     words += ["mode=train", f"context={context}", f"data.split_context={settings.data.split_context}", "resume=auto"]
@@ -234,23 +217,30 @@ def _own_keys() -> tuple[str, ...]:
     return tuple(f"{key}=" for key in NOT_FOR_TRAINING)
 
 
-def _scored_rows(settings: Settings, hardware: Hardware, folder: Path, windows: Windows) -> list[Row]:
-    """Score every length trained in the folder, those of an earlier command too, and make the rows."""
+def _scores(settings: Settings, hardware: Hardware, folder: Path, windows: Windows, context: int) -> Scores | None:
+    """The losses of one length's model; None where its training has not finished."""
+    run = folder / f"{PREFIX}{context}"
+    if read_summary(run).get("status") != FINISHED:
+        return None
     asked = settings.lengths
-    trained: dict[int, dict[str, Any]] = {}
-    scores: dict[int, Scores] = {}
-    for context in trained_contexts(folder):
-        run = folder / f"{PREFIX}{context}"
-        summary = read_summary(run)
-        if not asked.scored <= context <= asked.longest:
-            continue
-        trained[context] = summary
-        if summary.get("status") == FINISHED:
-            say(f"scoring context {context:,}")
-            checkpoint = run / CHECKPOINTS / LAST
-            scores[context] = score_run(
-                checkpoint, windows.tokens, hardware, context=context, scored=asked.scored, stride=asked.stride
-            )
+    return kept_scores(
+        run,
+        f"{CHECKPOINTS}/{LAST}",
+        windows.tokens,
+        hardware,
+        context=context,
+        scored=asked.scored,
+        stride=asked.stride,
+    )
+
+
+def _scored_rows(settings: Settings, hardware: Hardware, folder: Path, windows: Windows) -> list[Row]:
+    """The rows of every length trained in the folder, those of an earlier command too."""
+    asked = settings.lengths
+    contexts = [context for context in trained_contexts(folder) if asked.scored <= context <= asked.longest]
+    trained = {context: read_summary(folder / f"{PREFIX}{context}") for context in contexts}
+    found = {context: _scores(settings, hardware, folder, windows, context) for context in contexts}
+    scores = {context: losses for context, losses in found.items() if losses is not None}
     rows = length_rows(trained, scores, windows, resamples=asked.resamples, seed=settings.seed)
     return [*rows, *position_rows(scores, asked.bins)]
 
@@ -260,7 +250,7 @@ def _report(settings: Settings, folder: Path, rows: list[Row]) -> None:
     if not any(row.get("perplexity") is not None for row in rows):
         say("nothing could be scored: no training finished.")
         return
-    shown = table(rows)
+    shown = lengths_table(rows)
     shown.print()
     lines = remarks(rows)
     if not lines and len(shown.rows) > 1:

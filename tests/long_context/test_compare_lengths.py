@@ -11,7 +11,7 @@ import torch
 from flashtrain.errors import UserError
 from flashtrain.long_context.compare import BETTER, EQUAL, UNKNOWN, WORSE, Scores, length_rows, position_rows, remarks
 from flashtrain.long_context.figures import lengths_figure, positions_figure
-from flashtrain.long_context.study import table
+from flashtrain.long_context.tables import lengths_table as table
 from flashtrain.long_context.windows import Windows
 
 NOISE = np.random.RandomState(0).normal(0, 0.5, size=(12, 8)).astype("float32")

@@ -126,6 +126,23 @@ def test_what_is_finished_is_not_trained_again_and_a_new_length_joins_it(
     assert "held-out tokens in" in capsys.readouterr().out
 
 
+def test_losses_are_kept_so_that_checkpoints_may_go(finished, tiny_runs: TinyRuns) -> None:
+    folder, study, _ = finished
+    before = read_result(study / "result.json").rows
+    checkpoints = study / "context-16" / "checkpoints"
+    checkpoints.rename(study / "away")
+    assert compare(tiny_runs, folder)[0] == 0
+    assert read_result(study / "result.json").rows == before
+    (study / "context-16" / "scores.npz").write_bytes(b"broken")
+    with pytest.raises(UserError, match=r"last\.ckpt does not exist"):
+        compare(tiny_runs, folder)
+    with pytest.raises(UserError, match=r"last\.ckpt does not exist"):  # other tokens: the losses are not theirs
+        compare(tiny_runs, folder, "lengths.scored=4")
+    (study / "away").rename(checkpoints)
+    assert compare(tiny_runs, folder)[0] == 0
+    assert read_result(study / "result.json").rows == before
+
+
 def test_other_settings_or_a_wish_to_start_anew_are_another_comparison(finished, tiny_runs: TinyRuns) -> None:
     folder, study, _ = finished
     stopped = lambda words: 130  # noqa: E731
