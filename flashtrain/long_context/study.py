@@ -88,7 +88,6 @@ def run_lengths(settings: Settings, overrides: list[str], *, started: float, sta
     settings = _prepared(settings, hardware, overrides)
     windows = _windows(settings, hardware)
     folder = _folder(settings, overrides)
-    command = " ".join(["python -m flashtrain", *(shlex.quote(word) for word in overrides if _is_told(word))])
     write_config(settings, folder)
     planned = _planned(settings, hardware, overrides)
     write_summary(folder, {**planned, "status": RUNNING})
@@ -104,7 +103,7 @@ def run_lengths(settings: Settings, overrides: list[str], *, started: float, sta
         _scores(settings, hardware, folder, windows, context)
 
     rows = _scored_rows(settings, hardware, folder, windows)
-    write_result(folder / RESULT, settings.recipe, command, rows)
+    write_result(folder / RESULT, settings.recipe, _command(settings, overrides, rows), rows)
     _report(settings, folder, rows)
     failed = [row for row in rows if has_failed(row) and row.get("status") != OUT_OF_MEMORY]
     summary = {**planned, "status": FINISHED, **_best(rows), "seconds": round(time.time() - started, 1)}
@@ -275,6 +274,11 @@ def _best(rows: Sequence[Row]) -> dict[str, Any]:
     return {"best_context": best["context"], "perplexity": best["perplexity"], "lengths_scored": len(scored)}
 
 
-def _is_told(word: str) -> bool:
-    """Whether a word belongs into the command that reproduces the result: where it wrote does not."""
-    return not word.lstrip("+~").startswith(("output", "logger", "hydra", "resume"))
+def _command(settings: Settings, overrides: Sequence[str], rows: Sequence[Row]) -> str:
+    """What reproduces the rows, whichever commands trained them, without where it wrote and whom it told."""
+    told = [word for word in overrides if not word.lstrip("+~").startswith(("output", "logger", "hydra", "resume"))]
+    contexts = sorted(row["context"] for row in rows if row["part"] == LENGTHS)
+    if contexts != _contexts(settings):
+        told = [word for word in told if not word.startswith("lengths.contexts=")]
+        told.append(f"lengths.contexts=[{','.join(map(str, contexts))}]")
+    return " ".join(["python -m flashtrain", *map(shlex.quote, told)])

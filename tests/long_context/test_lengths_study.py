@@ -116,8 +116,9 @@ def test_what_is_finished_is_not_trained_again_and_a_new_length_joins_it(
         status, runner = compare(tiny_runs, folder, "lengths.contexts=[32]", "lengths.window=64")
     assert (status, runner.contexts) == (0, ["context=32"])
     assert [path.name for path in (folder / "gpt2").iterdir()] == [study.name]
-    rows = read_result(study / "result.json").rows
-    assert [row["context"] for row in rows if row["part"] == "lengths"] == [16, 32, 64]
+    result = read_result(study / "result.json")
+    assert [row["context"] for row in result.rows if row["part"] == "lengths"] == [16, 32, 64]
+    assert "'lengths.contexts=[16,32,64]'" in result.command
     caplog.clear()
     with caplog.at_level("INFO"):
         status, runner = compare(tiny_runs, folder)
