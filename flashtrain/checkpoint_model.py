@@ -49,7 +49,7 @@ def build_model(settings: Settings, *, vocab_size: int, attention: str) -> Train
             f"the weights in {settings.weights} know {config.vocab_size} tokens and the tokenizer makes {vocab_size}: "
             "GPT-2's weights need data.tokenizer=gpt2, those of a run the tokenizer that it had."
         )
-    model = GPT2(config, attention=attention)
+    model = GPT2(config, attention=attention, residual=settings.model.residual)
     model.load_state_dict(state)
     return model
 
@@ -131,7 +131,8 @@ def load_trained(given: str, *, attention: str, settings: Settings | None = None
         config = GPT2Config(**description["shape"])
         if settings is not None:
             config, state = at_context(settings, config, state, where=path)
-        model: Trainable = GPT2(config, attention=attention)
+        residual = (settings or read_settings(folder)).model.residual
+        model: Trainable = GPT2(config, attention=attention, residual=residual)
     else:
         model = make_model(read_settings(folder), vocab_size=description["vocab_size"], attention=attention)
     try:

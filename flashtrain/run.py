@@ -87,6 +87,7 @@ def train(
         document_mask=settings.data.document_mask,
         gradient_clip=settings.optimizer.gradient_clip,
         compile=compiles(settings, hardware),
+        cuda_graphs=settings.trainer.cuda_graphs,
         description=description,
     )
     throughput = Throughput(model.flops_per_token(settings.context), peak_flops=hardware.peak_flops)

@@ -33,6 +33,7 @@ class ModelSettings:
 
     rope_base, rope_factor: of rotary positions (None: 10000 and 1, or what the weights have); interpolate_positions:
     stretch learned ones when starting from weights, or evaluating a checkpoint, at a longer context.
+    `residual`: between the blocks, under mixed precision, the weights' float32 or the compute's half precision.
     """
 
     name: str = "gpt2"
@@ -43,6 +44,7 @@ class ModelSettings:
     rope_base: float | None = None
     rope_factor: float | None = None
     interpolate_positions: bool = False
+    residual: str = "weights"
     options: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
@@ -50,6 +52,7 @@ class ModelSettings:
             raise UserError(f"model.rope_base={self.rope_base:g} must be above 1 (10000 is usual).")
         if self.rope_factor is not None:
             at_least("model.rope_factor", self.rope_factor, 1)
+        one_of("model.residual", self.residual, ("weights", "compute"))
         between("model.dropout", self.dropout, 0.0, 1.0, include_high=False)
         if self.vocab_rows is not None:
             at_least("model.vocab_rows", self.vocab_rows, 1)
@@ -113,7 +116,10 @@ class AttentionSettings:
 
 @dataclass
 class OptimizerSettings:
-    """conf/optimizer. `gradient_clip` bounds the global L2 norm of the gradients; 0 leaves them as they are."""
+    """conf/optimizer. `gradient_clip` bounds the global L2 norm of the gradients; 0 leaves them as they are.
+
+    `momentum` is muon's. `master_weights`: a float32 copy of weights that hardware.precision=bf16-true makes bfloat16.
+    """
 
     name: str = "adamw"
     learning_rate: float = 6e-4
@@ -121,6 +127,8 @@ class OptimizerSettings:
     epsilon: float = 1e-8
     weight_decay: float = 0.1
     gradient_clip: float = 1.0
+    momentum: float = 0.95
+    master_weights: bool = True
     options: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
@@ -131,6 +139,7 @@ class OptimizerSettings:
         at_least("optimizer.epsilon", self.epsilon, 0)
         at_least("optimizer.weight_decay", self.weight_decay, 0)
         at_least("optimizer.gradient_clip", self.gradient_clip, 0)
+        between("optimizer.momentum", self.momentum, 0.0, 1.0, include_high=False)
 
 
 @dataclass
@@ -159,6 +168,7 @@ class TrainerSettings:
     nodes: int = 1
     strategy: str = "auto"
     compile: bool | None = None
+    cuda_graphs: bool = False
     log_every: int = 10
     validate_every: int = 100
     checkpoint_every: int = 100

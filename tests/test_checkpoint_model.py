@@ -75,8 +75,9 @@ def test_the_base_is_scaled_as_asked_and_nothing_is_pointed_out(exported, caplog
 def test_a_run_and_its_checkpoint_are_starts(trained) -> None:
     saved = read_checkpoint(trained / "checkpoints" / "best.ckpt")["state_dict"]
     for path in (trained, trained / "checkpoints" / "best.ckpt"):
-        model = start(f"weights={path}", "context=48", "model.interpolate_positions=true", "model.dropout=0.1")
-        assert (model.config.context, model.config.dropout) == (48, 0.1)
+        words = ("context=48", "model.interpolate_positions=true", "model.dropout=0.1", "model.residual=compute")
+        model = start(f"weights={path}", *words)
+        assert (model.config.context, model.config.dropout, model.residual) == (48, 0.1, "compute")
         assert torch.equal(model.token_embedding.weight, saved["model.token_embedding.weight"])
 
 
