@@ -16,7 +16,6 @@ from torch import Tensor
 
 from flashtrain.data.tokenizers import Tokenizer
 from flashtrain.errors import UserError
-from flashtrain.models.cache import KeyValueCache
 from flashtrain.models.gpt2 import GPT2
 from flashtrain.report.rows import Row
 
@@ -90,7 +89,7 @@ def passkey_rows(
 
 def greedy(model: GPT2, prompts: Tensor, count: int) -> Tensor:
     """The likeliest next token, `count` times: (B, count) int64, after prompts (B, L'). Reads a prompt whole, once."""
-    cache = KeyValueCache(model.config.layers, prompts.shape[1] + count)
+    cache = model.new_cache(prompts.shape[1] + count)
     written = []
     unread = prompts
     with torch.no_grad():

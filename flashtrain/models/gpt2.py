@@ -306,9 +306,9 @@ class GPT2(Trainable):
             hidden, self.output_weight, labels, vocab_size=self.config.vocab_size, ignore_index=IGNORED
         )
 
-    def new_cache(self) -> KeyValueCache:
-        """An empty cache for `context` tokens."""
-        return KeyValueCache(self.config.layers, self.config.context)
+    def new_cache(self, tokens: int | None = None) -> KeyValueCache:
+        """An empty cache for so many tokens (None: `context`); its memory is taken at the first token."""
+        return KeyValueCache(self.config.layers, self.config.context if tokens is None else tokens)
 
     def parameter_count(self) -> int:
         """All parameters; a tied output head is counted once."""
