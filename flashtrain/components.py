@@ -40,6 +40,8 @@ def _decoder(family: str, settings: ModelSettings, *, vocab_size: int, context: 
         vocab_rows=settings.vocab_rows,
         positions=settings.positions,
         dropout=settings.dropout,
+        rope_base=settings.rope_base,
+        rope_factor=settings.rope_factor,
     )
     return GPT2(config, attention=attention, residual=settings.residual)
 

@@ -143,6 +143,7 @@ def make_data(settings: Settings, hardware: Hardware) -> TextDataModule:
         seed=settings.seed,
         document_mask=settings.data.document_mask,
         validation_fraction=settings.data.validation_fraction,
+        split_context=settings.data.split_context,
         validation_samples=max(1, settings.data.validation_tokens // settings.context),
         num_workers=(2 if hardware.kind == "cuda" else 0) if workers is None else workers,
         cache_dir=settings.data.cache_dir,

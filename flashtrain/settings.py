@@ -15,9 +15,10 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationE
 
 from flashtrain.benchmarks.settings import BenchmarkSettings
 from flashtrain.errors import UserError, unknown
+from flashtrain.long_context.settings import LengthsSettings, PasskeySettings
 from flashtrain.setting_checks import at_least, between, one_of
 
-MODES = ("train", "plan", "evaluate", "generate", "export", "benchmark")
+MODES = ("train", "plan", "evaluate", "generate", "export", "benchmark", "lengths", "passkey")
 ATTENTIONS = ("flash", "sdpa", "standard")
 STRATEGIES = ("auto", "ddp", "fsdp")
 ACCELERATORS = ("auto", "cpu", "gpu")
@@ -31,6 +32,8 @@ LOGGERS = ("none", "csv", "wandb")
 class ModelSettings:
     """conf/model: which registered model, and its size. `options` reaches models registered by a user's program.
 
+    rope_base, rope_factor: of rotary positions (None: 10000 and 1, or what the weights have); interpolate_positions:
+    stretch learned ones when starting from weights, or evaluating a checkpoint, at a longer context.
     `residual`: between the blocks, under mixed precision, the weights' float32 or the compute's half precision.
     """
 
@@ -39,10 +42,17 @@ class ModelSettings:
     positions: str | None = None
     dropout: float = 0.0
     vocab_rows: int | None = None
+    rope_base: float | None = None
+    rope_factor: float | None = None
+    interpolate_positions: bool = False
     residual: str = "weights"
     options: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
+        if self.rope_base is not None and not self.rope_base > 1:
+            raise UserError(f"model.rope_base={self.rope_base:g} must be above 1 (10000 is usual).")
+        if self.rope_factor is not None:
+            at_least("model.rope_factor", self.rope_factor, 1)
         one_of("model.residual", self.residual, ("weights", "compute"))
         between("model.dropout", self.dropout, 0.0, 1.0, include_high=False)
         if self.vocab_rows is not None:
@@ -51,7 +61,10 @@ class ModelSettings:
 
 @dataclass
 class DataSettings:
-    """conf/data: where text comes from, how it becomes tokens, and how tokens become samples."""
+    """conf/data: where text comes from, how it becomes tokens, and how tokens become samples.
+
+    split_context: hold out as for samples of this length (None: `context`): see TextDataModule.
+    """
 
     source: str = "stdlib"
     path: str | None = None
@@ -68,6 +81,7 @@ class DataSettings:
     document_mask: bool = False
     validation_fraction: float = 0.02
     validation_tokens: int = 524288
+    split_context: int | None = None
     workers: int | None = None
     cache_dir: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
@@ -85,6 +99,8 @@ class DataSettings:
             raise UserError("data.vocab and data.merges belong together: give both files, or neither to use the hub's.")
         between("data.validation_fraction", self.validation_fraction, 0.0, 0.5)
         at_least("data.validation_tokens", self.validation_tokens, 1)
+        if self.split_context is not None:
+            at_least("data.split_context", self.split_context, 1)
         if self.workers is not None:
             at_least("data.workers", self.workers, 0)
 
@@ -270,6 +286,8 @@ class Settings:
     hardware: HardwareSettings = field(default_factory=HardwareSettings)
     generate: GenerateSettings = field(default_factory=GenerateSettings)
     benchmark: BenchmarkSettings = field(default_factory=BenchmarkSettings)
+    lengths: LengthsSettings = field(default_factory=LengthsSettings)
+    passkey: PasskeySettings = field(default_factory=PasskeySettings)
     demo: dict[str, Any] = field(default_factory=dict)
     is_demo: bool = False
 
@@ -284,12 +302,18 @@ class Settings:
         at_least("context", self.context, 1)
         at_least("seed", self.seed, 0)
         groups = (self.model, self.data, self.attention, self.optimizer, self.schedule, self.trainer, self.logger)
-        for group in (*groups, self.memory, self.hardware, self.generate, self.benchmark):
+        measured = (self.generate, self.benchmark, self.lengths, self.passkey)
+        for group in (*groups, self.memory, self.hardware, *measured):
             group.check()
         self._check_mode()
 
     def _check_mode(self) -> None:
         """Raise UserError where the mode and the recipe do not go together: some recipes train, others measure."""
+        if self.mode == "lengths" and not self.lengths.contexts:
+            raise UserError(
+                f"mode=lengths trains each of lengths.contexts, which recipe={self.recipe} does not name: "
+                "add lengths.contexts=[1024,2048], or take recipe=gpt2-long."
+            )
         if self.mode == "benchmark" and self.benchmark.name is None:
             raise UserError(
                 f"mode=benchmark: recipe={self.recipe} trains a model; recipe=attention-benchmark measures."

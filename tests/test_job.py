@@ -102,6 +102,14 @@ def test_accumulated_micro_batches_train_like_one_batch(tiny_runs: TinyRuns, tra
     assert all(torch.allclose(one[name], other[name], atol=1e-5) for name in one)
 
 
+def test_a_step_may_be_one_packed_sequence(tiny_runs: TinyRuns) -> None:
+    words = ("context=2048", "trainer.tokens_per_step=2048", "trainer.micro_batch=null", "trainer.steps=2")
+    status, folder = tiny_runs.run("one_sequence", *words)
+    assert status == 0
+    row = json.loads((folder / "summary.json").read_text())
+    assert (row["batch"], row["micro_batch"], row["tokens"]) == (1, 1, 4096)
+
+
 def test_documents_can_be_kept_apart(tiny_runs: TinyRuns) -> None:
     status, _ = tiny_runs.run("documents", "data.document_mask=true", "trainer.steps=2")
     assert status == 0

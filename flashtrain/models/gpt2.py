@@ -25,7 +25,13 @@ from flashtrain.models.cache import KeyValueCache, next_positions
 from flashtrain.models.feed_forward import FEED_FORWARDS
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.models.normalization import NORMS, normalization
-from flashtrain.models.positions import LearnedPositions, RotaryPositions, check_learned, check_rotary
+from flashtrain.models.positions import (
+    LearnedPositions,
+    RotaryPositions,
+    check_learned,
+    check_rotary,
+    rotary_base_for,
+)
 from flashtrain.models.trainable import Trainable
 from flashtrain_kernels import Mask, linear_cross_entropy
 
@@ -62,7 +68,8 @@ class GPT2Config:
     vocab_size: real tokens. vocab_rows: rows of the embedding table, at least vocab_size (a multiple of 64 is faster);
     rows past vocab_size stand for no token and are never predicted. context: longest sequence, in tokens (with rotary
     positions a training length rather than a limit). ffn: width inside the feed-forward. dropout: a probability, of
-    embeddings, attention weights and both branches of a block. rope_base: base of the rotary angles.
+    embeddings, attention weights and both branches of a block. rope_base: base of the rotary angles, as trained first;
+    rope_factor: how many times longer than then the context is, which raises the base (positions.rotary_base_for).
     UserError, when built: sizes that cannot work together, or an unknown name.
     """
 
@@ -81,6 +88,7 @@ class GPT2Config:
     dropout: float = 0.0
     tie_embeddings: bool = True
     rope_base: float = 10000.0
+    rope_factor: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "context", "layers", "ffn"):
@@ -101,10 +109,18 @@ class GPT2Config:
         head_dim = check_heads(self.embed, self.heads, self.kv_heads)
         if self.positions == "rotary":
             check_rotary(head_dim, self.rope_base)
+            rotary_base_for(self.rope_base, self.rope_factor, head_dim)
+        elif self.rope_factor != 1:
+            raise UserError(f"rope_factor {self.rope_factor:g} with learned positions. Possible: positions=rotary.")
 
     @property
     def head_dim(self) -> int:
         return self.embed // self.heads
+
+    @property
+    def scaled_rope_base(self) -> float:
+        """The base that the rotary angles are computed with."""
+        return rotary_base_for(self.rope_base, self.rope_factor, self.head_dim)
 
     @classmethod
     def of_size(
@@ -117,10 +133,13 @@ class GPT2Config:
         vocab_rows: int | None = None,
         positions: str | None = None,
         dropout: float = 0.0,
+        rope_base: float | None = None,
+        rope_factor: float | None = None,
     ) -> GPT2Config:
         """A row of SIZES as a family: "gpt2", or "modern" (RMSNorm, SwiGLU, rotary, grouped-query, no biases).
 
         vocab_rows None: vocab_size rounded up to a multiple of 64. positions None: the family's own (learned, rotary).
+        rope_base, rope_factor None: 10000 and 1; they need rotary positions.
         Both families tie the output head to the embedding table. UserError: an unknown size or family.
         """
         if size not in SIZES:
@@ -129,6 +148,9 @@ class GPT2Config:
             raise unknown("model family", family, FAMILIES)
         modern = family == "modern"
         row = SIZES[size]
+        positions = positions or ("rotary" if modern else "learned")
+        if rope_base is not None and positions != "rotary":
+            raise UserError(f"rope_base {rope_base:g} with {positions} positions. Possible: positions=rotary.")
         return cls(
             vocab_size=vocab_size,
             vocab_rows=round_up(vocab_size, 64) if vocab_rows is None else vocab_rows,
@@ -139,11 +161,13 @@ class GPT2Config:
             embed=row.embed,
             # SwiGLU has three matrices for GELU's two: 8/3 E instead of 4 E keeps the parameters equal.
             ffn=round_up(math.ceil(row.embed * 8 / 3), 128) if modern else 4 * row.embed,
-            positions=positions or ("rotary" if modern else "learned"),
+            positions=positions,
             norm="rmsnorm" if modern else "layernorm",
             activation="swiglu" if modern else "gelu",
             bias=not modern,
             dropout=dropout,
+            rope_base=10000.0 if rope_base is None else rope_base,
+            rope_factor=1.0 if rope_factor is None else rope_factor,
         )
 
 
@@ -166,7 +190,7 @@ class GPT2(Trainable):
         self.token_embedding = nn.Embedding(config.vocab_rows, config.embed)
         learned = config.positions == "learned"
         self.position_embedding = LearnedPositions(config.context, config.embed) if learned else None
-        rotary = None if learned else RotaryPositions(config.head_dim, config.rope_base)
+        rotary = None if learned else RotaryPositions(config.head_dim, config.scaled_rope_base)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(
             Block(
@@ -305,9 +329,9 @@ class GPT2(Trainable):
             chunk=self.loss_chunk,
         )
 
-    def new_cache(self) -> KeyValueCache:
-        """An empty cache for `context` tokens."""
-        return KeyValueCache(self.config.layers, self.config.context)
+    def new_cache(self, tokens: int | None = None) -> KeyValueCache:
+        """An empty cache for so many tokens (None: `context`); its memory is taken at the first token."""
+        return KeyValueCache(self.config.layers, self.config.context if tokens is None else tokens)
 
     def parameter_count(self) -> int:
         """All parameters; a tied output head is counted once."""

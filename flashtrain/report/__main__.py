@@ -11,6 +11,7 @@ from typing import Any
 from flashtrain.benchmarks.figures import memory_figure, runtime_figure
 from flashtrain.errors import UserError, unknown
 from flashtrain.locate import recipes_folder
+from flashtrain.long_context.figures import lengths_figure, positions_figure
 from flashtrain.report.figures import context_sweep_figure, line_figure
 from flashtrain.report.pivot import OPTIONS, View, view_of
 from flashtrain.report.readme import check_tables, insert_tables, source_line, table_text
@@ -24,6 +25,8 @@ FIGURES: dict[str, Callable[[Sequence[Mapping[str, Any]], Path], Path]] = {
     "context": context_sweep_figure,
     "attention-runtime": runtime_figure,
     "attention-memory": memory_figure,
+    "lengths": lengths_figure,
+    "lengths-positions": positions_figure,
 }
 
 
