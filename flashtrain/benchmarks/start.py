@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from flashtrain.benchmarks.run import benchmark_attention, plan_attention
+from flashtrain.benchmarks.steps.run import benchmark_steps, plan_steps
 from flashtrain.settings import Settings
 from flashtrain.training.hardware import Hardware
 
@@ -24,6 +25,7 @@ class _Benchmark(NamedTuple):
 
 _BENCHMARKS = {
     "attention": _Benchmark(benchmark_attention, plan_attention),
+    "step": _Benchmark(benchmark_steps, plan_steps),
 }
 
 
