@@ -29,7 +29,7 @@ class StepSettings:
     holds the weights and the optimiser's states in bfloat16. batches: sequences a step, each implementation is told at
     its best one; None: as many as hold `tokens` together. steps: of one turn of an implementation. compile: whether
     implementations that are compiled may be; None: on GPUs only. command_steps: steps for which `python -m flashtrain
-    recipe=gpt2` is run beside the bare loop, to tell what its data and logging cost; 0: not.
+    recipe=gpt2` is run beside the bare loop, 20 or more, to tell what its data and logging cost; 0: not.
     """
 
     models: list[str] = field(default_factory=lambda: ["124m", "355m"])
@@ -50,7 +50,8 @@ class StepSettings:
             for number in given or []:
                 at_least(f"benchmark.{setting}", number, 1)
         at_least("benchmark.steps", self.steps, 1)
-        at_least("benchmark.command_steps", self.command_steps, 0)
+        if self.command_steps:  # it logs every tenth, and the first time is left out
+            at_least("benchmark.command_steps", self.command_steps, 20)
 
 
 @dataclass

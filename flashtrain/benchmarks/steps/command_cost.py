@@ -25,10 +25,12 @@ from flashtrain.compose import quoted
 from flashtrain.run_folder import FAILED, FINISHED, read_summary
 from flashtrain.settings import Settings
 from flashtrain.sweep import job_command
+from flashtrain.training.loggers import METRICS
+from flashtrain.training.metrics_file import read_metrics
 
 COMMAND = "flashtrain, the whole command"
 _ROUNDS = 5
-_OUTPUT = "command.txt"
+_FOLDER, _OUTPUT = "command", "command.txt"
 # What the command is told as this run was told it; the rest is the recipe's.
 _PASSED_ON = ("data", "logger", "model", "optimizer", "schedule", "attention", "memory", "hardware", "trainer")
 
@@ -47,8 +49,8 @@ def command_row(
     peak_flops: float | None,
     seconds: float | None = None,
 ) -> Row:
-    """The row of the command at this case and batch: its steps as it measures them itself, and `command_cost`, what
-    they take longer than the bare loop's, in percent. A command that fails is a row that says so.
+    """The row of the command at this case and batch: its steps as it logs them itself, and `command_cost`, what they
+    take longer than the bare loop's, in percent. A command that fails is a row that says so.
 
     folder: the run's; the command's own run folder is made in it. precision: Lightning's name, as the case computes.
     seconds: after which the command is ended; None: never.
@@ -68,6 +70,7 @@ def command_row(
 
     before = bare()
     summary = _run(command_words(case, batch, settings, overrides, precision), folder, seconds)
+    step_seconds = mean_step_seconds(folder / _FOLDER / METRICS)
     row: Row = {
         "implementation": COMMAND,
         "model": case.model,
@@ -75,11 +78,11 @@ def command_row(
         "batch": batch,
         "weights": case.weights,
     }
-    if summary.get("status") != FINISHED or summary.get("step_seconds") is None:
+    if summary.get("status") != FINISHED or step_seconds is None:
         error = str(summary.get("error") or f"see {folder / _OUTPUT}")
         return {**row, "tokens_per_second": None, "status": summary.get("status") or FAILED, "error": error}
     loop = statistics.mean([before, bare()])
-    milliseconds = summary["step_seconds"] * 1e3
+    milliseconds = step_seconds * 1e3
     return {
         **row,
         **rates(case, batch, milliseconds, peak_flops),
@@ -121,9 +124,21 @@ def command_words(
     return [*first, *kept, *[f"{key}={value}" for key, value in own.items()]]
 
 
+def mean_step_seconds(metrics: Path) -> float | None:
+    """Seconds of a step of the run that left this metrics.csv, the mean over all that it logged but the first time.
+
+    The mean, since logging costs time at some steps only; the first time holds compilation. None where the run logged
+    fewer than two times. Intervals are equally long.
+    """
+    if not metrics.is_file():
+        return None
+    logged = [float(row["step_seconds"]) for row in read_metrics(metrics)[1] if row.get("step_seconds")]
+    return statistics.mean(logged[1:]) if len(logged) > 1 else None
+
+
 def _run(words: Sequence[str], folder: Path, seconds: float | None) -> dict[str, Any]:
     """Run the command in folder/command, its output in a file beside it, and return its summary row."""
-    place = folder / "command"
+    place = folder / _FOLDER
     say(f"    the command itself: python -m flashtrain {' '.join(words)}")
     with (folder / _OUTPUT).open("w", encoding="utf-8") as output:
         command = [*job_command(), *words, f"hydra.run.dir={quoted(str(place.resolve()))}"]

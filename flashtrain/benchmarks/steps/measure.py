@@ -136,6 +136,7 @@ class StepMeasurement:
         failure = self._guarded(partial(self._start, contender, batch, alone=False))
         others = [runner for runner in self._runners.values() if runner.contender is not contender]
         if failure == OUT_OF_MEMORY and any(not runner.is_away for runner in others):
+            self._discard_unused(contender)
             failure = self._guarded(partial(self._start, contender, batch, alone=True))
         self._longest_start = max(self._longest_start, time.monotonic() - began)
         if failure is None:
