@@ -21,6 +21,8 @@ Often used settings:
   mode={modes}
   benchmark.rows=anchors          recipe=attention-benchmark: grid, anchors, paper, features, block-sparse; with
                                   benchmark.seqlens=[1024,4096] .masks=[causal,window-1024] .max_seconds=420 ...
+  benchmark.models=[124m]         recipe=gpt2-speed and context-speed, with .contexts=[1024,4096] .batches=[16,32]
+                                  .weights=[fp32,bf16] .implementations=[flashtrain,pytorch,hf-eager] .max_seconds=540
   -m context=1024,2048,4096       a sweep: one fresh process a job, then one table and one figure
 
 Everything that can be set: python -m flashtrain recipe=NAME --cfg job, or flashtrain/settings.py.

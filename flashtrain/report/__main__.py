@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flashtrain.benchmarks.figures import memory_figure, runtime_figure
+from flashtrain.benchmarks.steps.figures import context_speed_figure
 from flashtrain.errors import UserError, unknown
 from flashtrain.locate import recipes_folder
 from flashtrain.report.figures import context_sweep_figure, line_figure
@@ -24,6 +25,7 @@ FIGURES: dict[str, Callable[[Sequence[Mapping[str, Any]], Path], Path]] = {
     "context": context_sweep_figure,
     "attention-runtime": runtime_figure,
     "attention-memory": memory_figure,
+    "context-speed": context_speed_figure,
 }
 
 

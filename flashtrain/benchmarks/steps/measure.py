@@ -57,13 +57,17 @@ class _Runner:
 
 @dataclass
 class _Entry:
-    """One implementation at one batch. milliseconds: of a step, a turn each. alone: the others must make room."""
+    """One implementation at one batch. milliseconds: of a step, a turn each. alone: the others must make room.
+
+    failed: it has no further turns. seconds: of its second step, about what a step takes.
+    """
 
     runner: _Runner
     tokens: Tensor
     labels: Tensor
     memory: str
     alone: bool = False
+    failed: bool = False
     seconds: float = 0.0
     compile_seconds: float = 0.0
     peak_mib: float | None = None
@@ -201,15 +205,16 @@ class StepMeasurement:
                 break
             for place in range(len(self._entries)):
                 entry = self._entries[(place + number) % len(self._entries)]
+                if entry.failed:
+                    continue
                 if entry.is_slow and (number > 0 or self._is_over(effort, ahead=entry.seconds)):
                     continue
                 self._turn(entry, effort.steps)
-            self._entries = [entry for entry in self._entries if entry.seconds >= 0]
 
     def _is_over(self, effort: Effort, ahead: float = 0.0) -> bool:
         """Whether the time is over and every entry has a figure, so that nothing is lost by ending."""
         over = effort.until is not None and time.monotonic() + ahead >= effort.until
-        return over and all(entry.milliseconds for entry in self._entries)
+        return over and all(entry.milliseconds or entry.failed for entry in self._entries)
 
     def _turn(self, entry: _Entry, steps: int) -> None:
         failure = self._guarded(partial(self._timed, entry, steps))
@@ -221,7 +226,7 @@ class StepMeasurement:
             if not entry.milliseconds:
                 contender = entry.runner.contender
                 self._leave_out(contender, len(entry.tokens), status, None if status == failure else failure)
-            entry.seconds = -1.0  # no further turn
+            entry.failed = True
 
     def _timed(self, entry: _Entry, steps: int) -> None:
         if entry.alone:
@@ -229,7 +234,8 @@ class StepMeasurement:
         self._bring_back(entry.runner)
         if not entry.is_slow:
             entry.launch()  # untimed: the device's caches and the allocator are another implementation's
-        count = 1 if entry.seconds <= 0 else max(1, min(steps, round(_TURN_SECONDS / entry.seconds)))
+        fitting = max(1, round(_TURN_SECONDS / entry.seconds)) if entry.seconds else steps
+        count = 1 if entry.is_slow else min(steps, fitting)
         entry.milliseconds.append(self.clock.steps(entry.launch, count))
         entry.runner.step.drop_gradients()
 
