@@ -148,6 +148,7 @@ def make_task(settings: Settings, hardware: Hardware, model: Trainable, descript
         document_mask=settings.data.document_mask,
         gradient_clip=settings.optimizer.gradient_clip,
         compile=compiles(settings, hardware),
+        cuda_graphs=settings.trainer.cuda_graphs,
         description=description,
     )
 

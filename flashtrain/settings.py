@@ -28,16 +28,21 @@ LOGGERS = ("none", "csv", "wandb")
 
 @dataclass
 class ModelSettings:
-    """conf/model: which registered model, and its size. `options` reaches models registered by a user's program."""
+    """conf/model: which registered model, and its size. `options` reaches models registered by a user's program.
+
+    `residual`: between the blocks, under mixed precision, the weights' float32 or the compute's half precision.
+    """
 
     name: str = "gpt2"
     size: str = "124m"
     positions: str | None = None
     dropout: float = 0.0
     vocab_rows: int | None = None
+    residual: str = "weights"
     options: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
+        one_of("model.residual", self.residual, ("weights", "compute"))
         between("model.dropout", self.dropout, 0.0, 1.0, include_high=False)
         if self.vocab_rows is not None:
             at_least("model.vocab_rows", self.vocab_rows, 1)
@@ -95,7 +100,10 @@ class AttentionSettings:
 
 @dataclass
 class OptimizerSettings:
-    """conf/optimizer. `gradient_clip` bounds the global L2 norm of the gradients; 0 leaves them as they are."""
+    """conf/optimizer. `gradient_clip` bounds the global L2 norm of the gradients; 0 leaves them as they are.
+
+    `momentum` is muon's. `master_weights`: a float32 copy of weights that hardware.precision=bf16-true makes bfloat16.
+    """
 
     name: str = "adamw"
     learning_rate: float = 6e-4
@@ -103,6 +111,8 @@ class OptimizerSettings:
     epsilon: float = 1e-8
     weight_decay: float = 0.1
     gradient_clip: float = 1.0
+    momentum: float = 0.95
+    master_weights: bool = True
     options: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
@@ -113,6 +123,7 @@ class OptimizerSettings:
         at_least("optimizer.epsilon", self.epsilon, 0)
         at_least("optimizer.weight_decay", self.weight_decay, 0)
         at_least("optimizer.gradient_clip", self.gradient_clip, 0)
+        between("optimizer.momentum", self.momentum, 0.0, 1.0, include_high=False)
 
 
 @dataclass
@@ -141,6 +152,7 @@ class TrainerSettings:
     nodes: int = 1
     strategy: str = "auto"
     compile: bool | None = None
+    cuda_graphs: bool = False
     log_every: int = 10
     validate_every: int = 100
     checkpoint_every: int = 100

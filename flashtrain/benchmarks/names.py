@@ -41,7 +41,7 @@ STEP_IMPLEMENTATIONS = (
     "hf-sdpa-compile",
 )
 STEP_MODELS = ("demo", "124m", "355m", "774m", "1.3b", "1.5b")
-WEIGHTS = ("fp32", "bf16")
+WEIGHTS = ("fp32", "bf16", "bf16-master")
 
 # What a mask's name says. The documents of one row have the lengths of Case.documents.
 MASKS = {

@@ -26,10 +26,11 @@ class StepSettings:
     """What recipe=gpt2-speed and recipe=context-speed measure: whole training steps (name step).
 
     models, contexts, weights: every combination is measured. weights: "fp32" computes in autocast's bfloat16, "bf16"
-    holds the weights and the optimiser's states in bfloat16. batches: sequences a step, each implementation is told at
-    its best one; None: as many as hold `tokens` together. steps: of one turn of an implementation. compile: whether
-    implementations that are compiled may be; None: on GPUs only. command_steps: steps for which `python -m flashtrain
-    recipe=gpt2` is run beside the bare loop, 20 or more, to tell what its data and logging cost; 0: not.
+    holds weights and optimiser states in bfloat16, "bf16-master" has float32 copies of them beside. batches: sequences
+    a step, each implementation is told at its best one; None: as many as hold `tokens` together. steps: of one turn of
+    an implementation. compile: whether implementations that are compiled may be; None: on GPUs only. command_steps:
+    steps for which `python -m flashtrain recipe=gpt2` is run beside the bare loop, 20 or more, to tell what its data
+    and logging cost; 0: not.
     """
 
     models: list[str] = field(default_factory=lambda: ["124m", "355m"])

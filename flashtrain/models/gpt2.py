@@ -26,9 +26,10 @@ from flashtrain.models.feed_forward import FEED_FORWARDS
 from flashtrain.models.normalization import NORMS, normalization
 from flashtrain.models.positions import LearnedPositions, RotaryPositions, check_learned, check_rotary
 from flashtrain.models.trainable import Trainable
-from flashtrain_kernels import Mask
+from flashtrain_kernels import Mask, linear_cross_entropy
 
 POSITIONS = ("learned", "rotary")
+RESIDUALS = ("weights", "compute")
 FAMILIES = ("gpt2", "modern")
 IGNORED = -100  # a label of this value is not scored (torch's convention)
 INITIAL_STD = 0.02
@@ -149,11 +150,16 @@ class GPT2(Trainable):
     """The decoder: embedding, blocks, final norm, output head (the embedding table again unless untied).
 
     attention: "flash", "sdpa" or "standard"; it changes speed and memory, not the result or the weights.
-    UserError: an unknown attention.
+    residual: the type that the sum of all branches is kept in between the blocks under autocast: "weights", theirs
+        (float32), or "compute", autocast's own (half the traffic; each block's sum is rounded to it).
+    UserError: an unknown attention or residual.
     """
 
-    def __init__(self, config: GPT2Config, attention: str = "flash") -> None:
+    def __init__(self, config: GPT2Config, attention: str = "flash", residual: str = "weights") -> None:
         super().__init__()
+        if residual not in RESIDUALS:
+            raise unknown("residual", residual, RESIDUALS)
+        self.residual = residual
         self.config = config
         self.attention = attention
         self.token_embedding = nn.Embedding(config.vocab_rows, config.embed)
@@ -231,6 +237,8 @@ class GPT2(Trainable):
         if self.position_embedding is not None:
             x = x + self.position_embedding(positions)
         x = self.dropout(x)
+        if self.residual == "compute" and torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
         dropout = self.config.dropout if self.training else 0.0
         mask = plan_mask(mask, x, attention=self.attention, head_dim=self.config.head_dim, dropout=dropout)
         for index, block in enumerate(self.blocks):
@@ -238,13 +246,17 @@ class GPT2(Trainable):
             x = block(x, positions=positions, mask=mask, cache=layer_cache)
         return self.final_norm(x)
 
+    @property
+    def output_weight(self) -> Tensor:
+        """The output head's matrix (V, E): the embedding table again unless untied."""
+        return self.token_embedding.weight if self.head is None else self.head.weight
+
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden (B, S, E) -> (B, S, V). Rows that stand for no token are -inf: no softmax or loss can see them.
 
         (Left alone, zero rows under imported GPT-2 weights, whose logits are far below 0, would win every softmax.)
         """
-        weight = self.token_embedding.weight if self.head is None else self.head.weight
-        logits = F.linear(hidden, weight)
+        logits = F.linear(hidden, self.output_weight)
         if self.config.vocab_rows > self.config.vocab_size:
             padding = torch.arange(self.config.vocab_rows, device=logits.device) >= self.config.vocab_size
             logits = logits.masked_fill(padding, -torch.inf)
@@ -261,13 +273,14 @@ class GPT2(Trainable):
         """Mean cross-entropy in nats over the labels that are not -100, a scalar; 0 when there are none.
 
         tokens and labels (B, S) int64, labels already shifted: labels[b, s] is the token after tokens[b, s].
-        Computed and returned in float32 whatever the weights or autocast (float64 for a float64 model).
+        Computed and returned in float32 whatever the weights or autocast (float64 for a float64 model); the logits of a
+        few thousand tokens at a time are all that is stored.
         Written so that torch.compile(model.loss, fullgraph=True) works.
         """
-        logits = self(tokens, positions=positions, mask=mask)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        total = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
-        return total / (labels != IGNORED).sum().clamp(min=1)
+        hidden = self.hidden(tokens, positions=positions, mask=mask)
+        return linear_cross_entropy(
+            hidden, self.output_weight, labels, vocab_size=self.config.vocab_size, ignore_index=IGNORED
+        )
 
     def new_cache(self) -> KeyValueCache:
         """An empty cache for `context` tokens."""

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 
-BFLOAT16 = "bf16"
+MASTERS = "bf16-master"
 
 
 @dataclass(frozen=True)
 class StepCase:
-    """model: a name of models.gpt2.SIZES. context: S. weights: "fp32" (autocast) or "bf16" (names.WEIGHTS).
+    """model: a name of models.gpt2.SIZES. context: S. weights: "fp32" (autocast), "bf16" (and nothing in float32)
+    or "bf16-master" (with float32 copies that the optimiser updates).
 
     vocab_size: tokens; vocab_rows: rows of every implementation's embedding table, None for vocab_size rounded up to
     a multiple of 64.
@@ -41,7 +42,13 @@ class StepCase:
 
     @property
     def is_bfloat16(self) -> bool:
-        return self.weights == BFLOAT16
+        """Whether the weights that multiply are held in bfloat16."""
+        return self.weights != "fp32"
+
+    @property
+    def has_masters(self) -> bool:
+        """Whether the optimiser keeps float32 copies of them."""
+        return self.weights == MASTERS
 
     def flops_per_token(self) -> float:
         """Model FLOPs of one token's forward and backward: 6 N + 12 layers E S / 2 (GPT2.flops_per_token).

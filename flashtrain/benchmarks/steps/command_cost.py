@@ -112,6 +112,7 @@ def command_words(
         "trainer.validate_every": steps,
         "trainer.checkpoint_every": steps,
         "hardware.precision": precision,
+        "optimizer.master_weights": str(case.has_masters).lower(),
         "hardware.demo": "never",
         "generate.tokens": 1,
         "seed": settings.seed,

@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from flashtrain.benchmarks.steps.case import StepCase
 from flashtrain.benchmarks.steps.plain_gpt import PlainGPT
 from flashtrain.benchmarks.steps.training_step import LossFunction, TrainingStep
+from flashtrain.training.master_weights import MasterWeights
 
 # GPT-2's usual optimiser, for every implementation but ours, whose own settings have the same values.
 LEARNING_RATE, BETAS, WEIGHT_DECAY, LARGEST_NORM = 6e-4, (0.9, 0.95), 0.1, 1.0
@@ -86,7 +87,9 @@ def usual_step(
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": WEIGHT_DECAY},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=BETAS, fused=True)
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=BETAS, fused=True)
+    if case.has_masters:
+        optimizer = MasterWeights(optimizer)
     clip = partial(nn.utils.clip_grad_norm_, parameters, LARGEST_NORM)
     return TrainingStep(model, loss, optimizer, clip, autocast=autocast_of(case, device), **options)
 

@@ -10,12 +10,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from flashtrain.benchmarks.steps.case import BFLOAT16, StepCase
+from flashtrain.benchmarks.steps.case import StepCase
 from flashtrain.benchmarks.steps.contenders import Contender, autocast_of
-from flashtrain.benchmarks.steps.memory_choice import with_memory
+from flashtrain.benchmarks.steps.memory_choice import save_memory
 from flashtrain.benchmarks.steps.training_step import TrainingStep
 from flashtrain.components import make_model
 from flashtrain.data.batch import Batch
+from flashtrain.models.trainable import Trainable
 from flashtrain.run import make_task
 from flashtrain.settings import Settings
 from flashtrain.tasks import LanguageModel
@@ -37,15 +38,15 @@ class Ours(Contender):
         self.settings, self.hardware = settings, hardware
 
     def memory(self, case: StepCase, batch: int) -> str:
-        return with_memory(self._settings(case, batch), self._hardware(case))[1]
+        with torch.device("meta"):
+            return self._model(case, batch)[1]
 
     def build(self, case: StepCase, batch: int, device: torch.device) -> TrainingStep:
-        hardware = self._hardware(case)
-        settings, _ = with_memory(self._settings(case, batch), hardware)
         with torch.device(device):
-            model = make_model(settings, vocab_size=case.vocab_size, attention=hardware.attention)
+            model, _ = self._model(case, batch)
         if case.is_bfloat16:
             model.to(torch.bfloat16)
+        settings, hardware = self._settings(case, batch), self._hardware(case)
         task = make_task(settings, hardware, model.train(), {})
         task.configure_model()
         found = task.configure_optimizers()
@@ -58,6 +59,12 @@ class Ours(Contender):
             schedule=found["lr_scheduler"]["scheduler"],
         )
 
+    def _model(self, case: StepCase, batch: int) -> tuple[Trainable, str]:
+        """The model with random weights on torch's current device, and its memory settings in words."""
+        settings, hardware = self._settings(case, batch), self._hardware(case)
+        model = make_model(settings, vocab_size=case.vocab_size, attention=hardware.attention)
+        return model, save_memory(settings, hardware, model)
+
     def _settings(self, case: StepCase, batch: int) -> Settings:
         """The settings that train this case: a step is one micro-batch of `batch` sequences."""
         told = deepcopy(self.settings)
@@ -65,18 +72,19 @@ class Ours(Contender):
         told.model.size, told.model.vocab_rows = case.model, case.vocab_rows
         told.trainer.micro_batch, told.trainer.tokens_per_step = batch, batch * case.context
         told.trainer.steps, told.trainer.compile = _NO_END, self.compiled
+        told.optimizer.master_weights = case.has_masters
         return told
 
     def _hardware(self, case: StepCase) -> Hardware:
-        precision = precision_of(self.hardware.kind, case.weights)
+        precision = precision_of(case, self.hardware.kind)
         # as machine.settle does: flash only where the machine has it
         attention = self.attention if self.attention != "flash" else self.hardware.attention
         return replace(self.hardware, precision=precision, attention=attention)
 
 
-def precision_of(kind: str, weights: str) -> str:
+def precision_of(case: StepCase, kind: str) -> str:
     """Lightning's name of what a case's weights mean on a "cuda" or "cpu" device (contenders.autocast_of)."""
-    if weights == BFLOAT16:
+    if case.is_bfloat16:
         return "bf16-true"
     return "bf16-mixed" if kind == "cuda" else "32-true"
 

@@ -181,7 +181,7 @@ def _measure_command(
             settings=settings,
             overrides=overrides,
             folder=results.folder,
-            precision=precision_of(hardware.kind, case.weights),
+            precision=precision_of(case, hardware.kind),
             peak_flops=hardware.peak_flops,
             seconds=left,
         )

@@ -58,7 +58,8 @@ class TrainingStep:
     def move(self, device: torch.device) -> None:
         """Take weights and optimiser states to a device, each parameter staying the object it is."""
         self.drop_gradients()
-        for tensor in (*self.model.parameters(), *self.model.buffers()):
+        updated = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        for tensor in {id(one): one for one in (*self.model.parameters(), *self.model.buffers(), *updated)}.values():
             tensor.data = tensor.data.to(device)
         for state in self.optimizer.state.values():
             for name, value in state.items():

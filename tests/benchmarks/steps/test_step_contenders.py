@@ -107,8 +107,9 @@ def test_a_step_learns_and_can_go_to_another_place_and_back() -> None:
     assert losses == sorted(losses, reverse=True)
 
 
-def test_weights_in_bfloat16_are_so_with_their_optimiser_states() -> None:
-    case = StepCase("demo", 16, "bf16", vocab_size=64)
+@pytest.mark.parametrize(("weights", "states"), [("bf16", torch.bfloat16), ("bf16-master", torch.float32)])
+def test_weights_in_bfloat16_have_optimiser_states_in_it_or_in_float32(weights: str, states: torch.dtype) -> None:
+    case = StepCase("demo", 16, weights, vocab_size=64)
     settings = compose_settings(["recipe=gpt2-speed"])
     for contender in all_contenders(settings, detect_hardware("cpu"), compiled=False):
         if contender.name in ("flashtrain", "pytorch"):
@@ -116,8 +117,10 @@ def test_weights_in_bfloat16_are_so_with_their_optimiser_states() -> None:
             loss = step(*batch_of(case, 1, CPU, seed=0))
             assert torch.isfinite(loss)
             assert {parameter.dtype for parameter in step.model.parameters()} == {torch.bfloat16}
-            moments = {state["exp_avg"].dtype for state in step.optimizer.state.values()}
-            assert moments == {torch.bfloat16}
+            assert {state["exp_avg"].dtype for state in step.optimizer.state.values()} == {states}
+            updated = {parameter.dtype for group in step.optimizer.param_groups for parameter in group["params"]}
+            assert updated == {states}
+            step.move(CPU)
 
 
 def test_the_names_of_the_settings_are_the_implementations_and_the_models() -> None:
