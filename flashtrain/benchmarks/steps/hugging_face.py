@@ -57,9 +57,9 @@ def hugging_face_gpt2(case: StepCase, device: torch.device, attention: str) -> A
         eos_token_id=0,
         use_cache=False,
     )
-    config.loss_type = "ForCausalLM"  # which it is anyway, after a warning
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    model.loss_type = "ForCausalLM"  # which it is anyway, after a warning
     return model.train()
 
 

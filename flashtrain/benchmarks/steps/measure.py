@@ -85,7 +85,8 @@ class StepMeasurement:
     """One case on one device; `run` gives a row for each implementation and batch.
 
     note(title, reason): told of what could not be measured. full: implementations (by name) that are known to run out
-    of memory here, with the words for it: they are not tried.
+    of memory here, with the words for it: they are not tried. expected: seconds that implementations (by name) are
+    expected to take for their first steps, where a similar case told.
     """
 
     def __init__(
@@ -98,10 +99,11 @@ class StepMeasurement:
         note: Note,
         peak_flops: float | None = None,
         full: dict[str, str] | None = None,
+        expected: dict[str, float] | None = None,
     ) -> None:
         self.case, self.device, self.clock, self.note, self.seed = case, device, clock, note, seed
         self.peak_flops = peak_flops
-        self.full = dict(full or {})
+        self.full, self.expected = dict(full or {}), dict(expected or {})
         self._runners: dict[tuple[str, str], _Runner] = {}
         self._entries: list[_Entry] = []
         self._without: list[Row] = []
@@ -132,7 +134,8 @@ class StepMeasurement:
             self._leave_out(contender, batch, OUT_OF_MEMORY, self.full[contender.name])
             return
         # the rounds need their time too
-        reserve = self._longest_start + _FEWEST_ROUNDS * sum(entry.seconds for entry in self._entries)
+        start = max(self._longest_start, self.expected.get(contender.name, 0.0))
+        reserve = start + _FEWEST_ROUNDS * sum(entry.seconds for entry in self._entries)
         if limit is not None and time.monotonic() + reserve >= limit:
             self._leave_out(contender, batch, NO_TIME, "benchmark.max_seconds leave no time for it")
             return

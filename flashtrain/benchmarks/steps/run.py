@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from flashtrain.benchmarks.steps.everything import FLASHTRAIN, all_contenders
 from flashtrain.benchmarks.steps.figures import context_speed_figure
 from flashtrain.benchmarks.steps.measure import NO_TIME, Effort, StepMeasurement
 from flashtrain.benchmarks.steps.ours import precision_of
-from flashtrain.benchmarks.steps.tables import best_rows, case_line, judged, step_tables
+from flashtrain.benchmarks.steps.tables import best_rows, case_line, judged, paper_rows, step_tables
 from flashtrain.errors import UserError
 from flashtrain.plan import VOCABULARY
 from flashtrain.report.rows import values_of
@@ -139,6 +140,7 @@ def _measure_all(
                 note=partial(results.note, str(case)),
                 peak_flops=hardware.peak_flops,
                 full=_known_full(contenders, case, batches, results.rows),
+                expected=_expected(contenders, case, batches, results.rows),
             )
             share = None if left is None else left / (len(todo) - number)
             rows = measurement.run(contenders, batches, Effort(asked.rounds, asked.steps, share, run.until))
@@ -197,9 +199,16 @@ def _report(run: Session, measured: int, wanted: int) -> None:
     if not results.rows:
         say("nothing could be measured: notes.txt says why.")
         return
+    found = best_rows(results.rows)
     for table in step_tables(results.rows):
         table.print()
     log_table(run.loggers, "rows", results.rows)
+    log_table(run.loggers, "best_batches", found)
+    if beside := paper_rows(found):
+        log_table(run.loggers, "paper", beside)
+    speedups = {f"speedup/{_name(row)}": row["speedup"] for row in found if row.get("speedup") is not None}
+    if speedups:
+        run.log_metrics(speedups, step=wanted)
     contexts = values_of([row for row in results.rows if row.get("tokens_per_second")], "context")
     if len(contexts) > 1:
         path = context_speed_figure(results.rows, results.folder / FIGURE)
@@ -226,6 +235,25 @@ def _known_full(
     return found
 
 
+def _expected(
+    contenders: Sequence[Contender], case: StepCase, batches: Sequence[int], rows: Sequence[Row]
+) -> dict[str, float]:
+    """Seconds of each implementation's first two steps by what its latest case took: {name: seconds}.
+
+    Compilation as there, and steps as much longer as they have more FLOPs.
+    """
+    found = {}
+    for contender in contenders:
+        for row in rows:
+            same = (row["implementation"], row["model"]) == (contender.title, case.model)
+            if same and row.get("milliseconds"):
+                then = replace(case, context=row["context"])
+                flops = case.flops_per_token() * min(batches) * case.context
+                longer = flops / (then.flops_per_token() * row["batch"] * row["context"])
+                found[contender.name] = row["compile_seconds"] + 2 * longer * row["milliseconds"] / 1e3
+    return found
+
+
 def _not_begun(case: StepCase, contender: Contender) -> Row:
     return {
         "implementation": contender.title,
@@ -247,9 +275,12 @@ def _metrics(rows: Sequence[Row]) -> dict[str, float]:
     found = {}
     for row in rows:
         if row.get("tokens_per_second") is not None:
-            case = f"{row['model']}/{row['context']}/{row['weights']}"
-            found[f"tokens_per_second/{case}/{row['implementation']}/{row['batch']}"] = row["tokens_per_second"]
+            found[f"tokens_per_second/{_name(row)}/{row['batch']}"] = row["tokens_per_second"]
     return found
+
+
+def _name(row: Row) -> str:
+    return f"{row['model']}/{row['context']}/{row['weights']}/{row['implementation']}"
 
 
 def _best(rows: Sequence[Row]) -> dict[str, float]:

@@ -125,6 +125,12 @@ def test_a_cases_share_of_the_time_ends_its_batches_but_not_the_first_one() -> N
     assert told == {("a", 2): None, ("b", 2): None, ("a", 4): "no time left", ("b", 4): "no time left"}
 
 
+def test_what_is_expected_to_take_too_long_is_not_begun() -> None:
+    effort = Effort(2, 1, until=time.monotonic() + 60)
+    rows = measurement(expected={"long": 100.0}).run([MadeUp("long"), MadeUp("short")], [2], effort)
+    assert {row["implementation"]: row.get("status") for row in rows} == {"short": None, "long": "no time left"}
+
+
 def test_a_loss_that_is_no_number_is_not_a_measurement() -> None:
     class NotANumber(MadeUp):
         def build(self, case, batch, device):

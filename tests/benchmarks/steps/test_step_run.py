@@ -64,7 +64,9 @@ def test_its_summary_is_flat_and_says_what_flashtrain_reached(speed) -> None:
     assert not any(isinstance(value, (dict, list)) for value in row.values())
     assert (row["status"], row["recipe"], row["cases"], row["cases_measured"]) == ("finished", "gpt2-speed", 1, 1)
     assert row["tokens_per_second_demo_16_fp32"] > 0
-    assert "tokens_per_second/demo/16/fp32/flashtrain/1" in (speed / "metrics.csv").read_text()
+    metrics = (speed / "metrics.csv").read_text()
+    assert "tokens_per_second/demo/16/fp32/flashtrain/1" in metrics
+    assert "speedup/demo/16/fp32/flashtrain" in metrics
 
 
 def test_context_speed_keeps_the_tokens_of_a_step_until_one_sequence_is_longer(tmp_path, capsys) -> None:
@@ -151,6 +153,17 @@ def test_a_command_that_fails_or_takes_too_long_is_a_row_that_says_so(tmp_path, 
     assert run(tmp_path / "run", *SPEED, *words) == 0
     (row,) = [row for row in read_result(tmp_path / "run" / "result.json").rows if "command" in row["implementation"]]
     assert row["status"] == "no time left"
+
+
+def test_a_longer_context_is_expected_to_take_as_much_longer_as_it_has_more_flops() -> None:
+    settings = settled("recipe=context-speed", "hardware.demo=never")
+    contenders = steps_run.chosen_contenders(settings, detect_hardware("cpu"))
+    short, _, longer, *_ = steps_run.cases(settings)
+    row = {"implementation": "flashtrain", "model": "124m", "context": 1024, "batch": 64, "milliseconds": 1000.0,
+           "compile_seconds": 30.0}  # fmt: skip
+    found = steps_run._expected(contenders, longer, [16], [row])
+    ratio = longer.flops_per_token() / short.flops_per_token()
+    assert found == {"flashtrain": pytest.approx(30 + 2 * ratio)}
 
 
 def test_plan_lists_cases_and_batches_and_starts_nothing() -> None:
