@@ -121,6 +121,20 @@ def train(
     return row
 
 
+def make_task(settings: Settings, hardware: Hardware, model: Trainable, description: dict[str, Any]) -> LanguageModel:
+    """The task that trains this model as the settings say: its optimiser, schedule, clipping and compilation."""
+    return LanguageModel(
+        model,
+        make_optimizer=optimizer_builder(settings),
+        make_schedule=schedule_builder(settings),
+        document_mask=settings.data.document_mask,
+        gradient_clip=settings.optimizer.gradient_clip,
+        compile=compiles(settings, hardware),
+        cuda_graphs=settings.trainer.cuda_graphs,
+        description=description,
+    )
+
+
 def make_data(settings: Settings, hardware: Hardware) -> TextDataModule:
     """The data module of these settings; its micro-batch is set once the model is known."""
     workers = settings.data.workers
@@ -136,20 +150,6 @@ def make_data(settings: Settings, hardware: Hardware) -> TextDataModule:
         validation_samples=max(1, settings.data.validation_tokens // settings.context),
         num_workers=(2 if hardware.kind == "cuda" else 0) if workers is None else workers,
         cache_dir=settings.data.cache_dir,
-    )
-
-
-def make_task(settings: Settings, hardware: Hardware, model: Trainable, description: dict[str, Any]) -> LanguageModel:
-    """The task that trains this model as the settings say: its optimiser, schedule, clipping and compilation."""
-    return LanguageModel(
-        model,
-        make_optimizer=optimizer_builder(settings),
-        make_schedule=schedule_builder(settings),
-        document_mask=settings.data.document_mask,
-        gradient_clip=settings.optimizer.gradient_clip,
-        compile=compiles(settings, hardware),
-        cuda_graphs=settings.trainer.cuda_graphs,
-        description=description,
     )
 
 

@@ -25,7 +25,7 @@ FIGURES: dict[str, Callable[[Sequence[Mapping[str, Any]], Path], Path]] = {
     "context": context_sweep_figure,
     "attention-runtime": runtime_figure,
     "attention-memory": memory_figure,
-    "context-speed": context_speed_figure,
+    "speed": context_speed_figure,
 }
 
 

@@ -103,7 +103,7 @@ def test_the_figure_of_contexts_marks_where_memory_ended(tmp_path) -> None:
 def test_a_published_result_draws_the_same_figure_by_the_report_command(tmp_path) -> None:
     rows = [row(FLASHTRAIN, 500_000 / n, context=1024 * n) for n in (1, 4)]
     write_result(tmp_path / "speed.json", "context-speed", "python -m flashtrain recipe=context-speed", judged(rows))
-    assert report([str(tmp_path / "speed.json"), "--figure", "context-speed", "--out", str(tmp_path)]) == 0
+    assert report([str(tmp_path / "speed.json"), "--figure", "speed", "--out", str(tmp_path)]) == 0
     assert (tmp_path / "speed.png").stat().st_size > 10_000
     only = ["--only", "best_batch:True", "--columns", "context,implementation,tokens_per_second", "--markdown"]
     assert report([str(tmp_path / "speed.json"), *only]) == 0
