@@ -97,6 +97,7 @@ COLUMNS: dict[str, Column] = {
     "tokens_per_second": Column("tokens/s", grouped),
     "mfu": Column("MFU", significant),
     "peak_memory_gib": Column("peak memory (GiB)", significant),
+    "memory_estimate_gib": Column("estimated memory (GiB)", significant),
     "speedup": Column("speed-up over Hugging Face, eager", significant),
     "paper_days": Column("the paper's days on 8 A100", significant),
     "paper_speedup": Column("the paper's speed-up", significant),

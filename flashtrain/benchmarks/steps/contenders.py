@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,6 +19,16 @@ from flashtrain.training.master_weights import MasterWeights
 
 # GPT-2's usual optimiser, for every implementation but ours, whose own settings have the same values.
 LEARNING_RATE, BETAS, WEIGHT_DECAY, LARGEST_NORM = 6e-4, (0.9, 0.95), 0.1, 1.0
+
+
+class MemoryChoice(NamedTuple):
+    """words: what is computed twice, moved or cut into pieces to need less memory; "" for nothing of it.
+
+    estimate_gib: the peak that is expected, in GiB; None where nobody says.
+    """
+
+    words: str = ""
+    estimate_gib: float | None = None
 
 
 class Contender(ABC):
@@ -36,13 +46,13 @@ class Contender(ABC):
         """Why the implementation cannot be had on this device; None where it can."""
         return None
 
-    def memory(self, case: StepCase, batch: int) -> str:
-        """The memory settings that the case is trained with at this batch, in a word or two; "" for none."""
-        return ""
+    def memory(self, case: StepCase, batch: int) -> MemoryChoice:
+        """The memory settings that the case is trained with at this batch."""
+        return MemoryChoice()
 
     @abstractmethod
     def build(self, case: StepCase, batch: int, device: torch.device) -> TrainingStep:
-        """A model with random weights on the device, and its step. One serves every batch of the same `memory`."""
+        """A model with random weights on the device, and its step, for every batch of the same memory settings."""
 
 
 class Plain(Contender):

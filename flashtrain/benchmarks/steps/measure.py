@@ -20,7 +20,7 @@ from torch import Tensor
 from flashtrain.benchmarks.clock import Clock
 from flashtrain.benchmarks.measure import OUT_OF_MEMORY, Note, Row, first_line
 from flashtrain.benchmarks.steps.case import StepCase, batch_of
-from flashtrain.benchmarks.steps.contenders import Contender
+from flashtrain.benchmarks.steps.contenders import Contender, MemoryChoice
 from flashtrain.benchmarks.steps.training_step import TrainingStep
 
 NO_TIME, FAILED, MISSING = "no time left", "failed", "not available"
@@ -65,7 +65,7 @@ class _Entry:
     runner: _Runner
     tokens: Tensor
     labels: Tensor
-    memory: str
+    memory: MemoryChoice
     alone: bool = False
     failed: bool = False
     seconds: float = 0.0
@@ -158,7 +158,7 @@ class StepMeasurement:
     def _start(self, contender: Contender, batch: int, *, alone: bool) -> None:
         """The first two steps: compilation, then memory and about how long a step takes."""
         memory = contender.memory(self.case, batch)
-        key = (contender.name, memory)
+        key = (contender.name, memory.words)
         if alone:
             self._send_away(except_for=self._runners.get(key))
         before = self.clock.held_mib()
@@ -289,7 +289,11 @@ class StepMeasurement:
             "compile_seconds": round(entry.compile_seconds, 1),
             "turns": len(entry.milliseconds),
         }
-        return {**row, "memory": entry.memory} if entry.memory else row
+        if entry.memory.words:
+            row["memory"] = entry.memory.words
+        if entry.memory.estimate_gib is not None and entry.peak_mib is not None:
+            row["memory_estimate_gib"] = entry.memory.estimate_gib
+        return row
 
     def _columns(self, contender: Contender, batch: int | None) -> Row:
         case = self.case

@@ -5,16 +5,17 @@ A case of a million tokens trains with what the command would choose for it, and
 
 from __future__ import annotations
 
+from flashtrain.benchmarks.steps.contenders import MemoryChoice
 from flashtrain.models.trainable import Trainable
 from flashtrain.settings import Settings
 from flashtrain.training.hardware import Hardware
 
 
-def save_memory(settings: Settings, hardware: Hardware, model: Trainable) -> str:
-    """Make the model give time for memory as the settings say, and return how, in words: the row's column `memory`.
+def save_memory(settings: Settings, hardware: Hardware, model: Trainable) -> MemoryChoice:
+    """Make the model give time for memory as the settings say, and return how.
 
     settings: of one case, with context and trainer.micro_batch. hardware: with the case's attention and precision.
-    model: not compiled yet, and perhaps on the meta device, where only the words are wanted. "" says that nothing is
-    computed twice, moved or cut into pieces, which is all that this version can.
+    model: not compiled yet, and perhaps on the meta device, where only the choice is wanted.
+    Nothing is computed twice, moved or cut into pieces in this version.
     """
-    return ""
+    return MemoryChoice()

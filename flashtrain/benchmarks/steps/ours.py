@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flashtrain.benchmarks.steps.case import StepCase
-from flashtrain.benchmarks.steps.contenders import Contender, autocast_of
+from flashtrain.benchmarks.steps.contenders import Contender, MemoryChoice, autocast_of
 from flashtrain.benchmarks.steps.memory_choice import save_memory
 from flashtrain.benchmarks.steps.training_step import TrainingStep
 from flashtrain.components import make_model
@@ -37,7 +37,7 @@ class Ours(Contender):
         self.name, self.title, self.attention, self.compiled = name, title, attention, compiled
         self.settings, self.hardware = settings, hardware
 
-    def memory(self, case: StepCase, batch: int) -> str:
+    def memory(self, case: StepCase, batch: int) -> MemoryChoice:
         with torch.device("meta"):
             return self._model(case, batch)[1]
 
@@ -59,8 +59,8 @@ class Ours(Contender):
             schedule=found["lr_scheduler"]["scheduler"],
         )
 
-    def _model(self, case: StepCase, batch: int) -> tuple[Trainable, str]:
-        """The model with random weights on torch's current device, and its memory settings in words."""
+    def _model(self, case: StepCase, batch: int) -> tuple[Trainable, MemoryChoice]:
+        """The model with random weights on torch's current device, and its memory settings."""
         settings, hardware = self._settings(case, batch), self._hardware(case)
         model = make_model(settings, vocab_size=case.vocab_size, attention=hardware.attention)
         return model, save_memory(settings, hardware, model)

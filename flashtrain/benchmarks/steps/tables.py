@@ -58,7 +58,7 @@ def step_tables(rows: Rows) -> list[Table]:
     """Each implementation at its best batch; the paper's Table 2 beside ours; tokens/s at every batch where several."""
     found = best_rows(rows)
     measures = ["tokens_per_second", "mfu", "peak_memory_gib", "milliseconds", "compile_seconds", "speedup"]
-    extra = [key for key in ("memory", "paper_speedup", "command_cost") if values_of(found, key)]
+    extra = [key for key in ("memory_estimate_gib", "memory", "paper_speedup", "command_cost") if values_of(found, key)]
     columns = [*_CASE, "implementation", "batch", *[key for key in measures if values_of(found, key)], *extra]
     tables = [make_table(found, columns, "training steps, each implementation at its best batch")]
     beside = paper_rows(found)

@@ -9,6 +9,7 @@ import torch
 from made_up import CASE, CPU, NO_MEMORY, MadeUp, MemoryClock, runs_out
 
 from flashtrain.benchmarks.clock import CpuClock
+from flashtrain.benchmarks.steps.contenders import MemoryChoice
 from flashtrain.benchmarks.steps.measure import Effort, StepMeasurement
 
 COLUMNS = {
@@ -39,6 +40,23 @@ def test_every_implementation_and_batch_gets_a_row_with_every_column() -> None:
 def test_the_peak_of_a_row_is_the_models_own_memory_and_what_a_step_needs_beyond() -> None:
     (row, _) = measurement(clock=MemoryClock()).run([MadeUp("a"), MadeUp("b")], [2], EFFORT)
     assert row["peak_memory_gib"] == pytest.approx((100 + 1024) / 1024, abs=1e-3)
+
+
+def test_a_row_says_what_was_done_for_memory_and_each_way_is_a_model_of_its_own() -> None:
+    built: list[int] = []
+
+    class Saving(MadeUp):
+        def memory(self, case, batch):
+            return MemoryChoice("full checkpointing", 2.5) if batch > 2 else MemoryChoice()
+
+        def build(self, case, batch, device):
+            built.append(batch)
+            return super().build(case, batch, device)
+
+    rows = measurement(clock=MemoryClock()).run([Saving("a")], [1, 2, 4], EFFORT)
+    assert built == [1, 4]
+    assert [row.get("memory") for row in rows] == [None, None, "full checkpointing"]
+    assert [row.get("memory_estimate_gib") for row in rows] == [None, None, 2.5]
 
 
 def test_in_each_round_all_take_turns_and_the_first_moves_on() -> None:
