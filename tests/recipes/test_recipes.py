@@ -35,3 +35,10 @@ def test_it_trains_or_measures_a_step_on_a_cpu(recipe: str, tmp_path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     (summary,) = tmp_path.glob(f"{recipe}/*/summary.json")
     assert json.loads(summary.read_text())["status"] == "finished"
+
+
+@pytest.mark.parametrize("recipe", ["gpt2-speed", "context-speed"])
+def test_what_is_measured_is_what_the_gpt2_recipe_trains(recipe: str) -> None:
+    measured, trained = (compose_settings([f"recipe={name}"]) for name in (recipe, "gpt2"))
+    for group in ("model", "data", "attention", "optimizer", "schedule", "trainer", "hardware"):
+        assert getattr(measured, group) == getattr(trained, group)
