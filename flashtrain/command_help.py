@@ -24,6 +24,8 @@ Often used settings:
                                   benchmark.seqlens=[1024,4096] .masks=[causal,window-1024] .max_seconds=420 ...
   lengths.contexts=[1024,4096]    recipe=gpt2-long: trains each, scores all on the same held-out tokens
   passkey.lengths=[1024,4096]     mode=passkey checkpoint=RUN: is a number hidden in a long text found again?
+  benchmark.models=[124m]         recipe=gpt2-speed and context-speed, with .contexts=[1024,4096] .batches=[16,32]
+                                  .weights=[fp32,bf16] .implementations=[flashtrain,pytorch,hf-eager] .max_seconds=540
   -m context=1024,2048,4096       a sweep: one fresh process a job, then one table and one figure
 
 Everything that can be set: python -m flashtrain recipe=NAME --cfg job, or flashtrain/settings.py.

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from flashtrain.announce import log, say
-from flashtrain.benchmarks.run import benchmark
+from flashtrain.benchmarks.start import benchmark
 from flashtrain.errors import UserError
 from flashtrain.machine import settle
 from flashtrain.quiet import quieten

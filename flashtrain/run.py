@@ -74,16 +74,7 @@ def train(
     write_config(settings, folder)
     data.tokenizer.save(folder / TOKENIZER)
     write_summary(folder, {**planned_row(settings, hardware, overrides), "status": RUNNING})
-    task = LanguageModel(
-        model,
-        make_optimizer=optimizer_builder(settings),
-        make_schedule=schedule_builder(settings),
-        document_mask=settings.data.document_mask,
-        gradient_clip=settings.optimizer.gradient_clip,
-        compile=compiles(settings, hardware),
-        cuda_graphs=settings.trainer.cuda_graphs,
-        description=description,
-    )
+    task = make_task(settings, hardware, model, description)
     throughput = Throughput(model.flops_per_token(settings.context), peak_flops=hardware.peak_flops)
     signals = SaveOnSignal()
     callbacks = [
@@ -129,6 +120,20 @@ def train(
     finally:
         close_loggers(trainer.loggers)
     return row
+
+
+def make_task(settings: Settings, hardware: Hardware, model: Trainable, description: dict[str, Any]) -> LanguageModel:
+    """The task that trains this model as the settings say: its optimiser, schedule, clipping and compilation."""
+    return LanguageModel(
+        model,
+        make_optimizer=optimizer_builder(settings),
+        make_schedule=schedule_builder(settings),
+        document_mask=settings.data.document_mask,
+        gradient_clip=settings.optimizer.gradient_clip,
+        compile=compiles(settings, hardware),
+        cuda_graphs=settings.trainer.cuda_graphs,
+        description=description,
+    )
 
 
 def make_data(settings: Settings, hardware: Hardware) -> TextDataModule:

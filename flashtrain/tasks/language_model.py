@@ -98,7 +98,7 @@ class LanguageModel(pl.LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The micro-batch's mean loss. What is logged is the mean over the optimiser step's micro-batches."""
-        loss = self._batch_loss(batch)
+        loss = self.batch_loss(batch)
         self._step_losses.append(loss.detach())
         accumulate = self.trainer.accumulate_grad_batches
         if (batch_idx + 1) % accumulate == 0:
@@ -113,7 +113,7 @@ class LanguageModel(pl.LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Adds the micro-batch to the held-out loss, a mean over all held-out samples and ranks."""
-        loss = self._batch_loss(batch)
+        loss = self.batch_loss(batch)
         self.log("validation_loss", loss, prog_bar=True, sync_dist=True, batch_size=len(batch["tokens"]))
 
     def configure_optimizers(self) -> Any:
@@ -157,7 +157,8 @@ class LanguageModel(pl.LightningModule):
         every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         return (self.global_step + 1) % max(1, every) == 0
 
-    def _batch_loss(self, batch: Batch) -> Tensor:
+    def batch_loss(self, batch: Batch) -> Tensor:
+        """The mean loss of a micro-batch in nats, with the gradient's graph; nothing is logged."""
         positions: Tensor | None = None
         mask: Mask | None = None
         if self.document_mask:
