@@ -5,10 +5,13 @@ A case of a million tokens trains with what the command would choose for it, and
 
 from __future__ import annotations
 
+from flashtrain.batching import choose_batching
 from flashtrain.benchmarks.steps.contenders import MemoryChoice
+from flashtrain.models.gpt2 import GPT2
 from flashtrain.models.trainable import Trainable
 from flashtrain.settings import Settings
 from flashtrain.training.hardware import Hardware
+from flashtrain.training.memory import GIB
 
 
 def save_memory(settings: Settings, hardware: Hardware, model: Trainable) -> MemoryChoice:
@@ -16,6 +19,10 @@ def save_memory(settings: Settings, hardware: Hardware, model: Trainable) -> Mem
 
     settings: of one case, with context and trainer.micro_batch. hardware: with the case's attention and precision.
     model: not compiled yet, and perhaps on the meta device, where only the choice is wanted.
-    Nothing is computed twice, moved or cut into pieces in this version.
     """
-    return MemoryChoice()
+    if not isinstance(model, GPT2):
+        return MemoryChoice()
+    batching = choose_batching(settings, hardware, model)
+    model.save_memory(batching.savings)
+    estimate = None if batching.estimate is None else round(batching.estimate.total / GIB, 2)
+    return MemoryChoice(batching.savings.describe(), estimate)
