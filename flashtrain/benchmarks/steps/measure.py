@@ -107,7 +107,7 @@ class StepMeasurement:
         self._runners: dict[tuple[str, str], _Runner] = {}
         self._entries: list[_Entry] = []
         self._without: list[Row] = []
-        self._longest_start = 0.0
+        self._longest_start = {True: 0.0, False: 0.0}  # seconds, of what is compiled and of what is not
 
     def run(self, contenders: Sequence[Contender], batches: Sequence[int], effort: Effort) -> list[Row]:
         """The rows, those without figures last; their status says why."""
@@ -134,7 +134,7 @@ class StepMeasurement:
             self._leave_out(contender, batch, OUT_OF_MEMORY, self.full[contender.name])
             return
         # the rounds need their time too
-        start = max(self._longest_start, self.expected.get(contender.name, 0.0))
+        start = max(self._longest_start[contender.compiled], self.expected.get(contender.name, 0.0))
         reserve = start + _FEWEST_ROUNDS * sum(entry.seconds for entry in self._entries)
         if limit is not None and time.monotonic() + reserve >= limit:
             self._leave_out(contender, batch, NO_TIME, "benchmark.max_seconds leave no time for it")
@@ -145,7 +145,8 @@ class StepMeasurement:
         if failure == OUT_OF_MEMORY and any(not runner.is_away for runner in others):
             self._discard_unused(contender)
             failure = self._guarded(partial(self._start, contender, batch, alone=True))
-        self._longest_start = max(self._longest_start, time.monotonic() - began)
+        took = time.monotonic() - began
+        self._longest_start[contender.compiled] = max(self._longest_start[contender.compiled], took)
         if failure is None:
             return
         self._discard_unused(contender)
