@@ -20,7 +20,7 @@ from omegaconf import DictConfig  # noqa: E402
 
 from flashtrain import modes, plan  # noqa: E402
 from flashtrain.announce import say  # noqa: E402
-from flashtrain.benchmarks.run import benchmark_plan  # noqa: E402
+from flashtrain.benchmarks.start import benchmark_plan  # noqa: E402
 from flashtrain.command_help import help_text  # noqa: E402
 from flashtrain.compose import CONFIG_NAME, checked_settings, compose_settings, override_keys, quote_prompt, quoted  # noqa: E402
 from flashtrain.errors import UserError  # noqa: E402

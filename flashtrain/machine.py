@@ -79,6 +79,10 @@ def _demo_line(full: Settings, demo: Settings) -> str:
     where = "run the same command on a machine with an NVIDIA GPU, or add hardware.demo=never."
     if demo.benchmark.name is not None:
         asked = demo.benchmark
+        if asked.name == "step":
+            sizes = f"{', '.join(asked.models)}, contexts to {max(asked.contexts):,}"
+            limit = f", {asked.max_seconds:g} s at most" if asked.max_seconds else ""
+            return f"measuring steps of a small model ({sizes}{limit}). For the recipe in full, {where}"
         limits = [f"lengths to {asked.longest}" if asked.longest else "", asked.dtype]
         limits += [f"{asked.max_seconds:g} s at most" if asked.max_seconds else ""]
         told = ", ".join(part for part in limits if part)

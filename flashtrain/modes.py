@@ -44,7 +44,8 @@ def settings_from_checkpoint(words: Sequence[str]) -> Settings | None:
     for key, override in given.items():
         if key == "recipe" or key.startswith("hydra"):
             continue
-        value = {"name": override.value()} if key in ("attention", "logger") else override.value()
+        own_name = {"attention": "name", "logger": "name", "memory": "checkpointing"}.get(key)
+        value = override.value() if own_name is None else {own_name: override.value()}
         with readable_errors():
             OmegaConf.update(config, key, value)
     return checked_settings(config)

@@ -24,6 +24,7 @@ STRATEGIES = ("auto", "ddp", "fsdp")
 ACCELERATORS = ("auto", "cpu", "gpu")
 PRECISIONS = ("bf16-mixed", "16-mixed", "32-true", "bf16-true", "64-true")
 TOKENIZERS = ("bytes", "bpe", "gpt2")
+CHECKPOINTING = ("none", "selective", "full", "auto")
 LOGGERS = ("none", "csv", "wandb")
 
 
@@ -112,6 +113,33 @@ class AttentionSettings:
 
     def check(self) -> None:
         one_of("attention", self.name, ATTENTIONS)
+
+
+@dataclass
+class MemorySettings:
+    """conf/memory: what is done to need less memory for activations. Same losses and gradients, more time.
+
+    `checkpointing`: what of a block stays for its backward: none leaves nothing out, selective keeps its input and
+    attention's output, full its input; auto takes the cheapest that is estimated to fit. `offload`: those inputs wait
+    in host memory. `ffn_chunk`, `loss_chunk`: tokens at once in the feed-forward and in the loss; None: auto or all.
+    """
+
+    checkpointing: str = "auto"
+    offload: bool = False
+    ffn_chunk: int | None = None
+    loss_chunk: int | None = None
+
+    def check(self) -> None:
+        one_of("memory.checkpointing", self.checkpointing, CHECKPOINTING)
+        if self.offload and self.checkpointing not in ("full", "auto"):
+            raise UserError(
+                f"memory.offload=true moves what memory=full keeps to host memory; memory={self.checkpointing} keeps "
+                "other things: choose memory=full or memory=auto."
+            )
+        for name in ("ffn_chunk", "loss_chunk"):
+            value = getattr(self, name)
+            if value is not None:
+                at_least(f"memory.{name}", value, 1)
 
 
 @dataclass
@@ -250,6 +278,7 @@ class Settings:
     model: ModelSettings = field(default_factory=ModelSettings)
     data: DataSettings = field(default_factory=DataSettings)
     attention: AttentionSettings = field(default_factory=AttentionSettings)
+    memory: MemorySettings = field(default_factory=MemorySettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
@@ -273,7 +302,8 @@ class Settings:
         at_least("context", self.context, 1)
         at_least("seed", self.seed, 0)
         groups = (self.model, self.data, self.attention, self.optimizer, self.schedule, self.trainer, self.logger)
-        for group in (*groups, self.hardware, self.generate, self.benchmark, self.lengths, self.passkey):
+        measured = (self.generate, self.benchmark, self.lengths, self.passkey)
+        for group in (*groups, self.memory, self.hardware, *measured):
             group.check()
         self._check_mode()
 

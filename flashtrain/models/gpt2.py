@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,7 @@ from flashtrain.models.attention_functions import plan_mask
 from flashtrain.models.block import Block
 from flashtrain.models.cache import KeyValueCache, next_positions
 from flashtrain.models.feed_forward import FEED_FORWARDS
+from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.models.normalization import NORMS, normalization
 from flashtrain.models.positions import (
     LearnedPositions,
@@ -209,7 +210,24 @@ class GPT2(Trainable):
         )
         self.final_norm = normalization(config.norm, config.embed, config.bias)
         self.head = None if config.tie_embeddings else nn.Linear(config.embed, config.vocab_rows, bias=False)
+        self.savings = MemorySavings()
         self.reset_parameters()
+
+    def save_memory(self, savings: MemorySavings) -> None:
+        """Train with less memory for activations from now on, at the cost of time; losses and gradients stay."""
+        self.savings = savings
+        for block in self.blocks:
+            cast(Block, block).save_memory(savings)
+
+    def compile_blocks(self, **options: Any) -> None:
+        """Each block through torch.compile with these options, what checkpointing does around it excepted."""
+        for block in self.blocks:
+            cast(Block, block).compile_inside(**options)
+
+    @property
+    def loss_chunk(self) -> int | None:
+        """Tokens whose logits are stored at once; None: as many as the loss takes by itself."""
+        return self.savings.loss_chunk
 
     def reset_parameters(self) -> None:
         """GPT-2's start: weights normal(0, 0.02), biases 0, residual projections smaller by 1/sqrt(2 * layers)."""
@@ -303,7 +321,12 @@ class GPT2(Trainable):
         """
         hidden = self.hidden(tokens, positions=positions, mask=mask)
         return linear_cross_entropy(
-            hidden, self.output_weight, labels, vocab_size=self.config.vocab_size, ignore_index=IGNORED
+            hidden,
+            self.output_weight,
+            labels,
+            vocab_size=self.config.vocab_size,
+            ignore_index=IGNORED,
+            chunk=self.loss_chunk,
         )
 
     def new_cache(self, tokens: int | None = None) -> KeyValueCache:

@@ -55,11 +55,16 @@ def linear_cross_entropy(
     rows = hidden.reshape(-1, hidden.shape[-1]).to(dtype)
     flat = labels.reshape(-1)
     gradients = torch.is_grad_enabled() and (rows.requires_grad or weight.requires_grad)
-    chunk = chunk or max(256, 1 << ((PIECE // weight.shape[0]).bit_length() - 1))
+    chunk = chunk or default_chunk(weight.shape[0])
     total, _, _ = LINEAR_CROSS_ENTROPY(
         rows, weight, flat, vocab_size or weight.shape[0], ignore_index, chunk, gradients
     )
     return total if reduction == "sum" else total / (flat != ignore_index).sum().clamp(min=1)
+
+
+def default_chunk(vocab_rows: int) -> int:
+    """Tokens a piece where none are given: a power of two whose logits number at most PIECE, and at least 256."""
+    return max(256, 1 << ((PIECE // vocab_rows).bit_length() - 1))
 
 
 def _check(
@@ -100,7 +105,7 @@ def _pieces(
         softmax_rows(piece, labels[at], losses[at], vocab_size, ignored, gradients)
         if gradients:
             torch.mm(piece, matrix, out=dhidden[at])
-            _add_product(dweight, piece.mT, hidden[at])
+            add_product(dweight, piece.mT, hidden[at])
     return losses.sum(), dhidden, dweight.to(weight.dtype) if gradients else dweight
 
 
@@ -134,7 +139,7 @@ def _in_torch(logits: Tensor, labels: Tensor, losses: Tensor, vocab_size: int, i
         logits.copy_(p.where(counted, 0))
 
 
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     """total += a @ b; a GPU adds 16-bit operands' products to the float32 total directly, without rounding between."""
     if a.is_cuda and a.dtype != total.dtype:
         torch.ops.aten.addmm.dtype_out(total, a, b, total.dtype, out=total)
