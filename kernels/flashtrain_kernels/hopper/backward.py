@@ -4,13 +4,10 @@ B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension
 """
 
 import math
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ..block_sparse import BlockMask
 from ..masks import Mask
@@ -20,18 +17,18 @@ from ..portable.launch import Launch, ceil_div, mask_arguments, table_arguments
 from .backward_kernel import Choices, backward_kernel
 from .backward_rows import finish_kernel, prepare_kernel
 from .backward_walk import BAND, BLOCK_K, BLOCK_Q, BLOCKS, PLAN
+from .descriptors import descriptor, why_not, workspace
+from .launch import multiprocessors, run
 
 QUERIES, KEYS = BLOCK_Q.value, BLOCK_K.value
-_ELEMENTS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
-_STATISTICS = gl.NVMMASharedLayout(0, 32, 1)
-_WORKSPACE = gl.NVMMASharedLayout(0, 32, 2)
+# From how many queries on dQ is computed a tile late at D = 128, as measured (kernels/OPTIMISATION.md): an item must
+# have many tiles, as its first and last ones get longer.
+LATE_QUERIES = 4096
 
 
 def serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
     """None, or why this kernel does not serve the call."""
     mask = options.mask
-    if q.dtype not in _ELEMENTS:
-        return f"{str(q.dtype).removeprefix('torch.')} inputs"
     if q.shape[3] not in (64, 128):
         return f"head dimension {q.shape[3]}"
     if options.rich:
@@ -41,16 +38,10 @@ def serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | 
     if isinstance(mask, BlockMask) and (mask.block_size[0] < QUERIES or mask.block_size[1] < KEYS):
         return f"blocks below {QUERIES} queries and {KEYS} keys"
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not loadable(x):
-            return f"the strides or alignment of {name}"
+        reason = why_not(name, x)
+        if reason is not None:
+            return reason
     return None
-
-
-def loadable(x: Tensor) -> bool:
-    """Can the copy engine read x (B, S, H, D)? It must be 16-byte aligned, and so must its strides."""
-    strides = zip(x.shape[:3], x.stride()[:3], strict=True)
-    aligned = x.is_meta or x.data_ptr() % 16 == 0
-    return aligned and x.stride(3) == 1 and all(size == 1 or (step > 0 and step % 8 == 0) for size, step in strides)
 
 
 def choices(q: Tensor, k: Tensor, options: Options, dk: Tensor, dv: Tensor) -> Choices:
@@ -72,6 +63,7 @@ def choices(q: Tensor, k: Tensor, options: Options, dk: Tensor, dv: Tensor) -> C
         key_positions=key_positions,
         block_rows=mask.block_size[1] if isinstance(mask, BlockMask) else KEYS,
         aligned=all(step % 8 == 0 for x in (dk, dv) for step in x.stride()[:3]),
+        late=q.shape[3] == 128 and kind == BAND.value and options.left is None and q.shape[1] >= LATE_QUERIES,
     )
 
 
@@ -91,23 +83,6 @@ def _heads_together(key_tiles: int, head_dim: int, options: Options) -> int:
         return 1
     least = ceil_div(264, key_tiles)
     return min(range(least, least + 8), key=lambda heads: (math.gcd(132, heads * key_tiles), heads))
-
-
-@cache
-def _count(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def _multiprocessors(x: Tensor) -> int:
-    return _count(x.device) if x.is_cuda else 132
-
-
-def _descriptor(x: Tensor, rows: int) -> TensorDescriptor:
-    """Tiles of `rows` positions of one head. A dimension of size 1 may have any stride: give it an aligned one."""
-    box = [1, rows, 1, x.shape[3]]
-    strides = [x.shape[3] if size == 1 else step for size, step in zip(x.shape[:3], x.stride()[:3], strict=True)]
-    layout = gl.NVMMASharedLayout.get_default_for(box, _ELEMENTS[x.dtype])
-    return TensorDescriptor(x, list(x.shape), [*strides, 1], box, layout)
 
 
 def backward_launches(
@@ -145,16 +120,15 @@ def backward_launches(
         constants={"HAS_DLSE": dlse is not None, "D": head_dim},
         options={"num_warps": 4},
     )  # fmt: skip
-    target: Any = work
-    if head_dim == 128:
-        target = TensorDescriptor(work, [work.numel() // 32, 32], [32, 1], [128, 32], _WORKSPACE)
+    target: Any = workspace(work, (128, 32)) if head_dim == 128 else work
     mask = options.mask
+    box_q, box_k = (1, QUERIES, 1, head_dim), (1, KEYS, 1, head_dim)
     fused = Launch(
         kernel=backward_kernel,
-        grid=(min(_multiprocessors(q), items) if head_dim == 64 else items,),
+        grid=(min(multiprocessors(q.device), items) if head_dim == 64 else items,),
         args=(
-            _descriptor(q, QUERIES), _descriptor(k, KEYS), _descriptor(v, KEYS), _descriptor(dout, QUERIES),
-            TensorDescriptor(rows, [rows.numel()], [1], [2 * QUERIES], _STATISTICS), target,
+            descriptor(q, box_q), descriptor(k, box_k), descriptor(v, box_k), descriptor(dout, box_q),
+            workspace(rows, (2 * QUERIES,)), target,
             dk, dv, flags, *dk.stride()[:3], *dv.stride()[:3], scale_log2, heads,
             seqlen_q, seqlen_k, options.left or 0, options.right or 0, query_tiles, key_tiles, batch * kv_heads,
             _heads_together(key_tiles, head_dim, options), *mask_arguments(mask, lse),
@@ -198,12 +172,16 @@ def backward(
         for gradient in gradients:
             gradient.zero_()
         return
-    if not loadable(dout):
+    if why_not("dout", dout) is not None:
         dout = dout.contiguous()
     places = q.shape[0] * q.shape[2] * tiles_of_queries(q.shape[1], options)
     rows = torch.empty(places * 2 * QUERIES, dtype=torch.float32, device=q.device)
     work = torch.empty(places * QUERIES * q.shape[3], dtype=torch.float32, device=q.device)
     halves = q.shape[0] * k.shape[2] * ceil_div(k.shape[1], KEYS) * 2
     flags = torch.empty(halves, dtype=torch.int32, device=q.device)
-    for launch in backward_launches(dout, dlse, q, k, v, out, lse, options, gradients, rows, work, flags):
-        launch.kernel[launch.grid](*launch.args, **launch.constants, **launch.options)
+    prepare, fused, finish = backward_launches(
+        dout, dlse, q, k, v, out, lse, options, gradients, rows, work, flags
+    )  # fmt: skip
+    prepare.run()
+    run(fused)
+    finish.run()

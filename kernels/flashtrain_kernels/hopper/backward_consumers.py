@@ -13,6 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from .assembly import exp2_few
 from .backward_parts import (
     BETWEEN,
     HALF,
@@ -21,7 +22,6 @@ from .backward_parts import (
     add_by_copy,
     add_directly,
     await_signal,
-    exp2,
     hide,
     left_keys,
     left_transposed,
@@ -104,7 +104,7 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                     s = hide(s, tile, key, position, bounds, masks, C.left, C.right, C.intervals, mma)
                 if LATE:
                     dp = warpgroup_mma(v, do.permute((1, 0)), zero_s, use_acc=False, is_async=True)
-                p = exp2(s)
+                p = exp2_few(s)
                 dv = warpgroup_mma(gl.convert_layout(p.to(dtype), left), do, dv, is_async=True)
                 adding, dp, dq = warpgroup_mma_wait(1, deps=[adding, dp, dq])
                 # dK of the tile before is complete: nobody reads its Q and dO any more.
@@ -141,13 +141,16 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
             add_directly(dq_here, dq, count > 0, PART)
         release(LOADED + slot, item + 2 * programs < items)
         turn += 1  # noqa: SIM113 - no enumerate() in a kernel
-        store_results(dk, dv, item, call, notes, WG, D, C)
+        store_results(dk, dv, item, call, notes, ds_smem.index(0), WG, D, C)
 
 
 @gluon.jit
 def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
-    """D = 128. dK and dV take 128 registers: the other operands come from shared memory, and dQ^T is computed when both
-    warpgroups have met, each for half of the dimensions.
+    """D = 128. dK and dV take 128 registers: the other operands come from shared memory. Each warpgroup computes dQ^T
+    for half of the dimensions: when both have met, or with C.late a tile late, so that neither waits for the other's
+    dS. There are then three slots of dS: what is stored in one was last read two tiles ago, and the other's signal of
+    the tile before says that it has read it. Before the first tile nothing may be added, not even outside of the
+    workspace: a negative coordinate is an illegal instruction to the copy engine.
     """
     k_smem, v_smem, q_ring, do_ring, row_ring, ds_smem, staging, target, notes = memory
     kv_full, q_full, do_full = bars
@@ -156,6 +159,7 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
     D: gl.constexpr = 128
     PART: gl.constexpr = 64
     STAGES: gl.constexpr = C.stages
+    SLOTS: gl.constexpr = 3 if C.late else 2
     LATE: gl.constexpr = C.intervals > 0  # dP only when the mask is done with: it takes registers, too
     dtype: gl.constexpr = k_smem.dtype
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
@@ -181,6 +185,11 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
         s = warpgroup_mma(left_keys(k_smem, 0, WG, D), q.permute((1, 0)), zero_s, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=[s])
         adding = warpgroup_mma_init(gl.zeros([HALF, D], gl.float32, mma_d))
+        if C.late:
+            signal(BETWEEN + 2 * (1 - WG) + 1)
+        slot = 0
+        last = SLOTS - 1
+        row = 0
         for j in range(count):
             never = j >> 30
             tile, masked = tile_of(i, member, walk, C.kind, C.tiles)
@@ -200,16 +209,19 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                 dp = warpgroup_mma(
                     left_keys(v_smem, never, WG, D), do.permute((1, 0)), zero_s, use_acc=False, is_async=True
                 )
-            p = exp2(s)
+            p = exp2_few(s)
             dv = warpgroup_mma(gl.convert_layout(p.to(dtype), left), do, dv, is_async=True)
             adding, dp = warpgroup_mma_wait(1, deps=[adding, dp])
             release(RING + before, (j > 0) & (j - 1 + STAGES < count))
             delta = rows.slice(BLOCK_Q, BLOCK_Q).load(gl.SliceLayout(0, mma))
             ds = p * (dp - delta[None, :])
-            ds_all = ds_smem.index(j & 1)
-            mine = ds_all.slice(WG * HALF, HALF)
+            mine = ds_smem.index(slot).slice(WG * HALF, HALF)
+            if C.late:
+                await_signal(BETWEEN + 2 * WG + ((j + 1) & 1))
             mine.store(ds.to(dtype))
             shared_stored()
+            if C.late:
+                signal(BETWEEN + 2 * (1 - WG) + (j & 1))
             before = stage
             more = j + 1 < count
             wraps = stage + 1 == STAGES
@@ -220,15 +232,29 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
             s = warpgroup_mma(
                 left_keys(k_smem, never, WG, D), following.permute((1, 0)), zero_s, use_acc=False, is_async=True
             )
-            meet()
+            if not C.late:
+                meet()
+            ds_all = ds_smem.index(last if C.late else slot)  # before the first tile, anything: it is not added
             dq = warpgroup_mma(left_transposed(k_smem, never, WG, D), ds_all, zero_s, use_acc=False, is_async=True)
             adding = warpgroup_mma(mine, q, adding, is_async=True)
             dv, s, dq = warpgroup_mma_wait(1, deps=[dv, s, dq])
             release(RING + STAGES + (j & 1), j + 2 < count)
-            row = ((head_place + member) * query_tiles + tile) * (BLOCK_Q * D // 32) + WG * (2 * PART)
-            add_by_copy(target, staging.index(WG), row, dq, PART)
+            place = ((head_place + member) * query_tiles + tile) * (BLOCK_Q * D // 32) + WG * (2 * PART)
+            if not C.late:
+                add_by_copy(target, staging.index(WG), place, dq, PART)
+            elif j > 0:
+                add_by_copy(target, staging.index(WG), row, dq, PART)
+            row = place
+            last = slot
+            slot = gl.where(slot == SLOTS - 1, 0, slot + 1)
             i, member, tiles = next_step(i, member, tiles, walk, C.kind, C.tiles, C.group)
-        dk = warpgroup_mma_wait(0, deps=[adding])
+        if C.late:
+            await_signal(BETWEEN + 2 * WG + ((count + 1) & 1))
+            ds_all = ds_smem.index(last)
+            dq = warpgroup_mma(left_transposed(k_smem, 0, WG, D), ds_all, zero_s, use_acc=False, is_async=True)
+            dk, dq = warpgroup_mma_wait(0, deps=[adding, dq])
+            add_by_copy(target, staging.index(WG), row, dq, PART)
+        else:
+            dk = warpgroup_mma_wait(0, deps=[adding])
         tma.store_wait(0)
-
-    store_results(dk, dv, gl.program_id(0), call, notes, WG, D, C)
+    store_results(dk, dv, gl.program_id(0), call, notes, staging.index(WG), WG, D, C)

@@ -29,7 +29,7 @@ class Choices(NamedTuple):
     left, right: the band has a bound on that side. kind: how tiles are found (backward_parts). tiles: query tiles in a
     block of a block-sparse mask. intervals: 0, or how many intervals of keys a query of a Mask sees. key_positions: it
     gives the keys' positions. block_rows: keys of a row of the table of tiles. aligned:
-    the strides of dK and dV are multiples of 8.
+    the strides of dK and dV are multiples of 8. late: at D = 128 dQ is computed a tile late (backward_consumers).
     """
 
     stages: int
@@ -42,6 +42,7 @@ class Choices(NamedTuple):
     key_positions: bool = False
     block_rows: int = 128
     aligned: bool = False
+    late: bool = False
 
 
 @gluon.jit
@@ -97,6 +98,7 @@ def _producer(descs, memory, bars, call, D: gl.constexpr, C: gl.constexpr):
 
 @gluon.jit(
     do_not_specialize=[
+        "stride_dkb", "stride_dks", "stride_dkh", "stride_dvb", "stride_dvs", "stride_dvh",
         "heads", "seqlen_q", "seqlen_k", "band_left", "band_right", "query_tiles", "key_tiles", "all_heads",
         "heads_together", "mask_plane", "stride_mask", "stride_positions", "stride_tb", "stride_th", "stride_tr",
     ]
@@ -157,7 +159,7 @@ def backward_kernel(
     do_ring = gl.allocate_shared_memory(dtype, [SLOTS, 1, BLOCK_Q, 1, D], do_desc.layout)
     row_ring = gl.allocate_shared_memory(gl.float32, [STAGES, 2 * BLOCK_Q], row_desc.layout)
     ds_layout: gl.constexpr = gl.NVMMASharedLayout(64 if D == 64 else 128, 16, 2)
-    ds_smem = gl.allocate_shared_memory(dtype, [2, BLOCK_K, BLOCK_Q], ds_layout)
+    ds_smem = gl.allocate_shared_memory(dtype, [3 if C.late else 2, BLOCK_K, BLOCK_Q], ds_layout)
     if D == 64:
         staging = ds_smem  # not used
     else:

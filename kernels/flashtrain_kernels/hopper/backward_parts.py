@@ -9,7 +9,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
-from .backward_walk import BAND, BLOCK_K, BLOCK_Q, noted, opaque, work_of
+from .assembly import opaque
+from .backward_walk import BAND, BLOCK_K, BLOCK_Q, noted, work_of
 
 HALF = gl.constexpr(64)
 # Numbers of hardware barriers, of which Triton uses the first few: between the warpgroups, one a stage of a ring, and
@@ -68,11 +69,6 @@ def shared_stored():
     gl.inline_asm_elementwise(
         "fence.proxy.async.shared::cta; mov.u32 $0, 0;", "=r,~{memory}", [], dtype=gl.int32, is_pure=False, pack=1
     )
-
-
-@gluon.jit
-def exp2(x):
-    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
 
 @gluon.jit
@@ -156,12 +152,19 @@ def has_nan(dk, dv):
 
 
 @gluon.jit
-def store_keys(pointer, stride, value, left, WG: gl.constexpr, D: gl.constexpr):
-    """Store a warpgroup's rows of dK or dV, `left` rows being real."""
+def store_keys(pointer, stride, value, left, staging, WG: gl.constexpr, D: gl.constexpr):
+    """Store a warpgroup's rows of dK or dV, `left` rows being real. staging: at D = 128 shared memory to go through."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
     row = WG * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, layout))[:, None]
     column = gl.arange(0, D, layout=gl.SliceLayout(0, layout))[None, :]
-    value = gl.convert_layout(value.to(pointer.dtype.element_ty), layout)
+    value = value.to(pointer.dtype.element_ty)
+    if D == 64:
+        value = gl.convert_layout(value, layout)
+    else:
+        SWIZZLED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+        place = staging._reinterpret(pointer.dtype.element_ty, [HALF, D], SWIZZLED)
+        place.store(value)
+        value = place.load(layout)
     gl.store(pointer + row.to(gl.int64) * stride + column, value, mask=row < left)
 
 
@@ -175,7 +178,7 @@ def _stride(notes, PLACE: gl.constexpr, C: gl.constexpr):
 
 
 @gluon.jit
-def store_results(dk, dv, item, call, notes, WG: gl.constexpr, D: gl.constexpr, C: gl.constexpr):
+def store_results(dk, dv, item, call, notes, staging, WG: gl.constexpr, D: gl.constexpr, C: gl.constexpr):
     """dK, dV, and whether they hold a NaN that may come from a masked pair."""
     _walk, _masks, first_key, head_place = work_of(opaque(item), call, notes, C)
     scale_log2, heads, bounds, _query_tiles, key_tiles, _all_heads, _heads_together, _pointers, results = call
@@ -188,7 +191,7 @@ def store_results(dk, dv, item, call, notes, WG: gl.constexpr, D: gl.constexpr, 
     left = bounds[1] - first_key
     stride = _stride(notes, 1, C)
     base = dk_ptr + batch * _stride(notes, 0, C) + first_key * stride + kv_head * _stride(notes, 2, C)
-    store_keys(base, stride, dk * (scale_log2 * 0.6931471805599453), left, WG, D)
+    store_keys(base, stride, dk * (scale_log2 * 0.6931471805599453), left, staging, WG, D)
     stride = _stride(notes, 4, C)
     base = dv_ptr + batch * _stride(notes, 3, C) + first_key * stride + kv_head * _stride(notes, 5, C)
-    store_keys(base, stride, dv, left, WG, D)
+    store_keys(base, stride, dv, left, staging, WG, D)

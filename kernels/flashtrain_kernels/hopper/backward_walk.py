@@ -15,12 +15,6 @@ BLOCKS = gl.constexpr(2)
 
 
 @gluon.jit
-def opaque(x):
-    """x, of which the compiler may not know where it comes from (it would keep a sum for each element of a tile)."""
-    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
 def band_tiles(first_key, bounds, LEFT: gl.constexpr, RIGHT: gl.constexpr):
     """The query tiles [first, past) that see the keys [first_key, first_key + 128); those in [first_full, past_full)
     need no mask. Without bounds programs begin at different tiles, so that they do not all add to the same dQ at once.

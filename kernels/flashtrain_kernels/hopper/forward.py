@@ -19,7 +19,7 @@ from .careful import note
 from .choice import ForwardTile, serves_forward
 from .descriptors import descriptor
 from .forward_warps import consume, produce
-from .launch import mask_arguments, run
+from .launch import mask_arguments, multiprocessors, run
 from .schedule import divisor
 
 __all__ = ["ForwardTile", "forward", "forward_launch", "serves_forward"]
@@ -197,11 +197,6 @@ def forward_launch(
         constants={"F": features, "C": constants},
         options={"num_warps": 4, "maxnreg": tile.cap} if tile.cap else {"num_warps": 4},
     )  # fmt: skip
-
-
-@cache
-def multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
 @cache

@@ -1,5 +1,6 @@
 """Launching Gluon kernels, and the arguments that each takes of the mask."""
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -24,19 +25,24 @@ def mask_arguments(mask: Mask | BlockMask | None, unused: Tensor, kernel: str) -
     return (queries, table, places, stride_batch, stride_head, stride_tile, stride_rows, plane)
 
 
+@cache
+def multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+
+
 # Compiled kernels. Triton finds them itself, but looks at all the arguments for longer than a short kernel runs.
 _COMPILED: dict[tuple[Any, ...], Any] = {}
 
 
 def run(launch: Launch) -> None:
-    """Launch, compiling where this is the first of its kind."""
+    """Launch, compiling where this is the first of its kind. The kernel's integers must not be specialised."""
     kinds = tuple(
         [
             x.data_ptr() % 16 if isinstance(x, Tensor) else -(2**31) <= x < 2**31 if isinstance(x, int) else None
             for x in launch.args
         ]
     )
-    described = tuple([(x.base.dtype, x.block_shape[1]) for x in launch.args if isinstance(x, TensorDescriptor)])
+    described = tuple([(x.base.dtype, *x.block_shape) for x in launch.args if isinstance(x, TensorDescriptor)])
     constants = tuple(launch.constants.values())
     key = (launch.kernel, torch.cuda.current_device(), kinds, described, constants, *launch.options.items())
     compiled = _COMPILED.get(key)
