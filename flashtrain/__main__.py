@@ -20,12 +20,13 @@ from omegaconf import DictConfig  # noqa: E402
 
 from flashtrain import modes, plan  # noqa: E402
 from flashtrain.announce import say  # noqa: E402
-from flashtrain.benchmarks.run import benchmark_plan  # noqa: E402
+from flashtrain.benchmarks.start import benchmark_plan  # noqa: E402
 from flashtrain.command_help import help_text  # noqa: E402
 from flashtrain.compose import CONFIG_NAME, checked_settings, compose_settings, override_keys, quote_prompt, quoted  # noqa: E402
 from flashtrain.errors import UserError  # noqa: E402
 from flashtrain.job import run_job  # noqa: E402
 from flashtrain.locate import conf_folder  # noqa: E402
+from flashtrain.long_context.study import lengths_plan, run_lengths  # noqa: E402
 from flashtrain.machine import settle  # noqa: E402
 from flashtrain.run_folder import LAST, find_checkpoint, find_unfinished, new_run_folder  # noqa: E402
 from flashtrain.settings import Settings  # noqa: E402
@@ -59,8 +60,12 @@ def _command(words: list[str]) -> int:
         if settings.mode == "plan":
             settings, hardware = settle(settings, arguments.overrides)
             describe = plan.plan if settings.benchmark.name is None else benchmark_plan
+            if settings.lengths.contexts and "context" not in keys:
+                describe = lengths_plan
             print(describe(settings, hardware))
             return 0
+        if settings.mode == "lengths":
+            return run_lengths(settings, arguments.overrides, started=STARTED)
         if settings.mode not in ("train", "benchmark"):
             return modes.run_mode(settings)
         if "hydra.run.dir" not in keys:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from flashtrain.announce import say
 from flashtrain.components import make_model
 from flashtrain.data.tokenizers import Tokenizer, load_tokenizer
 from flashtrain.errors import UserError
-from flashtrain.integrations import load_gpt2
+from flashtrain.integrations import exported_by_flashtrain, load_gpt2, load_weights
+from flashtrain.models.extension import with_context
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.models.trainable import Trainable
-from flashtrain.run_folder import BEST, TOKENIZER, find_checkpoint, read_settings
+from flashtrain.run_folder import BEST, CONFIG_FILE, TOKENIZER, find_checkpoint, read_settings
 from flashtrain.settings import Settings
 from flashtrain.training.checkpoints import read_checkpoint, weights_in
+
+DECODERS = ("gpt2", "modern")  # what a checkpoint calls the models that its shape alone rebuilds
 
 
 @dataclass
@@ -31,26 +35,69 @@ class TrainedModel:
 
 
 def build_model(settings: Settings, *, vocab_size: int, attention: str) -> Trainable:
-    """A model to train: with random weights, or starting from `weights` (Hugging Face GPT-2).
+    """A model to train: with random weights, or starting from `weights` (see starting_weights), at `context`.
 
     Raises UserError where the weights' model cannot serve the settings.
     """
     if settings.weights is None:
+        if settings.model.interpolate_positions:
+            raise UserError("model.interpolate_positions=true stretches trained positions: it needs weights=...")
         return make_model(settings, vocab_size=vocab_size, attention=attention)
-    config, state = load_gpt2(Path(settings.weights).expanduser(), vocab_rows=settings.model.vocab_rows)
-    if settings.context > config.context:
-        raise UserError(
-            f"context={settings.context} is longer than the {config.context} positions that the weights in "
-            f"{settings.weights} were trained with: choose context={config.context} or less."
-        )
+    config, state = at_context(settings, *starting_weights(settings), where=settings.weights)
     if vocab_size != config.vocab_size:
         raise UserError(
             f"the weights in {settings.weights} know {config.vocab_size} tokens and the tokenizer makes {vocab_size}: "
-            "GPT-2's weights need data.tokenizer=gpt2."
+            "GPT-2's weights need data.tokenizer=gpt2, those of a run the tokenizer that it had."
         )
-    model = GPT2(config, attention=attention)
+    model = GPT2(config, attention=attention, residual=settings.model.residual)
     model.load_state_dict(state)
     return model
+
+
+def starting_weights(settings: Settings) -> tuple[GPT2Config, dict[str, torch.Tensor]]:
+    """Configuration and weights that `weights` names, with the settings' dropout.
+
+    A Hugging Face GPT-2 (folder or .safetensors file), an export of ours in its own layout, or a run folder or
+    checkpoint (its best weights). Raises UserError for anything else.
+    """
+    path = Path(str(settings.weights)).expanduser()
+    if path.suffix == ".ckpt" or (path / CONFIG_FILE).is_file():
+        config, state = _checkpoint_weights(path)
+    elif exported_by_flashtrain(path):
+        config, state = load_weights(path)
+    else:
+        config, state = load_gpt2(path, vocab_rows=settings.model.vocab_rows)
+    return replace(config, dropout=settings.model.dropout), state
+
+
+def at_context(
+    settings: Settings, config: GPT2Config, state: dict[str, torch.Tensor], *, where: str | Path
+) -> tuple[GPT2Config, dict[str, torch.Tensor]]:
+    """Configuration and weights for `context`, by model.interpolate_positions, model.rope_base and model.rope_factor.
+
+    Raises UserError for learned positions that would have to be stretched without having been asked for.
+    """
+    learned = config.positions == "learned"
+    if settings.context > config.context and learned and not settings.model.interpolate_positions:
+        raise UserError(
+            f"context={settings.context} is longer than the {config.context} positions that the weights in {where} "
+            f"were trained with: choose context={config.context} or less, or let model.interpolate_positions=true "
+            "stretch them (training then has to adapt the model)."
+        )
+    if settings.context > config.context and not learned and settings.model.rope_factor is None:
+        longer = settings.context / config.context
+        say(
+            f"context={settings.context} is {longer:g} times the {config.context} that the weights in {where} were "
+            f"trained with; model.rope_factor={longer * config.rope_factor:g} would slow their rotary angles for it."
+        )
+    return with_context(
+        config,
+        state,
+        settings.context,
+        interpolate=settings.model.interpolate_positions,
+        rope_base=settings.model.rope_base,
+        rope_factor=settings.model.rope_factor,
+    )
 
 
 def describe_model(model: Trainable, settings: Settings, *, vocab_size: int) -> dict[str, Any]:
@@ -64,27 +111,32 @@ def check_same_model(checkpoint: Path, description: dict[str, Any]) -> None:
     """Raise UserError unless the checkpoint holds the model described, naming what differs."""
     saved = read_checkpoint(checkpoint).get("flashtrain", {})
     here = {"name": description["name"], **description["shape"]}
-    there = {"name": saved.get("name"), **saved.get("shape", {})}
+    # A field that the checkpoint's flashtrain did not know yet had the value that is its default now.
+    there = {**_defaults(), "name": saved.get("name"), **saved.get("shape", {})}
     differing = [key for key in here if here[key] != there.get(key)]
     if differing:
         parts = ", ".join(f"{key} is {there.get(key)} there and {here[key]} here" for key in differing)
         raise UserError(f"{checkpoint} is a checkpoint of another model: {parts}.")
 
 
-def load_trained(given: str, *, attention: str) -> TrainedModel:
-    """The model in a run folder (its best checkpoint) or in a checkpoint, on the CPU, in evaluation mode."""
+def load_trained(given: str, *, attention: str, settings: Settings | None = None) -> TrainedModel:
+    """The model in a run folder (its best checkpoint) or in a checkpoint, on the CPU, in evaluation mode.
+
+    settings: a context longer than the model's, and how its positions are to serve it (None: as it was trained).
+    """
     folder, path = find_checkpoint(given, prefer=BEST)
-    settings = read_settings(folder)
-    saved = read_checkpoint(path)
-    description = saved.get("flashtrain")
-    if not isinstance(description, dict):
-        raise UserError(f"{path} was not written by flashtrain: it does not say which model it holds.")
-    if description["name"] in ("gpt2", "modern"):
-        model: Trainable = GPT2(GPT2Config(**description["shape"]), attention=attention)
+    saved, description = _described(path)
+    state = weights_in(saved, path, prefix="model.")
+    if description["name"] in DECODERS:
+        config = GPT2Config(**description["shape"])
+        if settings is not None:
+            config, state = at_context(settings, config, state, where=path)
+        residual = (settings or read_settings(folder)).model.residual
+        model: Trainable = GPT2(config, attention=attention, residual=residual)
     else:
-        model = make_model(settings, vocab_size=description["vocab_size"], attention=attention)
+        model = make_model(read_settings(folder), vocab_size=description["vocab_size"], attention=attention)
     try:
-        model.load_state_dict(weights_in(saved, path, prefix="model."))
+        model.load_state_dict(state)
     except RuntimeError as error:
         raise UserError(f"{path} does not fit its model: {str(error).splitlines()[0]}") from error
     tokenizer = load_tokenizer(folder / TOKENIZER)
@@ -96,3 +148,24 @@ def move(model: Trainable, kind: str, precision: str) -> Trainable:
     """The model on the device, in the precision's own dtype where that is not a mixed one."""
     dtype = {"bf16-true": torch.bfloat16, "64-true": torch.float64}.get(precision)
     return model.to(device=kind, dtype=dtype)
+
+
+def _checkpoint_weights(path: Path) -> tuple[GPT2Config, dict[str, torch.Tensor]]:
+    _, checkpoint = find_checkpoint(str(path), prefer=BEST)
+    saved, description = _described(checkpoint)
+    if description["name"] not in DECODERS:
+        raise UserError(f"{checkpoint} holds a model of kind {description['name']}. Possible: {', '.join(DECODERS)}.")
+    return GPT2Config(**description["shape"]), weights_in(saved, checkpoint, prefix="model.")
+
+
+def _described(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(checkpoint, what it says of its model). Raises UserError for one that says nothing."""
+    saved = read_checkpoint(path)
+    description = saved.get("flashtrain")
+    if not isinstance(description, dict):
+        raise UserError(f"{path} was not written by flashtrain: it does not say which model it holds.")
+    return saved, description
+
+
+def _defaults() -> dict[str, Any]:
+    return {field.name: field.default for field in fields(GPT2Config) if field.default is not MISSING}

@@ -15,12 +15,17 @@ Often used settings:
   context=2048                    tokens a sample
   model.size=355m                 demo, 124m, 355m, 774m, 1.3b, 1.5b; model=modern for RMSNorm, SwiGLU, rotary, GQA
   attention=flash                 flash (our kernels), sdpa (torch's), standard (stores the S x S matrix)
+  memory=auto                     none, selective, full: how much of a block stays for the backward; auto: what fits
   data=files data.path=FOLDER     your own .txt, .md, .jsonl, .parquet; data=hub data.name=... for a hub dataset
   trainer.steps=500               with trainer.tokens_per_step=65536, trainer.devices=8, trainer.strategy=ddp|fsdp
   logger={loggers}         resume=auto goes on with an unfinished run
   mode={modes}
   benchmark.rows=anchors          recipe=attention-benchmark: grid, anchors, paper, features, block-sparse; with
                                   benchmark.seqlens=[1024,4096] .masks=[causal,window-1024] .max_seconds=420 ...
+  lengths.contexts=[1024,4096]    recipe=gpt2-long: trains each, scores all on the same held-out tokens
+  passkey.lengths=[1024,4096]     mode=passkey checkpoint=RUN: is a number hidden in a long text found again?
+  benchmark.models=[124m]         recipe=gpt2-speed and context-speed, with .contexts=[1024,4096] .batches=[16,32]
+                                  .weights=[fp32,bf16] .implementations=[flashtrain,pytorch,hf-eager] .max_seconds=540
   -m context=1024,2048,4096       a sweep: one fresh process a job, then one table and one figure
 
 Everything that can be set: python -m flashtrain recipe=NAME --cfg job, or flashtrain/settings.py.

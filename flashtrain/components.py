@@ -5,6 +5,7 @@ This is where settings end: everything built here takes plain arguments.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import pytorch_lightning as pl
@@ -25,7 +26,8 @@ from flashtrain.settings import (
     ScheduleSettings,
     Settings,
 )
-from flashtrain.training.optimizers import adamw
+from flashtrain.training.master_weights import HALF, MasterWeights
+from flashtrain.training.optimizers import adamw, muon
 from flashtrain.training.schedules import constant_with_warmup, cosine_with_warmup, linear_with_warmup
 
 
@@ -38,8 +40,10 @@ def _decoder(family: str, settings: ModelSettings, *, vocab_size: int, context: 
         vocab_rows=settings.vocab_rows,
         positions=settings.positions,
         dropout=settings.dropout,
+        rope_base=settings.rope_base,
+        rope_factor=settings.rope_factor,
     )
-    return GPT2(config, attention=attention)
+    return GPT2(config, attention=attention, residual=settings.residual)
 
 
 @register("model", "gpt2")
@@ -81,6 +85,18 @@ def build_adamw(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Op
         betas=(settings.betas[0], settings.betas[1]),
         eps=settings.epsilon,
         weight_decay=settings.weight_decay,
+    )
+
+
+@register("optimizer", "muon")
+def build_muon(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    return muon(
+        model,
+        lr=settings.learning_rate,
+        betas=(settings.betas[0], settings.betas[1]),
+        eps=settings.epsilon,
+        weight_decay=settings.weight_decay,
+        momentum=settings.momentum,
     )
 
 
@@ -133,9 +149,18 @@ def make_callbacks(settings: Settings) -> list[pl.Callback]:
     return [component("callback", name)(settings) for name in settings.trainer.callbacks]
 
 
-def optimizer_builder(settings: Settings) -> partial[torch.optim.Optimizer]:
+def optimizer_builder(settings: Settings) -> Callable[[nn.Module], torch.optim.Optimizer]:
     """A function of the model, as LanguageModel takes it."""
-    return partial(component("optimizer", settings.optimizer.name), settings=settings.optimizer)
+    build = component("optimizer", settings.optimizer.name)
+
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        inner = build(model, settings=settings.optimizer)
+        # FSDP2 shards the weights, whose copies its checkpoints would not know.
+        masters = settings.optimizer.master_weights and settings.trainer.strategy != "fsdp"
+        half = any(parameter.dtype in HALF for parameter in model.parameters())
+        return MasterWeights(inner) if masters and half else inner
+
+    return optimizer
 
 
 def schedule_builder(settings: Settings) -> partial[torch.optim.lr_scheduler.LRScheduler]:

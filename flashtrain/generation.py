@@ -39,7 +39,8 @@ def generate(
     tokens = tokens.to(device)
     context = model.config.context
     generator = torch.Generator(device=device).manual_seed(seed)
-    cache = model.new_cache()
+    # No more than these tokens need: a whole context of a million tokens would take tens of GiB for a few words.
+    cache = model.new_cache(min(context, tokens.shape[1] + max_new_tokens))
     finished = torch.zeros(tokens.shape[0], 1, dtype=torch.bool, device=device)
     unread = tokens[:, -context:]
     was_training = model.training

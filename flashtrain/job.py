@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from flashtrain.announce import log, say
-from flashtrain.benchmarks.run import benchmark
+from flashtrain.benchmarks.start import benchmark
 from flashtrain.errors import UserError
 from flashtrain.machine import settle
 from flashtrain.quiet import quieten
@@ -17,6 +17,7 @@ from flashtrain.run_folder import FAILED, OUT_OF_MEMORY, RUNNING, STOPPED, read_
 from flashtrain.sample import default_prompt
 from flashtrain.settings import Settings
 from flashtrain.summary import failed_row, say_summary
+from flashtrain.training.out_of_memory import OutOfMemory
 
 
 def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: float) -> int:
@@ -33,6 +34,10 @@ def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: 
     try:
         do = benchmark if settings.mode == "benchmark" else train
         row = do(settings, hardware, folder, overrides=overrides, started=started)
+    except OutOfMemory as error:
+        log.error("flashtrain: %s", error)
+        note(OUT_OF_MEMORY, str(error))
+        return 3
     except UserError as error:
         log.error("flashtrain: %s", error)
         note(FAILED, str(error))
@@ -46,7 +51,7 @@ def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: 
         note(STOPPED, "stopped at once by a second Ctrl-C; the last checkpoint is an earlier one")
         return 130
     except torch.OutOfMemoryError as error:
-        line = f"out of memory: {str(error).splitlines()[0]} Try a smaller trainer.micro_batch or context."
+        line = f"out of memory: {str(error).splitlines()[0]} Try memory=full, a smaller trainer.micro_batch or context."
         log.error("flashtrain: %s", line)
         note(OUT_OF_MEMORY, line)
         return 3

@@ -28,7 +28,7 @@ def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False)
         full, settings = settings, apply_demo(settings, overrides)
         say(f"{why}: {_demo_line(full, settings)}")
     wanted = settings.trainer.devices
-    if hardware.kind == "cuda" and wanted > hardware.count and settings.mode in ("train", "plan"):
+    if hardware.kind == "cuda" and wanted > hardware.count and settings.mode in ("train", "plan", "lengths"):
         raise UserError(f"trainer.devices={wanted}, but this machine has {hardware.count}: choose at most that many.")
     _check_processes(settings)
     if settings.hardware.peak_tflops is not None:
@@ -79,15 +79,26 @@ def _demo_line(full: Settings, demo: Settings) -> str:
     where = "run the same command on a machine with an NVIDIA GPU, or add hardware.demo=never."
     if demo.benchmark.name is not None:
         asked = demo.benchmark
+        if asked.name == "step":
+            sizes = f"{', '.join(asked.models)}, contexts to {max(asked.contexts):,}"
+            limit = f", {asked.max_seconds:g} s at most" if asked.max_seconds else ""
+            return f"measuring steps of a small model ({sizes}{limit}). For the recipe in full, {where}"
         limits = [f"lengths to {asked.longest}" if asked.longest else "", asked.dtype]
         limits += [f"{asked.max_seconds:g} s at most" if asked.max_seconds else ""]
         told = ", ".join(part for part in limits if part)
         return f"measuring small shapes through torch's CPU backends ({told}). For the recipe in full, {where}"
-    recipe = f"the recipe in full ({full.model.name}-{full.model.size}, context {full.context})"
+    recipe = f"the recipe in full ({full.model.name}-{full.model.size}, {_contexts(full)})"
     return (
-        f"training the recipe's small demo model instead ({demo.data.tokenizer} as tokens, context {demo.context}). "
+        f"training the recipe's small demo model instead ({demo.data.tokenizer} as tokens, {_contexts(demo)}). "
         f"For {recipe}, {where}"
     )
+
+
+def _contexts(settings: Settings) -> str:
+    """The context in words, or those that mode=lengths compares."""
+    if settings.mode == "lengths" and settings.lengths.contexts:
+        return f"contexts {min(settings.lengths.contexts)} to {max(settings.lengths.contexts)}"
+    return f"context {settings.context}"
 
 
 def _name(hardware: Hardware) -> str:

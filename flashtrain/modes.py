@@ -1,4 +1,4 @@
-"""mode=evaluate, generate and export: what can be done with a run folder or a checkpoint.
+"""mode=evaluate, generate, export and passkey: what can be done with a run folder or a checkpoint.
 
 Their settings are the run's own (its config.yaml) with the command line's on top, so no recipe needs to be named.
 """
@@ -16,6 +16,7 @@ from flashtrain.checkpoint_model import TrainedModel, load_trained, move
 from flashtrain.compose import checked_settings, parse_overrides, readable_errors
 from flashtrain.errors import UserError
 from flashtrain.integrations import differences_from_gpt2, save_gpt2, save_weights
+from flashtrain.long_context.passkey_run import evaluate_passkey
 from flashtrain.machine import settle
 from flashtrain.models.gpt2 import GPT2
 from flashtrain.quiet import quieten
@@ -33,7 +34,7 @@ def settings_from_checkpoint(words: Sequence[str]) -> Settings | None:
     """
     given = {override.get_key_element().lstrip("+~"): override for override in parse_overrides(words)}
     mode = str(given["mode"].value()) if "mode" in given else "train"
-    if mode not in ("evaluate", "generate", "export"):
+    if mode not in ("evaluate", "generate", "export", "passkey"):
         return None
     if "checkpoint" not in given:
         raise UserError(f"mode={mode} needs checkpoint=..., a run folder or a checkpoint in one.")
@@ -43,18 +44,22 @@ def settings_from_checkpoint(words: Sequence[str]) -> Settings | None:
     for key, override in given.items():
         if key == "recipe" or key.startswith("hydra"):
             continue
-        value = {"name": override.value()} if key in ("attention", "logger") else override.value()
+        own_name = {"attention": "name", "logger": "name", "memory": "checkpointing"}.get(key)
+        value = override.value() if own_name is None else {own_name: override.value()}
         with readable_errors():
             OmegaConf.update(config, key, value)
     return checked_settings(config)
 
 
 def run_mode(settings: Settings) -> int:
-    """Evaluate, generate or export. Returns the exit status."""
+    """Evaluate, generate, export or ask for passkeys. Returns the exit status."""
     quieten()
     settings.hardware.demo = "never"  # the model is the checkpoint's, on whatever machine
     settings, hardware = settle(settings, ())
-    trained = load_trained(str(settings.checkpoint), attention=hardware.attention)
+    if settings.mode == "passkey":
+        evaluate_passkey(settings, hardware)
+        return 0
+    trained = load_trained(str(settings.checkpoint), attention=hardware.attention, settings=settings)
     if settings.mode == "export":
         return _export(trained)
     trained.model = move(trained.model, hardware.kind, hardware.precision)

@@ -6,8 +6,9 @@ import time
 
 import torch
 
+from flashtrain.batching import Batching, choose_batching
 from flashtrain.components import make_model, make_source
-from flashtrain.run import choose_batching, describe
+from flashtrain.run import describe
 from flashtrain.settings import Settings
 from flashtrain.training.hardware import Hardware
 
@@ -33,10 +34,19 @@ def plan(settings: Settings, hardware: Hardware) -> str:
         f"text: {make_source(settings).describe()}; tokenizer {settings.data.tokenizer}",
         f"tokens: {tokens:,} ({settings.trainer.steps} steps of {settings.trainer.tokens_per_step:,})",
         *(batching.estimate.lines() if batching.estimate else []),
+        *_ways_to_run(batching),
         f"time: about {duration} for {flops:.3g} FLOPs ({how}), start-up and validation apart",
         "nothing was started; leave out mode=plan to train.",
     ]
     return "\n".join(lines)
+
+
+def _ways_to_run(batching: Batching) -> list[str]:
+    """The estimate of every kind of memory saving, the one that would be taken marked."""
+    if not batching.options:
+        return []
+    lines = [f"{'>' if option.savings == batching.savings else ' '} {option.line()}" for option in batching.options]
+    return ["memory savings, cheapest in time first (> is taken):", *lines]
 
 
 def _rate(hardware: Hardware) -> tuple[float, str]:

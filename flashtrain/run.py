@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytorch_lightning as pl
 import torch
 
 from flashtrain.announce import say
+from flashtrain.batching import Batching, choose_batching, compiles
 from flashtrain.checkpoint_model import build_model, check_same_model, describe_model
 from flashtrain.components import (
     make_callbacks,
@@ -21,8 +22,7 @@ from flashtrain.components import (
 )
 from flashtrain.data.datamodule import TextDataModule
 from flashtrain.distributed.strategies import make_strategy
-from flashtrain.errors import UserError
-from flashtrain.models.gpt2 import GPT2, GPT2Config
+from flashtrain.models.gpt2 import GPT2
 from flashtrain.models.trainable import Trainable
 from flashtrain.run_folder import CHECKPOINTS, LAST, RUNNING, TOKENIZER, find_checkpoint, write_config, write_summary
 from flashtrain.sample import continue_text, default_prompt
@@ -33,19 +33,11 @@ from flashtrain.training.checkpoints import AtomicCheckpointIO, checkpoint_callb
 from flashtrain.training.finite import StopOnNonFinite
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.loggers import close_loggers, log_summary, make_loggers
-from flashtrain.training.memory import MemoryEstimate, choose_micro_batch, estimate_memory
+from flashtrain.training.memory import FREE_SHARE, GIB
+from flashtrain.training.out_of_memory import OutOfMemory, is_out_of_memory, out_of_memory_line
 from flashtrain.training.progress import make_progress
 from flashtrain.training.signals import SaveOnSignal
 from flashtrain.training.throughput import Throughput
-
-
-@dataclass
-class Batching:
-    """How a device's samples of one optimiser step are cut into micro-batches."""
-
-    micro_batch: int
-    accumulate: int
-    estimate: MemoryEstimate | None
 
 
 class Stopped(Exception):
@@ -72,6 +64,8 @@ def train(
     model = build_model(settings, vocab_size=data.tokenizer.vocab_size, attention=hardware.attention)
     batching = choose_batching(settings, hardware, model)
     data.batch_size, data.accumulate = batching.micro_batch, batching.accumulate
+    if isinstance(model, GPT2):
+        model.save_memory(batching.savings)
     description = describe_model(model, settings, vocab_size=data.tokenizer.vocab_size)
     resumed = _checkpoint_to_resume(settings, folder, description)
 
@@ -80,15 +74,7 @@ def train(
     write_config(settings, folder)
     data.tokenizer.save(folder / TOKENIZER)
     write_summary(folder, {**planned_row(settings, hardware, overrides), "status": RUNNING})
-    task = LanguageModel(
-        model,
-        make_optimizer=optimizer_builder(settings),
-        make_schedule=schedule_builder(settings),
-        document_mask=settings.data.document_mask,
-        gradient_clip=settings.optimizer.gradient_clip,
-        compile=compiles(settings, hardware),
-        description=description,
-    )
+    task = make_task(settings, hardware, model, description)
     throughput = Throughput(model.flops_per_token(settings.context), peak_flops=hardware.peak_flops)
     signals = SaveOnSignal()
     callbacks = [
@@ -102,7 +88,12 @@ def train(
     ]
     trainer = make_trainer(settings, hardware, folder, callbacks, accumulate=batching.accumulate)
     try:
-        trainer.fit(task, data, ckpt_path=str(resumed) if resumed else None, weights_only=True)
+        try:
+            trainer.fit(task, data, ckpt_path=str(resumed) if resumed else None, weights_only=True)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise _out_of_memory(error, settings, hardware, batching, folder) from error
         if signals.stopped_by is not None:
             raise _stopped(signals, folder)
         if settings.trainer.steps % settings.trainer.validate_every:
@@ -121,12 +112,28 @@ def train(
             seconds=time.time() - started,
             overrides=overrides,
         )
+        row["memory"] = batching.savings.describe() or "none"
+        row["memory_estimate_gib"] = None if batching.estimate is None else round(batching.estimate.total / GIB, 2)
         if trainer.is_global_zero:
             _say_sample(settings, hardware, model, data)
             log_summary(trainer.loggers, row)
     finally:
         close_loggers(trainer.loggers)
     return row
+
+
+def make_task(settings: Settings, hardware: Hardware, model: Trainable, description: dict[str, Any]) -> LanguageModel:
+    """The task that trains this model as the settings say: its optimiser, schedule, clipping and compilation."""
+    return LanguageModel(
+        model,
+        make_optimizer=optimizer_builder(settings),
+        make_schedule=schedule_builder(settings),
+        document_mask=settings.data.document_mask,
+        gradient_clip=settings.optimizer.gradient_clip,
+        compile=compiles(settings, hardware),
+        cuda_graphs=settings.trainer.cuda_graphs,
+        description=description,
+    )
 
 
 def make_data(settings: Settings, hardware: Hardware) -> TextDataModule:
@@ -141,54 +148,11 @@ def make_data(settings: Settings, hardware: Hardware) -> TextDataModule:
         seed=settings.seed,
         document_mask=settings.data.document_mask,
         validation_fraction=settings.data.validation_fraction,
+        split_context=settings.data.split_context,
         validation_samples=max(1, settings.data.validation_tokens // settings.context),
         num_workers=(2 if hardware.kind == "cuda" else 0) if workers is None else workers,
         cache_dir=settings.data.cache_dir,
     )
-
-
-def choose_batching(settings: Settings, hardware: Hardware, model: Trainable) -> Batching:
-    """The micro-batch asked for, or the largest whose estimated memory fits what is free.
-
-    Raises UserError where none fits, or where a registered model of another kind has no estimate to choose by.
-    """
-    ranks = settings.trainer.ranks
-    samples = settings.samples_per_step // ranks
-    micro_batch = settings.trainer.micro_batch
-    config = getattr(model, "config", None)
-    if not isinstance(config, GPT2Config):
-        if micro_batch is None:
-            raise UserError(f"the memory of {type(model).__name__} is not known: say trainer.micro_batch=...")
-        return Batching(micro_batch, samples // micro_batch, None)
-
-    def estimate(size: int) -> MemoryEstimate:
-        return estimate_memory(
-            model.parameter_count(),
-            layers=config.layers,
-            embed=config.embed,
-            heads=config.heads,
-            ffn=config.ffn,
-            vocab_rows=config.vocab_rows,
-            context=settings.context,
-            micro_batch=size,
-            kv_width=config.kv_heads * config.head_dim,
-            gated=config.activation == "swiglu",
-            precision=hardware.precision,
-            compiled=compiles(settings, hardware),
-            attention=hardware.attention,
-            shards=ranks if settings.trainer.strategy == "fsdp" else 1,
-        )
-
-    if micro_batch is None:
-        # Ranks start at different moments and must choose alike: several go by the card's size, one by what is free.
-        free = hardware.free_memory_bytes if ranks == 1 else hardware.total_memory_bytes
-        micro_batch = samples if free is None else choose_micro_batch(samples, free, estimate)[0]
-    return Batching(micro_batch, samples // micro_batch, estimate(micro_batch))
-
-
-def compiles(settings: Settings, hardware: Hardware) -> bool:
-    """Whether the loss goes through torch.compile: as asked, or on GPUs only."""
-    return hardware.kind == "cuda" if settings.trainer.compile is None else settings.trainer.compile
 
 
 def make_trainer(
@@ -229,14 +193,16 @@ def make_trainer(
 def describe(settings: Settings, hardware: Hardware, model: Trainable, batching: Batching) -> str:
     """The line that says what is about to be trained, on what, in what portions."""
     parameters = model.parameter_count() / 1e6
-    memory = "" if batching.estimate is None else f" (estimated {batching.estimate.total / 2**30:.1f} GiB)"
+    savings = batching.savings.describe()
+    doubt = "" if batching.fits else f", more than {FREE_SHARE:.0%} of what is free"
+    memory = "" if batching.estimate is None else f" (estimated {batching.estimate.total / GIB:.1f} GiB{doubt})"
     return (
         f"{model_name(settings)}: {parameters:.1f}M parameters, context {settings.context}, "
         f"attention {hardware.attention}; "
         f"{settings.trainer.steps} steps of {settings.samples_per_step} samples "
         f"({settings.trainer.tokens_per_step:,} tokens) on "
         f"{settings.trainer.ranks} x {hardware.name}, {hardware.precision}, "
-        f"micro-batch {batching.micro_batch}{memory}"
+        f"micro-batch {batching.micro_batch}{', ' if savings else ''}{savings}{memory}"
     )
 
 
@@ -271,4 +237,19 @@ def _stopped(signals: SaveOnSignal, folder: Path) -> Stopped:
         f"stopped by {name} at step {signals.stopped_at}; the checkpoint is written. "
         f"To go on: the same command with resume={folder}",
         signals.exit_code,
+    )
+
+
+def _out_of_memory(
+    error: BaseException, settings: Settings, hardware: Hardware, batching: Batching, folder: Path
+) -> OutOfMemory:
+    saved = folder if (folder / CHECKPOINTS / LAST).exists() else None
+    return OutOfMemory(
+        out_of_memory_line(
+            error,
+            batching.estimate,
+            free_bytes=hardware.free_memory_bytes,
+            alternatives=batching.alternatives,
+            saved=saved,
+        )
     )

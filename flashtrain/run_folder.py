@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,24 @@ def find_unfinished(parent: Path, settings: Settings) -> Path | None:
         except UserError:
             continue
         if found == wanted:
+            return folder
+    return None
+
+
+def find_same(folders: Iterable[Path], settings: Settings) -> Path | None:
+    """The first of these folders whose config.yaml asks for the same, in the same mode, attention and precision."""
+    wanted = _what_is_trained(settings)
+    for folder in folders:
+        if not (folder / CONFIG_FILE).is_file():
+            continue
+        try:
+            there = read_settings(folder)
+        except UserError:
+            continue
+        alike = (there.mode, there.attention, there.hardware.precision) == (
+            settings.mode, settings.attention, settings.hardware.precision
+        )  # fmt: skip
+        if alike and _what_is_trained(there) == wanted:
             return folder
     return None
 

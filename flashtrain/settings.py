@@ -15,29 +15,45 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationE
 
 from flashtrain.benchmarks.settings import BenchmarkSettings
 from flashtrain.errors import UserError, unknown
+from flashtrain.long_context.settings import LengthsSettings, PasskeySettings
 from flashtrain.setting_checks import at_least, between, one_of
 
-MODES = ("train", "plan", "evaluate", "generate", "export", "benchmark")
+MODES = ("train", "plan", "evaluate", "generate", "export", "benchmark", "lengths", "passkey")
 ATTENTIONS = ("flash", "sdpa", "standard")
 STRATEGIES = ("auto", "ddp", "fsdp")
 ACCELERATORS = ("auto", "cpu", "gpu")
 PRECISIONS = ("bf16-mixed", "16-mixed", "32-true", "bf16-true", "64-true")
 TOKENIZERS = ("bytes", "bpe", "gpt2")
+CHECKPOINTING = ("none", "selective", "full", "auto")
 LOGGERS = ("none", "csv", "wandb")
 
 
 @dataclass
 class ModelSettings:
-    """conf/model: which registered model, and its size. `options` reaches models registered by a user's program."""
+    """conf/model: which registered model, and its size. `options` reaches models registered by a user's program.
+
+    rope_base, rope_factor: of rotary positions (None: 10000 and 1, or what the weights have); interpolate_positions:
+    stretch learned ones when starting from weights, or evaluating a checkpoint, at a longer context.
+    `residual`: between the blocks, under mixed precision, the weights' float32 or the compute's half precision.
+    """
 
     name: str = "gpt2"
     size: str = "124m"
     positions: str | None = None
     dropout: float = 0.0
     vocab_rows: int | None = None
+    rope_base: float | None = None
+    rope_factor: float | None = None
+    interpolate_positions: bool = False
+    residual: str = "weights"
     options: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
+        if self.rope_base is not None and not self.rope_base > 1:
+            raise UserError(f"model.rope_base={self.rope_base:g} must be above 1 (10000 is usual).")
+        if self.rope_factor is not None:
+            at_least("model.rope_factor", self.rope_factor, 1)
+        one_of("model.residual", self.residual, ("weights", "compute"))
         between("model.dropout", self.dropout, 0.0, 1.0, include_high=False)
         if self.vocab_rows is not None:
             at_least("model.vocab_rows", self.vocab_rows, 1)
@@ -45,7 +61,10 @@ class ModelSettings:
 
 @dataclass
 class DataSettings:
-    """conf/data: where text comes from, how it becomes tokens, and how tokens become samples."""
+    """conf/data: where text comes from, how it becomes tokens, and how tokens become samples.
+
+    split_context: hold out as for samples of this length (None: `context`): see TextDataModule.
+    """
 
     source: str = "stdlib"
     path: str | None = None
@@ -62,6 +81,7 @@ class DataSettings:
     document_mask: bool = False
     validation_fraction: float = 0.02
     validation_tokens: int = 524288
+    split_context: int | None = None
     workers: int | None = None
     cache_dir: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
@@ -79,6 +99,8 @@ class DataSettings:
             raise UserError("data.vocab and data.merges belong together: give both files, or neither to use the hub's.")
         between("data.validation_fraction", self.validation_fraction, 0.0, 0.5)
         at_least("data.validation_tokens", self.validation_tokens, 1)
+        if self.split_context is not None:
+            at_least("data.split_context", self.split_context, 1)
         if self.workers is not None:
             at_least("data.workers", self.workers, 0)
 
@@ -94,8 +116,38 @@ class AttentionSettings:
 
 
 @dataclass
+class MemorySettings:
+    """conf/memory: what is done to need less memory for activations. Same losses and gradients, more time.
+
+    `checkpointing`: what of a block stays for its backward: none leaves nothing out, selective keeps its input and
+    attention's output, full its input; auto takes the cheapest that is estimated to fit. `offload`: those inputs wait
+    in host memory. `ffn_chunk`, `loss_chunk`: tokens at once in the feed-forward and in the loss; None: auto or all.
+    """
+
+    checkpointing: str = "auto"
+    offload: bool = False
+    ffn_chunk: int | None = None
+    loss_chunk: int | None = None
+
+    def check(self) -> None:
+        one_of("memory.checkpointing", self.checkpointing, CHECKPOINTING)
+        if self.offload and self.checkpointing not in ("full", "auto"):
+            raise UserError(
+                f"memory.offload=true moves what memory=full keeps to host memory; memory={self.checkpointing} keeps "
+                "other things: choose memory=full or memory=auto."
+            )
+        for name in ("ffn_chunk", "loss_chunk"):
+            value = getattr(self, name)
+            if value is not None:
+                at_least(f"memory.{name}", value, 1)
+
+
+@dataclass
 class OptimizerSettings:
-    """conf/optimizer. `gradient_clip` bounds the global L2 norm of the gradients; 0 leaves them as they are."""
+    """conf/optimizer. `gradient_clip` bounds the global L2 norm of the gradients; 0 leaves them as they are.
+
+    `momentum` is muon's. `master_weights`: a float32 copy of weights that hardware.precision=bf16-true makes bfloat16.
+    """
 
     name: str = "adamw"
     learning_rate: float = 6e-4
@@ -103,6 +155,8 @@ class OptimizerSettings:
     epsilon: float = 1e-8
     weight_decay: float = 0.1
     gradient_clip: float = 1.0
+    momentum: float = 0.95
+    master_weights: bool = True
     options: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
@@ -113,6 +167,7 @@ class OptimizerSettings:
         at_least("optimizer.epsilon", self.epsilon, 0)
         at_least("optimizer.weight_decay", self.weight_decay, 0)
         at_least("optimizer.gradient_clip", self.gradient_clip, 0)
+        between("optimizer.momentum", self.momentum, 0.0, 1.0, include_high=False)
 
 
 @dataclass
@@ -141,6 +196,7 @@ class TrainerSettings:
     nodes: int = 1
     strategy: str = "auto"
     compile: bool | None = None
+    cuda_graphs: bool = False
     log_every: int = 10
     validate_every: int = 100
     checkpoint_every: int = 100
@@ -222,6 +278,7 @@ class Settings:
     model: ModelSettings = field(default_factory=ModelSettings)
     data: DataSettings = field(default_factory=DataSettings)
     attention: AttentionSettings = field(default_factory=AttentionSettings)
+    memory: MemorySettings = field(default_factory=MemorySettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
@@ -229,6 +286,8 @@ class Settings:
     hardware: HardwareSettings = field(default_factory=HardwareSettings)
     generate: GenerateSettings = field(default_factory=GenerateSettings)
     benchmark: BenchmarkSettings = field(default_factory=BenchmarkSettings)
+    lengths: LengthsSettings = field(default_factory=LengthsSettings)
+    passkey: PasskeySettings = field(default_factory=PasskeySettings)
     demo: dict[str, Any] = field(default_factory=dict)
     is_demo: bool = False
 
@@ -243,12 +302,18 @@ class Settings:
         at_least("context", self.context, 1)
         at_least("seed", self.seed, 0)
         groups = (self.model, self.data, self.attention, self.optimizer, self.schedule, self.trainer, self.logger)
-        for group in (*groups, self.hardware, self.generate, self.benchmark):
+        measured = (self.generate, self.benchmark, self.lengths, self.passkey)
+        for group in (*groups, self.memory, self.hardware, *measured):
             group.check()
         self._check_mode()
 
     def _check_mode(self) -> None:
         """Raise UserError where the mode and the recipe do not go together: some recipes train, others measure."""
+        if self.mode == "lengths" and not self.lengths.contexts:
+            raise UserError(
+                f"mode=lengths trains each of lengths.contexts, which recipe={self.recipe} does not name: "
+                "add lengths.contexts=[1024,2048], or take recipe=gpt2-long."
+            )
         if self.mode == "benchmark" and self.benchmark.name is None:
             raise UserError(
                 f"mode=benchmark: recipe={self.recipe} trains a model; recipe=attention-benchmark measures."

@@ -75,7 +75,7 @@ def run_sweep(words: Sequence[str]) -> int:
         if status == -signal.SIGINT or status == 130:
             print("stopped by Ctrl-C: the table holds the jobs so far.", flush=True)
             break
-        _note_failure(job_folder, job, status)
+        note_failure(job_folder, job, status)
 
     written = report_sweep(folder)
     _log_to_wandb(logger, folder, written)
@@ -101,7 +101,7 @@ def _run_job(words: list[str]) -> int:
         return 130
 
 
-def _note_failure(folder: Path, job: list[str], status: int) -> None:
+def note_failure(folder: Path, job: list[str], status: int) -> None:
     """A job that could not write how it ended (killed, or dead before it began) gets a row that says so."""
     row = read_summary(folder)
     if row.get("status", RUNNING) != RUNNING:

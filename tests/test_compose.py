@@ -7,6 +7,8 @@ from omegaconf import OmegaConf
 
 from flashtrain.compose import apply_demo, compose_settings, override_keys, parse_overrides, quote_prompt
 from flashtrain.errors import UserError
+from flashtrain.locate import conf_folder
+from flashtrain.settings import CHECKPOINTING
 
 
 def test_a_recipe_overrides_the_defaults_and_the_command_line_overrides_the_recipe() -> None:
@@ -22,6 +24,14 @@ def test_a_config_group_on_the_command_line_wins_over_the_recipes() -> None:
 def test_every_setting_of_a_group_can_be_given_even_where_its_file_does_not_mention_it() -> None:
     settings = compose_settings(["recipe=gpt2", "hardware=cpu", "hardware.peak_tflops=100", "data.workers=3"])
     assert (settings.hardware.peak_tflops, settings.data.workers) == (100, 3)
+
+
+def test_memory_names_a_kind_of_checkpointing() -> None:
+    memory = compose_settings(["recipe=gpt2", "memory=full", "memory.ffn_chunk=4096"]).memory
+    assert (memory.checkpointing, memory.offload, memory.ffn_chunk, memory.loss_chunk) == ("full", False, 4096, None)
+    assert compose_settings(["recipe=gpt2"]).memory.checkpointing == "auto"
+    files = {path.stem: OmegaConf.load(path) for path in (conf_folder() / "memory").glob("*.yaml")}
+    assert {name: file.checkpointing for name, file in files.items()} == {name: name for name in CHECKPOINTING}
 
 
 def test_the_recipe_knows_its_name() -> None:
@@ -49,6 +59,10 @@ def test_the_recipe_knows_its_name() -> None:
         (["recipe=gpt2", "data=files"], r"data=files needs data\.path"),
         (["recipe=gpt2", "data.vocab=v.json"], r"data\.vocab and data\.merges belong together"),
         (["recipe=gpt2", "optimizer.betas=[0.9]"], r"optimizer\.betas=\[0\.9\] must be two numbers"),
+        (["recipe=gpt2", "memory=ful"], r"unknown memory 'ful'\. Did you mean .*'full'"),
+        (["recipe=gpt2", "memory.checkpointing=ful"], r"unknown memory\.checkpointing 'ful'\. Did you mean .*'full'"),
+        (["recipe=gpt2", "memory.ffn_chunk=0"], r"memory\.ffn_chunk=0 must be at least 1"),
+        (["recipe=gpt2", "memory=selective", "memory.offload=true"], r"choose memory=full or memory=auto"),
         (["recipe=gpt2", "model.options.depth=3"], r"\+model\.options\.depth=\.\.\."),
     ],
 )

@@ -94,3 +94,12 @@ def test_mistakes_are_refused_in_one_line(model, options, message):
     given = {"tokens": PROMPT, "max_new_tokens": 3, **options}
     with pytest.raises(UserError, match=message):
         generate(model, **given)
+
+
+@pytest.mark.parametrize(("prompt", "new", "tokens"), [(3, 5, 8), (3, 40, CONTEXT), (CONTEXT + 5, 1, CONTEXT)])
+def test_the_cache_takes_the_memory_of_the_tokens_and_not_of_the_context(model, monkeypatch, prompt, new, tokens):
+    asked = []
+    make = model.new_cache
+    monkeypatch.setattr(model, "new_cache", lambda size: asked.append(size) or make(size))
+    generate(model, torch.ones(1, prompt, dtype=torch.long), new)
+    assert asked == [tokens]

@@ -102,6 +102,14 @@ def test_accumulated_micro_batches_train_like_one_batch(tiny_runs: TinyRuns, tra
     assert all(torch.allclose(one[name], other[name], atol=1e-5) for name in one)
 
 
+def test_a_step_may_be_one_packed_sequence(tiny_runs: TinyRuns) -> None:
+    words = ("context=2048", "trainer.tokens_per_step=2048", "trainer.micro_batch=null", "trainer.steps=2")
+    status, folder = tiny_runs.run("one_sequence", *words)
+    assert status == 0
+    row = json.loads((folder / "summary.json").read_text())
+    assert (row["batch"], row["micro_batch"], row["tokens"]) == (1, 1, 4096)
+
+
 def test_documents_can_be_kept_apart(tiny_runs: TinyRuns) -> None:
     status, _ = tiny_runs.run("documents", "data.document_mask=true", "trainer.steps=2")
     assert status == 0
@@ -147,6 +155,44 @@ def test_running_out_of_memory_is_its_own_status(tiny_runs: TinyRuns, monkeypatc
     status, folder = tiny_runs.run("memory")
     assert status == 3
     assert json.loads((folder / "summary.json").read_text())["status"] == "out of memory"
+
+
+class OutOfMemoryAt(pl.Callback):
+    """Raises what PyTorch raises when the GPU is full, once the given optimiser step is done."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer, *_) -> None:
+        if trainer.global_step == self.step:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity")
+
+
+def test_a_training_run_that_runs_out_of_memory_tells_its_estimate_and_keeps_its_checkpoint(
+    tiny_runs: TinyRuns, trained, monkeypatch
+) -> None:
+    monkeypatch.setitem(registry._components["callback"], "full", lambda _: OutOfMemoryAt(4))
+    status, folder = tiny_runs.run("full", "trainer.callbacks=[full]")
+    assert status == 3
+    row = json.loads((folder / "summary.json").read_text())
+    assert row["status"] == "out of memory"
+    for part in ("2.00 GiB more were asked for", "The estimate was", "memory=selective", f"resume={folder}"):
+        assert part in row["error"]
+    assert "\n" not in row["error"]
+
+    status, _ = tiny_runs.run("full", f"resume={folder}", "memory=selective")  # in less memory the run is the same
+    assert status == 0
+    expected, got = weights(trained), weights(folder)
+    assert all(torch.equal(expected[name], got[name]) for name in expected)
+
+
+def test_the_row_says_what_memory_was_saved_and_estimated(tiny_runs: TinyRuns, trained) -> None:
+    assert json.loads((trained / "summary.json").read_text())["memory"] == "none"
+    status, folder = tiny_runs.run("saved", "memory=full", "memory.ffn_chunk=16", "trainer.steps=2")
+    assert status == 0
+    row = json.loads((folder / "summary.json").read_text())
+    assert row["memory"] == "full checkpointing, feed-forward by 16 tokens"
+    assert row["memory_estimate_gib"] > 0
 
 
 def test_weights_of_hugging_face_are_where_training_starts(tiny_runs: TinyRuns, tmp_path) -> None:

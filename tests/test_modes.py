@@ -54,6 +54,12 @@ def test_a_misspelt_setting_is_refused_in_these_modes_too(trained) -> None:
         modes.settings_from_checkpoint(["mode=generate", f"checkpoint={trained}", "promt=x"])
 
 
+def test_a_group_given_with_a_checkpoint_replaces_the_runs_own(trained) -> None:
+    settings = modes.settings_from_checkpoint(["mode=evaluate", f"checkpoint={trained}", "memory=full", "logger=none"])
+    assert settings is not None
+    assert (settings.memory.checkpointing, settings.memory.offload, settings.logger.name) == ("full", False, "none")
+
+
 def test_plan_names_parameters_tokens_memory_and_time_and_starts_nothing(tiny_runs: TinyRuns) -> None:
     words = tiny_runs.settings_words("mode=plan")
     settings, hardware = settle(compose_settings(words), words)

@@ -37,12 +37,12 @@ def test_an_interval_names_no_list_and_is_refused() -> None:
 def test_a_killed_job_is_a_row_that_says_so(tmp_path, before) -> None:
     if before:
         write_summary(tmp_path, before)
-    sweep._note_failure(tmp_path, ["context=512"], -9)
+    sweep.note_failure(tmp_path, ["context=512"], -9)
     row = json.loads((tmp_path / "summary.json").read_text())
     assert (row["status"], row["error"], row["overrides"]) == ("failed", "killed by signal 9", "context=512")
 
 
 def test_a_job_that_told_how_it_ended_is_left_as_it_is(tmp_path) -> None:
     write_summary(tmp_path, {"status": "out of memory", "error": "out of memory"})
-    sweep._note_failure(tmp_path, ["context=512"], 3)
+    sweep.note_failure(tmp_path, ["context=512"], 3)
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "out of memory"

@@ -66,7 +66,7 @@ def flashtrain_command(
 
     launcher: the module that starts it, and its arguments, in place of Python itself.
     """
-    path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+    path = os.pathsep.join([str(ROOT), str(ROOT / "kernels"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", *launcher, "flashtrain", *words]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout)

@@ -52,6 +52,14 @@ class CpuClock:
         call()
         return None
 
+    def steps(self, step: Launch, count: int) -> float:
+        """Milliseconds of a step, the mean of `count` one after another."""
+        return self.sample([step], Pace(count, 0.0))
+
+    def held_mib(self) -> float | None:
+        """None: the memory held on a CPU is not watched."""
+        return None
+
     def check(self) -> None:
         """A CPU is always in order."""
 
@@ -95,7 +103,7 @@ class GpuClock:
         torch.cuda.synchronize(self.device)
         return start.elapsed_time(end) / pace.launches
 
-    def host_sample(self, launches: Sequence[Launch], pace: Pace) -> float | None:
+    def host_sample(self, launches: Sequence[Launch], pace: Pace) -> float:
         """Milliseconds a launch from the program's side, launching included: one after another, then waited for."""
         torch.cuda.synchronize(self.device)
         began = time.perf_counter()
@@ -112,6 +120,15 @@ class GpuClock:
         call()
         torch.cuda.synchronize(self.device)
         return (torch.cuda.max_memory_allocated(self.device) - before) / 2**20
+
+    def steps(self, step: Launch, count: int) -> float:
+        """Milliseconds of a step from the program's side, launching included: the mean of `count`, then waited for."""
+        return self.host_sample([step], Pace(count, 0.0))
+
+    def held_mib(self) -> float:
+        """The memory that tensors hold now, in MiB."""
+        torch.cuda.synchronize(self.device)
+        return torch.cuda.memory_allocated(self.device) / 2**20
 
     def check(self) -> None:
         """Raise what is left where a failed kernel has broken the GPU's context: nothing more can be measured."""

@@ -205,7 +205,7 @@ class Measurement:
             except torch.OutOfMemoryError:
                 said.append(OUT_OF_MEMORY)
             except Exception as error:  # noqa: BLE001 - other people's kernels may raise anything; the others go on
-                said += [_first_line(error), *_reasons(caught)]
+                said += [first_line(error), *_reasons(caught)]
         self.clock.release()
         self.clock.check()
         self.note(peer.title, f"{direction}: {'; '.join(dict.fromkeys(said))}")
@@ -255,7 +255,8 @@ def _gradients(out: Tensor, leaves: list[Tensor], dout: Tensor, *, keep: bool) -
     return torch.autograd.grad(out, leaves, dout, retain_graph=keep)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an exception says, in one line of at most 200 characters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else ""
     return f"{type(error).__name__}: {text}"[:200]

@@ -1,4 +1,4 @@
-"""The words of the benchmark's settings: masks, implementations, presets. Needs nothing but Python."""
+"""The words of the benchmarks' settings: masks, implementations, presets, models. Needs nothing but Python."""
 
 from __future__ import annotations
 
@@ -27,6 +27,21 @@ IMPLEMENTATIONS = (
     "flash-attn",
     "flash-attn-4",
 )
+
+# Of whole training steps (benchmark.name=step), in the order of the tables.
+STEP_IMPLEMENTATIONS = (
+    "flashtrain",
+    "flashtrain-sdpa",
+    "flashtrain-standard",
+    "pytorch",
+    "pytorch-cudnn",
+    "standard",
+    "hf-eager",
+    "hf-sdpa",
+    "hf-sdpa-compile",
+)
+STEP_MODELS = ("demo", "124m", "355m", "774m", "1.3b", "1.5b")
+WEIGHTS = ("fp32", "bf16", "bf16-master")
 
 # What a mask's name says. The documents of one row have the lengths of Case.documents.
 MASKS = {

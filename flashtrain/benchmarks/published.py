@@ -23,3 +23,17 @@ def paper_rows(lengths: list[int]) -> list[dict[str, Any]]:
         for length, value in values.items()
         if length in lengths
     ]
+
+
+# The same paper, Table 2: days to train GPT-2 on OpenWebText on 8 A100, to the same perplexity for every
+# implementation, and the speed-up over Hugging Face as printed there.
+PAPER_GPT2 = "FlashAttention (Dao et al. 2022), Table 2: days on 8 A100"
+PAPER_CONTEXT = 1024
+PAPER_DAYS: dict[str, dict[str, float]] = {
+    "124m": {"Hugging Face": 9.5, "Megatron-LM": 4.7, "FlashAttention": 2.7},
+    "355m": {"Hugging Face": 21.0, "Megatron-LM": 11.5, "FlashAttention": 6.9},
+}
+PAPER_SPEEDUPS: dict[str, dict[str, float]] = {
+    "124m": {"Hugging Face": 1.0, "Megatron-LM": 2.0, "FlashAttention": 3.5},
+    "355m": {"Hugging Face": 1.0, "Megatron-LM": 1.8, "FlashAttention": 3.0},
+}

@@ -1,23 +1,13 @@
-"""A whole benchmark: its cases one after the other, every row on disk as soon as it is known.
+"""A whole benchmark of attention: its cases one after the other, then the tables and the paper's figures.
 
-runs/attention-benchmark/2026-11-21_10-15-02/
-  config.yaml, summary.json, metrics.csv    as every run
-  result.json                               all rows so far, in the form of recipes/results
-  notes.txt                                 what could not be measured, and why
-  runtime.png, memory.png, ...              the paper's figures, where there are several lengths of a shape
+The run's folder (session.py) also has runtime.png, memory.png, ... where there are several lengths of a shape.
 """
 
 from __future__ import annotations
 
-import shlex
-import signal
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -29,47 +19,15 @@ from flashtrain.benchmarks.figures import families, memory_figure, runtime_figur
 from flashtrain.benchmarks.measure import Effort, Measurement, Row
 from flashtrain.benchmarks.peers import Peer, choose_peers
 from flashtrain.benchmarks.presets import cases
+from flashtrain.benchmarks.session import EVERY_ROW, Session, session
 from flashtrain.benchmarks.tables import case_line, tables
-from flashtrain.report.rows import RESULT, values_of, write_atomically, write_result
-from flashtrain.run import Stopped
-from flashtrain.run_folder import FINISHED, RUNNING, write_config, write_summary
+from flashtrain.report.rows import values_of
 from flashtrain.settings import Settings
-from flashtrain.summary import planned_row
 from flashtrain.training.hardware import Hardware
-from flashtrain.training.loggers import close_loggers, log_image, log_summary, log_table, make_loggers
-
-NOTES = "notes.txt"
+from flashtrain.training.loggers import log_image, log_table
 
 
-@dataclass
-class _Results:
-    """Everything found so far, kept on disk. notes: {(implementation, reason): cases}."""
-
-    folder: Path
-    recipe: str
-    command: str
-    rows: list[Row] = field(default_factory=list)
-    notes: dict[tuple[str, str], list[str]] = field(default_factory=dict)
-
-    def note(self, case: str, title: str, reason: str) -> None:
-        known = (title, reason) in self.notes
-        self.notes.setdefault((title, reason), []).append(case)
-        if not known:  # once is enough on the screen; notes.txt has every case
-            say(f"    {title}: {reason}")
-
-    def save(self) -> None:
-        if self.rows:
-            write_result(self.folder / RESULT, self.recipe, self.command, self.rows)
-        if self.notes:
-            lines = [f"{title}: {reason} [{'; '.join(where)}]" for (title, reason), where in self.notes.items()]
-            write_atomically(self.folder / NOTES, "\n".join(lines) + "\n")
-
-
-class _Ended(BaseException):
-    """A signal came. Not an Exception: nothing that guards an implementation may swallow it."""
-
-
-def benchmark(
+def benchmark_attention(
     settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
 ) -> dict[str, Any]:
     """Measure what the settings name, in `folder`, and return the summary row.
@@ -82,47 +40,13 @@ def benchmark(
     todo = cases(asked)
     peers, missing = choose_peers(asked.implementations, device)
     say(describe(settings, hardware, todo, peers))
-    write_config(settings, folder)
-    planned = planned_row(settings, hardware, overrides)
-    write_summary(folder, {**planned, "status": RUNNING})
-    results = _Results(folder, settings.recipe, _command(overrides))
-    for title, reason in missing.items():
-        results.note("every row", title, reason)
-    loggers = make_loggers(
-        settings.logger.name,
-        folder,
-        project=settings.logger.project,
-        name=settings.logger.run_name or f"{settings.recipe}-{folder.name}",
-        group=settings.logger.group,
-        config=asdict(settings),
-        mode=settings.logger.mode,
-    )
-    try:
-        with _signals():
-            measured = _measure_all(settings, device, todo, peers, results, loggers, started)
-        row = {
-            **planned,
-            "status": FINISHED,
-            "cases": len(todo),
-            "cases_measured": measured,
-            "rows": len(results.rows),
-            "notes": len(results.notes),
-            **_best(results.rows),
-            "seconds": round(time.time() - started, 1),
-        }
-        _report(results, loggers, measured, len(todo))
-        log_summary(loggers, row)
-    except _Ended as end:
-        number = signal.Signals(end.args[0])
-        raise Stopped(
-            f"stopped by {number.name}: {len(results.rows)} rows are in {folder / RESULT}.", 128 + number
-        ) from end
-    finally:
-        results.save()
-        for logger in loggers:
-            logger.finalize("success")
-        close_loggers(loggers)
-    return row
+    with session(settings, hardware, folder, overrides=overrides, started=started) as run:
+        for title, reason in missing.items():
+            run.results.note(EVERY_ROW, title, reason)
+        measured = _measure_all(settings, device, todo, peers, run)
+        _report(run, measured, len(todo))
+        found = {"cases": len(todo), "cases_measured": measured, **_best(run.results.rows)}
+        return run.finish(found)
 
 
 def describe(settings: Settings, hardware: Hardware, todo: Sequence[Case], peers: Sequence[Peer]) -> str:
@@ -136,7 +60,7 @@ def describe(settings: Settings, hardware: Hardware, todo: Sequence[Case], peers
     )
 
 
-def benchmark_plan(settings: Settings, hardware: Hardware) -> str:
+def plan_attention(settings: Settings, hardware: Hardware) -> str:
     """mode=plan: the cases and the implementations, and nothing started."""
     device = torch.device("cuda" if hardware.kind == "cuda" else "cpu")
     todo = cases(settings.benchmark)
@@ -148,21 +72,13 @@ def benchmark_plan(settings: Settings, hardware: Hardware) -> str:
 
 
 def _measure_all(
-    settings: Settings,
-    device: torch.device,
-    todo: Sequence[Case],
-    peers: Sequence[Peer],
-    results: _Results,
-    loggers: Sequence[Any],
-    started: float,
+    settings: Settings, device: torch.device, todo: Sequence[Case], peers: Sequence[Peer], run: Session
 ) -> int:
     """Measure case by case; returns how many were begun. What is left of the time is shared by the cases left."""
-    asked = settings.benchmark
+    asked, results = settings.benchmark, run.results
     clock = clock_for(device)
-    # monotonic time, which Effort counts in
-    until = None if asked.max_seconds is None else time.monotonic() + asked.max_seconds - (time.time() - started)
     for number, case in enumerate(todo):
-        left = None if until is None else until - time.monotonic()
+        left = run.seconds_left()
         if left is not None and left <= 0:
             for missed in todo[number:]:
                 results.note(str(missed), "not measured", f"benchmark.max_seconds={asked.max_seconds:g} were over")
@@ -179,7 +95,7 @@ def _measure_all(
                 note=partial(results.note, str(case)),
             )
             share = None if left is None else left / (len(todo) - number)
-            rows = measurement.run(peers, Effort(asked.rounds, share, until), check=asked.reference)
+            rows = measurement.run(peers, Effort(asked.rounds, share, run.until), check=asked.reference)
             del measurement
         except torch.OutOfMemoryError:
             results.note(str(case), "the inputs", "out of memory")
@@ -187,28 +103,24 @@ def _measure_all(
         results.rows += rows
         results.save()
         say(f"    {case_line(rows)}")
-        for logger in loggers:
-            logger.log_metrics(_metrics(rows), step=number)
-            logger.save()
+        run.log_metrics(_metrics(rows), step=number)
     return len(todo)
 
 
-def _report(results: _Results, loggers: list[Any], measured: int, wanted: int) -> None:
+def _report(run: Session, measured: int, wanted: int) -> None:
     """Print the tables, draw the figures, and log both."""
+    results = run.results
     if not results.rows:
         say("nothing could be measured: notes.txt says why.")
         return
     for table in tables(results.rows):
         table.print()
-    log_table(loggers, "rows", results.rows)
+    log_table(run.loggers, "rows", results.rows)
     if families(results.rows):
         for draw, name in ((runtime_figure, "runtime"), (memory_figure, "memory")):
             if name == "runtime" or values_of(results.rows, "peak_memory_mib"):
-                log_image(loggers, name, draw(results.rows, results.folder / f"{name}.png"))
-    for (title, reason), where in results.notes.items():
-        say(f"{title}: {reason} ({len(where)} of {wanted} cases)" if where != ["every row"] else f"{title}: {reason}")
-    say(f"{len(results.rows)} rows of {measured} of {wanted} cases in {results.folder / RESULT}")
-    say(f"  publish them: python -m flashtrain.report {results.folder} --save recipes/results/NAME.json")
+                log_image(run.loggers, name, draw(results.rows, results.folder / f"{name}.png"))
+    results.say_end(measured, wanted)
 
 
 def _metrics(rows: Sequence[Row]) -> dict[str, float]:
@@ -228,24 +140,3 @@ def _best(rows: Sequence[Row]) -> dict[str, float]:
         for direction in ("forward", "backward")
         if any(row["direction"] == direction for row in ours)
     }
-
-
-def _command(overrides: Sequence[str]) -> str:
-    """What reproduces the run, without where it wrote and whom it told."""
-    words = [word for word in overrides if not word.lstrip("+~").startswith(("output", "logger", "hydra"))]
-    return " ".join(["python -m flashtrain", *[shlex.quote(word) for word in words]])
-
-
-@contextmanager
-def _signals() -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into _Ended, so that the rows found are saved and the row says so."""
-
-    def end(number: int, _: FrameType | None) -> None:
-        raise _Ended(number)
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -1,19 +1,63 @@
-"""The settings `benchmark.*`: which shapes, which implementations, for how long."""
+"""The settings `benchmark.*`: which shapes or models, which implementations, for how long."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from flashtrain.benchmarks.names import DIRECTIONS, DTYPES, IMPLEMENTATIONS, PRESETS, check_names, parse_mask
+from flashtrain.benchmarks.names import (
+    DIRECTIONS,
+    DTYPES,
+    IMPLEMENTATIONS,
+    PRESETS,
+    STEP_IMPLEMENTATIONS,
+    STEP_MODELS,
+    WEIGHTS,
+    check_names,
+    parse_mask,
+)
 from flashtrain.errors import UserError
 from flashtrain.setting_checks import at_least, between, one_of
 
-BENCHMARKS = ("attention",)
+BENCHMARKS = ("attention", "step")
 
 
 @dataclass
-class BenchmarkSettings:
-    """What recipe=attention-benchmark measures; the other recipes measure nothing (name None).
+class StepSettings:
+    """What recipe=gpt2-speed and recipe=context-speed measure: whole training steps (name step).
+
+    models, contexts, weights: every combination is measured. weights: "fp32" computes in autocast's bfloat16, "bf16"
+    holds weights and optimiser states in bfloat16, "bf16-master" has float32 copies of them beside. batches: sequences
+    a step, each implementation is told at its best one; None: as many as hold `tokens` together. steps: of one turn of
+    an implementation. compile: whether implementations that are compiled may be; None: on GPUs only. command_steps:
+    steps for which `python -m flashtrain recipe=gpt2` is run beside the bare loop, 20 or more, to tell what its data
+    and logging cost; 0: not.
+    """
+
+    models: list[str] = field(default_factory=lambda: ["124m", "355m"])
+    contexts: list[int] = field(default_factory=lambda: [1024])
+    batches: list[int] | None = None
+    weights: list[str] = field(default_factory=lambda: ["fp32"])
+    steps: int = 10
+    compile: bool | None = None
+    command_steps: int = 0
+
+    def check_steps(self) -> None:
+        """Raise UserError for the first of these settings that cannot be."""
+        check_names("benchmark.models", self.models, STEP_MODELS)
+        check_names("benchmark.weights", self.weights, WEIGHTS)
+        for setting, given in (("contexts", self.contexts), ("batches", self.batches)):
+            if given is not None and not given:
+                raise UserError(f"benchmark.{setting}=[] names nothing. Possible: numbers of 1 or more.")
+            for number in given or []:
+                at_least(f"benchmark.{setting}", number, 1)
+        at_least("benchmark.steps", self.steps, 1)
+        if self.command_steps:  # it logs every tenth, and the first time is left out
+            at_least("benchmark.command_steps", self.command_steps, 20)
+
+
+@dataclass
+class BenchmarkSettings(StepSettings):
+    """What a recipe measures; recipes that train measure nothing (name None). Here, recipe=attention-benchmark's.
 
     rows: a preset of presets.py. seqlens, head_dims and masks: the lengths, head dimensions and masks of rows=grid
     (None: its own); with another preset they choose among its rows. batch: sequences, or None: as many as hold `tokens`
@@ -46,7 +90,9 @@ class BenchmarkSettings:
             one_of("benchmark.name", self.name, BENCHMARKS)
         one_of("benchmark.rows", self.rows, PRESETS)
         one_of("benchmark.dtype", self.dtype, DTYPES)
-        check_names("benchmark.implementations", self.implementations, IMPLEMENTATIONS)
+        possible = STEP_IMPLEMENTATIONS if self.name == "step" else IMPLEMENTATIONS
+        check_names("benchmark.implementations", self.implementations, possible)
+        self.check_steps()
         check_names("benchmark.directions", self.directions, DIRECTIONS)
         for mask in self.masks or []:
             parse_mask(mask)

@@ -32,6 +32,8 @@ class TextDataModule(pl.LightningDataModule):
     total_steps: optimiser steps of the run. accumulate: micro-batches a step, as Trainer(accumulate_grad_batches=).
     seed: of the order of samples. document_mask: see PackedSamples.
     validation_fraction: of the documents, held out by a draw that does not depend on `seed`; 0 for no validation.
+    split_context: hold out as for samples of this length (None: `context`). What is held out depends a little on it, so
+        runs of several contexts that are to be compared name the longest.
     validation_samples: rows read at each validation, over all devices; fewer when fewer are held out.
     num_workers: processes that build batches, on each device; 0 builds them in the training process.
     cache_dir: where the token file lives (flashtrain.data.cache_folder says where otherwise).
@@ -56,6 +58,7 @@ class TextDataModule(pl.LightningDataModule):
         seed: int = 0,
         document_mask: bool = False,
         validation_fraction: float = 0.01,
+        split_context: int | None = None,
         validation_samples: int = 256,
         num_workers: int = 0,
         cache_dir: str | os.PathLike[str] | None = None,
@@ -70,6 +73,7 @@ class TextDataModule(pl.LightningDataModule):
         self.seed = seed
         self.document_mask = document_mask
         self.validation_fraction = validation_fraction
+        self.split_context = split_context
         self.validation_samples = validation_samples
         self.num_workers = num_workers
         self.cache_dir = Path(cache_dir) if cache_dir is not None else None
@@ -86,7 +90,8 @@ class TextDataModule(pl.LightningDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Open the token file and split it. Again only after another context or fraction was set."""
         self.prepare_data()
-        self._split = split_documents(self.cache.offsets, fraction=self.validation_fraction, context=self.context)
+        context = self.context if self.split_context is None else max(self.context, self.split_context)
+        self._split = split_documents(self.cache.offsets, fraction=self.validation_fraction, context=context)
 
     @property
     def cache(self) -> TokenCache:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flashtrain.errors import UserError, unknown
-from flashtrain.integrations.safetensors_files import CONFIG, check_tensors, read_folder, write_folder
+from flashtrain.integrations.safetensors_files import CONFIG, check_tensors, read_folder, read_json, write_folder
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 
 FORMAT = "flashtrain"
@@ -34,6 +34,13 @@ def save_weights(model: GPT2, folder: str | Path) -> Path:
             config = {"format": FORMAT, "model": name, "config": asdict(model.config)}
             return write_folder(folder, config, model.state_dict())
     raise unknown("kind of model to export", type(model).__name__, (module.__name__ for _, module in MODELS.values()))
+
+
+def exported_by_flashtrain(folder_or_file: str | Path) -> bool:
+    """Whether the config.json there is one of save_weights'; False also where there is none."""
+    path = Path(folder_or_file).expanduser()
+    config = (path if path.is_dir() else path.parent) / CONFIG
+    return config.is_file() and read_json(config).get("format") == FORMAT
 
 
 def load_weights(folder_or_file: str | Path) -> tuple[GPT2Config, dict[str, Tensor]]:

@@ -5,11 +5,17 @@ Shapes: B batch, S sequence, E embedding width.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 
+from flashtrain.models.activation_checkpointing import checkpointed
 from flashtrain.models.attention import Attention
 from flashtrain.models.cache import LayerCache
 from flashtrain.models.feed_forward import feed_forward
+from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.models.normalization import normalization
 from flashtrain_kernels import Mask
 
@@ -45,6 +51,8 @@ class Block(nn.Module):
         self.feed_forward_norm = normalization(norm, embed, bias)
         self.feed_forward = feed_forward(activation, embed, ffn, bias)
         self.dropout = nn.Dropout(dropout)
+        self.savings = MemorySavings()
+        self._compiled: Callable[..., Tensor] | None = None
 
     def forward(
         self,
@@ -55,9 +63,33 @@ class Block(nn.Module):
         cache: LayerCache | None = None,
     ) -> Tensor:
         """x (B, S, E) -> (B, S, E); positions, mask and cache as in Attention.forward."""
+        compute = self.compute if self._compiled is None or cache is not None else self._compiled
+        if self.savings.checkpointing == "none" or cache is not None or not torch.is_grad_enabled():
+            return compute(x, positions=positions, mask=mask, cache=cache)
+        dropout = self.attention.active_dropout
+        return checkpointed(compute, x, savings=self.savings, dropout=dropout, positions=positions, mask=mask)
+
+    def compute(
+        self,
+        x: Tensor,
+        *,
+        positions: Tensor | None = None,
+        mask: Mask | None = None,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        """What forward returns, without checkpointing."""
         attended = self.attention(self.attention_norm(x), positions=positions, mask=mask, cache=cache)
         x = x + self.dropout(attended)
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+
+    def save_memory(self, savings: MemorySavings) -> None:
+        """From now on compute with these savings."""
+        self.savings = savings
+        self.feed_forward.chunk = savings.ffn_chunk
+
+    def compile_inside(self, **options: Any) -> None:
+        """Runs `compute` through torch.compile, so that checkpointing and its hooks stay outside of compiled code."""
+        self._compiled = torch.compile(self.compute, **options)
 
     def residual_projections(self) -> tuple[nn.Linear, nn.Linear]:
         """The two layers that write into the residual stream (GPT-2 starts them smaller the deeper the model)."""

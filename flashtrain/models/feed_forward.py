@@ -1,6 +1,8 @@
 """The feed-forward half of a block: GELU as GPT-2 has it, SwiGLU as later models do.
 
 Shapes: B batch, S sequence, E embedding width, F width inside (config name `ffn`).
+`chunk`, an attribute of both: tokens computed at once, where there are more (None: all; see feed_forward_pieces.py),
+in layers that nothing has replaced.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flashtrain.errors import unknown
+from flashtrain.models.feed_forward_pieces import feed_forward_pieces
+from flashtrain_kernels import gelu_feed_forward
 
 
 class GeluFeedForward(nn.Module):
@@ -18,10 +22,16 @@ class GeluFeedForward(nn.Module):
         super().__init__()
         self.up = nn.Linear(embed, ffn, bias=bias)
         self.down = nn.Linear(ffn, embed, bias=bias)
+        self.chunk: int | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, S, E) -> (B, S, E)."""
-        return self.down(F.gelu(self.up(x), approximate="tanh"))
+        up, down = self.up, self.down
+        if self.chunk is not None and x.shape[:-1].numel() > self.chunk and _plain(up, down):
+            return feed_forward_pieces(x, up, down, "gelu", self.chunk)
+        if _plain(up, down) and up.bias is not None and down.bias is not None:
+            return gelu_feed_forward(x, up.weight, up.bias, down.weight, down.bias)
+        return down(F.gelu(up(x), approximate="tanh"))
 
 
 class SwiGLUFeedForward(nn.Module):
@@ -31,11 +41,19 @@ class SwiGLUFeedForward(nn.Module):
         super().__init__()
         self.up = nn.Linear(embed, 2 * ffn, bias=bias)  # rows: gate first, then value
         self.down = nn.Linear(ffn, embed, bias=bias)
+        self.chunk: int | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, S, E) -> (B, S, E)."""
+        if self.chunk is not None and x.shape[:-1].numel() > self.chunk and _plain(self.up, self.down):
+            return feed_forward_pieces(x, self.up, self.down, "swiglu", self.chunk)
         gate, value = self.up(x).chunk(2, dim=-1)
         return self.down(F.silu(gate) * value)
+
+
+def _plain(*layers: nn.Module) -> bool:
+    """Not layers that a program has put in their place (adapters, quantised ones), with a forward of their own."""
+    return all(type(layer) is nn.Linear for layer in layers)
 
 
 FEED_FORWARDS: dict[str, type[GeluFeedForward] | type[SwiGLUFeedForward]] = {

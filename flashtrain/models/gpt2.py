@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -23,12 +23,20 @@ from flashtrain.models.attention_functions import plan_mask
 from flashtrain.models.block import Block
 from flashtrain.models.cache import KeyValueCache, next_positions
 from flashtrain.models.feed_forward import FEED_FORWARDS
+from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.models.normalization import NORMS, normalization
-from flashtrain.models.positions import LearnedPositions, RotaryPositions, check_learned, check_rotary
+from flashtrain.models.positions import (
+    LearnedPositions,
+    RotaryPositions,
+    check_learned,
+    check_rotary,
+    rotary_base_for,
+)
 from flashtrain.models.trainable import Trainable
-from flashtrain_kernels import Mask
+from flashtrain_kernels import Mask, linear_cross_entropy
 
 POSITIONS = ("learned", "rotary")
+RESIDUALS = ("weights", "compute")
 FAMILIES = ("gpt2", "modern")
 IGNORED = -100  # a label of this value is not scored (torch's convention)
 INITIAL_STD = 0.02
@@ -60,7 +68,8 @@ class GPT2Config:
     vocab_size: real tokens. vocab_rows: rows of the embedding table, at least vocab_size (a multiple of 64 is faster);
     rows past vocab_size stand for no token and are never predicted. context: longest sequence, in tokens (with rotary
     positions a training length rather than a limit). ffn: width inside the feed-forward. dropout: a probability, of
-    embeddings, attention weights and both branches of a block. rope_base: base of the rotary angles.
+    embeddings, attention weights and both branches of a block. rope_base: base of the rotary angles, as trained first;
+    rope_factor: how many times longer than then the context is, which raises the base (positions.rotary_base_for).
     UserError, when built: sizes that cannot work together, or an unknown name.
     """
 
@@ -79,6 +88,7 @@ class GPT2Config:
     dropout: float = 0.0
     tie_embeddings: bool = True
     rope_base: float = 10000.0
+    rope_factor: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "context", "layers", "ffn"):
@@ -99,10 +109,18 @@ class GPT2Config:
         head_dim = check_heads(self.embed, self.heads, self.kv_heads)
         if self.positions == "rotary":
             check_rotary(head_dim, self.rope_base)
+            rotary_base_for(self.rope_base, self.rope_factor, head_dim)
+        elif self.rope_factor != 1:
+            raise UserError(f"rope_factor {self.rope_factor:g} with learned positions. Possible: positions=rotary.")
 
     @property
     def head_dim(self) -> int:
         return self.embed // self.heads
+
+    @property
+    def scaled_rope_base(self) -> float:
+        """The base that the rotary angles are computed with."""
+        return rotary_base_for(self.rope_base, self.rope_factor, self.head_dim)
 
     @classmethod
     def of_size(
@@ -115,10 +133,13 @@ class GPT2Config:
         vocab_rows: int | None = None,
         positions: str | None = None,
         dropout: float = 0.0,
+        rope_base: float | None = None,
+        rope_factor: float | None = None,
     ) -> GPT2Config:
         """A row of SIZES as a family: "gpt2", or "modern" (RMSNorm, SwiGLU, rotary, grouped-query, no biases).
 
         vocab_rows None: vocab_size rounded up to a multiple of 64. positions None: the family's own (learned, rotary).
+        rope_base, rope_factor None: 10000 and 1; they need rotary positions.
         Both families tie the output head to the embedding table. UserError: an unknown size or family.
         """
         if size not in SIZES:
@@ -127,6 +148,9 @@ class GPT2Config:
             raise unknown("model family", family, FAMILIES)
         modern = family == "modern"
         row = SIZES[size]
+        positions = positions or ("rotary" if modern else "learned")
+        if rope_base is not None and positions != "rotary":
+            raise UserError(f"rope_base {rope_base:g} with {positions} positions. Possible: positions=rotary.")
         return cls(
             vocab_size=vocab_size,
             vocab_rows=round_up(vocab_size, 64) if vocab_rows is None else vocab_rows,
@@ -137,11 +161,13 @@ class GPT2Config:
             embed=row.embed,
             # SwiGLU has three matrices for GELU's two: 8/3 E instead of 4 E keeps the parameters equal.
             ffn=round_up(math.ceil(row.embed * 8 / 3), 128) if modern else 4 * row.embed,
-            positions=positions or ("rotary" if modern else "learned"),
+            positions=positions,
             norm="rmsnorm" if modern else "layernorm",
             activation="swiglu" if modern else "gelu",
             bias=not modern,
             dropout=dropout,
+            rope_base=10000.0 if rope_base is None else rope_base,
+            rope_factor=1.0 if rope_factor is None else rope_factor,
         )
 
 
@@ -149,17 +175,22 @@ class GPT2(Trainable):
     """The decoder: embedding, blocks, final norm, output head (the embedding table again unless untied).
 
     attention: "flash", "sdpa" or "standard"; it changes speed and memory, not the result or the weights.
-    UserError: an unknown attention.
+    residual: the type that the sum of all branches is kept in between the blocks under autocast: "weights", theirs
+        (float32), or "compute", autocast's own (half the traffic; each block's sum is rounded to it).
+    UserError: an unknown attention or residual.
     """
 
-    def __init__(self, config: GPT2Config, attention: str = "flash") -> None:
+    def __init__(self, config: GPT2Config, attention: str = "flash", residual: str = "weights") -> None:
         super().__init__()
+        if residual not in RESIDUALS:
+            raise unknown("residual", residual, RESIDUALS)
+        self.residual = residual
         self.config = config
         self.attention = attention
         self.token_embedding = nn.Embedding(config.vocab_rows, config.embed)
         learned = config.positions == "learned"
         self.position_embedding = LearnedPositions(config.context, config.embed) if learned else None
-        rotary = None if learned else RotaryPositions(config.head_dim, config.rope_base)
+        rotary = None if learned else RotaryPositions(config.head_dim, config.scaled_rope_base)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(
             Block(
@@ -179,7 +210,24 @@ class GPT2(Trainable):
         )
         self.final_norm = normalization(config.norm, config.embed, config.bias)
         self.head = None if config.tie_embeddings else nn.Linear(config.embed, config.vocab_rows, bias=False)
+        self.savings = MemorySavings()
         self.reset_parameters()
+
+    def save_memory(self, savings: MemorySavings) -> None:
+        """Train with less memory for activations from now on, at the cost of time; losses and gradients stay."""
+        self.savings = savings
+        for block in self.blocks:
+            cast(Block, block).save_memory(savings)
+
+    def compile_blocks(self, **options: Any) -> None:
+        """Each block through torch.compile with these options, what checkpointing does around it excepted."""
+        for block in self.blocks:
+            cast(Block, block).compile_inside(**options)
+
+    @property
+    def loss_chunk(self) -> int | None:
+        """Tokens whose logits are stored at once; None: as many as the loss takes by itself."""
+        return self.savings.loss_chunk
 
     def reset_parameters(self) -> None:
         """GPT-2's start: weights normal(0, 0.02), biases 0, residual projections smaller by 1/sqrt(2 * layers)."""
@@ -231,6 +279,8 @@ class GPT2(Trainable):
         if self.position_embedding is not None:
             x = x + self.position_embedding(positions)
         x = self.dropout(x)
+        if self.residual == "compute" and torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
         dropout = self.config.dropout if self.training else 0.0
         mask = plan_mask(mask, x, attention=self.attention, head_dim=self.config.head_dim, dropout=dropout)
         for index, block in enumerate(self.blocks):
@@ -238,13 +288,17 @@ class GPT2(Trainable):
             x = block(x, positions=positions, mask=mask, cache=layer_cache)
         return self.final_norm(x)
 
+    @property
+    def output_weight(self) -> Tensor:
+        """The output head's matrix (V, E): the embedding table again unless untied."""
+        return self.token_embedding.weight if self.head is None else self.head.weight
+
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden (B, S, E) -> (B, S, V). Rows that stand for no token are -inf: no softmax or loss can see them.
 
         (Left alone, zero rows under imported GPT-2 weights, whose logits are far below 0, would win every softmax.)
         """
-        weight = self.token_embedding.weight if self.head is None else self.head.weight
-        logits = F.linear(hidden, weight)
+        logits = F.linear(hidden, self.output_weight)
         if self.config.vocab_rows > self.config.vocab_size:
             padding = torch.arange(self.config.vocab_rows, device=logits.device) >= self.config.vocab_size
             logits = logits.masked_fill(padding, -torch.inf)
@@ -261,17 +315,23 @@ class GPT2(Trainable):
         """Mean cross-entropy in nats over the labels that are not -100, a scalar; 0 when there are none.
 
         tokens and labels (B, S) int64, labels already shifted: labels[b, s] is the token after tokens[b, s].
-        Computed and returned in float32 whatever the weights or autocast (float64 for a float64 model).
+        Computed and returned in float32 whatever the weights or autocast (float64 for a float64 model); the logits of a
+        few thousand tokens at a time are all that is stored.
         Written so that torch.compile(model.loss, fullgraph=True) works.
         """
-        logits = self(tokens, positions=positions, mask=mask)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        total = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
-        return total / (labels != IGNORED).sum().clamp(min=1)
+        hidden = self.hidden(tokens, positions=positions, mask=mask)
+        return linear_cross_entropy(
+            hidden,
+            self.output_weight,
+            labels,
+            vocab_size=self.config.vocab_size,
+            ignore_index=IGNORED,
+            chunk=self.loss_chunk,
+        )
 
-    def new_cache(self) -> KeyValueCache:
-        """An empty cache for `context` tokens."""
-        return KeyValueCache(self.config.layers, self.config.context)
+    def new_cache(self, tokens: int | None = None) -> KeyValueCache:
+        """An empty cache for so many tokens (None: `context`); its memory is taken at the first token."""
+        return KeyValueCache(self.config.layers, self.config.context if tokens is None else tokens)
 
     def parameter_count(self) -> int:
         """All parameters; a tied output head is counted once."""

@@ -1,9 +1,14 @@
 """Where a token stands: learned position vectors, or rotary angles applied to queries and keys.
 
+Either can serve a longer context than it was trained with: rotary_base_for raises the base of the angles, stretched
+interpolates a learned table.
+
 Shapes: B batch, S sequence, N heads (query and key heads may be stacked), D head dimension, E embedding width.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +20,8 @@ class RotaryPositions(nn.Module):
     """Rotary positions (Su et al. 2021, RoFormer): turns the pairs (i, i + D/2) of a head by position * base^(-2i/D).
 
     The angles are computed from the positions in every forward, in float32 at least (float64 for float64 inputs): there
-    is no table to be rounded when the model is cast to bfloat16, and no longest position.
+    is no table to be rounded when the model is cast to bfloat16, and no longest position. Whole turns are taken off in
+    float64: the float32 product of a position near a million and a frequency would be wrong by 0.03 radians.
     """
 
     def __init__(self, head_dim: int, base: float = 10000.0) -> None:
@@ -28,7 +34,8 @@ class RotaryPositions(nn.Module):
         """x (B, S, N, D) floating; positions (B, S) or (1, S), any integer dtype. Returns x rotated, same dtype."""
         precise = torch.promote_types(x.dtype, torch.float32)
         exponent = torch.arange(0, self.head_dim, 2, device=x.device, dtype=precise) / self.head_dim
-        angle = positions.to(precise)[:, :, None, None] * self.base**-exponent
+        turns = positions.double()[:, :, None, None] * ((self.base**-exponent).double() * (1 / math.tau))
+        angle = (turns - turns.floor()).to(precise) * math.tau
         cos, sin = angle.cos(), angle.sin()
         first, second = x.to(precise).chunk(2, dim=-1)
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
@@ -55,6 +62,43 @@ class LearnedPositions(nn.Embedding):
             longest = max(longest, int(positions.max()) + 1)
         check_learned(longest, context)
         return super().forward(positions)
+
+
+def rotary_base_for(base: float, factor: float, head_dim: int) -> float:
+    """The rotary base that serves a context `factor` times as long as the one `base` was trained with.
+
+    base * factor^(D / (D - 2)), the "NTK-aware" scaling posted by bloc97 in June 2023 and written down in Peng et al.
+    2023 (YaRN, section 3.1): the slowest pair turns `factor` times slower, so that the longest distance turns it no
+    further than in training, while the fastest pair, which tells neighbours apart, turns as before.
+    UserError: a factor below 1, or heads of 2, whose only pair is the fastest.
+    """
+    if not factor >= 1:
+        raise UserError(f"rope_factor {factor:g}. Possible: 1 (as trained) or more.")
+    if factor == 1:
+        return base
+    if head_dim <= 2:
+        raise UserError(
+            f"rope_factor {factor:g} for a head dimension of {head_dim}. Possible: a head dimension above 2."
+        )
+    return base * factor ** (head_dim / (head_dim - 2))
+
+
+def stretched(table: Tensor, context: int) -> Tensor:
+    """A learned position table (C, E) interpolated linearly to (context, E), in its own dtype.
+
+    The first and last rows stay what they were and the new ones lie evenly between, so that position p of the long
+    context takes the place (C - 1) / (context - 1) * p of the trained one; no row is made up outside of what was
+    trained. For transformers on images this is Dosovitskiy et al. 2021 (section 3.2); for language models with rotary
+    positions, Chen et al. 2023 ("Position Interpolation"). The model has to be trained on for it to serve.
+    """
+    rows = table.shape[0]
+    if rows == 1 or context == 1:
+        return table[:1].expand(context, -1).clone()
+    place = torch.arange(context, dtype=torch.float64, device=table.device) * ((rows - 1) / (context - 1))
+    before = place.floor().long().clamp(max=rows - 2)
+    share = (place - before)[:, None]
+    precise = table.to(torch.promote_types(table.dtype, torch.float32))
+    return torch.lerp(precise[before], precise[before + 1], share.to(precise.dtype)).to(table.dtype)
 
 
 def check_learned(length: int, context: int) -> None:

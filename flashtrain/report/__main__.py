@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from flashtrain.benchmarks.figures import memory_figure, runtime_figure
+from flashtrain.benchmarks.steps.figures import context_speed_figure
 from flashtrain.errors import UserError, unknown
 from flashtrain.locate import recipes_folder
+from flashtrain.long_context.figures import lengths_figure, positions_figure
 from flashtrain.report.figures import context_sweep_figure, line_figure
 from flashtrain.report.pivot import OPTIONS, View, view_of
 from flashtrain.report.readme import check_tables, insert_tables, source_line, table_text
 from flashtrain.report.rows import ResultFile, Row, collect_summaries, read_result, write_atomically
-from flashtrain.report.save import save_result
+from flashtrain.report.save import join_results, save_result
 from flashtrain.report.sweep import sweep_table, varied_keys, with_overrides
 from flashtrain.report.table import Table
 
@@ -24,6 +26,9 @@ FIGURES: dict[str, Callable[[Sequence[Mapping[str, Any]], Path], Path]] = {
     "context": context_sweep_figure,
     "attention-runtime": runtime_figure,
     "attention-memory": memory_figure,
+    "lengths": lengths_figure,
+    "lengths-positions": positions_figure,
+    "speed": context_speed_figure,
 }
 
 
@@ -49,9 +54,10 @@ def _run(options: argparse.Namespace) -> int:
     if not options.sources:
         raise UserError("nothing to report: give a result file (.json), or a run's or a sweep's folder.")
     if options.save:
-        if len(options.sources) != 1:
-            raise UserError("--save takes one run or sweep folder.")
-        save_result(options.save, options.sources[0], options.command)
+        if len(options.sources) == 1:
+            save_result(options.save, options.sources[0], options.command)
+        else:
+            join_results(options.save, options.sources, options.command)
         print(f"wrote {options.save}")
         return 0
     _draw(options)
@@ -119,7 +125,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--y", metavar="a,b", help="draw any columns instead, a panel each, ...")
     parser.add_argument("--x", metavar="c", default="context", help="... against this one (default: context), ...")
     parser.add_argument("--group", metavar="d,e", help="... with a line for each value of these")
-    parser.add_argument("--save", type=Path, metavar="FILE.json", help="turn a run or sweep folder into a result file")
+    parser.add_argument(
+        "--save",
+        type=Path,
+        metavar="FILE.json",
+        help="turn a run or sweep folder into a result file; several that measured, into one",
+    )
     parser.add_argument("--command", help="with --save: what reproduces it (default: put together from the runs)")
     parser.add_argument(
         "--insert",

@@ -72,7 +72,8 @@ def line_figure(
 
     Rows with the same x on one line (seeds, say) are drawn at their median. Lengths and other x that span a factor of
     four get a log2 axis; log_y None takes a log axis where the values span a factor of 40. x may also be words, which
-    are spread evenly. height: inches at 150 dots an inch; the width is always 1200 pixels.
+    are spread evenly. A row's MEASURE_low and MEASURE_high, where it has them, are drawn as a bar. height: inches at
+    150 dots an inch; the width is always 1200 pixels.
     Raises UserError for a key that nobody knows, and when no row has an x.
     """
     measures = [y] if isinstance(y, str) else list(y)
@@ -194,6 +195,7 @@ def _draw_lines(panel: Axes, lines: Mapping[str, Rows], axis: _XAxis, measure: s
             markeredgewidth=0.6,
             zorder=3,
         )
+        seen += _draw_intervals(panel, rows, axis, measure, _colour(index))
     if not seen:
         panel.text(0.5, 0.5, "not measured", transform=panel.transAxes, ha="center", va="center", color="#888888")
         panel.set_yticks([])
@@ -219,6 +221,17 @@ def _draw_lines(panel: Axes, lines: Mapping[str, Rows], axis: _XAxis, measure: s
         panel.yaxis.set_major_formatter(
             FuncFormatter(lambda value, _: f"{value / 1000:,g}k" if value >= 1000 else f"{value:g}")
         )
+
+
+def _draw_intervals(panel: Axes, rows: Rows, axis: _XAxis, measure: str, colour: str) -> list[float]:
+    """A bar from MEASURE_low to MEASURE_high for each row that has both; returns their ends, for the axis to hold."""
+    ends = []
+    for row in rows:
+        low, high = row.get(f"{measure}_low"), row.get(f"{measure}_high")
+        if isinstance(low, (int, float)) and isinstance(high, (int, float)) and row.get(measure) is not None:
+            panel.vlines(axis.place(row), low, high, color=colour, linewidth=1.2, zorder=2)
+            ends += [low, high]
+    return ends
 
 
 def _mark_failures(panel: Axes, lines: Mapping[str, Rows], axis: _XAxis, measure: str) -> None:

@@ -56,6 +56,35 @@ def save_result(path: str | Path, folder: str | Path, command: str | None = None
     )
 
 
+def join_results(path: str | Path, sources: Sequence[str | Path], command: str | None = None) -> ResultFile:
+    """Write one result file of several runs that measured, as a benchmark that was done in parts.
+
+    sources: their folders, or result files. command: None: theirs, one after the other. Raises UserError for a folder
+    without a result.json, and where device, versions or recipe differ.
+    """
+    parts = []
+    for source in map(Path, sources):
+        if source.is_dir() and not (source / RESULT).is_file():
+            raise UserError(f"--save joins runs that measured, and '{source}' holds no {RESULT}: give one folder.")
+        parts.append(read_result(source / RESULT if source.is_dir() else source))
+    first = parts[0]
+    for key in ("recipe", "device", "versions"):
+        different = [part for part in parts if getattr(part, key) != getattr(first, key)]
+        if different:
+            raise UserError(
+                f"--save joins runs of one {key}, not {getattr(first, key)} and {getattr(different[0], key)}."
+            )
+    return write_result(
+        path,
+        first.recipe,
+        command or "; ".join(dict.fromkeys(part.command for part in parts)),
+        [row for part in parts for row in part.rows],
+        first.device,
+        first.versions,
+        max(part.date for part in parts),
+    )
+
+
 def reproducing_command(rows: Sequence[Mapping[str, Any]]) -> str:
     """The command that starts these runs again: a key's different values become a comma-separated sweep."""
     recorded = values_of(rows, "command")

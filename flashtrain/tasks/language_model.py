@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from flashtrain.data.batch import Batch
 from flashtrain.distributed.sharding import shard
+from flashtrain.models.gpt2 import GPT2
 from flashtrain.models.trainable import Trainable
 from flashtrain.training.gradients import clip_gradients, gradient_scale
 from flashtrain.training.optimizers import adamw
@@ -37,6 +38,8 @@ class LanguageModel(pl.LightningModule):
     document_mask: attention stays within each document of a packed row, and positions restart there.
     gradient_clip: bound of the global L2 norm of the gradients, 0 for none.
     compile: run the loss through torch.compile (one graph, static shapes).
+    cuda_graphs: record the compiled loss's launches, forward and backward, once and replay them: for models so small
+        that launching takes longer than computing. Without effect unless the loss is compiled as a whole.
 
     Logs `train_loss`, `gradient_norm` (before clipping) and `validation_loss`, in nats a token.
     """
@@ -50,6 +53,7 @@ class LanguageModel(pl.LightningModule):
         document_mask: bool = False,
         gradient_clip: float = 1.0,
         compile: bool = False,
+        cuda_graphs: bool = False,
         description: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
@@ -60,6 +64,7 @@ class LanguageModel(pl.LightningModule):
         self._make_optimizer = make_optimizer or partial(adamw, lr=DEFAULT_LEARNING_RATE)
         self._make_schedule = make_schedule
         self._compile = compile
+        self._replays = compile and cuda_graphs
         self._loss: Callable[..., Tensor] = model.loss
         self._step_losses: list[Tensor] = []
         self._first_loss: Tensor | None = None
@@ -67,13 +72,25 @@ class LanguageModel(pl.LightningModule):
         self._shard_mesh_seen = False
 
     def configure_model(self) -> None:
-        """Shard the weights when the strategy brings a device mesh (FSDP2), then compile."""
+        """Shard the weights when the strategy brings a device mesh (FSDP2), then compile.
+
+        What moves checkpoints to host memory runs between the blocks, outside of compiled code: then each block is
+        compiled by itself, and not the loss as a whole.
+        """
         if self.device_mesh is not None and not self._shard_mesh_seen:
             shard(self.model, self.device_mesh, precision=str(self.trainer.precision))
             self._shard_mesh_seen = True
-        if self._compile:
+        if self._compile and isinstance(self.model, GPT2) and self.model.savings.offload:
+            self.model.compile_blocks(dynamic=False, fullgraph=True)
+            self._replays = False
+        elif self._compile:
             # FSDP2's hooks break the graph between blocks, so one full graph is asked for only without it.
-            self._loss = torch.compile(self.model.loss, dynamic=False, fullgraph=not self._shard_mesh_seen)
+            self._loss = torch.compile(
+                self.model.loss,
+                dynamic=False,
+                fullgraph=not self._shard_mesh_seen,
+                mode="reduce-overhead" if self._replays else None,
+            )
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits (B, S, vocabulary rows) of tokens (B, S)."""
@@ -81,7 +98,7 @@ class LanguageModel(pl.LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The micro-batch's mean loss. What is logged is the mean over the optimiser step's micro-batches."""
-        loss = self._batch_loss(batch)
+        loss = self.batch_loss(batch)
         self._step_losses.append(loss.detach())
         accumulate = self.trainer.accumulate_grad_batches
         if (batch_idx + 1) % accumulate == 0:
@@ -96,7 +113,7 @@ class LanguageModel(pl.LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Adds the micro-batch to the held-out loss, a mean over all held-out samples and ranks."""
-        loss = self._batch_loss(batch)
+        loss = self.batch_loss(batch)
         self.log("validation_loss", loss, prog_bar=True, sync_dist=True, batch_size=len(batch["tokens"]))
 
     def configure_optimizers(self) -> Any:
@@ -140,9 +157,14 @@ class LanguageModel(pl.LightningModule):
         every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         return (self.global_step + 1) % max(1, every) == 0
 
-    def _batch_loss(self, batch: Batch) -> Tensor:
+    def batch_loss(self, batch: Batch) -> Tensor:
+        """The mean loss of a micro-batch in nats, with the gradient's graph; nothing is logged."""
         positions: Tensor | None = None
         mask: Mask | None = None
         if self.document_mask:
             positions, mask = batch["positions"], masks.document(batch["documents"], causal=True)
-        return self._loss(batch["tokens"], batch["labels"], positions=positions, mask=mask)
+        if not self._replays:
+            return self._loss(batch["tokens"], batch["labels"], positions=positions, mask=mask)
+        torch.compiler.cudagraph_mark_step_begin()
+        # A replay writes its results where the last one did: what outlives the step is copied.
+        return self._loss(batch["tokens"], batch["labels"], positions=positions, mask=mask).clone()

@@ -58,6 +58,7 @@ class Hardware:
     the system does not say.
     peak_flops: dense bf16/fp16 tensor-core FLOP/s of one GPU; None where unknown (MFU is then left out).
     precision: Lightning's name of the precision to train in. attention: the model's attention to choose.
+    host_memory_bytes: free main memory of the machine, which a GPU's activations may be moved to; None where unknown.
     """
 
     kind: str
@@ -69,6 +70,7 @@ class Hardware:
     peak_flops: float | None
     precision: str
     attention: str
+    host_memory_bytes: int | None = None
 
 
 def detect_hardware(accelerator: str = "auto") -> Hardware:
@@ -132,6 +134,7 @@ def _gpu() -> Hardware:
         peak_flops=peak_flops_of(name),
         precision=precision_for(capability),
         attention=attention_for(capability),
+        host_memory_bytes=_machine_memory()[1],
     )
 
 
@@ -151,6 +154,7 @@ def _cpu() -> Hardware:
         peak_flops=None,
         precision=precision_for(None),
         attention=attention_for(None),
+        host_memory_bytes=free,
     )
 
 

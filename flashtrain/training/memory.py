@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from flashtrain.errors import UserError, unknown
+from flashtrain.models.memory_savings import MemorySavings
+from flashtrain_kernels.loss_head import default_chunk
 
 GIB = 2**30
 
@@ -20,9 +22,10 @@ PRECISIONS: dict[str, tuple[int, int, int]] = {
     "bf16-mixed": (4, 2, 2),  # autocast keeps the half-precision copies of the weights until the backward has used them
     "16-mixed": (4, 2, 2),
     "bf16-true": (2, 0, 2),
+    "64-true": (8, 0, 8),
 }
 RESIDUAL_BYTES = 4  # autocast leaves the residual stream in float32
-ADAMW_STATES = 2  # first and second moment, each in the weights' own precision
+ADAMW_STATES = 2  # first and second moment, each in the precision of the weights that are updated
 
 # Tensors that one block keeps for its backward, in units of E (or F, or the width of keys and values) per token:
 RESIDUALS_KEPT = 2  # the inputs of its two norms
@@ -30,9 +33,12 @@ NORM_OUTPUTS_KEPT = 2  # the inputs of the QKV and of the up projection
 FFN_TENSORS_KEPT = 2  # before and after the activation function
 EAGER_EXTRA = 1.35  # without torch.compile the intermediate results of norms, activation and casts are kept as well
 STANDARD_BYTES_PER_SCORE = 8  # S x S attention: float32 scores and softmax, and their half-precision copies
-LOGIT_COPIES = 1  # logits in the activations' precision
-EAGER_LOGIT_FLOAT32_COPIES = 2  # their float32 softmax and its gradient, which torch.compile never stores
-CHECKPOINTING = ("none", "selective", "full")
+# Gradients that live beside them while one block goes backward, in the same units:
+RESIDUAL_GRADIENTS = 2  # of the block's output, and of the branch's input before they are added
+FFN_GRADIENTS = 2  # of the activation's output and input
+CHUNK_TENSORS = 4  # a piece of the feed-forward: output and input of the activation, and their gradients
+QUERY_GRADIENT_BYTES = 4  # the kernels add up dQ in float32
+HEAD_STATES = 2  # the output head's input and its gradient
 ATTENTIONS = ("flash", "sdpa", "standard")
 
 FIXED_BYTES = int(0.5 * GIB)  # CUDA context, cuBLAS workspaces, the allocator's rounding
@@ -42,7 +48,12 @@ MICRO_BATCH_CAP = 64
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes of one device at the peak of a training step, by what they hold."""
+    """Bytes of one device at the peak of a training step, by what they hold.
+
+    activations: kept from forward to backward. logits: what the output head and its loss store at once; block: what
+    the backward of one block needs beside the kept (its own activations, where they are computed again, and its
+    gradients). These two never live together. host: pinned main memory for offloaded activations, not in the total.
+    """
 
     weights: int
     gradients: int
@@ -50,24 +61,36 @@ class MemoryEstimate:
     activations: int
     logits: int
     other: int = FIXED_BYTES
+    block: int = 0
+    host: int = 0
+
+    @property
+    def at_work(self) -> int:
+        """The larger of the two passing needs: the loss's logits, and one block's backward."""
+        return max(self.logits, self.block)
 
     @property
     def total(self) -> int:
-        """All of them together, in bytes."""
-        return self.weights + self.gradients + self.optimizer + self.activations + self.logits + self.other
+        """The peak in bytes."""
+        return sum(self.parts().values())
 
-    def lines(self) -> list[str]:
-        """The estimate to read: one line for each part, in GiB, and the total."""
-        parts = {
+    def parts(self) -> dict[str, int]:
+        """Bytes by what they hold; their sum is the peak."""
+        return {
             "weights": self.weights,
             "gradients": self.gradients,
             "optimizer": self.optimizer,
             "activations": self.activations,
-            "logits": self.logits,
+            "at work": self.at_work,
             "other": self.other,
-            "total": self.total,
         }
-        return [f"{name:<12}{size / GIB:8.2f} GiB" for name, size in parts.items()]
+
+    def lines(self) -> list[str]:
+        """The estimate to read: one line for each part, in GiB, and the total."""
+        lines = [f"{name:<12}{size / GIB:8.2f} GiB" for name, size in {**self.parts(), "total": self.total}.items()]
+        if self.host:
+            lines.insert(-1, f"{'(host)':<12}{self.host / GIB:8.2f} GiB")
+        return lines
 
 
 def estimate_memory(
@@ -84,22 +107,26 @@ def estimate_memory(
     gated: bool = False,
     precision: str = "bf16-mixed",
     checkpointing: str = "none",
+    offload: bool = False,
+    ffn_chunk: int | None = None,
+    loss_chunk: int | None = None,
     compiled: bool = True,
     attention: str = "flash",
+    residual: str = "weights",
+    master_weights: bool = False,
     shards: int = 1,
 ) -> MemoryEstimate:
     """Memory of one training step with AdamW, in bytes on one device.
 
     parameters: P, all of them. kv_width: K*D of grouped-query attention (None: E). gated: a SwiGLU feed-forward, which
-    keeps one tensor of width F more. checkpointing: "none", "selective" (keeps each block's input and attention
-    output) or "full" (its input only); the block under recomputation counts whole. attention: "standard" adds its
-    S x S matrices. shards: devices that weights, gradients and optimiser states are divided among (FSDP2).
-    Raises UserError for an unknown name or a number below 1.
+    keeps one tensor of width F more. checkpointing, offload, ffn_chunk, loss_chunk: as in MemorySavings. attention:
+    "standard" adds its S x S matrices. residual: "weights" or "compute", as GPT2's. master_weights: float32 copies of
+    half-precision weights, to which the optimiser's states then belong. shards: devices that weights, gradients and
+    optimiser states are divided among (FSDP2). Raises UserError for an unknown name or a number below 1.
     """
     if precision not in PRECISIONS:
         raise unknown("precision", precision, PRECISIONS)
-    if checkpointing not in CHECKPOINTING:
-        raise unknown("activation checkpointing", checkpointing, CHECKPOINTING)
+    MemorySavings(checkpointing, offload, ffn_chunk, loss_chunk)  # checks them
     if attention not in ATTENTIONS:
         raise unknown("attention", attention, ATTENTIONS)
     for name, value in (("layers", layers), ("context", context), ("micro_batch", micro_batch), ("shards", shards)):
@@ -107,36 +134,56 @@ def estimate_memory(
             raise UserError(f"{name} must be 1 or more, got {value}")
 
     weight, copy, activation = PRECISIONS[precision]
-    residual = RESIDUAL_BYTES if copy else activation
+    residual_bytes = RESIDUAL_BYTES if copy and residual == "weights" else activation
     tokens = micro_batch * context
     kv_width = embed if kv_width is None else kv_width
+    chunked = ffn_chunk is not None and ffn_chunk < tokens
 
     # One token's bytes in one block.
+    stream = embed * residual_bytes
     qkv = (embed + 2 * kv_width) * activation
     attended = embed * activation + 4 * heads  # output and float32 LSE
-    block = (
-        RESIDUALS_KEPT * embed * residual
-        + NORM_OUTPUTS_KEPT * embed * activation
-        + qkv
-        + attended
-        + (FFN_TENSORS_KEPT + gated) * ffn * activation
-    ) * (1.0 if compiled else EAGER_EXTRA)
+    extra = 1.0 if compiled else EAGER_EXTRA
+    narrow = (RESIDUALS_KEPT * stream + NORM_OUTPUTS_KEPT * embed * activation + qkv + attended) * extra
+    wide = 0.0 if chunked else (FFN_TENSORS_KEPT + gated) * ffn * activation * extra
     if attention == "standard":
-        block += heads * context * STANDARD_BYTES_PER_SCORE
-    kept = {"none": block, "selective": embed * residual + attended, "full": float(embed * residual)}[checkpointing]
-    at_work = 0.0 if checkpointing == "none" else block  # the block being recomputed
-    per_token = layers * kept + at_work + 2 * embed * residual  # embedding output and final norm
+        narrow += heads * context * STANDARD_BYTES_PER_SCORE
+    # Selective checkpointing finds nothing to keep of standard attention but its S x S matrices, and leaves them.
+    selective = stream + (attended if attention != "standard" else 0)
+    kept = {"none": narrow + wide, "selective": selective, "full": stream}[checkpointing]
+    kept = 0.0 if offload else kept
 
-    logit = LOGIT_COPIES * activation + (0 if compiled else EAGER_LOGIT_FLOAT32_COPIES * 4)
+    # One block's backward, at its two peaks: in the feed-forward, and, when that is done, in attention.
+    gradients = RESIDUAL_GRADIENTS * stream + embed * activation
+    in_ffn = wide + (0 if chunked else (FFN_GRADIENTS + gated) * ffn * activation)
+    in_attention = qkv + embed * (activation + QUERY_GRADIENT_BYTES)
+    block = narrow + gradients + max(in_ffn, in_attention) - kept
+    pieces = (ffn_chunk or 0) * (CHUNK_TENSORS + 3 * gated) * ffn * activation if chunked else 0
+
+    head_tokens = min(tokens, loss_chunk or default_chunk(vocab_rows))
+    # The loss computes its gradients to the head's weights (in float32) and inputs along with it.
+    head_gradients = vocab_rows * embed * 4 + HEAD_STATES * tokens * embed * activation
+    logits = head_tokens * vocab_rows * activation + head_gradients
+    states = ADAMW_STATES * weight
+    if master_weights and weight < 4:
+        states = (1 + ADAMW_STATES) * 4
     # Sharded weights are gathered for one block at a time while the next one's are on their way, and for the embedding.
     gathered = parameters if shards == 1 else min(parameters, 2 * parameters // layers + vocab_rows * embed)
     return MemoryEstimate(
         weights=parameters * weight // shards + gathered * (copy if shards == 1 or copy else weight),
         gradients=parameters * weight // shards,
-        optimizer=ADAMW_STATES * parameters * weight // shards,
-        activations=int(tokens * per_token),
-        logits=tokens * vocab_rows * logit,
+        optimizer=states * parameters // shards,
+        activations=int(tokens * (layers * kept + 2 * stream)),  # embedding output and final norm too
+        logits=logits,
+        block=int(tokens * block) + pieces,
+        # The allocator of pinned memory rounds up to a power of two.
+        host=layers * power_of_two(tokens * stream) if offload else 0,
     )
+
+
+def power_of_two(size: int) -> int:
+    """The smallest power of two that is at least `size`."""
+    return 1 << (size - 1).bit_length()
 
 
 def choose_micro_batch(
@@ -150,14 +197,21 @@ def choose_micro_batch(
     if samples < 1:
         raise UserError(f"a device needs at least 1 sample a step, got {samples}")
     allowed = FREE_SHARE * free_bytes
-    for micro_batch in range(min(samples, cap), 0, -1):
-        if samples % micro_batch == 0 and estimate(micro_batch).total <= allowed:
-            return micro_batch, samples // micro_batch
+    micro_batch = largest_micro_batch(samples, lambda size: estimate(size).total <= allowed, cap)
+    if micro_batch is not None:
+        return micro_batch, samples // micro_batch
     one = estimate(1)
+    fixed = one.weights + one.gradients + one.optimizer
     raise UserError(
-        f"one sample needs an estimated {one.total / GIB:.1f} GiB ({one.activations / GIB:.1f} activations,"
-        f" {one.logits / GIB:.1f} logits, {(one.weights + one.gradients + one.optimizer) / GIB:.1f} weights with their"
+        f"one sample needs an estimated {one.total / GIB:.1f} GiB ({one.activations / GIB:.1f} activations kept,"
+        f" {one.at_work / GIB:.1f} at work, {fixed / GIB:.1f} weights with their"
         f" gradients and optimiser states) but {allowed / GIB:.1f} GiB ({FREE_SHARE:.0%} of {free_bytes / GIB:.1f} GiB"
-        " free) may be used; choose a shorter context, a smaller model, attention=flash or trainer.strategy=fsdp on"
-        " more devices"
+        " free) may be used; choose memory=auto, a shorter context, a smaller model, attention=flash or"
+        " trainer.strategy=fsdp on more devices"
     )
+
+
+def largest_micro_batch(samples: int, fits: Callable[[int], bool], cap: int = MICRO_BATCH_CAP) -> int | None:
+    """The largest divisor of `samples`, at most `cap`, that fits; None where not even one sample does."""
+    sizes = (size for size in range(min(samples, cap), 0, -1) if samples % size == 0)
+    return next((size for size in sizes if fits(size)), None)

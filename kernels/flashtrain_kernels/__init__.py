@@ -7,6 +7,8 @@
     pad_input, unpad_input                                      padded batches to packed rows and back
     masks, block_mask                                           which query sees which key, as data
     explain                                                     what runs a call, in one line
+    gelu_feed_forward                                           a GELU feed-forward, GELU inside its products
+    linear_cross_entropy                                        a language model's output head and loss, in pieces
 
 `reference.attention` is the oracle in plain PyTorch, `dispatch.force` picks an implementation by hand, and
 `create_selective_checkpoint_contexts(FORWARDS)` of torch.utils.checkpoint keeps attention's outputs. Importing this
@@ -15,7 +17,9 @@ needs torch only: Triton is imported by the first call on an NVIDIA GPU.
 
 from . import block_sparse, dispatch, masks, reference
 from .block_sparse import BlockMask, block_mask
+from .feed_forward import gelu_feed_forward
 from .interface import explain, flash_attn_func, flash_attn_kvpacked_func, flash_attn_qkvpacked_func
+from .loss_head import LINEAR_CROSS_ENTROPY, linear_cross_entropy
 from .masks import Documents, Mask, documents_from_cu_seqlens, documents_from_ids
 from .merging import merge_attention
 from .ops import FORWARD, FORWARD_KVPACKED, FORWARD_QKVPACKED, FORWARDS
@@ -28,6 +32,7 @@ __all__ = [
     "FORWARDS",
     "FORWARD_KVPACKED",
     "FORWARD_QKVPACKED",
+    "LINEAR_CROSS_ENTROPY",
     "BlockMask",
     "Documents",
     "Mask",
@@ -43,6 +48,8 @@ __all__ = [
     "flash_attn_varlen_func",
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
+    "gelu_feed_forward",
+    "linear_cross_entropy",
     "masks",
     "merge_attention",
     "pad_input",

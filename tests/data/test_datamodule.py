@@ -134,6 +134,30 @@ def test_the_held_out_documents_do_not_depend_on_the_seed(data):
     assert not torch.equal(*trained_on)
 
 
+def test_runs_of_several_contexts_can_hold_out_the_same_documents(data):
+    def held_out(context, split_context=None):
+        module = data(context=context, split_context=split_context)
+        module.setup()
+        return set(module.split.validation.begins.tolist())
+
+    assert held_out(16) != held_out(200)  # more documents, for a sample of 200 tokens to fit
+    assert held_out(16, 200) == held_out(64, 200) == held_out(200)
+    assert held_out(200, 16) == held_out(200)  # its own samples must fit all the same
+
+
+def test_a_batch_of_one_packed_sequence_of_a_million_tokens(data):
+    text = "The river runs to the sea, and nothing else happens here. " * 3000
+    module = data([text] * 20, context=2**20, batch_size=1, total_steps=1, validation_fraction=0.3)
+    module.setup()
+    (train,) = module.train_dataloader()
+    (held_out,) = module.val_dataloader()
+    for batch in (train, held_out):
+        assert all(part.shape == (1, 2**20) for part in batch.values())
+        assert torch.equal(batch["tokens"][:, 1:], batch["labels"][:, :-1])
+        assert torch.equal(batch["positions"][0], torch.arange(2**20, dtype=torch.int32))
+        assert int(batch["documents"].max()) in (6, 7)  # 174,001 tokens each
+
+
 def test_validation_reads_a_fixed_count_of_samples_whatever_the_micro_batch(data):
     for batch_size in (1, 3, 8):
         module = data(validation_fraction=0.3, validation_samples=24, batch_size=batch_size)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.distributed as dist
 from tiny_training import TinyModel
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
 
 from flashtrain.distributed.sharding import full_state_dict, shard
 from flashtrain.errors import UserError
+from flashtrain.models import GPT2, GPT2Config, MemorySavings
 from flashtrain.training.gradients import clip_gradients
 
 
@@ -19,6 +23,49 @@ def mesh(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
     yield init_device_mesh("cpu", (1, 1), mesh_dim_names=("data_parallel", "tensor_parallel"))
     dist.destroy_process_group()
+
+
+def decoder(savings: MemorySavings) -> GPT2:
+    torch.manual_seed(0)
+    config = GPT2Config.of_size("demo", "modern", vocab_size=17, context=16, dropout=0.2)
+    model = GPT2(replace(config, layers=2, embed=32, ffn=48), attention="sdpa").double()
+    model.save_memory(savings)
+    return model
+
+
+def gradients(model, loss):
+    torch.manual_seed(1)
+    loss(tokens(), tokens()).backward()
+    return [getattr(p.grad, "full_tensor", lambda p=p: p.grad)() for p in model.parameters()]
+
+
+SAVINGS = [MemorySavings("selective"), MemorySavings("full", offload=True, ffn_chunk=7)]
+
+
+@pytest.mark.parametrize("savings", SAVINGS)
+def test_checkpointed_blocks_are_computed_again_under_fsdp2(mesh, savings):
+    plain, sharded = decoder(MemorySavings()), decoder(savings)
+    shard(sharded, mesh)
+    for ours, exact in zip(gradients(sharded, sharded.loss), gradients(plain, plain.loss), strict=True):
+        torch.testing.assert_close(ours, exact, atol=1e-11, rtol=0)
+
+
+class LossOf(torch.nn.Module):
+    """The loss as a forward, which is what DDP wraps."""
+
+    def __init__(self, model: GPT2) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *batch):
+        return self.model.loss(*batch)
+
+
+@pytest.mark.parametrize("savings", SAVINGS)
+def test_checkpointed_blocks_are_computed_again_under_ddp(mesh, savings):
+    plain, wrapped = decoder(MemorySavings()), DistributedDataParallel(LossOf(decoder(savings)))
+    for ours, exact in zip(gradients(wrapped, wrapped), gradients(plain, plain.loss), strict=True):
+        torch.testing.assert_close(ours, exact, atol=1e-11, rtol=0)
 
 
 def tokens():

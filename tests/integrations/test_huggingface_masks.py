@@ -18,7 +18,9 @@ LEFT_PADDING = torch.tensor([0, 4, 9])
 
 
 def packed(function):
-    return theirs.packed_sequence_compatibility_function(function, POSITIONS, PACKED)
+    if hasattr(theirs, "packed_sequence_compatibility_function"):
+        return theirs.packed_sequence_compatibility_function(function, POSITIONS, PACKED)
+    return theirs.and_masks(theirs.packed_sequence_mask_function(PACKED), function)  # as before transformers 5.2x
 
 
 FUNCTIONS = {

@@ -1,15 +1,18 @@
 """The integrations on an NVIDIA GPU: python -m pytest -m gpu tests/integrations/test_integrations_gpu.py
 
-bfloat16 results are compared with eager attention in float32. Logits may be at most twice as far from it as eager
-attention in bfloat16 is, gradients at most twice as far as that or torch's SDPA, whichever is further.
+bfloat16 results are compared with eager attention in float32, over several draws of tokens. Logits may on average be at
+most twice as far from it as eager attention in bfloat16 is, gradients at most twice as far as that or torch's SDPA,
+whichever is further.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 import torch.nn.functional as F
-from huggingface_models import build, logits_and_gradients, padding, positions, tokens, worst
+from huggingface_models import VOCABULARY, build, logits_and_gradients, padding, positions, tokens, worst
 from torch import nn
 
 from flashtrain.integrations import document_lengths, register_with_transformers, route_sdpa
@@ -30,21 +33,24 @@ def on_gpu(kind, implementation, dtype=torch.bfloat16, **changes):
     return build(kind, implementation, dtype, **longer, **windows, **changes).cuda()
 
 
-def compare(kind, real=None, **inputs):
-    ids = tokens(1 if "position_ids" in inputs else 2, S).cuda()
+def compare(kind, real=None, draws=3, **inputs):
+    shape = (1 if "position_ids" in inputs else 2, S)
     inputs = {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
     real = None if real is None else real.cuda()
-    exact, exact_gradients = logits_and_gradients(on_gpu(kind, "eager", torch.float32), ids, real, **inputs)
-
-    def errors(implementation):
-        logits, gradients = logits_and_gradients(on_gpu(kind, implementation), ids, real, **inputs)
-        return ((logits.float() - exact).abs().mean() / exact.abs().mean()).item(), worst(gradients, exact_gradients)
-
-    (logits, gradients), (eager_logits, eager_gradients) = errors(register_with_transformers()), errors("eager")
-    assert logits <= 2 * eager_logits + 1e-3
+    totals: Counter[str] = Counter()
+    for draw in range(draws):
+        ids = torch.randint(VOCABULARY, shape, generator=torch.Generator().manual_seed(draw)).cuda()
+        exact, exact_gradients = logits_and_gradients(on_gpu(kind, "eager", torch.float32), ids, real, **inputs)
+        for name in (register_with_transformers(), "eager", "sdpa"):
+            logits, gradients = logits_and_gradients(on_gpu(kind, name), ids, real, **inputs)
+            totals[f"{name} logits"] += ((logits.float() - exact).abs().mean() / exact.abs().mean()).item() / draws
+            totals[f"{name} gradients"] += worst(gradients, exact_gradients) / draws
+    ours = register_with_transformers()
+    assert totals[f"{ours} logits"] <= 2 * totals["eager logits"] + 1e-3
     # Every attention that keeps its output in bfloat16 for the backward, torch's too, is further off than eager where a
-    # gradient nearly cancels (the keys' of this padded BERT: torch's SDPA 0.22, ours 0.17, eager 0.03).
-    assert gradients <= 2 * max(eager_gradients, errors("sdpa")[1]) + 1e-2
+    # gradient nearly cancels (the keys' of this padded BERT: torch's SDPA 0.24 to 0.61 over eight draws, ours 0.13 to
+    # 0.76, eager 0.03 to 0.07): which is why one draw says little.
+    assert totals[f"{ours} gradients"] <= 2 * max(totals["eager gradients"], totals["sdpa gradients"]) + 1e-2
 
 
 @pytest.mark.parametrize("kind", KINDS)

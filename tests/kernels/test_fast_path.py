@@ -88,7 +88,8 @@ def test_a_packed_projection_is_read_where_it_lies(gpu):
 @pytest.mark.parametrize(
     ("head_dim", "dtype", "forward", "backward"),
     [
-        (256, BF16, "head dimension", "head dimension 256"),
+        (256, BF16, None, "head dimension 256"),
+        (200, BF16, None, "head dimension 200"),
         (63, BF16, "head dimension", "head dimension 63"),
         (40, BF16, None, "head dimension 40"),
         (64, torch.float32, "float32", "float32"),
@@ -99,6 +100,17 @@ def test_what_a_call_has_that_they_do_not_serve_is_named(head_dim, dtype, forwar
     got = refusals(*tensors(head_dim, dtype))
     for reason, wanted in zip(got, (forward, backward), strict=True):
         assert (reason is None) if wanted is None else (wanted in reason)
+
+
+def test_masks_of_wide_heads_are_left_to_the_portable_kernels(gpu):
+    gpu()
+    everything = torch.ones(1, 8, 8, dtype=torch.bool)
+    for mask in (
+        masks.document(torch.arange(1024)[None] // 300, causal=True),
+        block_sparse.block_mask(everything, block_size=128, seqlen_q=1024, seqlen_k=1024),
+    ):
+        assert "masks" in refusals(*tensors(256), mask=mask)[0]
+        assert refusals(*tensors(128), mask=mask)[0] is None
 
 
 @pytest.mark.parametrize(

@@ -230,3 +230,21 @@ def test_learned_positions_past_the_context_are_refused_and_rotary_ones_are_not(
     with pytest.raises(UserError, match=r"17 positions for a model with 16 learned ones"):
         build()(long)
     assert build("modern")(long).shape[1] == 17
+
+
+@pytest.mark.parametrize(("residual", "dtype"), [("weights", torch.float32), ("compute", torch.bfloat16)])
+def test_under_autocast_the_residual_stream_is_kept_as_asked(residual, dtype):
+    model = GPT2(GPT2Config(17, 20, 9, layers=2, heads=2, kv_heads=2, embed=8, ffn=16), "sdpa", residual)
+    seen = []
+    model.blocks[1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].dtype))
+    tokens = torch.arange(9)[None]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half = model.loss(tokens, tokens)
+    assert seen == [dtype]
+    torch.testing.assert_close(half, model.loss(tokens, tokens), rtol=2e-2, atol=2e-2)
+    assert seen[1:] == [torch.float32]
+
+
+def test_an_unknown_residual_is_refused():
+    with pytest.raises(UserError, match="residual"):
+        GPT2(GPT2Config(17, 20, 9, layers=1, heads=2, kv_heads=2, embed=8, ffn=16), "sdpa", "half")

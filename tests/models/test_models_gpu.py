@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from flashtrain.models import GPT2, Block, GPT2Config
+from flashtrain.models import GPT2, Block, GPT2Config, MemorySavings
 from flashtrain_kernels import masks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -124,3 +124,72 @@ def test_recomputation_repeats_dropout(kv_heads, packed):
     again = gradients(lambda x, **given: checkpoint(block, x, **given, use_reentrant=False))
     for ours, plain in zip(again, gradients(block), strict=True):
         torch.testing.assert_close(ours, plain, atol=0, rtol=0)
+
+
+# --- memory savings --------------------------------------------------------------------------------------------------
+
+SAVINGS = {
+    "selective": MemorySavings("selective"),
+    "full": MemorySavings("full", ffn_chunk=128),
+    "offload": MemorySavings("full", offload=True, ffn_chunk=128),
+}
+
+
+@pytest.mark.parametrize("attention", ["flash", "sdpa"])
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("name", SAVINGS)
+def test_memory_savings_give_the_same_loss_and_gradients(name, dropout, attention):
+    model = build("gpt2", attention, dropout)
+    exact = loss_and_gradients(model, model.loss, torch.bfloat16, None)
+    model.save_memory(SAVINGS[name])
+    assert_near(loss_and_gradients(model, model.loss, torch.bfloat16, None), exact, 4e-2)
+
+
+@pytest.mark.parametrize("name", SAVINGS)
+def test_memory_savings_compile_with_inductor(name):
+    torch.compiler.reset()
+    model = build("gpt2", "flash")
+    exact = loss_and_gradients(model, model.loss, torch.bfloat16, None)
+    model.save_memory(SAVINGS[name])
+    if SAVINGS[name].offload:
+        model.compile_blocks(dynamic=False, fullgraph=True)
+        loss = model.loss
+    else:
+        loss = torch.compile(model.loss, dynamic=False, fullgraph=True)
+    assert_near(loss_and_gradients(model, loss, torch.bfloat16, None), exact, 4e-2)
+
+
+@pytest.mark.parametrize(("kind", "times"), [("none", 1), ("selective", 1), ("full", 2)])
+def test_selective_checkpointing_computes_attention_once(kind, times):
+    model = build("gpt2", "flash")
+    model.save_memory(MemorySavings(kind))
+    with Counted() as counted:
+        loss_and_gradients(model, model.loss, torch.bfloat16, None)
+    forwards = sum(counted.calls.get(name, 0) for name in ("forward", "forward_qkvpacked"))
+    assert forwards == times * len(model.blocks)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_each_kind_needs_less_memory_than_the_one_before(compiled):
+    config = GPT2Config.of_size("124m", vocab_size=512, context=16384)
+    torch.manual_seed(0)
+    model = GPT2(config, attention="flash").cuda()
+    tokens = torch.randint(0, 512, (1, 16384), device="cuda")
+    ladder = [MemorySavings(), *(MemorySavings(kind) for kind in ("selective", "full"))]
+    ladder += [MemorySavings("full", ffn_chunk=2048), MemorySavings("full", True, ffn_chunk=2048)]
+    peaks = []
+    for savings in ladder:
+        torch.compiler.reset()
+        model.save_memory(savings)
+        loss = torch.compile(model.loss, dynamic=False) if compiled and not savings.offload else model.loss
+        for _ in range(2):
+            model.zero_grad()
+            torch.cuda.reset_peak_memory_stats()
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                value = loss(tokens, tokens)
+            value.backward()
+        peaks.append(torch.cuda.max_memory_allocated())
+    # Offloaded blocks are compiled one by one in a run; here they run eagerly, which needs more for the block at work.
+    compared = peaks[:-1] if compiled else peaks
+    assert compared == sorted(compared, reverse=True), peaks
+    assert peaks[2] < 0.5 * peaks[0], peaks

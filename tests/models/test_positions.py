@@ -7,6 +7,7 @@ import torch
 
 from flashtrain.errors import UserError
 from flashtrain.models import LearnedPositions, RotaryPositions
+from flashtrain.models.positions import rotary_base_for, stretched
 
 
 def test_rotary_turns_each_pair_by_its_angle():
@@ -25,6 +26,34 @@ def test_rotary_scores_depend_on_the_distance_only():
     near = (rotary(q, torch.tensor([[7]])) * rotary(k, torch.tensor([[3]]))).sum()
     far = (rotary(q, torch.tensor([[1007]])) * rotary(k, torch.tensor([[1003]]))).sum()
     torch.testing.assert_close(near, far, atol=1e-10, rtol=0)
+
+
+def test_rotary_angles_are_exact_a_million_tokens_in():
+    x = torch.randn(1, 3, 1, 64)
+    positions = torch.tensor([[1_000_003, 2**20 - 1, 2**24 + 1]])
+    pairs = 10000.0 ** -(torch.arange(0, 64, 2, dtype=torch.float32) / 64)  # the frequencies that float32 has
+    angle = positions.double()[:, :, None, None] * pairs.double()
+    first, second = x.double().chunk(2, dim=-1)
+    exact = torch.cat((first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()), dim=-1)
+    torch.testing.assert_close(RotaryPositions(64)(x, positions).double(), exact, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("factor", [2.0, 16.0])
+def test_a_scaled_base_slows_the_slowest_pair_by_the_factor_and_leaves_the_fastest(factor):
+    base = rotary_base_for(10000.0, factor, 64)
+    assert base == pytest.approx(10000 * factor ** (64 / 62))
+    assert base ** -(62 / 64) == pytest.approx(10000 ** -(62 / 64) / factor)
+    assert base**-0.0 == 1.0
+
+
+def test_no_scaling_is_the_base_itself():
+    assert rotary_base_for(10000.0, 1.0, 64) == 10000.0
+
+
+@pytest.mark.parametrize(("factor", "head_dim"), [(0.5, 64), (2.0, 2), (float("nan"), 64)])
+def test_a_factor_that_cannot_scale_is_refused(factor, head_dim):
+    with pytest.raises(UserError, match="rope_factor"):
+        rotary_base_for(10000.0, factor, head_dim)
 
 
 def test_rotary_survives_a_cast_of_the_model_to_bfloat16():
@@ -54,3 +83,26 @@ def test_learned_positions_look_up_a_vector_each():
 def test_learned_positions_past_the_context_are_refused():
     with pytest.raises(UserError, match=r"9 positions for a model with 8 learned ones. Possible: at most 8 tokens"):
         LearnedPositions(8, 4)(torch.tensor([[3, 8]]))
+
+
+def test_a_stretched_table_keeps_its_ends_and_lies_evenly_between():
+    table = torch.tensor([[0.0, 5.0], [2.0, 3.0], [8.0, 4.0]])
+    wanted = torch.tensor([[0.0, 5.0], [1.0, 4.0], [2.0, 3.0], [5.0, 3.5], [8.0, 4.0]])
+    torch.testing.assert_close(stretched(table, 5), wanted)
+
+
+def test_stretching_agrees_with_torchs_interpolation_at_an_odd_length():
+    table = torch.randn(63, 8)
+    theirs = torch.nn.functional.interpolate(table.t()[None], size=1000, mode="linear", align_corners=True)[0].t()
+    torch.testing.assert_close(stretched(table, 1000), theirs, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_table_stretched_to_its_own_length_is_itself_in_its_own_dtype(dtype):
+    table = torch.randn(7, 4).to(dtype)
+    assert torch.equal(stretched(table, 7), table)
+    assert stretched(table, 9).dtype == dtype
+
+
+def test_a_table_of_one_row_is_repeated():
+    assert torch.equal(stretched(torch.ones(1, 3), 4), torch.ones(4, 3))

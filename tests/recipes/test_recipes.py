@@ -1,4 +1,4 @@
-"""Every recipe composes, says what it is, and trains a step on this machine."""
+"""Every recipe composes, says what it is, and trains or measures a step on this machine."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from flashtrain.compose import apply_demo, compose_settings
 from flashtrain.locate import recipe_description, recipe_files
 
 RECIPES = sorted(recipe_files())
+# What keeps a recipe that does more than one thing to its smallest.
+SMALLEST = {"gpt2-long": ("lengths.contexts=[64]", "lengths.windows=2")}
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -25,9 +27,20 @@ def test_its_first_line_says_what_it_does(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_it_trains_a_step_on_a_cpu(recipe: str, tmp_path) -> None:
-    words = ("hardware=cpu", "logger=none", "trainer.steps=1", "trainer.tokens_per_step=512", "generate.tokens=4")
-    done = flashtrain_command(f"recipe={recipe}", *words, f"output={tmp_path}", cwd=tmp_path)
+def test_it_trains_or_measures_a_step_on_a_cpu(recipe: str, tmp_path) -> None:
+    words = ["hardware=cpu", "logger=none"]
+    if compose_settings([f"recipe={recipe}"]).benchmark.name is None:
+        words += ["trainer.steps=1", "trainer.tokens_per_step=512", "generate.tokens=4"]
+    else:
+        words += ["benchmark.rounds=1", "benchmark.steps=1", "benchmark.contexts=[32,64]", "benchmark.max_seconds=20"]
+    done = flashtrain_command(f"recipe={recipe}", *words, *SMALLEST.get(recipe, ()), f"output={tmp_path}", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     (summary,) = tmp_path.glob(f"{recipe}/*/summary.json")
     assert json.loads(summary.read_text())["status"] == "finished"
+
+
+@pytest.mark.parametrize("recipe", ["gpt2-speed", "context-speed"])
+def test_what_is_measured_is_what_the_gpt2_recipe_trains(recipe: str) -> None:
+    measured, trained = (compose_settings([f"recipe={name}"]) for name in (recipe, "gpt2"))
+    for group in ("model", "data", "attention", "optimizer", "schedule", "trainer", "hardware"):
+        assert getattr(measured, group) == getattr(trained, group)

@@ -102,6 +102,16 @@ def test_runs_that_differ_in_nothing_shown_are_drawn_at_their_median(tmp_path: P
     assert list(drawn[0].axes[0].lines[0].get_ydata()) == [2.0]
 
 
+def test_an_interval_is_a_bar_that_the_axis_holds(tmp_path: Path, drawn: list):
+    rows = [{"x": 1, "loss": 3.0, "loss_low": 2.0, "loss_high": 5.0}, {"x": 2, "loss": 3.1, "loss_low": None}]
+    line_figure(rows, "x", "loss", None, tmp_path / "line.png")
+    panel = drawn[0].axes[0]
+    (bar,) = panel.collections
+    assert [tuple(point) for point in bar.get_segments()[0]] == [(1.0, 2.0), (1.0, 5.0)]
+    assert panel.get_ylim()[0] < 2
+    assert panel.get_ylim()[1] > 5
+
+
 def test_values_far_apart_get_a_log_axis(tmp_path: Path, drawn: list):
     rows = [{"seqlen_q": 2**power, "milliseconds": 4.0**power} for power in range(7, 12)]
     line_figure(rows, "seqlen_q", "milliseconds", None, tmp_path / "line.png")

@@ -7,7 +7,8 @@ import pytest
 
 from flashtrain.errors import UserError
 from flashtrain.report import read_result
-from flashtrain.report.save import reproducing_command, save_result
+from flashtrain.report.rows import write_result
+from flashtrain.report.save import join_results, reproducing_command, save_result
 
 
 def sweep_folder(folder: Path, **changes: object) -> Path:
@@ -66,3 +67,30 @@ def test_what_was_swept_over_is_in_every_row_even_a_killed_jobs(tmp_path: Path):
     (folder / "2" / "summary.json").write_text(json.dumps(killed), encoding="utf-8")
     rows = save_result(tmp_path / "r.json", folder).rows
     assert [(row["context"], row["a.rate"]) for row in rows] == [(1024, 0.001), (2048, 0.001), (4096, 0.003)]
+
+
+def measured(folder: Path, context: int, device: str = "NVIDIA H200") -> Path:
+    command = f"python -m flashtrain recipe=context-speed 'benchmark.contexts=[{context}]'"
+    folder.mkdir()
+    write_result(folder / "result.json", "context-speed", command, [{"context": context}], device, {"torch": "2.13.0"})
+    return folder
+
+
+def test_a_benchmark_done_in_parts_becomes_one_result(tmp_path: Path):
+    parts = [measured(tmp_path / "a", 1024), measured(tmp_path / "b", 2048)]
+    joined = join_results(tmp_path / "joined.json", parts)
+    assert [row["context"] for row in joined.rows] == [1024, 2048]
+    assert joined.command == (
+        "python -m flashtrain recipe=context-speed 'benchmark.contexts=[1024]'; "
+        "python -m flashtrain recipe=context-speed 'benchmark.contexts=[2048]'"
+    )
+    again = join_results(tmp_path / "again.json", [tmp_path / "joined.json", measured(tmp_path / "c", 4096)])
+    assert len(again.rows) == 3
+
+
+def test_parts_of_different_devices_are_not_joined(tmp_path: Path):
+    parts = [measured(tmp_path / "a", 1024), measured(tmp_path / "b", 2048, device="NVIDIA H100")]
+    with pytest.raises(UserError, match="of one device, not NVIDIA H200 and NVIDIA H100"):
+        join_results(tmp_path / "joined.json", parts)
+    with pytest.raises(UserError, match=r"holds no result.json"):
+        join_results(tmp_path / "joined.json", [parts[0], sweep_folder(tmp_path / "sweep")])

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from flashtrain import GPT2, GPT2Config, LanguageModel
 from flashtrain.data.batch import Batch
-from flashtrain.models import Trainable
+from flashtrain.models import MemorySavings, Trainable
 from flashtrain_kernels import masks
 
 
@@ -75,3 +75,20 @@ def test_with_a_document_mask_a_packed_row_is_scored_as_its_documents_alone(atte
         first, second = (model.loss(tokens[:, part], labels[:, part]).item() for part in (slice(0, 3), slice(3, 8)))
     task = train_one_step(model, document_mask=True)
     assert task.first_loss == pytest.approx((2 * first + 4 * second) / 6, abs=1e-5)
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_the_loss_is_compiled_whole_or_by_blocks_where_checkpoints_leave_the_gpu(offload, monkeypatch):
+    compiled: list[str] = []
+
+    def record(function, **options):
+        assert options.items() >= {"dynamic": False, "fullgraph": True}.items()
+        compiled.append(function.__name__)
+        return function
+
+    monkeypatch.setattr(torch, "compile", record)
+    model = GPT2(GPT2Config.of_size("demo", vocab_size=17, context=8), attention="sdpa")
+    model.save_memory(MemorySavings("full", offload=offload))
+    task = LanguageModel(model, compile=True)
+    task.configure_model()
+    assert compiled == (["compute"] * 4 if offload else ["loss"])

@@ -21,15 +21,17 @@ def test_the_fixed_part_is_weights_gradients_and_two_adam_states():
     assert estimate.weights == 6 * 124_475_904  # float32, and the half-precision copies of autocast
 
 
+# Measured when the loss still stored all logits: here its pieces are as large as the batch.
 @pytest.mark.parametrize(("micro_batch", "measured_gib"), [(64, 28.88), (32, 15.61)])
 def test_gpt2_124m_is_estimated_as_it_was_measured_on_an_h200(micro_batch, measured_gib):
-    assert GPT2_124M(micro_batch=micro_batch).total / GIB == pytest.approx(measured_gib, rel=0.05)
+    estimate = GPT2_124M(micro_batch=micro_batch, loss_chunk=micro_batch * 1024)
+    assert estimate.total / GIB == pytest.approx(measured_gib, rel=0.05)
 
 
-def test_activations_and_logits_grow_with_the_batch_and_nothing_else_does():
+def test_activations_grow_with_the_batch_and_the_fixed_parts_do_not():
     one, four = GPT2_124M(micro_batch=1), GPT2_124M(micro_batch=4)
     assert four.activations == pytest.approx(4 * one.activations, rel=1e-6)
-    assert four.logits == 4 * one.logits
+    assert four.block == pytest.approx(4 * one.block, rel=1e-6)
     assert (four.weights, four.gradients, four.optimizer) == (one.weights, one.gradients, one.optimizer)
 
 
@@ -37,6 +39,79 @@ def test_checkpointing_saves_activations_full_more_than_selective():
     sizes = [GPT2_124M(micro_batch=8, checkpointing=kind).activations for kind in ("none", "selective", "full")]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[2] < sizes[0] / 3
+
+
+def logits_of(tokens, **options):
+    return GPT2_124M(micro_batch=tokens // 1024, **options).logits
+
+
+def test_logits_are_those_of_one_piece_of_the_loss():
+    table, gradient = 50304 * 768 * 4, 2 * 768 * 2  # the head's gradient, and a token's state with its own
+    assert logits_of(65536, loss_chunk=2048) == 2048 * 50304 * 2 + table + 65536 * gradient
+    assert logits_of(1024, loss_chunk=2048) == 1024 * 50304 * 2 + table + 1024 * gradient
+    assert logits_of(65536) == logits_of(65536, loss_chunk=8192)  # what the loss takes by itself
+
+
+def test_the_feed_forward_in_pieces_needs_its_inner_width_for_one_piece_only():
+    whole = GPT2_124M(micro_batch=64, checkpointing="full")
+    pieces = GPT2_124M(micro_batch=64, checkpointing="full", ffn_chunk=4096)
+    assert whole.block - pieces.block > 65536 * 2 * 3072 * 2 - 4096 * 4 * 3072 * 2
+    assert GPT2_124M(micro_batch=1, checkpointing="full", ffn_chunk=4096) == GPT2_124M(
+        micro_batch=1, checkpointing="full"
+    )
+    assert GPT2_124M(micro_batch=64, ffn_chunk=4096).activations < GPT2_124M(micro_batch=64).activations
+
+
+def test_offloaded_inputs_are_counted_in_host_memory_as_its_allocator_rounds_them():
+    kept = GPT2_124M(micro_batch=48, checkpointing="full")
+    moved = GPT2_124M(micro_batch=48, checkpointing="full", offload=True)
+    inputs = 48 * 1024 * 768 * 4
+    assert kept.activations - moved.activations == 12 * inputs
+    assert (kept.host, moved.host) == (0, 12 * 2**28)  # 144 MiB each, in blocks of 256
+    assert any(line.startswith("(host)") for line in moved.lines())
+
+
+def test_the_sum_between_blocks_in_half_precision_halves_what_full_checkpointing_keeps():
+    wide, narrow = (GPT2_124M(micro_batch=8, checkpointing="full", residual=kind) for kind in ("weights", "compute"))
+    assert wide.activations == 2 * narrow.activations
+
+
+def test_float32_copies_of_half_precision_weights_come_with_float32_states():
+    parameters = 124_475_904
+    plain = GPT2_124M(micro_batch=8, precision="bf16-true")
+    copies = GPT2_124M(micro_batch=8, precision="bf16-true", master_weights=True)
+    assert (plain.weights, plain.gradients, plain.optimizer) == tuple(parameters * n for n in (2, 2, 4))
+    assert (copies.weights, copies.gradients, copies.optimizer) == tuple(parameters * n for n in (2, 2, 12))
+    assert GPT2_124M(micro_batch=8, master_weights=True) == GPT2_124M(micro_batch=8)  # of float32 weights none
+
+
+LADDER = (
+    {},
+    {"checkpointing": "selective"},
+    {"checkpointing": "full"},
+    {"checkpointing": "full", "ffn_chunk": 16384, "loss_chunk": 2048},
+    {"checkpointing": "full", "ffn_chunk": 16384, "loss_chunk": 2048, "offload": True},
+)
+
+
+@pytest.mark.parametrize("context", [1024, 65536, 1048576])
+@pytest.mark.parametrize("micro_batch", [1, 64])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("attention", ["flash", "standard"])
+def test_every_step_of_the_ladder_needs_no_more_than_the_one_before(context, micro_batch, gated, attention):
+    totals = [
+        GPT2_124M(context=context, micro_batch=micro_batch, gated=gated, attention=attention, **step).total
+        for step in LADDER
+    ]
+    assert totals == sorted(totals, reverse=True)
+
+
+@pytest.mark.parametrize("step", LADDER)
+def test_the_estimate_grows_with_the_context_and_never_faster_than_it(step):
+    totals = [GPT2_124M(context=2**power, micro_batch=1, **step).total for power in range(10, 23)]
+    assert totals == sorted(totals)
+    assert totals[-1] <= 2**12 * totals[0]
+    assert totals[-1] / totals[-2] <= 2.01
 
 
 def test_standard_attention_is_quadratic_in_the_context_and_flash_linear():
@@ -60,6 +135,8 @@ def test_the_estimate_reads_as_lines_that_end_with_the_total():
     assert lines[0].startswith("weights")
     assert lines[-1].startswith("total")
     assert all(line.endswith(" GiB") for line in lines)
+    numbers = [float(line.split()[-2]) for line in lines]
+    assert sum(numbers[:-1]) == pytest.approx(numbers[-1], abs=0.05)
 
 
 def test_unknown_names_and_numbers_below_one_are_one_line():

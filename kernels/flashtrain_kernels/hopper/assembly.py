@@ -1,11 +1,7 @@
-"""The PTX that Gluon has no name for: named barriers, and powers of two shared out between two kinds of units."""
+"""The PTX that Gluon has no name for: named barriers, fast functions, and ways to keep things in their place."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-
-# 2^f for f in [-1/2, 1/2], least relative error: of degree 4, 3e-6. The constant is 1, so that 2^0 is exactly 1.
-_POLYNOMIAL = (1.0, 0.69312419, 0.24024099, 0.05590643, 0.00958285)
-_PACK = 8
 
 
 @gluon.jit
@@ -34,60 +30,14 @@ def barrier_signal(name, THREADS: gl.constexpr):
     )
 
 
-def _polynomial(result: str, argument: str) -> str:
-    """PTX for result = 2^argument on the FMA units: 2^integer by the exponent's bits, 2^fraction by a polynomial.
-
-    Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits. Below -127 the result is 0, as the exponent's
-    bits then cancel those of the polynomial's 1.
-    """
-    *rest, last = (f"0f{_bits(c):08X}" for c in _POLYNOMIAL)
-    steps = [f"fma.rn.ftz.f32 p, p, f, {c};" for c in reversed(rest)]
-    return " ".join(
-        [
-            "{ .reg .f32 x, t, f, p; .reg .b32 i, b;",
-            f"max.NaN.ftz.f32 x, {argument}, 0fC2FE0000;",
-            "add.rn.ftz.f32 t, x, 0f4B400000;",
-            "mov.b32 i, t;",
-            "sub.rn.ftz.f32 t, t, 0f4B400000;",
-            "sub.rn.ftz.f32 f, x, t;",
-            f"mov.f32 p, {last};",
-            *steps,
-            "mov.b32 b, p;",
-            "shl.b32 i, i, 23;",
-            "add.s32 b, b, i;",
-            f"mov.b32 {result}, b; }}",
-        ]
-    )
-
-
-def _bits(x: float) -> int:
-    import struct
-
-    return struct.unpack("<I", struct.pack("<f", x))[0]
-
-
-def _exp2_assembly(share: int) -> str:
-    lines = []
-    for i in range(_PACK):
-        # Spread evenly, so that both kinds of units have work all the time.
-        by_polynomial = (i + 1) * share // _PACK > i * share // _PACK
-        result, argument = f"${i}", f"${_PACK + i}"
-        lines.append(_polynomial(result, argument) if by_polynomial else f"ex2.approx.ftz.f32 {result}, {argument};")
-    return "\n".join(lines)
-
-
-# One for each number of eight that go by the polynomial.
-_EXP2 = gl.constexpr(tuple(_exp2_assembly(share) for share in range(_PACK + 1)))
-_EXP2_CONSTRAINTS = gl.constexpr(",".join(["=f"] * _PACK + ["f"] * _PACK))
+_EXP2 = gl.constexpr("\n".join(f"ex2.approx.ftz.f32 ${i}, ${8 + i};" for i in range(8)))
+_EXP2_CONSTRAINTS = gl.constexpr(",".join(["=f"] * 8 + ["f"] * 8))
 
 
 @gluon.jit
-def exp2(x, SHARE: gl.constexpr):
-    """2^x of a tile of float32 with 8 numbers or more a thread, SHARE of every eight by a polynomial.
-
-    The units for exponentials take 16 numbers a clock, as long as the tensor cores need for their products at D = 64.
-    """
-    return gl.inline_asm_elementwise(_EXP2[SHARE], _EXP2_CONSTRAINTS, [x], dtype=gl.float32, is_pure=True, pack=8)
+def exp2(x):
+    """2^x of a tile of float32 with 8 numbers or more a thread."""
+    return gl.inline_asm_elementwise(_EXP2, _EXP2_CONSTRAINTS, [x], dtype=gl.float32, is_pure=True, pack=8)
 
 
 @gluon.jit
@@ -103,6 +53,35 @@ def opaque(x):
     For rare branches: what the compiler computes ahead for them takes registers from the loop around them.
     """
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def stay(x):
+    """x, float32: what is computed from it is not moved to before this place, by Triton and LLVM at least."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def packed(x, DTYPE: gl.constexpr):
+    """A tile of float32 rounded to DTYPE, neighbouring columns two to an int32: (rows, columns / 2)."""
+    ROWS: gl.constexpr = x.shape[0]
+    PAIRS: gl.constexpr = x.shape[1] // 2
+    KIND: gl.constexpr = "f16" if gl.float16 == DTYPE else "bf16"
+    even, odd = gl.split(x.reshape([ROWS, PAIRS, 2]))
+    return gl.inline_asm_elementwise(
+        "cvt.rn." + KIND + "x2.f32 $0, $2, $1;", "=r,f,f", [even, odd], dtype=gl.int32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def unpacked(x, DTYPE: gl.constexpr):
+    """What `packed` packed: (rows, columns) of DTYPE."""
+    ROWS: gl.constexpr = x.shape[0]
+    COLUMNS: gl.constexpr = x.shape[1] * 2
+    even, odd = gl.inline_asm_elementwise(
+        "mov.b32 {$0, $1}, $2;", "=h,=h,r", [x], dtype=(gl.int16, gl.int16), is_pure=True, pack=1
+    )
+    return gl.join(even, odd).reshape([ROWS, COLUMNS]).to(DTYPE, bitcast=True)
 
 
 @gluon.jit

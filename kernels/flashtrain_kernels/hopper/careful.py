@@ -42,9 +42,10 @@ def _rows_of(origins, PLACE: gl.constexpr, batch, head, DTYPE: gl.constexpr):
 @gluon.jit
 def attend_again(
     row, item, work, bounds, mask, list_ptr, rows_ptr, lse_ptr, scale, origins, DTYPE: gl.constexpr, F: gl.constexpr,
-    C: gl.constexpr, LAYOUT: gl.constexpr,
+    C: gl.constexpr, LAYOUT: gl.constexpr, FIRST: gl.constexpr,
 ):  # fmt: skip
-    """Compute and store the output and log-sum-exp of the queries `row`."""
+    """Compute and store the output's columns from FIRST on, as many as LAYOUT has, and the log-sum-exp of the queries
+    `row`."""
     BLOCK_K: gl.constexpr = C.block_k
     TILES: gl.constexpr = C.tiles
     TILE_Q: gl.constexpr = C.consumers * C.rows
@@ -56,8 +57,8 @@ def attend_again(
     pieces = pieces_of(batch, head, first_query, bounds, mask, F, TILE_Q, BLOCK_K)
     mask_rows = interval_rows(row, batch, bounds, mask, rows_ptr, F)
     ROWS: gl.constexpr = C.rows
-    BLOCK_D: gl.constexpr = C.block_d
-    column = gl.arange(0, BLOCK_D, layout=gl.SliceLayout(0, LAYOUT)) + zero
+    COLUMNS: gl.constexpr = LAYOUT.instr_shape[1]
+    column = FIRST + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, LAYOUT)) + zero
     inside = column < C.head_dim
     # Queries and keys are read again for each product, a few columns at a time: registers belong to the output.
     NARROW: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 16, 16])
@@ -68,7 +69,7 @@ def attend_again(
     q_real = (narrow_row < bounds[0])[:, None]
     k_base, k_stride = _rows_of(origins, 4, batch, head // C.group, DTYPE)
     v_base, v_stride = _rows_of(origins, 8, batch, head // C.group, DTYPE)
-    acc = gl.zeros([ROWS, BLOCK_D], gl.float32, layout=LAYOUT)
+    acc = gl.zeros([ROWS, COLUMNS], gl.float32, layout=LAYOUT)
     row_sum = gl.zeros([ROWS], gl.float32, layout=gl.SliceLayout(1, LAYOUT))
     row_max = gl.full([ROWS], _NOTHING, gl.float32, layout=gl.SliceLayout(1, LAYOUT))
     for step in range(0, pieces[0] + pieces[8]):

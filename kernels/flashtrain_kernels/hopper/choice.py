@@ -14,11 +14,10 @@ class ForwardTile(NamedTuple):
     """How the forward runs.
 
     consumers, rows: consumer warpgroups, and the query rows of each. block_k, stages: keys a tile, tiles of keys (and
-    of values) in flight. turns, overlap: see forward_warps.consume. registers: of a consumer's thread (two or three
+    of values) in flight. turns, tight: see forward_warps.consume. registers: of a consumer's thread (two or three
     consumers). programs: how many run at most on a multiprocessor, each doing several tiles of queries (0: one program
     a tile). q_stages: tiles of queries in flight. cap: registers a thread at launch (0: what one program a
     multiprocessor allows).
-    share: exponentials of eight that the polynomial computes.
     paired: of a causal call, each program does long and short tiles of queries in pairs (see schedule.py).
     """
 
@@ -27,13 +26,12 @@ class ForwardTile(NamedTuple):
     block_k: int
     stages: int
     turns: bool = True
-    overlap: bool = True
     registers: int = 240
     programs: int = 0
     q_stages: int = 1
     cap: int = 0
-    share: int = 0
     paired: bool = False
+    tight: bool = False
 
 
 # One consumer warpgroup of 64 queries, several programs a multiprocessor: short sequences, windows and masks.
@@ -45,6 +43,7 @@ _SMALL = {
 _LARGE = {
     64: ForwardTile(3, 64, 128, 4, registers=160, programs=1, q_stages=2),
     128: ForwardTile(2, 64, 128, 2, programs=1, q_stages=2),
+    256: ForwardTile(2, 64, 64, 2, tight=True),
 }
 _MIDDLE = ForwardTile(1, 64, 128, 2, turns=False, programs=2, q_stages=2, cap=128)  # D = 64, short, no mask
 # Tiles of 128 x 128, for blocks of that size and larger.
@@ -53,8 +52,10 @@ _TWO = {64: ForwardTile(2, 64, 128, 3, q_stages=2, programs=1), 128: _LARGE[128]
 
 def serves_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
     """None where the Gluon forward serves a call, else why it does not. q (B, Sq, H, D), k, v (B, Sk, K, D)."""
-    if q.shape[3] > 128 or q.shape[3] % 8:
-        return "head dimensions up to 128 that are multiples of 8 only"
+    if q.shape[3] > 256 or q.shape[3] % 8:
+        return "head dimensions up to 256 that are multiples of 8 only"
+    if q.shape[3] > 128 and options.mask is not None:
+        return "no masks with head dimensions beyond 128"
     if options.rich:
         return "no softcap, ALiBi, bias or dropout"
     if not options.scale > 0:
@@ -76,18 +77,22 @@ def serves_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | N
 
 def forward_tile(q: Tensor, k: Tensor, options: Options) -> ForwardTile:
     """The tile of a call. A mask's plan, where there is one, is for tiles of 64 x 64 (planning.FORWARD)."""
-    width = 64 if q.shape[3] <= 64 else 128
+    width = 64 if q.shape[3] <= 64 else 128 if q.shape[3] <= 128 else 256
     keys, mask = k.shape[1], options.mask
+    if width == 256:
+        return _LARGE[256]
     if isinstance(mask, Mask):
         return _SMALL[width]._replace(programs=0)
     if isinstance(mask, BlockMask):
         return _TWO[width] if min(mask.block_size) >= 128 else _SMALL[width]._replace(programs=0)
     if options.left is not None:
         return _SMALL[64] if width == 64 else _LARGE[128]
+    # With three warpgroups, and in loops of a few tiles, it gains nothing.
+    tight = width == 128 and keys >= 2048
     if options.right is None:
-        return _MIDDLE if width == 64 and keys <= 1024 else _LARGE[width]
+        return _MIDDLE if width == 64 and keys <= 1024 else _LARGE[width]._replace(tight=tight)
     if width == 64 and keys <= 2048:
         return _SMALL[64]._replace(paired=True)
     if keys >= 16384:  # an incomplete last round of pairs costs more than a start for every tile
-        return _LARGE[width]._replace(programs=0, stages=2, q_stages=1)
-    return _LARGE[width]._replace(paired=True)
+        return _LARGE[width]._replace(programs=0, stages=2, q_stages=1, tight=tight)
+    return _LARGE[width]._replace(paired=True, tight=tight)

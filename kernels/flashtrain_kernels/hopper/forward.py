@@ -38,9 +38,8 @@ class Constants(NamedTuple):
     block_k: int
     stages: int
     q_stages: int
-    share: int
     turns: bool
-    overlap: bool
+    tight: bool
     registers: int
     head_dim: int
     block_d: int
@@ -98,7 +97,10 @@ def forward_kernel(
     q_smem = gl.allocate_shared_memory(DTYPE, [C.q_stages * C.consumers, 1, C.rows, 1, C.block_d], q_desc.layout)
     k_smem = gl.allocate_shared_memory(DTYPE, [C.stages, 1, C.block_k, 1, C.block_d], k_desc.layout)
     v_smem = gl.allocate_shared_memory(DTYPE, [C.stages, 1, C.block_k, 1, C.block_d], v_desc.layout)
-    out_smem = gl.allocate_shared_memory(DTYPE, [C.consumers, 1, C.rows, 1, C.block_d], out_desc.layout)
+    if C.block_d > 128:  # there is room for one of the two: see forward_warps.consume
+        out_smem = q_smem
+    else:
+        out_smem = gl.allocate_shared_memory(DTYPE, [C.consumers, 1, C.rows, 1, C.block_d], out_desc.layout)
     buffers = (q_smem, k_smem, v_smem, out_smem)
     q_full = gl.allocate_shared_memory(gl.int64, [C.q_stages * C.consumers, 1], mbarrier.MBarrierLayout())
     q_empty = gl.allocate_shared_memory(gl.int64, [C.q_stages * C.consumers, 1], mbarrier.MBarrierLayout())
@@ -181,7 +183,7 @@ def forward_launch(
     programs = min(total, tile.programs * multiprocessors(q.device)) if tile.programs else total
     box_q, box_k = (1, tile.rows, 1, block_d), (1, tile.block_k, 1, block_d)
     constants = Constants(
-        tile.consumers, tile.rows, tile.block_k, tile.stages, tile.q_stages, tile.share, tile.turns, tile.overlap,
+        tile.consumers, tile.rows, tile.block_k, tile.stages, tile.q_stages, tile.turns, tile.tight,
         tile.registers, head_dim, block_d, group, max(1, features.block_k // tile.block_k), paired,
     )  # fmt: skip
     return Launch(

@@ -10,7 +10,18 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from .assembly import barrier_signal, barrier_wait, exp2, exp2_few, log2, reciprocal, stores_done
+from .assembly import (
+    barrier_signal,
+    barrier_wait,
+    exp2,
+    exp2_few,
+    log2,
+    packed,
+    reciprocal,
+    stay,
+    stores_done,
+    unpacked,
+)
 from .careful import attend_again
 from .schedule import rounds, work_item
 from .visible import hide, pieces_of, place
@@ -77,21 +88,56 @@ def _arrived(full, buffer, number, C: gl.constexpr):
 
 
 @gluon.jit
-def _softmax(scores, row_max, scale, C: gl.constexpr):
+def _softmax(scores, row_max, scale):
     """(weights, rescale, new maximum): weights are 2^(scale * score - maximum)."""
     new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
-    SHARE: gl.constexpr = C.share
-    weights = exp2(scores * scale - new_max[:, None], SHARE)
+    weights = exp2(scores * scale - new_max[:, None])
     return weights, exp2_few(row_max - new_max), new_max
 
 
 @gluon.jit
-def _finish(acc, row_sum, row_max, lse_ptrs, inside, buffer, descriptor, place_out, C: gl.constexpr):
+def _sums(weights, C: gl.constexpr):
+    """Row sums. C.tight: (rows, 4), what each of the four threads of a row has of it, so that they need not talk."""
+    if C.tight:
+        ROWS: gl.constexpr = weights.shape[0]
+        GROUPS: gl.constexpr = weights.shape[1] // 8
+        sums = gl.sum(gl.sum(weights.reshape([ROWS, GROUPS, 4, 2]), 3), 1)
+    else:
+        sums = gl.sum(weights, 1)
+    return sums
+
+
+@gluon.jit
+def _add(sums, rescale, weights, C: gl.constexpr):
+    """The sums with those of another tile of weights."""
+    more = _sums(weights, C)
+    if C.tight:
+        rescale = gl.convert_layout(rescale, gl.SliceLayout(1, more.type.layout))[:, None]
+    return sums * rescale + more
+
+
+@gluon.jit
+def _rounded(weights, DTYPE: gl.constexpr, LAYOUT: gl.constexpr, C: gl.constexpr):
+    """Weights as they are kept until their product. C.tight: as integers, or LLVM rounds them at that product only."""
+    if C.tight:
+        p = packed(weights, DTYPE)
+    else:
+        p = gl.convert_layout(weights.to(DTYPE), LAYOUT)
+    return p
+
+
+@gluon.jit
+def _operand(p, DTYPE: gl.constexpr, LAYOUT: gl.constexpr, C: gl.constexpr):
+    if C.tight:
+        p = gl.convert_layout(unpacked(p, DTYPE), LAYOUT)
+    return p
+
+
+@gluon.jit
+def _finish(acc, row_sum, row_max, lse_ptrs, inside, buffer, descriptor, place_out):
     """Divide, and store the output and the log-sum-exp."""
     ROWS: gl.constexpr = acc.shape[0]
     BLOCK_D: gl.constexpr = acc.shape[1]
-    if C.share:  # a NaN score may have become a finite weight beyond all others, in the polynomial
-        row_sum = gl.where(row_sum < 1.0e30, row_sum, float("nan"))
     empty = row_sum == 0
     weight = gl.where(empty, 1.0, row_sum)
     gl.store(
@@ -108,9 +154,13 @@ def _finish(acc, row_sum, row_max, lse_ptrs, inside, buffer, descriptor, place_o
 def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
     """Consumer warpgroup W: rows [W * C.rows, (W + 1) * C.rows) of each tile of queries.
 
-    With C.overlap the product of the next tile's scores is issued before that of this tile's weights and values, and
-    the next tile's softmax runs beside the latter. C.turns: warpgroups issue their products in turn, so that one's
-    softmax falls into the others' products.
+    The product of the next tile's scores is issued before that of this tile's weights and values, and the next tile's
+    softmax runs beside the latter. C.turns: warpgroups issue their products in turn, so that one's softmax falls into
+    the others' products. C.tight: as little as possible stands between a softmax and the next product of scores. The
+    output is rescaled beside that product, weights are rounded as they come, the product before is waited for after the
+    exponentials, and a row's sum is put together from its threads' at the end.
+
+    Beyond D = 128 the output is staged where the queries were; the next ones come when it has left.
     """
     descriptors, buffers, barriers, work, bounds, mask, list_ptr, rows_ptr, lse_ptr, scale, origins = arguments
     q_smem, k_smem, v_smem, out_smem = buffers
@@ -150,54 +200,60 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
         if masked > 0:
             scores = hide(scores, row, 0, some > 0, item, bounds, mask, list_ptr, rows_ptr, F, TILE_Q, TILES)
         row_max = gl.full([ROWS], _NOTHING, gl.float32, layout=S_ROWS)
-        weights, rescale, row_max = _softmax(scores, row_max, scale, C)
-        row_sum = gl.sum(weights, 1)
-        p = gl.convert_layout(weights.to(DTYPE), P_LAYOUT)
+        weights, rescale, row_max = _softmax(scores, row_max, scale)
+        row_sum = _sums(weights, C)
+        p = _rounded(weights, DTYPE, P_LAYOUT, C)
         acc = gl.zeros([ROWS, BLOCK_D], gl.float32, layout=O_LAYOUT)
         for step in range(1, count):
-            if C.overlap:
-                k = _arrived(k_full, k_smem, taken + step, C)
-                if C.turns:
-                    barrier_wait(_TURN + W, 256)
-                scores = hopper.warpgroup_mma(q, k.permute((1, 0)), no_scores, use_acc=False, is_async=True)
-                v = _arrived(v_full, v_smem, taken + step - 1, C)
-                acc = hopper.warpgroup_mma(p, v, acc, is_async=True)
-                if C.turns:
-                    barrier_signal(_TURN + (W + 1) % C.consumers, 256)
-                scores = hopper.warpgroup_mma_wait(1, [scores])
-                mbarrier.arrive(k_empty.index((taken + step) % C.stages), count=1)
-            else:
-                v = _arrived(v_full, v_smem, taken + step - 1, C)
-                acc = hopper.warpgroup_mma(p, v, acc, is_async=True)
-                acc = hopper.warpgroup_mma_wait(0, [acc])
-                mbarrier.arrive(v_empty.index((taken + step - 1) % C.stages), count=1)
-                k = _arrived(k_full, k_smem, taken + step, C)
-                scores = hopper.warpgroup_mma(q, k.permute((1, 0)), no_scores, use_acc=False, is_async=True)
-                scores = hopper.warpgroup_mma_wait(0, [scores])
-                mbarrier.arrive(k_empty.index((taken + step) % C.stages), count=1)
+            k = _arrived(k_full, k_smem, taken + step, C)
+            if C.turns:
+                barrier_wait(_TURN + W, 256)
+            scores = hopper.warpgroup_mma(q, k.permute((1, 0)), no_scores, use_acc=False, is_async=True)
+            v = _arrived(v_full, v_smem, taken + step - 1, C)
+            if C.tight:
+                acc = acc * gl.convert_layout(stay(rescale), O_ROWS)[:, None]
+            acc = hopper.warpgroup_mma(_operand(p, DTYPE, P_LAYOUT, C), v, acc, is_async=True)
+            if C.turns:
+                barrier_signal(_TURN + (W + 1) % C.consumers, 256)
+            scores = hopper.warpgroup_mma_wait(1, [scores])
+            mbarrier.arrive(k_empty.index((taken + step) % C.stages), count=1)
             if step < masked:
                 scores = hide(scores, row, step, True, item, bounds, mask, list_ptr, rows_ptr, F, TILE_Q, TILES)
-            weights, rescale, row_max = _softmax(scores, row_max, scale, C)
-            row_sum = row_sum * rescale + gl.sum(weights, 1)
-            if C.overlap:
-                acc = hopper.warpgroup_mma_wait(0, [acc])
-                mbarrier.arrive(v_empty.index((taken + step - 1) % C.stages), count=1)
-            acc = acc * gl.convert_layout(rescale, O_ROWS)[:, None]
-            p = gl.convert_layout(weights.to(DTYPE), P_LAYOUT)
+            weights, rescale, row_max = _softmax(scores, row_max, scale)
+            row_sum = _add(row_sum, rescale, weights, C)
+            if C.tight:
+                following_p = _rounded(weights, DTYPE, P_LAYOUT, C)
+                if bounds[0] < 0:  # never; but ptxas would move the wait below to before the softmax
+                    mbarrier.wait(q_full.index(0), 0)
+            acc = hopper.warpgroup_mma_wait(0, [acc])
+            mbarrier.arrive(v_empty.index((taken + step - 1) % C.stages), count=1)
+            if C.tight:
+                p = following_p
+            else:
+                acc = acc * gl.convert_layout(rescale, O_ROWS)[:, None]
+                p = _rounded(weights, DTYPE, P_LAYOUT, C)
         taken += count
         v = _arrived(v_full, v_smem, taken - 1, C)
-        acc = hopper.warpgroup_mma(p, v, acc, is_async=True)
-        mbarrier.arrive(q_empty.index(place_q), count=1)
+        if C.tight:
+            acc = acc * gl.convert_layout(rescale, O_ROWS)[:, None]
+        acc = hopper.warpgroup_mma(_operand(p, DTYPE, P_LAYOUT, C), v, acc, is_async=True)
+        if BLOCK_D <= 128:
+            mbarrier.arrive(q_empty.index(place_q), count=1)
         following = work_item(number + 1, work, TILE_Q, PAIRED)  # while the product runs
         acc = hopper.warpgroup_mma_wait(0, [acc])
         mbarrier.arrive(v_empty.index((taken - 1) % C.stages), count=1)
 
+        if C.tight:
+            row_sum = gl.convert_layout(gl.sum(row_sum, 1), S_ROWS)
         place_out = [batch, first_query + W * ROWS, head, 0]
         lse_base = lse_ptr + (batch * work[0] + head).to(gl.int64) * bounds[0]
         inside = row < bounds[0]
         if F.left or F.right or F.intervals or F.block_q:
             nothing += gl.sum(acc * 0.0, 1)
-        _finish(acc, row_sum, row_max, lse_base + row, inside, out_smem.index(W), descriptors[3], place_out, C)
+        _finish(acc, row_sum, row_max, lse_base + row, inside, out_smem.index(W), descriptors[3], place_out)
+        if BLOCK_D > 128:
+            tma.store_wait(0)
+            mbarrier.arrive(q_empty.index(place_q), count=1)
         batch, head, first_query = following
     tma.store_wait(0)
     if F.left or F.right or F.intervals or F.block_q:
@@ -206,8 +262,11 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
         if gl.max((nothing != nothing).to(gl.int32), 0) > 0:
             for number in range(0, rounds(work, PAIRED)):
                 batch, head, first_query = work_item(number, work, TILE_Q, PAIRED)
-                o_rows = first_query + W * ROWS + gl.arange(0, ROWS, layout=O_ROWS)
-                attend_again(
-                    o_rows, (batch, head, first_query), work, bounds, mask, list_ptr, rows_ptr, lse_ptr, scale, origins,
-                    DTYPE, F, C, O_LAYOUT,
-                )  # fmt: skip
+                COLUMNS: gl.constexpr = min(BLOCK_D, 128)  # what the registers hold
+                LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
+                o_rows = first_query + W * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
+                for part in gl.static_range(BLOCK_D // COLUMNS):
+                    attend_again(
+                        o_rows, (batch, head, first_query), work, bounds, mask, list_ptr, rows_ptr, lse_ptr, scale,
+                        origins, DTYPE, F, C, LAYOUT, part * COLUMNS,
+                    )  # fmt: skip

@@ -1,0 +1,49 @@
+"""Which benchmark a recipe names (benchmark.name), and how it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from flashtrain.benchmarks.run import benchmark_attention, plan_attention
+from flashtrain.benchmarks.steps.run import benchmark_steps, plan_steps
+from flashtrain.settings import Settings
+from flashtrain.training.hardware import Hardware
+
+
+class _Measure(Protocol):
+    def __call__(
+        self, settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
+    ) -> dict[str, Any]: ...
+
+
+class _Benchmark(NamedTuple):
+    measure: _Measure
+    plan: Callable[[Settings, Hardware], str]
+
+
+_BENCHMARKS = {
+    "attention": _Benchmark(benchmark_attention, plan_attention),
+    "step": _Benchmark(benchmark_steps, plan_steps),
+}
+
+
+def benchmark(
+    settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
+) -> dict[str, Any]:
+    """Measure what the settings name, in `folder`, and return the summary row.
+
+    started: time.time() at the command's start, from which benchmark.max_seconds counts. Raises UserError for what the
+    user can mend, Stopped after a signal; the rows until then are in result.json.
+    """
+    return _of(settings).measure(settings, hardware, folder, overrides=overrides, started=started)
+
+
+def benchmark_plan(settings: Settings, hardware: Hardware) -> str:
+    """mode=plan: what would be measured, and nothing started."""
+    return _of(settings).plan(settings, hardware)
+
+
+def _of(settings: Settings) -> _Benchmark:
+    return _BENCHMARKS[str(settings.benchmark.name)]

@@ -1,0 +1,71 @@
+"""What is trained: a GPT-2 of one size at one context, its weights in one precision, with random tokens.
+
+B batch, S sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from flashtrain.models.gpt2 import GPT2, GPT2Config
+
+MASTERS = "bf16-master"
+
+
+@dataclass(frozen=True)
+class StepCase:
+    """model: a name of models.gpt2.SIZES. context: S. weights: "fp32" (autocast), "bf16" (and nothing in float32)
+    or "bf16-master" (with float32 copies that the optimiser updates).
+
+    vocab_size: tokens; vocab_rows: rows of every implementation's embedding table, None for vocab_size rounded up to
+    a multiple of 64.
+    """
+
+    model: str
+    context: int
+    weights: str
+    vocab_size: int
+    vocab_rows: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.model} S={self.context} weights {self.weights}"
+
+    def config(self) -> GPT2Config:
+        """The shape that every implementation builds."""
+        return GPT2Config.of_size(
+            self.model, vocab_size=self.vocab_size, context=self.context, vocab_rows=self.vocab_rows
+        )
+
+    @property
+    def is_bfloat16(self) -> bool:
+        """Whether the weights that multiply are held in bfloat16."""
+        return self.weights != "fp32"
+
+    @property
+    def has_masters(self) -> bool:
+        """Whether the optimiser keeps float32 copies of them."""
+        return self.weights == MASTERS
+
+    def flops_per_token(self) -> float:
+        """Model FLOPs of one token's forward and backward: 6 N + 12 layers E S / 2 (GPT2.flops_per_token).
+
+        The same for every implementation, whatever it computes twice or in vain.
+        """
+        return _flops_per_token(self.config())
+
+
+def batch_of(case: StepCase, batch: int, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
+    """Random tokens and labels, each (B, S) int64, labels[b, s] the token after tokens[b, s]; equal for equal seeds."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(case.vocab_size, (batch, case.context + 1), generator=generator).to(device)
+    return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
+
+
+@cache
+def _flops_per_token(config: GPT2Config) -> float:
+    with torch.device("meta"):
+        return GPT2(config, attention="sdpa").flops_per_token(config.context)

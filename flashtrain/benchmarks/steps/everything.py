@@ -1,0 +1,36 @@
+"""One contender of each name that the settings know."""
+
+from __future__ import annotations
+
+from torch.nn.attention import SDPBackend
+
+from flashtrain.benchmarks.steps.contenders import Contender, Plain
+from flashtrain.benchmarks.steps.hugging_face import HuggingFace
+from flashtrain.benchmarks.steps.ours import Ours
+from flashtrain.settings import Settings
+from flashtrain.training.hardware import Hardware
+
+FLASHTRAIN = "flashtrain"
+BASELINE = "Hugging Face, eager"
+
+
+def all_contenders(settings: Settings, hardware: Hardware, *, compiled: bool) -> list[Contender]:
+    """In the order of names.STEP_IMPLEMENTATIONS. compiled: whether those that are compiled on a GPU are so here."""
+    how = ", compiled" if compiled else ""
+
+    def ours(name: str, title: str, attention: str) -> Contender:
+        return Ours(name, title, settings=settings, hardware=hardware, compiled=compiled, attention=attention)
+
+    return [
+        ours("flashtrain", FLASHTRAIN, "flash"),
+        ours("flashtrain-sdpa", "flashtrain, attention=sdpa", "sdpa"),
+        ours("flashtrain-standard", "flashtrain, attention=standard", "standard"),
+        Plain("pytorch", f"plain PyTorch, SDPA{how}", compiled=compiled),
+        Plain("pytorch-cudnn", f"plain PyTorch, cuDNN{how}", compiled=compiled, backend=SDPBackend.CUDNN_ATTENTION),
+        Plain("standard", f"plain PyTorch, standard attention{how}", compiled=compiled, attention="standard"),
+        HuggingFace("hf-eager", BASELINE, attention="eager"),
+        HuggingFace("hf-sdpa", "Hugging Face, SDPA", attention="sdpa"),
+        HuggingFace(
+            "hf-sdpa-compile", "Hugging Face, SDPA, compiled", attention="sdpa", compiled=True, may_compile=compiled
+        ),
+    ]

@@ -1,0 +1,117 @@
+"""Which memory savings a run takes: the cheapest in time whose estimate fits, in a fixed order that a user can print.
+
+The order is none, selective, full (each a little slower than the one before), full with the feed-forward and the loss
+in pieces, and at last with the blocks' inputs in host memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from flashtrain.errors import UserError
+from flashtrain.models.memory_savings import CHECKPOINTING, MemorySavings
+from flashtrain.training.memory import FREE_SHARE, GIB, MemoryEstimate, largest_micro_batch
+
+AUTO = "auto"
+# Pieces large enough that their matrix products run at full rate, and small beside any model's activations.
+FFN_CHUNK = 16384
+LOSS_CHUNK = 2048
+
+Estimate = Callable[[int, MemorySavings], MemoryEstimate]  # of a micro-batch with these savings
+
+
+@dataclass(frozen=True)
+class Room:
+    """Free memory in bytes: of the device, and of its host (None where unknown, 0 where nothing may be offloaded)."""
+
+    device: int | None
+    host: int | None = None
+
+    def holds(self, estimate: MemoryEstimate) -> bool:
+        """Whether the estimate fills no more than FREE_SHARE of either."""
+        device = self.device is None or estimate.total <= FREE_SHARE * self.device
+        return device and self.holds_host(estimate)
+
+    def holds_host(self, estimate: MemoryEstimate) -> bool:
+        return self.host is None or estimate.host <= FREE_SHARE * self.host
+
+
+@dataclass(frozen=True)
+class MemoryOption:
+    """One way to run: these savings with this micro-batch, what it is estimated to need, and whether that fits."""
+
+    savings: MemorySavings
+    micro_batch: int
+    estimate: MemoryEstimate
+    fits: bool
+
+    def line(self) -> str:
+        """Name, estimate and micro-batch, as mode=plan prints them."""
+        host = f", {self.estimate.host / GIB:.1f} GiB in host memory" if self.estimate.host else ""
+        verdict = "" if self.fits else " - does not fit"
+        return (
+            f"{option_words(self.savings):<78}{self.estimate.total / GIB:8.1f} GiB, "
+            f"micro-batch {self.micro_batch}{host}{verdict}"
+        )
+
+
+def candidates(
+    checkpointing: str = AUTO, *, offload: bool = False, ffn_chunk: int | None = None, loss_chunk: int | None = None
+) -> list[MemorySavings]:
+    """The savings to try, cheapest first; only one where `checkpointing` names a kind. What is given stays."""
+    if checkpointing != AUTO:
+        return [MemorySavings(checkpointing, offload, ffn_chunk, loss_chunk)]
+    pieces = (ffn_chunk or FFN_CHUNK, loss_chunk or LOSS_CHUNK)
+    resident = [MemorySavings(kind, False, ffn_chunk, loss_chunk) for kind in CHECKPOINTING]
+    offloaded = MemorySavings("full", True, *pieces)
+    return [offloaded] if offload else [*resident, MemorySavings("full", False, *pieces), offloaded]
+
+
+def memory_options(
+    tried: Sequence[MemorySavings], samples: int, micro_batch: int | None, room: Room, estimate: Estimate
+) -> list[MemoryOption]:
+    """Each of the savings with the micro-batch that was asked for, or the largest that fits (1 where none does).
+
+    samples: of a device and optimiser step.
+    """
+    options = []
+    for savings in tried:
+        size = micro_batch if micro_batch is not None else _largest(samples, room, estimate, savings)
+        needed = estimate(size, savings)
+        options.append(MemoryOption(savings, size, needed, room.holds(needed)))
+    return options
+
+
+def choose_option(options: Sequence[MemoryOption], room: Room) -> MemoryOption:
+    """The first that fits; else the last whose part in host memory does, for estimates are on the safe side.
+
+    Raises UserError where only more host memory than there is would do.
+    """
+    for option in options:
+        if option.fits:
+            return option
+    possible = [option for option in options if room.holds_host(option.estimate)]
+    if not possible:
+        needed = options[-1].estimate.host
+        raise UserError(
+            f"memory.offload=true would put {needed / GIB:.1f} GiB into host memory, of which "
+            f"{(room.host or 0) / GIB:.1f} GiB are free here (on a CPU there is nothing to offload): choose "
+            "memory.offload=false, a shorter context or fewer samples at once (trainer.micro_batch)."
+        )
+    return possible[-1]
+
+
+def option_words(savings: MemorySavings) -> str:
+    """The settings that ask for these savings, such as "memory=full memory.ffn_chunk=16384"."""
+    words = [f"memory={savings.checkpointing}"]
+    words += ["memory.offload=true"] if savings.offload else []
+    words += [f"memory.ffn_chunk={savings.ffn_chunk}"] if savings.ffn_chunk else []
+    words += [f"memory.loss_chunk={savings.loss_chunk}"] if savings.loss_chunk else []
+    return " ".join(words)
+
+
+def _largest(samples: int, room: Room, estimate: Estimate, savings: MemorySavings) -> int:
+    if room.device is None:
+        return samples
+    return largest_micro_batch(samples, lambda size: room.holds(estimate(size, savings))) or 1

@@ -1,0 +1,165 @@
+"""cuBLASLt's matrix products with GELU in their epilogue, which torch does not offer, through ctypes.
+
+A product that applies GELU to its own result (and keeps what it was applied to), and one that multiplies its result by
+GELU's derivative, each save a pass over the widest tensors of a Transformer. The library is the one that torch has
+loaded. Names and numbers: NVIDIA's cuBLASLt reference, cublasLtMatmulDescAttributes_t and cublasLtEpilogue_t; its GELU
+is the tanh form. M rows (tokens), K inner size, N columns; all tensors are contiguous and row-major.
+"""
+
+import ctypes
+import functools
+import logging
+import threading
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+_log = logging.getLogger(__name__)
+
+_TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}  # cudaDataType_t
+_COMPUTE_32F = 68
+_TRANSA, _EPILOGUE, _BIAS_POINTER, _AUX_POINTER, _AUX_LD, _BIAS_TYPE = 3, 7, 8, 11, 12, 26
+_MAX_WORKSPACE = 1
+_GELU_AUX_BIAS, _DGELU = 164, 192
+WORKSPACE = 32 * 2**20  # bytes; what NVIDIA recommends for Hopper
+
+_lock = threading.Lock()
+
+
+class _Heuristic(ctypes.Structure):
+    """cublasLtMatmulHeuristicResult_t."""
+
+    _fields_ = [
+        ("algorithm", ctypes.c_uint64 * 8),
+        ("workspace", ctypes.c_size_t),
+        ("state", ctypes.c_int),
+        ("waves", ctypes.c_float),
+        ("reserved", ctypes.c_int * 4),
+    ]
+
+
+class CublasLtError(RuntimeError):
+    """A call of the library failed."""
+
+
+def available() -> bool:
+    """Whether the library is there to be called."""
+    return _library() is not None
+
+
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, inner: Tensor) -> None:
+    """inner = x @ weight.T + bias and out = gelu(inner), in one product. x (M, K), weight (N, K), bias (N,)."""
+    plan = _plan(x.device, x.dtype, (weight.shape[0], x.shape[0], x.shape[1]), True, _GELU_AUX_BIAS)
+    plan.run(weight, x, out, bias=bias, aux=inner)
+
+
+def product_times_gelu_gradient(dout: Tensor, weight: Tensor, inner: Tensor, dinner: Tensor) -> None:
+    """dinner = (dout @ weight) * gelu'(inner). dout (M, K), weight (K, N), inner and dinner (M, N)."""
+    plan = _plan(dout.device, dout.dtype, (weight.shape[1], dout.shape[0], dout.shape[1]), False, _DGELU)
+    plan.run(weight, dout, dinner, bias=None, aux=inner)
+
+
+class _Plan:
+    """One kind of product, prepared: descriptors and the algorithm that the library's heuristic prefers.
+
+    The library thinks in columns: a row-major (M, N) is its (N, M), and D = op(A) B with A the weight.
+    """
+
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, sizes: tuple[int, int, int], transposed: bool, epilogue: int
+    ) -> None:
+        n, m, k = sizes
+        self.handle = _handle(device)
+        self.descriptor = ctypes.c_void_p()
+        _call("cublasLtMatmulDescCreate", ctypes.byref(self.descriptor), _COMPUTE_32F, _TYPES[torch.float32])
+        self._set(_TRANSA, ctypes.c_int32(int(transposed)))
+        self._set(_EPILOGUE, ctypes.c_uint32(epilogue))
+        self._set(_BIAS_TYPE, ctypes.c_int32(_TYPES[dtype]))
+        self._set(_AUX_LD, ctypes.c_int64(n))
+        # The heuristic looks at the alignment of these pointers; torch's allocations are aligned to far more than 16.
+        self._set(_AUX_POINTER, ctypes.c_void_p(256))
+        if epilogue == _GELU_AUX_BIAS:
+            self._set(_BIAS_POINTER, ctypes.c_void_p(256))
+        self.a = _layout(dtype, k, n) if transposed else _layout(dtype, n, k)
+        self.b = _layout(dtype, k, m)
+        self.d = _layout(dtype, n, m)
+        preference, size = ctypes.c_void_p(), ctypes.c_size_t(WORKSPACE)
+        _call("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
+        _call(
+            "cublasLtMatmulPreferenceSetAttribute",
+            preference, _MAX_WORKSPACE, ctypes.byref(size), ctypes.c_size_t(ctypes.sizeof(size)),
+        )  # fmt: skip
+        self.choice, found = _Heuristic(), ctypes.c_int()
+        _call(
+            "cublasLtMatmulAlgoGetHeuristic",
+            self.handle, self.descriptor, self.a, self.b, self.d, self.d, preference, 1,
+            ctypes.byref(self.choice), ctypes.byref(found),
+        )  # fmt: skip
+        _call("cublasLtMatmulPreferenceDestroy", preference)
+        if found.value == 0:
+            raise CublasLtError(f"cuBLASLt has no algorithm for a product of {m} x {n} x {k} in {dtype}")
+
+    def run(self, a: Tensor, b: Tensor, d: Tensor, *, bias: Tensor | None, aux: Tensor) -> None:
+        workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device=d.device)
+        stream = torch.cuda.current_stream(d.device).cuda_stream
+        one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
+        with _lock, torch.cuda.device(d.device):  # the pointers are part of the descriptor, which threads share
+            self._set(_AUX_POINTER, ctypes.c_void_p(aux.data_ptr()))
+            if bias is not None:
+                self._set(_BIAS_POINTER, ctypes.c_void_p(bias.data_ptr()))
+            _call(
+                "cublasLtMatmul",
+                self.handle, self.descriptor, ctypes.byref(one), _pointer(a), self.a, _pointer(b), self.b,
+                ctypes.byref(zero), _pointer(d), self.d, _pointer(d), self.d, ctypes.byref(self.choice.algorithm),
+                _pointer(workspace), ctypes.c_size_t(WORKSPACE), ctypes.c_void_p(stream),
+            )  # fmt: skip
+
+    def _set(self, attribute: int, value: ctypes._SimpleCData) -> None:
+        size = ctypes.c_size_t(ctypes.sizeof(value))
+        _call("cublasLtMatmulDescSetAttribute", self.descriptor, attribute, ctypes.byref(value), size)
+
+
+_plan = functools.lru_cache(maxsize=256)(_Plan)
+
+
+@functools.cache
+def _handle(device: torch.device) -> ctypes.c_void_p:
+    handle = ctypes.c_void_p()
+    with torch.cuda.device(device):
+        _call("cublasLtCreate", ctypes.byref(handle))
+    return handle
+
+
+def _layout(dtype: torch.dtype, rows: int, columns: int) -> ctypes.c_void_p:
+    layout = ctypes.c_void_p()
+    _call(
+        "cublasLtMatrixLayoutCreate",
+        ctypes.byref(layout), _TYPES[dtype], ctypes.c_uint64(rows), ctypes.c_uint64(columns), ctypes.c_int64(rows),
+    )  # fmt: skip
+    return layout
+
+
+def _pointer(x: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(x.data_ptr())
+
+
+def _call(name: str, *arguments: object) -> None:
+    library = _library()
+    if library is None:
+        raise CublasLtError("cuBLASLt is not loaded")
+    status = getattr(library, name)(*arguments)
+    if status != 0:
+        raise CublasLtError(f"{name} failed with status {status}")
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    """The library that this process has loaded already, which is the one torch was built for."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        path = next((line.split()[-1] for line in lines if "libcublasLt.so" in line), None)
+        return ctypes.CDLL(path) if path else None
+    except OSError as error:
+        _log.warning("cuBLASLt cannot be called (%s): GELU runs as a kernel of its own", error)
+        return None

@@ -1,0 +1,190 @@
+"""The output head of a language model and its loss in one, without ever storing all logits.
+
+    loss = linear_cross_entropy(hidden, weight, labels)         # hidden (T, E), weight (V, E), labels (T,)
+
+equals F.cross_entropy(F.linear(hidden, weight).float(), labels). The tokens are taken in pieces: a piece's logits are
+computed, their gradient is written over them at once, and goes into both matrix products of the backward, so that the
+logits of one piece are all that is kept, for one pass of the memory less than with all of them.
+The idea is known from Liger Kernel (Hsu et al. 2024, arXiv 2410.10989); this one adds up the weight's gradient in
+float32. T tokens, E embedding width, V rows of the weight.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.utils.flop_counter import register_flop_formula
+
+from . import dispatch
+
+IGNORED = -100  # torch's convention
+PIECE = 2**29  # logits a piece: 1 GiB in bfloat16
+
+_NAME = "flashtrain_kernels::linear_cross_entropy"
+torch.library.define(
+    _NAME,
+    "(Tensor hidden, Tensor weight, Tensor labels, int vocab_size, int ignored, SymInt chunk, bool gradients)"
+    " -> (Tensor, Tensor, Tensor)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+LINEAR_CROSS_ENTROPY = torch.ops.flashtrain_kernels.linear_cross_entropy.default
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    *,
+    vocab_size: int | None = None,
+    ignore_index: int = IGNORED,
+    chunk: int | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """The cross-entropy in nats of hidden @ weight.T against labels, a scalar in float32 (float64 for float64).
+
+    hidden (..., E) floating; weight (V, E); labels (...) int64. vocab_size: logits past it, of rows that stand for no
+    token, count as -inf (None: all V are tokens). chunk: tokens a piece (None: 2^29 logits). reduction: "mean" over the
+    labels that are not ignore_index (0 where there are none), or "sum". Under autocast the products are computed in
+    its type, as F.linear's would be. Differentiable once, in hidden and weight.
+    ValueError: sizes that do not fit, an unknown reduction. TypeError: labels that are no int64.
+    """
+    _check(hidden, weight, labels, vocab_size, chunk, reduction)
+    device = hidden.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+    rows = hidden.reshape(-1, hidden.shape[-1]).to(dtype)
+    flat = labels.reshape(-1)
+    gradients = torch.is_grad_enabled() and (rows.requires_grad or weight.requires_grad)
+    chunk = chunk or default_chunk(weight.shape[0])
+    total, _, _ = LINEAR_CROSS_ENTROPY(
+        rows, weight, flat, vocab_size or weight.shape[0], ignore_index, chunk, gradients
+    )
+    return total if reduction == "sum" else total / (flat != ignore_index).sum().clamp(min=1)
+
+
+def default_chunk(vocab_rows: int) -> int:
+    """Tokens a piece where none are given: a power of two whose logits number at most PIECE, and at least 256."""
+    return max(256, 1 << ((PIECE // vocab_rows).bit_length() - 1))
+
+
+def _check(
+    hidden: Tensor, weight: Tensor, labels: Tensor, vocab_size: int | None, chunk: int | None, reduction: str
+) -> None:
+    if weight.dim() != 2 or hidden.dim() < 1 or hidden.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"hidden and weight must be (..., E) and (V, E), not {tuple(hidden.shape)} and {tuple(weight.shape)}"
+        )
+    if labels.shape != hidden.shape[:-1]:
+        raise ValueError(f"labels must be {tuple(hidden.shape[:-1])} as hidden is, not {tuple(labels.shape)}")
+    if labels.dtype != torch.int64:
+        raise TypeError(f"labels must be int64, not {labels.dtype}")
+    if vocab_size is not None and not 1 <= vocab_size <= weight.shape[0]:
+        raise ValueError(f"vocab_size must be 1 to {weight.shape[0]}, the weight's rows, not {vocab_size}")
+    if chunk is not None and chunk < 1:
+        raise ValueError(f"chunk must be 1 or more tokens, not {chunk}")
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"reduction must be mean or sum, not {reduction!r}")
+
+
+@torch.library.impl(_NAME, ("cpu", "cuda"))
+def _pieces(
+    hidden: Tensor, weight: Tensor, labels: Tensor, vocab_size: int, ignored: int, chunk: int, gradients: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sum of the losses, and its gradients to hidden and weight (empty tensors unless asked for)."""
+    losses = hidden.new_zeros(hidden.shape[0], dtype=torch.promote_types(hidden.dtype, torch.float32))
+    dhidden = torch.empty_like(hidden, memory_format=torch.contiguous_format) if gradients else hidden.new_empty(0)
+    dweight = weight.new_zeros(weight.shape, dtype=losses.dtype) if gradients else weight.new_empty(0)
+    matrix = weight.to(hidden.dtype)
+    labels = labels.contiguous()
+    size = min(chunk, hidden.shape[0])
+    logits = hidden.new_empty((size, weight.shape[0]))
+    softmax_rows = _by_kernel if _runs_kernel(hidden) else _in_torch
+    for start in range(0, hidden.shape[0], max(1, size)):
+        at = slice(start, min(start + size, hidden.shape[0]))
+        piece = torch.mm(hidden[at], matrix.mT, out=logits[: at.stop - start])
+        softmax_rows(piece, labels[at], losses[at], vocab_size, ignored, gradients)
+        if gradients:
+            torch.mm(piece, matrix, out=dhidden[at])
+            add_product(dweight, piece.mT, hidden[at])
+    return losses.sum(), dhidden, dweight.to(weight.dtype) if gradients else dweight
+
+
+def _runs_kernel(hidden: Tensor) -> bool:
+    if hidden.dtype == torch.float64 or dispatch.forced_implementation() == "reference":
+        return False
+    if hidden.is_cuda:
+        return torch.cuda.get_device_capability(hidden.device) >= (8, 0)
+    return dispatch.INTERPRETED
+
+
+def _by_kernel(logits: Tensor, labels: Tensor, losses: Tensor, vocab_size: int, ignored: int, gradients: bool) -> None:
+    from .portable.cross_entropy import softmax_rows_launch
+
+    softmax_rows_launch(logits, labels, losses, vocab_size, ignored, gradients).run()
+
+
+def _in_torch(logits: Tensor, labels: Tensor, losses: Tensor, vocab_size: int, ignored: int, gradients: bool) -> None:
+    """What the kernel does, in plain PyTorch."""
+    x = logits.to(losses.dtype)
+    x[:, vocab_size:] = -torch.inf
+    lse = x.logsumexp(-1, keepdim=True)
+    exists = (labels >= 0) & (labels < vocab_size)
+    at = labels.where(exists, 0)[:, None]
+    picked = x.gather(1, at).where(exists[:, None], -torch.inf)
+    counted = (labels != ignored)[:, None]
+    losses.copy_((lse - picked).where(counted, 0)[:, 0])
+    if gradients:
+        p = (x - lse).exp_()
+        p.scatter_add_(1, at, -exists[:, None].to(p.dtype))
+        logits.copy_(p.where(counted, 0))
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a @ b; a GPU adds 16-bit operands' products to the float32 total directly, without rounding between."""
+    if a.is_cuda and a.dtype != total.dtype:
+        torch.ops.aten.addmm.dtype_out(total, a, b, total.dtype, out=total)
+    else:
+        total += a @ b
+
+
+@torch.library.register_fake(_NAME)
+def _fake(hidden, weight, labels, vocab_size, ignored, chunk, gradients):
+    total = hidden.new_empty((), dtype=torch.promote_types(hidden.dtype, torch.float32))
+    if not gradients:
+        return total, hidden.new_empty(0), weight.new_empty(0)
+    return total, torch.empty_like(hidden, memory_format=torch.contiguous_format), weight.new_empty(weight.shape)
+
+
+class _Scaled(torch.autograd.Function):
+    """Gradients times the gradient of the loss. A second derivative would need the logits again: refused."""
+
+    @staticmethod
+    def forward(ctx: Any, scale: Tensor, dhidden: Tensor, dweight: Tensor) -> tuple[Tensor, Tensor]:
+        return dhidden * scale, dweight * scale
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError("linear_cross_entropy has no second derivative; use F.linear and F.cross_entropy for one")
+
+
+def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
+    _, dhidden, dweight = output
+    ctx.mark_non_differentiable(dhidden, dweight)
+    ctx.save_for_backward(dhidden, dweight)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, dtotal: Tensor | None, *_: Any) -> tuple:
+    if dtotal is None:
+        return (None,) * 7
+    dhidden, dweight = ctx.saved_tensors
+    return (*_Scaled.apply(dtotal, dhidden, dweight), None, None, None, None, None)
+
+
+torch.library.register_autograd(_NAME, _backward, setup_context=_save)
+
+
+@register_flop_formula(torch.ops.flashtrain_kernels.linear_cross_entropy)
+def _flops(hidden, weight, labels, vocab_size, ignored, chunk, gradients, **kwargs: Any) -> int:
+    return 2 * hidden[0] * weight[0] * weight[1] * (3 if gradients else 1)

@@ -1,0 +1,57 @@
+"""The kernel under linear_cross_entropy: each row's loss from its logits, and the gradient written over them.
+
+A program computes a row: it reads the logits once for their log-sum-exp and once more, from the GPU's cache, for the
+gradient. Other ways write probabilities or float32 logits, and read them back.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from .launch import Launch
+
+BLOCK = 4096
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit(do_not_specialize=["vocab_size", "ignored"])
+def softmax_rows_kernel(
+    logits, labels, losses, stride, vocab_size, columns, ignored, GRADIENT: tl.constexpr, BLOCK: tl.constexpr
+):
+    """losses[row] = lse(logits[row, :vocab_size]) - logits[row, label], 0 for an ignored label."""
+    row = tl.program_id(0).to(tl.int64)
+    at_row = logits + row * stride
+    label = tl.load(labels + row)
+    highest = float("-inf")
+    total = 0.0
+    for at in range(0, vocab_size, BLOCK):
+        column = at + tl.arange(0, BLOCK)
+        x = tl.load(at_row + column, mask=column < vocab_size, other=float("-inf")).to(tl.float32)
+        higher = tl.maximum(highest, tl.max(x, 0))
+        total = total * tl.exp2((highest - higher) * LOG2E) + tl.sum(tl.exp2((x - higher) * LOG2E), 0)
+        highest = higher
+    lse = highest + tl.log(total)
+    # A label that stands for no token has no probability: its loss is infinite, which no training overlooks.
+    exists = (label >= 0) & (label < vocab_size)
+    picked = tl.load(at_row + label, mask=exists, other=float("-inf")).to(tl.float32)
+    counted = label != ignored
+    tl.store(losses + row, tl.where(counted, lse - picked, 0.0))
+    if GRADIENT:
+        tl.debug_barrier()  # every thread has read the label's logit before one of them writes over it
+        for at in range(0, columns, BLOCK):
+            column = at + tl.arange(0, BLOCK)
+            x = tl.load(at_row + column, mask=column < vocab_size, other=float("-inf")).to(tl.float32)
+            p = tl.exp2((x - lse) * LOG2E)
+            p = tl.where(column == label, p - 1.0, p)
+            p = tl.where(counted, p, 0.0)
+            tl.store(at_row + column, p.to(logits.dtype.element_ty), mask=column < columns)
+
+
+def softmax_rows_launch(
+    logits: torch.Tensor, labels: torch.Tensor, losses: torch.Tensor, vocab_size: int, ignored: int, gradient: bool
+) -> Launch:
+    """logits (N, V), rows contiguous, become d(sum of losses)/d(logits) if gradient; labels (N,) int64; losses (N,)
+    float32 is filled."""
+    args = (logits, labels, losses, logits.stride(0), vocab_size, logits.shape[1], ignored)
+    constants = {"GRADIENT": gradient, "BLOCK": BLOCK}
+    return Launch(softmax_rows_kernel, (logits.shape[0],), args, constants, {"num_warps": 4})

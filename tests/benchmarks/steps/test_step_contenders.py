@@ -1,0 +1,163 @@
+"""Implementations of the same model: their losses and gradients agree on the same weights, and so do their updates."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+
+from flashtrain.benchmarks.names import STEP_IMPLEMENTATIONS, STEP_MODELS
+from flashtrain.benchmarks.steps.case import StepCase, batch_of
+from flashtrain.benchmarks.steps.contenders import Plain, usual_step
+from flashtrain.benchmarks.steps.everything import all_contenders
+from flashtrain.benchmarks.steps.hugging_face import HuggingFace, hugging_face_gpt2, hugging_face_loss
+from flashtrain.benchmarks.steps.plain_gpt import PlainGPT
+from flashtrain.benchmarks.steps.training_step import TrainingStep
+from flashtrain.compose import compose_settings
+from flashtrain.models.gpt2 import GPT2, SIZES
+from flashtrain.training.hardware import detect_hardware
+
+CPU = torch.device("cpu")
+# as many rows as tokens: transformers' GPT-2 and the plain one know no rows that stand for nothing
+CASE = StepCase("demo", 24, "fp32", vocab_size=64, vocab_rows=64)
+PLAIN_NAMES = {
+    "token_embedding": "tokens", "position_embedding": "positions", "final_norm": "norm", "attention_norm": "norm1",
+    "attention.qkv": "qkv", "attention.output": "out", "feed_forward_norm": "norm2", "feed_forward.up": "up",
+    "feed_forward.down": "down",
+}  # fmt: skip
+
+
+def our_model() -> GPT2:
+    torch.manual_seed(0)
+    model = GPT2(CASE.config(), attention="standard").double()
+    for parameter in model.parameters():  # biases start at zero, where a forgotten one would not show
+        torch.nn.init.normal_(parameter, std=0.05)
+    return model
+
+
+def plain_model(ours: GPT2, attention: str) -> PlainGPT:
+    shape = ours.config
+    sizes = {name: getattr(shape, name) for name in ("layers", "heads", "embed", "context", "vocab_rows")}
+    model = PlainGPT(**sizes, attention=attention).double()
+    state = {}
+    for name, tensor in ours.state_dict().items():
+        # longest first: feed_forward_norm before feed_forward
+        for theirs in sorted(PLAIN_NAMES, key=len, reverse=True):
+            name = name.replace(theirs, PLAIN_NAMES[theirs])
+        state[name] = tensor
+    model.load_state_dict(state)
+    return model
+
+
+def loss_and_gradient(loss: Tensor, embedding: Tensor) -> tuple[Tensor, Tensor]:
+    return loss.detach(), torch.autograd.grad(loss, embedding)[0]
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "standard"])
+def test_plain_pytorch_computes_what_flashtrain_does(attention: str) -> None:
+    ours = our_model()
+    plain = plain_model(ours, attention)
+    tokens, labels = batch_of(CASE, 3, CPU, seed=1)
+    expected = loss_and_gradient(ours.loss(tokens, labels), ours.token_embedding.weight)
+    found = loss_and_gradient(plain.loss(tokens, labels), plain.tokens.weight)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-9)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_hugging_face_computes_what_flashtrain_does(attention: str, tmp_path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from flashtrain.integrations import save_gpt2
+
+    ours = our_model()
+    saved = transformers.GPT2LMHeadModel.from_pretrained(save_gpt2(ours, tmp_path / "saved"), dtype=torch.float64)
+    theirs = hugging_face_gpt2(CASE, CPU, attention).double()
+    theirs.load_state_dict(saved.state_dict())
+    tokens, labels = batch_of(CASE, 3, CPU, seed=1)
+    expected = loss_and_gradient(ours.loss(tokens, labels), ours.token_embedding.weight)
+    found = loss_and_gradient(hugging_face_loss(theirs, tokens, labels), theirs.transformer.wte.weight)
+    for one, other in zip(found, expected, strict=True):  # transformers' loss is of float32 logits
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5, check_dtype=False)
+
+
+def test_a_step_of_ours_updates_the_weights_as_the_peers_step_does() -> None:
+    settings = compose_settings(["recipe=gpt2-speed", "schedule=constant", "schedule.warmup_steps=0"])
+    contender = all_contenders(settings, detect_hardware("cpu"), compiled=False)[0]
+    step = contender.build(CASE, 3, CPU)
+    theirs = copy.deepcopy(step.model)
+    other = usual_step(theirs, theirs.loss, CASE, CPU)
+    tokens, labels = batch_of(CASE, 3, CPU, seed=2)
+    for _ in range(3):
+        torch.testing.assert_close(step(tokens, labels), other(tokens, labels))
+    for one, two in zip(step.model.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one, two)
+
+
+def test_a_step_learns_and_can_go_to_another_place_and_back() -> None:
+    step = Plain("pytorch", "plain", compiled=False).build(CASE, 2, CPU)
+    tokens, labels = batch_of(CASE, 2, CPU, seed=0)
+    losses = [float(step(tokens, labels)) for _ in range(4)]
+    before = [id(parameter) for parameter in step.model.parameters()]
+    step.move(CPU)
+    assert before == [id(parameter) for parameter in step.model.parameters()]
+    assert all(parameter.grad is None for parameter in step.model.parameters())
+    losses += [float(step(tokens, labels)) for _ in range(4)]
+    assert losses == sorted(losses, reverse=True)
+
+
+@pytest.mark.parametrize(("weights", "states"), [("bf16", torch.bfloat16), ("bf16-master", torch.float32)])
+def test_weights_in_bfloat16_have_optimiser_states_in_it_or_in_float32(weights: str, states: torch.dtype) -> None:
+    case = StepCase("demo", 16, weights, vocab_size=64)
+    settings = compose_settings(["recipe=gpt2-speed"])
+    for contender in all_contenders(settings, detect_hardware("cpu"), compiled=False):
+        if contender.name in ("flashtrain", "pytorch"):
+            step = contender.build(case, 1, CPU)
+            loss = step(*batch_of(case, 1, CPU, seed=0))
+            assert torch.isfinite(loss)
+            assert {parameter.dtype for parameter in step.model.parameters()} == {torch.bfloat16}
+            assert {state["exp_avg"].dtype for state in step.optimizer.state.values()} == {states}
+            updated = {parameter.dtype for group in step.optimizer.param_groups for parameter in group["params"]}
+            assert updated == {states}
+            step.move(CPU)
+
+
+def test_the_names_of_the_settings_are_the_implementations_and_the_models() -> None:
+    settings = compose_settings(["recipe=gpt2-speed"])
+    contenders = all_contenders(settings, detect_hardware("cpu"), compiled=True)
+    assert tuple(contender.name for contender in contenders) == STEP_IMPLEMENTATIONS
+    assert set(STEP_MODELS) == set(SIZES)
+
+
+def test_without_transformers_its_implementations_say_how_to_get_it(monkeypatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    reason = HuggingFace("hf-eager", "Hugging Face", attention="eager").missing(CPU)
+    assert reason == "needs transformers: pip install 'flashtrain[hub]'"
+
+
+def test_the_flops_of_a_token_are_6n_and_half_the_square_of_attention() -> None:
+    case = StepCase("124m", 1024, "fp32", vocab_size=50257, vocab_rows=50304)
+    multiplied = 124_475_904 - 1024 * 768  # the position table is looked up; 50,304 rows
+    assert case.flops_per_token() == 6 * multiplied + 12 * 12 * 768 * 1024 / 2
+
+
+def test_equal_seeds_give_every_implementation_the_same_tokens() -> None:
+    tokens, labels = batch_of(CASE, 2, CPU, seed=5)
+    again, _ = batch_of(CASE, 2, CPU, seed=5)
+    assert torch.equal(tokens, again)
+    assert torch.equal(tokens[:, 1:], labels[:, :-1])
+    assert tokens.shape == (2, 24)
+
+
+@pytest.mark.gpu
+def test_a_model_waits_in_main_memory_and_comes_back_to_the_gpu() -> None:
+    device = torch.device("cuda")
+    step: TrainingStep = Plain("pytorch", "plain", compiled=True).build(CASE, 2, device)
+    tokens, labels = batch_of(CASE, 2, device, seed=0)
+    first = [float(step(tokens, labels)) for _ in range(3)]
+    held = torch.cuda.memory_allocated()
+    step.move(CPU)
+    assert torch.cuda.memory_allocated() < held / 2
+    step.move(device)
+    assert float(step(tokens, labels)) < first[0]

@@ -1,0 +1,211 @@
+"""Whole runs of the recipes that measure training steps, tiny, on a CPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+
+import pytest
+
+from flashtrain.benchmarks.steps import command_cost
+from flashtrain.benchmarks.steps import run as steps_run
+from flashtrain.compose import compose_settings
+from flashtrain.errors import UserError
+from flashtrain.job import run_job
+from flashtrain.machine import settle
+from flashtrain.report import read_result
+from flashtrain.run_folder import write_summary
+from flashtrain.settings import Settings
+from flashtrain.training.hardware import detect_hardware
+from flashtrain.training.metrics_file import MetricsFile
+
+TINY = ("hardware=cpu", "logger=csv", "benchmark.rounds=1", "benchmark.steps=1")
+SPEED = ("recipe=gpt2-speed", *TINY, "benchmark.contexts=[16]", "benchmark.batches=[1,2]")
+CONTEXT = ("recipe=context-speed", *TINY, "benchmark.contexts=[16,32,64]", "benchmark.tokens=32")
+
+
+def run(folder, *words: str) -> int:
+    folder.mkdir(parents=True, exist_ok=True)
+    return run_job(compose_settings(list(words)), folder, overrides=list(words), started=time.time())
+
+
+def settled(*words: str) -> Settings:
+    return settle(compose_settings(list(words)), list(words), quiet=True)[0]
+
+
+@pytest.fixture(scope="module")
+def speed(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("speed") / "run"
+    assert run(folder, *SPEED) == 0
+    return folder
+
+
+def test_gpt2_speed_measures_every_implementation_at_every_batch(speed) -> None:
+    pytest.importorskip("transformers")
+    result = read_result(speed / "result.json")
+    measured = {(row["implementation"], row["batch"]) for row in result.rows if row.get("tokens_per_second")}
+    names = {"flashtrain", "plain PyTorch, SDPA", "plain PyTorch, standard attention", "Hugging Face, eager",
+             "Hugging Face, SDPA"}  # fmt: skip
+    assert measured == {(name, batch) for name in names for batch in (1, 2)}
+    (absent,) = [row for row in result.rows if not row.get("tokens_per_second")]
+    assert absent["implementation"] == "Hugging Face, SDPA, compiled"
+    assert absent["error"] == "is compiled, on a CPU only with benchmark.compile=true"
+    assert result.command.startswith("python -m flashtrain recipe=gpt2-speed")
+
+
+def test_its_rows_have_what_a_published_result_needs(speed) -> None:
+    wanted = {"implementation", "model", "context", "batch", "weights", "tokens_per_second", "mfu", "peak_memory_gib"}
+    assert all(set(row) >= wanted for row in read_result(speed / "result.json").rows)
+
+
+def test_its_summary_is_flat_and_says_what_flashtrain_reached(speed) -> None:
+    row = json.loads((speed / "summary.json").read_text())
+    assert not any(isinstance(value, (dict, list)) for value in row.values())
+    assert (row["status"], row["recipe"], row["cases"], row["cases_measured"]) == ("finished", "gpt2-speed", 1, 1)
+    assert row["tokens_per_second_demo_16_fp32"] > 0
+    metrics = (speed / "metrics.csv").read_text()
+    assert "tokens_per_second/demo/16/fp32/flashtrain/1" in metrics
+    assert "speedup/demo/16/fp32/flashtrain" in metrics
+
+
+def test_context_speed_keeps_the_tokens_of_a_step_until_one_sequence_is_longer(tmp_path, capsys) -> None:
+    assert run(tmp_path / "run", *CONTEXT) == 0
+    rows = read_result(tmp_path / "run" / "result.json").rows
+    assert {(row["context"], row["batch"]) for row in rows} == {(16, 2), (32, 1), (64, 1)}
+    assert len(rows) == 3 * 3
+    assert (tmp_path / "run" / "context.png").stat().st_size > 10_000
+    assert "each implementation at its best batch" in capsys.readouterr().out
+
+
+def test_out_of_memory_at_one_context_is_not_tried_at_longer_ones(tmp_path, monkeypatch) -> None:
+    import torch
+
+    from flashtrain.benchmarks.steps import plain_gpt
+
+    real, lengths = plain_gpt.written_out, []
+
+    def full(q, k, v):
+        lengths.append(q.shape[2])
+        if q.shape[2] >= 32:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(q, k, v)
+
+    monkeypatch.setattr(plain_gpt, "written_out", full)
+    words = [*CONTEXT, "benchmark.implementations=[pytorch,standard]"]
+    assert run(tmp_path / "run", *words) == 0
+    rows = {(row["implementation"], row["context"]): row for row in read_result(tmp_path / "run" / "result.json").rows}
+    title = "plain PyTorch, standard attention"
+    assert [rows[title, length].get("status") for length in (16, 32, 64)] == [None, "out of memory", "out of memory"]
+    assert rows[title, 64]["error"] == "not tried: a context of 32 ran out of memory already"
+    assert max(lengths) == 32
+    assert rows["plain PyTorch, SDPA", 64]["tokens_per_second"] > 0
+
+
+def test_when_the_time_is_over_the_cases_left_are_rows_that_say_so(tmp_path, monkeypatch) -> None:
+    class Slow:
+        def __init__(self, *_, **__) -> None: ...
+
+        def run(self, *_, **__) -> list:
+            time.sleep(1.1)
+            return []
+
+    monkeypatch.setattr(steps_run, "StepMeasurement", Slow)
+    assert run(tmp_path / "run", *CONTEXT, "benchmark.max_seconds=1") == 0
+    rows = read_result(tmp_path / "run" / "result.json").rows
+    assert {(row["context"], row["status"]) for row in rows} == {(32, "no time left"), (64, "no time left")}
+    assert "benchmark.max_seconds=1 were over" in (tmp_path / "run" / "notes.txt").read_text()
+
+
+def test_the_commands_cost_is_measured_beside_the_bare_loop(tmp_path, monkeypatch) -> None:
+    asked = []
+
+    def command(words, **_):
+        asked.extend(words)
+        folder = tmp_path / "run" / "command"
+        folder.mkdir()
+        write_summary(folder, {"status": "finished", "peak_memory_gib": 1.0})
+        metrics = MetricsFile(folder / "metrics.csv")
+        for step, seconds in ((9, 100.0), (19, 2.0), (29, 4.0)):  # the first time holds compilation
+            metrics.log_metrics({"step_seconds": seconds}, step)
+        metrics.finalize("success")
+
+    monkeypatch.setattr(command_cost.subprocess, "run", command)
+    words = [*SPEED, "benchmark.implementations=[flashtrain]", "benchmark.command_steps=30", "optimizer.epsilon=1e-7"]
+    assert run(tmp_path / "run", *words) == 0
+    (row,) = [row for row in read_result(tmp_path / "run" / "result.json").rows if "command_cost" in row]
+    assert row["implementation"] == "flashtrain, the whole command"
+    assert row["milliseconds"] == 3000.0
+    assert row["command_cost"] == pytest.approx(100 * (3000 / row["bare_milliseconds"] - 1), rel=1e-3)
+    told = compose_settings([word for word in asked[3:] if not word.startswith("hydra")])
+    best = row["batch"]
+    assert (told.recipe, told.mode, told.model.size, told.context) == ("gpt2", "train", "demo", 16)
+    assert (told.trainer.micro_batch, told.trainer.tokens_per_step, told.trainer.steps) == (best, best * 16, 30)
+    assert (told.data.tokenizer, told.logger.name, told.optimizer.epsilon) == ("bytes", "csv", 1e-7)
+
+
+def test_a_command_that_fails_or_takes_too_long_is_a_row_that_says_so(tmp_path, monkeypatch) -> None:
+    def command(words, timeout, **_):
+        raise subprocess.TimeoutExpired(words, timeout)
+
+    monkeypatch.setattr(command_cost.subprocess, "run", command)
+    words = ["benchmark.implementations=[flashtrain]", "benchmark.command_steps=20", "benchmark.max_seconds=100"]
+    assert run(tmp_path / "run", *SPEED, *words) == 0
+    (row,) = [row for row in read_result(tmp_path / "run" / "result.json").rows if "command" in row["implementation"]]
+    assert row["status"] == "no time left"
+
+
+def test_a_longer_context_is_expected_to_take_as_much_longer_as_it_has_more_flops() -> None:
+    settings = settled("recipe=context-speed", "hardware.demo=never")
+    contenders = steps_run.chosen_contenders(settings, detect_hardware("cpu"))
+    short, _, longer, *_ = steps_run.cases(settings)
+    row = {"implementation": "flashtrain", "model": "124m", "context": 1024, "batch": 64, "milliseconds": 1000.0,
+           "compile_seconds": 30.0}  # fmt: skip
+    found = steps_run._expected(contenders, longer, [16], [row])
+    ratio = longer.flops_per_token() / short.flops_per_token()
+    assert found == {"flashtrain": pytest.approx(30 + 2 * ratio)}
+
+
+def test_plan_lists_cases_and_batches_and_starts_nothing() -> None:
+    settings = settled("recipe=context-speed", "hardware.demo=never", "mode=plan")
+    told = steps_run.plan_steps(settings, detect_hardware("cpu"))
+    assert "11 cases" in told
+    assert "124m S=1024 weights fp32 batch 64" in told
+    assert "124m S=1048576 weights fp32 batch 1" in told
+    assert told.endswith("leave out mode=plan to measure.")
+
+
+def test_without_a_gpu_it_says_that_a_small_model_is_measured(caplog) -> None:
+    with caplog.at_level("INFO"):
+        settings, _ = settle(compose_settings(["recipe=gpt2-speed", "hardware=cpu"]), [])
+    assert "measuring steps of a small model (demo, contexts to 128, 60 s at most)" in caplog.text
+    assert settings.benchmark.models == ["demo"]
+
+
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        ("benchmark.models=[125m]", "unknown benchmark.models '125m'. Did you mean '124m'"),
+        ("benchmark.weights=[fp16]", "unknown benchmark.weights 'fp16'"),
+        ("benchmark.implementations=[flex]", "unknown benchmark.implementations 'flex'"),
+        ("benchmark.contexts=[]", "benchmark.contexts=[] names nothing"),
+        ("benchmark.batches=[0]", "benchmark.batches=0 must be at least 1"),
+        ("benchmark.steps=0", "benchmark.steps=0 must be at least 1"),
+        ("benchmark.command_steps=5", "benchmark.command_steps=5 must be at least 20"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_in_a_line(word: str, line: str) -> None:
+    with pytest.raises(UserError) as raised:
+        compose_settings(["recipe=gpt2-speed", word])
+    assert str(raised.value).startswith(line)
+
+
+def test_another_family_of_models_is_refused() -> None:
+    settings = settled("recipe=gpt2-speed", "model=modern", "hardware.demo=never")
+    with pytest.raises(UserError, match="training steps of model=gpt2 are measured"):
+        steps_run.cases(settings)
+
+
+def test_what_was_measured_is_not_trained_by_mistake() -> None:
+    with pytest.raises(UserError, match="measures and trains nothing"):
+        compose_settings(["recipe=gpt2-speed", "mode=train"])

@@ -1,0 +1,157 @@
+"""linear_cross_entropy: torch's cross-entropy of a linear layer, without all its logits."""
+
+import importlib.util
+
+import pytest
+import torch
+import torch.nn.functional as F
+from child_process import assert_passes_in_the_interpreter, compiled_rows
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flashtrain_kernels import LINEAR_CROSS_ENTROPY, linear_cross_entropy
+
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+
+
+def inputs(tokens=23, embed=8, rows=20, vocab_size=17, dtype=torch.float64, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(tokens, embed, dtype=dtype, generator=draw).requires_grad_()
+    weight = torch.randn(rows, embed, dtype=dtype, generator=draw).requires_grad_()
+    labels = torch.randint(vocab_size, (tokens,), generator=draw)
+    labels[::5] = -100
+    return hidden, weight, labels
+
+
+def expected(hidden, weight, labels, vocab_size):
+    logits = F.linear(hidden, weight).to(torch.promote_types(hidden.dtype, torch.float32))
+    logits = logits.masked_fill(torch.arange(len(weight)) >= vocab_size, -torch.inf)
+    return F.cross_entropy(logits, labels, reduction="sum") / (labels != -100).sum().clamp(min=1)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    tokens=st.integers(0, 40), chunk=st.none() | st.integers(1, 50), padding=st.integers(0, 5), seed=st.integers(0, 99)
+)
+def test_loss_and_gradients_are_torchs_whatever_the_pieces(tokens, chunk, padding, seed):
+    hidden, weight, labels = inputs(tokens, vocab_size=20 - padding, seed=seed)
+    ours = linear_cross_entropy(hidden, weight, labels, vocab_size=20 - padding, chunk=chunk)
+    theirs = expected(hidden, weight, labels, 20 - padding)
+    torch.testing.assert_close(ours, theirs)
+    wanted = torch.autograd.grad(3 * theirs, (hidden, weight))
+    torch.testing.assert_close(torch.autograd.grad(3 * ours, (hidden, weight)), wanted)
+
+
+def test_any_leading_dimensions_and_the_sum():
+    hidden, weight, labels = inputs(24)
+    mean = linear_cross_entropy(hidden.view(2, 3, 4, 8), weight, labels.view(2, 3, 4))
+    total = linear_cross_entropy(hidden, weight, labels, reduction="sum")
+    torch.testing.assert_close(mean * (labels != -100).sum(), total)
+
+
+def test_where_no_label_counts_the_loss_and_its_gradients_are_zero():
+    hidden, weight, labels = inputs()
+    loss = linear_cross_entropy(hidden, weight, torch.full_like(labels, -100))
+    assert loss.item() == 0
+    assert not any(gradient.any() for gradient in torch.autograd.grad(loss, (hidden, weight)))
+
+
+@pytest.mark.parametrize("label", [17, 20, -3])
+def test_a_label_that_is_no_token_gives_an_infinite_loss(label):
+    hidden, weight, labels = inputs()
+    labels[3] = label
+    assert linear_cross_entropy(hidden, weight, labels, vocab_size=17).item() == torch.inf
+
+
+def test_without_gradients_none_are_computed():
+    hidden, weight, labels = inputs()
+    with torch.no_grad():
+        loss = linear_cross_entropy(hidden, weight, labels, vocab_size=17)
+    assert not loss.requires_grad
+    torch.testing.assert_close(loss, expected(hidden, weight, labels, 17).detach())
+    _, dhidden, dweight = LINEAR_CROSS_ENTROPY(hidden.detach(), weight.detach(), labels, 17, -100, 8, False)
+    assert dhidden.numel() == dweight.numel() == 0
+
+
+def test_under_autocast_the_products_are_in_its_type_and_the_weights_gradient_in_the_weights():
+    hidden, weight, labels = inputs(dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ours = linear_cross_entropy(hidden, weight, labels, vocab_size=17, chunk=4)
+    assert ours.dtype == torch.float32
+    torch.testing.assert_close(ours, expected(hidden.bfloat16(), weight.bfloat16(), labels, 17), rtol=1e-5, atol=1e-5)
+    assert [gradient.dtype for gradient in torch.autograd.grad(ours, (hidden, weight))] == [torch.float32] * 2
+
+
+def test_the_operator_passes_torchs_checks_and_compiles_whole():
+    hidden, weight, labels = inputs(dtype=torch.float32)
+    torch.library.opcheck(LINEAR_CROSS_ENTROPY, (hidden, weight, labels, 17, -100, 8, True))
+    compiled = torch.compile(
+        lambda *tensors: linear_cross_entropy(*tensors, vocab_size=17, chunk=8), fullgraph=True, backend="aot_eager"
+    )
+    ours, theirs = compiled(hidden, weight, labels), expected(hidden, weight, labels, 17)
+    wanted = torch.autograd.grad(theirs, (hidden, weight))
+    torch.testing.assert_close(torch.autograd.grad(ours, (hidden, weight)), wanted)
+
+
+def test_a_second_derivative_is_refused():
+    hidden, weight, labels = inputs()
+    loss = linear_cross_entropy(hidden, weight, labels) ** 2
+    (gradient,) = torch.autograd.grad(loss, hidden, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"second derivative|differentiate twice"):
+        torch.autograd.grad(gradient.sum(), hidden)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"weight": torch.zeros(5, 3)}, ValueError, r"\(\.\.\., E\) and \(V, E\), not \(4, 2\) and \(5, 3\)"),
+        ({"labels": torch.zeros(3, dtype=torch.int64)}, ValueError, r"labels must be \(4,\)"),
+        ({"labels": torch.zeros(4)}, TypeError, "labels must be int64, not torch.float32"),
+        ({"vocab_size": 6}, ValueError, "vocab_size must be 1 to 5"),
+        ({"chunk": 0}, ValueError, "chunk must be 1 or more"),
+        ({"reduction": "none"}, ValueError, "reduction must be mean or sum, not 'none'"),
+    ],
+)
+def test_mistakes_are_named(change, error, words):
+    call = {"hidden": torch.zeros(4, 2), "weight": torch.zeros(5, 2), "labels": torch.zeros(4, dtype=torch.int64)}
+    with pytest.raises(error, match=words):
+        linear_cross_entropy(**{**call, **change})
+
+
+@needs_triton
+def test_the_kernel_is_right_in_the_interpreter():
+    assert_passes_in_the_interpreter("interpreter_loss_cases.py")
+
+
+@needs_triton
+@pytest.mark.parametrize("capability", ["80", "90", "100"])
+def test_the_kernel_compiles_without_spills(capability):
+    assert [row["spills"] for row in compiled_rows("loss_compile_cases.py", capability)] == [0] * 4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("tokens", "rows", "chunk"), [(5000, 50304, 1024), (300, 1000, None), (1, 515, 1)])
+def test_on_a_gpu_the_error_is_that_of_torchs_own(path, tokens, rows, chunk):
+    hidden = torch.randn(tokens, 256, device="cuda").requires_grad_()
+    weight = (torch.randn(rows, 256, device="cuda") * 0.1).requires_grad_()
+    labels = torch.randint(rows - 7, (tokens,), device="cuda")
+    labels[1::7] = -100
+    exact_inputs = [x.detach().double().requires_grad_() for x in (hidden, weight)]
+    logits = F.linear(*exact_inputs)
+    logits = logits.masked_fill(torch.arange(rows, device="cuda") >= rows - 7, -torch.inf)
+    exact = F.cross_entropy(logits, labels)
+    wanted = torch.autograd.grad(exact, exact_inputs)
+
+    def errors(loss):
+        return [
+            ((got - want).norm() / want.norm()).item()
+            for got, want in zip(torch.autograd.grad(loss, (hidden, weight)), wanted, strict=True)
+        ] + [(loss - exact).abs().item()]
+
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        ours = linear_cross_entropy(hidden, weight, labels, vocab_size=rows - 7, chunk=chunk)
+        logits = F.linear(hidden, weight).float()
+        logits = logits.masked_fill(torch.arange(rows, device="cuda") >= rows - 7, -torch.inf)
+        theirs = F.cross_entropy(logits, labels)
+    for our_error, their_error in zip(errors(ours), errors(theirs), strict=True):
+        assert our_error <= 2 * their_error + 1e-4

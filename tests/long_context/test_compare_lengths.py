@@ -1,0 +1,120 @@
+"""Rows of a comparison: perplexities, times, the paper's values, and whether longer was better."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from flashtrain.errors import UserError
+from flashtrain.long_context.compare import BETTER, EQUAL, UNKNOWN, WORSE, Scores, length_rows, position_rows, remarks
+from flashtrain.long_context.figures import lengths_figure, positions_figure
+from flashtrain.long_context.tables import lengths_table as table
+from flashtrain.long_context.windows import Windows
+
+NOISE = np.random.RandomState(0).normal(0, 0.5, size=(12, 8)).astype("float32")
+WINDOWS = Windows(torch.zeros(12, 17, dtype=torch.long), np.repeat(np.arange(6), 2), "documents")
+
+
+def trained(rate: float, **changes):
+    summary = {"status": "finished", "model": "gpt2-124m", "tokens": 1000, "tokens_per_second": rate, "steps": 10}
+    return {**summary, "peak_memory_gib": 1.0, **changes}
+
+
+def scores(level: float, change: float | np.ndarray = 0.0) -> Scores:
+    losses = 3 + NOISE + level + change
+    return Scores(losses, losses - 0.1)
+
+
+def rows_of(**levels):
+    found = {int(context[1:]): scores(*np.atleast_1d(level)) for context, level in levels.items()}
+    rates = dict.fromkeys(found, 500.0)
+    return length_rows({c: trained(rate) for c, rate in rates.items()}, found, WINDOWS, resamples=500, seed=0)
+
+
+def test_perplexity_is_the_exponential_of_the_mean_loss_with_its_interval() -> None:
+    (row,) = rows_of(c1024=0.0)
+    assert row["perplexity"] == pytest.approx(math.exp(3 + NOISE.mean()), rel=1e-3)
+    assert row["perplexity_low"] < row["perplexity"] < row["perplexity_high"]
+    assert row["perplexity_sliding"] == pytest.approx(row["perplexity"] * math.exp(-0.1), rel=1e-3)
+    assert (row["scored_tokens"], row["units"], row["unit"]) == (96, 6, "documents")
+
+
+def test_a_longer_context_is_better_worse_or_neither_by_the_difference_on_the_same_tokens() -> None:
+    shaky = np.random.RandomState(1).normal(0, 0.4, size=NOISE.shape).astype("float32")
+    found = {1024: scores(0.0), 2048: scores(-0.02), 4096: scores(0.01), 8192: scores(0.01, shaky - shaky.mean())}
+    rows = length_rows({c: trained(500.0) for c in found}, found, WINDOWS, resamples=500, seed=0)
+    assert [row["against_shorter"] for row in rows] == [None, BETTER, WORSE, EQUAL]
+    # The intervals of 1024 and 2048 overlap: only the paired difference tells that one is better.
+    assert rows[1]["perplexity_high"] > rows[0]["perplexity_low"]
+
+
+def test_differences_in_loss_are_told_with_their_intervals() -> None:
+    rows = rows_of(c1024=0.0, c2048=-0.02, c4096=0.03)
+    assert rows[0]["loss_less_shorter"] is None
+    assert rows[0]["loss_less_shortest_sliding_low"] is None
+    assert [row["loss_less_shorter"] for row in rows[1:]] == pytest.approx([-0.02, 0.05], abs=1e-4)
+    assert [row["loss_less_shortest_sliding"] for row in rows[1:]] == pytest.approx([-0.02, 0.03], abs=1e-4)
+    assert rows[2]["loss_less_shorter_low"] == pytest.approx(0.05, abs=1e-4)  # a constant shift has no spread
+
+
+def test_where_longer_is_not_better_a_line_says_so() -> None:
+    rows = rows_of(c1024=0.0, c2048=-0.02, c4096=0.03)
+    lines = remarks(rows)
+    assert len(lines) == 2
+    assert lines[0].startswith("context 4,096 is worse than 2,048, reading each window once: perplexity ")
+    assert lines[1].startswith("context 4,096 is worse than 2,048, with its full context for every token")
+    assert remarks(rows[:2]) == []
+
+
+def test_one_window_is_too_little_text_to_tell() -> None:
+    single = Windows(WINDOWS.tokens[:1], np.array([0]), "windows")
+    found = {c: Scores(NOISE[:1] + 3, NOISE[:1] + 3) for c in (1024, 2048)}
+    rows = length_rows({c: trained(500.0) for c in found}, found, single, resamples=10, seed=0)
+    assert (rows[1]["against_shorter"], rows[1]["perplexity_low"]) == (UNKNOWN, None)
+    assert "cannot, with so little text, be told from 1,024" in remarks(rows)[0]
+
+
+def test_time_is_a_tokens_relative_to_the_shortest_context() -> None:
+    found = {1024: scores(0.0), 4096: scores(0.0)}
+    rows = length_rows({1024: trained(500.0), 4096: trained(400.0)}, found, WINDOWS, resamples=10, seed=0)
+    assert [row["time_ratio"] for row in rows] == [1.0, 1.25]
+    assert [row["train_seconds"] for row in rows] == [2.0, 2.5]
+
+
+def test_the_papers_values_stand_beside_and_are_not_ours() -> None:
+    rows = rows_of(c1024=0.0, c2048=0.0, c4096=0.0, c8192=0.0)
+    assert [row["paper_perplexity"] for row in rows] == [18.2, 17.6, 17.5, None]
+    assert [row["paper_days"] for row in rows] == [2.7, 3.0, 3.6, None]
+    assert [row["paper_time_ratio"] for row in rows] == [1.0, 1.111, 1.333, None]
+    shown = table(rows)
+    assert "Table 4: GPT-2 small on OpenWebText" in shown.title
+    assert "paper: perplexity" in shown.headings
+    assert not any("paper" in heading for heading in table(rows[:1]).headings)  # one context is no comparison
+
+
+def test_a_length_that_did_not_finish_stays_a_row_that_says_so() -> None:
+    failed = {"status": "out of memory", "error": "out of memory: 80 GiB", "model": "gpt2-124m", "tokens": 1000}
+    summaries = {1024: trained(500.0), 2048: failed, 4096: trained(400.0)}
+    rows = length_rows(summaries, {1024: scores(0.0), 4096: scores(-0.1)}, WINDOWS, resamples=100, seed=0)
+    assert (rows[1]["status"], rows[1].get("perplexity")) == ("out of memory", None)
+    assert rows[2]["against_shorter"] == BETTER  # than 1,024, the next shorter that was scored
+    assert "out of memory" in table(rows).markdown()
+
+
+def test_loss_by_position_is_the_mean_of_each_bin() -> None:
+    losses = np.tile(np.arange(8, dtype="float32"), (3, 1))
+    rows = position_rows({64: Scores(losses, losses + 1)}, bins=3)
+    assert [row["position"] for row in rows] == [0, 3, 5]
+    assert [row["loss"] for row in rows] == [1.0, 3.5, 6.0]
+    assert [row["loss_sliding"] for row in rows] == [2.0, 4.5, 7.0]
+
+
+def test_both_figures_are_drawn_from_the_rows(tmp_path) -> None:
+    rows = rows_of(c1024=0.0, c2048=-0.02) + position_rows({1024: scores(0.0), 2048: scores(0.0)}, bins=4)
+    for draw in (lengths_figure, positions_figure):
+        assert draw(rows, tmp_path / "figure.png").stat().st_size > 10_000
+        with pytest.raises(UserError, match="not of recipe=gpt2-long"):
+            draw([{"context": 1024}], tmp_path / "none.png")

@@ -1,0 +1,237 @@
+"""mode=lengths as a whole: each context is trained once, and all are scored on the same tokens."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tiny_runs import TinyRuns
+
+from flashtrain.compose import compose_settings
+from flashtrain.errors import UserError
+from flashtrain.job import run_job
+from flashtrain.long_context.study import lengths_plan, run_lengths, start_training
+from flashtrain.machine import settle
+from flashtrain.report import read_result
+from flashtrain.report.__main__ import main as report
+from flashtrain.run_folder import read_settings, write_summary
+
+LENGTHS = (
+    "mode=lengths",
+    "resume=auto",
+    "lengths.contexts=[16,64]",
+    "lengths.scored=8",
+    "lengths.stride=4",
+    "lengths.bins=4",
+    "lengths.resamples=50",
+    "trainer.steps=2",
+)
+
+
+class InThisProcess:
+    """Stands in for a process of its own: runs the training's words here, and notes them."""
+
+    def __init__(self) -> None:
+        self.words: list[list[str]] = []
+
+    def __call__(self, words: list[str]) -> int:
+        self.words.append(words)
+        told = dict(word.split("=", 1) for word in words)
+        folder = Path(told["hydra.run.dir"].strip("'"))
+        plain = [word for word in words if not word.startswith("hydra.")]
+        return run_job(compose_settings(plain), folder, overrides=plain, started=time.time())
+
+    @property
+    def contexts(self) -> list[str]:
+        return [word for words in self.words for word in words if word.startswith("context=")]
+
+
+def compare(tiny_runs: TinyRuns, folder, *extra: str, start=None) -> tuple[int, InThisProcess]:
+    without = [word for word in tiny_runs.words if not word.startswith(("context=", "trainer.micro_batch="))]
+    words = TinyRuns(tiny_runs.folder, without).settings_words(*LENGTHS, f"output={folder}", *extra)
+    words = list({word.split("=", 1)[0]: word for word in words}.values())
+    runner = start or InThisProcess()
+    return run_lengths(compose_settings(words), words, started=time.time(), start=runner), runner
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_runs: TinyRuns, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("study")
+    status, runner = compare(tiny_runs, folder)
+    assert status == 0
+    (study,) = (folder / "gpt2").iterdir()
+    return folder, study, runner
+
+
+def test_each_context_is_trained_on_the_same_tokens_and_split(finished) -> None:
+    _, study, runner = finished
+    assert runner.contexts == ["context=16", "context=64"]
+    trained = [read_settings(study / f"context-{context}") for context in (16, 64)]
+    assert [settings.mode for settings in trained] == ["train", "train"]
+    assert {settings.data.split_context for settings in trained} == {64}
+    summaries = [json.loads((study / f"context-{c}" / "summary.json").read_text()) for c in (16, 64)]
+    assert len({summary["tokens"] for summary in summaries}) == 1
+
+
+def test_it_leaves_rows_a_summary_and_two_figures(finished) -> None:
+    _, study, _ = finished
+    assert {"config.yaml", "summary.json", "result.json", "lengths.png", "positions.png"} <= {
+        path.name for path in study.iterdir()
+    }
+    result = read_result(study / "result.json")
+    lengths = [row for row in result.rows if row["part"] == "lengths"]
+    assert [row["context"] for row in lengths] == [16, 64]
+    assert all(row["perplexity_low"] <= row["perplexity"] <= row["perplexity_high"] for row in lengths)
+    assert len({row["scored_tokens"] for row in lengths}) == 1
+    assert lengths[0]["time_ratio"] == 1
+    assert len([row for row in result.rows if row["part"] == "positions"]) == 2 * 4
+    assert "mode=lengths" in result.command
+    assert "output" not in result.command
+    summary = json.loads((study / "summary.json").read_text())
+    assert (summary["status"], summary["contexts"]) == ("finished", "16 64")
+    assert summary["best_context"] in (16, 64)
+
+
+def test_it_is_published_and_drawn_by_the_report_command(finished, tmp_path, capsys) -> None:
+    _, study, _ = finished
+    file = tmp_path / "gpt2-long.json"
+    assert report([str(study), "--save", str(file)]) == 0
+    assert (
+        report([str(file), "--columns", "context,perplexity,time_ratio", "--only", "part:lengths", "--markdown"]) == 0
+    )
+    assert "| context | perplexity | time per token / shortest |" in capsys.readouterr().out
+    for figure in ("lengths", "lengths-positions"):
+        assert report([str(file), "--figure", figure, "--out", str(tmp_path)]) == 0
+
+
+def test_what_is_finished_is_not_trained_again_and_a_new_length_joins_it(
+    finished, tiny_runs: TinyRuns, capsys, caplog
+) -> None:
+    folder, study, _ = finished
+    with caplog.at_level("INFO"):
+        status, runner = compare(tiny_runs, folder, "lengths.contexts=[32]", "lengths.window=64")
+    assert (status, runner.contexts) == (0, ["context=32"])
+    assert [path.name for path in (folder / "gpt2").iterdir()] == [study.name]
+    result = read_result(study / "result.json")
+    assert [row["context"] for row in result.rows if row["part"] == "lengths"] == [16, 32, 64]
+    assert "'lengths.contexts=[16,32,64]'" in result.command
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        status, runner = compare(tiny_runs, folder)
+    assert (status, runner.words) == (0, [])
+    assert "context 16: trained already" in caplog.text
+    assert "held-out tokens in" in capsys.readouterr().out
+
+
+def test_losses_are_kept_so_that_checkpoints_may_go(finished, tiny_runs: TinyRuns) -> None:
+    folder, study, _ = finished
+    before = read_result(study / "result.json").rows
+    checkpoints = study / "context-16" / "checkpoints"
+    checkpoints.rename(study / "away")
+    assert compare(tiny_runs, folder)[0] == 0
+    assert read_result(study / "result.json").rows == before
+    (study / "context-16" / "scores.npz").write_bytes(b"broken")
+    with pytest.raises(UserError, match=r"last\.ckpt does not exist"):
+        compare(tiny_runs, folder)
+    with pytest.raises(UserError, match=r"last\.ckpt does not exist"):  # other tokens: the losses are not theirs
+        compare(tiny_runs, folder, "lengths.scored=4")
+    (study / "away").rename(checkpoints)
+
+
+def test_other_settings_or_a_wish_to_start_anew_are_another_comparison(finished, tiny_runs: TinyRuns) -> None:
+    folder, study, _ = finished
+    stopped = lambda words: 130  # noqa: E731
+    for extra in (("trainer.steps=3",), ("attention=standard",), ("resume=null",)):
+        before = set((folder / "gpt2").iterdir())
+        assert compare(tiny_runs, folder, *extra, start=stopped)[0] == 130
+        (new,) = set((folder / "gpt2").iterdir()) - before
+        assert json.loads((new / "summary.json").read_text())["status"] == "stopped"
+    with pytest.raises(UserError, match="is no comparison of these settings"):
+        compare(tiny_runs, folder, "trainer.steps=4", f"resume={study}")
+
+
+def test_a_length_that_fails_is_a_row_and_the_others_go_on(tiny_runs: TinyRuns, tmp_path) -> None:
+    class FailsAt16(InThisProcess):
+        def __call__(self, words):
+            return -9 if "context=16" in words else super().__call__(words)
+
+    status, _ = compare(tiny_runs, tmp_path, start=FailsAt16())
+    assert status == 1
+    (study,) = (tmp_path / "gpt2").iterdir()
+    rows = [row for row in read_result(study / "result.json").rows if row["part"] == "lengths"]
+    assert (rows[0]["status"], rows[0]["error"]) == ("failed", "killed by signal 9")
+    assert rows[1]["perplexity"] > 1
+
+
+@pytest.mark.parametrize(
+    ("script", "status"), [("raise SystemExit(3)", 3), ("os.kill(os.getppid(), 15); time.sleep(60)", -15)]
+)
+def test_a_training_is_a_process_whose_end_is_told_and_which_gets_our_sigterm(monkeypatch, script, status) -> None:
+    command = [sys.executable, "-c", f"import os, time; {script}"]
+    monkeypatch.setattr("flashtrain.long_context.study.job_command", lambda: command)
+    before = signal.getsignal(signal.SIGTERM)
+    assert start_training(["recipe=gpt2"]) == status
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_sweep_over_comparisons_gives_each_its_folder(tiny_runs: TinyRuns, tmp_path) -> None:
+    assert compare(tiny_runs, tmp_path, f"hydra.run.dir={tmp_path}/00", start=lambda words: 130)[0] == 130
+    assert (tmp_path / "00" / "summary.json").is_file()
+    assert not (tmp_path / "gpt2").exists()
+
+
+@pytest.mark.parametrize("status", [130, 143, -15])
+def test_a_stopped_training_stops_the_comparison(tiny_runs: TinyRuns, tmp_path, status) -> None:
+    assert compare(tiny_runs, tmp_path, start=lambda words: status)[0] == (130 if status == 130 else 143)
+    (summary,) = tmp_path.glob("gpt2/*/summary.json")
+    assert json.loads(summary.read_text())["status"] == "stopped"
+
+
+def test_running_out_of_memory_is_a_result(tiny_runs: TinyRuns, tmp_path) -> None:
+    def out_of_memory(words):
+        folder = Path(dict(word.split("=", 1) for word in words)["hydra.run.dir"].strip("'"))
+        write_summary(folder, {"status": "out of memory", "error": "out of memory: too long", "context": 16})
+        return 3
+
+    status, _ = compare(tiny_runs, tmp_path, "lengths.contexts=[16]", start=out_of_memory)
+    assert status == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["lengths.contexts=[16,16]"], "must be one or more different lengths"),
+        (["lengths.scored=17"], r"lengths\.scored=17 tokens do not fit the context of 16"),
+        (["lengths.window=32"], r"lengths\.window=32 is shorter than the context of 64"),
+        (["lengths.stride=9"], r"lengths\.stride=9 must be at most lengths\.scored=8"),
+        (["lengths.contexts=[16,48]"], r"trainer\.tokens_per_step=256 is no multiple of context=48"),
+        (["lengths.contexts=null"], "recipe=gpt2-long"),
+        (["context=32"], r"change those, or add mode=train to train one context"),
+        (["lengths.contexts=[8192]", "trainer.tokens_per_step=8192"], "tokens"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_trained(tiny_runs: TinyRuns, tmp_path, words, message) -> None:
+    with pytest.raises(UserError, match=message):
+        compare(tiny_runs, tmp_path, *words, start=lambda words: pytest.fail("trained"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_plan_describes_every_length_and_starts_nothing(tmp_path) -> None:
+    words = ["recipe=gpt2-long", "mode=plan", "hardware=cpu", "lengths.contexts=[64,1024]", f"output={tmp_path}"]
+    text = lengths_plan(*settle(compose_settings(words), words))
+    assert [line for line in text.splitlines() if line.startswith("===")] == [
+        "=== context 64",
+        "=== context 1,024",
+    ]
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_recipe_compares_1k_to_16k_at_the_same_tokens() -> None:
+    settings = compose_settings(["recipe=gpt2-long"])
+    assert settings.lengths.contexts == [1024, 2048, 4096, 8192, 16384]
+    assert (settings.lengths.longest, settings.lengths.scored, settings.mode) == (16384, 1024, "lengths")
+    assert settings.trainer.tokens_per_step % 16384 == 0

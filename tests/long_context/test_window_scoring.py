@@ -1,0 +1,107 @@
+"""Every context is scored on the same tokens, from as much text before them as it holds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flashtrain.errors import UserError
+from flashtrain.long_context.scoring import score_windows
+from flashtrain.models import GPT2, GPT2Config
+
+
+class Watched(GPT2):
+    """A model that predicts nothing, and notes what it read and which tokens it was asked about."""
+
+    def __init__(self, vocab_size: int = 200) -> None:
+        super().__init__(GPT2Config.of_size("demo", vocab_size=vocab_size, context=64), attention="sdpa")
+        self.read: list[list[int]] = []
+
+    def hidden(self, tokens, **_):
+        self.read += tokens.tolist()
+        # The state of a token is its id, so that logits() can tell which position it is asked about.
+        return tokens[..., None].float()
+
+    def logits(self, hidden):
+        # -100 everywhere but at the token that follows in these windows, whose ids count on: a loss of 0.
+        following = hidden[..., 0].long() + 1
+        return torch.full((*following.shape, 200), -100.0).scatter(-1, following[..., None], 0.0)
+
+
+@pytest.fixture
+def windows() -> torch.Tensor:
+    return torch.arange(0, 33)[None] + torch.tensor([[0], [100]])  # two windows of 32 tokens and a label
+
+
+def test_every_context_is_asked_about_the_same_tokens(windows) -> None:
+    for context in (8, 16, 32):
+        for stride in (None, 1, 3, 8):
+            losses = score_windows(Watched(), windows, context=context, scored=8, stride=stride)
+            assert losses.shape == (2, 8)
+            # Only a model that is asked at positions 24 to 31 for tokens 25 to 32 has a loss of 0 here.
+            assert bool((losses == 0).all()), (context, stride)
+
+
+def test_the_scored_tokens_are_each_windows_last() -> None:
+    torch.manual_seed(0)
+    model = GPT2(GPT2Config.of_size("demo", vocab_size=50, context=32), attention="sdpa")
+    windows = torch.randint(0, 50, (3, 33))
+    losses = score_windows(model, windows, context=32, scored=8)
+    with torch.no_grad():
+        whole = torch.nn.functional.cross_entropy(
+            model(windows[:, :-1]).transpose(1, 2), windows[:, 1:], reduction="none"
+        )
+    torch.testing.assert_close(losses, whole[:, -8:])
+
+
+def test_one_pass_reads_the_contexts_last_tokens(windows) -> None:
+    model = Watched()
+    score_windows(model, windows, context=12, scored=8)
+    assert model.read == [list(range(20, 32)), list(range(120, 132))]
+
+
+def test_sliding_gives_every_token_nearly_the_whole_context(windows) -> None:
+    model = Watched()
+    score_windows(model, windows[:1], context=12, scored=8, stride=4)
+    assert model.read == [list(range(16, 28)), list(range(20, 32))]
+
+
+def test_sliding_stops_at_the_windows_beginning(windows) -> None:
+    model = Watched()
+    score_windows(model, windows[:1], context=32, scored=8, stride=4)
+    assert model.read == [list(range(28)), list(range(32))]
+
+
+def test_many_windows_are_read_in_portions_with_the_same_losses(monkeypatch) -> None:
+    torch.manual_seed(0)
+    model = GPT2(GPT2Config.of_size("demo", vocab_size=50, context=16), attention="sdpa")
+    windows = torch.randint(0, 50, (5, 17))
+    together = score_windows(model, windows, context=16, scored=4)
+    monkeypatch.setattr("flashtrain.long_context.scoring.TOKENS_AT_ONCE", 32)
+    torch.testing.assert_close(score_windows(model, windows, context=16, scored=4), together)
+
+
+def test_the_models_mode_is_restored_and_dropout_is_off() -> None:
+    torch.manual_seed(0)
+    config = GPT2Config.of_size("demo", vocab_size=50, context=16, dropout=0.5)
+    model = GPT2(config, attention="sdpa").train()
+    windows = torch.randint(0, 50, (2, 17))
+    first, second = (score_windows(model, windows, context=16, scored=4) for _ in range(2))
+    assert torch.equal(first, second)
+    assert model.training
+
+
+def test_autocast_stays_near_the_exact_losses() -> None:
+    torch.manual_seed(0)
+    model = GPT2(GPT2Config.of_size("demo", vocab_size=50, context=16), attention="sdpa")
+    windows = torch.randint(0, 50, (2, 17))
+    exact = score_windows(model, windows, context=16, scored=4)
+    half = score_windows(model, windows, context=16, scored=4, autocast=torch.bfloat16)
+    torch.testing.assert_close(half, exact, atol=0.03, rtol=0)
+    assert half.dtype == torch.float32
+
+
+@pytest.mark.parametrize("context", [7, 33])
+def test_a_context_that_cannot_be_scored_is_refused(windows, context) -> None:
+    with pytest.raises(UserError, match=rf"a context of {context}, .* Possible: 8 to 32"):
+        score_windows(Watched(), windows, context=context, scored=8)

@@ -1,0 +1,75 @@
+"""A model at a longer context than it was trained with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flashtrain.errors import UserError
+from flashtrain.models import GPT2, GPT2Config, with_context
+
+TOKENS = torch.arange(40)[None] % 13
+
+
+def small(family: str = "gpt2", **changes) -> GPT2:
+    torch.manual_seed(0)
+    config = GPT2Config.of_size("demo", family, vocab_size=13, context=16)
+    return GPT2(replace(config, **{"layers": 1, "embed": 32, "ffn": 32, **changes}), attention="sdpa")
+
+
+def extended(model: GPT2, context: int, **options) -> GPT2:
+    config, state = with_context(model.config, model.state_dict(), context, **options)
+    longer = GPT2(config, attention="sdpa")
+    longer.load_state_dict(state)
+    return longer
+
+
+def test_learned_positions_are_refused_past_the_trained_ones_unless_asked_for():
+    model = small()
+    with pytest.raises(UserError, match=r"40 positions for a model with 16 learned ones\. .*interpolating"):
+        with_context(model.config, model.state_dict(), 40)
+    assert extended(model, 40, interpolate=True)(TOKENS).shape == (1, 40, 64)
+
+
+def test_a_stretched_model_sees_the_trained_positions_where_they_lie_on_its_grid():
+    model = small()
+    longer = extended(model, 31, interpolate=True)  # every second position is a trained one
+    torch.testing.assert_close(longer.position_embedding.weight[::2], model.position_embedding.weight)
+    assert torch.equal(longer.token_embedding.weight, model.token_embedding.weight)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "modern"])
+@pytest.mark.parametrize("context", [8, 16])
+def test_a_context_that_is_no_longer_changes_nothing(family, context):
+    model = small(family)
+    config, state = with_context(model.config, model.state_dict(), context)
+    assert config == model.config
+    assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
+
+
+def test_rotary_positions_have_no_longest_and_give_what_they_gave():
+    model = small("modern")
+    longer = extended(model, 40)
+    assert longer.config.context == 40
+    torch.testing.assert_close(longer(TOKENS), model(TOKENS))
+
+
+def test_a_rope_factor_raises_the_base_of_every_layer():
+    longer = extended(small("modern"), 64, rope_factor=4.0)
+    assert (longer.config.rope_base, longer.config.rope_factor) == (10000.0, 4.0)
+    assert longer.blocks[0].attention.rotary.base == pytest.approx(10000 * 4 ** (8 / 6))
+
+
+def test_another_base_is_taken():
+    assert extended(small("modern"), 16, rope_base=500_000.0).blocks[0].attention.rotary.base == 500_000.0
+
+
+@pytest.mark.parametrize("option", ["rope_base", "rope_factor"])
+def test_rotary_settings_are_refused_for_learned_positions(option):
+    model = small()
+    with pytest.raises(UserError, match=f"{option} 4 for a model with learned positions"):
+        with_context(model.config, model.state_dict(), 16, **{option: 4.0})
+    with pytest.raises(UserError, match=f"{option} 4 with learned positions"):
+        GPT2Config.of_size("demo", vocab_size=13, context=16, **{option: 4.0})

@@ -1,0 +1,96 @@
+"""The feed-forward over pieces of the tokens: the same values and gradients, and less of the inner width stored."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flashtrain.models import feed_forward_pieces
+from flashtrain.models.feed_forward import feed_forward
+
+E, F = 12, 20
+KINDS = [("gelu", True), ("gelu", False), ("swiglu", True), ("swiglu", False)]
+
+
+def build(activation: str, bias: bool, dtype: torch.dtype = torch.float64) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return feed_forward(activation, E, F, bias).to(dtype)
+
+
+def results(module: torch.nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    out = module(x)
+    return [out, *torch.autograd.grad(out.square().sum(), [x, *module.parameters()])]
+
+
+def inputs(dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.randn(2, 15, E, dtype=dtype, generator=torch.Generator().manual_seed(1)).requires_grad_()
+
+
+@pytest.mark.parametrize(("activation", "bias"), KINDS)
+@pytest.mark.parametrize("chunk", [1, 7, 15, 29])
+def test_pieces_of_any_size_give_the_value_and_gradients_of_the_whole(activation, bias, chunk):
+    module, x = build(activation, bias), inputs()
+    whole = results(module, x)
+    module.chunk = chunk
+    for ours, exact in zip(results(module, x), whole, strict=True):
+        torch.testing.assert_close(ours, exact, atol=1e-11, rtol=0)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+def test_tokens_that_fit_one_piece_go_through_the_ordinary_layers(activation, monkeypatch):
+    module = build(activation, True)
+    module.chunk = 30
+
+    def refuse(*_):
+        raise AssertionError("one piece needs no pieces")
+
+    monkeypatch.setattr("flashtrain.models.feed_forward.feed_forward_pieces", refuse)
+    module(inputs())
+
+
+@pytest.mark.parametrize(("activation", "bias"), [("gelu", True), ("swiglu", False)])
+def test_torch_finds_the_operators_well_formed(activation, bias):
+    module = build(activation, bias)
+    x = inputs().detach().flatten(0, 1).requires_grad_()
+    weights = (module.up.weight, module.up.bias, module.down.weight, module.down.bias, activation, 7)
+    torch.library.opcheck(feed_forward_pieces.FEED_FORWARD, (x, *weights))
+    plain = [w.detach() if isinstance(w, torch.Tensor) else w for w in (x, *weights)]
+    torch.library.opcheck(feed_forward_pieces.BACKWARD, (torch.randn(30, E, dtype=torch.float64), *plain))
+
+
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+def test_under_autocast_it_computes_as_linear_layers_do(activation):
+    module, x = build(activation, True, torch.float32), inputs(torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        whole = results(module, x)
+        module.chunk = 7
+        pieces = results(module, x)
+    assert pieces[0].dtype == torch.bfloat16
+    assert all(gradient.dtype == torch.float32 for gradient in pieces[1:])
+    for ours, exact in zip(pieces, whole, strict=True):
+        assert (ours - exact).norm() <= 1e-2 * exact.norm()
+
+
+def test_many_pieces_add_up_their_gradients_in_float32():
+    module = build("gelu", True, torch.bfloat16)
+    x = torch.randn(1, 4096, E, generator=torch.Generator().manual_seed(1)).bfloat16().requires_grad_()
+    exact = results(build("gelu", True, torch.float64), x.detach().double().requires_grad_())
+    module.chunk = 8
+    for ours, wanted in zip(results(module, x), exact, strict=True):
+        assert (ours - wanted).norm() <= 1.5e-2 * wanted.norm()
+
+
+def test_the_inner_width_is_not_kept_for_all_tokens():
+    module, x = build("gelu", True), inputs()
+    sizes: list[int] = []
+
+    def kept_by(chunk: int | None) -> int:
+        sizes.clear()
+        module.chunk = chunk
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: (sizes.append(t.numel()), t)[1], lambda t: t):
+            module(x)
+        return sum(sizes)
+
+    weights = sum(parameter.numel() for parameter in module.parameters())
+    assert kept_by(5) <= x.numel() + weights
+    assert kept_by(None) > x.numel() + 2 * 30 * F

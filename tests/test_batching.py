@@ -1,0 +1,125 @@
+"""The micro-batch and the memory savings of a run, on machines that are not here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flashtrain.batching import Batching, choose_batching
+from flashtrain.components import make_model
+from flashtrain.compose import compose_settings
+from flashtrain.errors import UserError
+from flashtrain.models import MemorySavings, Trainable
+from flashtrain.plan import plan
+from flashtrain.run import describe
+from flashtrain.training.hardware import Hardware
+from flashtrain.training.memory import FREE_SHARE, GIB
+
+FREE, HOST = 139 * GIB, 120 * GIB
+H200 = Hardware("cuda", "NVIDIA H200", 1, (9, 0), FREE, FREE, 989e12, "bf16-mixed", "flash", HOST)
+CPU = Hardware("cpu", "CPU", 2, None, 8 * GIB, 8 * GIB, None, "32-true", "sdpa", 8 * GIB)
+
+
+def settings_of(*words: str):
+    return compose_settings(["recipe=gpt2", *words])
+
+
+def batching(*words: str, hardware: Hardware = H200) -> Batching:
+    settings = settings_of(*words)
+    with torch.device("meta"):
+        model = make_model(settings, vocab_size=50257, attention=hardware.attention)
+    return choose_batching(settings, hardware, model)
+
+
+def one_sequence(context: int, *words: str, hardware: Hardware = H200) -> Batching:
+    return batching(f"context={context}", f"trainer.tokens_per_step={context}", *words, hardware=hardware)
+
+
+LONG = [("124m", 1_048_576), ("1.3b", 524_288)]
+
+
+@pytest.mark.parametrize(("size", "context"), LONG)
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_one_sequence_of_half_a_million_tokens_and_more_fits_an_h200(size, context, positions, precision):
+    words = (f"model.size={size}", f"model.positions={positions}")
+    found = one_sequence(context, *words, hardware=replace(H200, precision=precision))
+    assert found.micro_batch == found.accumulate == 1
+    assert found.estimate.total <= FREE_SHARE * FREE
+    assert found.estimate.host <= FREE_SHARE * HOST
+    assert found.savings.checkpointing != "none"
+
+
+def test_a_short_context_saves_nothing_and_keeps_its_batch():
+    found = batching()
+    assert (found.micro_batch, found.savings) == (64, MemorySavings())
+
+
+def test_a_micro_batch_that_is_given_stays_and_the_savings_follow_it():
+    small = replace(H200, free_memory_bytes=16 * GIB)
+    found = batching("trainer.micro_batch=64", hardware=small)
+    assert (found.micro_batch, found.savings.checkpointing) == (64, "selective")
+
+
+def test_a_micro_batch_that_fits_in_no_way_is_tried_all_the_same_and_said_to_be_more_than_is_free():
+    small = replace(H200, free_memory_bytes=2 * GIB, host_memory_bytes=0)
+    settings = settings_of("trainer.micro_batch=64")
+    with torch.device("meta"):
+        model = make_model(settings, vocab_size=50257, attention="flash")
+    found = choose_batching(settings, small, model)
+    assert (found.micro_batch, found.fits) == (64, False)
+    assert found.savings == MemorySavings("full", ffn_chunk=16384, loss_chunk=2048)
+    assert "more than 90% of what is free" in describe(settings, small, model, found)
+
+
+def test_a_kind_that_is_named_is_taken():
+    found = batching("memory=full", "memory.ffn_chunk=4096")
+    assert found.savings == MemorySavings("full", ffn_chunk=4096)
+    assert found.options[0].savings == found.savings
+    assert len(found.options) > 1  # the others are told too
+
+
+def test_what_may_be_tried_where_memory_runs_out_needs_less():
+    found = batching("memory=selective", "trainer.micro_batch=8")
+    assert found.alternatives[0].micro_batch == 4
+    assert all(option.estimate.total < found.estimate.total for option in found.alternatives)
+    assert {option.micro_batch for option in found.alternatives[1:]} == {8}
+
+
+def test_several_ranks_go_by_the_card_and_choose_alike():
+    words = ("trainer.devices=2", "trainer.tokens_per_step=131072")
+    busy = [replace(H200, free_memory_bytes=free * GIB, host_memory_bytes=None) for free in (20, 139)]
+    one, other = (batching(*words, hardware=hardware) for hardware in busy)
+    assert (one.micro_batch, one.savings) == (other.micro_batch, other.savings)
+
+
+def test_a_sample_that_fits_in_no_way_is_one_line():
+    with pytest.raises(UserError, match="one sample needs an estimated"):
+        one_sequence(1_048_576, hardware=replace(H200, free_memory_bytes=20 * GIB))
+
+
+def test_a_cpu_has_nothing_to_offload():
+    assert not any(option.savings.offload for option in batching(hardware=CPU).options)
+    with pytest.raises(UserError, match="on a CPU there is nothing to offload"):
+        batching("memory=full", "memory.offload=true", hardware=CPU)
+
+
+class Registered(Trainable):
+    """A model of a user's program."""
+
+
+def test_a_registered_model_has_no_savings_and_says_so():
+    assert choose_batching(settings_of("trainer.micro_batch=4"), CPU, Registered()).savings == MemorySavings()
+    with pytest.raises(UserError, match=r"Registered has no memory savings: .* choose memory=none"):
+        choose_batching(settings_of("trainer.micro_batch=4", "memory=full"), CPU, Registered())
+
+
+def test_mode_plan_prints_every_kind_and_marks_the_one_taken():
+    words = ("mode=plan", "context=1048576", "trainer.tokens_per_step=1048576", "model.positions=rotary")
+    text = plan(settings_of(*words), H200)
+    lines = [line for line in text.splitlines() if "memory=" in line]
+    assert [line.split()[0] for line in lines] == ["memory=none", ">", "memory=full", "memory=full", "memory=full"]
+    assert "does not fit" in lines[0]
+    assert "GiB in host memory" in lines[-1]

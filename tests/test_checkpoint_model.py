@@ -1,0 +1,135 @@
+"""Where training starts from: random weights, Hugging Face's, an export of ours, a run; and at which context."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_runs import TinyRuns
+
+from flashtrain.checkpoint_model import build_model, check_same_model, load_trained
+from flashtrain.compose import compose_settings
+from flashtrain.errors import UserError
+from flashtrain.integrations import save_gpt2, save_weights
+from flashtrain.models import GPT2, GPT2Config
+from flashtrain.models.positions import stretched
+from flashtrain.training.checkpoints import read_checkpoint
+
+
+def start(*words: str, vocab_size: int = 257) -> GPT2:
+    model = build_model(compose_settings(["recipe=gpt2", *words]), vocab_size=vocab_size, attention="sdpa")
+    assert isinstance(model, GPT2)
+    return model
+
+
+@pytest.fixture(scope="module")
+def demo() -> GPT2:
+    torch.manual_seed(0)
+    return GPT2(GPT2Config.of_size("demo", vocab_size=257, context=64), attention="sdpa")
+
+
+@pytest.fixture(scope="module")
+def rotary() -> GPT2:
+    torch.manual_seed(0)
+    return GPT2(GPT2Config.of_size("demo", "modern", vocab_size=257, context=64), attention="sdpa")
+
+
+@pytest.fixture(scope="module")
+def hugging_face(demo, tmp_path_factory):
+    return save_gpt2(demo, tmp_path_factory.mktemp("hf") / "gpt2")
+
+
+@pytest.fixture(scope="module")
+def exported(rotary, tmp_path_factory):
+    return save_weights(rotary, tmp_path_factory.mktemp("ours") / "export")
+
+
+def test_hugging_face_weights_at_a_longer_context_are_refused_with_the_setting_that_allows_it(hugging_face) -> None:
+    with pytest.raises(UserError, match=r"context=256 is longer than the 64 positions .*interpolate_positions=true"):
+        start(f"weights={hugging_face}", "context=256")
+
+
+def test_hugging_face_weights_are_stretched_to_a_longer_context_when_asked(hugging_face, demo) -> None:
+    model = start(f"weights={hugging_face}", "context=256", "model.interpolate_positions=true")
+    assert model.config.context == 256
+    assert torch.equal(model.position_embedding.weight, stretched(demo.position_embedding.weight, 256))
+    assert torch.equal(model.blocks[3].attention.qkv.weight, demo.blocks[3].attention.qkv.weight)
+    assert model(torch.zeros(1, 256, dtype=torch.long)).shape[1] == 256
+
+
+def test_an_export_of_ours_is_a_start_too_and_a_longer_context_is_pointed_out(exported, rotary, caplog) -> None:
+    with caplog.at_level("INFO"):
+        model = start(f"weights={exported}", "context=256")
+    assert "context=256 is 4 times the 64 that the weights" in caplog.text
+    assert "model.rope_factor=4 would slow their rotary angles" in caplog.text
+    assert (model.config.context, model.config.rope_factor) == (256, 1.0)
+    assert torch.equal(model.token_embedding.weight, rotary.token_embedding.weight)
+
+
+def test_the_base_is_scaled_as_asked_and_nothing_is_pointed_out(exported, caplog) -> None:
+    with caplog.at_level("INFO"):
+        model = start(f"weights={exported}", "context=256", "model.rope_factor=4")
+    assert model.config.rope_factor == 4
+    assert caplog.text == ""
+
+
+def test_a_run_and_its_checkpoint_are_starts(trained) -> None:
+    saved = read_checkpoint(trained / "checkpoints" / "best.ckpt")["state_dict"]
+    for path in (trained, trained / "checkpoints" / "best.ckpt"):
+        words = ("context=48", "model.interpolate_positions=true", "model.dropout=0.1", "model.residual=compute")
+        model = start(f"weights={path}", *words)
+        assert (model.config.context, model.config.dropout, model.residual) == (48, 0.1, "compute")
+        assert torch.equal(model.token_embedding.weight, saved["model.token_embedding.weight"])
+
+
+def test_training_goes_on_from_a_run_at_twice_its_context(tiny_runs: TinyRuns, trained) -> None:
+    words = (f"weights={trained}", "context=64", "model.interpolate_positions=true", "trainer.steps=1")
+    status, folder = tiny_runs.run("longer", *words)
+    assert status == 0
+    assert read_checkpoint(folder / "checkpoints" / "last.ckpt")["flashtrain"]["shape"]["context"] == 64
+
+
+def test_a_trained_model_is_evaluated_past_its_context_only_when_asked(trained) -> None:
+    longer = compose_settings(["recipe=gpt2", "context=100"])
+    with pytest.raises(UserError, match=r"context=100 is longer than the 32 positions"):
+        load_trained(str(trained), attention="sdpa", settings=longer)
+    longer.model.interpolate_positions = True
+    assert load_trained(str(trained), attention="sdpa", settings=longer).model.config.context == 100
+
+
+def test_weights_for_another_tokenizer_are_refused(hugging_face) -> None:
+    with pytest.raises(UserError, match=r"know 257 tokens and the tokenizer makes 300"):
+        start(f"weights={hugging_face}", "context=64", vocab_size=300)
+
+
+def test_stretching_needs_something_trained() -> None:
+    with pytest.raises(UserError, match=r"it needs weights="):
+        start("model.interpolate_positions=true")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["model.rope_factor=0.5"], r"model\.rope_factor=0\.5 must be at least 1"),
+        (["model.rope_base=1"], r"model\.rope_base=1 must be above 1"),
+    ],
+)
+def test_settings_that_cannot_scale_are_refused_at_once(words, message) -> None:
+    with pytest.raises(UserError, match=message):
+        compose_settings(["recipe=gpt2", *words])
+
+
+def test_a_new_model_takes_its_base_and_factor_from_the_settings() -> None:
+    words = ("model=modern", "model.size=demo", "model.rope_base=50000", "model.rope_factor=2", "context=64")
+    config = start(*words).config
+    assert (config.rope_base, config.rope_factor) == (50000, 2)
+
+
+def test_a_checkpoint_from_before_a_field_existed_is_still_the_same_model(trained, tmp_path) -> None:
+    saved = read_checkpoint(trained / "checkpoints" / "last.ckpt")
+    description = {**saved["flashtrain"], "shape": dict(saved["flashtrain"]["shape"])}
+    del saved["flashtrain"]["shape"]["rope_factor"]
+    torch.save(saved, tmp_path / "old.ckpt")
+    check_same_model(tmp_path / "old.ckpt", description)
+    description["shape"]["rope_factor"] = 2.0
+    with pytest.raises(UserError, match=r"rope_factor is 1\.0 there and 2\.0 here"):
+        check_same_model(tmp_path / "old.ckpt", description)

@@ -1,0 +1,125 @@
+"""Half-precision weights with float32 copies, and several optimisers as one."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from tiny_training import TinyModel
+
+from flashtrain.errors import UserError
+from flashtrain.models.gpt2 import GPT2, GPT2Config
+from flashtrain.training.master_weights import MasterWeights
+from flashtrain.training.optimizers import adamw, inner_matrices, muon
+
+TOKENS = torch.arange(36).view(4, 9) % 17
+BUILDERS = {"adamw": adamw, "muon": muon}
+
+
+def tiny_gpt2(tie=True):
+    torch.manual_seed(0)
+    config = GPT2Config(17, 20, 9, layers=1, heads=2, kv_heads=2, embed=8, ffn=16, tie_embeddings=tie)
+    return GPT2(config, attention="sdpa")
+
+
+def steps(model, optimizer, count=5, start=0):
+    for step in range(start, start + count):
+        tokens = (TOKENS * (step + 1)) % 17
+        loss = model.loss(tokens[:, :-1], tokens[:, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def test_the_copies_follow_the_float32_course_and_the_weights_are_the_copies_rounded():
+    model = TinyModel().bfloat16()
+    optimizer = MasterWeights(adamw(model, lr=1e-2))
+    exact = [p.detach().float().requires_grad_() for p in model.parameters()]
+    plain = torch.optim.AdamW(exact, lr=1e-2, betas=(0.9, 0.95), weight_decay=0.0)
+    for group in optimizer.param_groups:
+        group["weight_decay"] = 0.0
+    for _ in range(4):
+        for parameter, wanted in zip(model.parameters(), exact, strict=True):
+            parameter.grad = torch.randn_like(parameter)
+            wanted.grad = parameter.grad.float()
+        optimizer.step()
+        plain.step()
+    masters = {id(parameter): master for parameter, master in optimizer.pairs}
+    for parameter, wanted in zip(model.parameters(), exact, strict=True):
+        torch.testing.assert_close(masters[id(parameter)], wanted)
+        assert torch.equal(parameter, masters[id(parameter)].bfloat16())
+
+
+def test_updates_too_small_for_bfloat16_add_up():
+    def moved(optimizer_of):
+        parameter = torch.nn.Parameter(torch.ones(4, 4, dtype=torch.bfloat16))
+        optimizer = optimizer_of(torch.optim.SGD([parameter], lr=1e-4))
+        for _ in range(100):
+            parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+        return 1 - parameter.float().mean().item()
+
+    assert moved(lambda inner: inner) == 0
+    assert moved(MasterWeights) == pytest.approx(0.01, rel=0.3)
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize("half", [False, True])
+def test_a_saved_state_goes_on_exactly(name, half):
+    def fresh():
+        model = tiny_gpt2()
+        model = model.bfloat16() if half else model
+        inner = BUILDERS[name](model, lr=1e-2)
+        return model, MasterWeights(inner) if half else inner
+
+    model, optimizer = fresh()
+    steps(model, optimizer, 3)
+    weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    steps(model, optimizer, 3, start=3)
+    again, resumed = fresh()
+    again.load_state_dict(weights)
+    resumed.load_state_dict(state)
+    steps(again, resumed, 3, start=3)
+    for one, other in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_muon_trains_the_linear_layers_inside_and_adamw_the_rest():
+    for tie in (True, False):
+        model = tiny_gpt2(tie)
+        chosen = {id(p) for p in inner_matrices(model)}
+        assert chosen == {id(m.weight) for m in model.blocks.modules() if isinstance(m, torch.nn.Linear)}
+        optimizer = muon(model, lr=1e-2)
+        of_all = [id(p) for group in optimizer.param_groups for p in group["params"]]
+        assert sorted(of_all) == sorted(id(p) for p in model.parameters())
+        before = [p.clone() for p in model.parameters()]
+        steps(model, optimizer, 1)
+        assert all((a != b).any() for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_a_schedule_reaches_every_group():
+    optimizer = MasterWeights(muon(tiny_gpt2().bfloat16(), lr=1.0))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+    optimizer.step()
+    schedule.step()
+    inner = optimizer.optimizers[0]
+    assert [group["lr"] for one in inner.optimizers for group in one.param_groups] == [0.5, 0.5, 0.5]
+
+
+def test_muon_learns():
+    model = tiny_gpt2()
+    optimizer = muon(model, lr=1e-2)
+    first = model.loss(TOKENS[:, :-1], TOKENS[:, 1:]).item()
+    for _ in range(30):
+        optimizer.zero_grad()
+        model.loss(TOKENS[:, :-1], TOKENS[:, 1:]).backward()
+        optimizer.step()
+    assert model.loss(TOKENS[:, :-1], TOKENS[:, 1:]).item() < 0.7 * first
+
+
+def test_mistakes_are_named():
+    with pytest.raises(UserError, match="momentum must be a number from 0 to below 1, got 1"):
+        muon(tiny_gpt2(), momentum=1.0)
+    with pytest.raises(UserError, match="no linear layers inside"):
+        muon(torch.nn.Embedding(5, 3))
