@@ -35,12 +35,15 @@ def explained(q: Tensor, k: Tensor, v: Tensor, options: Options, features: str) 
         if fast_path.unavailable(q.device) is None:
             why += f"; not the Hopper kernels: {reasons[0]}"
         return f"portable Triton kernels: {why}; {call}; forward {tiles.forward}; {_portable_backward(tiles)}"
+    from .hopper import backward as hopper_backward
     from .hopper import choice, planning
 
     forward = (
         str(choice.forward_tile(q, k, options)) if reasons[0] is None else f"portable, {tiles.forward} ({reasons[0]})"
     )
     own = f"{planning.BACKWARD[0]} queries x {planning.BACKWARD[1]} keys"
+    if hopper_backward.has_whole_heads(q, k, options):
+        own += ", whole heads in a program"
     backward = own if reasons[1] is None else f"portable, {_portable_backward(tiles)} ({reasons[1]})"
     return f"Hopper kernels: {forced or _where(q.device)}{special}; {call}; forward {forward}; backward {backward}"
 

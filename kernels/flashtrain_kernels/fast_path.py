@@ -79,17 +79,18 @@ def backward_refusal(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str |
     reason = unavailable(q.device)
     if reason is not None:
         return reason
-    if options.deterministic or torch.are_deterministic_algorithms_enabled():
-        return "deterministic, and their dQ is added up in any order"
-    if dispatch.forced_implementation() is None and _is_faster_portable(q, k, options):
-        return "the portable kernels are faster"
-    from .hopper.backward import serves_backward
+    from .hopper.backward import has_whole_heads, serves_backward  # Gluon is imported only where it runs
 
+    if not has_whole_heads(q, k, options):
+        if options.deterministic or torch.are_deterministic_algorithms_enabled():
+            return "deterministic, and their dQ is added up in any order"
+        if dispatch.forced_implementation() is None and _is_faster_portable(q, k, options):
+            return "the portable kernels are faster"
     return serves_backward(q, k, v, options)
 
 
 def _is_faster_portable(q: Tensor, k: Tensor, options: Options) -> bool:
-    """Measured backward passes in which the portable kernels win: short and causal, D = 64, where the Hopper path's
-    two small kernels around the main one weigh most (recipes/results/attention-anchors-h200.json)."""
+    """Measured backward passes in which the portable kernels win where programs have no whole heads: short and causal,
+    D = 64; the Hopper path's two small kernels around the main one weigh most there."""
     causal = options.mask is None and options.right is not None
     return causal and q.shape[3] == 64 and max(q.shape[1], k.shape[1]) <= 512

@@ -22,6 +22,7 @@ from flashtrain_kernels.options import Options
 from flashtrain_kernels.portable.aot import used_by
 
 B, S, H = 2, 1024, 4
+SHORT, MANY = LATE_QUERIES // 2, 132  # batch rows that give every program a whole head
 
 
 def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -52,27 +53,31 @@ FEATURES = {
 GROUPS = {"full": (1, 4), "causal": (1, 4), "blocks": (1, 2), "intervals": (1, 2)}
 
 
-def variants(feature: str) -> Iterator[tuple[int, int, int]]:
-    """Head dimension, group and length of a feature's kernels: D = 128 has another one for long calls."""
-    for head_dim in (64, 128):
-        for group in GROUPS.get(feature, (1,)):
-            yield head_dim, group, S
+def variants(feature: str) -> Iterator[tuple[int, int, int, int]]:
+    """Head dimension, group, length and batch of a feature's kernels. There are others at D = 64 for short calls whose
+    heads are enough for all programs, and at D = 128 for calls that are not short."""
+    for group in GROUPS.get(feature, (1,)):
+        yield 64, group, S, B
+        yield 128, group, S, B
+        if feature in ("full", "causal"):
+            yield 128, group, SHORT, B
     if feature in ("full", "causal"):
-        yield 128, 1, LATE_QUERIES
+        yield 64, 1, SHORT, MANY
 
 
 def compiled_rows(names: list[str]) -> Iterator[dict[str, Any]]:
     for feature in names:
-        for head_dim, group, length in variants(feature):
-            q = empty(B, length, H, head_dim, dtype=torch.bfloat16)
-            kv = empty(B, length, H // group, head_dim, dtype=torch.bfloat16)
-            lse = empty(B, H, length, dtype=torch.float32)
+        for head_dim, group, length, batch in variants(feature):
+            q = empty(batch, length, H, head_dim, dtype=torch.bfloat16)
+            kv = empty(batch, length, H // group, head_dim, dtype=torch.bfloat16)
+            lse = empty(batch, H, length, dtype=torch.float32)
             launch = backward_launches(q, None, q, kv, kv, q, lse, FEATURES[feature], (q, kv, kv))[1]
             compiled = compile_source(launch)
             used = used_by(compiled)
             yield {
                 "triton": triton.__version__, "feature": feature, "head_dim": head_dim, "group": group,
-                "length": length, "shared": used.shared, "spills": used.spills,
+                "length": length, "whole": launch.constants["C"].whole,
+                "late": launch.constants["C"].late, "shared": used.shared, "spills": used.spills,
                 "wgmma": used.instructions.get("HGMMA", 0), "tma": used.instructions.get("UTMALDG", 0),
                 "serialised": serialised(compiled),
             }  # fmt: skip

@@ -149,6 +149,24 @@ def test_a_deterministic_backward_and_short_causal_ones_go_to_the_portable_kerne
         assert refusals(*short, right=0) == (None, None)
 
 
+def test_short_calls_with_a_head_for_every_program_add_dq_up_in_one_order_and_are_served(gpu):
+    gpu()
+    many = tensors(seqlen=128, heads=132, kv_heads=132)
+    for options in ({}, {"right": 0}, {"right": 5}):
+        assert refusals(*many, **options) == (None, None)
+        assert refusals(*many, **options, deterministic=True) == (None, None)
+    # Queries that do not see the first keys; wide heads; a last round that is half empty; grouped heads; many queries.
+    for others in (
+        refusals(*many, right=-1, deterministic=True),
+        refusals(*many, left=-64, right=0, deterministic=True),
+        refusals(*tensors(128, seqlen=128, heads=132, kv_heads=132), right=0, deterministic=True),
+        refusals(*tensors(seqlen=128, heads=198, kv_heads=198), right=0, deterministic=True),
+        refusals(*tensors(seqlen=128, heads=132, kv_heads=66), right=0, deterministic=True),
+        refusals(tensors(seqlen=8192, heads=132)[0], *many[1:], right=0, deterministic=True),
+    ):
+        assert "deterministic" in others[1]
+
+
 def test_forcing_the_portable_kernels_is_a_reason(gpu):
     gpu()
     with dispatch.force("portable"):

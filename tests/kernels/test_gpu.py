@@ -27,6 +27,13 @@ SHAPES = [
     Case(1, 1000, 1000, 4, 4, 128),
     Case(1, 1023, 1023, 6, 3, 128, "causal"),
     Case(1, 1025, 257, 6, 3, 128, "causal"),
+    # A head for each of 132 multiprocessors, or a little less: programs of the Hopper backward then have whole heads.
+    Case(33, 500, 500, 4, 4, 64, "causal"),
+    Case(33, 130, 333, 4, 4, 64, "causal"),
+    Case(57, 257, 257, 4, 4, 64, "causal"),
+    Case(33, 1000, 100, 4, 4, 64),
+    Case(33, 200, 700, 4, 4, 64),
+    Case(33, 1, 129, 4, 4, 64),
 ]
 HEAD_DIMENSIONS = [
     (Case(2, 300, 300, 2, 2, 40, "causal"), BF16),

@@ -21,13 +21,13 @@ from .descriptors import descriptor, why_not, workspace
 from .launch import multiprocessors, run
 
 QUERIES, KEYS = BLOCK_Q.value, BLOCK_K.value
-# Up to how many keys, and with how much of a workspace, programs have whole heads.
+# Up to how many keys, and with how much of a workspace, programs have whole heads at D = 64. How full the last round of
+# heads must make the programs' time: whole heads save a quarter of a causal call of up to SHORT_KEYS, else some 7%.
 WHOLE_KEYS, WHOLE_BYTES = 1024, 40 << 20
-# From how many queries on dQ is computed a tile late at D = 128, as measured (kernels/OPTIMISATION.md): an item must
-# have many tiles, as its first and last ones get longer.
-LATE_QUERIES = 4096
-# How dQ of whole heads is finished at D = 64: 1 in the loop, 2 at an item's end (at D = 128 always). To be decided.
-WHOLE_MODE = 1
+SHORT_KEYS, SHORT_FILL, FILL = 512, 0.85, 0.95
+# From how many queries on dQ is computed a tile late at D = 128, as measured (kernels/OPTIMISATION.md): the fewer tiles
+# an item has, the more its longer first and last ones weigh.
+LATE_QUERIES = 512
 
 
 def serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
@@ -56,7 +56,6 @@ def choices(q: Tensor, k: Tensor, options: Options, gradients: tuple[Tensor, ...
         kind, intervals, key_positions = PLAN.value, 1 if mask.queries.shape[0] == 5 else 2, mask.keys is not None
     elif isinstance(mask, BlockMask):
         kind, tiles = BLOCKS.value, mask.block_size[0] // QUERIES
-    late = q.shape[3] == 128 and kind == BAND.value and options.left is None and q.shape[1] >= LATE_QUERIES
     return Choices(
         stages=3,
         group=q.shape[2] // k.shape[2],
@@ -68,21 +67,22 @@ def choices(q: Tensor, k: Tensor, options: Options, gradients: tuple[Tensor, ...
         key_positions=key_positions,
         block_rows=mask.block_size[1] if isinstance(mask, BlockMask) else KEYS,
         aligned=all(step % 8 == 0 for x in gradients for step in x.stride()[:3]),
-        whole=(WHOLE_MODE if q.shape[3] == 64 else 2) if has_whole_heads(q, k, options) else 0,
-        late=late and not has_whole_heads(q, k, options),
+        whole=has_whole_heads(q, k, options),
+        late=q.shape[3] == 128 and kind == BAND.value and options.left is None and q.shape[1] >= LATE_QUERIES,
     )
 
 
 def has_whole_heads(q: Tensor, k: Tensor, options: Options) -> bool:
     """Does a program of the fused kernel take all keys of a head, so that dQ is its own? Every query must see the first
     keys, the programs must get about as many heads each, and their workspaces must fit in the L2 cache."""
-    if options.mask is not None or options.left is not None:
+    if q.shape[3] != 64 or q.shape[2] != k.shape[2] or not 0 < k.shape[1] <= WHOLE_KEYS or 0 in q.shape:
         return False
-    if (options.right is not None and options.right < 0) or k.shape[1] > WHOLE_KEYS:
+    if options.rich or options.mask is not None or options.left is not None or (options.right or 0) < 0:
         return False
-    heads, programs = q.shape[0] * k.shape[2], multiprocessors(q.device)
-    workspace_bytes = programs * (q.shape[2] // k.shape[2]) * q.shape[1] * q.shape[3] * 4
-    return heads >= 0.85 * programs * ceil_div(heads, programs) and workspace_bytes <= WHOLE_BYTES
+    heads, programs = q.shape[0] * q.shape[2], multiprocessors(q.device)
+    fill = SHORT_FILL if options.right is not None and k.shape[1] <= SHORT_KEYS else FILL
+    workspace_bytes = programs * tiles_of_queries(q.shape[1], options) * QUERIES * 64 * 4
+    return heads >= fill * programs * ceil_div(heads, programs) and workspace_bytes <= WHOLE_BYTES
 
 
 def tiles_of_queries(seqlen_q: int, options: Options) -> int:
@@ -122,15 +122,14 @@ def backward_launches(
     places = batch * heads * query_tiles
     items = key_tiles * batch * kv_heads
     constants = choices(q, k, options, gradients)
-    programs = min(multiprocessors(q.device), items) if head_dim == 64 or constants.whole else items
+    programs = min(multiprocessors(q.device), items) if head_dim == 64 else items
     masked = constants.left or constants.right or constants.kind != BAND.value
-    group = constants.group
     # Tiles of queries' statistics; dQ in float32; does a NaN come out for 64 keys (or a tile of queries)?
     rows = torch.empty(places * 2 * QUERIES, dtype=torch.float32, device=q.device)
-    tiles = programs * group * query_tiles if constants.whole else places
+    tiles = programs * query_tiles if constants.whole else places
     work = torch.empty(tiles * QUERIES * head_dim, dtype=torch.float32, device=q.device)
     halves = 2 * items
-    flags = torch.empty(halves + places * (constants.whole > 0), dtype=torch.int32, device=q.device)
+    flags = torch.empty(halves + places * constants.whole, dtype=torch.int32, device=q.device)
     scale_log2 = options.scale * math.log2(math.e)
     mask = options.mask
     mask_given, of_keys = mask_arguments(mask, lse), table_arguments(mask, lse, "dkdv")
@@ -141,10 +140,10 @@ def backward_launches(
             out, dout, lse, lse if dlse is None else dlse, rows, work, flags, *out.stride()[:3], *dout.stride()[:3],
             heads, seqlen_q, query_tiles, halves,
         ),
-        constants={"HAS_DLSE": dlse is not None, "WHOLE": constants.whole > 0, "D": head_dim},
+        constants={"HAS_DLSE": dlse is not None, "WHOLE": constants.whole, "D": head_dim},
         options={"num_warps": 4},
     )  # fmt: skip
-    target: Any = workspace(work, (128, 32)) if head_dim == 128 and not constants.whole else work
+    target: Any = workspace(work, (128, 32)) if head_dim == 128 else work
     box_q, box_k = (1, QUERIES, 1, head_dim), (1, KEYS, 1, head_dim)
     together = 1 if constants.whole else _heads_together(key_tiles, head_dim, options)
     fused = Launch(
@@ -152,10 +151,10 @@ def backward_launches(
         grid=(programs,),
         args=(
             descriptor(q, box_q), descriptor(k, box_k), descriptor(v, box_k), descriptor(dout, box_q),
-            workspace(rows, (2 * QUERIES,)), target, dq, dk, dv, flags,
-            *dq.stride()[:3], *dk.stride()[:3], *dv.stride()[:3], scale_log2, heads, seqlen_q, seqlen_k,
+            workspace(rows, (2 * QUERIES,)), target, dk, dv, flags,
+            *dk.stride()[:3], *dv.stride()[:3], scale_log2, heads, seqlen_q, seqlen_k,
             options.left or 0, options.right or 0, query_tiles, key_tiles, batch * kv_heads, together,
-            *mask_given, *of_keys,
+            *mask_given, *of_keys, dq, *dq.stride()[:3],
         ),
         constants={"D": head_dim, "C": constants},
         options={"num_warps": 4},
@@ -174,7 +173,8 @@ def backward_launches(
             *mask_given, *table_arguments(mask, lse, "dq"), *of_keys,
         ),
         constants={
-            "CAREFUL": masked, "WHOLE": constants.whole > 0, "GROUP": group, "F": features_of(options), "D": head_dim,
+            "CAREFUL": masked, "WHOLE": constants.whole, "GROUP": constants.group, "F": features_of(options),
+            "D": head_dim,
         },
         options={"num_warps": 4},
     )  # fmt: skip

@@ -31,8 +31,8 @@ from .backward_parts import (
     signal,
     store_results,
 )
-from .backward_walk import BLOCK_Q, first_step, item_of, items_here, next_step, tile_of, work_of
-from .backward_whole import finish_queries, settle
+from .backward_walk import BLOCK_Q, first_step, item_of, next_step, share, tile_of, work_of
+from .backward_whole import settle
 
 
 @gluon.jit
@@ -58,9 +58,10 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
     zero_q = gl.zeros([HALF, PART], gl.float32, mma_q)
     stage = 0
     phase = 0
-    items = items_here(call, C.whole)
-    for turn in range(items):
-        item = item_of(turn, call, C.whole)
+    turn = 0
+    begin, items, share_step = share(call, C.whole)
+    for number in range(begin, items, share_step):
+        item = item_of(number, call, C.whole)
         walk, masks, first_key, head_place = work_of(item, call, notes, C)
         slot = turn & 1
         meet()
@@ -128,8 +129,8 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                 adding = warpgroup_mma(mine, q, adding, is_async=True)
                 if C.whole:
                     if j > 0:
-                        settle(dq, target, tile_here, first_key, head_place, call, notes, ds_smem.index(0), WG, D, C)
-                    tile_here = member * query_tiles + tile
+                        settle(dq, target, tile_here, first_key, head_place, call, notes, WG, C)
+                    tile_here = tile
                 else:
                     add_directly(dq_here, dq, j > 0, PART)
                     place = ((head_place + member) * query_tiles + tile).to(gl.int64)
@@ -145,43 +146,26 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
             stage = gl.where(wraps, 0, stage + 1)
             phase = gl.where(wraps, phase ^ 1, phase)
             if C.whole:
-                settle(dq, target, tile_here, first_key, head_place, call, notes, ds_smem.index(0), WG, D, C)
+                settle(dq, target, tile_here, first_key, head_place, call, notes, WG, C)
             else:
                 add_directly(dq_here, dq, count > 0, PART)
-        release(LOADED + slot, turn + 2 < items)
+        release(LOADED + slot, number + 2 * share_step < items)
+        turn += 1  # noqa: SIM113 - no enumerate() in a kernel
         store_results(dk, dv, item, call, notes, ds_smem.index(0), WG, D, C)
-        if C.whole == 2:
-            finish_queries(first_key, head_place, target, call, notes, ds_smem.index(0), WG, D, C)
 
 
 @gluon.jit
 def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
-    """D = 128. A program has one item, or with C.whole all those of some heads."""
-    if C.whole:
-        step = 0
-        for turn in range(items_here(call, C.whole)):
-            step = _wide_item(turn, step, memory, bars, call, WG, C)
-    else:
-        _wide_item(0, 0, memory, bars, call, WG, C)
-
-
-@gluon.jit
-def _wide_item(turn, step, memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
-    """An item at D = 128. dK and dV take 128 registers: the other operands come from shared memory. Each warpgroup
-    computes dQ^T for half of the dimensions: when both have met, or with C.late a tile late, so that neither waits for
-    the other's dS. There are then three slots of dS: what is stored in one was last read two tiles ago, and the other's
-    signal of the tile before says that it has read it. Before the first tile nothing may be added, not even outside of
-    the workspace: a negative coordinate is an illegal instruction to the copy engine.
-
-    step: how many tiles came before, in other items; given back, counted on.
+    """D = 128. dK and dV take 128 registers: the other operands come from shared memory. Each warpgroup computes dQ^T
+    for half of the dimensions: when both have met, or with C.late a tile late, so that neither waits for the other's
+    dS. There are then three slots of dS: what is stored in one was last read two tiles ago, and the other's signal of
+    the tile before says that it has read it. Before the first tile nothing may be added, not even outside of the
+    workspace: a negative coordinate is an illegal instruction to the copy engine.
     """
     k_smem, v_smem, q_ring, do_ring, row_ring, ds_smem, staging, target, notes = memory
     kv_full, q_full, do_full = bars
     scale_log2, bounds, query_tiles = call[0], call[2], call[3]
-    item = gl.program_id(0)
-    if C.whole:
-        item = item_of(turn, call, C.whole)
-    walk, masks, first_key, head_place = work_of(item, call, notes, C)
+    walk, masks, first_key, head_place = work_of(gl.program_id(0), call, notes, C)
     D: gl.constexpr = 128
     PART: gl.constexpr = 64
     STAGES: gl.constexpr = C.stages
@@ -195,9 +179,7 @@ def _wide_item(turn, step, memory, bars, call, WG: gl.constexpr, C: gl.constexpr
     dk = gl.zeros([HALF, D], gl.float32, mma_d)
     dv = gl.zeros([HALF, D], gl.float32, mma_d)
 
-    if C.whole:
-        meet()
-    mbarrier.wait(kv_full.index(0), turn & 1)
+    mbarrier.wait(kv_full.index(0), 0)
     key = first_key + WG * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, mma))[:, None]
     position = key
     if C.key_positions:
@@ -205,15 +187,12 @@ def _wide_item(turn, step, memory, bars, call, WG: gl.constexpr, C: gl.constexpr
     count, member, tiles = first_step(walk, C.kind, C.tiles, C.group)
     if count > 0:
         i = 0
-        before = STAGES - 1
         stage = 0
         phase = 0
-        if C.whole:
-            stage = step % STAGES
-            phase = step // STAGES & 1
-        mbarrier.wait(q_full.index(stage), phase)
-        q = q_ring.index(stage).reshape([BLOCK_Q, D])
-        s = warpgroup_mma(left_keys(k_smem, turn >> 30, WG, D), q.permute((1, 0)), zero_s, use_acc=False, is_async=True)
+        before = STAGES - 1
+        mbarrier.wait(q_full.index(0), 0)
+        q = q_ring.index(0).reshape([BLOCK_Q, D])
+        s = warpgroup_mma(left_keys(k_smem, 0, WG, D), q.permute((1, 0)), zero_s, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=[s])
         adding = warpgroup_mma_init(gl.zeros([HALF, D], gl.float32, mma_d))
         if C.late:
@@ -225,9 +204,9 @@ def _wide_item(turn, step, memory, bars, call, WG: gl.constexpr, C: gl.constexpr
             never = j >> 30
             tile, masked = tile_of(i, member, walk, C.kind, C.tiles)
             q = q_ring.index(stage).reshape([BLOCK_Q, D])
-            do = do_ring.index(step + j & 1).reshape([BLOCK_Q, D])
+            do = do_ring.index(j & 1).reshape([BLOCK_Q, D])
             rows = row_ring.index(stage)
-            mbarrier.wait(do_full.index(step + j & 1), (step + j >> 1) & 1)
+            mbarrier.wait(do_full.index(j & 1), (j >> 1) & 1)
             if not LATE:
                 dp = warpgroup_mma(
                     left_keys(v_smem, never, WG, D), do.permute((1, 0)), zero_s, use_acc=False, is_async=True
@@ -243,7 +222,7 @@ def _wide_item(turn, step, memory, bars, call, WG: gl.constexpr, C: gl.constexpr
             p = exp2_few(s)
             dv = warpgroup_mma(gl.convert_layout(p.to(dtype), left), do, dv, is_async=True)
             adding, dp = warpgroup_mma_wait(1, deps=[adding, dp])
-            release(RING + before, (j > 0) & ((C.whole > 0) | (j - 1 + STAGES < count)))
+            release(RING + before, (j > 0) & (j - 1 + STAGES < count))
             delta = rows.slice(BLOCK_Q, BLOCK_Q).load(gl.SliceLayout(0, mma))
             ds = p * (dp - delta[None, :])
             mine = ds_smem.index(slot).slice(WG * HALF, HALF)
@@ -269,12 +248,9 @@ def _wide_item(turn, step, memory, bars, call, WG: gl.constexpr, C: gl.constexpr
             dq = warpgroup_mma(left_transposed(k_smem, never, WG, D), ds_all, zero_s, use_acc=False, is_async=True)
             adding = warpgroup_mma(mine, q, adding, is_async=True)
             dv, s, dq = warpgroup_mma_wait(1, deps=[dv, s, dq])
-            release(RING + STAGES + (step + j & 1), (C.whole > 0) | (j + 2 < count))
+            release(RING + STAGES + (j & 1), j + 2 < count)
             place = ((head_place + member) * query_tiles + tile) * (BLOCK_Q * D // 32) + WG * (2 * PART)
-            if C.whole:
-                place = member * query_tiles + tile
-                settle(dq, target, place, first_key, head_place, call, notes, staging.index(WG), WG, D, C)
-            elif not C.late:
+            if not C.late:
                 add_by_copy(target, staging.index(WG), place, dq, PART)
             elif j > 0:
                 add_by_copy(target, staging.index(WG), row, dq, PART)
@@ -290,14 +266,5 @@ def _wide_item(turn, step, memory, bars, call, WG: gl.constexpr, C: gl.constexpr
             add_by_copy(target, staging.index(WG), row, dq, PART)
         else:
             dk = warpgroup_mma_wait(0, deps=[adding])
-        if C.whole:
-            release(RING + stage, count > 0)
-            step += count
-        else:
-            tma.store_wait(0)
-    if C.whole:
-        release(BETWEEN, turn + 1 < items_here(call, C.whole))
-    store_results(dk, dv, item, call, notes, staging.index(WG), WG, D, C)
-    if C.whole:
-        finish_queries(first_key, head_place, target, call, notes, staging.index(WG), WG, D, C)
-    return step
+        tma.store_wait(0)
+    store_results(dk, dv, gl.program_id(0), call, notes, staging.index(WG), WG, D, C)

@@ -19,19 +19,20 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from .backward_consumers import narrow_consumer, wide_consumer
-from .backward_parts import BETWEEN, LOADED, RING, await_release
+from .backward_parts import LOADED, RING, await_release
 from .backward_walk import (
     BAND,
     BLOCK_K,
     BLOCK_Q,
     first_step,
     item_of,
-    items_here,
     next_step,
     note,
+    share,
     tile_of,
     work_of,
 )
+from .backward_whole import NOTES, note_whole
 
 
 class Choices(NamedTuple):
@@ -40,8 +41,8 @@ class Choices(NamedTuple):
     left, right: the band has a bound on that side. kind: how tiles are found (backward_parts). tiles: query tiles in a
     block of a block-sparse mask. intervals: 0, or how many intervals of keys a query of a Mask sees. key_positions: it
     gives the keys' positions. block_rows: keys of a row of the table of tiles. aligned:
-    the strides of dK and dV are multiples of 8. whole: a program has whole heads, and dQ is its own (backward_whole).
-    late: at D = 128 dQ is computed a tile late (backward_consumers).
+    the strides of the gradients are multiples of 8. whole: at D = 64 a program has whole heads, and their dQ is its own
+    (backward_whole). late: at D = 128 dQ is computed a tile late (backward_consumers).
     """
 
     stages: int
@@ -54,7 +55,7 @@ class Choices(NamedTuple):
     key_positions: bool = False
     block_rows: int = 128
     aligned: bool = False
-    whole: int = 0
+    whole: bool = False
     late: bool = False
 
 
@@ -65,20 +66,21 @@ def _producer(descs, memory, bars, call, D: gl.constexpr, C: gl.constexpr):
     kv_full, q_full, do_full = bars
     heads, query_tiles = call[1], call[3]
     stage = 0
+    turn = 0
     step = 0
-    for turn in range(items_here(call, C.whole)):
-        walk, _masks, first_key, head_place = work_of(item_of(turn, call, C.whole), call, notes, C)
+    begin, past, share_step = share(call, C.whole)
+    for number in range(begin, past, share_step):
+        item = item_of(number, call, C.whole)
+        walk, _masks, first_key, head_place = work_of(item, call, notes, C)
         batch = head_place // heads
         first_head = head_place % heads
         pair = turn & 1 if D == 64 else 0
-        if D == 64:
-            await_release(LOADED + pair, turn >= 2)
-        else:
-            await_release(BETWEEN, turn >= 1)
+        await_release(LOADED + pair, turn >= 2)
         full = kv_full.index(pair)
         mbarrier.expect(full, 2 * BLOCK_K * D * 2)
         tma.async_copy_global_to_shared(k_desc, [batch, first_key, first_head // C.group, 0], full, k_smem.index(pair))
         tma.async_copy_global_to_shared(v_desc, [batch, first_key, first_head // C.group, 0], full, v_smem.index(pair))
+        turn += 1  # noqa: SIM113 - no enumerate() in a kernel
         count, member, tiles = first_step(walk, C.kind, C.tiles, C.group)
         i = 0
         for _ in range(count):
@@ -101,22 +103,19 @@ def _producer(descs, memory, bars, call, D: gl.constexpr, C: gl.constexpr):
             stage = gl.where(stage + 1 == C.stages, 0, stage + 1)
             step += 1
             i, member, tiles = next_step(i, member, tiles, walk, C.kind, C.tiles, C.group)
-    if D == 64 or C.whole:
+    if D == 64:
         STAGES: gl.constexpr = C.stages
         for left in gl.static_range(STAGES):  # every release must have been awaited
             await_release(RING + stage, step >= C.stages - left)
             stage = gl.where(stage + 1 == C.stages, 0, stage + 1)
-        if D == 128:
-            await_release(RING + C.stages + (step & 1), step >= 2)
-            await_release(RING + C.stages + (step + 1 & 1), step >= 1)
 
 
 @gluon.jit(
     do_not_specialize=[
         "stride_dkb", "stride_dks", "stride_dkh", "stride_dvb", "stride_dvs", "stride_dvh",
-        "stride_dqb", "stride_dqs", "stride_dqh", "heads", "seqlen_q",
-        "seqlen_k", "band_left", "band_right", "query_tiles", "key_tiles", "all_heads",
+        "heads", "seqlen_q", "seqlen_k", "band_left", "band_right", "query_tiles", "key_tiles", "all_heads",
         "heads_together", "mask_plane", "stride_mask", "stride_positions", "stride_tb", "stride_th", "stride_tr",
+        "stride_dqb", "stride_dqs", "stride_dqh",
     ]
 )  # fmt: skip
 def backward_kernel(
@@ -126,13 +125,9 @@ def backward_kernel(
     do_desc,
     row_desc,
     target,
-    dq_ptr,
     dk_ptr,
     dv_ptr,
     flags_ptr,
-    stride_dqb,
-    stride_dqs,
-    stride_dqh,
     stride_dkb,
     stride_dks,
     stride_dkh,
@@ -159,6 +154,10 @@ def backward_kernel(
     stride_th,
     stride_tr,
     list_ptr,
+    dq_ptr,
+    stride_dqb,
+    stride_dqs,
+    stride_dqh,
     D: gl.constexpr,
     C: gl.constexpr,
 ):
@@ -167,8 +166,9 @@ def backward_kernel(
     row_desc: (B H query_tiles 128,) float32: of each query tile 64 base-2 log-sum-exps, then 64 deltas.
     flags_ptr: (B K key_tiles 2,) int32: does a NaN come out for these 64 keys? Only where pairs may be masked.
     target: dQ's float32 workspace, 64 D numbers a query tile, set to 0; at D = 128 as a descriptor of rows of 32.
-    mask_ptr to list_ptr: see portable/launch.py. dq_ptr, with C.whole: (B, Sq, H, D); target then has as many tiles as
-    a program's head group needs, one program's after the other, flags_ptr one number more for each tile of queries.
+    mask_ptr to list_ptr: see portable/launch.py.
+    dq_ptr: (B, Sq, H, D), stored with C.whole only. Then target has a head's tiles for one program after the
+    other, and flags_ptr one number more for each tile of queries.
     """
     dtype: gl.constexpr = q_desc.dtype
     STAGES: gl.constexpr = C.stages
@@ -184,7 +184,7 @@ def backward_kernel(
     if D == 64:
         staging = ds_smem  # not used
     else:
-        staging = gl.allocate_shared_memory(gl.float32, [2, D, 32], gl.NVMMASharedLayout(0, 32, 2))
+        staging = gl.allocate_shared_memory(gl.float32, [2, D, 32], target.layout)
     kv_full = gl.allocate_shared_memory(gl.int64, [PAIRS, 1], mbarrier.MBarrierLayout())
     q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     do_full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
@@ -196,7 +196,7 @@ def backward_kernel(
         mbarrier.init(do_full.index(i), count=1)
     fence_async_shared()
 
-    notes = gl.allocate_shared_memory(gl.int64, [15 if C.whole else 12, 1], mbarrier.MBarrierLayout())
+    notes = gl.allocate_shared_memory(gl.int64, [NOTES if C.whole else 12, 1], mbarrier.MBarrierLayout())
     PART: gl.constexpr = 8 if C.aligned else 1
     note(
         notes, 0, (stride_dkb // PART, stride_dks // PART, stride_dkh // PART, stride_dvb // PART, stride_dvs // PART,
@@ -205,13 +205,14 @@ def backward_kernel(
     if C.kind != BAND:
         note(notes, 6, (stride_tb, stride_th, stride_tr, mask_plane, stride_mask, stride_positions))
     if C.whole:
-        note(notes, 12, (stride_dqb // PART, stride_dqs // PART, stride_dqh // PART))
+        strides = (stride_dqb, stride_dqs, stride_dqh)
+        note_whole(notes, dq_ptr, strides, heads, seqlen_q, key_tiles, flags_ptr + 2 * key_tiles * all_heads, C)
     memory = (k_smem, v_smem, q_ring, do_ring, row_ring, ds_smem, staging, target, notes)
     bars = (kv_full, q_full, do_full)
     call = (
         scale_log2, heads, (seqlen_q, seqlen_k, band_left, band_right), query_tiles, key_tiles, all_heads,
         heads_together, (mask_ptr, positions_ptr, table_ptr, list_ptr),
-        (dk_ptr, dv_ptr, flags_ptr, dq_ptr),
+        (dk_ptr, dv_ptr, flags_ptr),
     )  # fmt: skip
     descs = (q_desc, k_desc, v_desc, do_desc, row_desc)
     if D == 64:

@@ -182,7 +182,7 @@ def store_results(dk, dv, item, call, notes, staging, WG: gl.constexpr, D: gl.co
     """dK, dV, and whether they hold a NaN that may come from a masked pair."""
     _walk, _masks, first_key, head_place = work_of(opaque(item), call, notes, C)
     scale_log2, heads, bounds, _query_tiles, key_tiles, _all_heads, _heads_together, _pointers, results = call
-    dk_ptr, dv_ptr, flags_ptr, _dq_ptr = results
+    dk_ptr, dv_ptr, flags_ptr = results
     batch = head_place // heads
     kv_head = head_place % heads // C.group
     if C.left or C.right or C.kind != BAND:

@@ -104,13 +104,12 @@ def _store_queries(program, dq, of_queries, D: tl.constexpr):
 
 
 @triton.jit
-def _queries_again(program, scale, of_queries, D: tl.constexpr, GROUP: tl.constexpr, F: tl.constexpr):
-    """Compute a tile of dQ again, and store it."""
-    common, table, _dq = of_queries
+def _queries_again(program, of_queries, D: tl.constexpr, GROUP: tl.constexpr, F: tl.constexpr):
+    """A tile of dQ computed again, not scaled."""
+    common, table, _target = of_queries
     query_tiles = common[12]
     first_query = program % query_tiles * BLOCK_Q
-    dq = queries_again(first_query, program // query_tiles, common + table, D, GROUP, F)
-    _store_queries(program, dq * scale, of_queries, D)
+    return queries_again(first_query, program // query_tiles, common + table, D, GROUP, F)
 
 
 @triton.jit
@@ -231,16 +230,14 @@ def finish_kernel(
                     if flag < halves:
                         _keys_again(flag, scale, of_keys, D, GROUP, F)
                     else:
-                        _queries_again(flag - halves, scale, of_queries, D, GROUP, F)
+                        dq = _queries_again(flag - halves, of_queries, D, GROUP, F)
+                        _store_queries(flag - halves, dq * scale, of_queries, D)
     elif program < places:
         dq = unfolded(tl.load(work_ptr + program.to(tl.int64) * (BLOCK_Q * D) + tl.arange(0, BLOCK_Q * D)), D)
-        again = False
-        if CAREFUL:
-            again = _has_nan(dq)
-        if again:
-            _queries_again(program, scale, of_queries, D, GROUP, F)
-        else:
-            _store_queries(program, dq * scale, of_queries, D)
+        if CAREFUL:  # noqa: SIM102 - decided while compiling; while running
+            if _has_nan(dq):
+                dq = _queries_again(program, of_queries, D, GROUP, F)
+        _store_queries(program, dq * scale, of_queries, D)
     elif CAREFUL:  # noqa: SIM102
         if tl.load(flags_ptr + program - places) != 0:
             _keys_again(program - places, scale, of_keys, D, GROUP, F)

@@ -132,25 +132,26 @@ def noted(notes, PLACE: gl.constexpr):
 
 
 @gluon.jit
-def items_here(call, WHOLE: gl.constexpr):
-    """How many items this program has."""
+def share(call, WHOLE: gl.constexpr):
+    """The numbers of a program's items, from, to and step: among all items, or with WHOLE among its own heads'."""
     key_tiles, all_heads = call[4], call[5]
-    ahead = gl.num_programs(0) - 1 - gl.program_id(0)
+    begin = gl.program_id(0)
+    past = key_tiles * all_heads
+    step = gl.num_programs(0)
     if WHOLE:
-        count = (all_heads + ahead) // gl.num_programs(0) * key_tiles
-    else:
-        count = (key_tiles * all_heads + ahead) // gl.num_programs(0)
-    return count
+        past = (all_heads + step - 1 - begin) // step * key_tiles
+        begin = 0
+        step = 1
+    return begin, past, step
 
 
 @gluon.jit
-def item_of(turn, call, WHOLE: gl.constexpr):
-    """This program's item of that number; with WHOLE all items of a head follow each other."""
-    key_tiles = call[4]
+def item_of(number, call, WHOLE: gl.constexpr):
+    """The item of a number of `share`'s. With WHOLE those of a head follow each other."""
+    item = number
     if WHOLE:
-        item = (gl.program_id(0) + turn // key_tiles * gl.num_programs(0)) * key_tiles + turn % key_tiles
-    else:
-        item = gl.program_id(0) + turn * gl.num_programs(0)
+        key_tiles = call[4]
+        item = (gl.program_id(0) + number // key_tiles * gl.num_programs(0)) * key_tiles + number % key_tiles
     return item
 
 
@@ -162,11 +163,15 @@ def work_of(item, call, notes, C: gl.constexpr):
     """
     _scale, heads, bounds, _query_tiles, key_tiles, all_heads, heads_together, pointers, _results = call
     mask_ptr, positions_ptr, table_ptr, list_ptr = pointers
-    group = item // (heads_together * key_tiles)
-    place = item % (heads_together * key_tiles)
-    together = gl.minimum(heads_together, all_heads - group * heads_together)
-    key_tile = place // together
-    head_index = group * heads_together + place % together
+    if C.whole:
+        key_tile = item % key_tiles
+        head_index = item // key_tiles
+    else:
+        group = item // (heads_together * key_tiles)
+        place = item % (heads_together * key_tiles)
+        together = gl.minimum(heads_together, all_heads - group * heads_together)
+        key_tile = place // together
+        head_index = group * heads_together + place % together
     batch = head_index // (heads // C.group)
     kv_head = head_index % (heads // C.group)
     first_key = key_tile * BLOCK_K
