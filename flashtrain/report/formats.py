@@ -102,7 +102,6 @@ COLUMNS: dict[str, Column] = {
     "train_seconds": Column("training (s)", grouped),
     "time_ratio": Column("time per token / shortest", significant),
     "paper_perplexity": Column("paper: perplexity", significant),
-    "paper_days": Column("paper: days", significant),
     "paper_time_ratio": Column("paper: time / 1K", significant),
     "length": Column("length", grouped),
     "depth": Column("depth", plain),
