@@ -8,7 +8,7 @@ from gpu_checks import DEVICE, NEEDS_GPU
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import flashtrain_kernels as fk
-from flashtrain_kernels import compute, dispatch, remembered
+from flashtrain_kernels import compute, dispatch, fast_path, remembered
 
 pytestmark = NEEDS_GPU
 BF16 = torch.bfloat16
