@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from tiny_runs import TINY, TinyRuns
+
+# Each core runs a process of tests: more threads in each would only get in each other's way. Before torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")

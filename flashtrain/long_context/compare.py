@@ -21,7 +21,18 @@ from flashtrain.report.rows import Row
 LENGTHS, POSITIONS = "lengths", "positions"  # what a row is, under its key "part"
 BETTER, WORSE, EQUAL, UNKNOWN = "better", "worse", "no better", "too little text to tell"
 PHRASES = {WORSE: "is worse than", EQUAL: "is no better than", UNKNOWN: "cannot, with so little text, be told from"}
-KEPT = ("model", "attention", "steps", "tokens", "batch", "precision", "micro_batch", "tokens_per_second", "mfu")
+KEPT = (
+    "model",
+    "attention",
+    "steps",
+    "tokens",
+    "batch",
+    "precision",
+    "micro_batch",
+    "memory",
+    "tokens_per_second",
+    "mfu",
+)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ def child(*command: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 def assert_passes_in_the_interpreter(cases: str, *options: str) -> None:
     """Run a file of this folder by pytest with TRITON_INTERPRET=1."""
-    result = child("-m", "pytest", "-p", "no:cacheprovider", "-x", str(HERE / cases), *options, TRITON_INTERPRET="1")
+    command = ("-m", "pytest", "-p", "no:cacheprovider", "-n", "0", "-x", str(HERE / cases))
+    result = child(*command, *options, TRITON_INTERPRET="1")
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
 
 
