@@ -66,7 +66,7 @@ def choices(q: Tensor, k: Tensor, options: Options, gradients: tuple[Tensor, ...
         intervals=intervals,
         key_positions=key_positions,
         block_rows=mask.block_size[1] if isinstance(mask, BlockMask) else KEYS,
-        aligned=all(step % 8 == 0 for x in gradients for step in x.stride()[:3]),
+        aligned=all(number % 8 == 0 for x in gradients for number in (*x.stride()[:3], x.data_ptr() // 2)),
         whole=has_whole_heads(q, k, options),
         late=q.shape[3] == 128 and kind == BAND.value and options.left is None and q.shape[1] >= LATE_QUERIES,
     )

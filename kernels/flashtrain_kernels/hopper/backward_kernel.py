@@ -40,8 +40,8 @@ class Choices(NamedTuple):
 
     left, right: the band has a bound on that side. kind: how tiles are found (backward_parts). tiles: query tiles in a
     block of a block-sparse mask. intervals: 0, or how many intervals of keys a query of a Mask sees. key_positions: it
-    gives the keys' positions. block_rows: keys of a row of the table of tiles. aligned:
-    the strides of the gradients are multiples of 8. whole: at D = 64 a program has whole heads, and their dQ is its own
+    gives the keys' positions. block_rows: keys of a row of the table of tiles. aligned: the strides and addresses of
+    the gradients are multiples of 8 numbers. whole: at D = 64 a program has whole heads, and their dQ is its own
     (backward_whole). late: at D = 128 dQ is computed a tile late (backward_consumers).
     """
 

@@ -73,5 +73,7 @@ def _store_queries(flat, tile, head_place, notes, DTYPE: gl.constexpr, WG: gl.co
     heads = noted(notes, HEADS).to(gl.int32)
     place = (head_place // heads) * noted(notes, STRIDES) + (head_place % heads) * noted(notes, STRIDES + 2)
     pointer = noted(notes, TARGET).to(gl.pointer_type(DTYPE)) + place * UNIT
+    if C.aligned:
+        pointer = gl.multiple_of(pointer, 16)  # else each number is stored by itself
     rows = row.to(gl.int64) * (noted(notes, STRIDES + 1) * UNIT)
     gl.store(pointer + rows + column, value, mask=row < noted(notes, SEQLEN).to(gl.int32))
