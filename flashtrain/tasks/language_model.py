@@ -80,6 +80,7 @@ class LanguageModel(pl.LightningModule):
         if self.device_mesh is not None and not self._shard_mesh_seen:
             shard(self.model, self.device_mesh, precision=str(self.trainer.precision))
             self._shard_mesh_seen = True
+            self._loss = self.model.loss  # the one that gathers the weights first
         if self._compile and isinstance(self.model, GPT2) and self.model.savings.offload:
             self.model.compile_blocks(dynamic=False, fullgraph=True)
             self._replays = False

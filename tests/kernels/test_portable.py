@@ -9,8 +9,8 @@ from child_process import assert_passes_in_the_interpreter, compiled_rows
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
 
-# Two parts, because together they are slow on a slow machine.
-@pytest.mark.parametrize("part", ["every_feature", "not every_feature"])
+# In parts, because together they are slow on a slow machine.
+@pytest.mark.parametrize("part", ["every_other", "two_launches", "not every_feature"])
 def test_the_kernels_equal_the_reference_in_the_interpreter(part):
     assert_passes_in_the_interpreter("interpreter_cases.py", "-k", part)
 
