@@ -176,17 +176,22 @@ def make_trainer(
         use_distributed_sampler=False,
         enable_model_summary=False,
         callbacks=callbacks,
-        logger=make_loggers(
-            settings.logger.name,
-            folder,
-            project=settings.logger.project,
-            name=settings.logger.run_name or f"{settings.recipe}-{folder.name}",
-            group=settings.logger.group,
-            config=asdict(settings),
-            mode=settings.logger.mode,
-        ),
+        logger=run_loggers(settings, folder),
         plugins=[AtomicCheckpointIO()],
         default_root_dir=str(folder),
+    )
+
+
+def run_loggers(settings: Settings, folder: Path) -> list[Any]:
+    """The loggers that the settings name, writing into `folder`: of a training, or of a run that measures."""
+    return make_loggers(
+        settings.logger.name,
+        folder,
+        project=settings.logger.project,
+        name=settings.logger.run_name or f"{settings.recipe}-{folder.name}",
+        group=settings.logger.group,
+        config=asdict(settings),
+        mode=settings.logger.mode,
     )
 
 

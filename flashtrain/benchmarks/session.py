@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,12 +23,12 @@ from pytorch_lightning.loggers import Logger
 from flashtrain.announce import say
 from flashtrain.benchmarks.measure import Row
 from flashtrain.report.rows import RESULT, write_atomically, write_result
-from flashtrain.run import Stopped
+from flashtrain.run import Stopped, run_loggers
 from flashtrain.run_folder import FINISHED, RUNNING, write_config, write_summary
 from flashtrain.settings import Settings
 from flashtrain.summary import planned_row
 from flashtrain.training.hardware import Hardware
-from flashtrain.training.loggers import close_loggers, log_summary, make_loggers
+from flashtrain.training.loggers import close_loggers, log_summary
 
 NOTES = "notes.txt"
 EVERY_ROW = "every row"
@@ -117,15 +117,7 @@ def session(
     planned = planned_row(settings, hardware, overrides)
     write_summary(folder, {**planned, "status": RUNNING})
     results = Results(folder, settings.recipe, _command(overrides))
-    loggers = make_loggers(
-        settings.logger.name,
-        folder,
-        project=settings.logger.project,
-        name=settings.logger.run_name or f"{settings.recipe}-{folder.name}",
-        group=settings.logger.group,
-        config=asdict(settings),
-        mode=settings.logger.mode,
-    )
+    loggers = run_loggers(settings, folder)
     try:
         with _signals():
             yield Session(results, loggers, planned, until, started)

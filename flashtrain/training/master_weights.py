@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,23 +33,17 @@ class MasterWeights(SharedState):
         self.pairs.append((parameter, master))
         return master
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Run closure, if any, then one step. Parameters without a gradient stay as they are."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def _update(self) -> None:
+        """A step of the copies. Parameters without a gradient stay as they are."""
         moved = [(parameter, master) for parameter, master in self.pairs if parameter.grad is not None]
         for parameter, master in moved:
             master.grad = parameter.grad.float()  # type: ignore[union-attr]
-        super().step()
+        super()._update()
         if moved:
             parameters, masters = zip(*moved, strict=True)
             torch._foreach_copy_(list(parameters), list(masters))
         for _, master in moved:
             master.grad = None
-        return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Of the parameters: the copies have a gradient only within a step."""

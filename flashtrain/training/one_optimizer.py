@@ -35,9 +35,12 @@ class SharedState(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._update()
+        return loss
+
+    def _update(self) -> None:
         for one in self.optimizers:
             one.step()
-        return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up a saved state."""

@@ -1,7 +1,7 @@
 """The kernel under linear_cross_entropy: each row's loss from its logits, and the gradient written over them.
 
-A program computes a row: it reads the logits once for their log-sum-exp and once more, from the GPU's cache, for the
-gradient. Other ways write probabilities or float32 logits, and read them back.
+A program computes a row: it reads the logits once for their log-sum-exp and once more for the gradient. Other ways
+write probabilities or float32 logits, and read them back.
 """
 
 import torch
