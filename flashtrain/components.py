@@ -12,6 +12,7 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 
+from flashtrain.benchmarks.steps.plain_training import PlainTrainable
 from flashtrain.data.files_source import FilesSource
 from flashtrain.data.hub_source import HubSource
 from flashtrain.data.sources import StandardLibrarySource, TextSource
@@ -31,8 +32,8 @@ from flashtrain.training.optimizers import adamw, muon
 from flashtrain.training.schedules import constant_with_warmup, cosine_with_warmup, linear_with_warmup
 
 
-def _decoder(family: str, settings: ModelSettings, *, vocab_size: int, context: int, attention: str) -> GPT2:
-    config = GPT2Config.of_size(
+def _shape(family: str, settings: ModelSettings, *, vocab_size: int, context: int) -> GPT2Config:
+    return GPT2Config.of_size(
         settings.size,
         family,
         vocab_size=vocab_size,
@@ -43,6 +44,10 @@ def _decoder(family: str, settings: ModelSettings, *, vocab_size: int, context: 
         rope_base=settings.rope_base,
         rope_factor=settings.rope_factor,
     )
+
+
+def _decoder(family: str, settings: ModelSettings, *, vocab_size: int, context: int, attention: str) -> GPT2:
+    config = _shape(family, settings, vocab_size=vocab_size, context=context)
     return GPT2(config, attention=attention, residual=settings.residual)
 
 
@@ -54,6 +59,11 @@ def build_gpt2(settings: ModelSettings, *, vocab_size: int, context: int, attent
 @register("model", "modern")
 def build_modern(settings: ModelSettings, *, vocab_size: int, context: int, attention: str) -> GPT2:
     return _decoder("modern", settings, vocab_size=vocab_size, context=context, attention=attention)
+
+
+@register("model", "plain")
+def build_plain(settings: ModelSettings, *, vocab_size: int, context: int, attention: str) -> PlainTrainable:
+    return PlainTrainable(_shape("gpt2", settings, vocab_size=vocab_size, context=context), attention)
 
 
 @register("source", "stdlib")
