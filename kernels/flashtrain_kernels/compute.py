@@ -106,6 +106,7 @@ def kind_of(q: Tensor, k: Tensor, options: Options) -> Kind:
         blocks=isinstance(mask, BlockMask),
         intervals=isinstance(mask, Mask),
         scattered=isinstance(mask, Mask) and (mask.keys is not None or mask.queries.shape[0] > 5),
+        permuted=isinstance(mask, Mask) and mask.keys is not None,
         grouped=q.shape[2] != k.shape[2],
         grouped_blocks=q.shape[2] != k.shape[2] and isinstance(mask, BlockMask),
         rich=options.rich,

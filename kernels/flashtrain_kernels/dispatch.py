@@ -93,9 +93,9 @@ TILES: dict[tuple[str, int, int], Tiles] = {
 # What replaces a tile of a row above when a call is more than plain, where that is faster or the row's tile would spill
 # registers: "short", "short_causal": at most SHORT keys, without and with a bound on the right; "window": a band with a
 # left bound; "blocks": a block-sparse mask; "intervals": a Mask; "scattered": one with two intervals a query or with
-# key positions; "grouped": several query heads a key head; "grouped_blocks": that with a block-sparse mask; "rich":
-# softcap, ALiBi, bias or dropout. A call that is several of these takes the last one's. A mask's plan is made for the
-# sizes of "intervals", and of "rich" where the call is that too.
+# key positions; "permuted": one with key positions; "grouped": several query heads a key head; "grouped_blocks": that
+# with a block-sparse mask; "rich": softcap, ALiBi, bias or dropout. A call that is several of these takes the last
+# one's. A mask's plan is made for the sizes of "intervals", and of "rich" where the call is that too.
 VARIANTS: dict[tuple[str, int, int], dict[str, dict[str, Any]]] = {
     ("sm_90", 16, 64): {
         "short": {"forward": Tile(128, 64, 4, 3)},
@@ -205,6 +205,7 @@ class Kind(NamedTuple):
     blocks: bool = False
     intervals: bool = False
     scattered: bool = False
+    permuted: bool = False
     grouped: bool = False
     grouped_blocks: bool = False
     rich: bool = False

@@ -16,7 +16,7 @@ OLDEST: dict[Key, dict[str, dict[str, Any]]] = {
         "scattered": {"dkdv": (32, 64, 4, 3)},
     },
     ("sm_90", 16, 128): {
-        "scattered": {"forward": (64, 64, 8, 3)},
+        "permuted": {"forward": (64, 64, 8, 3)},
     },
     ("sm_100", 16, 64): {
         "rich": {"dq": (64, 64, 8, 2)},
