@@ -38,7 +38,8 @@ def test_one_plan_serves_every_call_with_a_mask(installed, arch, head_dim, monke
     monkeypatch.setattr(releases, "release", lambda: installed)
     for rich in (False, True):
         planned = row(arch, head_dim, torch.bfloat16, Kind(intervals=True, rich=rich))
-        for others in ({"scattered": True}, {"scattered": True, "permuted": True}, {"scattered": True, "grouped": True}):
+        for names in (["scattered"], ["scattered", "permuted"], ["grouped"], ["scattered", "grouped"]):
+            others = dict.fromkeys(names, True)
             tiles = row(arch, head_dim, torch.bfloat16, Kind(intervals=True, rich=rich, **others))
             for kernel in ("forward", "dq", "dkdv"):
                 assert getattr(tiles, kernel)[:2] == getattr(planned, kernel)[:2]
