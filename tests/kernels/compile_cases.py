@@ -87,8 +87,8 @@ CASES: dict[str, list[Case]] = {
     # Dense, masks and rich, for each release of Triton.
     "releases": [
         ("full", 64, 1), ("causal", 64, 2), ("intervals", 64, 1), ("two intervals", 64, 1), ("bias", 64, 1),
-        ("two intervals", 128, 1), ("full", 128, 1), ("causal", 128, 2), ("intervals", 128, 2), ("blocks", 128, 2), ("bias", 128, 1),
-        ("intervals, dropout", 128, 1),
+        ("full", 128, 1), ("causal", 128, 2), ("intervals", 128, 2), ("two intervals", 128, 1), ("blocks", 128, 2),
+        ("bias", 128, 1), ("intervals, dropout", 128, 1),
     ],
     # Small shared memory, and head dimensions that only fit with spilled registers.
     "small": [*itertools.product(("full", "causal", "dropout"), (64, 128, 256), (1,)), ("bias", 128, 1)],
