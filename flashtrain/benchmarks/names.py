@@ -31,6 +31,7 @@ IMPLEMENTATIONS = (
 # Of whole training steps (benchmark.name=step), in the order of the tables.
 STEP_IMPLEMENTATIONS = (
     "flashtrain",
+    "flashtrain-half-residual",
     "flashtrain-sdpa",
     "flashtrain-standard",
     "pytorch",

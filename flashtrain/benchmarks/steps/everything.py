@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch.nn.attention import SDPBackend
 
 from flashtrain.benchmarks.steps.contenders import Contender, Plain
@@ -18,11 +20,14 @@ def all_contenders(settings: Settings, hardware: Hardware, *, compiled: bool) ->
     """In the order of names.STEP_IMPLEMENTATIONS. compiled: whether those that are compiled on a GPU are so here."""
     how = ", compiled" if compiled else ""
 
-    def ours(name: str, title: str, attention: str) -> Contender:
-        return Ours(name, title, settings=settings, hardware=hardware, compiled=compiled, attention=attention)
+    def ours(name: str, title: str, attention: str, told: Settings = settings) -> Contender:
+        return Ours(name, title, settings=told, hardware=hardware, compiled=compiled, attention=attention)
+
+    half_residual = replace(settings, model=replace(settings.model, residual="compute"))
 
     return [
         ours("flashtrain", FLASHTRAIN, "flash"),
+        ours("flashtrain-half-residual", "flashtrain, residual=compute", "flash", half_residual),
         ours("flashtrain-sdpa", "flashtrain, attention=sdpa", "sdpa"),
         ours("flashtrain-standard", "flashtrain, attention=standard", "standard"),
         Plain("pytorch", f"plain PyTorch, SDPA{how}", compiled=compiled),
