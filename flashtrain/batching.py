@@ -101,6 +101,7 @@ def estimator(settings: Settings, hardware: Hardware, model: GPT2) -> Estimate:
             compiled=compiles(settings, hardware),
             attention=hardware.attention,
             residual=model.residual,
+            rotary=config.positions == "rotary",
             master_weights=settings.optimizer.master_weights and settings.trainer.strategy != "fsdp",
             shards=settings.trainer.ranks if settings.trainer.strategy == "fsdp" else 1,
             **asdict(savings),

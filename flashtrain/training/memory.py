@@ -113,6 +113,7 @@ def estimate_memory(
     compiled: bool = True,
     attention: str = "flash",
     residual: str = "weights",
+    rotary: bool = False,
     master_weights: bool = False,
     shards: int = 1,
 ) -> MemoryEstimate:
@@ -121,7 +122,8 @@ def estimate_memory(
     parameters: P, all of them. kv_width: K*D of grouped-query attention (None: E). gated: a SwiGLU feed-forward, which
     keeps one tensor of width F more. checkpointing, offload, ffn_chunk, loss_chunk: as in MemorySavings. attention:
     "standard" adds its S x S matrices. residual: "weights" or "compute", as GPT2's. master_weights: float32 copies of
-    half-precision weights, to which the optimiser's states then belong. shards: devices that weights, gradients and
+    half-precision weights, to which the optimiser's states then belong. rotary: positions turn queries and keys, whose
+    turned copies are kept beside the projection that the values lie in. shards: devices that weights, gradients and
     optimiser states are divided among (FSDP2). Raises UserError for an unknown name or a number below 1.
     """
     if precision not in PRECISIONS:
@@ -142,6 +144,7 @@ def estimate_memory(
     # One token's bytes in one block.
     stream = embed * residual_bytes
     qkv = (embed + 2 * kv_width) * activation
+    qkv += rotary * (embed + kv_width) * activation
     attended = embed * activation + 4 * heads  # output and float32 LSE
     extra = 1.0 if compiled else EAGER_EXTRA
     narrow = (RESIDUALS_KEPT * stream + NORM_OUTPUTS_KEPT * embed * activation + qkv + attended) * extra

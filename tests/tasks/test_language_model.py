@@ -77,8 +77,11 @@ def test_with_a_document_mask_a_packed_row_is_scored_as_its_documents_alone(atte
     assert task.first_loss == pytest.approx((2 * first + 4 * second) / 6, abs=1e-5)
 
 
-@pytest.mark.parametrize("offload", [False, True])
-def test_the_loss_is_compiled_whole_or_by_blocks_where_checkpoints_leave_the_gpu(offload, monkeypatch):
+SAVINGS = [MemorySavings(), MemorySavings("selective"), MemorySavings("full"), MemorySavings("full", offload=True)]
+
+
+@pytest.mark.parametrize("savings", SAVINGS, ids=lambda savings: savings.describe() or "none")
+def test_the_loss_is_compiled_whole_or_under_full_checkpointing_by_blocks(savings, monkeypatch):
     compiled: list[str] = []
 
     def record(function, **options):
@@ -88,7 +91,7 @@ def test_the_loss_is_compiled_whole_or_by_blocks_where_checkpoints_leave_the_gpu
 
     monkeypatch.setattr(torch, "compile", record)
     model = GPT2(GPT2Config.of_size("demo", vocab_size=17, context=8), attention="sdpa")
-    model.save_memory(MemorySavings("full", offload=offload))
+    model.save_memory(savings)
     task = LanguageModel(model, compile=True)
     task.configure_model()
-    assert compiled == (["compute"] * 4 if offload else ["loss"])
+    assert compiled == (["compute"] * 4 if savings.checkpointing == "full" else ["loss"])
