@@ -74,9 +74,9 @@ class LanguageModel(pl.LightningModule):
     def configure_model(self) -> None:
         """Shard the weights when the strategy brings a device mesh (FSDP2), then compile.
 
-        Under full checkpointing each block is compiled by itself, and not the loss as a whole: what moves checkpoints to
-        host memory must run between the blocks, and only then it is certain that one block at a time is computed again
-        (compiled as a whole, 1.3B at 524,288 tokens took 30 GiB more than that on an H200).
+        Under full checkpointing each block is compiled by itself, and not the loss as a whole: what moves checkpoints
+        to host memory must run between the blocks, and only then it is certain that one block at a time is computed
+        again (compiled as a whole, 1.3B at 524,288 tokens took 30 GiB more than that on an H200).
         """
         if self.device_mesh is not None and not self._shard_mesh_seen:
             shard(self.model, self.device_mesh, precision=str(self.trainer.precision))
