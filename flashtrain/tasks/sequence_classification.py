@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashtrain.data.sequences.augmentation import Augment
 from flashtrain.data.sequences.batch import SequenceBatch
 from flashtrain.errors import UserError
 from flashtrain.models.classifier import Classifier, Losses, pixels_to_mask
 from flashtrain.tasks.training_task import OptimizerBuilder, ScheduleBuilder, TrainingTask
 
+MASKING, AUGMENTING = 0, 1  # what is drawn
 VALIDATION_STEP = -1  # masked pixels of validation are drawn as of this step: the same ones every time
 
 
@@ -47,7 +49,8 @@ class SequenceClassification(TrainingTask):
 
     make_optimizer, make_schedule, gradient_clip, description: see TrainingTask.
     classification_weight: of the labels' loss; 0 pre-trains on masked pixels alone.
-    masked: None for no masked pixels. They are drawn from (seed, step, rank), so that a resumed run draws the same.
+    masked: None for no masked pixels. They are drawn from (seed, micro-batch, rank), so that a resumed run draws the same.
+    augment: changes the training tokens (B, S), drawn in the same way, and keeps their labels (None: nothing does).
     compile: run the losses through torch.compile (one graph, static shapes).
 
     Logs `train_loss` (the weighted sum), `train_accuracy`, `pixel_loss`, `gradient_norm`, `validation_loss`,
@@ -63,6 +66,7 @@ class SequenceClassification(TrainingTask):
         classification_weight: float = 1.0,
         masked: MaskedPixels | None = None,
         gradient_clip: float = 1.0,
+        augment: Augment | None = None,
         seed: int = 0,
         compile: bool = False,
         description: dict[str, Any] | None = None,
@@ -82,8 +86,8 @@ class SequenceClassification(TrainingTask):
         self.model: Classifier = model
         self.classification_weight = classification_weight
         self.masked = masked
+        self.augment = augment
         self.seed = seed
-        self.train_accuracy: float | None = None  # of the optimiser steps since it was last taken
         self._compile = compile
         self._losses: Callable[..., Losses] = model.losses
         self._corrects: list[Tensor] = []
@@ -103,6 +107,9 @@ class SequenceClassification(TrainingTask):
 
     def training_step(self, batch: SequenceBatch, batch_idx: int) -> Tensor:
         """The micro-batch's weighted loss. What is logged is the mean over the optimiser step's micro-batches."""
+        if self.augment is not None:
+            generator = self.generator_of(batch_idx, batch["tokens"].device, AUGMENTING)
+            batch = {**batch, "tokens": self.augment(batch["tokens"], generator)}
         losses = self.batch_losses(batch, step=batch_idx)
         loss = self.total(losses)
         self._corrects.append(losses.correct.detach())
@@ -138,12 +145,15 @@ class SequenceClassification(TrainingTask):
                 loss = loss + 0.0 * parameter.sum()
         return loss
 
-    def batch_losses(self, batch: SequenceBatch, *, step: int) -> Losses:
-        """The losses of a micro-batch, with the gradient's graph; nothing is logged. step: what is drawn goes by."""
+    def batch_losses(self, batch: SequenceBatch, *, step: int, masking: bool = True) -> Losses:
+        """The losses of a micro-batch, with the gradient's graph; nothing is logged.
+
+        step: what is drawn goes by. masking: whether pixels are masked at all.
+        """
         masked = None
         tokens = batch["tokens"]
         copies = self.masked is not None and self.masked.copies > 0 and self.classification_weight > 0
-        if self.masked is not None:
+        if self.masked is not None and masking:
             rows = max(1, round(self.masked.copies * len(tokens))) if copies else len(tokens)
             generator = self.generator_of(step, tokens.device)
             masked = pixels_to_mask(rows, tokens.shape[1], self.masked.share, generator)
@@ -157,15 +167,16 @@ class SequenceClassification(TrainingTask):
         self._corrects.clear()
         return mean
 
-    def generator_of(self, step: int, device: torch.device) -> torch.Generator:
-        """The generator of a micro-batch's draws: a function of the seed, the step and the rank alone."""
+    def generator_of(self, step: int, device: torch.device, purpose: int = MASKING) -> torch.Generator:
+        """The generator of a micro-batch's draws: a function of seed, step, rank and purpose alone."""
         if self._generator is None or self._generator.device != device:
             self._generator = torch.Generator(device)
         rank = self._trainer.global_rank if self._trainer is not None else 0
-        return self._generator.manual_seed(mixed(self.seed, step, rank))
+        return self._generator.manual_seed(mixed(self.seed, step, rank, purpose))
 
     def _evaluate(self, name: str, batch: SequenceBatch) -> None:
-        losses = self.batch_losses(batch, step=VALIDATION_STEP)
+        # Where labels are learned too, they alone are evaluated: reading the rows a second time would tell little.
+        losses = self.batch_losses(batch, step=VALIDATION_STEP, masking=self.classification_weight == 0)
         size = len(batch["labels"])
         self.log(f"{name}_loss", self.total(losses), prog_bar=True, sync_dist=True, batch_size=size)
         self.log(f"{name}_accuracy", losses.correct, prog_bar=True, sync_dist=True, batch_size=size)
