@@ -14,11 +14,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from flashtrain.benchmarks.settings import BenchmarkSettings
+from flashtrain.data.pathfinder.settings import PathfinderSettings
 from flashtrain.errors import UserError, unknown
 from flashtrain.long_context.settings import LengthsSettings, PasskeySettings
 from flashtrain.setting_checks import at_least, between, one_of
 
-MODES = ("train", "plan", "evaluate", "generate", "export", "benchmark", "lengths", "passkey")
+MODES = ("train", "plan", "evaluate", "generate", "export", "benchmark", "lengths", "passkey", "preview")
 ATTENTIONS = ("flash", "sdpa", "standard")
 STRATEGIES = ("auto", "ddp", "fsdp")
 ACCELERATORS = ("auto", "cpu", "gpu")
@@ -288,6 +289,7 @@ class Settings:
     benchmark: BenchmarkSettings = field(default_factory=BenchmarkSettings)
     lengths: LengthsSettings = field(default_factory=LengthsSettings)
     passkey: PasskeySettings = field(default_factory=PasskeySettings)
+    pathfinder: PathfinderSettings = field(default_factory=PathfinderSettings)
     demo: dict[str, Any] = field(default_factory=dict)
     is_demo: bool = False
 
@@ -302,7 +304,7 @@ class Settings:
         at_least("context", self.context, 1)
         at_least("seed", self.seed, 0)
         groups = (self.model, self.data, self.attention, self.optimizer, self.schedule, self.trainer, self.logger)
-        measured = (self.generate, self.benchmark, self.lengths, self.passkey)
+        measured = (self.generate, self.benchmark, self.lengths, self.passkey, self.pathfinder)
         for group in (*groups, self.memory, self.hardware, *measured):
             group.check()
         self._check_mode()

@@ -1,0 +1,102 @@
+"""A Pathfinder image as a record of fixed size, and a file of them.
+
+The file is a header of HEADER_BYTES, a line of JSON padded with spaces, then one record an image: 252 bytes at side
+128. A record ends with a checksum of the rest, so that what a crash left half written is not taken for an image.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flashtrain.data.pathfinder.parameters import PathfinderParameters
+from flashtrain.errors import UserError
+
+MAGIC = "flashtrain pathfinder"
+# Raised when the same seed would give other images, or the file's form changes.
+GENERATOR_VERSION = 1
+HEADER_BYTES = 1024
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file holds: which images, by which generator."""
+
+    parameters: PathfinderParameters
+    seed: int
+    split: str
+    version: int = GENERATOR_VERSION
+
+    @classmethod
+    def from_dict(cls, told: dict[str, Any]) -> Header:
+        """The inverse of as_dict. Raises UserError for what another version wrote."""
+        try:
+            parameters = PathfinderParameters.from_dict(told["parameters"])
+            return cls(parameters, int(told["seed"]), str(told["split"]), int(told["version"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"this header of Pathfinder images is of another version: {error}.") from error
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        told = {"format": MAGIC, "version": self.version, "seed": self.seed, "split": self.split}
+        return {**told, "parameters": self.parameters.as_dict()}
+
+    def to_bytes(self) -> bytes:
+        """HEADER_BYTES bytes."""
+        return json.dumps(self.as_dict()).encode().ljust(HEADER_BYTES - 1) + b"\n"
+
+
+def read_header(path: Path) -> Header:
+    """The header of a file. Raises UserError for a file of another kind or version."""
+    try:
+        with path.open("rb") as file:
+            told = json.loads(file.read(HEADER_BYTES))
+        known = told["format"] == MAGIC
+    except OSError as error:
+        raise UserError(f"cannot read the Pathfinder images {path}: {error.strerror}.") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is no file of Pathfinder images.") from error
+    if not known or told.get("version") != GENERATOR_VERSION:
+        raise UserError(
+            f"{path} was written by another version of the generator ({told.get('version')}, "
+            f"this is {GENERATOR_VERSION}): delete it, and it is made anew."
+        )
+    return Header.from_dict(told)
+
+
+def record_type(parameters: PathfinderParameters) -> np.dtype[np.void]:
+    """One image: the dashes' heads (x, y) and angle codes, and the facts about it; checksum last."""
+    dashes = parameters.most_dashes
+    return np.dtype(
+        [
+            ("angles", "<u2", (dashes,)),
+            ("heads", "u1" if parameters.side <= 256 else "<u2", (dashes, 2)),
+            ("count", "u1"),
+            ("label", "u1"),
+            ("start", "u1"),  # which long curve's first tip is marked
+            ("margin", "u1"),
+            ("checksum", "<u4"),
+        ]
+    )
+
+
+def seal(records: np.ndarray) -> None:
+    """Fill in the records' checksums: CRC-32 of all of a record but the checksum."""
+    size = records.dtype.itemsize
+    data = memoryview(records.tobytes())
+    records["checksum"] = [zlib.crc32(data[end - size : end - 4]) for end in range(size, len(data) + 1, size)]
+
+
+def sound(records: np.ndarray) -> int:
+    """How many records, from the first, carry their checksum."""
+    size = records.dtype.itemsize
+    data = memoryview(records.tobytes())
+    for number, noted in enumerate(records["checksum"].tolist()):
+        if zlib.crc32(data[number * size : (number + 1) * size - 4]) != noted:
+            return number
+    return len(records)

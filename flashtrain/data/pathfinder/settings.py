@@ -1,0 +1,38 @@
+"""The settings `pathfinder.*`: which images, how many, and what is drawn by recipe=pathfinder-preview."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flashtrain.data.pathfinder.parameters import of_side
+from flashtrain.setting_checks import at_least
+
+
+@dataclass
+class PathfinderSettings:
+    """side: of the square images; 32, 64, 128 (Path-X) and 256 (Path-256) are the Long Range Arena's, any other goes.
+
+    contour: hard (14 dashes, the Arena's), intermediate (9) or easy (6). seed: of the images; train, validation and
+    test images of a seed are different ones. train_images, validation_images, test_images: how many. workers:
+    processes that generate (None: one a core). cache_dir: where generated sets are kept (None: FLASHTRAIN_CACHE).
+    preview: images that recipe=pathfinder-preview draws.
+    """
+
+    side: int = 32
+    contour: str = "hard"
+    seed: int = 0
+    train_images: int = 160_000
+    validation_images: int = 20_000
+    test_images: int = 20_000
+    workers: int | None = None
+    cache_dir: str | None = None
+    preview: int = 24
+
+    def check(self) -> None:
+        """Raise UserError for the first setting that cannot work."""
+        of_side(self.side, self.contour)
+        at_least("pathfinder.seed", self.seed, 0)
+        for name in ("train_images", "validation_images", "test_images", "preview"):
+            at_least(f"pathfinder.{name}", getattr(self, name), 1)
+        if self.workers is not None:
+            at_least("pathfinder.workers", self.workers, 1)

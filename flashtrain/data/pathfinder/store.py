@@ -1,0 +1,165 @@
+"""Generated Pathfinder images on disk: opened as they are, or generated first where some are missing.
+
+A set is one file in the cache folder (FLASHTRAIN_CACHE), named by all that decides its images. It can be carried to
+another machine: reading and drawing need neither numba nor the generator.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import filelock
+import numpy as np
+import torch
+from torch import Tensor
+
+from flashtrain.data.cache_folder import default_cache_dir
+from flashtrain.data.pathfinder.parameters import CONTOURS, PathfinderParameters, of_side
+from flashtrain.data.pathfinder.records import GENERATOR_VERSION, HEADER_BYTES, Header, read_header, record_type, sound
+from flashtrain.data.pathfinder.strokes import Strokes
+from flashtrain.data.pathfinder.tables import unit_vectors
+from flashtrain.errors import UserError
+from flashtrain.setting_checks import at_least, one_of
+
+log = logging.getLogger(__name__)
+
+SPLITS = ("train", "validation", "test")
+
+
+class PathfinderImages:
+    """A stored set, or its first `count` images.
+
+    Raises UserError for a file of another kind or version, and where it holds fewer than `count` whole images.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], count: int | None = None) -> None:
+        self.path = Path(path)
+        self.header = read_header(self.path)
+        self._records, whole = _read(self.path, self.header)
+        if count is not None and whole < count:
+            raise UserError(f"{self.path} holds {whole:,} whole images, not {count:,}.")
+        self._records = self._records[: whole if count is None else count]
+
+    @property
+    def parameters(self) -> PathfinderParameters:
+        return self.header.parameters
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """(len,) uint8: 1 where one long curve joins the two discs."""
+        return np.array(self._records["label"])
+
+    @property
+    def margins(self) -> np.ndarray:
+        """(len,) uint8: the free space around each image's dashes, in pixels."""
+        return np.array(self._records["margin"])
+
+    def strokes(self, indices: Sequence[int] | np.ndarray | Tensor | slice) -> Strokes:
+        """The images of these numbers, in this order."""
+        chosen = indices if isinstance(indices, slice) else np.asarray(indices, dtype=np.int64)
+        return strokes_of(np.array(self._records[chosen]), self.parameters)
+
+
+def ensure(
+    side: int,
+    seed: int,
+    count: int,
+    *,
+    split: str = "train",
+    contour: str = "hard",
+    workers: int | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> PathfinderImages:
+    """The first `count` images of a set, after generating those that its file does not hold yet.
+
+    The same (side, contour, seed, split) has the same images everywhere, whatever `count` and `workers`; splits share
+    none. Processes that ask at one time generate once, the others wait. workers: None is one a core. cache_dir: where
+    sets are kept, FLASHTRAIN_CACHE by default.
+    Raises UserError: wrong settings, no numba where images are missing, a folder that cannot be written.
+    """
+    one_of("split", split, SPLITS)
+    at_least("seed", seed, 0)
+    at_least("count", count, 1)
+    header = Header(of_side(side, contour), seed, split)
+    path = set_path(side, seed, split=split, contour=contour, cache_dir=cache_dir)
+    if _whole(path, header) < count:
+        _generate(path, header, count, workers)
+    return PathfinderImages(path, count)
+
+
+def set_path(
+    side: int,
+    seed: int,
+    *,
+    split: str = "train",
+    contour: str = "hard",
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Path:
+    """Where the file of a set lies, whether or not it exists yet."""
+    one_of("contour", contour, CONTOURS)
+    base = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
+    return base / f"pathfinder{side}-{contour}-seed{seed}-{split}-v{GENERATOR_VERSION}.bin"
+
+
+def strokes_of(records: np.ndarray, parameters: PathfinderParameters) -> Strokes:
+    """The records' images as tensors."""
+    heads = records["heads"].astype(np.float32)
+    tails = heads - parameters.dash_length * unit_vectors(records["angles"].astype(np.float64)).astype(np.float32)
+    count = records["count"].astype(np.int64)
+    segments = np.concatenate([tails, heads], axis=-1)
+    segments[np.arange(segments.shape[1]) >= count[:, None]] = 0
+    image, dashes = np.arange(len(records)), parameters.contour_dashes
+    start, label = records["start"].astype(np.int64), records["label"].astype(np.int64)
+    end = np.where(label == 1, start, 1 - start)  # the curve whose last tip is marked
+    markers = np.stack([tails[image, start * dashes], heads[image, end * dashes + dashes - 1]], axis=1)
+    return Strokes(*(torch.from_numpy(values) for values in (segments, count, markers, label)))
+
+
+def _read(path: Path, header: Header) -> tuple[np.ndarray, int]:
+    """The file's records, mapped, and how many of them are whole, from the first."""
+    kind = record_type(header.parameters)
+    count = max(0, path.stat().st_size - HEADER_BYTES) // kind.itemsize
+    if not count:
+        return np.zeros(0, dtype=kind), 0
+    records = np.memmap(path, dtype=kind, mode="r", offset=HEADER_BYTES, shape=(count,))
+    return records, sound(records)
+
+
+def _whole(path: Path, expected: Header) -> int:
+    """How many whole images of the expected set the file holds; 0 where there is none."""
+    if not path.exists() or path.stat().st_size < HEADER_BYTES:
+        return 0
+    found = read_header(path)
+    if found != expected:
+        raise UserError(f"{path} holds another set of images than its name says: delete it, and it is made anew.")
+    return _read(path, found)[1]
+
+
+def _generate(path: Path, header: Header, count: int, workers: int | None) -> None:
+    from flashtrain.data.pathfinder.growth import grow_file  # the generator, which a stored set does not need
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(f"{path}.lock")
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            log.info("another process is writing %s; waiting for it", path.name)
+            lock.acquire()
+    except OSError as error:
+        raise UserError(
+            f"cannot write to the cache folder {path.parent}: {error.strerror}. Choose another with "
+            "pathfinder.cache_dir, or set FLASHTRAIN_CACHE."
+        ) from error
+    try:
+        have = _whole(path, header)
+        if have < count:
+            grow_file(path, header, have, count, workers)
+    finally:
+        lock.release()
