@@ -12,17 +12,17 @@ from flashtrain.benchmarks.start import benchmark
 from flashtrain.errors import UserError
 from flashtrain.machine import settle
 from flashtrain.quiet import quieten
-from flashtrain.run import Stopped, train
+from flashtrain.run import Stopped
 from flashtrain.run_folder import FAILED, OUT_OF_MEMORY, RUNNING, STOPPED, read_summary, write_summary
-from flashtrain.sample import default_prompt
 from flashtrain.settings import Settings
-from flashtrain.summary import failed_row, say_summary
+from flashtrain.summary import failed_row
+from flashtrain.task_runs import task_run
 from flashtrain.training.out_of_memory import OutOfMemory
 
 
 def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: float) -> int:
     """Train or measure in `folder`. Returns the exit status: 0 finished, 1 crashed, 2 a user's mistake, 3 out of
-    memory, 130 or 143 stopped by a signal."""
+    memory, 130 or 143 stopped by a signal. A run that ended at trainer.max_minutes is no failure: 0."""
     quieten()
     settings, hardware = settle(settings, overrides)
 
@@ -32,7 +32,7 @@ def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: 
             write_summary(folder, failed_row(settings, hardware, overrides, status, error))
 
     try:
-        do = benchmark if settings.mode == "benchmark" else train
+        do = benchmark if settings.mode == "benchmark" else task_run(settings).train
         row = do(settings, hardware, folder, overrides=overrides, started=started)
     except OutOfMemory as error:
         log.error("flashtrain: %s", error)
@@ -62,7 +62,7 @@ def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: 
     if _is_first_rank():
         write_summary(folder, row)
         if settings.mode == "train":
-            say_summary(row, folder, settings.prompt or default_prompt(settings.data.source))
+            task_run(settings).say(row, folder, settings)
     _leave_ranks()
     return 0
 

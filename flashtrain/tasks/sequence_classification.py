@@ -49,7 +49,8 @@ class SequenceClassification(TrainingTask):
 
     make_optimizer, make_schedule, gradient_clip, description: see TrainingTask.
     classification_weight: of the labels' loss; 0 pre-trains on masked pixels alone.
-    masked: None for no masked pixels. They are drawn from (seed, micro-batch, rank), so that a resumed run draws the same.
+    masked: None for no masked pixels. They are drawn from (seed, micro-batch, rank), so that a resumed run draws the
+        same.
     augment: changes the training tokens (B, S), drawn in the same way, and keeps their labels (None: nothing does).
     compile: run the losses through torch.compile (one graph, static shapes).
 

@@ -86,7 +86,9 @@ def _generated(seed: int, count: int, shortest: int, longest: int) -> Sequences:
         raise UserError("generating ListOps needs numba: pip install numba.") from error
     log.info("generating %s ListOps expressions (once)", f"{count:,}")
     seen: set[bytes] = set()
-    pieces, labels, number, idle = [], [], 0, 0
+    pieces: list[np.ndarray] = []
+    labels: list[int] = []
+    number, idle = 0, 0
     rows = min(count, _AT_ONCE)
     tokens = np.zeros((rows, longest), dtype=np.uint8)
     lengths, values = np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.uint8)
