@@ -289,6 +289,7 @@ class Settings:
     resume: str | None = None
     checkpoint: str | None = None
     weights: str | None = None
+    export_precision: str = "float32"
     prompt: str = ""
     model: ModelSettings = field(default_factory=ModelSettings)
     data: DataSettings = field(default_factory=DataSettings)
@@ -320,6 +321,7 @@ class Settings:
         """Raise UserError for the first setting that cannot work, alone or with another."""
         one_of("mode", self.mode, MODES)
         one_of("task", self.task, TASKS)
+        one_of("export_precision", self.export_precision, ("float32", "float16"))
         at_least("context", self.context, 1)
         at_least("seed", self.seed, 0)
         groups = (self.model, self.data, self.attention, self.optimizer, self.schedule, self.trainer, self.logger)

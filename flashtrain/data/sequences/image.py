@@ -46,8 +46,8 @@ class GreyImages(ArraySource):
     ) -> None:
         if path is None and not name:
             raise UserError(
-                "sequence.data=image is read from disk: sequence.path=FOLDER with CIFAR-10's data_batch_1 to test_batch "
-                "(python or binary version), or sequence.name=uoft-cs/cifar10 through `datasets`."
+                "sequence.data=image is read from disk: sequence.path=FOLDER with CIFAR-10's data_batch_1 to test_batch"
+                " (python or binary version), or sequence.name=uoft-cs/cifar10 through `datasets`."
             )
         self.path = None if path is None else Path(path).expanduser()
         self.name, self.seed, self.cache_dir = name, seed, cache_dir
