@@ -68,7 +68,7 @@ def _command(words: list[str]) -> int:
             return 0
         if settings.mode == "lengths":
             return run_lengths(settings, arguments.overrides, started=STARTED)
-        if settings.mode not in ("train", "benchmark"):
+        if settings.mode not in ("train", "benchmark", "preview"):
             return modes.run_mode(settings)
         if "hydra.run.dir" not in keys:
             folder = _run_folder(settings, arguments.overrides)

@@ -26,6 +26,7 @@ Often used settings:
   passkey.lengths=[1024,4096]     mode=passkey checkpoint=RUN: is a number hidden in a long text found again?
   benchmark.models=[124m]         recipe=gpt2-speed and context-speed, with .contexts=[1024,4096] .batches=[16,32]
                                   .weights=[fp32,bf16] .implementations=[flashtrain,pytorch,hf-eager] .max_seconds=540
+  pathfinder.side=256             recipe=pathfinder-preview: also .seed=1 .contour=easy .preview=24 (images drawn)
   -m context=1024,2048,4096       a sweep: one fresh process a job, then one table and one figure
 
 Everything that can be set: python -m flashtrain recipe=NAME --cfg job, or flashtrain/settings.py.

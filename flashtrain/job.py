@@ -11,6 +11,7 @@ from flashtrain.announce import log, say
 from flashtrain.benchmarks.start import benchmark
 from flashtrain.errors import UserError
 from flashtrain.machine import settle
+from flashtrain.pathfinder_preview import preview
 from flashtrain.quiet import quieten
 from flashtrain.run import Stopped
 from flashtrain.run_folder import FAILED, OUT_OF_MEMORY, RUNNING, STOPPED, read_summary, write_summary
@@ -21,7 +22,7 @@ from flashtrain.training.out_of_memory import OutOfMemory
 
 
 def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: float) -> int:
-    """Train or measure in `folder`. Returns the exit status: 0 finished, 1 crashed, 2 a user's mistake, 3 out of
+    """Train, measure or preview in `folder`. Returns the exit status: 0 finished, 1 crashed, 2 a user's mistake, 3 out of
     memory, 130 or 143 stopped by a signal. A run that ended at trainer.max_minutes is no failure: 0."""
     quieten()
     settings, hardware = settle(settings, overrides)
@@ -32,7 +33,7 @@ def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: 
             write_summary(folder, failed_row(settings, hardware, overrides, status, error))
 
     try:
-        do = benchmark if settings.mode == "benchmark" else task_run(settings).train
+        do = {"benchmark": benchmark, "preview": preview}.get(settings.mode, task_run(settings).train)
         row = do(settings, hardware, folder, overrides=overrides, started=started)
     except OutOfMemory as error:
         log.error("flashtrain: %s", error)

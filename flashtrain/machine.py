@@ -36,7 +36,8 @@ def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False)
     _check_processes(settings)
     if settings.hardware.peak_tflops is not None:
         hardware = replace(hardware, peak_flops=settings.hardware.peak_tflops * 1e12)
-    if settings.benchmark.name is not None:  # it measures every attention, in a dtype of its own
+    if settings.benchmark.name is not None or settings.mode == "preview":
+        # What measures takes every attention in a dtype of its own; a preview computes none.
         return settings, hardware
     if settings.hardware.precision is not None:
         hardware = replace(hardware, precision=settings.hardware.precision)

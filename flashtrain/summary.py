@@ -27,7 +27,7 @@ def planned_row(settings: Settings, hardware: Hardware, overrides: list[str]) ->
     return {
         "recipe": settings.recipe,
         "date": time.strftime("%Y-%m-%d"),
-        **(trained if settings.mode != "benchmark" else {}),
+        **(trained if settings.mode not in ("benchmark", "preview") else {}),
         "device": hardware.name,
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
         "overrides": " ".join(overrides),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flashtrain.data.pathfinder.parameters import of_side
-from flashtrain.setting_checks import at_least
+from flashtrain.data.pathfinder.parameters import CONTOURS, SMALLEST_SIDE, of_side
+from flashtrain.setting_checks import at_least, one_of
 
 
 @dataclass
@@ -30,6 +30,8 @@ class PathfinderSettings:
 
     def check(self) -> None:
         """Raise UserError for the first setting that cannot work."""
+        at_least("pathfinder.side", self.side, SMALLEST_SIDE)
+        one_of("pathfinder.contour", self.contour, CONTOURS)
         of_side(self.side, self.contour)
         at_least("pathfinder.seed", self.seed, 0)
         for name in ("train_images", "validation_images", "test_images", "preview"):

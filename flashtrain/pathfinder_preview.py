@@ -1,0 +1,60 @@
+"""mode=preview, recipe=pathfinder-preview: a picture of some Pathfinder images, to see what a model is asked.
+
+The run's folder holds config.yaml, summary.json and samples.png.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from flashtrain.announce import say
+from flashtrain.data.pathfinder.figure import image_grid
+from flashtrain.data.pathfinder.raster import rasterise
+from flashtrain.data.pathfinder.store import ensure
+from flashtrain.run import run_loggers
+from flashtrain.run_folder import FINISHED, RUNNING, write_config, write_summary
+from flashtrain.settings import Settings
+from flashtrain.summary import planned_row
+from flashtrain.training.hardware import Hardware
+from flashtrain.training.loggers import close_loggers, log_image
+
+ANSWERS = {0: "no: two curves", 1: "yes: one curve"}
+
+
+def preview(
+    settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
+) -> dict[str, Any]:
+    """Draw the first training images of the settings' set into `folder`, and return the summary row.
+
+    started: time.time() at the command's start. Raises UserError for what the user can mend.
+    """
+    asked = settings.pathfinder
+    say(f"Pathfinder preview: {asked.preview} images of side {asked.side}, {asked.contour}, seed {asked.seed}")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_config(settings, folder)
+    planned = planned_row(settings, hardware, overrides)
+    write_summary(folder, {**planned, "status": RUNNING})
+    images = ensure(
+        asked.side,
+        asked.seed,
+        asked.preview,
+        contour=asked.contour,
+        workers=asked.workers,
+        cache_dir=asked.cache_dir,
+    )
+    drawn = rasterise(images.strokes(slice(None)).to(hardware.kind), images.parameters).cpu().numpy()
+    labels = images.labels.tolist()
+    path = image_grid(
+        drawn,
+        [ANSWERS[label] for label in labels],
+        folder / "samples.png",
+        title=f"Pathfinder, side {asked.side}, {asked.contour}: do the two discs lie on one curve?",
+    )
+    say(f"{sum(labels)} of {len(labels)} with both discs on one curve; picture: {path}; stored set: {images.path}")
+    loggers = run_loggers(settings, folder)
+    log_image(loggers, "samples", path)
+    close_loggers(loggers)
+    told = {"side": asked.side, "contour": asked.contour, "images": len(labels), "label_1": sum(labels)}
+    return {**planned, "status": FINISHED, **told, "seconds": round(time.time() - started, 1)}
