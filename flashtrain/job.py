@@ -22,8 +22,8 @@ from flashtrain.training.out_of_memory import OutOfMemory
 
 
 def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: float) -> int:
-    """Train, measure or preview in `folder`. Returns the exit status: 0 finished, 1 crashed, 2 a user's mistake, 3 out of
-    memory, 130 or 143 stopped by a signal. A run that ended at trainer.max_minutes is no failure: 0."""
+    """Train, measure or preview in `folder`. Returns the exit status: 0 finished, or ended at trainer.max_minutes, 1
+    crashed, 2 a user's mistake, 3 out of memory, 130 or 143 stopped by a signal."""
     quieten()
     settings, hardware = settle(settings, overrides)
 

@@ -15,4 +15,5 @@ def wilson(correct: int, count: int, z: float = Z95) -> tuple[float, float]:
     middle = share + z * z / (2 * count)
     half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
     scale = 1 + z * z / count
-    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
+    low, high = (middle - half) / scale, (middle + half) / scale
+    return 0.0 if correct == 0 else low, 1.0 if correct == count else high

@@ -98,6 +98,7 @@ def train_classifier(
     curve = LearningCurve(folder / CURVE)
     if resumed is not None and resumed.curve is not None:
         curve.load_state_dict(resumed.curve)
+        curve.write()
     fitted: _Fitted | None = None
     for stage in stages[first:]:
         again = resumed if resumed is not None and stage.number == resumed.stage else None
@@ -176,6 +177,11 @@ def _fit(
             resumed.step if resumed else 0
         ):
             trainer.validate(task, data, verbose=False)
+        if stage.number + 1 < stage.count:
+            trainer.save_checkpoint(folder / CHECKPOINTS / LAST)  # with the curve's last row
+            signals.take_late()
+            if signals.stopped_by is not None or signals.out_of_time:
+                raise stopped(signals, folder)
         found = {name: trainer.callback_metrics.get(f"validation_{name}") for name in ("accuracy", "loss")}
         validation = {name: None if value is None else float(value) for name, value in found.items()}
         if not any(validation.values()) and curve.rows:  # nothing was left to do

@@ -160,11 +160,21 @@ class SequenceClassification(TrainingTask):
             masked = pixels_to_mask(rows, tokens.shape[1], self.masked.share, generator)
         return self._losses(tokens, batch["labels"], batch.get("lengths"), masked, copies=copies)
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """As every task, and the training accuracy that is still to be reported."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["corrects"] = [float(share) for share in self._corrects]
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take up what on_save_checkpoint kept."""
+        super().on_load_checkpoint(checkpoint)
+        self._corrects = [torch.tensor(share, device=self.device) for share in checkpoint.get("corrects", [])]
+
     def take_train_accuracy(self) -> float | None:
         """The mean accuracy of the micro-batches since this was last called; None where there are none."""
         if not self._corrects:
             return None
-        mean = float(torch.stack(self._corrects).mean())
+        mean = float(torch.stack([share.cpu() for share in self._corrects]).mean())
         self._corrects.clear()
         return mean
 

@@ -45,6 +45,7 @@ class SaveOnSignal(pl.Callback):
         self.folder = None if folder is None else Path(folder)
         self.until = until
         self.out_of_time = False
+        self._late: tuple[int, int] | None = None
         self.stopped_by: signal.Signals | None = None
         self.stopped_at: int | None = None
         self._received: signal.Signals | None = None
@@ -64,6 +65,7 @@ class SaveOnSignal(pl.Callback):
     # ---------------------------------------------------------------- Lightning hooks
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.stopped_by, self.stopped_at, self._received, self.out_of_time = None, None, None, False
+        self._late = None
         self._steps.start(trainer)
         self._steps_to_agreement, self._agreed_at, self._agreed_step = 1, time.monotonic(), trainer.global_step
         if trainer.world_size > 1 and dist.is_initialized():
@@ -81,13 +83,12 @@ class SaveOnSignal(pl.Callback):
         if not self._steps.ended(trainer):
             return
         told = self._agree(trainer)
-        if told is None or trainer.global_step == trainer.max_steps:  # the run is over anyway
+        if told is None:
             return
-        self.stopped_at = trainer.global_step
-        if told == TIME_IS_UP:
-            self.out_of_time = True
-        else:
-            self.stopped_by = signal.Signals(told)
+        if trainer.global_step == trainer.max_steps:  # the fit is over anyway
+            self._late = (told, trainer.global_step)
+            return
+        self._note(told, trainer.global_step)
         self._save(trainer)
         # Lightning validates once more when it is told to stop; whoever sent a signal does not want to wait for that.
         self._validation_limit = trainer.limit_val_batches
@@ -104,7 +105,19 @@ class SaveOnSignal(pl.Callback):
         if isinstance(exception, KeyboardInterrupt) and self.stopped_by is None:
             self.stopped_by, self.stopped_at = signal.SIGINT, trainer.global_step
 
+    def take_late(self) -> None:
+        """For a program that goes on after this fit: what came at its last step counts as having stopped it."""
+        if self._late is not None:
+            self._note(*self._late)
+
     # ---------------------------------------------------------------- inside
+    def _note(self, told: int, step: int) -> None:
+        self.stopped_at = step
+        if told == TIME_IS_UP:
+            self.out_of_time = True
+        else:
+            self.stopped_by = signal.Signals(told)
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._received is not None and number == signal.SIGINT:
             raise KeyboardInterrupt

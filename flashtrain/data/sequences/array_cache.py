@@ -41,7 +41,7 @@ def open_or_build(
             ) from error
     try:
         return Sequences(*(np.load(folder / f"{field}.npy", mmap_mode="r") for field in Sequences._fields))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise UserError(
             f"{folder} is damaged ({str(error).splitlines()[0]}): delete it, and it is made anew."
         ) from error
