@@ -22,7 +22,7 @@ TRIES_A_TIP = 3
 TRIES_A_DISTRACTOR = 5
 LEAST_FREE = 0.01
 # The hardest of the Arena's sides, 64, needs a few thousand; beyond this the curves cannot be made to fit.
-MOST_ATTEMPTS = 2_000_000
+MOST_ATTEMPTS = 1_000_000
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -184,7 +184,7 @@ def grow_images(key, first, parameters, margin_tables, out_heads, out_angles, ou
     parameters: (side, seed_distance, dashes of a long curve, distractors, dashes of a distractor).
     margin_tables: WalkTables of every margin that an image may have. out_heads: (n, N, 2), the dashes' heads as (x, y);
     out_angles: (n, N) uint16, their angle codes. out_facts: (n, 5) int64: dashes, label, the curve whose first tip is
-    marked, which margin, attempts (0: none succeeded).
+    marked, which margin, attempts (0: none succeeded, and nothing was made from there on).
     """
     side, _, dashes, distractors, short = parameters
     state = np.zeros(1, dtype=np.uint64)
@@ -212,7 +212,7 @@ def grow_images(key, first, parameters, margin_tables, out_heads, out_angles, ou
         out_facts[image, 1], out_facts[image, 2], out_facts[image, 3] = label, start, chosen
         out_facts[image, 4] = attempts if succeeded else 0
         if not succeeded:
-            continue
+            return  # the next image would not fit either
         count = 0
         for curve in range(2):
             for dash in range(dashes):

@@ -1,0 +1,21 @@
+"""Sets of images that several tests look at, generated once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from image_sets import ImagesOf
+
+from flashtrain.data.pathfinder.store import PathfinderImages, ensure
+
+
+@pytest.fixture(scope="session")
+def images_of(tmp_path_factory: pytest.TempPathFactory) -> ImagesOf:
+    """images_of(side, contour, count): the first images of seed 7."""
+    folder: Path = tmp_path_factory.mktemp("pathfinder")
+
+    def make(side: int, contour: str, count: int) -> PathfinderImages:
+        return ensure(side, 7, count, contour=contour, workers=1, cache_dir=folder)
+
+    return make

@@ -1,0 +1,89 @@
+"""Which figures an image of a side has, and which are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from flashtrain.data.pathfinder.parameters import PathfinderParameters, of_side
+from flashtrain.data.pathfinder.settings import PathfinderSettings
+from flashtrain.errors import UserError
+
+SIDES = (32, 64, 128, 256)
+
+
+def test_path_x_has_the_long_range_arenas_figures() -> None:
+    assert of_side(128) == PathfinderParameters(
+        side=128,
+        padding=1,
+        seed_distance=20,
+        marker_radius=3.0,
+        dash_length=5,
+        thickness=1.5,
+        margins=(2, 3),
+        continuity=1.8,
+        distractors=8,
+        contrast=0.9,
+        contour_dashes=14,
+        distractor_dashes=4,
+    )
+
+
+@pytest.mark.parametrize(("contour", "dashes", "short"), [("hard", 14, 4), ("intermediate", 9, 3), ("easy", 6, 2)])
+def test_a_contour_is_a_number_of_dashes(contour: str, dashes: int, short: int) -> None:
+    parameters = of_side(64, contour)
+    assert (parameters.contour_dashes, parameters.distractor_dashes) == (dashes, short)
+    assert parameters.most_dashes == 2 * dashes + 5 * short
+
+
+@pytest.mark.parametrize("side", range(33, 256, 7))
+def test_between_two_known_sides_every_figure_lies_between_theirs(side: int) -> None:
+    low = max(known for known in SIDES if known <= side)
+    below, found, above = of_side(low), of_side(side), of_side(min(256, 2 * low))
+    for name in ("padding", "seed_distance", "marker_radius", "dash_length", "thickness", "continuity", "contrast"):
+        ends = sorted([getattr(below, name), getattr(above, name)])
+        assert ends[0] - 1e-9 <= getattr(found, name) <= ends[1] + 1e-9, name
+
+
+@pytest.mark.parametrize("side", [24, 31, 300, 512])
+def test_smaller_and_larger_sides_scale_distances_and_keep_dashes(side: int) -> None:
+    nearest = of_side(32 if side < 32 else 256)
+    found = of_side(side)
+    assert found.dash_length == nearest.dash_length
+    assert found.seed_distance / side == pytest.approx(nearest.seed_distance / nearest.side, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"dash_lenght": 3}, "dash_lenght"),
+        ({"seed_distance": 16}, "at most 15"),
+        ({"margins": ()}, "margins"),
+        ({"margins": (0,)}, "margins"),
+        ({"contrast": 0.0}, "contrast"),
+        ({"continuity": 0.0}, "continuity"),
+        ({"thickness": 0.0}, "thickness"),
+        ({"distractors": 100}, "at most 255"),
+    ],
+)
+def test_what_cannot_be_drawn_is_said_in_a_line(changes: dict[str, object], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        of_side(64, **changes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"side": 20}, "pathfinder.side=20 must be at least 24"),
+        ({"contour": "hrd"}, "Did you mean 'hard'"),
+        ({"train_images": 0}, "pathfinder.train_images"),
+        ({"workers": 0}, "pathfinder.workers"),
+        ({"seed": -1}, "pathfinder.seed"),
+    ],
+)
+def test_wrong_settings_are_named(settings: dict[str, object], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        PathfinderSettings(**settings).check()  # type: ignore[arg-type]
+
+
+def test_parameters_survive_a_files_header() -> None:
+    assert PathfinderParameters.from_dict(of_side(128).as_dict()) == of_side(128)

@@ -1,0 +1,163 @@
+"""Sets on disk: the same images however they came there, and nothing half written is believed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import filelock
+import numpy as np
+import pytest
+import torch
+
+from flashtrain.data.pathfinder import growth
+from flashtrain.data.pathfinder.generate import generate_records
+from flashtrain.data.pathfinder.parameters import of_side
+from flashtrain.data.pathfinder.records import HEADER_BYTES, Header, record_type
+from flashtrain.data.pathfinder.store import SPLITS, PathfinderImages, ensure, set_path
+from flashtrain.errors import UserError
+
+EXPECTED = 900  # more than three chunks
+
+
+@pytest.fixture(scope="module")
+def whole() -> bytes:
+    return generate_records(Header(of_side(32), 5, "train"), 0, EXPECTED).tobytes()
+
+
+def stored(images: PathfinderImages) -> bytes:
+    return images.path.read_bytes()[HEADER_BYTES:]
+
+
+def test_a_set_is_the_same_from_one_process_and_from_two(whole: bytes, tmp_path: Path) -> None:
+    assert stored(ensure(32, 5, EXPECTED, workers=1, cache_dir=tmp_path / "one")) == whole
+    assert stored(ensure(32, 5, EXPECTED, workers=2, cache_dir=tmp_path / "two")) == whole
+
+
+def test_a_set_grows_and_keeps_its_first_images(whole: bytes, tmp_path: Path) -> None:
+    few = ensure(32, 5, 300, workers=1, cache_dir=tmp_path)
+    before = few.labels
+    more = ensure(32, 5, EXPECTED, workers=1, cache_dir=tmp_path)
+    assert stored(more) == whole
+    assert np.array_equal(more.labels[:300], before)
+    assert np.array_equal(few.labels, before)
+    assert len(ensure(32, 5, 10, cache_dir=tmp_path)) == 10
+
+
+def test_what_is_there_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ensure(32, 5, 20, workers=1, cache_dir=tmp_path)
+    monkeypatch.setattr(growth, "grow_file", lambda *_: pytest.fail("generated again"))
+    assert len(ensure(32, 5, 20, cache_dir=tmp_path)) == 20
+
+
+def test_an_interrupted_generation_goes_on_where_it_ended(
+    whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def interrupted(header: Header, first: int, count: int) -> np.ndarray:
+        asked.append(first)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return generate_records(header, first, count)
+
+    monkeypatch.setattr(growth, "generate_records", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ensure(32, 5, EXPECTED, workers=1, cache_dir=tmp_path)
+    assert stored(ensure(32, 5, EXPECTED, workers=1, cache_dir=tmp_path)) == whole
+    assert asked == [0, 256, 512, 512, 768]
+
+
+@pytest.mark.parametrize("damage", ["half a record", "zeros", "a changed byte"])
+def test_a_half_written_end_is_not_believed(whole: bytes, tmp_path: Path, damage: str) -> None:
+    path = ensure(32, 5, 600, workers=1, cache_dir=tmp_path).path
+    size = record_type(of_side(32)).itemsize
+    data = bytearray(path.read_bytes())
+    if damage == "half a record":
+        del data[-size // 2 :]
+    elif damage == "zeros":
+        data[-40 * size - 7 :] = bytes(40 * size + 7)
+    else:
+        data[-30 * size] ^= 1
+    path.write_bytes(data)
+    assert len(PathfinderImages(path)) < 600
+    with pytest.raises(UserError, match="whole images, not 600"):
+        PathfinderImages(path, 600)
+    assert stored(ensure(32, 5, EXPECTED, workers=1, cache_dir=tmp_path)) == whole
+
+
+def test_two_that_ask_at_once_write_one_file(whole: bytes, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        sets = list(pool.map(lambda _: ensure(32, 5, EXPECTED, workers=1, cache_dir=tmp_path), range(2)))
+    assert [stored(images) for images in sets] == [whole, whole]
+
+
+def test_a_second_writer_waits_for_the_first(tmp_path: Path) -> None:
+    path = set_path(32, 5, cache_dir=tmp_path)
+    with ThreadPoolExecutor(1) as pool:
+        with filelock.FileLock(f"{path}.lock"):
+            waiting = pool.submit(ensure, 32, 5, 10, workers=1, cache_dir=tmp_path)
+            with pytest.raises(TimeoutError):
+                waiting.result(timeout=0.3)
+        assert len(waiting.result(timeout=60)) == 10
+
+
+def test_splits_share_no_image(tmp_path: Path) -> None:
+    sets = [ensure(32, 5, 100, split=split, workers=1, cache_dir=tmp_path) for split in SPLITS]
+    assert len({images.path for images in sets}) == 3
+    pictures = {row.numpy().tobytes() for images in sets for row in images.strokes(slice(None)).segments}
+    assert len(pictures) == 300
+
+
+def test_strokes_come_in_the_order_asked_for(tmp_path: Path) -> None:
+    images = ensure(32, 5, 50, workers=1, cache_dir=tmp_path)
+    every = images.strokes(slice(None))
+    some = images.strokes(torch.tensor([40, 3, 3]))
+    assert every.segments.shape == (50, images.parameters.most_dashes, 4)
+    assert every.segments.dtype == every.markers.dtype == torch.float32
+    assert torch.equal(some.segments, every.segments[[40, 3, 3]])
+    assert torch.equal(some.to("cpu").labels, every.labels[[40, 3, 3]])
+    assert len(some) == 3
+
+
+def test_reading_and_drawing_need_no_numba(tmp_path: Path) -> None:
+    path = ensure(32, 5, 20, workers=1, cache_dir=tmp_path).path
+    program = (
+        "import sys; sys.modules['numba'] = None\n"
+        "from flashtrain.data.pathfinder.store import PathfinderImages, ensure\n"
+        "from flashtrain.data.pathfinder.raster import rasterise\n"
+        f"images = ensure(32, 5, 20, cache_dir={str(tmp_path)!r})\n"
+        "print(rasterise(images.strokes([1]), images.parameters).shape)\n"
+        f"ensure(32, 5, 21, cache_dir={str(tmp_path)!r})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "torch.Size([1, 32, 32])" in done.stdout, path
+    assert "needs numba, which cannot be imported here" in done.stderr.splitlines()[-1]
+
+
+def test_a_worker_that_fails_is_told_of_in_a_line(tmp_path: Path) -> None:
+    impossible = Header(of_side(32, continuity=50.0), 0, "train")
+    path = tmp_path / "impossible.bin"
+    with pytest.raises(UserError, match="no two curves"):
+        growth.grow_file(path, impossible, 0, 600, workers=2)
+
+
+@pytest.mark.parametrize("content", [b"", b"not json", b'{"format": "another"}', b"[1, 2]"])
+def test_another_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "other.bin"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"other\.bin"):
+        PathfinderImages(path)
+
+
+def test_a_missing_file_and_an_unknown_split_are_said_in_a_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot read"):
+        PathfinderImages(tmp_path / "none.bin")
+    with pytest.raises(UserError, match="Possible: test, train, validation"):
+        ensure(32, 5, 10, split="training", cache_dir=tmp_path)
+
+
+def test_a_record_is_small() -> None:
+    assert record_type(of_side(128)).itemsize <= 256

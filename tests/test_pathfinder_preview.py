@@ -1,0 +1,40 @@
+"""recipe=pathfinder-preview: a picture of the images, with a row that says what was drawn."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from flashtrain.compose import compose_settings
+from flashtrain.job import run_job
+
+
+def preview(folder: Path, *words: str) -> int:
+    words = (
+        "recipe=pathfinder-preview",
+        "hardware=cpu",
+        "pathfinder.side=32",
+        "pathfinder.workers=1",
+        f"pathfinder.cache_dir={folder / 'cache'}",
+        f"output={folder}",
+        *words,
+    )
+    return run_job(compose_settings(words), folder / "run", overrides=list(words), started=time.time())
+
+
+def test_it_draws_as_many_images_as_asked(tmp_path: Path) -> None:
+    assert preview(tmp_path, "pathfinder.preview=7") == 0
+    row = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (row["status"], row["images"], row["side"], row["contour"]) == ("finished", 7, 32, "hard")
+    with Image.open(tmp_path / "run" / "samples.png") as picture:
+        assert picture.width == 1200
+
+
+def test_a_folder_that_cannot_be_written_is_said_in_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "cache").write_text("a file")
+    assert preview(tmp_path) == 2
+    assert "cannot write to the cache folder" in caplog.text
