@@ -47,6 +47,16 @@ def compose_settings(overrides: Sequence[str]) -> Settings:
     return checked_settings(config)
 
 
+def settings_of_recipe(name: str) -> Settings:
+    """A recipe's own lines on top of the settings' defaults, without the config groups that it chooses.
+
+    For one command that looks up what another recipe trains; Hydra composes only once in a process that it runs.
+    """
+    content = _read_recipe(name, recipe_files()[name])
+    own = {key: value for key, value in content.items() if key != "defaults"}
+    return typed_settings(OmegaConf.create(own))
+
+
 def checked_settings(config: DictConfig) -> Settings:
     """Settings from a composed configuration; Hydra's own section is left out."""
     with readable_errors():

@@ -88,6 +88,8 @@ def _demo_line(full: Settings, demo: Settings) -> str:
             sizes = f"{', '.join(asked.models)}, contexts to {max(asked.contexts):,}"
             limit = f", {asked.max_seconds:g} s at most" if asked.max_seconds else ""
             return f"measuring steps of a small model ({sizes}{limit}). For the recipe in full, {where}"
+        if asked.name == "sequence":
+            return f"measuring sequences of up to {asked.longest} tokens. For the recipe in full, {where}"
         limits = [f"lengths to {asked.longest}" if asked.longest else "", asked.dtype]
         limits += [f"{asked.max_seconds:g} s at most" if asked.max_seconds else ""]
         told = ", ".join(part for part in limits if part)

@@ -21,6 +21,7 @@ from flashtrain.batching import compiles
 from flashtrain.classification.build import classifier_config, make_sequence_source
 from flashtrain.classification.intervals import wilson
 from flashtrain.classification.pictures import answers_picture
+from flashtrain.classification.tables import accuracy_rows, accuracy_table
 from flashtrain.classification.weights import SUFFIX, SavedClassifier, read_classifier, read_notes, write_classifier
 from flashtrain.compose import compose_settings
 from flashtrain.data.loader import packed_loader
@@ -125,6 +126,8 @@ def evaluate_classifier(settings: Settings, hardware: Hardware) -> list[Row]:
         f"{saved.path}: accuracy {accuracy:.2%} on {found.total:,} test samples of seed {row['seed']} "
         f"(95% interval {low:.2%} to {high:.2%}), {row['seconds']:.0f} s; rows: {target / RESULT}"
     )
+    if any(other["implementation"].endswith("(paper)") for other in accuracy_rows([row])):
+        accuracy_table([row]).print()
     if len(found.pixels):
         title = f"{source.describe().split(',')[0]}, seed {row['seed']}: {accuracy:.2%} of {found.total:,} right"
         names = _NAMES[settings.sequence.data]

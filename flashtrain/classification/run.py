@@ -3,11 +3,13 @@
 runs/pathx/2026-11-21_10-15-02/
   config.yaml, summary.json, checkpoints/   as every run; last.ckpt says which stage it is of
   learning_curve.csv                        a row at each validation, through all stages and pieces
+  result.json                               the same at the end, in the form of recipes/results
   stage-1-side-32/metrics.csv, ...          every logged number, a folder a stage (a single stage's lie in the run's)
 """
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,6 +36,7 @@ from flashtrain.classification.weights import SUFFIX, SavedClassifier, read_clas
 from flashtrain.classification.words import describe_stage_line
 from flashtrain.components import make_callbacks
 from flashtrain.models.classifier_growth import carry_weights
+from flashtrain.report.rows import RESULT, write_result
 from flashtrain.run import deadline, make_trainer, stopped
 from flashtrain.run_folder import (
     BEST,
@@ -112,6 +115,8 @@ def train_classifier(
         start = fitted.saved
     if fitted is None:
         raise AssertionError("a training has a stage at least")
+    if curve.rows and (not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0):
+        _publish(settings, folder, curve, overrides)
     return _row(settings, hardware, fitted, overrides=overrides, started=started, minutes=curve.minutes)
 
 
@@ -193,6 +198,14 @@ def _fit(
     state = {name: value.detach().cpu() for name, value in model.state_dict().items()}
     saved = SavedClassifier(model.config, state, describe_stage(stage, model), folder / CHECKPOINTS / LAST)
     return _Fitted(saved, throughput, micro_batch, length, validation)
+
+
+def _publish(settings: Settings, folder: Path, curve: LearningCurve, overrides: list[str]) -> None:
+    """The learning curve as a result file, which flashtrain.report draws: --x images --y validation_accuracy."""
+    told = [word for word in overrides if not word.lstrip("+~").startswith(("output", "logger", "hydra", "resume"))]
+    command = " ".join(["python -m flashtrain", *map(shlex.quote, told)])
+    rows = [{"implementation": "flashtrain", **row} for row in curve.rows]
+    write_result(folder / RESULT, settings.recipe, command, rows)
 
 
 def _logged(stage: Stage, folder: Path) -> Settings:
