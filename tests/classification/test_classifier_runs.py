@@ -167,8 +167,8 @@ def test_weights_that_are_no_classifier_are_refused(tmp_path) -> None:
     (tmp_path / "x.safetensors").write_bytes(b"no weights")
     with pytest.raises(UserError, match="cannot be read as safetensors"):
         settings_from_checkpoint(["mode=evaluate", f"weights={tmp_path / 'x.safetensors'}"])
+    torch.save({"state_dict": {}}, tmp_path / "x.ckpt")
     with pytest.raises(UserError, match="holds no classifier"):
-        torch.save({"state_dict": {}}, tmp_path / "x.ckpt")
         read_classifier(tmp_path / "x.ckpt")
 
 

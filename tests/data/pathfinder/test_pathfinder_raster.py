@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from image_sets import ImagesOf
 
 from flashtrain.data.pathfinder import raster
@@ -45,6 +47,29 @@ def test_it_agrees_with_a_plain_drawing(images_of: ImagesOf, side: int, contour:
     for image in range(3):
         expected = plain_drawing(strokes, image, images.parameters)
         assert np.abs(drawn[image].numpy() - expected).max() <= 0.51
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(
+    side=st.integers(24, 80),
+    dashes=st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1), st.floats(0, 6.3)), min_size=1, max_size=5),
+    discs=st.lists(st.floats(0, 1), min_size=4, max_size=4),
+)
+def test_dashes_and_discs_anywhere_agree_with_a_plain_drawing(
+    side: int, dashes: list[tuple[float, float, float]], discs: list[float]
+) -> None:
+    parameters = of_side(side)
+    inset = parameters.dash_length / 2 + 1.5  # dashes lie inside the square, as all that are generated
+    middle = inset + torch.tensor([dash[:2] for dash in dashes]) * (side - 1 - 2 * inset)
+    half = parameters.dash_length / 2 * torch.tensor([[np.cos(dash[2]), np.sin(dash[2])] for dash in dashes]).float()
+    strokes = Strokes(
+        segments=torch.cat([middle - half, middle + half], dim=1)[None],
+        count=torch.tensor([len(dashes)]),
+        markers=(torch.tensor(discs) * (side - 1)).view(1, 2, 2),
+        labels=torch.tensor([0]),
+    )
+    expected = plain_drawing(strokes, 0, parameters)
+    assert np.abs(rasterise(strokes, parameters)[0].numpy() - expected).max() <= 0.52
 
 
 def test_a_known_image_has_known_pixels() -> None:
