@@ -18,9 +18,10 @@ from hydra._internal.utils import get_args_parser  # noqa: E402
 from hydra.core.hydra_config import HydraConfig  # noqa: E402
 from omegaconf import DictConfig  # noqa: E402
 
-from flashtrain import modes, plan  # noqa: E402
+from flashtrain import modes  # noqa: E402
 from flashtrain.announce import say  # noqa: E402
 from flashtrain.benchmarks.start import benchmark_plan  # noqa: E402
+from flashtrain.classification.resume import is_carried  # noqa: E402
 from flashtrain.command_help import help_text  # noqa: E402
 from flashtrain.compose import CONFIG_NAME, checked_settings, compose_settings, override_keys, quote_prompt, quoted  # noqa: E402
 from flashtrain.errors import UserError  # noqa: E402
@@ -31,6 +32,7 @@ from flashtrain.machine import settle  # noqa: E402
 from flashtrain.run_folder import LAST, find_checkpoint, find_unfinished, new_run_folder  # noqa: E402
 from flashtrain.settings import Settings  # noqa: E402
 from flashtrain.sweep import run_sweep  # noqa: E402
+from flashtrain.task_runs import task_run  # noqa: E402
 
 
 def main() -> None:
@@ -59,7 +61,7 @@ def _command(words: list[str]) -> int:
         settings = modes.settings_from_checkpoint(arguments.overrides) or compose_settings(arguments.overrides)
         if settings.mode == "plan":
             settings, hardware = settle(settings, arguments.overrides)
-            describe = plan.plan if settings.benchmark.name is None else benchmark_plan
+            describe = task_run(settings).plan if settings.benchmark.name is None else benchmark_plan
             if settings.lengths.contexts and "context" not in keys:
                 describe = lengths_plan
             print(describe(settings, hardware))
@@ -86,7 +88,8 @@ def _hydra_job(config: DictConfig) -> None:
 def _run_folder(settings: Settings, overrides: list[str]) -> Path:
     """The folder of the run to continue, or a new one; made only once the settings are known to work here."""
     settings, _ = settle(settings, overrides, quiet=True)
-    if settings.resume not in (None, "auto"):
+    carried = settings.task == "classification" and is_carried(str(settings.resume))
+    if settings.resume not in (None, "auto") and not carried:
         return find_checkpoint(str(settings.resume), prefer=LAST)[0]
     parent = Path(settings.output) / settings.recipe
     if settings.resume == "auto":

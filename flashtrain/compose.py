@@ -47,6 +47,16 @@ def compose_settings(overrides: Sequence[str]) -> Settings:
     return checked_settings(config)
 
 
+def settings_of_recipe(name: str) -> Settings:
+    """A recipe's own lines on top of the settings' defaults, without the config groups that it chooses.
+
+    For one command that looks up what another recipe trains; Hydra composes only once in a process that it runs.
+    """
+    content = _read_recipe(name, recipe_files()[name])
+    own = {key: value for key, value in content.items() if key != "defaults"}
+    return typed_settings(OmegaConf.create(own))
+
+
 def checked_settings(config: DictConfig) -> Settings:
     """Settings from a composed configuration; Hydra's own section is left out."""
     with readable_errors():
@@ -125,7 +135,12 @@ def _composition_error(error: ConfigCompositionException) -> UserError:
     if text.startswith("You must specify 'recipe'"):
         return UserError(f"which recipe? Say recipe=NAME. Possible: {', '.join(sorted(recipe_files()))}.")
     if text.startswith("Could not override '"):
-        return unknown_setting(text.split("'")[1])
+        name = text.split("'")[1]
+        if (
+            name in setting_names() and error.__cause__ is not None
+        ):  # it exists, and something inside its value does not
+            return UserError(f"{name}: {_first_line(error.__cause__)}.")
+        return unknown_setting(name)
     if text.startswith("Ambiguous value for argument"):
         return UserError(f"{text.splitlines()[0].split(' ', 4)[-1]} lists several values: add -m to sweep over them.")
     cause = error.__cause__
@@ -135,7 +150,7 @@ def _composition_error(error: ConfigCompositionException) -> UserError:
     return UserError(f"configuration: {_first_line(error)}")
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 

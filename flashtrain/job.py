@@ -13,17 +13,17 @@ from flashtrain.errors import UserError
 from flashtrain.machine import settle
 from flashtrain.pathfinder_preview import preview
 from flashtrain.quiet import quieten
-from flashtrain.run import Stopped, train
+from flashtrain.run import Stopped
 from flashtrain.run_folder import FAILED, OUT_OF_MEMORY, RUNNING, STOPPED, read_summary, write_summary
-from flashtrain.sample import default_prompt
 from flashtrain.settings import Settings
-from flashtrain.summary import failed_row, say_summary
+from flashtrain.summary import failed_row
+from flashtrain.task_runs import task_run
 from flashtrain.training.out_of_memory import OutOfMemory
 
 
 def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: float) -> int:
-    """Train, measure or preview in `folder`. Returns the exit status: 0 finished, 1 crashed, 2 a user's mistake,
-    3 out of memory, 130 or 143 stopped by a signal."""
+    """Train, measure or preview in `folder`. Returns the exit status: 0 finished, or ended at trainer.max_minutes, 1
+    crashed, 2 a user's mistake, 3 out of memory, 130 or 143 stopped by a signal."""
     quieten()
     settings, hardware = settle(settings, overrides)
 
@@ -33,7 +33,7 @@ def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: 
             write_summary(folder, failed_row(settings, hardware, overrides, status, error))
 
     try:
-        do = {"benchmark": benchmark, "preview": preview}.get(settings.mode, train)
+        do = {"benchmark": benchmark, "preview": preview}.get(settings.mode, task_run(settings).train)
         row = do(settings, hardware, folder, overrides=overrides, started=started)
     except OutOfMemory as error:
         log.error("flashtrain: %s", error)
@@ -63,7 +63,7 @@ def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: 
     if _is_first_rank():
         write_summary(folder, row)
         if settings.mode == "train":
-            say_summary(row, folder, settings.prompt or default_prompt(settings.data.source))
+            task_run(settings).say(row, folder, settings)
     _leave_ranks()
     return 0
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 
 from flashtrain import announce
+from flashtrain.classification.stages import stages_of
+from flashtrain.classification.words import trained_line
 from flashtrain.compose import apply_demo, override_keys
 from flashtrain.errors import UserError
 from flashtrain.settings import Settings
@@ -45,7 +48,8 @@ def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False)
     if hardware.kind == "cuda" and hardware.precision == "16-mixed" and settings.hardware.precision is None:
         say(f"{_name(hardware)} has no bfloat16 tensor cores: training in float16 with loss scaling.")
     if settings.mode in ("train", "plan"):
-        settings.check_step()
+        check_step = settings.check_step if settings.task == "language_model" else partial(stages_of, settings)
+        check_step()
     return settings, hardware
 
 
@@ -84,10 +88,17 @@ def _demo_line(full: Settings, demo: Settings) -> str:
             sizes = f"{', '.join(asked.models)}, contexts to {max(asked.contexts):,}"
             limit = f", {asked.max_seconds:g} s at most" if asked.max_seconds else ""
             return f"measuring steps of a small model ({sizes}{limit}). For the recipe in full, {where}"
+        if asked.name == "sequence":
+            return f"measuring sequences of up to {asked.longest} tokens. For the recipe in full, {where}"
         limits = [f"lengths to {asked.longest}" if asked.longest else "", asked.dtype]
         limits += [f"{asked.max_seconds:g} s at most" if asked.max_seconds else ""]
         told = ", ".join(part for part in limits if part)
         return f"measuring small shapes through torch's CPU backends ({told}). For the recipe in full, {where}"
+    if demo.task == "classification":
+        return (
+            f"training the recipe's small demo instead ({trained_line(demo)}). "
+            f"For the recipe in full ({trained_line(full)}), {where}"
+        )
     recipe = f"the recipe in full ({full.model.name}-{full.model.size}, {_contexts(full)})"
     return (
         f"training the recipe's small demo model instead ({demo.data.tokenizer} as tokens, {_contexts(demo)}). "

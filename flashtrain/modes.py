@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from flashtrain.announce import say
 from flashtrain.checkpoint_model import TrainedModel, load_trained, move
+from flashtrain.classification.evaluate import of_last_stage, run_classifier_mode, settings_for_weights
 from flashtrain.compose import checked_settings, parse_overrides, readable_errors
 from flashtrain.errors import UserError
 from flashtrain.integrations import differences_from_gpt2, save_gpt2, save_weights
@@ -36,10 +37,13 @@ def settings_from_checkpoint(words: Sequence[str]) -> Settings | None:
     mode = str(given["mode"].value()) if "mode" in given else "train"
     if mode not in ("evaluate", "generate", "export", "passkey"):
         return None
+    if mode == "evaluate" and "weights" in given and "checkpoint" not in given:
+        return settings_for_weights(words, given)
     if "checkpoint" not in given:
         raise UserError(f"mode={mode} needs checkpoint=..., a run folder or a checkpoint in one.")
     folder, _ = find_checkpoint(str(given["checkpoint"].value()), prefer=BEST)
-    config = OmegaConf.structured(read_settings(folder))
+    own = read_settings(folder)
+    config = OmegaConf.structured(of_last_stage(own) if own.task == "classification" else own)
     OmegaConf.set_struct(config, True)
     for key, override in given.items():
         if key == "recipe" or key.startswith("hydra"):
@@ -56,6 +60,8 @@ def run_mode(settings: Settings) -> int:
     quieten()
     settings.hardware.demo = "never"  # the model is the checkpoint's, on whatever machine
     settings, hardware = settle(settings, ())
+    if settings.task == "classification" and settings.mode != "preview":
+        return run_classifier_mode(settings, hardware)
     if settings.mode == "passkey":
         evaluate_passkey(settings, hardware)
         return 0

@@ -27,15 +27,15 @@ def plan(settings: Settings, hardware: Hardware) -> str:
     batching = choose_batching(settings, hardware, model)
     tokens = settings.trainer.steps * settings.trainer.tokens_per_step
     flops = tokens * model.flops_per_token(settings.context)
-    rate, how = _rate(hardware)
-    duration = _duration(flops / (rate * settings.trainer.ranks))
+    rate, how = expected_rate(hardware)
+    wanted = duration(flops / (rate * settings.trainer.ranks))
     lines = [
         describe(settings, hardware, model, batching),
         f"text: {make_source(settings).describe()}; tokenizer {settings.data.tokenizer}",
         f"tokens: {tokens:,} ({settings.trainer.steps} steps of {settings.trainer.tokens_per_step:,})",
         *(batching.estimate.lines() if batching.estimate else []),
         *_ways_to_run(batching),
-        f"time: about {duration} for {flops:.3g} FLOPs ({how}), start-up and validation apart",
+        f"time: about {wanted} for {flops:.3g} FLOPs ({how}), start-up and validation apart",
         "nothing was started; leave out mode=plan to train.",
     ]
     return "\n".join(lines)
@@ -49,7 +49,7 @@ def _ways_to_run(batching: Batching) -> list[str]:
     return ["memory savings, cheapest in time first (> is taken):", *lines]
 
 
-def _rate(hardware: Hardware) -> tuple[float, str]:
+def expected_rate(hardware: Hardware) -> tuple[float, str]:
     """FLOP/s that a training step may be expected to reach on one device, and where the figure comes from."""
     if hardware.peak_flops is not None:
         return GPU_EFFICIENCY * hardware.peak_flops, f"at {GPU_EFFICIENCY:.0%} of the device's peak"
@@ -64,7 +64,8 @@ def _rate(hardware: Hardware) -> tuple[float, str]:
     return CPU_EFFICIENCY * rate, f"at {CPU_EFFICIENCY:.0%} of a matrix product's rate measured now"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds in the unit that suits them."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 7200:

@@ -76,7 +76,7 @@ def train(
     write_summary(folder, {**planned_row(settings, hardware, overrides), "status": RUNNING})
     task = make_task(settings, hardware, model, description)
     throughput = Throughput(model.flops_per_token(settings.context), peak_flops=hardware.peak_flops)
-    signals = SaveOnSignal()
+    signals = SaveOnSignal(until=deadline(settings, started))
     callbacks = [
         throughput,
         StopOnNonFinite(),
@@ -94,8 +94,8 @@ def train(
             if not is_out_of_memory(error):
                 raise
             raise _out_of_memory(error, settings, hardware, batching, folder) from error
-        if signals.stopped_by is not None:
-            raise _stopped(signals, folder)
+        if signals.stopped_by is not None or signals.out_of_time:
+            raise stopped(signals, folder)
         if settings.trainer.steps % settings.trainer.validate_every:
             trainer.validate(task, data, verbose=False)
         validation = trainer.callback_metrics.get("validation_loss")
@@ -236,7 +236,20 @@ def _say_sample(settings: Settings, hardware: Hardware, model: Trainable, data: 
     say(f"\na sample of what it writes now:\n{text}")
 
 
-def _stopped(signals: SaveOnSignal, folder: Path) -> Stopped:
+def deadline(settings: Settings, started: float) -> float | None:
+    """The moment of time.time() at which trainer.max_minutes are over; None without a limit."""
+    minutes = settings.trainer.max_minutes
+    return None if minutes is None else started + 60 * minutes
+
+
+def stopped(signals: SaveOnSignal, folder: Path) -> Stopped:
+    """What a run ends with that a signal or its time limit stopped; the latter is no failure (exit status 0)."""
+    if signals.out_of_time:
+        return Stopped(
+            f"trainer.max_minutes are over at step {signals.stopped_at}; the checkpoint is written. "
+            f"To go on: the same command with resume={folder}",
+            0,
+        )
     name = signals.stopped_by.name if signals.stopped_by else "a signal"
     return Stopped(
         f"stopped by {name} at step {signals.stopped_at}; the checkpoint is written. "

@@ -155,10 +155,15 @@ def find_same(folders: Iterable[Path], settings: Settings) -> Path | None:
 def _what_is_trained(settings: Settings) -> dict[str, Any]:
     """The settings that make two runs the same training, whatever they run on and are logged to."""
     data = replace(settings.data, workers=None, cache_dir=None)
-    kept = replace(settings, data=data)
+    images = replace(settings.pathfinder, workers=None, cache_dir=None)
+    sequence = replace(settings.sequence, workers=None, cache_dir=None, evaluation_batch=None)
+    kept = replace(settings, data=data, pathfinder=images, sequence=sequence)
     trainer = {name: getattr(settings.trainer, name) for name in ("steps", "tokens_per_step")}
-    groups = {name: asdict(getattr(kept, name)) for name in ("model", "data", "optimizer", "schedule")}
-    plain = {name: getattr(settings, name) for name in ("recipe", "context", "seed", "weights", "is_demo")}
+    names = ["model", "data", "optimizer", "schedule"]
+    if settings.task == "classification":
+        names += ["classifier", "sequence", "masked_pixels", "curriculum", "pathfinder"]
+    groups = {name: asdict(getattr(kept, name)) for name in names}
+    plain = {name: getattr(settings, name) for name in ("recipe", "task", "context", "seed", "weights", "is_demo")}
     return {**plain, **groups, "trainer": trainer}
 
 

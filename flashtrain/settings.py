@@ -14,12 +14,19 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from flashtrain.benchmarks.settings import BenchmarkSettings
+from flashtrain.classification.settings import (
+    ClassifierSettings,
+    CurriculumSettings,
+    MaskedPixelSettings,
+    SequenceSettings,
+)
 from flashtrain.data.pathfinder.settings import PathfinderSettings
 from flashtrain.errors import UserError, unknown
 from flashtrain.long_context.settings import LengthsSettings, PasskeySettings
 from flashtrain.setting_checks import at_least, between, one_of
 
 MODES = ("train", "plan", "evaluate", "generate", "export", "benchmark", "lengths", "passkey", "preview")
+TASKS = ("language_model", "classification")  # a recipe sets it; flashtrain.task_runs says who trains each
 ATTENTIONS = ("flash", "sdpa", "standard")
 STRATEGIES = ("auto", "ddp", "fsdp")
 ACCELERATORS = ("auto", "cpu", "gpu")
@@ -188,7 +195,10 @@ class ScheduleSettings:
 
 @dataclass
 class TrainerSettings:
-    """conf/trainer: how long, how much a step, on how many devices, and how often to log, validate and save."""
+    """conf/trainer: how long, how much a step, on how many devices, and how often to log, validate and save.
+
+    max_minutes: after so long (from the command's start) the run writes its checkpoint and ends; resume=auto goes on.
+    """
 
     steps: int = 500
     tokens_per_step: int = 65536
@@ -201,6 +211,7 @@ class TrainerSettings:
     log_every: int = 10
     validate_every: int = 100
     checkpoint_every: int = 100
+    max_minutes: float | None = None
     callbacks: list[str] = field(default_factory=list)
 
     @property
@@ -213,6 +224,8 @@ class TrainerSettings:
             at_least(f"trainer.{name}", getattr(self, name), 1)
         if self.micro_batch is not None:
             at_least("trainer.micro_batch", self.micro_batch, 1)
+        if self.max_minutes is not None and not self.max_minutes > 0:
+            raise UserError(f"trainer.max_minutes={self.max_minutes} must be above 0.")
         one_of("trainer.strategy", self.strategy, STRATEGIES)
 
 
@@ -269,12 +282,14 @@ class Settings:
 
     recipe: str = "gpt2"
     mode: str = "train"
+    task: str = "language_model"
     context: int = 1024
     seed: int = 0
     output: str = "runs"
     resume: str | None = None
     checkpoint: str | None = None
     weights: str | None = None
+    export_precision: str = "float32"
     prompt: str = ""
     model: ModelSettings = field(default_factory=ModelSettings)
     data: DataSettings = field(default_factory=DataSettings)
@@ -290,6 +305,10 @@ class Settings:
     lengths: LengthsSettings = field(default_factory=LengthsSettings)
     passkey: PasskeySettings = field(default_factory=PasskeySettings)
     pathfinder: PathfinderSettings = field(default_factory=PathfinderSettings)
+    classifier: ClassifierSettings = field(default_factory=ClassifierSettings)
+    sequence: SequenceSettings = field(default_factory=SequenceSettings)
+    masked_pixels: MaskedPixelSettings = field(default_factory=MaskedPixelSettings)
+    curriculum: CurriculumSettings = field(default_factory=CurriculumSettings)
     demo: dict[str, Any] = field(default_factory=dict)
     is_demo: bool = False
 
@@ -301,11 +320,14 @@ class Settings:
     def check(self) -> None:
         """Raise UserError for the first setting that cannot work, alone or with another."""
         one_of("mode", self.mode, MODES)
+        one_of("task", self.task, TASKS)
+        one_of("export_precision", self.export_precision, ("float32", "float16"))
         at_least("context", self.context, 1)
         at_least("seed", self.seed, 0)
         groups = (self.model, self.data, self.attention, self.optimizer, self.schedule, self.trainer, self.logger)
         measured = (self.generate, self.benchmark, self.lengths, self.passkey, self.pathfinder)
-        for group in (*groups, self.memory, self.hardware, *measured):
+        classified = (self.classifier, self.sequence, self.masked_pixels, self.curriculum)
+        for group in (*groups, self.memory, self.hardware, *measured, *classified):
             group.check()
         self._check_mode()
 
@@ -328,7 +350,8 @@ class Settings:
     def check_step(self) -> None:
         """Raise UserError unless a step is whole samples that divide over devices and micro-batches.
 
-        Apart from check(), since a machine without a GPU may put the recipe's demo in these settings' place first.
+        Of text: classification.stages checks its own steps. Apart from check(), since a machine without a GPU may put
+        the recipe's demo in these settings' place first.
         """
         tokens, context = self.trainer.tokens_per_step, self.context
         if tokens % context:

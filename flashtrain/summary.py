@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flashtrain.announce import say
+from flashtrain.classification.rows import trained_columns
 from flashtrain.data.datamodule import TextDataModule
 from flashtrain.models.trainable import Trainable
 from flashtrain.report.machine import versions
@@ -19,7 +20,23 @@ from flashtrain.training.throughput import Throughput
 
 def planned_row(settings: Settings, hardware: Hardware, overrides: list[str]) -> dict[str, Any]:
     """The part of the row that is known beforehand; a failed run's row is this with `status` and `error`."""
-    trained = {
+    common = {"attention": hardware.attention, "precision": hardware.precision}
+    trained = (
+        {**trained_columns(settings), **common} if settings.task == "classification" else _trained(settings, hardware)
+    )
+    return {
+        "recipe": settings.recipe,
+        "date": time.strftime("%Y-%m-%d"),
+        **(trained if settings.mode not in ("benchmark", "preview") else {}),
+        "device": hardware.name,
+        "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
+        "overrides": " ".join(overrides),
+    }
+
+
+def _trained(settings: Settings, hardware: Hardware) -> dict[str, Any]:
+    """What a language model's run trains, known beforehand."""
+    return {
         "model": model_name(settings),
         "attention": hardware.attention,
         "context": settings.context,
@@ -28,14 +45,6 @@ def planned_row(settings: Settings, hardware: Hardware, overrides: list[str]) ->
         "tokens": settings.trainer.steps * settings.trainer.tokens_per_step,
         "devices": settings.trainer.ranks,
         "precision": hardware.precision,
-    }
-    return {
-        "recipe": settings.recipe,
-        "date": time.strftime("%Y-%m-%d"),
-        **(trained if settings.mode not in ("benchmark", "preview") else {}),
-        "device": hardware.name,
-        "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
-        "overrides": " ".join(overrides),
     }
 
 

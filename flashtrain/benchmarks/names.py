@@ -41,6 +41,11 @@ STEP_IMPLEMENTATIONS = (
     "hf-sdpa",
     "hf-sdpa-compile",
 )
+# Of the Long Range Arena's training steps (benchmark.name=sequence).
+SEQUENCE_IMPLEMENTATIONS = (
+    "flash", "block-sparse", "sdpa", "standard", "flash-eager", "block-sparse-eager", "sdpa-eager", "standard-eager",
+)  # fmt: skip
+SEQUENCE_TASKS = ("listops", "text", "retrieval", "image", "pathfinder", "pathx")
 STEP_MODELS = ("demo", "124m", "355m", "774m", "1.3b", "1.5b")
 WEIGHTS = ("fp32", "bf16", "bf16-master")
 

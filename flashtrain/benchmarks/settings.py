@@ -9,6 +9,8 @@ from flashtrain.benchmarks.names import (
     DTYPES,
     IMPLEMENTATIONS,
     PRESETS,
+    SEQUENCE_IMPLEMENTATIONS,
+    SEQUENCE_TASKS,
     STEP_IMPLEMENTATIONS,
     STEP_MODELS,
     WEIGHTS,
@@ -18,7 +20,7 @@ from flashtrain.benchmarks.names import (
 from flashtrain.errors import UserError
 from flashtrain.setting_checks import at_least, between, one_of
 
-BENCHMARKS = ("attention", "step")
+BENCHMARKS = ("attention", "step", "sequence")
 
 
 @dataclass
@@ -59,14 +61,16 @@ class StepSettings:
 class BenchmarkSettings(StepSettings):
     """What a recipe measures; recipes that train measure nothing (name None). Here, recipe=attention-benchmark's.
 
-    rows: a preset of presets.py. seqlens, head_dims and masks: the lengths, head dimensions and masks of rows=grid
-    (None: its own); with another preset they choose among its rows. batch: sequences, or None: as many as hold `tokens`
-    together. heads None: 2048 / head dimension. densities: of rows=block-sparse. longest: leaves longer rows out.
+    tasks: of recipe=lra-speed (None: all). rows: a preset of presets.py. seqlens, head_dims and masks: the lengths,
+    head dimensions and masks of rows=grid (None: its own); with another preset they choose among its rows. batch:
+    sequences, or None: as many as hold `tokens` together. heads None: 2048 / head dimension. densities: of
+    rows=block-sparse. longest: leaves longer rows out (recipe=lra-speed: cuts sequences to it).
     implementations None: all that this device can have. rounds: how often every implementation takes its turn.
     max_seconds: begin nothing new after this long, so that a rented GPU is given back in time.
     """
 
     name: str | None = None
+    tasks: list[str] | None = None
     rows: str = "grid"
     seqlens: list[int] | None = None
     batch: int | None = None
@@ -90,7 +94,10 @@ class BenchmarkSettings(StepSettings):
             one_of("benchmark.name", self.name, BENCHMARKS)
         one_of("benchmark.rows", self.rows, PRESETS)
         one_of("benchmark.dtype", self.dtype, DTYPES)
-        possible = STEP_IMPLEMENTATIONS if self.name == "step" else IMPLEMENTATIONS
+        possible = {"step": STEP_IMPLEMENTATIONS, "sequence": SEQUENCE_IMPLEMENTATIONS}.get(
+            str(self.name), IMPLEMENTATIONS
+        )
+        check_names("benchmark.tasks", self.tasks, SEQUENCE_TASKS)
         check_names("benchmark.implementations", self.implementations, possible)
         self.check_steps()
         check_names("benchmark.directions", self.directions, DIRECTIONS)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from flashtrain.benchmarks.run import benchmark_attention, plan_attention
 from flashtrain.benchmarks.steps.run import benchmark_steps, plan_steps
+from flashtrain.classification.speed import benchmark_sequences, plan_sequences
 from flashtrain.settings import Settings
 from flashtrain.training.hardware import Hardware
 
@@ -25,6 +26,7 @@ class _Benchmark(NamedTuple):
 
 _BENCHMARKS = {
     "attention": _Benchmark(benchmark_attention, plan_attention),
+    "sequence": _Benchmark(benchmark_sequences, plan_sequences),
     "step": _Benchmark(benchmark_steps, plan_steps),
 }
 

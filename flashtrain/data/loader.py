@@ -5,27 +5,39 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader
 
-from flashtrain.data.batch import Batch
-from flashtrain.data.packing import PackedSamples
 from flashtrain.data.sampler import FixedSampler, StepSampler
 
 log = logging.getLogger(__name__)
 
 
+class Samples(Protocol):
+    """What a loader reads: PackedSamples of text, or the labelled sequences of flashtrain.data.sequences.
+
+    context: tokens of a sample, at most. tokens: of all samples together. A list of sample numbers gives their batch.
+    """
+
+    context: int
+    tokens: int
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, samples: list[int]) -> Any: ...
+
+
 def packed_loader(
-    samples: PackedSamples, sampler: FixedSampler, *, num_workers: int = 0, pin_memory: bool = False
-) -> DataLoader[Batch]:
+    samples: Samples, sampler: FixedSampler, *, num_workers: int = 0, pin_memory: bool = False
+) -> DataLoader[Any]:
     """A plain DataLoader over packed samples, for validation."""
-    return DataLoader(samples, sampler=sampler, **_options(num_workers, pin_memory))
+    return DataLoader(samples, sampler=sampler, **_options(num_workers, pin_memory))  # type: ignore[arg-type]
 
 
-class ResumableLoader(DataLoader[Batch]):
+class ResumableLoader(DataLoader[Any]):
     """Training batches from the step that the run stands at to the end of the run.
 
     trainer: where given, its global_step is the place, whenever an iteration starts and whenever state is saved. A
@@ -38,21 +50,21 @@ class ResumableLoader(DataLoader[Batch]):
 
     def __init__(
         self,
-        samples: PackedSamples,
+        samples: Samples,
         sampler: StepSampler,
         *,
         trainer: pl.Trainer | None = None,
         num_workers: int = 0,
         pin_memory: bool = False,
     ) -> None:
-        super().__init__(samples, sampler=sampler, **_options(num_workers, pin_memory))
+        super().__init__(samples, sampler=sampler, **_options(num_workers, pin_memory))  # type: ignore[arg-type]
         self.steps = sampler
         self.packed = samples
         self.trainer = trainer
         self._begin = 0
         self._taken = 0
 
-    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         length = len(self)
         if self.trainer is not None:
             self._begin = self.trainer.global_step * self.steps.accumulate
@@ -143,5 +155,5 @@ def _options(num_workers: int, pin_memory: bool) -> dict[str, Any]:
     }
 
 
-def _as_it_is(batch: Batch) -> Batch:
+def _as_it_is(batch: Any) -> Any:
     return batch

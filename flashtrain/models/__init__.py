@@ -3,13 +3,17 @@
 Public names, importable into any program: GPT2, GPT2Config, SIZES (gpt2.py), Attention (attention.py), Block
 (block.py), Trainable (trainable.py), GeluFeedForward, SwiGLUFeedForward (feed_forward.py), RotaryPositions,
 LearnedPositions (positions.py), KeyValueCache (cache.py), MemorySavings (memory_savings.py) and with_context
-(extension.py). Layers are built bottom up: positions and feed_forward know nothing of attention, attention nothing of
-blocks, blocks nothing of gpt2.
+(extension.py); Classifier (classifier.py), ClassifierConfig (classifier_config.py), AxialRotaryPositions
+(axial_positions.py). Layers are built bottom up: positions and feed_forward know nothing of attention, attention
+nothing of blocks, blocks nothing of gpt2 and classifier.
 """
 
 from flashtrain.models.attention import Attention
+from flashtrain.models.axial_positions import AxialRotaryPositions
 from flashtrain.models.block import Block
 from flashtrain.models.cache import KeyValueCache
+from flashtrain.models.classifier import Classifier
+from flashtrain.models.classifier_config import ClassifierConfig
 from flashtrain.models.extension import with_context
 from flashtrain.models.feed_forward import GeluFeedForward, SwiGLUFeedForward
 from flashtrain.models.gpt2 import GPT2, SIZES, GPT2Config
@@ -21,7 +25,10 @@ __all__ = [
     "GPT2",
     "SIZES",
     "Attention",
+    "AxialRotaryPositions",
     "Block",
+    "Classifier",
+    "ClassifierConfig",
     "GPT2Config",
     "GeluFeedForward",
     "KeyValueCache",

@@ -12,9 +12,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from flashtrain.errors import UserError
-from flashtrain.models.attention_functions import attention_function, flash_packed_attention
+from flashtrain.models.attention_functions import AnyMask, attention_function, flash_packed_attention
 from flashtrain.models.cache import LayerCache, next_positions
-from flashtrain_kernels import Mask
 
 LARGEST_HEAD = 256
 
@@ -64,14 +63,15 @@ class Attention(nn.Module):
         x: Tensor,
         *,
         positions: Tensor | None = None,
-        mask: Mask | None = None,
+        mask: AnyMask | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
         """x (B, S, E) -> (B, S, E).
 
         positions: (B, S) or (1, S) integers, used by rotary only (None: 0, 1, ... or on from the cache).
-        mask: which tokens each token sees, in place of `causal` (flashtrain_kernels.masks; it holds its own causal
-            rule), such as masks.document(ids, causal=True): only its own document's, and none that comes later.
+        mask: which tokens each token sees, in place of `causal` (flashtrain_kernels.masks or a BlockMask; it holds its
+            own causal rule), such as masks.document(ids, causal=True): only its own document's, and none that comes
+            later.
         cache: keys and values of earlier tokens of the same rows, which these tokens see too and are added to; a mask
             is then of S queries and of all keys so far.
         UserError: a mask of other sizes.
@@ -93,7 +93,7 @@ class Attention(nn.Module):
         return self.dropout if self.training else 0.0
 
     def _inner_separate(
-        self, qkv: Tensor, positions: Tensor | None, mask: Mask | None, cache: LayerCache | None
+        self, qkv: Tensor, positions: Tensor | None, mask: AnyMask | None, cache: LayerCache | None
     ) -> Tensor:
         qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), dim=2)
         if self.rotary is not None:

@@ -2,8 +2,8 @@
 
 All three mean the same thing, to rounding:
 - causal is aligned bottom-right: the last query sees every key, so a query block behind a key/value cache is right;
-- a mask (flashtrain_kernels.masks) alone says which keys each query sees: it holds its own causal rule, and `causal`
-  is not looked at;
+- a mask (flashtrain_kernels.masks, or a BlockMask) alone says which keys each query sees: it holds its own causal
+  rule, and `causal` is not looked at;
 - grouped-query attention: query head h reads key/value head h // (H // K);
 - dropout is the probability that an attention weight is dropped; the kept ones are divided by 1 - dropout. Each draws
   from torch's generator in its own way, so what is dropped differs between the three;
@@ -23,13 +23,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flashtrain.errors import UserError, unknown
-from flashtrain_kernels import Mask, dispatch, flash_attn_func, flash_attn_qkvpacked_func, masks
+from flashtrain_kernels import BlockMask, Mask, dispatch, flash_attn_func, flash_attn_qkvpacked_func, masks
 
 InnerAttention = Callable[..., Tensor]
+AnyMask = Mask | BlockMask
 
 
 def flash_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, mask: Mask | None = None, dropout: float = 0.0
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, mask: AnyMask | None = None, dropout: float = 0.0
 ) -> Tensor:
     """flashtrain_kernels' exact FlashAttention (Dao et al. 2022): memory linear in S."""
     check_mask(mask, q, k)
@@ -38,7 +39,7 @@ def flash_attention(
 
 
 def flash_packed_attention(
-    qkv: Tensor, *, causal: bool, scale: float, mask: Mask | None = None, dropout: float = 0.0
+    qkv: Tensor, *, causal: bool, scale: float, mask: AnyMask | None = None, dropout: float = 0.0
 ) -> Tensor:
     """flash_attention of qkv (B, S, 3, H, D) as one projection wrote it: nothing is split or copied."""
     check_mask(mask, qkv, qkv)
@@ -47,7 +48,7 @@ def flash_packed_attention(
 
 
 def sdpa_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, mask: Mask | None = None, dropout: float = 0.0
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, mask: AnyMask | None = None, dropout: float = 0.0
 ) -> Tensor:
     """torch's scaled_dot_product_attention, which picks its own kernel (an S x S mask is built only where needed)."""
     queries, keys = q.shape[1], k.shape[1]
@@ -70,7 +71,7 @@ def sdpa_attention(
 
 
 def standard_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, mask: Mask | None = None, dropout: float = 0.0
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, mask: AnyMask | None = None, dropout: float = 0.0
 ) -> Tensor:
     """The paper's baseline (Dao et al. 2022, Algorithm 0): the Sq x Sk matrix is written out, softmaxed, multiplied."""
     visible = visible_keys(q, k, causal, mask)
@@ -102,13 +103,21 @@ def attention_function(name: str) -> InnerAttention:
     return ATTENTION_FUNCTIONS[name]
 
 
-def plan_mask(mask: Mask | None, x: Tensor, *, attention: str, head_dim: int, dropout: float = 0.0) -> Mask | None:
+def plan_mask(
+    mask: AnyMask | None, x: Tensor, *, attention: str, head_dim: int, dropout: float = 0.0
+) -> AnyMask | None:
     """The mask with the plan that the kernels of every layer read, so that it is made once a batch and not in each.
 
     x: what the layers are given; attention computes in its dtype, or in autocast's. dropout: as the attention will be
     called with, 0 in evaluation. Only flash has plans, and only where our kernels run: elsewhere it is the mask itself.
+    A BlockMask is its own plan.
     """
-    if mask is None or attention != "flash" or dispatch.implementation_for(x.device.type) == "torch":
+    if (
+        mask is None
+        or isinstance(mask, BlockMask)
+        or attention != "flash"
+        or dispatch.implementation_for(x.device.type) == "torch"
+    ):
         return mask
     dtype = x.dtype
     # Autocast leaves float64 alone.
@@ -117,21 +126,24 @@ def plan_mask(mask: Mask | None, x: Tensor, *, attention: str, head_dim: int, dr
     return mask.planned(head_dim, dtype, rich=dropout > 0)
 
 
-def visible_keys(q: Tensor, k: Tensor, causal: bool, mask: Mask | None) -> Tensor | None:
-    """Which keys each query sees: bool, (B or 1, 1, Sq, Sk); None where every query sees every key."""
+def visible_keys(q: Tensor, k: Tensor, causal: bool, mask: AnyMask | None) -> Tensor | None:
+    """Which keys each query sees: bool, (B or 1, 1 or H, Sq, Sk); None where every query sees every key."""
     check_mask(mask, q, k)
     if mask is None:
         if not causal or q.shape[1] == 1:
             return None
         mask = masks.causal(q.shape[1], k.shape[1], device=q.device)
-    return mask.dense()[:, None]
+    return mask.dense() if isinstance(mask, BlockMask) else mask.dense()[:, None]
 
 
-def check_mask(mask: Mask | None, q: Tensor, k: Tensor) -> None:
+def check_mask(mask: AnyMask | None, q: Tensor, k: Tensor) -> None:
     """UserError for a mask that was not made for as many queries, keys and rows as there are."""
     if mask is None:
         return
-    rows, queries = mask.queries.shape[1], mask.queries.shape[2]
+    if isinstance(mask, BlockMask):
+        rows, queries = mask.query_rows.shape[0], mask.seqlen_q
+    else:
+        rows, queries = mask.queries.shape[1], mask.queries.shape[2]
     if queries != q.shape[1] or mask.seqlen_k != k.shape[1] or (rows != 1 and rows != q.shape[0]):
         raise UserError(
             f"a mask of {queries} queries and {mask.seqlen_k} keys in {rows} rows for {q.shape[1]} queries and "
@@ -139,7 +151,7 @@ def check_mask(mask: Mask | None, q: Tensor, k: Tensor) -> None:
         )
 
 
-def _blind_queries(visible: Tensor | None, q: Tensor, k: Tensor, mask: Mask | None) -> Tensor | None:
+def _blind_queries(visible: Tensor | None, q: Tensor, k: Tensor, mask: AnyMask | None) -> Tensor | None:
     """The queries that see no key: bool, (B or 1, 1, Sq, 1); None where there cannot be any."""
     if visible is None or (mask is None and q.shape[1] <= k.shape[1]):
         return None

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from flashtrain.models.activation_checkpointing import checkpointed
 from flashtrain.models.attention import Attention
+from flashtrain.models.attention_functions import AnyMask
 from flashtrain.models.cache import LayerCache
 from flashtrain.models.feed_forward import feed_forward
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.models.normalization import normalization
-from flashtrain_kernels import Mask
 
 
 class Block(nn.Module):
@@ -59,7 +59,7 @@ class Block(nn.Module):
         x: Tensor,
         *,
         positions: Tensor | None = None,
-        mask: Mask | None = None,
+        mask: AnyMask | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
         """x (B, S, E) -> (B, S, E); positions, mask and cache as in Attention.forward."""
@@ -74,7 +74,7 @@ class Block(nn.Module):
         x: Tensor,
         *,
         positions: Tensor | None = None,
-        mask: Mask | None = None,
+        mask: AnyMask | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
         """What forward returns, without checkpointing."""

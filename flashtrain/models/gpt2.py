@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from flashtrain.errors import UserError, unknown
 from flashtrain.models.attention import check_dropout, check_heads
-from flashtrain.models.attention_functions import plan_mask
+from flashtrain.models.attention_functions import AnyMask, plan_mask
 from flashtrain.models.block import Block
 from flashtrain.models.cache import KeyValueCache, next_positions
 from flashtrain.models.feed_forward import FEED_FORWARDS
@@ -33,7 +33,7 @@ from flashtrain.models.positions import (
     rotary_base_for,
 )
 from flashtrain.models.trainable import Trainable
-from flashtrain_kernels import Mask, linear_cross_entropy
+from flashtrain_kernels import linear_cross_entropy
 
 POSITIONS = ("learned", "rotary")
 RESIDUALS = ("weights", "compute")
@@ -248,7 +248,7 @@ class GPT2(Trainable):
         tokens: Tensor,
         *,
         positions: Tensor | None = None,
-        mask: Mask | None = None,
+        mask: AnyMask | None = None,
         cache: KeyValueCache | None = None,
         last_only: bool = False,
     ) -> Tensor:
@@ -267,7 +267,7 @@ class GPT2(Trainable):
         tokens: Tensor,
         *,
         positions: Tensor | None = None,
-        mask: Mask | None = None,
+        mask: AnyMask | None = None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
         """The states (B, S, E) that the output head reads; arguments as in forward."""
@@ -310,7 +310,7 @@ class GPT2(Trainable):
         labels: Tensor,
         *,
         positions: Tensor | None = None,
-        mask: Mask | None = None,
+        mask: AnyMask | None = None,
     ) -> Tensor:
         """Mean cross-entropy in nats over the labels that are not -100, a scalar; 0 when there are none.
 

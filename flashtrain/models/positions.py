@@ -35,13 +35,19 @@ class RotaryPositions(nn.Module):
         precise = torch.promote_types(x.dtype, torch.float32)
         exponent = torch.arange(0, self.head_dim, 2, device=x.device, dtype=precise) / self.head_dim
         turns = positions.double()[:, :, None, None] * ((self.base**-exponent).double() * (1 / math.tau))
-        angle = (turns - turns.floor()).to(precise) * math.tau
-        cos, sin = angle.cos(), angle.sin()
-        first, second = x.to(precise).chunk(2, dim=-1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+        return turned(x, turns)
 
     def extra_repr(self) -> str:
         return f"head_dim={self.head_dim}, base={self.base:g}"
+
+
+def turned(x: Tensor, turns: Tensor) -> Tensor:
+    """The pairs (i, i + D/2) of x (B, S, N, D) rotated by `turns` (B or 1, S, 1, D/2) float64 full turns; x's dtype."""
+    precise = torch.promote_types(x.dtype, torch.float32)
+    angle = (turns - turns.floor()).to(precise) * math.tau
+    cos, sin = angle.cos(), angle.sin()
+    first, second = x.to(precise).chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
 class LearnedPositions(nn.Embedding):

@@ -10,6 +10,7 @@ from typing import Any
 
 from flashtrain.benchmarks.figures import memory_figure, runtime_figure
 from flashtrain.benchmarks.steps.figures import context_speed_figure
+from flashtrain.classification.tables import accuracy_figure
 from flashtrain.errors import UserError, unknown
 from flashtrain.locate import recipes_folder
 from flashtrain.long_context.figures import lengths_figure, positions_figure
@@ -26,6 +27,7 @@ FIGURES: dict[str, Callable[[Sequence[Mapping[str, Any]], Path], Path]] = {
     "context": context_sweep_figure,
     "attention-runtime": runtime_figure,
     "attention-memory": memory_figure,
+    "accuracy": accuracy_figure,
     "lengths": lengths_figure,
     "lengths-positions": positions_figure,
     "speed": context_speed_figure,

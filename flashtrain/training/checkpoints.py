@@ -141,11 +141,15 @@ def find_resumable(folder: str | Path) -> Path | None:
 
 
 def checkpoint_callbacks(
-    folder: str | Path, every_n_steps: int | None = None, monitor: str | None = "validation_loss"
+    folder: str | Path,
+    every_n_steps: int | None = None,
+    monitor: str | None = "validation_loss",
+    mode: str = "min",
 ) -> list[pl.Callback]:
     """The checkpoint rules of a run: [best (where `monitor` is given), last].
 
-    every_n_steps: optimiser steps between two writes of last.ckpt; None writes it at the end only.
+    every_n_steps: optimiser steps between two writes of last.ckpt; None writes it at the end only. mode: whether the
+    lowest ("min") or the highest ("max") of what is monitored is best.
     """
     callbacks: list[pl.Callback] = []
     if monitor is not None:
@@ -154,7 +158,7 @@ def checkpoint_callbacks(
                 dirpath=folder,
                 filename=Path(BEST).stem,
                 monitor=monitor,
-                mode="min",
+                mode=mode,
                 save_top_k=1,
                 save_on_train_epoch_end=False,
                 enable_version_counter=False,

@@ -35,11 +35,13 @@ def out_of_memory_line(
     free_bytes: int | None,
     alternatives: Sequence[MemoryOption] = (),
     saved: Path | None = None,
+    advice: str | None = None,
 ) -> str:
     """The one line to end with.
 
     estimate: of the run, None where its model has none. free_bytes: when the run began. alternatives: ways to run that
     need less, the cheapest in time first. saved: the run folder, where it holds a checkpoint to go on from.
+    advice: what to change, in place of what holds for language models.
     """
     parts = [f"out of memory: {_what_happened(str(error))}"]
     if estimate is not None:
@@ -47,7 +49,7 @@ def out_of_memory_line(
         parts.append(f"The estimate was {estimate.total / GIB:.1f} GiB ({sizes})")
     if free_bytes is not None:
         parts.append(f"{free_bytes / GIB:.1f} GiB were free at the start")
-    parts.append(f"To change: {_what_to_change(alternatives)}")
+    parts.append(f"To change: {advice or _what_to_change(alternatives)}")
     if saved is not None:
         parts.append(f"The last checkpoint is kept: resume={saved} goes on from it")
     return ". ".join(parts) + "."

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: finish the optimiser step, leave a checkpoint, stop cleanly."""
+"""SIGTERM, Ctrl-C, or time that is up: finish the optimiser step, leave a checkpoint, stop cleanly."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from flashtrain.training.steps import OptimizerStepCounter
 
 AGREE_SECONDS = 1.0  # how often ranks ask each other whether one of them was told to stop
 MOST_STEPS = 100  # and at the latest after so many optimiser steps
+TIME_IS_UP = 1000  # what ranks tell each other beside the numbers of signals
 
 
 class SaveOnSignal(pl.Callback):
     """On SIGTERM or Ctrl-C (SIGINT): finish the current optimiser step, write last.ckpt, and end the fit.
 
     folder: where last.ckpt is written; None where the Trainer has a `SaveLast` callback, whose file is then used.
+    until: the moment of time.time() after which the fit ends in the same way; `out_of_time` then says so.
 
     Afterwards `stopped_by` is the signal (None where the fit ended by itself), `stopped_at` the optimiser step, and
     `exit_code` what a command should exit with (143 for SIGTERM, 130 for Ctrl-C). A second Ctrl-C does not wait: it
@@ -38,9 +40,12 @@ class SaveOnSignal(pl.Callback):
     were. Outside the main thread, where Python allows no handlers, the callback does nothing.
     """
 
-    def __init__(self, folder: str | Path | None = None) -> None:
+    def __init__(self, folder: str | Path | None = None, *, until: float | None = None) -> None:
         super().__init__()
         self.folder = None if folder is None else Path(folder)
+        self.until = until
+        self.out_of_time = False
+        self._late: tuple[int, int] | None = None
         self.stopped_by: signal.Signals | None = None
         self.stopped_at: int | None = None
         self._received: signal.Signals | None = None
@@ -59,7 +64,8 @@ class SaveOnSignal(pl.Callback):
 
     # ---------------------------------------------------------------- Lightning hooks
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.stopped_by, self.stopped_at, self._received = None, None, None
+        self.stopped_by, self.stopped_at, self._received, self.out_of_time = None, None, None, False
+        self._late = None
         self._steps.start(trainer)
         self._steps_to_agreement, self._agreed_at, self._agreed_step = 1, time.monotonic(), trainer.global_step
         if trainer.world_size > 1 and dist.is_initialized():
@@ -77,9 +83,12 @@ class SaveOnSignal(pl.Callback):
         if not self._steps.ended(trainer):
             return
         told = self._agree(trainer)
-        if told is None or trainer.global_step == trainer.max_steps:  # the run is over anyway
+        if told is None:
             return
-        self.stopped_by, self.stopped_at = told, trainer.global_step
+        if trainer.global_step == trainer.max_steps:  # the fit is over anyway
+            self._late = (told, trainer.global_step)
+            return
+        self._note(told, trainer.global_step)
         self._save(trainer)
         # Lightning validates once more when it is told to stop; whoever sent a signal does not want to wait for that.
         self._validation_limit = trainer.limit_val_batches
@@ -96,16 +105,34 @@ class SaveOnSignal(pl.Callback):
         if isinstance(exception, KeyboardInterrupt) and self.stopped_by is None:
             self.stopped_by, self.stopped_at = signal.SIGINT, trainer.global_step
 
+    def take_late(self) -> None:
+        """For a program that goes on after this fit: what came at its last step counts as having stopped it."""
+        if self._late is not None:
+            self._note(*self._late)
+
     # ---------------------------------------------------------------- inside
+    def _note(self, told: int, step: int) -> None:
+        self.stopped_at = step
+        if told == TIME_IS_UP:
+            self.out_of_time = True
+        else:
+            self.stopped_by = signal.Signals(told)
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._received is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._received = signal.Signals(number)
 
-    def _agree(self, trainer: pl.Trainer) -> signal.Signals | None:
-        """The signal that any rank received, the same answer on every rank."""
+    def _told(self) -> int:
+        """The number of the signal that this rank received, TIME_IS_UP, or 0."""
+        if self._received is not None:
+            return int(self._received)
+        return TIME_IS_UP if self.until is not None and time.time() >= self.until else 0
+
+    def _agree(self, trainer: pl.Trainer) -> int | None:
+        """What any rank was told, the same answer on every rank; None for nothing."""
         if self._group is None:
-            return self._received
+            return self._told() or None
         self._steps_to_agreement -= 1
         if self._steps_to_agreement > 0:
             return None
@@ -113,11 +140,11 @@ class SaveOnSignal(pl.Callback):
         seconds_per_step = (now - self._agreed_at) / max(1, trainer.global_step - self._agreed_step)
         wanted = min(MOST_STEPS, max(1, int(AGREE_SECONDS / max(seconds_per_step, 1e-6))))
         # Every rank proposes when to ask next; the largest proposal holds for all, so that they ask at the same step.
-        both = torch.tensor([int(self._received or 0), wanted], dtype=torch.int64)
+        both = torch.tensor([self._told(), wanted], dtype=torch.int64)
         dist.all_reduce(both, op=dist.ReduceOp.MAX, group=self._group)
         number, self._steps_to_agreement = both.tolist()
         self._agreed_at, self._agreed_step = now, trainer.global_step
-        return signal.Signals(number) if number else None
+        return number or None
 
     def _save(self, trainer: pl.Trainer) -> None:
         for callback in trainer.callbacks:  # type: ignore[attr-defined]

@@ -50,6 +50,10 @@ class StepCase:
         """Whether the optimiser keeps float32 copies of them."""
         return self.weights == MASTERS
 
+    def draw(self, batch: int, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
+        """A batch to train on: batch_of."""
+        return batch_of(self, batch, device, seed)
+
     def flops_per_token(self) -> float:
         """Model FLOPs of one token's forward and backward: 6 N + 12 layers E S / 2 (GPT2.flops_per_token).
 

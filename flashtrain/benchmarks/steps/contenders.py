@@ -46,12 +46,12 @@ class Contender(ABC):
         """Why the implementation cannot be had on this device; None where it can."""
         return None
 
-    def memory(self, case: StepCase, batch: int) -> MemoryChoice:
-        """The memory settings that the case is trained with at this batch."""
+    def memory(self, case: Any, batch: int) -> MemoryChoice:
+        """The memory settings that the case (a StepCase, or what this contender measures) is trained with."""
         return MemoryChoice()
 
     @abstractmethod
-    def build(self, case: StepCase, batch: int, device: torch.device) -> TrainingStep:
+    def build(self, case: Any, batch: int, device: torch.device) -> TrainingStep:
         """A model with random weights on the device, and its step, for every batch of the same memory settings."""
 
 

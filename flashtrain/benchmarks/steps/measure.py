@@ -12,14 +12,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from flashtrain.benchmarks.clock import Clock
 from flashtrain.benchmarks.measure import OUT_OF_MEMORY, Note, Row, first_line
-from flashtrain.benchmarks.steps.case import StepCase, batch_of
 from flashtrain.benchmarks.steps.contenders import Contender, MemoryChoice
 from flashtrain.benchmarks.steps.training_step import TrainingStep
 
@@ -29,6 +28,25 @@ _TURN_SECONDS = 2.0  # a turn has fewer steps than asked for rather than take lo
 _SLOW_SECONDS = (
     20.0  # of a step that is measured at its second call, and once more: minutes tell nothing that these do not
 )
+
+
+class MeasuredCase(Protocol):
+    """What is measured: a StepCase, or another kind of model. model: its name; context: tokens a sample; weights: the
+    precision they are held in. draw: (samples, labels) on a device, the same for equal seeds. flops_per_token: of
+    forward and backward."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def context(self) -> int: ...
+
+    @property
+    def weights(self) -> str: ...
+
+    def draw(self, batch: int, device: torch.device, seed: int) -> tuple[Tensor, Tensor]: ...
+
+    def flops_per_token(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -91,7 +109,7 @@ class StepMeasurement:
 
     def __init__(
         self,
-        case: StepCase,
+        case: MeasuredCase,
         device: torch.device,
         clock: Clock,
         *,
@@ -168,7 +186,7 @@ class StepMeasurement:
         if runner is None:
             runner = _Runner(contender, contender.build(self.case, batch, self.device))
             self._runners[key] = runner
-        entry = _Entry(runner, *batch_of(self.case, batch, self.device, self.seed), memory, alone)
+        entry = _Entry(runner, *self.case.draw(batch, self.device, self.seed), memory, alone)
         self._bring_back(runner)
         began = time.perf_counter()
         loss = float(entry.launch())
@@ -307,7 +325,7 @@ class StepMeasurement:
         }
 
 
-def rates(case: StepCase, batch: int, milliseconds: float, peak_flops: float | None) -> dict[str, Any]:
+def rates(case: MeasuredCase, batch: int, milliseconds: float, peak_flops: float | None) -> dict[str, Any]:
     """tokens_per_second and mfu (of the device's dense peak in FLOP/s; None where that is unknown) of such a step."""
     tokens_per_second = batch * case.context / milliseconds * 1e3
     mfu = None if peak_flops is None else round(tokens_per_second * case.flops_per_token() / peak_flops, 4)

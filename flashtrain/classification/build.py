@@ -1,0 +1,182 @@
+"""From a stage's settings to its data, its model and its task: where the settings of classification end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from flashtrain.batching import compiles
+from flashtrain.classification.settings import ClassifierSettings, SequenceSettings
+from flashtrain.classification.stages import Stage
+from flashtrain.components import optimizer_builder, schedule_builder
+from flashtrain.data.sequences.augmentation import augmentation
+from flashtrain.data.sequences.datamodule import SequenceDataModule
+from flashtrain.data.sequences.image import GreyImages
+from flashtrain.data.sequences.listops import COUNTS, ListOps
+from flashtrain.data.sequences.pathfinder import Pathfinder
+from flashtrain.data.sequences.retrieval import Retrieval
+from flashtrain.data.sequences.source import SequenceShape, SequenceSource
+from flashtrain.data.sequences.text import ByteText
+from flashtrain.models.classifier import Classifier
+from flashtrain.models.classifier_config import ClassifierConfig
+from flashtrain.models.memory_savings import MemorySavings
+from flashtrain.settings import Settings
+from flashtrain.tasks import MaskedPixels, SequenceClassification
+from flashtrain.training.hardware import Hardware
+
+# What each task's images may be turned into without changing their labels.
+_OWN_AUGMENTATION = {"pathfinder": "turn", "image": "mirror"}
+TASK = "classification"  # what checkpoints and weights files call this task
+
+
+def make_sequence_source(settings: Settings, *, fixed: bool, splits: tuple[str, ...] | None = None) -> SequenceSource:
+    """The data that `sequence.data` names. fixed: one shape for all batches. splits: of Pathfinder, those that will be
+    read (None: train and validation), since nothing else is generated."""
+    return _SOURCES[settings.sequence.data](settings, fixed, splits or ("train", "validation"))
+
+
+def make_data(
+    settings: Settings, hardware: Hardware, source: SequenceSource, *, micro_batch: int, accumulate: int
+) -> SequenceDataModule:
+    """The data module of a stage's settings."""
+    sequence = settings.sequence
+    return SequenceDataModule(
+        source,
+        micro_batch,
+        total_steps=settings.trainer.steps,
+        accumulate=accumulate,
+        seed=settings.seed,
+        validation_samples=sequence.validation_samples,
+        evaluation_batch=sequence.evaluation_batch,
+        num_workers=(2 if hardware.kind == "cuda" else 0) if sequence.workers is None else sequence.workers,
+    )
+
+
+def classifier_config(settings: ClassifierSettings, shape: SequenceShape) -> ClassifierConfig:
+    """The model that reads samples of this shape. Raises UserError for settings that do not suit them."""
+    image = shape.side is not None
+    return ClassifierConfig(
+        classes=shape.classes,
+        length=shape.length,
+        embed=settings.embed,
+        layers=settings.layers,
+        heads=settings.heads,
+        ffn=settings.ffn or 4 * settings.embed,
+        vocab_size=shape.vocab_size,
+        inputs=settings.inputs or ("grey" if image else "tokens"),
+        positions=settings.positions or ("axial" if image else "rotary"),
+        side=shape.side,
+        rope_base=settings.rope_base,
+        pooling=settings.pooling,
+        towers=shape.towers,
+        norm=settings.norm,
+        activation=settings.activation,
+        dropout=settings.dropout,
+        grey_bins=settings.grey_bins if image else 0,
+        pattern=settings.pattern,
+        pattern_block=settings.pattern_block,
+        pattern_local=settings.pattern_local,
+        pattern_globals=settings.pattern_globals,
+    )
+
+
+def make_classifier(settings: Settings, hardware: Hardware, shape: SequenceShape) -> Classifier:
+    """The model of a stage's settings, with random weights, that saves memory as memory=... says (auto: not)."""
+    model = Classifier(classifier_config(settings.classifier, shape), attention=hardware.attention)
+    kind = settings.memory.checkpointing
+    model.save_memory(MemorySavings("none" if kind == "auto" else kind, ffn_chunk=settings.memory.ffn_chunk))
+    return model
+
+
+def make_task(
+    settings: Settings, hardware: Hardware, model: Classifier, description: dict[str, Any]
+) -> SequenceClassification:
+    """The task that trains this model as a stage's settings say."""
+    sequence, masked = settings.sequence, settings.masked_pixels
+    augment = sequence.augment or _OWN_AUGMENTATION.get(sequence.data, "none")
+    return SequenceClassification(
+        model,
+        make_optimizer=optimizer_builder(settings),
+        make_schedule=schedule_builder(settings),
+        classification_weight=sequence.classification_weight,
+        masked=MaskedPixels(masked.weight, masked.share, masked.copies) if masked.weight else None,
+        gradient_clip=settings.optimizer.gradient_clip,
+        augment=augmentation(augment),
+        seed=settings.seed,
+        compile=compiles(settings, hardware),
+        description=description,
+    )
+
+
+def describe_stage(stage: Stage, model: Classifier) -> dict[str, Any]:
+    """What a checkpoint says of its model and its stage, in plain values."""
+    settings = stage.settings
+    return {
+        "task": TASK,
+        "recipe": settings.recipe,
+        "stage": stage.number,
+        "data": settings.sequence.data,
+        "contour": settings.pathfinder.contour,
+        "shape": asdict(model.config),
+    }
+
+
+def _pathfinder(settings: Settings, fixed: bool, splits: tuple[str, ...]) -> SequenceSource:
+    asked = settings.pathfinder
+    counts = {"train": asked.train_images, "validation": asked.validation_images, "test": asked.test_images}
+    return Pathfinder(
+        asked.side,
+        asked.seed,
+        counts={name: counts[name] for name in splits},
+        contour=asked.contour,
+        workers=asked.workers,
+        cache_dir=asked.cache_dir,
+    )
+
+
+def _listops(settings: Settings, fixed: bool, splits: tuple[str, ...]) -> SequenceSource:
+    asked = settings.sequence
+    longest = asked.length or 2000
+    return ListOps(
+        asked.seed,
+        train=asked.train or COUNTS["train"],
+        validation=asked.validation or COUNTS["validation"],
+        test=asked.test or COUNTS["test"],
+        shortest=longest // 4,
+        longest=longest,
+        fixed=fixed,
+        cache_dir=asked.cache_dir,
+    )
+
+
+def _text(settings: Settings, fixed: bool, splits: tuple[str, ...]) -> SequenceSource:
+    return ByteText(**_from_files(settings.sequence), length=settings.sequence.length or 4096, fixed=fixed)
+
+
+def _retrieval(settings: Settings, fixed: bool, splits: tuple[str, ...]) -> SequenceSource:
+    asked = settings.sequence
+    return Retrieval(asked.path, length=asked.length or 4000, fixed=fixed, cache_dir=asked.cache_dir)
+
+
+def _image(settings: Settings, fixed: bool, splits: tuple[str, ...]) -> SequenceSource:
+    return GreyImages(**_from_files(settings.sequence))
+
+
+def _from_files(asked: SequenceSettings) -> dict[str, Any]:
+    return {
+        "path": asked.path,
+        "name": asked.name,
+        "validation": asked.validation,
+        "seed": asked.seed,
+        "cache_dir": asked.cache_dir,
+    }
+
+
+_SOURCES: dict[str, Callable[[Settings, bool, tuple[str, ...]], SequenceSource]] = {
+    "pathfinder": _pathfinder,
+    "listops": _listops,
+    "text": _text,
+    "retrieval": _retrieval,
+    "image": _image,
+}

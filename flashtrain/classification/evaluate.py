@@ -1,0 +1,216 @@
+"""mode=evaluate and mode=export of task=classification: accuracy on samples that no training has seen; weights files.
+
+B samples of a batch, N of the test.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from hydra.core.override_parser.types import Override
+from torch import Tensor
+
+from flashtrain.announce import say
+from flashtrain.batching import compiles
+from flashtrain.classification.build import classifier_config, make_sequence_source
+from flashtrain.classification.intervals import wilson
+from flashtrain.classification.pictures import answers_picture
+from flashtrain.classification.tables import accuracy_rows, accuracy_table
+from flashtrain.classification.weights import SUFFIX, SavedClassifier, read_classifier, read_notes, write_classifier
+from flashtrain.compose import compose_settings
+from flashtrain.data.loader import packed_loader
+from flashtrain.data.sampler import FixedSampler
+from flashtrain.data.sequences.source import SequenceSource
+from flashtrain.errors import UserError
+from flashtrain.long_context.evaluate import autocast_dtype
+from flashtrain.models.classifier import Classifier
+from flashtrain.models.classifier_growth import carry_weights
+from flashtrain.report.rows import RESULT, Row, write_result
+from flashtrain.run_folder import BEST, find_checkpoint, make_unique
+from flashtrain.settings import Settings
+from flashtrain.training.hardware import Hardware
+
+PICTURE = "answers.png"
+_NAMES = {
+    "pathfinder": ("apart", "joined"),
+    "image": ("airplane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+}
+_EVERY_SECONDS = 20.0  # between two lines that say how far it is
+
+
+class Answers(NamedTuple):
+    """correct of total; the first samples' pixels (K, S), labels (K,) and logits (K, classes), for a picture."""
+
+    correct: int
+    total: int
+    pixels: Tensor
+    labels: Tensor
+    logits: Tensor
+
+
+def settings_for_weights(words: Sequence[str], given: dict[str, Override]) -> Settings:
+    """The settings of mode=evaluate weights=FILE.safetensors: the recipe that the file names, its data, and on top of
+    them what the command line says. UserError: a file that holds no classifier."""
+    path = str(given["weights"].value())
+    if not path.endswith(SUFFIX):
+        raise UserError("mode=evaluate weights=... takes a .safetensors file of a classifier; runs: checkpoint=...")
+    notes = read_notes(path)
+    own = [f"sequence.data={notes.get('data', 'pathfinder')}", f"pathfinder.contour={notes.get('contour', 'hard')}"]
+    side = (notes.get("shape") or {}).get("side")
+    own += [f"pathfinder.side={side}"] if side else []
+    own += [] if "recipe" in given else [f"recipe={notes.get('recipe', 'pathx')}"]
+    settings = compose_settings([*own, *words])
+    settings.task = "classification"
+    return settings
+
+
+def of_last_stage(settings: Settings) -> Settings:
+    """A run's settings with the image that its last stage was trained on."""
+    stages = settings.curriculum.stages
+    if not stages:
+        return settings
+    images = replace(
+        settings.pathfinder, side=stages[-1].side, contour=stages[-1].contour or settings.pathfinder.contour
+    )
+    return replace(settings, pathfinder=images)
+
+
+def run_classifier_mode(settings: Settings, hardware: Hardware) -> int:
+    """Evaluate or export. Returns the exit status. UserError: a mode that classifiers have not."""
+    if settings.mode == "evaluate":
+        evaluate_classifier(settings, hardware)
+        return 0
+    if settings.mode == "export":
+        return _export(settings)
+    raise UserError(f"mode={settings.mode} is for language models: a classifier has train, plan, evaluate and export.")
+
+
+def evaluate_classifier(settings: Settings, hardware: Hardware) -> list[Row]:
+    """Test accuracy with its 95% interval, on test samples of the settings' seed; the rows, and a picture of answers.
+
+    Weights of another side than pathfinder.side are carried to it, as a curriculum's next stage would start from them.
+    """
+    saved, folder = _saved(settings)
+    source = make_sequence_source(settings, fixed=compiles(settings, hardware), splits=("test",))
+    source.prepare()
+    say(source.describe())
+    model = _model(saved, settings, hardware, source)
+    began = time.monotonic()
+    found = answers(model, source, settings, hardware)
+    accuracy = found.correct / found.total
+    low, high = wilson(found.correct, found.total)
+    image = settings.sequence.data == "pathfinder"
+    row: Row = {
+        "implementation": "flashtrain",
+        "task": settings.sequence.data,
+        "side": settings.pathfinder.side if image else None,
+        "contour": settings.pathfinder.contour if image else None,
+        "seed": settings.pathfinder.seed if image else settings.sequence.seed,
+        "samples": found.total,
+        "accuracy": round(accuracy, 5),
+        "accuracy_low": round(low, 5),
+        "accuracy_high": round(high, 5),
+        "parameters": model.parameter_count(),
+        "weights": saved.path.name,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    target = make_unique(folder, "evaluate")
+    write_result(target / RESULT, settings.recipe, _command(settings), [row])
+    say(
+        f"{saved.path}: accuracy {accuracy:.2%} on {found.total:,} test samples of seed {row['seed']} "
+        f"(95% interval {low:.2%} to {high:.2%}), {row['seconds']:.0f} s; rows: {target / RESULT}"
+    )
+    if any(other["implementation"].endswith("(paper)") for other in accuracy_rows([row])):
+        accuracy_table([row]).print()
+    if len(found.pixels):
+        title = f"{source.describe().split(',')[0]}, seed {row['seed']}: {accuracy:.2%} of {found.total:,} right"
+        names = _NAMES[settings.sequence.data]
+        picture = answers_picture(found.pixels, found.labels, found.logits, target / PICTURE, names=names, title=title)
+        say(f"  the first {len(found.pixels)} test images with the model's answers: {picture}")
+    return [row]
+
+
+@torch.no_grad()
+def answers(model: Classifier, source: SequenceSource, settings: Settings, hardware: Hardware) -> Answers:
+    """What the model answers to the test samples, in evaluation mode, in the precision it is trained in here."""
+    device = next(model.parameters()).device
+    samples = source.split("test")
+    batch_size = settings.sequence.evaluation_batch or settings.sequence.batch
+    sampler = FixedSampler(len(samples), batch_size=batch_size)
+    dtype = autocast_dtype(hardware.precision)
+    shown = settings.sequence.preview if source.shape.side is not None else 0
+    forward = torch.compile(model, dynamic=False) if compiles(settings, hardware) else model
+    correct = torch.zeros((), dtype=torch.int64, device=device)
+    kept: list[tuple[Tensor, Tensor, Tensor]] = []
+    count, said = 0, time.monotonic()
+    for loaded in packed_loader(samples, sampler):
+        batch = source.finish(_to(loaded, device))
+        with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+            logits = forward(batch["tokens"], batch.get("lengths"))
+        correct += (logits.argmax(dim=1) == batch["labels"]).sum()
+        if count < shown:
+            kept.append((batch["tokens"].cpu(), batch["labels"].cpu(), logits.float().cpu()))
+        count += len(logits)
+        if time.monotonic() - said > _EVERY_SECONDS:
+            said = time.monotonic()
+            say(f"  {count:,} of {len(samples):,}: {int(correct) / count:.2%}")
+    first = [torch.cat(parts)[:shown] for parts in zip(*kept, strict=True)] if kept else [torch.zeros(0, 0)] * 3
+    return Answers(int(correct), count, *first)
+
+
+def _to(batch: Any, device: torch.device) -> Any:
+    """A loader's batch on the device."""
+    return {name: value.to(device) for name, value in batch.items()}
+
+
+def _saved(settings: Settings) -> tuple[SavedClassifier, Path]:
+    """The weights to evaluate, and where results go: the run's folder, or one below `output`."""
+    if settings.checkpoint is not None:
+        folder, path = find_checkpoint(settings.checkpoint, prefer=BEST)
+        return read_classifier(path), folder
+    return read_classifier(str(settings.weights)), Path(settings.output) / settings.recipe
+
+
+def _model(saved: SavedClassifier, settings: Settings, hardware: Hardware, source: SequenceSource) -> Classifier:
+    """The saved model, for samples of the source's shape, on the device."""
+    config = saved.config
+    shape = source.shape
+    if shape.side is not None and shape.side != config.side:
+        config = replace(config, length=shape.length, side=shape.side)
+        say(f"the weights are of side {saved.config.side}: tested at side {shape.side}.")
+    expected = classifier_config(settings.classifier, shape)
+    if (config.classes, config.towers) != (expected.classes, expected.towers):
+        raise UserError(
+            f"{saved.path} answers {config.classes} classes, and sequence.data={settings.sequence.data} has "
+            f"{expected.classes}: it was trained on other data."
+        )
+    model = Classifier(config, attention=hardware.attention)
+    carry_weights(model, saved.config, saved.state)
+    return model.to(hardware.kind).eval()
+
+
+def _export(settings: Settings) -> int:
+    """Write the run's best weights as one safetensors file."""
+    folder, path = find_checkpoint(str(settings.checkpoint), prefer=BEST)
+    saved = read_classifier(path)
+    target = make_unique(folder, "export") / f"classifier{SUFFIX}"
+    write_classifier(saved, target, precision=settings.export_precision)
+    size = target.stat().st_size / 1e6
+    say(f"exported step {saved.notes['step']} to {target} ({size:.1f} MB, {settings.export_precision})")
+    say(f"  test it: python -m flashtrain mode=evaluate weights={target}")
+    return 0
+
+
+def _command(settings: Settings) -> str:
+    given = f"checkpoint={settings.checkpoint}" if settings.checkpoint else f"weights={settings.weights}"
+    words = ["mode=evaluate", given, f"sequence.data={settings.sequence.data}"]
+    if settings.sequence.data == "pathfinder":
+        asked = settings.pathfinder
+        words += [f"pathfinder.{name}={getattr(asked, name)}" for name in ("side", "contour", "seed", "test_images")]
+    return " ".join(["python -m flashtrain", *map(shlex.quote, words)])

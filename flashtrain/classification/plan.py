@@ -1,0 +1,36 @@
+"""mode=plan of task=classification: what each stage would take, and nothing started."""
+
+from __future__ import annotations
+
+import torch
+
+from flashtrain.classification.build import make_classifier, make_sequence_source
+from flashtrain.classification.stages import stages_of
+from flashtrain.classification.words import describe_stage_line
+from flashtrain.plan import duration, expected_rate
+from flashtrain.settings import Settings
+from flashtrain.training.hardware import Hardware
+
+
+def plan_classifier(settings: Settings, hardware: Hardware) -> str:
+    """Parameters, samples and time of every stage, as lines to print. Builds no weights, makes no data."""
+    rate, how = expected_rate(hardware)
+    lines, total = [], 0.0
+    for stage in stages_of(settings):
+        source = make_sequence_source(stage.settings, fixed=True)
+        with torch.device("meta"):
+            model = make_classifier(stage.settings, hardware, source.shape)
+        masked = stage.settings.masked_pixels
+        # Rows that are read a second time with pixels masked.
+        extra = masked.copies if masked.weight and stage.settings.sequence.classification_weight else 0.0
+        flops = stage.samples * model.flops_per_sample() * (1 + extra)
+        seconds = flops / (rate * settings.trainer.ranks)
+        total += seconds
+        lines += [
+            describe_stage_line(stage, hardware, model),
+            f"  {source.describe()}",
+            f"  {stage.samples:,} samples, {model.flops_per_sample() / 1e12:.3g} TFLOP each: about {duration(seconds)}",
+        ]
+    lines.append(f"time: about {duration(total)} in all ({how}), making the data, start-up and validation apart")
+    lines.append("nothing was started; leave out mode=plan to train.")
+    return "\n".join(lines)

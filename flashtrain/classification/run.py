@@ -1,0 +1,268 @@
+"""One run that trains a classifier, in one stage or in several: the folder, the checkpoints, the summary row.
+
+runs/pathx/2026-11-21_10-15-02/
+  config.yaml, summary.json, checkpoints/   as every run; last.ckpt says which stage it is of
+  learning_curve.csv                        a row at each validation, through all stages and pieces
+  result.json                               the same at the end, in the form of recipes/results
+  stage-1-side-32/metrics.csv, ...          every logged number, a folder a stage (a single stage's lie in the run's)
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+
+from flashtrain.announce import say
+from flashtrain.batching import compiles
+from flashtrain.classification.build import (
+    classifier_config,
+    describe_stage,
+    make_classifier,
+    make_data,
+    make_sequence_source,
+    make_task,
+)
+from flashtrain.classification.curve import LearningCurve
+from flashtrain.classification.resume import Resumed, check_same, find_resumed
+from flashtrain.classification.rows import samples_before
+from flashtrain.classification.stages import Stage, stages_of
+from flashtrain.classification.weights import SUFFIX, SavedClassifier, read_classifier
+from flashtrain.classification.words import describe_stage_line
+from flashtrain.components import make_callbacks
+from flashtrain.models.classifier_growth import carry_weights
+from flashtrain.report.rows import RESULT, write_result
+from flashtrain.run import deadline, make_trainer, stopped
+from flashtrain.run_folder import (
+    BEST,
+    CHECKPOINTS,
+    FINISHED,
+    LAST,
+    RUNNING,
+    find_checkpoint,
+    write_config,
+    write_summary,
+)
+from flashtrain.settings import Settings
+from flashtrain.summary import planned_row
+from flashtrain.training.checkpoints import checkpoint_callbacks
+from flashtrain.training.finite import StopOnNonFinite
+from flashtrain.training.hardware import Hardware
+from flashtrain.training.loggers import close_loggers, log_summary
+from flashtrain.training.out_of_memory import OutOfMemory, is_out_of_memory, out_of_memory_line
+from flashtrain.training.progress import make_progress
+from flashtrain.training.signals import SaveOnSignal
+from flashtrain.training.throughput import Throughput
+
+CURVE = "learning_curve.csv"
+_ADVICE = "a smaller trainer.micro_batch=, memory=full, or trainer.devices on more GPUs"
+
+
+@dataclass
+class _Fitted:
+    """A stage that went to its end."""
+
+    saved: SavedClassifier
+    throughput: Throughput
+    micro_batch: int
+    length: int
+    validation: dict[str, float | None]
+
+
+def train_classifier(
+    settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
+) -> dict[str, Any]:
+    """Train all stages as the settings say, in `folder`, and return the summary row.
+
+    started: time.time() at the command's start. Raises UserError for what the user can mend, Stopped after a signal or
+    at the end of trainer.max_minutes, OutOfMemory.
+    """
+    torch.set_float32_matmul_precision("high")
+    stages = stages_of(settings)
+    for stage in stages:
+        source = make_sequence_source(stage.settings, fixed=compiles(settings, hardware))
+        classifier_config(stage.settings.classifier, source.shape)
+    resumed = find_resumed(settings, folder, stages)
+    start = _starting_weights(settings) if resumed is None else None
+    first = 0
+    if resumed is not None:
+        first = resumed.stage
+        if resumed.step >= stages[first].steps and first + 1 < len(stages):
+            first, start = first + 1, resumed.saved
+        say(f"resuming from {resumed.checkpoint} ({stages[resumed.stage].name}, step {resumed.step})")
+
+    write_config(settings, folder)
+    write_summary(folder, {**planned_row(settings, hardware, overrides), "status": RUNNING})
+    curve = LearningCurve(folder / CURVE)
+    if resumed is not None and resumed.curve is not None:
+        curve.load_state_dict(resumed.curve)
+        curve.write()
+    fitted: _Fitted | None = None
+    for stage in stages[first:]:
+        again = resumed if resumed is not None and stage.number == resumed.stage else None
+        curve.begin_stage(
+            stage.number,
+            stage.settings.pathfinder.side if stage.settings.sequence.data == "pathfinder" else 0,
+            stage.batch,
+            samples_before(stages, stage.number),
+        )
+        fitted = _fit(stage, hardware, folder, curve, start=start, resumed=again, started=started)
+        start = fitted.saved
+    if fitted is None:
+        raise AssertionError("a training has a stage at least")
+    if curve.rows and (not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0):
+        _publish(settings, folder, curve, overrides)
+    return _row(settings, hardware, fitted, overrides=overrides, started=started, minutes=curve.minutes)
+
+
+def _fit(
+    stage: Stage,
+    hardware: Hardware,
+    folder: Path,
+    curve: LearningCurve,
+    *,
+    start: SavedClassifier | None,
+    resumed: Resumed | None,
+    started: float,
+) -> _Fitted:
+    """Train one stage. start: the weights to start from, None for random ones. resumed: where to go on in it."""
+    settings = stage.settings
+    # Anew for each stage, so that one that is begun by a later command is begun alike.
+    pl.seed_everything(settings.seed + stage.number, verbose=False)
+    source = make_sequence_source(settings, fixed=compiles(settings, hardware))
+    source.prepare()
+    say(source.describe())
+    model = make_classifier(settings, hardware, source.shape)
+    if start is not None:
+        carry_weights(model, start.config, start.state)
+    if resumed is not None:
+        check_same(resumed, model.config)
+    say(describe_stage_line(stage, hardware, model))
+    micro_batch = stage.micro_batch()
+    accumulate = stage.batch // settings.trainer.ranks // micro_batch
+    data = make_data(settings, hardware, source, micro_batch=micro_batch, accumulate=accumulate)
+    task = make_task(settings, hardware, model, describe_stage(stage, model))
+    length = source.shape.length * source.shape.towers
+    throughput = Throughput(
+        model.flops_per_sample() / length, tokens_per_step=stage.batch * length, peak_flops=hardware.peak_flops
+    )
+    signals = SaveOnSignal(until=deadline(settings, started))
+    by_accuracy = settings.sequence.classification_weight > 0
+    callbacks = [
+        throughput,
+        StopOnNonFinite(),
+        signals,
+        curve,
+        *checkpoint_callbacks(
+            folder / CHECKPOINTS,
+            every_n_steps=settings.trainer.checkpoint_every,
+            monitor="validation_accuracy" if by_accuracy else "validation_loss",
+            mode="max" if by_accuracy else "min",
+        ),
+        pl.callbacks.LearningRateMonitor(logging_interval="step"),
+        make_progress(settings.trainer.log_every),
+        *make_callbacks(settings),
+    ]
+    trainer = make_trainer(_logged(stage, folder), hardware, folder / stage.folder, callbacks, accumulate=accumulate)
+    try:
+        try:
+            trainer.fit(task, data, ckpt_path=str(resumed.checkpoint) if resumed else None, weights_only=True)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise _out_of_memory(error, hardware, folder) from error
+        if signals.stopped_by is not None or signals.out_of_time:
+            raise stopped(signals, folder)
+        if settings.trainer.steps % settings.trainer.validate_every and settings.trainer.steps > (
+            resumed.step if resumed else 0
+        ):
+            trainer.validate(task, data, verbose=False)
+        if stage.number + 1 < stage.count:
+            trainer.save_checkpoint(folder / CHECKPOINTS / LAST)  # with the curve's last row
+            signals.take_late()
+            if signals.stopped_by is not None or signals.out_of_time:
+                raise stopped(signals, folder)
+        found = {name: trainer.callback_metrics.get(f"validation_{name}") for name in ("accuracy", "loss")}
+        validation = {name: None if value is None else float(value) for name, value in found.items()}
+        if not any(validation.values()) and curve.rows:  # nothing was left to do
+            validation = {name: float(curve.rows[-1][f"validation_{name}"]) for name in found}
+        if trainer.is_global_zero:
+            log_summary(trainer.loggers, {f"validation_{name}": value for name, value in validation.items()})
+    finally:
+        close_loggers(trainer.loggers)
+    state = {name: value.detach().cpu() for name, value in model.state_dict().items()}
+    saved = SavedClassifier(model.config, state, describe_stage(stage, model), folder / CHECKPOINTS / LAST)
+    return _Fitted(saved, throughput, micro_batch, length, validation)
+
+
+def _publish(settings: Settings, folder: Path, curve: LearningCurve, overrides: list[str]) -> None:
+    """The learning curve as a result file, which flashtrain.report draws: --x images --y validation_accuracy."""
+    told = [word for word in overrides if not word.lstrip("+~").startswith(("output", "logger", "hydra", "resume"))]
+    command = " ".join(["python -m flashtrain", *map(shlex.quote, told)])
+    rows = [{"implementation": "flashtrain", **row} for row in curve.rows]
+    write_result(folder / RESULT, settings.recipe, command, rows)
+
+
+def _logged(stage: Stage, folder: Path) -> Settings:
+    """The stage's settings with the names that loggers show: a curriculum's stages are one group."""
+    settings, logger = stage.settings, stage.settings.logger
+    if not stage.folder:
+        return settings
+    name = f"{logger.run_name or f'{settings.recipe}-{folder.name}'}-{stage.folder}"
+    return replace(
+        settings,
+        logger=replace(logger, run_name=name, group=logger.group or f"{settings.recipe}-{folder.name}"),
+    )
+
+
+def _starting_weights(settings: Settings) -> SavedClassifier | None:
+    """The classifier that `weights` names: a .safetensors file, a checkpoint, or a run folder (its best weights)."""
+    if settings.weights is None:
+        return None
+    path = Path(settings.weights).expanduser()
+    if path.suffix != SUFFIX and path.is_dir():
+        _, path = find_checkpoint(settings.weights, prefer=BEST)
+    saved = read_classifier(path)
+    say(f"starting from the weights in {path}")
+    return saved
+
+
+def _row(
+    settings: Settings,
+    hardware: Hardware,
+    fitted: _Fitted,
+    *,
+    overrides: list[str],
+    started: float,
+    minutes: float,
+) -> dict[str, Any]:
+    measured = fitted.throughput.summary()
+    rate = measured["tokens_per_second"]
+    return {
+        **planned_row(settings, hardware, overrides),
+        "status": FINISHED,
+        "context": fitted.saved.config.length,
+        "parameters": sum(value.numel() for value in fitted.saved.state.values()),
+        "micro_batch": fitted.micro_batch,
+        "validation_accuracy": fitted.validation["accuracy"],
+        "validation_loss": fitted.validation["loss"],
+        "samples_per_second": None if rate is None else round(rate / fitted.length, 2),
+        "tokens_per_second": rate,
+        "step_seconds": measured["step_seconds_median"],
+        "mfu": measured["mfu"],
+        "peak_memory_gib": measured["peak_memory_gib"],
+        "minutes": round(minutes, 2),
+        "seconds": round(time.time() - started, 1),
+    }
+
+
+def _out_of_memory(error: BaseException, hardware: Hardware, folder: Path) -> OutOfMemory:
+    saved = folder if (folder / CHECKPOINTS / LAST).exists() else None
+    return OutOfMemory(
+        out_of_memory_line(error, None, free_bytes=hardware.free_memory_bytes, saved=saved, advice=_ADVICE)
+    )

@@ -1,0 +1,160 @@
+"""The settings of task=classification: `classifier.*`, `sequence.*`, `masked_pixels.*` and `curriculum.*`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from flashtrain.data.pathfinder.parameters import of_side
+from flashtrain.errors import UserError
+from flashtrain.setting_checks import at_least, between, one_of
+
+DATA = ("pathfinder", "listops", "text", "retrieval", "image")
+IMAGES = ("pathfinder", "image")
+AUGMENTATIONS = ("none", "turn", "mirror")
+
+
+@dataclass
+class ClassifierSettings:
+    """The encoder's shape (flashtrain.models.ClassifierConfig says what each means).
+
+    ffn None: four times embed. inputs None: grey levels of images, tokens of others. positions None: axial for images,
+    rotary for others. pattern: dense, butterfly, local-global or butterfly-local-global, in blocks of pattern_block.
+    """
+
+    embed: int = 128
+    layers: int = 4
+    heads: int = 2
+    ffn: int | None = None
+    inputs: str | None = None
+    positions: str | None = None
+    rope_base: float | None = None
+    pooling: str = "max"
+    norm: str = "layernorm"
+    activation: str = "gelu"
+    dropout: float = 0.0
+    grey_bins: int = 256
+    pattern: str = "dense"
+    pattern_block: int = 128
+    pattern_local: int = 1
+    pattern_globals: int = 1
+
+    def check(self) -> None:
+        for name in ("embed", "layers", "heads"):
+            at_least(f"classifier.{name}", getattr(self, name), 1)
+        between("classifier.dropout", self.dropout, 0.0, 1.0, include_high=False)
+
+
+@dataclass
+class SequenceSettings:
+    """What is classified. data: pathfinder (its images: pathfinder.*), listops, text, retrieval or image.
+
+    path, name: a local folder or file, or a dataset that `datasets` loads, for text, retrieval and image. length: cut
+    sequences to so many tokens (None: the task's own). batch: samples of an optimiser step, over all devices.
+    classification_weight: of the labels' loss; 0 pre-trains on masked pixels. augment: turn (the square's eight
+    positions), mirror or none, of training images only (None: turn for pathfinder, mirror for image). It changes
+    nothing of the attention. train, validation, test: samples of each part (None: the task's own; not for pathfinder).
+    validation_samples: of them, looked at in each validation. evaluation_batch: samples at once where nothing is
+    trained (None: as trained). preview: test images in the picture that mode=evaluate draws.
+    """
+
+    data: str = "pathfinder"
+    path: str | None = None
+    name: str | None = None
+    length: int | None = None
+    batch: int = 32
+    classification_weight: float = 1.0
+    augment: str | None = None
+    seed: int = 0
+    train: int | None = None
+    validation: int | None = None
+    test: int | None = None
+    validation_samples: int | None = None
+    evaluation_batch: int | None = None
+    workers: int | None = None
+    cache_dir: str | None = None
+    preview: int = 24
+
+    def check(self) -> None:
+        one_of("sequence.data", self.data, DATA)
+        if self.augment is not None:
+            one_of("sequence.augment", self.augment, AUGMENTATIONS)
+            if self.augment != "none" and self.data not in IMAGES:
+                raise UserError(
+                    f"sequence.augment={self.augment} turns images, and sequence.data={self.data} has none."
+                )
+        for name in ("length", "batch", "train", "validation", "test", "validation_samples", "evaluation_batch"):
+            given = getattr(self, name)
+            if given is not None:
+                at_least(f"sequence.{name}", given, 1)
+        at_least("sequence.classification_weight", self.classification_weight, 0)
+        at_least("sequence.seed", self.seed, 0)
+        at_least("sequence.preview", self.preview, 0)
+        if self.workers is not None:
+            at_least("sequence.workers", self.workers, 0)
+
+
+@dataclass
+class MaskedPixelSettings:
+    """Masked pixels as a loss beside the labels' (flashtrain.tasks.MaskedPixels). weight 0: none of it."""
+
+    weight: float = 0.0
+    share: float = 0.5
+    copies: float = 0.5
+
+    def check(self) -> None:
+        at_least("masked_pixels.weight", self.weight, 0)
+        between("masked_pixels.copies", self.copies, 0.0, 1.0)
+        if not 0 < self.share < 1:
+            raise UserError(f"masked_pixels.share={self.share} must be between 0 and 1.")
+
+
+@dataclass
+class StageSettings:
+    """One stage of a curriculum: images of a side, for so many steps or epochs; what is None is the run's own setting.
+
+    steps, epochs: one of them (neither: trainer.steps). images: the first so many training images.
+    """
+
+    side: int = 32
+    steps: int | None = None
+    epochs: float | None = None
+    learning_rate: float | None = None
+    warmup_steps: int | None = None
+    batch: int | None = None
+    micro_batch: int | None = None
+    images: int | None = None
+    contour: str | None = None
+    pattern: str | None = None
+    masked_weight: float | None = None
+    classification_weight: float | None = None
+    validate_every: int | None = None
+
+    def check(self, number: int) -> None:
+        where = f"curriculum.stages[{number}]"
+        of_side(self.side, self.contour or "hard")
+        if self.steps is not None and self.epochs is not None:
+            raise UserError(f"{where} has steps={self.steps} and epochs={self.epochs}: give one of them.")
+        for name in ("steps", "batch", "micro_batch", "images", "validate_every"):
+            given = getattr(self, name)
+            if given is not None:
+                at_least(f"{where}.{name}", given, 1)
+        for name in ("masked_weight", "classification_weight", "warmup_steps"):
+            given = getattr(self, name)
+            if given is not None:
+                at_least(f"{where}.{name}", given, 0)
+        for name in ("epochs", "learning_rate"):
+            given = getattr(self, name)
+            if given is not None and not given > 0:
+                raise UserError(f"{where}.{name}={given} must be above 0.")
+
+
+@dataclass
+class CurriculumSettings:
+    """stages: trained one after another, each starting from the last one's weights; empty: one stage, as the other
+    settings say."""
+
+    stages: list[StageSettings] = field(default_factory=list)
+
+    def check(self) -> None:
+        for number, stage in enumerate(self.stages):
+            stage.check(number)

@@ -1,0 +1,120 @@
+"""What each stage of a training is: the run's settings with the stage's own in their place."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from flashtrain.classification.settings import StageSettings
+from flashtrain.errors import UserError
+from flashtrain.settings import Settings, divisors
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """number: from 0, of `count`. settings: the run's, changed to train this stage alone."""
+
+    number: int
+    count: int
+    settings: Settings
+
+    @property
+    def name(self) -> str:
+        """Such as "stage 2 of 3, side 64"; the data's name where there is one stage only."""
+        sequence, side = self.settings.sequence, self.settings.pathfinder.side
+        what = f"side {side}" if sequence.data == "pathfinder" else sequence.data
+        return what if self.count == 1 else f"stage {self.number + 1} of {self.count}, {what}"
+
+    @property
+    def folder(self) -> str:
+        """The name of the stage's folder in the run's; "" for a single stage, which needs none."""
+        return "" if self.count == 1 else f"stage-{self.number + 1}-side-{self.settings.pathfinder.side}"
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps."""
+        return self.settings.trainer.steps
+
+    @property
+    def batch(self) -> int:
+        """Samples of an optimiser step, over all devices."""
+        return self.settings.sequence.batch
+
+    @property
+    def samples(self) -> int:
+        """Samples that the whole stage reads."""
+        return self.steps * self.batch
+
+    def micro_batch(self) -> int:
+        """Samples that a device reads at once: as asked, or all of its share."""
+        return self.settings.trainer.micro_batch or self.batch // self.settings.trainer.ranks
+
+
+def stages_of(settings: Settings) -> list[Stage]:
+    """The stages to train, one at least. Raises UserError for settings that do not go together."""
+    given = list(settings.curriculum.stages)
+    if given and settings.sequence.data != "pathfinder":
+        raise UserError(
+            f"curriculum.stages are of growing images: sequence.data={settings.sequence.data} has none, "
+            "only pathfinder has."
+        )
+    changed = [_changed(settings, stage) for stage in given] or [settings]
+    for one in changed:
+        check_batch(one)
+    return [Stage(number, len(changed), one) for number, one in enumerate(changed)]
+
+
+def check_batch(settings: Settings) -> None:
+    """Raise UserError unless the samples of a step divide over devices and micro-batches."""
+    batch, ranks = settings.sequence.batch, settings.trainer.ranks
+    if batch % ranks:
+        raise UserError(f"a step of sequence.batch={batch} samples does not divide over {ranks} devices.")
+    micro = settings.trainer.micro_batch
+    if micro is not None and (batch // ranks) % micro:
+        raise UserError(
+            f"trainer.micro_batch={micro} does not divide the {batch // ranks} samples a device takes a step: "
+            f"choose one of {', '.join(map(str, divisors(batch // ranks)))}."
+        )
+
+
+def _own(value: T | None, otherwise: T) -> T:
+    return otherwise if value is None else value
+
+
+def _changed(settings: Settings, stage: StageSettings) -> Settings:
+    """The run's settings with a stage's in place."""
+
+    batch = stage.batch or settings.sequence.batch
+    images = stage.images or settings.pathfinder.train_images
+    steps = stage.steps or settings.trainer.steps
+    if stage.epochs is not None:
+        steps = max(1, math.ceil(stage.epochs * images / batch))
+    return replace(
+        settings,
+        trainer=replace(
+            settings.trainer,
+            steps=steps,
+            micro_batch=stage.micro_batch or settings.trainer.micro_batch,
+            validate_every=_own(stage.validate_every, settings.trainer.validate_every),
+        ),
+        optimizer=replace(
+            settings.optimizer, learning_rate=_own(stage.learning_rate, settings.optimizer.learning_rate)
+        ),
+        schedule=replace(settings.schedule, warmup_steps=_own(stage.warmup_steps, settings.schedule.warmup_steps)),
+        sequence=replace(
+            settings.sequence,
+            batch=batch,
+            classification_weight=_own(stage.classification_weight, settings.sequence.classification_weight),
+        ),
+        masked_pixels=replace(settings.masked_pixels, weight=_own(stage.masked_weight, settings.masked_pixels.weight)),
+        classifier=replace(settings.classifier, pattern=_own(stage.pattern, settings.classifier.pattern)),
+        pathfinder=replace(
+            settings.pathfinder,
+            side=stage.side,
+            contour=stage.contour or settings.pathfinder.contour,
+            train_images=images,
+        ),
+    )

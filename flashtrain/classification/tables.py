@@ -1,0 +1,124 @@
+"""Tables and the figure of accuracies, the papers' beside ours; and of training speed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from flashtrain.classification.published import CHANCE, PAPER_MEAN_SPEEDUP, paper_rows, task_of
+from flashtrain.errors import UserError
+from flashtrain.report.rows import Row, values_of
+from flashtrain.report.table import Table, make_table
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def accuracy_rows(rows: Rows) -> list[Row]:
+    """Rows of mode=evaluate with the papers' of the same tasks and chance beside them, task by task."""
+    own = [{**row, "task": task_of(dict(row))} for row in rows if row.get("accuracy") is not None and "task" in row]
+    found: list[Row] = []
+    for task in dict.fromkeys(row["task"] for row in own):
+        found += [row for row in own if row["task"] == task]
+        found += paper_rows(task)
+        if task in CHANCE:
+            found.append({"implementation": "chance", "task": task, "accuracy": CHANCE[task] / 100})
+    return found
+
+
+def accuracy_table(rows: Rows) -> Table:
+    """Accuracy by task, ours with the 95% interval, the papers' and chance. UserError: rows of something else."""
+    found = accuracy_rows(rows)
+    if not found:
+        raise UserError("these rows have no accuracies: mode=evaluate of a classifier writes such.")
+    columns = ["task", "implementation", "accuracy", "accuracy_low", "accuracy_high", "samples", "seed", "parameters"]
+    return make_table(
+        found, [key for key in columns if values_of(found, key)], "test accuracy, the papers' beside ours"
+    )
+
+
+def accuracy_figure(rows: Rows, path: str | Path) -> Path:
+    """Bars of accuracy for each task: ours (with its 95% interval), the papers', chance as a line. Returns the path."""
+    found = accuracy_rows(rows)
+    if not found:
+        raise UserError("these rows have no accuracies: mode=evaluate of a classifier writes such.")
+    tasks = list(dict.fromkeys(row["task"] for row in found))
+    figure = Figure(figsize=(max(5.0, 3.2 * len(tasks)), 4.4), layout="constrained")
+    axes = figure.subplots(1, len(tasks), squeeze=False)[0]
+    for axis, task in zip(axes, tasks, strict=True):
+        bars = [row for row in found if row["task"] == task and row["implementation"] != "chance"]
+        for place, row in enumerate(bars):
+            ours = not str(row["implementation"]).endswith("(paper)")
+            share = 100 * row["accuracy"]
+            axis.bar(place, share, color="#0969da" if ours else "#afb8c1")
+            if row.get("accuracy_low") is not None:
+                error = [[share - 100 * row["accuracy_low"]], [100 * row["accuracy_high"] - share]]
+                axis.errorbar(place, share, yerr=error, color="black", capsize=4)
+            axis.annotate(f"{share:.1f}", (place, share), ha="center", va="bottom", fontsize=8)
+        if task in CHANCE:
+            axis.axhline(CHANCE[task], color="black", linestyle=":", linewidth=1)
+        labels = [str(row["implementation"]).replace(" (", "\n(") for row in bars]
+        axis.set_xticks(range(len(bars)), labels, fontsize=6, rotation=25, ha="right")
+        axis.set_title(task)
+        axis.set_ylabel("test accuracy, %")
+        axis.set_ylim(0, 100)
+    path = Path(path)
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def speed_rows(rows: Rows) -> list[Row]:
+    """The rows with `speedup_over_standard`: over standard attention, as compiled as the row itself, at the same task
+    and batch. None where that one has no figure.
+    """
+    found = []
+    for row in rows:
+        told = dict(row)
+        if row.get("samples_per_second"):
+            told["speedup_over_standard"] = None
+            for other in rows:
+                same = all(other.get(key) == row.get(key) for key in ("task", "length", "batch", "compiled"))
+                if same and other.get("is_standard") and other.get("samples_per_second"):
+                    told["speedup_over_standard"] = round(row["samples_per_second"] / other["samples_per_second"], 3)
+        found.append(told)
+    return found
+
+
+def mean_speedups(rows: Rows) -> list[Row]:
+    """The mean speed-up of each implementation over all tasks measured, the paper's mean beside it where it has one."""
+    found = []
+    for name in values_of(rows, "implementation"):
+        own = [
+            row["speedup_over_standard"]
+            for row in rows
+            if row["implementation"] == name and row.get("speedup_over_standard")
+        ]
+        if own:
+            mean = round(sum(own) / len(own), 3)
+            paper = PAPER_MEAN_SPEEDUP.get(str(name).removesuffix(", eager"))
+            found.append({"implementation": name, "tasks": len(own), "mean_speedup": mean, "paper_mean_speedup": paper})
+    return found
+
+
+def speed_tables(rows: Rows) -> list[Table]:
+    """Training speed by task and implementation; the mean speed-ups beside the paper's."""
+    columns = [
+        "task",
+        "length",
+        "batch",
+        "implementation",
+        "samples_per_second",
+        "peak_memory_gib",
+        "milliseconds",
+        "speedup_over_standard",
+    ]
+    tables = [
+        make_table(rows, [key for key in columns if values_of(rows, key)], "training speed, over standard attention")
+    ]
+    means = mean_speedups(rows)
+    if means:
+        keys = ["implementation", "tasks", "mean_speedup", "paper_mean_speedup"]
+        tables.append(make_table(means, keys, "mean over the tasks; paper: FlashAttention (Dao et al. 2022), LRA"))
+    return tables

@@ -1,0 +1,44 @@
+"""A training of classifiers in words: what is about to be trained, and what a demo trains in its place."""
+
+from __future__ import annotations
+
+from flashtrain.classification.stages import Stage, stages_of
+from flashtrain.models.classifier import Classifier
+from flashtrain.settings import Settings
+from flashtrain.training.hardware import Hardware
+
+
+def describe_stage_line(stage: Stage, hardware: Hardware, model: Classifier) -> str:
+    """The line that says what a stage trains, on what, in what portions."""
+    config, settings = model.config, stage.settings
+    pattern = "" if config.pattern == "dense" else f", {config.pattern} blocks ({model_density(model):.1%} computed)"
+    masked = settings.masked_pixels
+    parts = [
+        f"classifier: {model.parameter_count() / 1e6:.2f}M parameters, {config.layers} layers of {config.embed}, "
+        f"{config.length:,} tokens, {config.positions} positions, {config.pooling} pooling",
+        f"attention {hardware.attention}{pattern}",
+    ]
+    if masked.weight:
+        beside = "beside the labels" if settings.sequence.classification_weight else "alone, without labels"
+        parts.append(f"masked pixels {beside}")
+    return (
+        f"{stage.name}: {', '.join(parts)}; {stage.steps:,} steps of {stage.batch} samples at learning rate "
+        f"{settings.optimizer.learning_rate:g} on {settings.trainer.ranks} x {hardware.name}, {hardware.precision}, "
+        f"micro-batch {stage.micro_batch()}"
+    )
+
+
+def model_density(model: Classifier) -> float:
+    """The share of the score matrix that is computed."""
+    return 1.0 if model.pattern is None else model.pattern.density
+
+
+def trained_line(settings: Settings) -> str:
+    """Model and data in a few words, such as "4 layers of 128 on pathfinder, sides 32, 64, 128"."""
+    shape = f"{settings.classifier.layers} layers of {settings.classifier.embed}"
+    if settings.sequence.data != "pathfinder":
+        return f"{shape} on {settings.sequence.data}"
+    stages = stages_of(settings)
+    sides = ", ".join(str(stage.settings.pathfinder.side) for stage in stages)
+    contours = sorted({stage.settings.pathfinder.contour for stage in stages})
+    return f"{shape} on pathfinder, {'side' if len(stages) == 1 else 'sides'} {sides}, {'/'.join(contours)} contours"

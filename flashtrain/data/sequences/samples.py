@@ -1,0 +1,83 @@
+"""Labelled sequences in memory or memory-mapped, and batches of them by number.
+
+N samples, W sequences of a sample (1, or 2 of a pair), T tokens in all, B samples of a batch, S its longest.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from flashtrain.data.sequences.batch import SequenceBatch
+
+PADDING = 0
+ROUNDED_TO = 64  # a batch is padded to a multiple of so many tokens, so that few shapes occur
+
+
+class Sequences(NamedTuple):
+    """tokens (T,) uint8, one sequence after another; offsets (N * W + 1,) int64, where each begins, and the end;
+    labels (N,) uint8."""
+
+    tokens: np.ndarray
+    offsets: np.ndarray
+    labels: np.ndarray
+
+    def part(self, begin: int, end: int) -> Sequences:
+        """Samples begin to end; what is not read is shared."""
+        if not len(self.labels):
+            return self
+        width = (len(self.offsets) - 1) // len(self.labels)
+        return Sequences(self.tokens, self.offsets[begin * width : end * width + 1], self.labels[begin:end])
+
+    def chosen(self, samples: np.ndarray) -> Sequences:
+        """These samples, in this order, copied."""
+        width = (len(self.offsets) - 1) // max(1, len(self.labels))
+        rows = (samples[:, None] * width + np.arange(width)).ravel()
+        lengths = self.offsets[rows + 1] - self.offsets[rows]
+        pieces = [self.tokens[self.offsets[row] : self.offsets[row + 1]] for row in rows]
+        tokens = np.concatenate(pieces) if pieces else self.tokens[:0]
+        return Sequences(tokens, np.concatenate([[0], np.cumsum(lengths)]), self.labels[samples])
+
+
+class SequenceSamples:
+    """Batches of Sequences by their numbers (what flashtrain.data.loader calls Samples).
+
+    context: sequences are cut to so many tokens. fixed: pad every batch to `context`, for programs that are compiled
+    for one shape, and not only to its longest. Rows that are all `context` long come without `lengths`.
+    """
+
+    def __init__(self, sequences: Sequences, context: int, *, fixed: bool = False) -> None:
+        self.sequences = sequences
+        self.context = context
+        self.fixed = fixed
+        count = len(sequences.labels)
+        self.width = (len(sequences.offsets) - 1) // max(1, count)
+        self._lengths = np.minimum(np.diff(sequences.offsets), context).astype(np.int64)
+        self.tokens = int(self._lengths.sum())
+        self.all_full = bool((self._lengths == context).all())
+
+    def __len__(self) -> int:
+        return len(self.sequences.labels)
+
+    def __getitem__(self, samples: list[int]) -> SequenceBatch:
+        """The batch of these samples, in this order. Raises IndexError for one that does not exist."""
+        numbers = np.asarray(samples, dtype=np.int64)
+        if len(numbers) and not (numbers.min() >= 0 and numbers.max() < len(self)):
+            raise IndexError(f"samples {numbers.min()} to {numbers.max()} of {len(self)}")
+        rows = (numbers[:, None] * self.width + np.arange(self.width)).ravel()
+        lengths = self._lengths[rows]
+        longest = self.context if self.fixed or not len(rows) else int(lengths.max())
+        padded = min(self.context, -(-longest // ROUNDED_TO) * ROUNDED_TO)
+        tokens = np.full((len(rows), padded), PADDING, dtype=np.uint8)
+        for place, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+            begin = self.sequences.offsets[row]
+            tokens[place, :length] = self.sequences.tokens[begin : begin + length]
+        shape = (len(numbers), padded) if self.width == 1 else (len(numbers), self.width, padded)
+        labels = torch.from_numpy(self.sequences.labels[numbers].astype(np.int64))
+        batch = SequenceBatch(tokens=torch.from_numpy(tokens).view(shape), labels=labels)
+        if not self.all_full:
+            # An empty sequence is one token of padding: every row has something to pool.
+            batch["lengths"] = torch.from_numpy(lengths.clip(min=1)).view(shape[:-1])
+        return batch

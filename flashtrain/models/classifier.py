@@ -1,0 +1,275 @@
+"""A plain Transformer encoder over single tokens or pixels, with a classifying head: no convolution, no patches.
+
+    config = ClassifierConfig(classes=2, length=128 * 128, side=128)
+    model = Classifier(config, attention="flash")
+    logits = model(pixels)                                   # pixels (B, S) uint8 in raster order; logits (B, classes)
+
+Shapes: B batch, S sequence, E embedding width, M masked tokens of a row, C rows that are read masked.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flashtrain.errors import UserError
+from flashtrain.models.attention_functions import AnyMask, plan_mask
+from flashtrain.models.axial_positions import AxialRotaryPositions
+from flashtrain.models.block import Block
+from flashtrain.models.block_patterns import DENSE, BlockPattern
+from flashtrain.models.classifier_config import GREY_LEVELS, ClassifierConfig
+from flashtrain.models.memory_savings import MemorySavings
+from flashtrain.models.normalization import normalization
+from flashtrain.models.pooling import Pooling
+from flashtrain.models.positions import LearnedPositions, RotaryPositions, check_learned
+from flashtrain_kernels import Documents, linear_cross_entropy, masks
+
+INITIAL_STD = 0.1  # of what a token starts as
+
+
+class Losses(NamedTuple):
+    """Scalars of one batch. classification, pixels: mean cross-entropies in nats, pixels 0 where none are masked.
+    correct: the share of rows whose largest logit is the label's."""
+
+    classification: Tensor
+    pixels: Tensor
+    correct: Tensor
+
+
+class GreyEmbedding(nn.Module):
+    """A grey level as a vector: its value, normalised to [-1, 1], times one learned vector, plus another."""
+
+    def __init__(self, embed: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(embed))
+        self.bias = nn.Parameter(torch.empty(embed))
+
+    def forward(self, levels: Tensor) -> Tensor:
+        """levels (B, S) integers 0..255 -> (B, S, E). Not under autocast: the residual sum keeps the weights' type."""
+        value = (levels.to(self.weight.dtype) / (GREY_LEVELS - 1) - 0.5) / 0.5
+        return value[..., None] * self.weight + self.bias
+
+
+class Classifier(nn.Module):
+    """Embedding and positions, pre-norm encoder blocks (every token sees every token), norm, pooling, head.
+
+    The head is a hidden layer of E with GELU. attention: "flash", "sdpa" or "standard"; it changes speed and memory,
+    not the result or the weights. Everything inside runs under torch.compile(fullgraph=True).
+    UserError: an unknown attention.
+    """
+
+    def __init__(self, config: ClassifierConfig, attention: str = "flash") -> None:
+        super().__init__()
+        self.config = config
+        self.attention = attention
+        embed = config.embed
+        self.embedding: nn.Module
+        if config.inputs == "grey":
+            self.embedding = GreyEmbedding(embed)
+        else:
+            rows = GREY_LEVELS if config.inputs == "grey-table" else config.vocab_size
+            self.embedding = nn.Embedding(rows, embed)
+        self.position_embedding = LearnedPositions(config.length, embed) if config.positions == "learned" else None
+        self.mask_embedding = nn.Parameter(torch.empty(embed)) if config.grey_bins else None
+        self.dropout = nn.Dropout(config.dropout)
+        rotary = _rotary(config)
+        self.blocks = nn.ModuleList(
+            Block(
+                embed,
+                config.heads,
+                ffn=config.ffn,
+                norm=config.norm,
+                activation=config.activation,
+                dropout=config.dropout,
+                causal=False,
+                attention=attention,
+                rotary=rotary,
+            )
+            for _ in range(config.layers)
+        )
+        self.final_norm = normalization(config.norm, embed, True)
+        self.pooling = Pooling(config.pooling, embed)
+        self.head = nn.Sequential(
+            nn.Linear(embed if config.towers == 1 else 4 * embed, embed), nn.GELU(), nn.Linear(embed, config.classes)
+        )
+        self.pixel_head = nn.Linear(embed, config.grey_bins, bias=False) if config.grey_bins else None
+        self.pattern = None
+        if config.pattern != DENSE:
+            self.pattern = BlockPattern(
+                config.pattern,
+                config.length,
+                block=config.pattern_block,
+                local=config.pattern_local,
+                globals=config.pattern_globals,
+            )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Normal embeddings; the layers as torch makes them, those that write into the residual sum 1/sqrt(2 layers) of
+        that (Radford et al. 2019)."""
+        for parameter in (*self.embedding.parameters(), self.mask_embedding):
+            if parameter is not None:
+                nn.init.normal_(parameter, std=INITIAL_STD)
+        if self.position_embedding is not None:
+            nn.init.normal_(self.position_embedding.weight, std=INITIAL_STD)
+        with torch.no_grad():
+            for block in self.blocks:
+                for projection in block.residual_projections():  # type: ignore[operator]
+                    projection.weight.mul_((2 * self.config.layers) ** -0.5)
+
+    def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Logits (B, classes) of tokens (B, S), or (B, 2, S) with two towers; any integer dtype.
+
+        lengths: (B,) or (B, 2), tokens of each row before its padding, 1 at least (None: all). What stands in the
+        padding has no influence. UserError: learned positions past `length`, padding under a block pattern.
+        """
+        rows, row_lengths = _rows(tokens, lengths)
+        return self.logits(self.hidden(rows, row_lengths), row_lengths)
+
+    def hidden(self, tokens: Tensor, lengths: Tensor | None = None, masked: Tensor | None = None) -> Tensor:
+        """The states (B, S, E) after the last norm. masked: (B, S) bool, the pixels whose level is hidden."""
+        length = tokens.shape[1]
+        x = self.embedding(tokens if self.config.inputs == "grey" else tokens.int())
+        if masked is not None and self.mask_embedding is not None:
+            x = torch.where(masked[..., None], self.mask_embedding, x)
+        positions = torch.arange(length, device=tokens.device)[None]
+        if self.position_embedding is not None:
+            check_learned(length, self.config.length)
+            x = x + self.position_embedding(positions)
+        x = self.dropout(x)
+        dropout = self.config.dropout if self.training else 0.0
+        mask = plan_mask(
+            self._mask(tokens, lengths), x, attention=self.attention, head_dim=self.config.head_dim, dropout=dropout
+        )
+        for block in self.blocks:
+            x = block(x, positions=positions, mask=mask)
+        return self.final_norm(x)
+
+    def logits(self, hidden: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """hidden (B, S, E), rows of one sample together with two towers -> (B, classes)."""
+        pooled = self.pooling(hidden, None if lengths is None else _is_real(hidden.shape[1], lengths))
+        if self.config.towers == 2:
+            first, second = pooled.unflatten(0, (-1, 2)).unbind(dim=1)
+            pooled = torch.cat((first, second, first * second, first - second), dim=-1)
+        return self.head(pooled)
+
+    def losses(
+        self,
+        tokens: Tensor,
+        labels: Tensor,
+        lengths: Tensor | None = None,
+        masked: Tensor | None = None,
+        *,
+        copies: bool = True,
+    ) -> Losses:
+        """The losses of a batch: tokens and lengths as in forward, labels (B,) int64.
+
+        masked: (C, M) int64, C at most B: the pixels of the first C rows whose grey levels are to be predicted from the
+        others (Devlin et al. 2019 for words; Amos et al. 2023, arXiv 2310.02980, for pixels). copies: those rows are
+        read a second time with these pixels masked, and the labels are predicted from whole images; otherwise the
+        labels, too, are predicted from the masked rows (all of them: C = B).
+        In float32 at least. UserError: masked pixels for a model without a head for them.
+        """
+        rows, row_lengths = _rows(tokens, lengths)
+        if masked is None:
+            hidden = self.hidden(rows, row_lengths)
+            pixels = hidden.new_zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32))
+        else:
+            if self.pixel_head is None:
+                raise UserError("masked pixels for a model that predicts none. Possible: grey_bins=256.")
+            count, batch = masked.shape[0], rows.shape[0]
+            hides = torch.zeros((count, rows.shape[1]), dtype=torch.bool, device=rows.device)
+            hides = hides.scatter(1, masked, True)
+            if copies:
+                whole = torch.zeros((batch, rows.shape[1]), dtype=torch.bool, device=rows.device)
+                both = self.hidden(torch.cat((rows, rows[:count])), masked=torch.cat((whole, hides)))
+                hidden, reread = both[:batch], both[batch:]
+            else:
+                hidden = reread = self.hidden(rows, masked=hides)
+            pixels = self.pixel_loss(reread, rows[:count], masked)
+        logits = self.logits(hidden, row_lengths)
+        precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        classification = F.cross_entropy(precise, labels)
+        correct = (logits.argmax(dim=-1) == labels).to(precise.dtype).mean()
+        return Losses(classification, pixels, correct)
+
+    def pixel_loss(self, hidden: Tensor, levels: Tensor, masked: Tensor) -> Tensor:
+        """Mean cross-entropy, in nats, of the bins of the masked grey levels. hidden (C, S, E), levels (C, S)."""
+        if self.pixel_head is None:
+            raise UserError("this model predicts no pixels. Possible: grey_bins=256.")
+        states = hidden.gather(1, masked[..., None].expand(-1, -1, hidden.shape[-1]))
+        labels = levels.gather(1, masked).long() * self.config.grey_bins // GREY_LEVELS
+        return linear_cross_entropy(states, self.pixel_head.weight, labels)
+
+    def save_memory(self, savings: MemorySavings) -> None:
+        """From now on train with these savings."""
+        for block in self.blocks:
+            block.save_memory(savings)  # type: ignore[operator]
+
+    def parameter_count(self) -> int:
+        """All parameters."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def flops_per_sample(self, length: int | None = None) -> float:
+        """FLOPs of forward and backward for one sample of `length` tokens (None: the config's), whole, read once.
+
+        6 N S + 12 layers heads head_dim S^2 times the share of blocks computed, for each tower (Chowdhery et al. 2022,
+        appendix B, without halving, since nothing is causal); N the parameters of the blocks. What is looked up, pooled
+        or read a second time with masked pixels is left out.
+        """
+        config = self.config
+        tokens = config.length if length is None else length
+        multiplied = sum(parameter.numel() for parameter in self.blocks.parameters())
+        density = 1.0 if self.pattern is None else self.pattern.density
+        attention = 12.0 * config.layers * config.embed * tokens * tokens * density
+        return config.towers * (6.0 * multiplied * tokens + attention)
+
+    def _mask(self, tokens: Tensor, lengths: Tensor | None) -> AnyMask | None:
+        if self.pattern is None:
+            return None if lengths is None else _padding_mask(tokens.shape[1], lengths)
+        if lengths is not None:
+            raise UserError("rows of different lengths under a block-sparse pattern. Possible: pattern=dense.")
+        if tokens.shape[1] != self.config.length:
+            raise UserError(f"{tokens.shape[1]} tokens under a block pattern of {self.config.length}.")
+        return self.pattern()
+
+
+def pixels_to_mask(rows: int, length: int, share: float, generator: torch.Generator) -> Tensor:
+    """(rows, M) int64: for each row round(share * length) different places (1 at least), ascending, drawn anew.
+
+    On the generator's device.
+    """
+    count = min(length, max(1, round(share * length)))
+    drawn = torch.rand((rows, length), generator=generator, device=generator.device)
+    return drawn.topk(count, dim=1).indices.sort(dim=1).values
+
+
+def _rotary(config: ClassifierConfig) -> nn.Module | None:
+    if config.positions == "axial":
+        return AxialRotaryPositions(config.head_dim, math.isqrt(config.length), config.angle_base)
+    if config.positions == "rotary":
+        return RotaryPositions(config.head_dim, config.angle_base)
+    return None
+
+
+def _rows(tokens: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Tokens (B, S) and lengths (B,): the two sequences of a sample as two rows, one below the other."""
+    return (tokens, lengths) if tokens.dim() == 2 else (tokens.flatten(0, 1), _flat(lengths))
+
+
+def _flat(lengths: Tensor | None) -> Tensor | None:
+    return None if lengths is None else lengths.flatten()
+
+
+def _is_real(length: int, lengths: Tensor) -> Tensor:
+    return torch.arange(length, device=lengths.device)[None] < lengths[:, None]
+
+
+def _padding_mask(length: int, lengths: Tensor) -> AnyMask:
+    """A row's tokens see each other; padding sees nothing and is not seen. O(B S) memory, padded tiles are skipped."""
+    ends = torch.where(_is_real(length, lengths), lengths[:, None], 0).int()
+    return masks.document(Documents(torch.zeros_like(ends), ends), causal=False)

@@ -1,0 +1,105 @@
+"""What every training task shares: its optimiser and schedule, clipping, its losses' record, its checkpoints' notes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+
+from flashtrain.training.gradients import clip_gradients, gradient_scale
+from flashtrain.training.optimizers import adamw
+
+LOSSES_KEPT = 64
+DEFAULT_LEARNING_RATE = 6e-4
+
+OptimizerBuilder = Callable[[nn.Module], torch.optim.Optimizer]
+ScheduleBuilder = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
+
+
+class TrainingTask(pl.LightningModule):
+    """A LightningModule around one model; its tasks add the loss.
+
+    make_optimizer, make_schedule: called with the model, then with the optimiser; the schedule is stepped each
+        optimiser step. Defaults: AdamW at 6e-4, constant.
+    gradient_clip: bound of the global L2 norm of the gradients, 0 for none.
+    description: plain values kept in every checkpoint, that rebuild the model.
+
+    Logs `gradient_norm` (before clipping).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        make_optimizer: OptimizerBuilder | None = None,
+        make_schedule: ScheduleBuilder | None = None,
+        gradient_clip: float = 1.0,
+        description: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.gradient_clip = gradient_clip
+        self.description = dict(description or {})
+        self._make_optimizer = make_optimizer or partial(adamw, lr=DEFAULT_LEARNING_RATE)
+        self._make_schedule = make_schedule
+        self._step_losses: list[Tensor] = []
+        self._first_loss: Tensor | None = None
+        self._last_losses: deque[Tensor] = deque(maxlen=LOSSES_KEPT)
+
+    def configure_optimizers(self) -> Any:
+        """The optimiser, and the schedule stepped at each optimiser step."""
+        optimizer = self._make_optimizer(self.model)
+        if self._make_schedule is None:
+            return optimizer
+        schedule = {"scheduler": self._make_schedule(optimizer), "interval": "step"}
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+    def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> None:
+        """Clip here: Lightning's own clipping refuses fused AdamW under mixed precision."""
+        norm = clip_gradients(self.model, self.gradient_clip, scale=gradient_scale(self.trainer, optimizer))
+        if self.is_logged_step():
+            self.log("gradient_norm", norm)
+
+    def record_loss(self, loss: Tensor, batch_idx: int) -> Tensor | None:
+        """Keep a micro-batch's loss. After the last one of an optimiser step: the step's mean loss, else None."""
+        self._step_losses.append(loss.detach())
+        if (batch_idx + 1) % self.trainer.accumulate_grad_batches:
+            return None
+        step_loss = torch.stack(self._step_losses).mean()
+        self._step_losses.clear()
+        if self._first_loss is None:
+            self._first_loss = step_loss
+        self._last_losses.append(step_loss)
+        return step_loss
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep what rebuilds the model beside its weights, and the first loss for the run's summary."""
+        checkpoint["flashtrain"] = self.description
+        checkpoint["first_loss"] = self.first_loss
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take the first loss of the run that this one continues."""
+        first = checkpoint.get("first_loss")
+        self._first_loss = None if first is None else torch.tensor(first)
+
+    @property
+    def first_loss(self) -> float | None:
+        """The loss of the run's first step, before any update; None before it. Under DDP, this rank's."""
+        return None if self._first_loss is None else float(self._first_loss)
+
+    @property
+    def last_loss(self) -> float | None:
+        """The mean loss of the latest steps (64 at most); None before the first. Under DDP, this rank's."""
+        if not self._last_losses:
+            return None
+        return torch.stack([loss.float().cpu() for loss in self._last_losses]).mean().item()
+
+    def is_logged_step(self) -> bool:
+        """Whether the loggers take this step's values: averaging over ranks and self.log cost time at each step."""
+        every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        return (self.global_step + 1) % max(1, every) == 0

@@ -1,0 +1,76 @@
+"""Every recipe of task=classification trains or measures a step on this machine, by its demo."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flashtrain.compose import compose_settings
+from flashtrain.job import run_job
+from flashtrain.locate import recipe_files
+
+IMAGES = ("pathfinder.train_images=8", "pathfinder.validation_images=4", "pathfinder.workers=1")
+SMALLEST = {
+    "pathx": ("curriculum.stages=[{side:24,steps:1,batch:2}]", *IMAGES),
+    "path256": ("curriculum.stages=[{side:32,steps:1,batch:2}]", "trainer.micro_batch=1", *IMAGES),
+    "lra-pathfinder": ("pathfinder.side=24", "trainer.steps=1", "sequence.batch=2", *IMAGES),
+    "lra-listops": ("trainer.steps=1", "sequence.length=64", "sequence.train=20", "sequence.batch=2"),
+    "lra-text": ("trainer.steps=1", "sequence.validation=2", "sequence.batch=2"),
+    "lra-retrieval": ("trainer.steps=1", "sequence.batch=2"),
+    "lra-image": ("trainer.steps=1", "sequence.validation=2", "sequence.batch=2"),
+    "lra-speed": ("benchmark.rounds=1", "benchmark.steps=1", "benchmark.longest=64", "benchmark.batches=[1]"),
+}
+
+
+def local_data(recipe: str, folder: Path) -> list[str]:
+    """The words for a few samples of the tasks that are read from disk, written to the folder."""
+    if recipe == "lra-text":
+        for part in ("train", "test"):
+            rows = [{"text": f"a film {number}", "label": number % 2} for number in range(8)]
+            (folder / f"{part}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    elif recipe == "lra-retrieval":
+        for part in ("train", "eval", "test"):
+            (folder / f"{part}.tsv").write_text("1\ta\tb\tone text\tanother\n0\ta\tc\tone text\tnone\n" * 4)
+    elif recipe == "lra-image":
+        for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+            (folder / f"{name}.bin").write_bytes(np.arange(4 * 3073, dtype=np.int64).astype(np.uint8).tobytes())
+        for name in folder.glob("*.bin"):  # labels are below ten
+            rows = np.frombuffer(name.read_bytes(), dtype=np.uint8).reshape(4, 3073).copy()
+            rows[:, 0] %= 10
+            name.write_bytes(rows.tobytes())
+    else:
+        return []
+    return [f"sequence.path={folder}"]
+
+
+def test_every_such_recipe_is_tried() -> None:
+    named = {name for name in recipe_files() if name.startswith(("lra-", "path"))}
+    assert named - {"pathfinder-preview"} == set(SMALLEST)
+
+
+@pytest.mark.parametrize("recipe", SMALLEST)
+def test_it_trains_or_measures_a_step_on_a_cpu(recipe: str, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("FLASHTRAIN_CACHE", str(tmp_path / "cache"))
+    words = [f"recipe={recipe}", "hardware=cpu", "logger=none", *SMALLEST[recipe], *local_data(recipe, tmp_path)]
+    folder = tmp_path / "run"
+    folder.mkdir()
+    status = run_job(compose_settings(words), folder, overrides=words, started=time.time())
+    row = json.loads((folder / "summary.json").read_text())
+    assert (status, row["status"]) == (0, "finished"), row
+    if recipe == "lra-speed":
+        rows = json.loads((folder / "result.json").read_text())["rows"]
+        assert {row["task"] for row in rows} >= {"listops", "text", "retrieval", "image", "pathfinder", "pathx"}
+        assert all(row["samples_per_second"] > 0 and row["speedup_over_standard"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize("recipe", ["lra-text", "lra-retrieval", "lra-image"])
+def test_missing_data_is_one_line(recipe: str, tmp_path) -> None:
+    words = [f"recipe={recipe}", "hardware=cpu", "logger=none"]
+    assert run_job(compose_settings(words), tmp_path, overrides=words, started=time.time()) == 2
+    error = json.loads((tmp_path / "summary.json").read_text())["error"]
+    assert "sequence.path=FOLDER" in error
+    assert "\n" not in error

@@ -1,0 +1,197 @@
+"""A run of task=classification: stages, checkpoints, resuming in pieces, the learning curve, evaluating, exporting."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import signal
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from tiny_runs import TinyRuns
+
+from flashtrain import registry
+from flashtrain.classification.stages import stages_of
+from flashtrain.classification.weights import read_classifier, read_notes
+from flashtrain.compose import compose_settings
+from flashtrain.errors import UserError
+from flashtrain.modes import run_mode, settings_from_checkpoint
+from flashtrain.training.checkpoints import read_checkpoint
+
+
+class SignalAt(pl.Callback):
+    """Sends this process one signal when so many optimiser steps of all stages are done."""
+
+    def __init__(self, step: int) -> None:
+        self.step, self.seen = step, 0
+
+    def on_train_batch_end(self, trainer, *_) -> None:
+        self.seen += trainer.fit_loop.epoch_loop.batch_progress.current.ready % trainer.accumulate_grad_batches == 0
+        if self.seen == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def weights(folder, name="last.ckpt"):
+    return read_checkpoint(folder / "checkpoints" / name)["state_dict"]
+
+
+def curve(folder) -> list[dict[str, str]]:
+    with (folder / "learning_curve.csv").open() as file:
+        return [{name: value for name, value in row.items() if name != "minutes"} for row in csv.DictReader(file)]
+
+
+def summary(folder) -> dict:
+    return json.loads((folder / "summary.json").read_text())
+
+
+def test_both_stages_are_trained_and_the_curve_tells_of_all(finished) -> None:
+    rows = curve(finished)
+    assert [(row["stage"], row["side"], row["step"], row["images"]) for row in rows] == [
+        ("1", "24", "3", "12"), ("1", "24", "5", "20"), ("2", "28", "3", "32"), ("2", "28", "4", "36"),
+    ]  # fmt: skip
+    assert (finished / "stage-1-side-24" / "metrics.csv").is_file()
+    assert (finished / "stage-2-side-28" / "metrics.csv").is_file()
+    row = summary(finished)
+    assert (row["status"], row["steps"], row["samples"], row["side"], row["stages"]) == ("finished", 9, 36, 28, 2)
+    assert not any(isinstance(value, dict | list) for value in row.values())
+    assert str(row["validation_accuracy"])[:6] == rows[-1]["validation_accuracy"][:6]
+
+
+def test_the_checkpoint_says_which_stage_it_is_of(finished) -> None:
+    notes = read_checkpoint(finished / "checkpoints" / "last.ckpt")["flashtrain"]
+    assert (notes["task"], notes["stage"], notes["shape"]["side"]) == ("classification", 1, 28)
+
+
+@pytest.mark.parametrize("step", [3, 4, 6])
+def test_a_run_stopped_in_either_stage_and_resumed_equals_the_uninterrupted_one_bit_for_bit(
+    curriculum: TinyRuns, finished, monkeypatch, step
+) -> None:
+    stop = SignalAt(step)
+    monkeypatch.setitem(registry._components["callback"], "stop", lambda _: stop)
+    # A signal is acted upon at the end of the next step; that after 4 is the last one of the first stage.
+    status, folder = curriculum.run(f"stopped-{step}", "trainer.callbacks=[stop]")
+    assert status == 143
+    assert summary(folder)["status"] == "stopped"
+    status, folder = curriculum.run(f"stopped-{step}", "resume=auto")
+    assert status == 0
+    expected, got = weights(finished), weights(folder)
+    assert all(torch.equal(expected[name], got[name]) for name in expected)
+    assert curve(folder) == curve(finished)
+
+
+def test_a_carried_checkpoint_goes_on_in_a_new_folder_with_its_whole_curve(
+    curriculum: TinyRuns, finished, monkeypatch, tmp_path
+) -> None:
+    stop = SignalAt(4)
+    monkeypatch.setitem(registry._components["callback"], "stop", lambda _: stop)
+    _, folder = curriculum.run("carried-from", "trainer.callbacks=[stop]")
+    carried = shutil.copy(folder / "checkpoints" / "last.ckpt", tmp_path / "carried.ckpt")
+    status, folder = curriculum.run("carried-to", f"resume={carried}")
+    assert status == 0
+    assert curve(folder) == curve(finished)
+    assert all(
+        torch.equal(one, other) for one, other in zip(weights(finished).values(), weights(folder).values(), strict=True)
+    )
+
+
+def test_a_run_ends_at_its_time_limit_and_that_is_no_failure(curriculum: TinyRuns, finished) -> None:
+    status, folder = curriculum.run("pieces", "trainer.max_minutes=1e-6")
+    assert status == 0
+    assert summary(folder)["status"] == "stopped"
+    assert "max_minutes are over at step 1" in summary(folder)["error"]
+    status, folder = curriculum.run("pieces", "resume=auto")
+    assert status == 0
+    assert all(
+        torch.equal(one, other) for one, other in zip(weights(finished).values(), weights(folder).values(), strict=True)
+    )
+
+
+def test_a_finished_stage_leads_to_the_next(curriculum: TinyRuns, finished) -> None:
+    first = "curriculum.stages=[{side:24,steps:5,batch:4,learning_rate:0.003}]"
+    status, folder = curriculum.run("longer", first)
+    assert status == 0
+    status, folder = curriculum.run("longer", f"resume={folder}")
+    assert status == 0
+    assert all(
+        torch.equal(one, other) for one, other in zip(weights(finished).values(), weights(folder).values(), strict=True)
+    )
+
+
+def test_a_checkpoint_of_another_model_is_refused_with_what_differs(curriculum: TinyRuns, finished) -> None:
+    status, folder = curriculum.run("other", f"resume={finished}", "classifier.embed=32")
+    assert status == 2
+    assert "embed is 16 there and 32 here" in summary(folder)["error"]
+
+
+def test_a_stage_may_pre_train_on_pixels_alone(curriculum: TinyRuns) -> None:
+    stages = "curriculum.stages=[{side:24,steps:3,classification_weight:0},{side:24,steps:3,masked_weight:0}]"
+    status, folder = curriculum.run("pixels", stages, "sequence.batch=4")
+    assert status == 0
+    assert len(curve(folder)) == 2
+
+
+def test_training_starts_from_exported_weights(curriculum: TinyRuns, finished) -> None:
+    run_mode(settings_from_checkpoint(["mode=export", f"checkpoint={finished}"]))
+    (file,) = finished.glob("export*/classifier.safetensors")
+    words = ("curriculum.stages=[{side:32,steps:1,batch:4,learning_rate:1e-12}]", f"weights={file}")
+    status, folder = curriculum.run("from-weights", *words)
+    assert status == 0
+    best = read_checkpoint(finished / "checkpoints" / "best.ckpt")["state_dict"]
+    for name, value in weights(folder).items():
+        torch.testing.assert_close(value, best[name], atol=1e-8, rtol=0)
+
+
+def test_a_run_and_its_exported_weights_have_one_accuracy_on_fresh_images(
+    curriculum: TinyRuns, finished, tmp_path, caplog
+) -> None:
+    cache = next(word for word in curriculum.words if word.startswith("pathfinder.cache_dir"))
+    run_mode(settings_from_checkpoint(["mode=evaluate", f"checkpoint={finished}", "pathfinder.seed=5"]))
+    run_mode(settings_from_checkpoint(["mode=export", f"checkpoint={finished}", "export_precision=float16"]))
+    file = max(finished.glob("export*/classifier.safetensors"), key=lambda path: path.stat().st_mtime)
+    assert read_notes(file)["recipe"] == "pathx"
+    words = ["mode=evaluate", f"weights={file}", "pathfinder.seed=5", "pathfinder.test_images=40", "hardware=cpu"]
+    run_mode(settings_from_checkpoint([*words, f"output={tmp_path}", cache]))
+    found = [json.loads(path.read_text())["rows"][0] for path in (
+        next(finished.glob("evaluate*/result.json")), next(tmp_path.glob("pathx/evaluate*/result.json"))
+    )]  # fmt: skip
+    assert found[0]["accuracy"] == pytest.approx(found[1]["accuracy"], abs=0.03)
+    assert (found[0]["samples"], found[0]["seed"], found[0]["side"], found[0]["contour"]) == (40, 5, 28, "easy")
+    assert found[0]["accuracy_low"] < found[0]["accuracy"] < found[0]["accuracy_high"]
+    assert next(finished.glob("evaluate*/answers.png")).stat().st_size > 10_000
+
+
+def test_weights_that_are_no_classifier_are_refused(tmp_path) -> None:
+    (tmp_path / "x.safetensors").write_bytes(b"no weights")
+    with pytest.raises(UserError, match="cannot be read as safetensors"):
+        settings_from_checkpoint(["mode=evaluate", f"weights={tmp_path / 'x.safetensors'}"])
+    torch.save({"state_dict": {}}, tmp_path / "x.ckpt")
+    with pytest.raises(UserError, match="holds no classifier"):
+        read_classifier(tmp_path / "x.ckpt")
+
+
+def test_a_mode_for_language_models_is_refused(finished) -> None:
+    with pytest.raises(UserError, match="is for language models"):
+        run_mode(settings_from_checkpoint(["mode=generate", f"checkpoint={finished}"]))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("trainer.devices=3",), "does not divide over 3 devices"),
+        (("curriculum.stages=[{side:24,steps:2,epochs:2}]",), "give one of them"),
+        (("curriculum.stages=[{side:24,learning_rate:0}]",), "must be above 0"),
+        (("curriculum.stages=[{sides:24}]",), "sides"),
+        (("sequence.data=listops",), "only pathfinder has"),
+        (("sequence.data=poems",), "unknown sequence.data"),
+        (("sequence.data=listops", "sequence.augment=turn", "curriculum.stages=[]"), "turns images"),
+        (("masked_pixels.share=0",), "between 0 and 1"),
+        (("trainer.max_minutes=0",), "above 0"),
+        (("task=poetry",), "unknown task"),
+    ],
+)
+def test_settings_that_cannot_work_are_one_line(curriculum: TinyRuns, words, message) -> None:
+    with pytest.raises(UserError, match=message):
+        stages_of(compose_settings(curriculum.settings_words(*words)))

@@ -1,0 +1,37 @@
+"""Accuracies and speeds in tables, the papers' figures beside ours."""
+
+from __future__ import annotations
+
+import pytest
+
+from flashtrain.classification.tables import accuracy_figure, accuracy_rows, mean_speedups, speed_rows
+from flashtrain.errors import UserError
+
+PATHX = {"implementation": "flashtrain", "task": "pathfinder", "side": 128, "accuracy": 0.8, "accuracy_low": 0.79,
+         "accuracy_high": 0.81}  # fmt: skip
+
+
+def test_path_x_stands_beside_the_papers_and_chance() -> None:
+    found = {row["implementation"]: row["accuracy"] for row in accuracy_rows([PATHX])}
+    assert found["flashtrain"] == 0.8
+    assert found["FlashAttention (Dao et al. 2022) (paper)"] == pytest.approx(0.614)
+    assert found["chance"] == 0.5
+
+
+def test_a_figure_is_drawn_of_accuracies_alone(tmp_path) -> None:
+    assert accuracy_figure([PATHX], tmp_path / "x.png").stat().st_size > 5000
+    with pytest.raises(UserError, match="no accuracies"):
+        accuracy_figure([{"task": "x", "loss": 1.0}], tmp_path / "y.png")
+
+
+def test_speed_is_told_over_standard_attention_at_the_same_task_batch_and_compilation() -> None:
+    def row(name: str, rate: float, compiled: bool, task: str = "text") -> dict:
+        return {"implementation": name, "task": task, "length": 8, "batch": 2, "compiled": compiled,
+                "is_standard": name == "standard", "samples_per_second": rate}  # fmt: skip
+
+    rows = [row("flashtrain", 30.0, True), row("standard", 10.0, True), row("standard", 5.0, False),
+            row("flashtrain", 8.0, True, "image"), row("standard", 8.0, True, "image")]  # fmt: skip
+    judged = speed_rows(rows)
+    assert [one["speedup_over_standard"] for one in judged] == [3.0, 1.0, 1.0, 1.0, 1.0]
+    (ours, _) = mean_speedups(judged)
+    assert (ours["mean_speedup"], ours["paper_mean_speedup"], ours["tasks"]) == (2.0, 2.4, 2)

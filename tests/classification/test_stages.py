@@ -1,0 +1,63 @@
+"""What stages train, how large their checkpoints are, and what intervals are worth."""
+
+from __future__ import annotations
+
+import torch
+
+from flashtrain.classification.build import classifier_config
+from flashtrain.classification.intervals import wilson
+from flashtrain.classification.plan import plan_classifier
+from flashtrain.classification.stages import stages_of
+from flashtrain.compose import compose_settings
+from flashtrain.data.sequences.source import SequenceShape
+from flashtrain.models import Classifier
+from flashtrain.tasks import SequenceClassification
+from flashtrain.training.checkpoints import save_atomically
+from flashtrain.training.hardware import detect_hardware
+
+
+def test_pathx_is_trained_on_growing_images() -> None:
+    stages = stages_of(compose_settings(["recipe=pathx"]))
+    assert [stage.settings.pathfinder.side for stage in stages] == [32, 64, 128]
+    assert stages[2].name == "stage 3 of 3, side 128"
+
+
+def test_what_a_stage_does_not_say_is_the_runs_own() -> None:
+    words = ["recipe=pathx", "sequence.batch=24", "optimizer.learning_rate=0.002", "pathfinder.train_images=100"]
+    (one, two) = stages_of(
+        compose_settings([*words, "curriculum.stages=[{side:32,epochs:2},{side:48,images:40,steps:7}]"])
+    )
+    assert (one.steps, one.batch, one.settings.optimizer.learning_rate) == (9, 24, 0.002)
+    assert (two.steps, two.settings.pathfinder.train_images) == (7, 40)
+
+
+def test_a_recipe_without_a_curriculum_is_one_stage() -> None:
+    (stage,) = stages_of(compose_settings(["recipe=lra-listops"]))
+    assert (stage.name, stage.folder, stage.batch) == ("listops", "", 64)
+
+
+def test_a_checkpoint_of_the_path_x_model_is_below_16_mib(tmp_path) -> None:
+    settings = compose_settings(["recipe=pathx"]).classifier
+    model = Classifier(classifier_config(settings, SequenceShape(classes=2, length=128 * 128, side=128)), "sdpa")
+    task = SequenceClassification(model)
+    optimizer = torch.optim.AdamW(task.parameters())
+    for parameter in task.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    save_atomically({"state_dict": task.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "x.ckpt")
+    assert (tmp_path / "x.ckpt").stat().st_size < 12 * 2**20
+
+
+def test_the_plan_tells_every_stages_cost_and_starts_nothing(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("FLASHTRAIN_CACHE", str(tmp_path))
+    text = plan_classifier(compose_settings(["recipe=pathx"]), detect_hardware("cpu"))
+    assert text.count("TFLOP each") == 3
+    assert not list(tmp_path.iterdir())
+
+
+def test_intervals_hold_the_share_and_shrink_with_the_count() -> None:
+    low, high = wilson(9000, 10_000)
+    assert 0.893 < low < 0.9 < high < 0.906
+    assert wilson(0, 10)[0] == 0.0
+    assert wilson(10, 10)[1] == 1.0
+    assert wilson(0, 0) == (0.0, 1.0)

@@ -1,0 +1,29 @@
+"""A curriculum on two processes (DDP, gloo): the same images a step as one process has, and both stages."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+import torch
+from tiny_runs import TinyRuns
+
+from flashtrain.training.checkpoints import read_checkpoint
+
+
+def test_two_ranks_train_both_stages_as_one_process_does(curriculum: TinyRuns, tmp_path) -> None:
+    # Masked pixels and turned images are drawn by rank: without them the two must agree.
+    plain = ("masked_pixels.weight=0", "sequence.augment=none", "classifier.grey_bins=0")
+    done = curriculum.command(*plain, "trainer.devices=2", "trainer.strategy=ddp", f"output={tmp_path}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = tmp_path.glob("pathx/*/")
+    status, alone = curriculum.run("alone", *plain)
+    assert status == 0
+    found, expected = (read_checkpoint(run / "checkpoints" / "last.ckpt")["state_dict"] for run in (folder, alone))
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, atol=1e-4, rtol=1e-3)
+    accuracies = [json.loads((run / "summary.json").read_text())["validation_accuracy"] for run in (folder, alone)]
+    assert accuracies[0] == pytest.approx(accuracies[1])
+    with (folder / "learning_curve.csv").open() as file:
+        assert [row["images"] for row in csv.DictReader(file)] == ["12", "20", "32", "36"]

@@ -1,0 +1,105 @@
+"""Text, Retrieval and Image from local folders, and one clear line where they are missing or something else."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flashtrain.data.sequences.image import GreyImages
+from flashtrain.data.sequences.retrieval import Retrieval
+from flashtrain.data.sequences.text import ByteText
+from flashtrain.errors import UserError
+
+
+def reviews(folder: Path) -> Path:
+    for part in ("train", "test"):
+        for name in ("neg", "pos"):
+            (folder / part / name).mkdir(parents=True)
+            for number in range(6):
+                (folder / part / name / f"{number}.txt").write_text(f"{name} film {number} é")
+    return folder
+
+
+def test_reviews_are_read_from_folders_of_text_files(tmp_path) -> None:
+    source = ByteText(reviews(tmp_path / "data"), length=64, validation=4, cache_dir=tmp_path / "cache")
+    counts = {split: len(source.split(split)) for split in ("train", "validation", "test")}
+    assert counts == {"train": 8, "validation": 4, "test": 12}
+    for split in counts:
+        batch = source.split(split)[list(range(counts[split]))]
+        for row, length, label in zip(batch["tokens"], batch["lengths"], batch["labels"].tolist(), strict=True):
+            text = bytes(row[:length].tolist()).decode()
+            assert text.startswith("pos" if label else "neg")
+            assert text.endswith("é")
+
+
+def test_reviews_are_read_from_jsonl(tmp_path) -> None:
+    for part in ("train", "test"):
+        rows = [{"text": f"film {number}", "label": number % 2} for number in range(5)]
+        (tmp_path / f"{part}.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    source = ByteText(tmp_path, length=64, validation=1, cache_dir=tmp_path / "cache")
+    assert len(source.split("train")) == 4
+
+
+def test_pairs_are_read_from_the_arenas_files(tmp_path) -> None:
+    for part in ("train", "eval", "test"):
+        line = "1.0\ta1\ta2\tone paper\tanother paper\n0.0\ta1\ta3\tone paper\tnone\n"
+        (tmp_path / f"new_aan_pairs.{part}.tsv").write_text(line)
+    source = Retrieval(tmp_path, length=64, cache_dir=tmp_path / "cache")
+    source.prepare()
+    batch = source.split("validation")[[0, 1]]
+    assert batch["labels"].tolist() == [1, 0]
+    assert batch["lengths"].tolist() == [[9, 13], [9, 4]]
+    assert source.shape.towers == 2
+
+
+def test_a_line_of_another_form_is_named(tmp_path) -> None:
+    (tmp_path / "x.train.tsv").write_text("1\ta\tb\tonly one text\n")
+    with pytest.raises(UserError, match=r"x\.train\.tsv:1: 4 fields"):
+        Retrieval(tmp_path, cache_dir=tmp_path / "cache").split("train")
+
+
+@pytest.mark.parametrize("version", ["python", "binary"])
+def test_images_are_read_in_grey_from_both_versions(tmp_path, version) -> None:
+    random = np.random.RandomState(0)
+    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+        colours = random.randint(0, 256, (4, 3072)).astype(np.uint8)
+        colours[0] = np.repeat(np.array([255, 0, 0], dtype=np.uint8), 1024)  # a red one
+        labels = [3, 0, 9, 1]
+        if version == "python":
+            (tmp_path / name).write_bytes(pickle.dumps({b"data": colours, b"labels": labels}))
+        else:
+            rows = np.concatenate([np.array(labels, dtype=np.uint8)[:, None], colours], axis=1)
+            (tmp_path / f"{name}.bin").write_bytes(rows.tobytes())
+    source = GreyImages(tmp_path, validation=5, cache_dir=tmp_path / "cache")
+    batch = source.split("test")[[0, 1, 2, 3]]
+    assert batch["labels"].tolist() == [3, 0, 9, 1]
+    assert batch["tokens"].shape == (4, 1024)
+    assert "lengths" not in batch
+    assert set(batch["tokens"][0].tolist()) == {76}  # 0.2989 * 255
+    assert len(source.split("train")) == 15
+
+
+class Evil:
+    def __reduce__(self):
+        return print, ("ran",)
+
+
+def test_a_pickle_that_could_run_code_is_refused(tmp_path, capsys) -> None:
+    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+        (tmp_path / name).write_bytes(pickle.dumps({b"data": Evil()}))
+    with pytest.raises(UserError, match="could run code"):
+        GreyImages(tmp_path, cache_dir=tmp_path / "cache").prepare()
+    assert "ran" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("make", [ByteText, Retrieval, GreyImages])
+def test_missing_data_is_one_line_that_says_what_to_give(make, tmp_path) -> None:
+    with pytest.raises(UserError, match=r"sequence\.path=FOLDER") as caught:
+        make(None)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError):
+        make(tmp_path / "nowhere", cache_dir=tmp_path / "cache").prepare()

@@ -1,0 +1,241 @@
+"""The sequence classifier: what it reads, what padding and patterns change, and what it learns from masked pixels.
+
+B batch, S sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flashtrain.errors import UserError
+from flashtrain.models.axial_positions import AxialRotaryPositions, grown_grid
+from flashtrain.models.classifier import Classifier, pixels_to_mask
+from flashtrain.models.classifier_config import ClassifierConfig
+from flashtrain.models.classifier_growth import carry_weights
+from flashtrain.models.pooling import Pooling
+
+TINY = {"embed": 32, "layers": 2, "heads": 2, "ffn": 64}
+TOKENS = ClassifierConfig(classes=3, length=40, vocab_size=20, inputs="tokens", positions="rotary", **TINY)
+PIXELS = ClassifierConfig(classes=2, length=64, side=8, grey_bins=16, **TINY)
+
+
+def build(config: ClassifierConfig, attention: str = "flash", seed: int = 0) -> Classifier:
+    torch.manual_seed(seed)
+    return Classifier(config, attention).double()
+
+
+def tokens(rows: int = 4, length: int = 40, below: int = 20) -> torch.Tensor:
+    return torch.randint(1, below, (rows, length), generator=torch.Generator().manual_seed(1))
+
+
+def pixels(rows: int = 3, side: int = 8) -> torch.Tensor:
+    drawn = torch.randint(0, 256, (rows, side * side), generator=torch.Generator().manual_seed(2))
+    return drawn.to(torch.uint8)
+
+
+@pytest.mark.parametrize("attention", ["flash", "sdpa", "standard"])
+@pytest.mark.parametrize("pooling", ["mean", "max", "attention"])
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+def test_a_padded_row_is_classified_as_it_is_alone(attention, pooling, positions) -> None:
+    model = build(replace(TOKENS, pooling=pooling, positions=positions), attention)
+    given, lengths = tokens(), torch.tensor([40, 1, 17, 33])
+    together = model(given, lengths)
+    for row, length in enumerate(lengths.tolist()):
+        alone = model(given[row : row + 1, :length])
+        torch.testing.assert_close(together[row : row + 1], alone, atol=1e-10, rtol=0)
+
+
+def test_what_stands_in_the_padding_changes_nothing_not_even_gradients() -> None:
+    model, lengths = build(TOKENS), torch.tensor([40, 5, 17, 33])
+    other = torch.where(torch.arange(40) < lengths[:, None], tokens(), 3)
+    found = []
+    for given in (tokens(), other):
+        model.zero_grad()
+        loss = model.losses(given, torch.tensor([0, 1, 2, 0]), lengths).classification
+        loss.backward()
+        found.append((loss, model.blocks[0].attention.qkv.weight.grad.clone()))
+    assert torch.equal(found[0][0], found[1][0])
+    torch.testing.assert_close(found[0][1], found[1][1], atol=1e-12, rtol=0)
+
+
+def test_two_towers_are_one_encoder_and_see_the_order_of_the_pair() -> None:
+    model = build(replace(TOKENS, towers=2))
+    pair, lengths = tokens().view(2, 2, 40), torch.tensor([[40, 5], [17, 33]])
+    features = model.pooling(model.hidden(pair[0, 1:, :5]))
+    both = model.pooling(
+        model.hidden(pair.flatten(0, 1), lengths.flatten()), torch.arange(40)[None] < lengths.flatten()[:, None]
+    )
+    torch.testing.assert_close(both[1:2], features, atol=1e-10, rtol=0)
+    assert not torch.allclose(model(pair, lengths), model(pair.flip(1), lengths.flip(1)))
+
+
+@pytest.mark.parametrize("inputs", ["grey", "grey-table"])
+def test_all_three_attentions_give_the_same_logits(inputs) -> None:
+    config = replace(PIXELS, inputs=inputs)
+    expected = build(config, "standard")(pixels())
+    for attention in ("flash", "sdpa"):
+        torch.testing.assert_close(build(config, attention)(pixels()), expected, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("pattern", ["butterfly", "local-global", "butterfly-local-global"])
+def test_a_block_pattern_hides_the_same_pairs_in_every_attention_forward_and_backward(pattern) -> None:
+    config = ClassifierConfig(classes=2, length=256, side=16, pattern=pattern, pattern_block=16, **TINY)
+    found = []
+    for attention in ("flash", "sdpa", "standard"):
+        model = build(config, attention)
+        logits = model(pixels(side=16))
+        logits.sum().backward()
+        found.append((logits.detach(), model.blocks[0].attention.qkv.weight.grad))
+    assert 0 < model.pattern.density < 0.8
+    for logits, gradient in found[1:]:
+        torch.testing.assert_close(logits, found[0][0], atol=1e-10, rtol=0)
+        torch.testing.assert_close(gradient, found[0][1], atol=1e-10, rtol=0)
+    dense = build(replace(config, pattern="dense"))
+    assert not torch.allclose(dense(pixels(side=16)), found[0][0])
+    assert dense.flops_per_sample() > model.flops_per_sample()
+
+
+def test_axial_scores_depend_on_the_distance_in_rows_and_columns_alone() -> None:
+    rotate = AxialRotaryPositions(16, side=10)
+    q, k = torch.randn(2, 1, 1, 1, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def score(first: tuple[int, int], second: tuple[int, int]) -> torch.Tensor:
+        places = [torch.tensor([[row * 10 + column]]) for row, column in (first, second)]
+        return (rotate(q, places[0]) * rotate(k, places[1])).sum()
+
+    expected = score((1, 2), (4, 3))
+    torch.testing.assert_close(score((3, 7), (6, 8)), expected)
+    assert not torch.allclose(score((1, 2), (3, 4)), expected)
+
+
+def test_axial_positions_mean_the_same_in_a_larger_image() -> None:
+    x = torch.randn(1, 1, 1, 16, dtype=torch.float64)
+    small, large = AxialRotaryPositions(16, side=8), AxialRotaryPositions(16, side=32)
+    torch.testing.assert_close(small(x, torch.tensor([[3 * 8 + 5]])), large(x, torch.tensor([[3 * 32 + 5]])))
+
+
+def test_a_learned_grid_is_copied_to_squares_of_neighbours() -> None:
+    table = torch.arange(4.0).view(4, 1)
+    expected = torch.tensor([[0, 0, 1, 1], [0, 0, 1, 1], [2, 2, 3, 3], [2, 2, 3, 3]]).float().view(16, 1)
+    assert torch.equal(grown_grid(table, 4), expected)
+
+
+def test_grey_levels_are_read_as_their_normalised_value() -> None:
+    embedding = build(PIXELS).embedding
+    levels = torch.tensor([[0, 255]], dtype=torch.uint8)
+    expected = torch.stack((embedding.bias - embedding.weight, embedding.bias + embedding.weight))
+    torch.testing.assert_close(embedding(levels)[0], expected)
+
+
+def test_masked_pixels_are_hidden_and_predicted_from_the_others() -> None:
+    model = build(PIXELS)
+    given, labels = pixels(), torch.tensor([0, 1, 0])
+    masked = pixels_to_mask(3, 64, 0.5, torch.Generator().manual_seed(0))
+    assert masked.shape == (3, 32)
+    assert all(len(set(row)) == 32 for row in masked.tolist())
+    # Another level at a masked place changes the target and not what the model sees.
+    hides = torch.zeros(3, 64, dtype=torch.bool).scatter(1, masked, True)
+    other = torch.where(hides, 255 - given, given)
+    torch.testing.assert_close(model.hidden(given, masked=hides), model.hidden(other, masked=hides))
+    found = model.losses(given, labels, None, masked)
+    logits = model.pixel_head(model.hidden(given, masked=hides))[hides]
+    expected = torch.nn.functional.cross_entropy(logits, given[hides].long() // 16)
+    torch.testing.assert_close(found.pixels, expected)
+    torch.testing.assert_close(found.classification, model.losses(given, labels).classification)
+
+
+def test_without_copies_the_labels_are_predicted_from_the_masked_images() -> None:
+    model, labels = build(PIXELS), torch.tensor([0, 1, 0])
+    masked = pixels_to_mask(3, 64, 0.5, torch.Generator().manual_seed(0))
+    whole = model.losses(pixels(), labels, None, masked)
+    hidden = model.losses(pixels(), labels, None, masked, copies=False)
+    torch.testing.assert_close(whole.pixels, hidden.pixels)
+    assert not torch.allclose(whole.classification, hidden.classification)
+
+
+@pytest.mark.parametrize(("config", "given"), [(TOKENS, tokens()), (PIXELS, pixels())])
+def test_the_losses_are_one_graph(config, given) -> None:
+    model = build(config, "sdpa")
+    labels = torch.zeros(len(given), dtype=torch.int64)
+    lengths = torch.full((len(given),), 7) if config is TOKENS else None
+    masked = None if config is TOKENS else pixels_to_mask(2, 64, 0.5, torch.Generator().manual_seed(0))
+    compiled = torch.compile(model.losses, fullgraph=True, backend="aot_eager")
+    expected = model.losses(given, labels, lengths, masked)
+    for one, other in zip(compiled(given, labels, lengths, masked), expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("positions", ["axial", "learned"])
+def test_weights_are_carried_to_a_larger_image(positions) -> None:
+    small = build(replace(PIXELS, positions=positions))
+    large = build(replace(PIXELS, positions=positions, length=256, side=16, grey_bins=0), seed=1)
+    carry_weights(large, small.config, small.state_dict())
+    assert torch.equal(large.head[0].weight, small.head[0].weight)
+    assert large(pixels(side=16)).shape == (3, 2)
+
+
+def test_weights_of_another_model_are_refused_with_what_differs() -> None:
+    with pytest.raises(UserError, match="embed is 32 there and 64 here"):
+        carry_weights(build(replace(PIXELS, embed=64)), PIXELS, build(PIXELS).state_dict())
+
+
+@pytest.mark.parametrize("kind", ["mean", "max", "attention"])
+def test_pooling_ignores_padding(kind) -> None:
+    pool, x = Pooling(kind, 4).double(), torch.randn(2, 5, 4, dtype=torch.float64)
+    real = torch.tensor([[True] * 5, [True, True, False, False, False]])
+    torch.testing.assert_close(pool(x, real)[1], pool(x[1:, :2])[0])
+
+
+def test_pathx_has_under_a_million_parameters_and_the_cost_that_its_note_says() -> None:
+    with torch.device("meta"):
+        model = Classifier(ClassifierConfig(classes=2, length=128 * 128, side=128, grey_bins=256))
+    assert 700_000 < model.parameter_count() < 1_000_000
+    assert model.flops_per_sample() == pytest.approx(1.73e12, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"positions": "axial", "side": None}, "square images"),
+        ({"inputs": "colour"}, "unknown inputs"),
+        ({"pooling": "sum"}, "unknown pooling"),
+        ({"heads": 3}, "heads"),
+        ({"classes": 1}, "2 or more"),
+        ({"grey_bins": 100}, "power of two"),
+        ({"pattern": "diagonal"}, "unknown attention pattern"),
+        ({"inputs": "tokens"}, "inputs=tokens has none"),
+    ],
+)
+def test_a_shape_that_cannot_be_is_one_line(changes, message) -> None:
+    with pytest.raises(UserError, match=message):
+        replace(PIXELS, **changes)
+
+
+def test_padding_under_a_block_pattern_is_refused() -> None:
+    model = build(replace(TOKENS, length=32, pattern="butterfly", pattern_block=16))
+    with pytest.raises(UserError, match="pattern=dense"):
+        model(tokens(length=32), torch.tensor([32, 1, 2, 3]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pattern", ["dense", "butterfly-local-global"])
+def test_on_a_gpu_our_kernels_agree_with_standard_attention(pattern) -> None:
+    config = ClassifierConfig(classes=2, length=4096, side=64, grey_bins=256, pattern=pattern, pattern_local=4)
+    found = []
+    for attention in ("flash", "standard"):
+        torch.manual_seed(0)
+        model = Classifier(config, attention).cuda()
+        with torch.autocast("cuda", torch.bfloat16):
+            losses = torch.compile(model.losses, fullgraph=True)(
+                pixels(4, 64).cuda(),
+                torch.tensor([0, 1, 0, 1]).cuda(),
+                None,
+                pixels_to_mask(2, 4096, 0.5, torch.Generator("cuda").manual_seed(0)),
+            )
+        (losses.classification + losses.pixels).backward()
+        found.append((losses, model.blocks[0].attention.qkv.weight.grad))
+    torch.testing.assert_close(found[0][0].pixels, found[1][0].pixels, rtol=5e-3, atol=0)
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=0.1, atol=0.02 * float(found[1][1].abs().max()))
