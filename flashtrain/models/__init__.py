@@ -1,15 +1,20 @@
 """Models as plain torch.nn modules: no Lightning, no Hydra, no files.
 
-Public names, importable into any program: GPT2, GPT2Config, SIZES (gpt2.py), Attention (attention.py), Block
-(block.py), Trainable (trainable.py), GeluFeedForward, SwiGLUFeedForward (feed_forward.py), RotaryPositions,
-LearnedPositions (positions.py), KeyValueCache (cache.py), MemorySavings (memory_savings.py) and with_context
-(extension.py). Layers are built bottom up: positions and feed_forward know nothing of attention, attention nothing of
-blocks, blocks nothing of gpt2.
+Public names, importable into any program: GPT2, GPT2Config, SIZES (gpt2.py), Bert, BertEncoder, BertConfig, BERT_SIZES
+(bert.py, bert_encoder.py, bert_config.py), SequenceClassifier, TokenClassifier (classifiers.py), Attention
+(attention.py), Block (block.py), Trainable (trainable.py), GeluFeedForward, SwiGLUFeedForward (feed_forward.py),
+RotaryPositions, LearnedPositions (positions.py), KeyValueCache (cache.py), MemorySavings (memory_savings.py) and
+with_context (extension.py). Layers are built bottom up: positions and feed_forward know nothing of attention, attention
+nothing of blocks, blocks nothing of gpt2 or bert.
 """
 
 from flashtrain.models.attention import Attention
+from flashtrain.models.bert import Bert
+from flashtrain.models.bert_config import BERT_SIZES, BertConfig
+from flashtrain.models.bert_encoder import BertEncoder
 from flashtrain.models.block import Block
 from flashtrain.models.cache import KeyValueCache
+from flashtrain.models.classifiers import SequenceClassifier, TokenClassifier
 from flashtrain.models.extension import with_context
 from flashtrain.models.feed_forward import GeluFeedForward, SwiGLUFeedForward
 from flashtrain.models.gpt2 import GPT2, SIZES, GPT2Config
@@ -18,9 +23,13 @@ from flashtrain.models.positions import LearnedPositions, RotaryPositions
 from flashtrain.models.trainable import Trainable
 
 __all__ = [
+    "BERT_SIZES",
     "GPT2",
     "SIZES",
     "Attention",
+    "Bert",
+    "BertConfig",
+    "BertEncoder",
     "Block",
     "GPT2Config",
     "GeluFeedForward",
@@ -28,7 +37,9 @@ __all__ = [
     "LearnedPositions",
     "MemorySavings",
     "RotaryPositions",
+    "SequenceClassifier",
     "SwiGLUFeedForward",
+    "TokenClassifier",
     "Trainable",
     "with_context",
 ]
