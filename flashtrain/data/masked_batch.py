@@ -24,7 +24,7 @@ class MaskedBatch(TypedDict, total=False):
     losses is the mean over the step's labels.
     next_sentence (N,) or (B,) int64, only with pairs: 0 where the second piece follows the first in the text, 1 where
     it does not, -100 for a single piece. sentence_count: as label_count.
-    Plain numbers, which stay on the host: sequences, real_tokens, and pairs: the sum of squared lengths.
+    Plain numbers, which stay on the host: sequences, real_tokens, pairs (the sum of squared lengths), scored (labels).
     """
 
     tokens: Tensor
@@ -39,9 +39,10 @@ class MaskedBatch(TypedDict, total=False):
     sequences: int
     real_tokens: int
     pairs: int
+    scored: int
 
 
-NUMBERS = ("sequences", "real_tokens", "pairs")
+NUMBERS = ("sequences", "real_tokens", "pairs", "scored")
 
 
 def loss_arguments(batch: MaskedBatch) -> dict[str, Tensor]:

@@ -162,6 +162,7 @@ class MaskedSamples(Dataset[MaskedBatch]):
             sequences=len(lengths),
             real_tokens=int(lengths.sum()),
             pairs=int((lengths * lengths).sum()),
+            scored=len(masked.labels),
         )
         if self.layout == "packed":
             self._pack(batch, masked.tokens, lengths, masked.positions, masked.labels)

@@ -60,6 +60,11 @@ class Bert(nn.Module):
         self.savings = savings
         self.encoder.save_memory(savings)
 
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The encoder's blocks."""
+        return self.encoder.blocks
+
     def forward(self, tokens: Tensor, **layout: Any) -> Tensor:
         """Logits of every token, (B, S, V) or (T, V); layout: segments, lengths, cu_seqlens, positions of the encoder.
 
@@ -150,6 +155,14 @@ class Bert(nn.Module):
     def flops(self, lengths: Sequence[int], masked: int = 0) -> float:
         """FLOPs of a batch's forward and backward from its sequences' real lengths: see BertConfig.flops."""
         return self.config.flops(lengths, masked)
+
+    def flops_per_token(self, context: int | None = None) -> float:
+        """FLOPs of one token's forward and backward in sequences of `context` tokens, 15% of them masked.
+
+        None: the config's own context. For batches of real lengths, `flops` is exact.
+        """
+        length = self.config.context if context is None else context
+        return self.config.cost_per_token(0.15) + self.config.cost_per_pair() * length
 
 
 def first_tokens(hidden: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:

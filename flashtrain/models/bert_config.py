@@ -160,8 +160,11 @@ class BertConfig:
 
         Padding counts nothing, whether or not it was computed; nor does recomputation. For MFU.
         """
-        tokens, pairs = sum(lengths), sum(length * length for length in lengths)
+        return self.flops_of(sum(lengths), sum(length * length for length in lengths), len(lengths), masked)
+
+    def flops_of(self, tokens: int, pairs: int, sequences: int, masked: int = 0) -> float:
+        """`flops` from sums over the sequences: their lengths, the squares of these, their number, the labels."""
         heads = masked * (self.cost_per_token(1.0) - self.cost_per_token())
         if self.pooler:
-            heads += 6.0 * len(lengths) * self.embed * (self.embed + (2 if self.next_sentence else 0))
+            heads += 6.0 * sequences * self.embed * (self.embed + (2 if self.next_sentence else 0))
         return tokens * self.cost_per_token() + pairs * self.cost_per_pair() + heads
