@@ -10,4 +10,7 @@ Masked language models read the same token file in samples of their real lengths
 `special_tokens` (SpecialTokens), `masking` (mask_tokens), `masked_samples` (MaskedSamples), `masked_batch`
 (MaskedBatch), `balance` (Cost, share_out), `token_budget` (TokenBudgetPlan), `token_budget_loader` (TokenBudgetLoader)
 and `masked_datamodule` (MaskedTextDataModule), which puts these together.
+
+Classifiers read `labelled_documents` (LabelledDocuments, LabelledSamples): from files or a dataset (`labelled_files`),
+or made up (`cue_documents`: CueDocuments, best_micro_f1).
 """
