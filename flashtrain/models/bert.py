@@ -60,6 +60,10 @@ class Bert(nn.Module):
         self.savings = savings
         self.encoder.save_memory(savings)
 
+    def compile_blocks(self, **options: Any) -> None:
+        """Each block through torch.compile with these options, what checkpointing does around it excepted."""
+        self.encoder.compile_blocks(**options)
+
     @property
     def blocks(self) -> nn.ModuleList:
         """The encoder's blocks."""

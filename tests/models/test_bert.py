@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashtrain.errors import UserError
-from flashtrain.models import Bert, BertConfig, MemorySavings
+from flashtrain.models import Attention, Bert, BertConfig, MemorySavings
+from flashtrain_kernels import dispatch
 
 LENGTHS = [5, 1, 9, 3]
 
@@ -41,6 +42,25 @@ def test_padded_and_packed_give_one_loss_and_one_gradient(family, attention):
     model = build(family, attention, next_sentence=True)
     padded, packed = batch_of(LENGTHS, pairs=True)
     assert furthest(loss_and_gradients(model, padded), loss_and_gradients(model, packed)) < 1e-10
+
+
+@pytest.mark.parametrize("family", ["bert", "modern"])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_the_kernels_mask_keeps_packed_sequences_apart_and_drops_the_same_weights(family, dropout):
+    """What a GPU runs, its operators' reference in place of the kernels."""
+    model = build(family, "flash")
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.dropout = dropout
+    padded, packed = batch_of(LENGTHS)
+    results = []
+    with dispatch.force("reference"):
+        for layout in (padded, packed):
+            torch.manual_seed(3)
+            results.append(loss_and_gradients(model, layout))
+    assert furthest(*results) < 1e-10
+    if not dropout:
+        assert furthest(results[0], loss_and_gradients(model, packed)) < 1e-10
 
 
 @pytest.mark.parametrize("family", ["bert", "modern"])
