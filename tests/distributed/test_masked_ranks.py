@@ -17,9 +17,8 @@ ROOT = Path(__file__).parents[2]
 RANKS = 3
 
 
-def run_ranks(folder: Path, steps: int, resume: Path | None = None) -> list[dict]:
-    """Run masked_ranks.py once a rank, as torchrun would; what each wrote."""
-    folder.mkdir(exist_ok=True)
+def run_ranks(folder: Path) -> list[list[dict]]:
+    """Run masked_ranks.py once a rank, as torchrun would; what each wrote of both parts."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -36,7 +35,7 @@ def run_ranks(folder: Path, steps: int, resume: Path | None = None) -> list[dict
         "TORCHELASTIC_RUN_ID": "test",
     }
     script = str(Path(__file__).with_name("masked_ranks.py"))
-    command = [sys.executable, script, str(folder), str(steps), str(resume or "-")]
+    command = [sys.executable, script, str(folder)]
     ranks = [
         subprocess.Popen(
             command,
@@ -57,9 +56,20 @@ def run_ranks(folder: Path, steps: int, resume: Path | None = None) -> list[dict
 
 
 @pytest.fixture(scope="module")
-def begun(tmp_path_factory) -> tuple[Path, list[dict]]:
-    folder = tmp_path_factory.mktemp("ranks")
-    return folder, run_ranks(folder, steps=2)
+def ranks(tmp_path_factory) -> list[list[dict]]:
+    return run_ranks(tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.fixture
+def begun(ranks) -> list[dict]:
+    """The first two steps of each rank."""
+    return [parts[0] for parts in ranks]
+
+
+@pytest.fixture
+def resumed(ranks) -> list[dict]:
+    """The next two."""
+    return [parts[1] for parts in ranks]
 
 
 @pytest.fixture(scope="module")
@@ -69,36 +79,31 @@ def alone(tmp_path_factory) -> dict:
 
 
 def test_every_step_costs_each_rank_the_same(begun):
-    _, ranks = begun
-    costs = np.array([[COST.of(np.array(row)).sum() for row in rank["lengths"]] for rank in ranks])
+    costs = np.array([[COST.of(np.array(row)).sum() for row in rank["lengths"]] for rank in begun])
     assert costs.shape == (RANKS, 2)
     assert (costs.max(0) / costs.mean(0)).max() < 1.05
-    fill = np.mean([sum(row) for rank in ranks for row in rank["lengths"]]) / 2048
+    fill = np.mean([sum(row) for rank in begun for row in rank["lengths"]]) / 2048
     assert fill > 0.97  # tiny rows: a fifth of the tail's longest sequence is half a percent
 
 
 def test_no_sample_is_read_twice_and_all_ranks_stand_at_one_place(begun):
-    _, ranks = begun
-    numbers = [number for rank in ranks for row in rank["rows"] for number in row]
+    numbers = [number for rank in begun for row in rank["rows"] for number in row]
     assert len(set(numbers)) == len(numbers)
-    states = [rank["state"] for rank in ranks]
+    states = [rank["state"] for rank in begun]
     assert states[0] == states[1] == states[2]
     assert states[0]["next_number"] - len(states[0]["waiting"]) == len(numbers)
 
 
 def test_the_ranks_train_as_one_process_that_reads_all_their_rows(begun, alone):
-    _, ranks = begun
-    together = [row for step in zip(*(rank["rows"] for rank in ranks), strict=True) for row in step]
+    together = [row for step in zip(*(rank["rows"] for rank in begun), strict=True) for row in step]
     assert together == [list(row) for row in alone["rows"][: 2 * RANKS]]
-    for rank in ranks:
+    for rank in begun:
         assert rank["losses"] == pytest.approx(alone["losses"][:2], rel=1e-5)
 
 
-def test_resumed_ranks_go_on_exactly(begun, alone, tmp_path):
-    folder, _ = begun
-    ranks = run_ranks(tmp_path, steps=4, resume=folder / "last.ckpt")
-    together = [row for step in zip(*(rank["rows"] for rank in ranks), strict=True) for row in step]
+def test_resumed_ranks_go_on_exactly(resumed, alone):
+    together = [row for step in zip(*(rank["rows"] for rank in resumed), strict=True) for row in step]
     assert together == [list(row) for row in alone["rows"][2 * RANKS :]]
-    for rank in ranks:
+    for rank in resumed:
         assert rank["losses"] == pytest.approx(alone["losses"][2:], rel=1e-5)
         assert rank["accuracy"] == pytest.approx(alone["accuracy"], abs=2e-3)
