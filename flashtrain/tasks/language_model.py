@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from flashtrain.data.batch import Batch
 from flashtrain.distributed.sharding import shard
-from flashtrain.models.bert import Bert
 from flashtrain.models.gpt2 import GPT2
 from flashtrain.models.trainable import Trainable
 from flashtrain.training.gradients import clip_gradients, gradient_scale
@@ -82,7 +81,7 @@ class LanguageModel(pl.LightningModule):
             shard(self.model, self.device_mesh, precision=str(self.trainer.precision))
             self._shard_mesh_seen = True
             self._loss = self.model.loss  # the one that gathers the weights first
-        if self._compile and isinstance(self.model, GPT2 | Bert) and self.model.savings.offload:
+        if self._compile and isinstance(self.model, GPT2) and self.model.savings.offload:
             self.model.compile_blocks(dynamic=False, fullgraph=True)
             self._replays = False
         elif self._compile:

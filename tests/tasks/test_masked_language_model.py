@@ -11,7 +11,7 @@ import torch
 from flashtrain.data.masked_batch import score_arguments
 from flashtrain.data.masked_datamodule import MaskedTextDataModule
 from flashtrain.errors import UserError
-from flashtrain.models import Bert, BertConfig
+from flashtrain.models import Bert, BertConfig, MemorySavings
 from flashtrain.tasks import MaskedLanguageModel
 from flashtrain.training.lamb import lamb
 from flashtrain.training.target_accuracy import StopAtTarget
@@ -136,6 +136,16 @@ def test_a_run_stops_at_its_target_and_says_how_long_it_took(tmp_path, caplog):
     never = StopAtTarget(1.0)
     fit(tmp_path, task(), never, total_steps=2)
     assert never.seconds is None
+
+
+@pytest.mark.parametrize(("checkpointing", "names"), [("none", ["loss"]), ("full", ["compute"] * 2)])
+def test_the_loss_is_compiled_whole_or_under_full_checkpointing_by_blocks(checkpointing, names, monkeypatch):
+    compiled: list[str] = []
+    monkeypatch.setattr(torch, "compile", lambda function, **_: compiled.append(function.__name__) or function)
+    module = task(compile=True)
+    module.bert.save_memory(MemorySavings(checkpointing))
+    module.configure_model()
+    assert compiled == names
 
 
 def test_no_target_is_one_line():
