@@ -78,7 +78,7 @@ class HubSource:
                 count += 1
                 if text is not None:
                     yield text
-        except _reading_errors() as error:
+        except reading_errors() as error:
             if isinstance(error, UserError):
                 raise
             raise UserError(
@@ -98,12 +98,12 @@ class HubSource:
 
     def _load(self) -> Any:
         if self._rows is None:
-            datasets = _datasets()
+            datasets = datasets_library()
             try:
                 self._rows = datasets.load_dataset(
                     self.name, self.config, split=self.split, streaming=self.streaming, revision=self.revision
                 )
-            except _reading_errors() as error:
+            except reading_errors() as error:
                 raise UserError(
                     f"cannot load {self.describe()}: {_one_line(error)}. Check its name, configuration and split, and "
                     "that this machine reaches the hub; text on disk is read with data=files."
@@ -116,7 +116,7 @@ class HubSource:
         remembered = default_cache_dir() / "hub-commits" / key
         try:
             commit = _ask_hub(self.name, self.revision)
-        except _reading_errors() as error:
+        except reading_errors() as error:
             if remembered.is_file():
                 log.info("the hub cannot be asked about %s; using the version seen last", self.name)
                 return remembered.read_text(encoding="utf-8")
@@ -132,7 +132,8 @@ class HubSource:
         return commit
 
 
-def _datasets() -> ModuleType:
+def datasets_library() -> ModuleType:
+    """Hugging Face's `datasets`. UserError where it is not installed."""
     try:
         import datasets
     except ImportError as error:
@@ -149,7 +150,7 @@ def _ask_hub(name: str, revision: str | None) -> str:
     return str(info.sha)
 
 
-def _reading_errors() -> tuple[type[Exception], ...]:
+def reading_errors() -> tuple[type[Exception], ...]:
     """What datasets and huggingface_hub raise for names, versions, files and networks that fail them."""
     import huggingface_hub.errors
 

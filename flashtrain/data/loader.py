@@ -34,7 +34,7 @@ def packed_loader(
     samples: Samples, sampler: FixedSampler, *, num_workers: int = 0, pin_memory: bool = False
 ) -> DataLoader[Any]:
     """A plain DataLoader over packed samples, for validation."""
-    return DataLoader(samples, sampler=sampler, **_options(num_workers, pin_memory))  # type: ignore[arg-type]
+    return DataLoader(samples, sampler=sampler, **loader_options(num_workers, pin_memory))  # type: ignore[arg-type]
 
 
 class ResumableLoader(DataLoader[Any]):
@@ -57,7 +57,7 @@ class ResumableLoader(DataLoader[Any]):
         num_workers: int = 0,
         pin_memory: bool = False,
     ) -> None:
-        super().__init__(samples, sampler=sampler, **_options(num_workers, pin_memory))  # type: ignore[arg-type]
+        super().__init__(samples, sampler=sampler, **loader_options(num_workers, pin_memory))  # type: ignore[arg-type]
         self.steps = sampler
         self.packed = samples
         self.trainer = trainer
@@ -119,10 +119,10 @@ class ResumableLoader(DataLoader[Any]):
         self.steps.continue_from(state_dict["step"], state_dict["samples_read"])
         self._begin, self._taken = state_dict["step"] * self.steps.accumulate, 0
         if self.trainer is not None:
-            _align_batch_counts(self.trainer, len(self), state_dict["accumulate"], self.steps.accumulate)
+            align_batch_counts(self.trainer, len(self), state_dict["accumulate"], self.steps.accumulate)
 
 
-def _align_batch_counts(trainer: pl.Trainer, length: int, accumulate_then: int, accumulate_now: int) -> None:
+def align_batch_counts(trainer: pl.Trainer, length: int, accumulate_then: int, accumulate_now: int) -> None:
     """Make Lightning's count of micro-batches agree with its count of optimiser steps.
 
     They differ when a checkpoint was taken between the micro-batches of a step (time-based, or after an exception), and
@@ -143,7 +143,7 @@ def _align_batch_counts(trainer: pl.Trainer, length: int, accumulate_then: int, 
         progress.is_last_batch = False  # it was the last of a shorter run
 
 
-def _options(num_workers: int, pin_memory: bool) -> dict[str, Any]:
+def loader_options(num_workers: int, pin_memory: bool) -> dict[str, Any]:
     return {
         "batch_size": None,  # the sampler gives whole micro-batches, and the samples build them whole
         "collate_fn": _as_it_is,

@@ -17,6 +17,15 @@ from torch.utils.data import DistributedSampler
 PERMUTATIONS_KEPT = 2
 
 
+def epoch_order(samples: int, seed: int, epoch: int) -> np.ndarray:
+    """(samples,) unsigned: the order in which an epoch reads its samples, a random permutation."""
+    # RandomState's stream is frozen: a run resumed under another version of numpy reads the same samples.
+    random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence((seed, epoch))))
+    order = np.arange(samples, dtype=np.uint32 if samples < 2**32 else np.uint64)
+    random.shuffle(order)
+    return order
+
+
 class StepSampler(DistributedSampler):
     """Hands out, for each micro-batch of a run, the list of sample numbers that this device reads.
 
@@ -86,11 +95,7 @@ class StepSampler(DistributedSampler):
         if epoch not in self._permutations:
             while len(self._permutations) >= PERMUTATIONS_KEPT:
                 del self._permutations[min(self._permutations)]
-            # RandomState's stream is frozen: a run resumed under another version of numpy reads the same samples.
-            random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence((self.seed, epoch))))
-            order = np.arange(self.samples, dtype=np.uint32 if self.samples < 2**32 else np.uint64)
-            random.shuffle(order)
-            self._permutations[epoch] = order
+            self._permutations[epoch] = epoch_order(self.samples, self.seed, epoch)
         return self._permutations[epoch]
 
     def __getstate__(self) -> dict[str, Any]:

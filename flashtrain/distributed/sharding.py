@@ -19,7 +19,7 @@ def shard(
     precision: str = "32-true",
     *,
     blocks: Iterable[nn.Module] | None = None,
-    forward_methods: Iterable[str] = ("loss",),
+    forward_methods: Iterable[str] = ("loss", "score"),
 ) -> nn.Module:
     """Shard `module` over the data-parallel devices, in place, and return it; for a LightningModule's configure_model.
 

@@ -17,14 +17,16 @@ from torch import Tensor
 
 from flashtrain.errors import UserError, unknown
 from flashtrain.integrations.safetensors_files import CONFIG, check_tensors, read_folder, read_json, write_folder
+from flashtrain.models.bert import Bert
+from flashtrain.models.bert_config import BertConfig
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 
 FORMAT = "flashtrain"
 # Each kind of model by the name it has in config.json: (its configuration, the module).
-MODELS: dict[str, tuple[type[GPT2Config], type[GPT2]]] = {"gpt2": (GPT2Config, GPT2)}
+MODELS: dict[str, tuple[type[Any], type[Any]]] = {"gpt2": (GPT2Config, GPT2), "bert": (BertConfig, Bert)}
 
 
-def save_weights(model: GPT2, folder: str | Path) -> Path:
+def save_weights(model: GPT2 | Bert, folder: str | Path) -> Path:
     """Writes folder/model.safetensors (the state dict, in its own dtype) and folder/config.json; returns the folder.
 
     UserError: a model of an unknown kind, a folder that cannot be written.
@@ -43,20 +45,23 @@ def exported_by_flashtrain(folder_or_file: str | Path) -> bool:
     return config.is_file() and read_json(config).get("format") == FORMAT
 
 
-def load_weights(folder_or_file: str | Path) -> tuple[GPT2Config, dict[str, Tensor]]:
+def load_weights(folder_or_file: str | Path, kind: str = "gpt2") -> tuple[Any, dict[str, Tensor]]:
     """The configuration and state dict that save_weights wrote, tensors on the CPU.
 
-    UserError: nothing there, weights of another program, a configuration or tensor that does not fit.
+    kind: of the model that is expected, a name of MODELS.
+    UserError: nothing there, weights of another program or kind, a configuration or tensor that does not fit.
     """
     content, tensors = read_folder(folder_or_file)
     if content.get("format") != FORMAT:
         raise UserError(
             f"{folder_or_file} was not exported by flashtrain ({CONFIG} has no format={FORMAT}). "
-            "Possible: a folder that mode=export wrote; Hugging Face GPT-2 weights are read by load_gpt2."
+            "Possible: a folder that mode=export wrote; Hugging Face weights are read by load_gpt2 and load_bert."
         )
     name = str(content.get("model"))
     if name not in MODELS:
         raise unknown("kind of model", name, MODELS)
+    if name != kind:
+        raise UserError(f"{folder_or_file} holds a {name}. Possible: a {kind}.")
     config_class, module = MODELS[name]
     config = _config(config_class, content.get("config"), folder_or_file)
     with torch.device("meta"):
@@ -65,7 +70,7 @@ def load_weights(folder_or_file: str | Path) -> tuple[GPT2Config, dict[str, Tens
     return config, tensors
 
 
-def _config(config_class: type[GPT2Config], given: Any, where: str | Path) -> GPT2Config:
+def _config(config_class: type[Any], given: Any, where: str | Path) -> Any:
     names = {field.name for field in fields(config_class)}
     if not isinstance(given, dict) or set(given) - names:
         unfit = sorted(set(given) - names)[0] if isinstance(given, dict) else "config"

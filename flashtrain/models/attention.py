@@ -9,11 +9,14 @@ Shapes: B batch, S sequence, H query heads, K key/value heads, D head dimension 
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor, nn
 
 from flashtrain.errors import UserError
 from flashtrain.models.attention_functions import AnyMask, attention_function, flash_packed_attention
 from flashtrain.models.cache import LayerCache, next_positions
+from flashtrain.models.packed_sequences import PackedSequences
 
 LARGEST_HEAD = 256
 
@@ -63,7 +66,7 @@ class Attention(nn.Module):
         x: Tensor,
         *,
         positions: Tensor | None = None,
-        mask: AnyMask | None = None,
+        mask: AnyMask | PackedSequences | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
         """x (B, S, E) -> (B, S, E).
@@ -71,14 +74,15 @@ class Attention(nn.Module):
         positions: (B, S) or (1, S) integers, used by rotary only (None: 0, 1, ... or on from the cache).
         mask: which tokens each token sees, in place of `causal` (flashtrain_kernels.masks or a BlockMask; it holds its
             own causal rule), such as masks.document(ids, causal=True): only its own document's, and none that comes
-            later.
+            later. Or the PackedSequences of one packed row, with `causal` as it is; without a cache.
         cache: keys and values of earlier tokens of the same rows, which these tokens see too and are added to; a mask
             is then of S queries and of all keys so far.
         UserError: a mask of other sizes.
         """
         batch, tokens, _ = x.shape
         qkv = self.qkv(x).view(batch, tokens, self.heads + 2 * self.kv_heads, self.head_dim)
-        if self.attention == "flash" and self.rotary is None and self.kv_heads == self.heads and cache is None:
+        whole = self.rotary is None and self.kv_heads == self.heads and cache is None
+        if self.attention == "flash" and whole and not isinstance(mask, PackedSequences):
             packed = qkv.unflatten(2, (3, self.heads))
             out = flash_packed_attention(
                 packed, causal=self.causal, scale=self.scale, mask=mask, dropout=self.active_dropout
@@ -93,7 +97,11 @@ class Attention(nn.Module):
         return self.dropout if self.training else 0.0
 
     def _inner_separate(
-        self, qkv: Tensor, positions: Tensor | None, mask: AnyMask | None, cache: LayerCache | None
+        self,
+        qkv: Tensor,
+        positions: Tensor | None,
+        mask: AnyMask | PackedSequences | None,
+        cache: LayerCache | None,
     ) -> Tensor:
         qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), dim=2)
         if self.rotary is not None:
@@ -103,7 +111,10 @@ class Attention(nn.Module):
         q, k = qk.split((self.heads, self.kv_heads), dim=2)
         if cache is not None:
             k, v = cache.append(k, v)
-        return self.inner(q, k, v, causal=self.causal, scale=self.scale, mask=mask, dropout=self.active_dropout)
+        options = {"causal": self.causal, "scale": self.scale, "dropout": self.active_dropout}
+        if isinstance(mask, PackedSequences):
+            return mask.attend(partial(self.inner, **options), q, k, v)
+        return self.inner(q, k, v, mask=mask, **options)
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, kv_heads={self.kv_heads}, causal={self.causal}, attention={self.attention}"

@@ -17,14 +17,16 @@ from flashtrain.models.attention_functions import AnyMask
 from flashtrain.models.cache import LayerCache
 from flashtrain.models.feed_forward import feed_forward
 from flashtrain.models.memory_savings import MemorySavings
-from flashtrain.models.normalization import normalization
+from flashtrain.models.normalization import EPSILON, normalization
+from flashtrain.models.packed_sequences import PackedSequences
 
 
 class Block(nn.Module):
     """Pre-norm Transformer block (GPT-2): x + attention(norm(x)), then x + feed_forward(norm(x)).
 
     embed, heads, kv_heads, causal, attention, rotary: see Attention. ffn: width inside the feed-forward.
-    norm: "layernorm" or "rmsnorm". activation: "gelu" or "swiglu". bias: of all projections and of LayerNorm.
+    norm: "layernorm" or "rmsnorm", epsilon its own. activation: see feed_forward.py. bias: of all projections and of
+    LayerNorm.
     dropout: of the attention weights and of both branches before they are added. UserError: an unknown name.
     """
 
@@ -42,13 +44,14 @@ class Block(nn.Module):
         causal: bool = True,
         attention: str = "flash",
         rotary: nn.Module | None = None,
+        epsilon: float = EPSILON,
     ) -> None:
         super().__init__()
-        self.attention_norm = normalization(norm, embed, bias)
+        self.attention_norm = normalization(norm, embed, bias, epsilon)
         self.attention = Attention(
             embed, heads, kv_heads, causal=causal, bias=bias, dropout=dropout, attention=attention, rotary=rotary
         )
-        self.feed_forward_norm = normalization(norm, embed, bias)
+        self.feed_forward_norm = normalization(norm, embed, bias, epsilon)
         self.feed_forward = feed_forward(activation, embed, ffn, bias)
         self.dropout = nn.Dropout(dropout)
         self.savings = MemorySavings()
@@ -59,7 +62,7 @@ class Block(nn.Module):
         x: Tensor,
         *,
         positions: Tensor | None = None,
-        mask: AnyMask | None = None,
+        mask: AnyMask | PackedSequences | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
         """x (B, S, E) -> (B, S, E); positions, mask and cache as in Attention.forward."""
@@ -74,7 +77,7 @@ class Block(nn.Module):
         x: Tensor,
         *,
         positions: Tensor | None = None,
-        mask: AnyMask | None = None,
+        mask: AnyMask | PackedSequences | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
         """What forward returns, without checkpointing."""
@@ -94,3 +97,24 @@ class Block(nn.Module):
     def residual_projections(self) -> tuple[nn.Linear, nn.Linear]:
         """The two layers that write into the residual stream (GPT-2 starts them smaller the deeper the model)."""
         return self.attention.output, self.feed_forward.down
+
+
+class PostNormBlock(Block):
+    """The original Transformer's block (Vaswani et al. 2017; BERT): each norm comes after the sum with its branch.
+
+    Arguments as Block. The sums are kept in the type that the block is given, also where autocast's norms give float32.
+    """
+
+    def compute(
+        self,
+        x: Tensor,
+        *,
+        positions: Tensor | None = None,
+        mask: AnyMask | PackedSequences | None = None,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        """norm(x + attention(x)), then norm(x + feed_forward(x)): x (B, S, E) -> (B, S, E)."""
+        kept = x.dtype
+        attended = self.attention(x, positions=positions, mask=mask, cache=cache)
+        x = self.attention_norm(x + self.dropout(attended)).to(kept)
+        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x))).to(kept)

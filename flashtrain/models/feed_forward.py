@@ -1,4 +1,4 @@
-"""The feed-forward half of a block: GELU as GPT-2 has it, SwiGLU as later models do.
+"""The feed-forward half of a block: GELU as GPT-2 and BERT have it, SwiGLU and GeGLU as later models do.
 
 Shapes: B batch, S sequence, E embedding width, F width inside (config name `ffn`).
 `chunk`, an attribute of both: tokens computed at once, where there are more (None: all; see feed_forward_pieces.py),
@@ -34,8 +34,21 @@ class GeluFeedForward(nn.Module):
         return down(F.gelu(up(x), approximate="tanh"))
 
 
+class ExactGeluFeedForward(GeluFeedForward):
+    """down(gelu(up(x))) with GELU by the error function: transformers' BERT, whose "gelu" it is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, S, E) -> (B, S, E)."""
+        up, down = self.up, self.down
+        if self.chunk is not None and x.shape[:-1].numel() > self.chunk and _plain(up, down):
+            return feed_forward_pieces(x, up, down, "gelu_exact", self.chunk)
+        return down(F.gelu(up(x)))
+
+
 class SwiGLUFeedForward(nn.Module):
     """down(silu(gate(x)) * value(x)) (Shazeer 2020, "GLU Variants Improve Transformer"); both from one matrix."""
+
+    name = "swiglu"
 
     def __init__(self, embed: int, ffn: int, bias: bool = False) -> None:
         super().__init__()
@@ -46,9 +59,23 @@ class SwiGLUFeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x (B, S, E) -> (B, S, E)."""
         if self.chunk is not None and x.shape[:-1].numel() > self.chunk and _plain(self.up, self.down):
-            return feed_forward_pieces(x, self.up, self.down, "swiglu", self.chunk)
+            return feed_forward_pieces(x, self.up, self.down, self.name, self.chunk)
         gate, value = self.up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * value)
+        return self.down(self.gated(gate) * value)
+
+    def gated(self, gate: Tensor) -> Tensor:
+        """The activation function."""
+        return F.silu(gate)
+
+
+class GeGLUFeedForward(SwiGLUFeedForward):
+    """down(gelu(gate(x)) * value(x)) (Shazeer 2020), GELU by the error function, as ModernBERT has it."""
+
+    name = "geglu"
+
+    def gated(self, gate: Tensor) -> Tensor:
+        """The activation function."""
+        return F.gelu(gate)
 
 
 def _plain(*layers: nn.Module) -> bool:
@@ -58,12 +85,15 @@ def _plain(*layers: nn.Module) -> bool:
 
 FEED_FORWARDS: dict[str, type[GeluFeedForward] | type[SwiGLUFeedForward]] = {
     "gelu": GeluFeedForward,
+    "gelu_exact": ExactGeluFeedForward,
     "swiglu": SwiGLUFeedForward,
+    "geglu": GeGLUFeedForward,
 }
+GATED = ("swiglu", "geglu")  # two matrices read the input, not one
 
 
 def feed_forward(activation: str, embed: int, ffn: int, bias: bool) -> GeluFeedForward | SwiGLUFeedForward:
-    """The feed-forward of that activation ("gelu" or "swiglu"). UserError: no such activation."""
+    """The feed-forward of that activation, a name of FEED_FORWARDS. UserError: no such activation."""
     if activation not in FEED_FORWARDS:
         raise unknown("activation", activation, FEED_FORWARDS)
     return FEED_FORWARDS[activation](embed, ffn, bias)

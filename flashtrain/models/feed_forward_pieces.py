@@ -5,7 +5,7 @@ pieces (at a million tokens there are dozens in every layer), and cannot merge w
 forward, which would store it after all. The backward computes the up projection of each piece again, one matrix
 product more where there were six.
 
-Shapes: T tokens, E embedding width, F inner width; U is F, or 2F for SwiGLU (gate, then value).
+Shapes: T tokens, E embedding width, F inner width; U is F, or 2F for SwiGLU and GeGLU (gate, then value).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BACKWARD = torch.ops.flashtrain.feed_forward_backward.default
 
 
 def feed_forward_pieces(x: Tensor, up: nn.Linear, down: nn.Linear, activation: str, chunk: int) -> Tensor:
-    """down(activation(up(x))) for x (..., E), `chunk` tokens at a time; activation "gelu" (tanh form) or "swiglu".
+    """down(activation(up(x))) for x (..., E), `chunk` tokens at a time; activation: a name of FEED_FORWARDS.
 
     Equal to the whole to rounding; the weights' gradients are added up over the pieces in float32 (float64 for
     float64). Under autocast it computes in autocast's dtype, as nn.Linear does. Differentiable once.
@@ -91,8 +91,10 @@ def _inner(x: Tensor, up: Tensor, up_bias: Tensor | None, activation: str) -> tu
         inner, outer = torch.ops.flashtrain_kernels.linear_gelu(x, up, bias)
         return inner, outer
     outer = F.linear(x, up, up_bias)
+    if activation == "gelu_exact":
+        return F.gelu(outer), outer
     gate, value = outer.chunk(2, dim=-1)
-    return F.silu(gate).mul_(value), outer
+    return (F.silu if activation == "swiglu" else F.gelu)(gate).mul_(value), outer
 
 
 def _outer_gradient(dy: Tensor, down: Tensor, outer: Tensor, activation: str) -> Tensor:
@@ -100,8 +102,13 @@ def _outer_gradient(dy: Tensor, down: Tensor, outer: Tensor, activation: str) ->
     if activation == "gelu":
         return torch.ops.flashtrain_kernels.product_times_gelu_gradient(dy, down, outer)
     dinner = dy @ down
+    aten = torch.ops.aten
+    if activation == "gelu_exact":
+        return aten.gelu_backward(dinner, outer)
     gate, value = outer.chunk(2, dim=-1)
-    return torch.cat((torch.ops.aten.silu_backward(dinner * value, gate), dinner * F.silu(gate)), dim=-1)
+    if activation == "geglu":
+        return torch.cat((aten.gelu_backward(dinner * value, gate), dinner * F.gelu(gate)), dim=-1)
+    return torch.cat((aten.silu_backward(dinner * value, gate), dinner * F.silu(gate)), dim=-1)
 
 
 @torch.library.register_fake("flashtrain::feed_forward")

@@ -10,10 +10,10 @@ NORMS = ("layernorm", "rmsnorm")
 EPSILON = 1e-5  # GPT-2's
 
 
-def normalization(norm: str, embed: int, bias: bool) -> nn.LayerNorm | nn.RMSNorm:
+def normalization(norm: str, embed: int, bias: bool, epsilon: float = EPSILON) -> nn.LayerNorm | nn.RMSNorm:
     """The norm of that name (RMSNorm, Zhang and Sennrich 2019, has no bias). UserError: no such norm."""
     if norm == "layernorm":
-        return nn.LayerNorm(embed, eps=EPSILON, bias=bias)
+        return nn.LayerNorm(embed, eps=epsilon, bias=bias)
     if norm == "rmsnorm":
-        return nn.RMSNorm(embed, eps=EPSILON)
+        return nn.RMSNorm(embed, eps=epsilon)
     raise unknown("norm", norm, NORMS)

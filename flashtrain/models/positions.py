@@ -56,14 +56,14 @@ class LearnedPositions(nn.Embedding):
     def __init__(self, context: int, embed: int) -> None:
         super().__init__(context, embed)
 
-    def forward(self, positions: Tensor) -> Tensor:
+    def forward(self, positions: Tensor, *, packed: bool = False) -> Tensor:
         """positions (B, S) or (1, S), int32 or int64. Returns (B or 1, S, E). UserError: past the trained context.
 
         Values are looked at only on the CPU outside torch.compile (elsewhere that would stall the device); the length S
-        is checked always.
+        is checked always, except of packed rows, whose sequences are each shorter.
         """
         context = self.num_embeddings
-        longest = positions.shape[1]
+        longest = 0 if packed else positions.shape[1]
         if positions.device.type == "cpu" and not torch.compiler.is_compiling() and positions.numel():
             longest = max(longest, int(positions.max()) + 1)
         check_learned(longest, context)

@@ -1,8 +1,8 @@
 """What a training run needs around its model, each usable in any Lightning program and none knowing Hydra.
 
 `hardware` (Hardware, detect_hardware), `memory` (estimate_memory, choose_micro_batch), `optimizers` (adamw,
-parameter_groups), `schedules` (cosine_with_warmup, linear_with_warmup, constant_with_warmup), `gradients`
-(clip_gradients, ClipsGradients), `throughput` (Throughput), `finite` (StopOnNonFinite), `checkpoints`
+parameter_groups), `lamb` (Lamb, lamb), `schedules` (cosine_with_warmup, linear_with_warmup, constant_with_warmup),
+`gradients` (clip_gradients, ClipsGradients), `throughput` (Throughput), `finite` (StopOnNonFinite), `checkpoints`
 (AtomicCheckpointIO, checkpoint_callbacks, SaveLast, find_resumable, read_checkpoint, read_weights), `signals`
 (SaveOnSignal), `progress` (make_progress), `loggers` (make_loggers, log_figure), `metrics_file` (MetricsFile).
 """

@@ -31,7 +31,7 @@ class Throughput(pl.Callback):
     flops_per_token: model FLOPs of one token's forward and backward (a model's `flops_per_token()`); None leaves out
         model_tflops and mfu. Counted from the architecture: torch's counter sees nothing inside a custom op.
     tokens_per_step: tokens of one optimiser step over all devices; None counts batch["tokens"] of each micro-batch
-        times the devices.
+        times the devices, or its number "real_tokens" where it has one: what of them is no padding.
     peak_flops: dense peak of one device in FLOP/s (`Hardware.peak_flops`); None leaves out mfu.
     warmup_steps: first steps left out of `summary()` (compilation, allocator, caches); None means the first
         max(10, a tenth), but never more than half of the steps measured.
@@ -272,7 +272,10 @@ _Clock = _HostClock | _CudaClock
 
 
 def _tokens_of(batch: Any) -> int:
-    """Tokens of one micro-batch: its "tokens" tensor's elements; 0 where the batch has none."""
+    """Tokens of one micro-batch: its "real_tokens", else its "tokens" tensor's elements; 0 where it has neither."""
+    real = batch.get("real_tokens") if isinstance(batch, dict) else None
+    if isinstance(real, int):
+        return real
     tokens = batch.get("tokens") if isinstance(batch, dict) else getattr(batch, "tokens", None)
     return tokens.numel() if isinstance(tokens, torch.Tensor) else 0
 

@@ -7,7 +7,7 @@ import torch
 
 from flashtrain.errors import UserError
 from flashtrain.integrations import load_weights, save_weights
-from flashtrain.models import GPT2, GPT2Config
+from flashtrain.models import GPT2, Bert, BertConfig, GPT2Config
 
 TOKENS = torch.arange(12)[None]
 
@@ -83,5 +83,15 @@ def test_a_configuration_that_is_no_json_is_refused(tmp_path):
 
 
 def test_something_that_is_no_model_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"unknown kind of model to export 'Linear'. Possible: GPT2"):
+    with pytest.raises(UserError, match=r"unknown kind of model to export 'Linear'. Possible: Bert, GPT2"):
         save_weights(torch.nn.Linear(2, 2), tmp_path)
+
+
+def test_a_bert_is_written_and_read_and_not_taken_for_a_gpt2(tmp_path):
+    model = Bert(BertConfig.of_size("tiny", "modern", vocab_size=61, context=16), "sdpa")
+    save_weights(model, tmp_path)
+    config, state = load_weights(tmp_path, "bert")
+    assert config == model.config
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+    with pytest.raises(UserError, match=r"holds a bert\. Possible: a gpt2"):
+        load_weights(tmp_path)

@@ -9,7 +9,7 @@ from flashtrain.models import feed_forward_pieces
 from flashtrain.models.feed_forward import feed_forward
 
 E, F = 12, 20
-KINDS = [("gelu", True), ("gelu", False), ("swiglu", True), ("swiglu", False)]
+KINDS = [("gelu", True), ("gelu", False), ("swiglu", True), ("swiglu", False), ("gelu_exact", True), ("geglu", False)]
 
 
 def build(activation: str, bias: bool, dtype: torch.dtype = torch.float64) -> torch.nn.Module:

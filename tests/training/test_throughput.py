@@ -6,11 +6,12 @@ import time
 
 import pytest
 import pytorch_lightning as pl
+import torch
 from tiny_training import CONTEXT, TinyData, TinyTask, tiny_trainer
 
 from flashtrain.errors import UserError
 from flashtrain.training.checkpoints import AtomicCheckpointIO, SaveLast
-from flashtrain.training.throughput import Throughput
+from flashtrain.training.throughput import Throughput, _tokens_of
 
 
 class Sleeper(pl.Callback):
@@ -40,6 +41,12 @@ def test_tokens_are_counted_over_the_accumulated_micro_batches(tmp_path):
     throughput = Throughput()
     fitted(tmp_path, throughput, max_steps=3, accumulate_grad_batches=2)
     assert throughput.step_tokens == [2 * 4 * (CONTEXT + 1)] * 3
+
+
+def test_a_batch_that_knows_its_real_tokens_is_counted_by_them():
+    assert _tokens_of({"tokens": torch.zeros(4, 8), "real_tokens": 29}) == 29
+    assert _tokens_of({"tokens": torch.zeros(4, 8)}) == 32
+    assert _tokens_of([]) == 0
 
 
 def test_given_tokens_per_step_are_used_instead(tmp_path):

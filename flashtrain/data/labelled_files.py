@@ -1,0 +1,135 @@
+"""Labelled documents of one's own: .jsonl lines {"text": ..., "labels": [...]}, or a dataset by name."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flashtrain.data.compressed import BROKEN_FILE_ERRORS, COMPRESSIONS, open_binary
+from flashtrain.data.hub_source import datasets_library, reading_errors
+from flashtrain.data.labelled_documents import TokenDocuments
+from flashtrain.data.tokenizers import Tokenizer
+from flashtrain.errors import UserError
+
+Row = tuple[str, list[str]]  # a text and its labels' names
+SUFFIXES = (".jsonl", *(f".jsonl{compression}" for compression in COMPRESSIONS))
+ENCODED_AT_ONCE = 256
+ECTHR = ("coastalcph/lex_glue", "ecthr_a")  # European Court of Human Rights: which articles were violated
+
+
+def labelled_rows(
+    path: str | os.PathLike[str], *, text_column: str = "text", labels_column: str = "labels"
+) -> list[Row]:
+    """The rows of a .jsonl file, or of every such file in a folder in the order of their names (compressed ones too).
+
+    A line is an object with a text (or a list of paragraphs, which are joined by line feeds) and a list of labels (or
+    one alone): strings or whole numbers. UserError: nothing to read, and what is wrong in which line.
+    """
+    path = Path(path).expanduser()
+    files = sorted(p for p in path.iterdir() if p.name.endswith(SUFFIXES)) if path.is_dir() else [path]
+    if not files or not files[0].is_file() or not files[0].name.endswith(SUFFIXES):
+        raise UserError(f"no labelled documents at {path}. Possible: a {SUFFIXES[0]} file, or a folder with some.")
+    return [row for file in files for row in _rows_of(file, text_column, labels_column)]
+
+
+def _rows_of(file: Path, text_column: str, labels_column: str) -> Iterator[Row]:
+    try:
+        with open_binary(file) as lines:
+            for number, line in enumerate(lines, start=1):
+                where = f"{file}:{number}"
+                if line.strip():
+                    yield _row(_object(line, where), where, text_column, labels_column)
+    except BROKEN_FILE_ERRORS as error:
+        raise UserError(f"cannot read {file}: {' '.join(str(error).split())}.") from error
+
+
+def dataset_rows(
+    name: str,
+    config: str | None = None,
+    split: str = "train",
+    *,
+    text_column: str = "text",
+    labels_column: str = "labels",
+    most: int | None = None,
+) -> list[Row]:
+    """The rows of one split of a dataset of the Hugging Face hub, or of a local folder that `datasets` can load.
+
+    Numbered labels get the names that the dataset gives them. most: the first so many rows only.
+    dataset_rows(*ECTHR) is the task of Dao et al. 2022, table 5: articles of the Convention, from the facts of a case.
+    UserError: `datasets` is not installed, no such dataset, no network, columns that are not there.
+    """
+    library = datasets_library()
+    where = f"dataset {name}{f' {config}' if config else ''}, split {split}"
+    try:
+        table = library.load_dataset(name, config, split=split)
+        rows = list(islice(table, most))
+    except reading_errors() as error:
+        line = (" ".join(str(error).split()) or type(error).__name__)[:200]
+        raise UserError(
+            f"cannot load {where}: {line}. Check its name, configuration and split, and that this machine reaches the "
+            "hub; documents on disk are read from .jsonl files."
+        ) from error
+    feature = (table.features or {}).get(labels_column)
+    inner = getattr(feature, "feature", feature)
+    found = [_row(row, f"{where}, row {number}", text_column, labels_column) for number, row in enumerate(rows)]
+    names = getattr(inner, "names", None)
+    if names is None:
+        return found
+    return [(text, [names[int(label)] for label in labels]) for text, labels in found]
+
+
+def encode_rows(rows: Sequence[Row], tokenizer: Tokenizer, label_names: Sequence[str] | None = None) -> TokenDocuments:
+    """The documents as tokens. label_names: in the order of the labels (None: all that occur, sorted).
+
+    UserError: no rows, a label that is not among the names: a test set's labels must all be known from training.
+    """
+    if not rows:
+        raise UserError("there are no labelled documents.")
+    names = tuple(sorted({label for _, labels in rows for label in labels}) if label_names is None else label_names)
+    place = {name: number for number, name in enumerate(names)}
+    marks = np.zeros((len(rows), len(names)), dtype=bool)
+    for number, (_, labels) in enumerate(rows):
+        for label in labels:
+            if label not in place:
+                raise UserError(f"document {number} has the label '{label}'. Possible: {', '.join(names) or 'none'}.")
+            marks[number, place[label]] = True
+    encoded = list(_encoded((text for text, _ in rows), tokenizer))
+    offsets = np.cumsum([0, *(len(tokens) for tokens in encoded)])
+    return TokenDocuments(np.concatenate(encoded).astype(np.uint32), offsets, marks, names)
+
+
+def _encoded(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
+    iterator = iter(texts)
+    while some := list(islice(iterator, ENCODED_AT_ONCE)):
+        yield from tokenizer.encode_batch(some)
+
+
+def _object(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise UserError(f"{where}: not a JSON object on a line: {' '.join(str(error).split())}.") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{where}: holds a JSON {type(found).__name__}. Possible: an object with a text and labels.")
+    return found
+
+
+def _row(row: dict[str, Any], where: str, text_column: str, labels_column: str) -> Row:
+    for column in (text_column, labels_column):
+        if column not in row:
+            raise UserError(f"{where}: no column '{column}'. Possible: {', '.join(row) or 'none'}.")
+    text, labels = row[text_column], row[labels_column]
+    if isinstance(text, list) and all(isinstance(part, str) for part in text):
+        text = "\n".join(text)
+    if not isinstance(text, str):
+        raise UserError(f"{where}: '{text_column}' holds no text. Possible: a string, or a list of strings.")
+    labels = labels if isinstance(labels, list) else [labels]
+    if not all(isinstance(label, str | int) and not isinstance(label, bool) for label in labels):
+        raise UserError(f"{where}: '{labels_column}' holds {labels!r:.60}. Possible: strings or whole numbers.")
+    return text, [str(label) for label in labels]

@@ -1,0 +1,179 @@
+"""Text in, masked samples out: the LightningDataModule of masked-language training.
+
+T tokens of a packed row.
+"""
+
+from __future__ import annotations
+
+import os
+
+from torch.utils.data import DataLoader
+
+from flashtrain.data.balance import Cost
+from flashtrain.data.datamodule import TextDataModule
+from flashtrain.data.masked_batch import MaskedBatch
+from flashtrain.data.masked_samples import MaskedSamples
+from flashtrain.data.pieces import Pieces, TokenBreaks, split_pieces
+from flashtrain.data.sources import TextSource
+from flashtrain.data.special_tokens import SpecialTokens
+from flashtrain.data.split import Spans
+from flashtrain.data.token_budget import TokenBudgetPlan
+from flashtrain.data.token_budget_loader import RowsOnce, TokenBudgetLoader, TokenBudgetSampler, evaluation_loader
+from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec
+from flashtrain.errors import UserError
+
+VALIDATION_SEED = 2**32  # no training run has it: seeds end below
+
+
+class MaskedTextDataModule(TextDataModule):
+    """Batches of masked samples (flashtrain.data.masked_batch.MaskedBatch) of a corpus.
+
+    source, tokenizer, total_steps, accumulate, seed, validation_fraction, num_workers, cache_dir: see TextDataModule.
+    context: tokens of the longest sample, [CLS] and [SEP] included. unit: what a sample is, "sentence", "paragraph" or
+    "document", cut where it is longer; shortest: pieces below so many tokens are joined to the next.
+    token_budget: T, tokens of a micro-batch on each device. share: of the tokens, masked. pairs: samples of two pieces
+    for next-sentence prediction. layout: "packed", or "padded": the same samples in padded rows.
+    cost: of a sequence, by which the rows of a step are evened (BertConfig's cost_per_token and cost_per_pair).
+    validation_samples: at most so many held-out samples, masked the same at every validation.
+
+    After setup(): also `special` and `vocab_size`, the tokenizer's tokens and four special ones.
+    Raises UserError for arguments out of range, and what TextDataModule raises.
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | TextSource = "stdlib",
+        tokenizer: str | TokenizerSpec | Tokenizer = "bytes",
+        context: int = 512,
+        token_budget: int = 8192,
+        *,
+        unit: str = "paragraph",
+        shortest: int = 16,
+        share: float = 0.15,
+        pairs: bool = False,
+        layout: str = "packed",
+        cost: Cost | None = None,
+        total_steps: int = 100,
+        accumulate: int = 1,
+        seed: int = 0,
+        validation_fraction: float = 0.01,
+        validation_samples: int = 10000,
+        num_workers: int = 0,
+        cache_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        least = 5 if pairs else 3
+        if context < least:
+            raise UserError(f"context={context} must be at least {least}: a token and the special ones.")
+        if token_budget < context:
+            raise UserError(f"token_budget={token_budget} must be at least the context, {context}.")
+        self.token_budget = token_budget
+        self.unit = unit
+        self.shortest = shortest
+        self.share = share
+        self.pairs = pairs
+        self.layout = layout
+        self.cost = cost
+        self._breaks: TokenBreaks | None = None
+        self._sampler: TokenBudgetSampler | None = None
+        super().__init__(
+            source,
+            tokenizer,
+            context,
+            1,  # a micro-batch is one row
+            total_steps=total_steps,
+            accumulate=accumulate,
+            seed=seed,
+            validation_fraction=validation_fraction,
+            validation_samples=validation_samples,
+            num_workers=num_workers,
+            cache_dir=cache_dir,
+        )
+
+    @property
+    def special(self) -> SpecialTokens:
+        """The four special tokens, past the tokenizer's own. Raises UserError before setup()."""
+        return SpecialTokens.past(self.tokenizer.vocab_size)
+
+    @property
+    def vocab_size(self) -> int:
+        """The tokenizer's tokens and the special ones. Raises UserError before setup()."""
+        return self.special.vocab_size
+
+    @property
+    def epochs_seen(self) -> float:
+        """How often the training samples have been read so far, 1.0 being every one once."""
+        loader = self._train_loader
+        return loader.samples_read / len(loader.packed) if isinstance(loader, TokenBudgetLoader) else 0.0
+
+    @property
+    def evenness(self) -> tuple[float, float] | None:
+        """Of the latest steps: the rows' mean fill, and the worst of the costliest row over the mean row."""
+        return None if self._sampler is None else self._sampler.evenness
+
+    def train_dataloader(self) -> TokenBudgetLoader:  # type: ignore[override]
+        """The run's micro-batches for this device, from the step that the trainer stands at."""
+        self._check()
+        samples = self._masked(self.split.training, self.seed)
+        world_size, rank = self._place()
+        plan = TokenBudgetPlan(
+            len(samples),
+            samples.lengths,
+            budget=self.token_budget,
+            rows=self.accumulate * world_size,
+            cost=self.cost,
+            most=samples.most,
+            seed=self.seed,
+        )
+        self._sampler = TokenBudgetSampler(
+            samples,
+            plan,
+            total_steps=self.total_steps,
+            accumulate=self.accumulate,
+            world_size=world_size,
+            rank=rank,
+        )
+        loader = TokenBudgetLoader(
+            samples, self._sampler, trainer=self.trainer, num_workers=self.num_workers, pin_memory=self._pin_memory()
+        )
+        self._train_loader = loader  # type: ignore[assignment]
+        return loader
+
+    def val_dataloader(self) -> DataLoader[MaskedBatch] | list[DataLoader[MaskedBatch]]:  # type: ignore[override]
+        """This device's rows of the first `validation_samples` held-out samples; an empty list where none are."""
+        self._check()
+        held_out = self.split.validation
+        if held_out is None:
+            return []
+        samples = self._masked(held_out, VALIDATION_SEED)
+        world_size, rank = self._place()
+        sampler = RowsOnce(samples, min(self.validation_samples, len(samples)), world_size=world_size, rank=rank)
+        return evaluation_loader(samples, sampler, num_workers=self.num_workers, pin_memory=self._pin_memory())
+
+    def pieces(self, spans: Spans) -> Pieces:
+        """The pieces that the documents of a split are cut into."""
+        if self._breaks is None:
+            self._breaks = TokenBreaks.of(self.tokenizer)
+        longest = (self.context - 3) // 2 if self.pairs else self.context - 2
+        return split_pieces(
+            self.cache.tokens,
+            spans,
+            self._breaks,
+            unit=self.unit,
+            longest=longest,
+            shortest=min(self.shortest, longest),
+            end_of_text=self.tokenizer.end_of_text,
+        )
+
+    def _masked(self, spans: Spans, seed: int) -> MaskedSamples:
+        cache = self.cache
+        return MaskedSamples(
+            cache.tokens_path,
+            cache.meta.dtype,
+            self.pieces(spans),
+            self.special,
+            budget=self.token_budget,
+            seed=seed,
+            share=self.share,
+            pairs=self.pairs,
+            layout=self.layout,
+        )

@@ -1,0 +1,210 @@
+"""Reading a TokenBudgetPlan: which row each device builds in each micro-batch, from whatever step a run stands at."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytorch_lightning as pl
+from torch.utils.data import DataLoader, DistributedSampler
+
+from flashtrain.data.loader import align_batch_counts, loader_options
+from flashtrain.data.masked_batch import MaskedBatch
+from flashtrain.data.masked_samples import MaskedSamples, Row
+from flashtrain.data.token_budget import PlanState, StepPlan, TokenBudgetPlan, rows_once
+from flashtrain.errors import UserError
+
+log = logging.getLogger(__name__)
+
+STATES_KEPT = 256  # of the latest steps planned: more than workers read ahead
+
+
+class TokenBudgetSampler(DistributedSampler):
+    """Hands out, for each micro-batch of a run, the Row that this device builds.
+
+    plan: of accumulate * world_size rows a step; row a * world_size + rank is micro-batch a's. `begin` is the
+    micro-batch that the next iteration starts with, counted from the run's first. The plan is made ahead of the run by
+    what worker processes read ahead, so where it stood after each of the latest steps is kept.
+    Being a DistributedSampler tells Lightning that it already knows its rank, and is to be left alone.
+    """
+
+    def __init__(
+        self,
+        samples: MaskedSamples,
+        plan: TokenBudgetPlan,
+        *,
+        total_steps: int,
+        accumulate: int = 1,
+        world_size: int = 1,
+        rank: int = 0,
+    ) -> None:
+        super().__init__(range(len(samples)), num_replicas=world_size, rank=rank)  # type: ignore[arg-type]
+        if plan.rows != accumulate * world_size:
+            raise UserError(f"a plan of {plan.rows} rows for {accumulate} micro-batches on {world_size} devices.")
+        self.samples = samples
+        self.plan = plan
+        self.total_steps = total_steps
+        self.accumulate = accumulate
+        self.begin = 0
+        self.end: int | None = None
+        self._states: dict[int, PlanState] = {0: plan.state}
+        self._fills: list[tuple[float, float]] = []
+
+    def __len__(self) -> int:
+        return self.total_steps * self.accumulate
+
+    def __iter__(self) -> Iterator[Row]:
+        end = self.begin + len(self) if self.end is None else self.end
+        step, first = divmod(self.begin, self.accumulate)
+        self.plan.state = self.state_at(step)
+        while step * self.accumulate < end:
+            planned = self._next(step)
+            mine = self.rows_of(planned)
+            yield from mine[first : end - step * self.accumulate]
+            step, first = step + 1, 0
+
+    def rows_of(self, planned: StepPlan) -> list[Row]:
+        """This device's rows of a step, one a micro-batch, each with the step's labels for a row of it."""
+        every = self.samples.row([number for row in planned.rows for number in row])
+        rows = len(planned.rows)
+        return [
+            Row(row, every.label_count / rows, every.sentence_count / rows)
+            for row in planned.rows[self.rank :: self.num_replicas]
+        ]
+
+    def state_at(self, step: int) -> PlanState:
+        """Where the plan stands before a step. It is planned again from the nearest earlier step that is known."""
+        known = max((s for s in self._states if s <= step), default=None)
+        if known is None:
+            raise UserError(f"step {step} lies before step {min(self._states)}, at which this run was resumed.")
+        kept = self.plan.state
+        self.plan.state = self._states[known]
+        for _ in range(known, step):
+            self.plan.next_step()
+        found, self.plan.state = self.plan.state, kept
+        return found
+
+    def continue_from(self, step: int, state: PlanState) -> None:
+        """Let this step begin at this place in the stream; what comes before it is forgotten."""
+        self._states = {step: state}
+
+    @property
+    def evenness(self) -> tuple[float, float] | None:
+        """Of the latest steps planned: their mean fill, and their worst imbalance. None before the first."""
+        if not self._fills:
+            return None
+        fills, imbalances = zip(*self._fills, strict=True)
+        return sum(fills) / len(fills), max(imbalances)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Nothing to set: the epoch follows from the step."""
+
+    def _next(self, step: int) -> StepPlan:
+        planned = self.plan.next_step()
+        self._states[step + 1] = self.plan.state
+        while len(self._states) > STATES_KEPT:
+            del self._states[sorted(self._states)[1]]  # not the first, from which all can be planned again
+        self._fills = [*self._fills[1 - STATES_KEPT :], (planned.fill, planned.imbalance)]
+        return planned
+
+
+class RowsOnce(DistributedSampler):
+    """This device's rows of an evaluation: every sample once, and as many micro-batches on each device."""
+
+    def __init__(self, samples: MaskedSamples, count: int, *, world_size: int = 1, rank: int = 0) -> None:
+        super().__init__(range(count), num_replicas=world_size, rank=rank)  # type: ignore[arg-type]
+        lengths = samples.lengths(0)[:count]
+        planned = rows_once(lengths, budget=samples.budget, ranks=world_size, most=samples.most)
+        self._rows = [samples.row(rows[rank]) for rows in planned]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._rows)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Nothing to set: every epoch reads the same rows."""
+
+
+class TokenBudgetLoader(DataLoader[MaskedBatch]):
+    """Training batches from the step that the run stands at to its end; see loader.ResumableLoader, which it is like.
+
+    trainer: its global_step is the place; without one, what the loop has taken from the iterator, in whole steps.
+    """
+
+    def __init__(
+        self,
+        samples: MaskedSamples,
+        sampler: TokenBudgetSampler,
+        *,
+        trainer: pl.Trainer | None = None,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+    ) -> None:
+        super().__init__(samples, sampler=sampler, **loader_options(num_workers, pin_memory))
+        self.rows = sampler
+        self.packed = samples
+        self.trainer = trainer
+        self._begin = 0
+        self._taken = 0
+
+    def __iter__(self) -> Iterator[MaskedBatch]:  # type: ignore[override]
+        length = len(self)
+        if self.trainer is not None:
+            self._begin = self.trainer.global_step * self.rows.accumulate
+        elif self._begin % length + self._taken == length:
+            self._begin += self._taken  # the last pass was read to its end
+        self._taken = 0
+        self.rows.begin = self._begin
+        self.rows.end = self._begin + length - self._begin % length
+        if self.trainer is not None and self.trainer.limit_train_batches != 1.0:
+            self.rows.end = self._begin + length  # Lightning's epochs are shorter, and stop by themselves
+        for batch in super().__iter__():
+            self._taken += 1
+            yield batch
+
+    @property
+    def step(self) -> int:
+        """Optimiser steps done."""
+        if self.trainer is not None:
+            return self.trainer.global_step
+        return (self._begin + self._taken) // self.rows.accumulate
+
+    @property
+    def samples_read(self) -> int:
+        """Samples that the steps done have trained on, over all devices."""
+        return self.rows.state_at(self.step).used
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place in the stream of samples, and what the stream was made of. Plain numbers, the same on all ranks."""
+        state = self.rows.state_at(self.step)
+        return {
+            "step": self.step,
+            "next_number": state.next_number,
+            "waiting": list(state.waiting),
+            "accumulate": self.rows.accumulate,
+            "seed": self.rows.plan.seed,
+            "samples": len(self.packed),
+            "tokens": int(self.packed.pieces.lengths.sum()),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on after the steps that the state counts: with exactly what is left, also with other rows a step."""
+        now = self.state_dict()
+        changed = [f"{n} {state_dict[n]} -> {now[n]}" for n in ("seed", "samples", "tokens") if state_dict[n] != now[n]]
+        if changed:
+            log.warning("resuming on other data than before (%s): samples may repeat", ", ".join(changed))
+        step = state_dict["step"]
+        self.rows.continue_from(step, PlanState(state_dict["next_number"], tuple(state_dict["waiting"])))
+        self._begin, self._taken = step * self.rows.accumulate, 0
+        if self.trainer is not None:
+            align_batch_counts(self.trainer, len(self), state_dict["accumulate"], self.rows.accumulate)
+
+
+def evaluation_loader(
+    samples: MaskedSamples, sampler: RowsOnce, *, num_workers: int = 0, pin_memory: bool = False
+) -> DataLoader[MaskedBatch]:
+    """A plain DataLoader over rows, for validation."""
+    return DataLoader(samples, sampler=sampler, **loader_options(num_workers, pin_memory))

@@ -1,0 +1,218 @@
+"""BERT weights as Hugging Face transformers stores them (safetensors and config.json), both ways.
+
+    config, state_dict = load_bert("path/to/bert-base-uncased")
+    model = Bert(config)
+    model.load_state_dict(state_dict)
+    save_bert(model, "for_transformers")            # BertForPreTraining.from_pretrained("for_transformers")
+
+Three layouts are read, whichever the file holds: BertForPreTraining (masked head, pooler, next-sentence head),
+BertForMaskedLM (masked head) and BertModel (encoder, with its pooler or without). transformers keeps the projections of
+queries, keys and values apart, and has exactly as many embedding rows as tokens; all else differs in name only.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashtrain.errors import UserError
+from flashtrain.integrations.safetensors_files import CONFIG, check_tensors, read_folder, write_folder
+from flashtrain.models.bert import Bert
+from flashtrain.models.bert_config import BERT_EPSILON, BertConfig
+from flashtrain.models.gpt2 import round_up
+
+PREFIX = "bert."  # before the encoder's and the pooler's names in a model with heads; absent in a bare BertModel
+NAMES = {
+    "encoder.token_embedding": "embeddings.word_embeddings",
+    "encoder.position_embedding": "embeddings.position_embeddings",
+    "encoder.segment_embedding": "embeddings.token_type_embeddings",
+    "encoder.embedding_norm": "embeddings.LayerNorm",
+    "attention.output": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "feed_forward.up": "intermediate.dense",
+    "feed_forward.down": "output.dense",
+    "feed_forward_norm": "output.LayerNorm",
+    "pooler.dense": "pooler.dense",
+    "masked_head.dense": "cls.predictions.transform.dense",
+    "masked_head.norm": "cls.predictions.transform.LayerNorm",
+    "masked_head": "cls.predictions",
+    "next_sentence": "cls.seq_relationship",
+}
+PROJECTIONS = tuple(f"attention.self.{name}" for name in ("query", "key", "value"))  # one matrix here, in this order
+WITH_VOCABULARY = ("encoder.token_embedding.weight", "masked_head.bias")  # our rows may be more than their tokens
+# Published checkpoints of 2018 name a norm's weights so; transformers still reads them.
+OLD_ENDINGS = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
+ACTIVATIONS = {"gelu": "gelu_exact", "gelu_python": "gelu_exact", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu"}
+# What a config.json may say of the computation: absent means the same.
+COMPUTATION: dict[str, tuple[Any, ...]] = {
+    "hidden_act": tuple(ACTIVATIONS),
+    "position_embedding_type": ("absolute",),
+    "is_decoder": (False,),
+    "add_cross_attention": (False,),
+}
+SIZES = ("vocab_size", "max_position_embeddings", "num_hidden_layers", "num_attention_heads", "hidden_size")
+
+
+def load_bert(folder_or_file: str | Path, *, vocab_rows: int | None = None) -> tuple[BertConfig, dict[str, Tensor]]:
+    """Configuration and state dict for Bert from a transformers folder, or a safetensors file with config.json beside.
+
+    vocab_rows: rows of the embedding table, the added ones zero (None: tokens rounded up to a multiple of 64). The
+    config has the heads that the file has. Tensors are on the CPU in the file's dtype. config.dropout is 0 whatever the
+    file says: how to go on training is the trainer's choice.
+    UserError: nothing there, another architecture, a computation Bert does not have, tensors that do not fit.
+    """
+    content, tensors = read_folder(folder_or_file)
+    tensors = _bare(tensors)
+    config = _our_config(content, tensors, vocab_rows, folder_or_file)
+    tensors = _without_tied(tensors, folder_or_file)
+    with torch.device("meta"):
+        ours = {name: tuple(tensor.shape) for name, tensor in Bert(config, attention="sdpa").state_dict().items()}
+    expected = {}
+    for name, shape in ours.items():
+        if name in WITH_VOCABULARY:
+            shape = (config.vocab_size, *shape[1:])
+        names = _their_names(name)
+        for theirs in names:
+            expected[theirs] = (shape[0] // len(names), *shape[1:])
+    check_tensors(tensors, expected, folder_or_file)
+    state_dict = {}
+    for name, shape in ours.items():
+        tensor = torch.cat([tensors[theirs] for theirs in _their_names(name)])
+        if tensor.shape[0] < shape[0]:
+            tensor = torch.cat((tensor, tensor.new_zeros(shape[0] - tensor.shape[0], *shape[1:])))
+        state_dict[name] = tensor
+    return config, state_dict
+
+
+def save_bert(model: Bert, folder: str | Path, *, pad_token: int = 0) -> Path:
+    """Writes a BERT for transformers: folder/model.safetensors and folder/config.json; returns the folder.
+
+    As BertForPreTraining, BertForMaskedLM or BertModel, by the heads that it has. pad_token: that id, for config.json.
+    UserError: a model that transformers' BERT cannot hold (the modern family), an unwritable folder.
+    """
+    config = model.config
+    architecture = _architecture(config)
+    prefix = "" if architecture == "BertModel" else PREFIX
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        if name in WITH_VOCABULARY:
+            tensor = tensor[: config.vocab_size]
+        names = _their_names(name)
+        for theirs, part in zip(names, tensor.chunk(len(names)), strict=True):
+            tensors[theirs if theirs.startswith("cls.") else prefix + theirs] = part
+    content = {
+        "architectures": [architecture],
+        "model_type": "bert",
+        "hidden_act": "gelu" if config.activation == "gelu_exact" else "gelu_pytorch_tanh",
+        "hidden_size": config.embed,
+        "intermediate_size": config.ffn,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "max_position_embeddings": config.context,
+        "type_vocab_size": config.segments,
+        "vocab_size": config.vocab_size,
+        "layer_norm_eps": config.epsilon,
+        "hidden_dropout_prob": config.dropout,
+        "attention_probs_dropout_prob": config.dropout,
+        "pad_token_id": pad_token,
+        "dtype": str(model.token_table.dtype).removeprefix("torch."),
+    }
+    return write_folder(folder, content, tensors)
+
+
+def differences_from_bert(config: BertConfig) -> list[str]:
+    """What of a model transformers' BERT cannot hold, in words; empty when save_bert can write it."""
+    differences = {
+        f"norm_place={config.norm_place}": config.norm_place != "post",
+        f"positions={config.positions}": config.positions != "learned",
+        f"activation={config.activation}": config.activation not in ACTIVATIONS.values(),
+        "no segments": config.segments == 0,
+        "no biases": not config.bias,
+        "a next-sentence head and no masked head": config.next_sentence and not config.masked_head,
+        "a masked head and a pooler without next-sentence head": config.masked_head
+        and config.pooler
+        and not config.next_sentence,
+    }
+    return [name for name, differs in differences.items() if differs]
+
+
+def _architecture(config: BertConfig) -> str:
+    differences = differences_from_bert(config)
+    if differences:
+        raise UserError(
+            f"a model with {', '.join(differences)} is not one transformers' BERT can hold. Possible: the family bert, "
+            "with the heads of BertForPreTraining, BertForMaskedLM or BertModel."
+        )
+    if not config.masked_head:
+        return "BertModel"
+    return "BertForPreTraining" if config.next_sentence else "BertForMaskedLM"
+
+
+def _bare(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors under a BertModel's names, in today's spelling."""
+    bare = {}
+    for name, tensor in tensors.items():
+        name = name.removeprefix(PREFIX)
+        for old, new in OLD_ENDINGS.items():
+            name = name.replace(old, new)
+        if name != "embeddings.position_ids":  # a constant that older files carry
+            bare[name] = tensor
+    return bare
+
+
+def _without_tied(tensors: dict[str, Tensor], where: str | Path) -> dict[str, Tensor]:
+    """Without the copies of tied tensors; UserError where a copy differs: such a decoder is not tied."""
+    tied = {
+        "cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    }
+    for copy, original in tied.items():
+        if copy in tensors and original in tensors and not torch.equal(tensors[copy], tensors[original]):
+            raise UserError(f"{where}: '{copy}' differs from '{original}'. Possible: a decoder tied to the embedding.")
+    return {name: tensor for name, tensor in tensors.items() if name not in tied}
+
+
+def _our_config(
+    content: dict[str, Any], tensors: dict[str, Tensor], vocab_rows: int | None, where: str | Path
+) -> BertConfig:
+    if content.get("model_type") != "bert":
+        given = content.get("model_type", "no model_type")
+        raise UserError(f"{where} holds another architecture ({CONFIG} says {given}). Possible: model_type bert.")
+    for name, possible in COMPUTATION.items():
+        if content.get(name, possible[0]) not in possible:
+            raise UserError(
+                f"{where}: {name}={content[name]} in {CONFIG}. Possible: {' or '.join(map(str, possible))}."
+            )
+    sizes = {}
+    for name in SIZES:
+        if not isinstance(content.get(name), int):
+            raise UserError(f"{where}: {name} in {CONFIG} is {content.get(name)}. Possible: a whole number.")
+        sizes[name] = content[name]
+    return BertConfig(
+        vocab_size=sizes["vocab_size"],
+        vocab_rows=round_up(sizes["vocab_size"], 64) if vocab_rows is None else vocab_rows,
+        context=sizes["max_position_embeddings"],
+        layers=sizes["num_hidden_layers"],
+        heads=sizes["num_attention_heads"],
+        embed=sizes["hidden_size"],
+        ffn=content.get("intermediate_size") or 4 * sizes["hidden_size"],
+        segments=content.get("type_vocab_size", 2),
+        activation=ACTIVATIONS[content.get("hidden_act", "gelu")],
+        epsilon=content.get("layer_norm_eps", BERT_EPSILON),
+        masked_head=any(name.startswith("cls.predictions.") for name in tensors),
+        pooler=any(name.startswith("pooler.") for name in tensors),
+        next_sentence=any(name.startswith("cls.seq_relationship.") for name in tensors),
+    )
+
+
+def _their_names(name: str) -> tuple[str, ...]:
+    """Our parameter's name in a BertModel: one, or for the packed projection three whose rows follow one another."""
+    module, kind = name.rsplit(".", 1)
+    if not module.startswith("encoder.blocks."):
+        return (f"{NAMES[module]}.{kind}",)
+    layer, rest = module.removeprefix("encoder.blocks.").split(".", 1)
+    theirs = PROJECTIONS if rest == "attention.qkv" else (NAMES[rest],)
+    return tuple(f"encoder.layer.{layer}.{part}.{kind}" for part in theirs)

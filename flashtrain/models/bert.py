@@ -1,0 +1,183 @@
+"""BERT (Devlin et al. 2019) with its pre-training heads, padded or without any padding.
+
+    config = BertConfig.of_size("large", vocab_size=30522)
+    model = Bert(config, attention="flash")
+    loss = model.loss(tokens, masked, labels, cu_seqlens=cu_seqlens)       # tokens (T,): sequences end to end
+    loss = model.loss(tokens, masked, labels, lengths=lengths)             # tokens (B, S): a sequence a row
+
+B batch, S sequence, T packed tokens, N sequences (B of padded ones), M masked positions, E embedding width,
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flashtrain.errors import UserError
+from flashtrain.models.bert_config import BertConfig
+from flashtrain.models.bert_encoder import BertEncoder, reset_bert_parameters
+from flashtrain.models.bert_heads import IGNORED, MaskedLanguageHead, Pooler
+from flashtrain.models.memory_savings import MemorySavings
+
+
+class MaskedScore(NamedTuple):
+    """Sums over a batch, scalars: cross-entropy in nats, labels whose token has the highest score, labels."""
+
+    loss_sum: Tensor
+    correct: Tensor
+    labels: Tensor
+
+
+class Bert(nn.Module):
+    """The encoder and the heads that its config names.
+
+    attention, residual: see BertEncoder. The masked head's decoder is the token embedding.
+    """
+
+    def __init__(self, config: BertConfig, attention: str = "flash", residual: str = "compute") -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = BertEncoder(config, attention, residual)
+        self.masked_head = MaskedLanguageHead(config) if config.masked_head else None
+        self.pooler = Pooler(config.embed, config.bias) if config.pooler else None
+        self.next_sentence = nn.Linear(config.embed, 2, bias=config.bias) if config.next_sentence else None
+        self.savings = MemorySavings()
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """BERT's start: weights normal(0, 0.02), biases 0."""
+        reset_bert_parameters(self)
+        if self.masked_head is not None and self.masked_head.bias is not None:
+            nn.init.zeros_(self.masked_head.bias)
+
+    def save_memory(self, savings: MemorySavings) -> None:
+        """Train with less memory for activations from now on; losses and gradients stay."""
+        self.savings = savings
+        self.encoder.save_memory(savings)
+
+    def compile_blocks(self, **options: Any) -> None:
+        """Each block through torch.compile with these options, what checkpointing does around it excepted."""
+        self.encoder.compile_blocks(**options)
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The encoder's blocks."""
+        return self.encoder.blocks
+
+    def forward(self, tokens: Tensor, **layout: Any) -> Tensor:
+        """Logits of every token, (B, S, V) or (T, V); layout: segments, lengths, cu_seqlens, positions of the encoder.
+
+        UserError: a model without a masked head.
+        """
+        return self._head()(self.encoder(tokens, **layout), self.token_table)
+
+    @property
+    def token_table(self) -> Tensor:
+        """The token embedding (V, E), which the masked head scores with."""
+        return self.encoder.token_embedding.weight
+
+    @property
+    def output_weight(self) -> Tensor:
+        """The output matrix: the token embedding again. Optimisers that treat inner matrices apart look for it."""
+        return self.token_table
+
+    def loss(
+        self,
+        tokens: Tensor,
+        masked: Tensor,
+        labels: Tensor,
+        *,
+        segments: Tensor | None = None,
+        lengths: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        positions: Tensor | None = None,
+        label_count: Tensor | None = None,
+        next_sentence: Tensor | None = None,
+        sentence_count: Tensor | None = None,
+    ) -> Tensor:
+        """Mean cross-entropy in nats at the masked positions, a float32 scalar (plus that of next_sentence).
+
+        tokens: padded (B, S) or packed (T,), some of them masked. masked: (M,) int64 indices into the tokens, row after
+        row. labels: (M,) int64, the tokens that stood there; -100 counts nothing, so that M can be the same for all
+        batches. segments, lengths, cu_seqlens, positions: see BertEncoder.forward.
+        label_count: a scalar to divide by instead of the batch's own count of labels: with the same for every
+        micro-batch of a step, the mean over them is the mean over the step's labels, however they are shared out.
+        next_sentence: (N,) int64, 0 where the second segment followed the first, 1 where not, -100 for no pair;
+        sentence_count: its divisor, as label_count. UserError: without the head that is asked for.
+        Written so that torch.compile(model.loss, fullgraph=True) works, with one compilation for equal T, N and M.
+        """
+        head = self._head()
+        hidden = self.encoder(tokens, segments=segments, lengths=lengths, cu_seqlens=cu_seqlens, positions=positions)
+        states = hidden.reshape(-1, hidden.shape[-1])
+        total = head.loss_sum(states.index_select(0, masked), self.token_table, labels, self.savings.loss_chunk)
+        loss = total / _divisor(label_count, labels).to(total.dtype)
+        if next_sentence is not None:
+            logits = self.next_sentence_logits(hidden, cu_seqlens)
+            precise = torch.promote_types(logits.dtype, torch.float32)
+            wrong = F.cross_entropy(logits.to(precise), next_sentence, ignore_index=IGNORED, reduction="sum")
+            loss = loss + wrong / _divisor(sentence_count, next_sentence).to(precise)
+        return loss
+
+    @torch.no_grad()
+    def score(self, tokens: Tensor, masked: Tensor, labels: Tensor, **layout: Any) -> MaskedScore:
+        """What an evaluation adds up; arguments as in loss. The sums of all batches give loss and accuracy exactly."""
+        head = self._head()
+        hidden = self.encoder(tokens, **layout)
+        states = hidden.reshape(-1, hidden.shape[-1]).index_select(0, masked)
+        return MaskedScore(
+            head.loss_sum(states, self.token_table, labels, self.savings.loss_chunk),
+            head.correct(states, self.token_table, labels),
+            (labels != IGNORED).sum(),
+        )
+
+    def pooled(self, hidden: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
+        """The pooler's (N, E) of the encoder's states. UserError: a model without a pooler."""
+        if self.pooler is None:
+            raise UserError("this BERT has no pooler. Possible: a BertConfig with pooler.")
+        return self.pooler(first_tokens(hidden, cu_seqlens))
+
+    def next_sentence_logits(self, hidden: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
+        """(N, 2) of the encoder's states. UserError: a model without that head."""
+        if self.next_sentence is None:
+            raise UserError("this BERT has no next-sentence head. Possible: a BertConfig with next_sentence.")
+        return self.next_sentence(self.pooled(hidden, cu_seqlens))
+
+    def _head(self) -> MaskedLanguageHead:
+        if self.masked_head is None:
+            raise UserError("this BERT has no masked-language head. Possible: a BertConfig with masked_head.")
+        return self.masked_head
+
+    def parameter_count(self) -> int:
+        """All parameters; the decoder, which is the token embedding, is counted once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def flops(self, lengths: Sequence[int], masked: int = 0) -> float:
+        """FLOPs of a batch's forward and backward from its sequences' real lengths: see BertConfig.flops."""
+        return self.config.flops(lengths, masked)
+
+    def flops_per_token(self, context: int | None = None) -> float:
+        """FLOPs of one token's forward and backward in sequences of `context` tokens, 15% of them masked.
+
+        None: the config's own context. For batches of real lengths, `flops` is exact.
+        """
+        length = self.config.context if context is None else context
+        return self.config.cost_per_token(0.15) + self.config.cost_per_pair() * length
+
+
+def first_tokens(hidden: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
+    """The states (N, E) of each sequence's first token: hidden (B, S, E), or (T, E) with cu_seqlens (N + 1,).
+
+    A sequence of length 0 gives the last token's, or whatever follows: give its label -100.
+    """
+    if cu_seqlens is None:
+        return hidden[:, 0]
+    return hidden.index_select(0, cu_seqlens[:-1].clamp(max=hidden.shape[0] - 1))
+
+
+def _divisor(count: Tensor | None, labels: Tensor) -> Tensor:
+    return (labels != IGNORED).sum().clamp(min=1) if count is None else count

@@ -1,0 +1,119 @@
+"""Made-up long documents: what is in them, and what a reader of a part can score at most."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from flashtrain.data.cue_documents import FILLER, CueDocuments, best_micro_f1
+from flashtrain.data.labelled_documents import LabelledSamples
+from flashtrain.data.special_tokens import SpecialTokens
+from flashtrain.errors import UserError
+from flashtrain.models import BertConfig, BertEncoder, SequenceClassifier
+from flashtrain.tasks.micro_f1 import MicroF1
+
+
+def test_a_label_is_present_exactly_where_its_cue_is():
+    documents = CueDocuments(50, 300, labels=6)
+    for number in range(50):
+        tokens, present = documents.document(number)
+        assert len(tokens) == 300
+        assert [(tokens == label).sum() for label in range(6)] == present.astype(int).tolist()
+        assert tokens.max() < documents.vocab_size == 6 + FILLER
+
+
+def test_documents_follow_from_seed_and_number_alone():
+    one, same, other = CueDocuments(9, 200), CueDocuments(99, 200), CueDocuments(9, 200, seed=1)
+    assert np.array_equal(one.document(5)[0], same.document(5)[0])
+    assert not np.array_equal(one.document(5)[0], other.document(5)[0])
+    assert not np.array_equal(one.document(5)[0], one.document(6)[0])
+
+
+def test_cues_lie_anywhere_and_labels_are_as_frequent_as_asked():
+    documents = CueDocuments(3000, 40, labels=4, presence=0.3)
+    places = [np.flatnonzero(documents.document(number)[0] < 4) for number in range(3000)]
+    counts = np.bincount(np.concatenate(places), minlength=40)
+    assert counts.sum() / 12000 == pytest.approx(0.3, abs=0.02)
+    assert counts / counts.mean() == pytest.approx(np.ones(40), abs=0.4)
+
+
+def test_lengths_are_spread_where_asked():
+    documents = CueDocuments(2000, 100, shortest=50)
+    lengths = documents.lengths
+    assert (lengths.min(), lengths.max()) == (50, 100)
+    assert [len(documents.document(number)[0]) for number in range(20)] == lengths[:20].tolist()
+
+
+@pytest.mark.parametrize("presence", [0.1, 0.2, 0.5])
+@pytest.mark.parametrize("share", [0, 1 / 32, 0.25, 0.5, 1])
+def test_the_bound_for_documents_of_one_length_is_its_formula(share, presence):
+    expected = max(2 * share / (1 + share), 2 * presence / (1 + presence))
+    assert best_micro_f1(1024, round(1024 * share), presence) == pytest.approx(expected)
+
+
+def test_no_rule_of_what_to_guess_scores_above_the_bound_and_one_reaches_it():
+    documents = CueDocuments(4000, 60, shortest=20, labels=3, presence=0.4)
+    read = 25
+    visible, present = (np.zeros((4000, 3), dtype=bool) for _ in range(2))
+    for number in range(4000):
+        tokens, present[number] = documents.document(number)
+        visible[number] = [(tokens[:read] == label).any() for label in range(3)]
+    scores = []
+    for least in (20, 26, 30, 40, 50, 61):  # guess what is not seen in documents at least so long
+        predicted = visible | (documents.lengths >= least)[:, None]
+        scores.append(2 * (predicted & present).sum() / (predicted.sum() + present.sum()))
+    bound = best_micro_f1(documents.lengths, read, 0.4)
+    assert max(scores) == pytest.approx(bound, abs=0.02)
+    assert max(scores) < bound + 0.02
+
+
+def micro_f1_after_training(samples: LabelledSamples, steps: int) -> float:
+    """Of a small modern encoder, on documents that it was not trained on."""
+    torch.manual_seed(0)
+    config = BertConfig.of_size("tiny", "modern", vocab_size=samples.special.vocab_size, context=samples.context)
+    encoder = BertEncoder(replace(config, layers=1, embed=64, ffn=256), "sdpa")
+    model = SequenceClassifier(encoder, 4, multi_label=True, pooling="mean")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = 3e-3 * min(1, (step + 1) / 20)
+        optimizer.zero_grad()
+        model.loss(**samples[range(32 * step, 32 * step + 32)]).backward()
+        optimizer.step()
+    metric = MicroF1()
+    with torch.no_grad():
+        test = samples[range(10000, 10400)]
+        labels = test.pop("labels")
+        metric.add(model(**test), labels)
+    return metric.value()
+
+
+def test_a_classifier_finds_in_whole_documents_what_no_reader_of_a_quarter_can():
+    documents = CueDocuments(20000, 64, labels=4, presence=0.2)
+    special = SpecialTokens.past(documents.vocab_size)
+    part, whole = (
+        micro_f1_after_training(LabelledSamples(documents, special, context, layout="padded"), 110)
+        for context in (18, 66)
+    )
+    bound = best_micro_f1(64, 16, 0.2)
+    assert bound == pytest.approx(0.4)
+    assert part < bound + 0.06
+    assert whole > best_micro_f1(64, 32, 0.2)  # more than a reader of the half could
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"count": 0}, "0 documents with 8 labels"),
+        ({"length": 7}, "documents of 7 to 7 tokens with 8 labels"),
+        ({"shortest": 200}, "documents of 200 to 100 tokens"),
+        ({"presence": 1.0}, "presence=1 of a label"),
+        ({"seed": -1}, "seed=-1 must be"),
+    ],
+)
+def test_documents_that_cannot_be_made_are_one_line(options, message):
+    with pytest.raises(UserError, match=message):
+        CueDocuments(**{"count": 3, "length": 100, **options})

@@ -1,0 +1,131 @@
+"""Masked text end to end: every piece once an epoch on all devices together, resumed exactly."""
+
+from __future__ import annotations
+
+import pickle
+from unittest import mock
+
+import pytest
+import torch
+
+from flashtrain.data.balance import Cost
+from flashtrain.data.masked_datamodule import MaskedTextDataModule
+from flashtrain.errors import UserError
+
+TEXT = "\n\n".join(f"Paragraph {number} says: " + "word " * (3 + number * 7 % 23) for number in range(300))
+
+
+@pytest.fixture
+def make(list_source):
+    def data(**options) -> MaskedTextDataModule:
+        module = MaskedTextDataModule(
+            list_source([TEXT, TEXT[::-1][:3000], "short. text. here."]),
+            "bytes",
+            **{"context": 128, "token_budget": 1024, "total_steps": 20, "validation_fraction": 0.3, **options},
+        )
+        module.setup()
+        return module
+
+    return data
+
+
+def placed(module: MaskedTextDataModule, world_size: int, rank: int) -> MaskedTextDataModule:
+    return mock.patch.object(module, "_place", return_value=(world_size, rank))
+
+
+def equal(one, other) -> bool:
+    return one.keys() == other.keys() and all(
+        torch.equal(x, other[name]) if isinstance(x, torch.Tensor) else x == other[name] for name, x in one.items()
+    )
+
+
+def test_batches_are_full_rows_of_masked_paragraphs(make):
+    data = make()
+    batches = list(data.train_dataloader())
+    assert len(batches) == 20
+    assert all(batch["tokens"].shape == (1024,) for batch in batches)
+    fill, imbalance = data.evenness
+    assert fill == pytest.approx(sum(batch["real_tokens"] for batch in batches) / 20 / 1024)
+    assert fill > 0.98
+    assert imbalance == 1
+    assert data.vocab_size == 261
+    assert all((batch["tokens"] == data.special.mask).any() for batch in batches)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_resumed_run_reads_what_the_uninterrupted_one_would(make, world_size):
+    data = make(accumulate=2)
+    with placed(data, world_size, world_size - 1):
+        whole = list(data.train_dataloader())
+        loader = data.train_dataloader()
+        batches = iter(loader)
+        for _ in range(2 * 7):
+            next(batches)
+        state = pickle.loads(pickle.dumps(loader.state_dict()))
+        resumed = data.train_dataloader()
+        resumed.load_state_dict(state)
+        rest = list(resumed)
+    assert len(rest) == len(whole) - 14
+    assert all(equal(one, other) for one, other in zip(rest, whole[14:], strict=True))
+
+
+def test_all_devices_together_read_each_sample_once_and_agree_on_the_step(make):
+    data = make(cost=Cost(1.0, 0.01), total_steps=12)
+    ranks = []
+    for rank in range(3):
+        with placed(data, 3, rank):
+            loader = data.train_dataloader()
+            ranks.append((list(loader), list(loader.rows), loader.state_dict()))
+    assert ranks[0][2] == ranks[1][2] == ranks[2][2]
+    numbers = [number for _, rows, _ in ranks for row in rows for number in row.numbers]
+    assert len(set(numbers)) == len(numbers) == ranks[0][2]["next_number"] - len(ranks[0][2]["waiting"])
+    for step in zip(*(batches for batches, _, _ in ranks), strict=True):
+        counts = {batch["label_count"].item() for batch in step}
+        labels = sum(int((batch["labels"] != -100).sum()) for batch in step)
+        assert len(counts) == 1
+        assert counts.pop() == pytest.approx(labels / 3)
+
+
+def test_validation_reads_every_held_out_sample_once_masked_alike_each_time(make):
+    data = make()
+    once, again = list(data.val_dataloader()), list(data.val_dataloader())
+    assert all(equal(one, other) for one, other in zip(once, again, strict=True))
+    samples = len(data.pieces(data.split.validation).begins)
+    assert sum(batch["sequences"] for batch in once) == samples
+    with placed(data, 2, 0):
+        half = data.val_dataloader()
+    with placed(data, 2, 1):
+        other = data.val_dataloader()
+    assert len(half) == len(other)
+    assert sum(batch["sequences"] for part in (half, other) for batch in part) == samples
+
+
+def test_padded_batches_hold_the_samples_of_the_packed_ones(make):
+    packed, padded = list(make().train_dataloader()), list(make(layout="padded").train_dataloader())
+    for one, other in zip(packed, padded, strict=True):
+        lengths = one["cu_seqlens"].diff()
+        assert lengths[lengths > 0].tolist() == other["lengths"].tolist()
+        assert torch.equal(one["labels"][one["labels"] != -100], other["labels"])
+
+
+def test_workers_read_what_the_process_itself_would(make):
+    data = make(total_steps=4)
+    here = list(data.train_dataloader())
+    data.num_workers = 1
+    there = list(data.train_dataloader())
+    assert all(equal(one, other) for one, other in zip(here, there, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"context": 2}, "context=2 must be at least 3"),
+        ({"context": 4, "pairs": True}, "context=4 must be at least 5"),
+        ({"token_budget": 100}, "token_budget=100 must be at least the context, 128"),
+        ({"total_steps": 0}, "total_steps=0 must be"),
+        ({"seed": -1}, "seed=-1 must be"),
+    ],
+)
+def test_arguments_that_cannot_work_are_one_line(make, options, message):
+    with pytest.raises(UserError, match=message):
+        make(**options)

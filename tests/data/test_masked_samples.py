@@ -1,0 +1,160 @@
+"""Masked samples in both layouts, one piece each or pairs."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from flashtrain.data.masked_batch import score_arguments
+from flashtrain.data.masked_samples import MaskedSamples, Row
+from flashtrain.data.pieces import Pieces
+from flashtrain.data.special_tokens import SpecialTokens
+from flashtrain.errors import UserError
+from flashtrain.models import Bert, BertConfig
+
+SPECIAL = SpecialTokens.past(50)
+LENGTHS = [4, 9, 1, 6, 12, 3, 3, 8, 5, 7]
+DOCUMENTS = [0, 0, 0, 1, 1, 2, 2, 2, 2, 3]
+TOKENS = np.random.default_rng(0).integers(0, 50, sum(LENGTHS)).astype(np.uint16)
+ENDS = np.cumsum(LENGTHS)
+PIECES = Pieces(ENDS - LENGTHS, ENDS, np.array(DOCUMENTS))
+
+
+@pytest.fixture
+def make(tmp_path):
+    path = tmp_path / "tokens.bin"
+    TOKENS.tofile(path)
+
+    def samples(**options) -> MaskedSamples:
+        return MaskedSamples(path, "uint16", PIECES, SPECIAL, **{"budget": 64, **options})
+
+    return samples
+
+
+def unmasked(batch) -> torch.Tensor:
+    """The tokens with the labels put back, padded ones flattened."""
+    flat = batch["tokens"].flatten().clone()
+    real = batch["labels"] != -100
+    flat[batch["masked"][real]] = batch["labels"][real]
+    return flat
+
+
+def texts(batch) -> list[list[int]]:
+    """Each sample's tokens, with the labels put back."""
+    if "cu_seqlens" in batch:
+        ends = batch["cu_seqlens"].tolist()
+        flat = unmasked(batch).tolist()
+        return [flat[a:b] for a, b in itertools.pairwise(ends) if b > a]
+    rows = unmasked(batch).view_as(batch["tokens"]).tolist()
+    return [row[:length] for row, length in zip(rows, batch["lengths"].tolist(), strict=True)]
+
+
+def piece(number: int) -> list[int]:
+    return TOKENS[PIECES.begins[number] : PIECES.ends[number]].tolist()
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_a_sample_is_its_piece_between_cls_and_sep(make, layout):
+    samples = make(layout=layout)
+    batch = samples[samples.row([1, 12, 7])]
+    expected = [[SPECIAL.classify, *piece(number), SPECIAL.separate] for number in (1, 2, 7)]
+    assert texts(batch) == expected
+    assert (batch["sequences"], batch["real_tokens"], batch["pairs"]) == (3, 24, 11**2 + 3**2 + 10**2)
+    assert batch["label_count"] == 1 + 1 + 1
+    assert "segments" not in batch
+
+
+def test_a_packed_row_is_filled_up_with_what_counts_nowhere(make):
+    samples = make()
+    batch = samples[samples.row([1, 12, 7])]
+    assert batch["tokens"].shape == (64,)
+    assert (batch["tokens"][24:] == SPECIAL.pad).all()
+    assert batch["cu_seqlens"].dtype == torch.int32
+    assert batch["cu_seqlens"].tolist()[:5] == [0, 11, 14, 24, 24]
+    assert batch["cu_seqlens"].shape == (samples.most + 1,)
+    assert batch["masked"].shape == batch["labels"].shape == (samples.most_labels,)
+    assert (batch["labels"] != -100).sum() == 3
+
+
+def test_no_row_has_more_labels_than_there_is_room_for(make):
+    for options in ({}, {"share": 0.5}, {"share": 0.01}, {"most": 30, "budget": 200}):
+        samples = make(**options)
+        rows = [list(range(4)), [2, 12, 22, 32, 42, 52, 5, 6][: samples.most], [4, 1, 7, 9]]
+        assert all(len(samples[samples.row(row)]["labels"]) == samples.most_labels for row in rows)
+
+
+def test_every_epoch_masks_other_tokens_and_a_sample_the_same_in_any_row(make):
+    samples = make(budget=100)
+    first, second = samples[samples.row([4, 7])], samples[samples.row([14, 17])]
+    assert texts(first) == texts(second)
+    assert not torch.equal(first["masked"], second["masked"])
+    alone = samples[samples.row([7])]
+    assert torch.equal(alone["tokens"][:10], first["tokens"][14:24])
+    other_seed = make(budget=100, seed=1)
+    assert not torch.equal(other_seed[other_seed.row([4, 7])]["tokens"], first["tokens"])
+
+
+def test_both_layouts_are_one_batch_to_a_model(make):
+    torch.manual_seed(0)
+    config = BertConfig.of_size("tiny", vocab_size=SPECIAL.vocab_size, context=64, next_sentence=True)
+    model = Bert(config, "sdpa").double()
+    losses = []
+    for layout in ("packed", "padded"):
+        samples = make(layout=layout, pairs=True)
+        batch = samples[samples.row([0, 1, 3, 4])]
+        arguments = {name: x for name, x in batch.items() if isinstance(x, torch.Tensor)}
+        losses.append(model.loss(**arguments).item())
+        score = model.score(**score_arguments(batch))
+        assert score.labels == batch["label_count"]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-10)
+
+
+def test_pairs_are_neighbours_of_one_document_and_each_piece_is_used_once(make):
+    samples = make(pairs=True, budget=100)
+    assert len(samples) == 6  # (0 1) (2) | (3 4) | (5 6) (7 8) | (9)
+    for epoch in range(6):
+        table = samples.epoch(epoch)
+        used = [*table.first.tolist(), *table.second[table.second >= 0].tolist()]
+        assert sorted(used) == list(range(10))
+        assert table.label.tolist().count(1) == 2
+        assert table.label.tolist().count(-100) == 2
+        for first, second, label in zip(table.first, table.second, table.label, strict=True):
+            assert (label == 0) == (second == first + 1)
+        rows = samples[samples.row(range(6 * epoch, 6 * epoch + 6))]
+        assert rows["next_sentence"].tolist()[:6] == table.label.tolist()
+        assert rows["sentence_count"] == 4
+        assert [len(text) for text in texts(rows)] == samples.lengths(epoch).tolist()
+    draws = {tuple(samples.epoch(epoch).label) for epoch in range(6)}
+    assert len(draws) > 1
+
+
+def test_a_pair_has_a_segment_for_each_piece(make):
+    samples = make(pairs=True)
+    batch = samples[samples.row([0, 1])]
+    table = samples.epoch(0)
+    first, second = len(piece(table.first[0])), len(piece(table.second[0]))
+    single = len(piece(table.first[1]))
+    expected = [0] * (first + 2) + [1] * (second + 1) + [0] * (single + 2)
+    assert batch["segments"].tolist()[: len(expected)] == expected
+    assert batch["next_sentence"].shape == (samples.most,)
+
+
+def test_an_empty_row_counts_nothing(make):
+    for pairs in (False, True):
+        samples = make(pairs=pairs)
+        batch = samples[samples.row([])]
+        assert batch["real_tokens"] == 0
+        assert (batch["labels"] == -100).all()
+
+
+def test_what_cannot_be_made_is_one_line(make):
+    with pytest.raises(UserError, match=r"a sample of 14 tokens for rows of 12. Possible: a budget of 14"):
+        make(budget=12)
+    with pytest.raises(UserError, match="unknown layout 'padde'"):
+        make(layout="padde")
+    samples = make(most=2)
+    with pytest.raises(UserError, match=r"3 samples of .* in one row. Possible: 2 of 64"):
+        samples[Row((1, 2, 3), 1.0, 1.0)]

@@ -1,0 +1,118 @@
+"""The plan of a run's rows: every sample once an epoch, full rows, and the same from wherever it is taken up."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_balance import LARGE, heavy_tailed, log_normal
+
+from flashtrain.data.token_budget import TokenBudgetPlan, rows_once
+from flashtrain.errors import UserError
+
+
+def plan_of(lengths: np.ndarray, **options) -> TokenBudgetPlan:
+    return TokenBudgetPlan(len(lengths), lambda epoch: lengths, **{"budget": 4096, "rows": 4, "cost": LARGE, **options})
+
+
+def samples_of(plan: TokenBudgetPlan, steps: int) -> list[int]:
+    return [number for _ in range(steps) for row in plan.next_step().rows for number in row]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=80),
+    rows=st.integers(1, 4),
+    most=st.sampled_from([None, 3]),
+    seed=st.integers(0, 3),
+)
+def test_every_sample_is_used_once_an_epoch(lengths, rows, most, seed):
+    plan = plan_of(np.array(lengths), budget=40, rows=rows, most=most, seed=seed)
+    used: list[int] = []
+    while plan.state.next_number - len(plan.state.waiting) < 3 * len(lengths) or min(
+        plan.state.waiting, default=plan.state.next_number
+    ) < 2 * len(lengths):
+        used += samples_of(plan, 1)
+    counts = np.bincount(used)
+    assert counts.max() == 1
+    assert (counts[: 2 * len(lengths)] == 1).all()
+    assert plan.state.used == len(used)
+
+
+def test_epochs_come_in_orders_of_their_own_and_those_follow_the_seed():
+    lengths = log_normal(500)
+    first, second = samples_of(plan_of(lengths), 8), samples_of(plan_of(lengths, seed=1), 8)
+    assert first == samples_of(plan_of(lengths), 8)
+    assert first != second
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_rows_stay_full_and_even_through_an_epoch_and_into_the_next(world_size):
+    lengths = log_normal(3000)
+    plan = plan_of(lengths, rows=2 * world_size)
+    steps = [plan.next_step() for _ in range(int(1.3 * lengths.sum() / (2 * world_size * 4096)))]
+    assert np.mean([step.fill for step in steps]) > 0.995
+    assert max(step.imbalance for step in steps) < 1.02
+
+
+def test_a_heavy_tailed_corpus_is_even_in_every_step():
+    plan = plan_of(heavy_tailed(20000, 2048), budget=32768)
+    steps = [plan.next_step() for _ in range(12)]
+    assert np.mean([step.fill for step in steps]) > 0.99
+    assert max(step.imbalance for step in steps) < 1.05
+
+
+def test_a_plan_taken_up_from_its_state_goes_on_as_the_uninterrupted_one():
+    lengths = log_normal(700)
+    whole = plan_of(lengths)
+    steps = [whole.next_step() for _ in range(20)]
+    begun = plan_of(lengths)
+    for _ in range(9):
+        begun.next_step()
+    resumed = plan_of(lengths)
+    resumed.state = begun.state
+    assert [resumed.next_step() for _ in range(11)] == steps[9:]
+
+
+def test_a_run_may_go_on_with_other_rows_and_still_use_every_sample_once():
+    lengths = log_normal(900)
+    first = plan_of(lengths, rows=2)
+    used = samples_of(first, 4)
+    then = plan_of(lengths, rows=6, budget=2048)
+    then.state = first.state
+    while min(then.state.waiting, default=then.state.next_number) < 900:
+        used += samples_of(then, 1)
+    assert np.bincount(used)[:900].tolist() == [1] * 900
+
+
+def test_lengths_may_differ_from_epoch_to_epoch():
+    tables = [np.array([5, 6, 7, 8]), np.array([8, 7, 6, 5])]
+    plan = TokenBudgetPlan(4, lambda epoch: tables[epoch % 2], budget=8, rows=1)
+    used = list(itertools.chain.from_iterable(plan.next_step().rows[0] for _ in range(12)))
+    assert sorted(used)[:8] == list(range(8))
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_an_evaluation_reads_every_sample_once_and_as_many_rows_on_every_rank(ranks):
+    lengths = log_normal(200)
+    batches = rows_once(lengths, budget=1024, ranks=ranks)
+    assert {len(batch) for batch in batches} == {ranks}
+    rows = [row for batch in batches for row in batch]
+    assert sorted(number for row in rows for number in row) == list(range(200))
+    assert all(lengths[list(row)].sum() <= 1024 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rows": 0}, "rows=0 must be"),
+        ({"look_ahead": 0.5}, "look_ahead=0.5 must be"),
+        ({"budget": 4}, "for rows of 4"),
+    ],
+)
+def test_a_plan_that_cannot_be_made_is_one_line(options, message):
+    with pytest.raises(UserError, match=message):
+        plan_of(np.array([5, 6]), **options).next_step()

@@ -1,0 +1,186 @@
+"""BERT weights to and from transformers, compared with transformers itself."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from flashtrain.errors import UserError
+from flashtrain.integrations.huggingface_bert import load_bert, save_bert
+from flashtrain.models.bert import Bert
+from flashtrain.models.bert_config import BertConfig
+
+GENERATOR = torch.Generator().manual_seed(1)
+TOKENS = torch.randint(0, 61, (3, 16), generator=GENERATOR)
+SEGMENTS = torch.randint(0, 2, (3, 16), generator=GENERATOR)
+LENGTHS = torch.tensor([16, 5, 11])
+VISIBLE = torch.arange(16) < LENGTHS[:, None]
+
+
+def their_model(kind: str = "BertForPreTraining", **changes):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 61, "max_position_embeddings": 16, "hidden_size": 24, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 3, "intermediate_size": 40, "attn_implementation": "eager"}
+    model = getattr(transformers, kind)(transformers.BertConfig(**{**sizes, **changes})).double().eval()
+    for parameter in model.parameters():  # biases and norms too: an untouched zero or one could hide a mix-up
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    return model
+
+
+def our_model(folder, attention: str = "sdpa") -> Bert:
+    config, state_dict = load_bert(folder)
+    model = Bert(config, attention).double()
+    model.load_state_dict(state_dict)
+    return model
+
+
+def theirs_of(model):
+    return model(TOKENS, attention_mask=VISIBLE.long(), token_type_ids=SEGMENTS)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    their_model().save_pretrained(tmp_path / "bert")
+    return tmp_path / "bert"
+
+
+@pytest.mark.parametrize("attention", ["flash", "sdpa", "standard"])
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new"])
+def test_imported_weights_give_transformers_logits(tmp_path, attention, activation):
+    theirs = their_model(hidden_act=activation)
+    theirs.save_pretrained(tmp_path)
+    ours = our_model(tmp_path, attention)
+    assert ours.config.vocab_rows == 64
+    expected = theirs_of(theirs)
+    hidden = ours.encoder(TOKENS, segments=SEGMENTS, lengths=LENGTHS)
+    logits = ours.masked_head(hidden, ours.token_table)
+    assert (logits[..., :61] - expected.prediction_logits)[VISIBLE].abs().max() < 1e-10
+    assert torch.isneginf(logits[..., 61:]).all()
+    assert (ours.next_sentence_logits(hidden) - expected.seq_relationship_logits).abs().max() < 1e-10
+
+
+def test_packed_execution_gives_them_too(folder):
+    ours, expected = our_model(folder), theirs_of(their_model())
+    cu_seqlens = torch.tensor([0, *LENGTHS.cumsum(0)], dtype=torch.int32)
+    logits = ours(TOKENS[VISIBLE], segments=SEGMENTS[VISIBLE], cu_seqlens=cu_seqlens)
+    assert (logits[..., :61] - expected.prediction_logits[VISIBLE]).abs().max() < 1e-10
+
+
+def test_a_masked_language_model_and_a_bare_encoder_are_read_with_the_heads_that_they_have(tmp_path):
+    masked, bare = their_model("BertForMaskedLM"), their_model("BertModel")
+    masked.save_pretrained(tmp_path / "masked")
+    bare.save_pretrained(tmp_path / "bare")
+    ours = our_model(tmp_path / "masked")
+    assert (ours.config.masked_head, ours.config.pooler, ours.config.next_sentence) == (True, False, False)
+    logits = ours(TOKENS, segments=SEGMENTS, lengths=LENGTHS)
+    assert (logits[..., :61] - theirs_of(masked).logits)[VISIBLE].abs().max() < 1e-10
+    ours = our_model(tmp_path / "bare")
+    assert (ours.config.masked_head, ours.config.pooler, ours.config.next_sentence) == (False, True, False)
+    hidden = ours.encoder(TOKENS, segments=SEGMENTS, lengths=LENGTHS)
+    assert (hidden - theirs_of(bare).last_hidden_state)[VISIBLE].abs().max() < 1e-10
+    assert (ours.pooled(hidden) - theirs_of(bare).pooler_output).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize(
+    ("kind", "heads"),
+    [
+        ("BertForPreTraining", {"pooler": True, "next_sentence": True}),
+        ("BertForMaskedLM", {}),
+        ("BertModel", {"masked_head": False, "pooler": True}),
+    ],
+)
+@pytest.mark.parametrize("activation", ["gelu", "gelu_exact"])
+def test_exported_weights_give_the_same_in_transformers(tmp_path, kind, heads, activation):
+    torch.manual_seed(0)
+    config = BertConfig.of_size("tiny", vocab_size=61, context=16, activation=activation)
+    model = Bert(replace(config, ffn=200, **heads), "sdpa").double()
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    save_bert(model, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [kind]
+    theirs = getattr(transformers, kind).from_pretrained(tmp_path, dtype=torch.float64).eval()
+    hidden = model.encoder(TOKENS, segments=SEGMENTS, lengths=LENGTHS)
+    if kind == "BertModel":
+        found, expected = hidden, theirs_of(theirs).last_hidden_state
+    else:
+        output = theirs_of(theirs)
+        expected = output.prediction_logits if kind == "BertForPreTraining" else output.logits
+        found = model.masked_head(hidden, model.token_table)[..., :61]
+    assert (found - expected)[VISIBLE].abs().max() < 1e-10
+
+
+def test_import_then_export_gives_back_the_same_tensors(folder, tmp_path):
+    save_bert(our_model(folder), tmp_path / "out")
+    before, after = load_file(folder / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_the_names_of_2018_and_copies_of_tied_tensors_are_read(folder):
+    expected = our_model(folder).state_dict()
+    tensors = load_file(folder / "model.safetensors")
+    old = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+        for name, tensor in tensors.items()
+    }
+    old["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"].clone()
+    old["bert.embeddings.position_ids"] = torch.arange(16)[None]
+    save_file(old, folder / "model.safetensors")
+    found = our_model(folder).state_dict()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def change_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "roberta"}, r"another architecture \(config.json says roberta\). Possible: model_type bert"),
+        ({"hidden_act": "relu"}, r"hidden_act=relu in config.json. Possible: gelu or"),
+        ({"position_embedding_type": "relative_key"}, r"relative_key in config.json. Possible: absolute"),
+        ({"is_decoder": True}, r"is_decoder=True in config.json. Possible: False"),
+        ({"hidden_size": "wide"}, r"hidden_size in config.json is wide. Possible: a whole number"),
+        ({"num_attention_heads": 5}, r"5 heads for an embedding of 24"),
+        (
+            {"vocab_size": 60},
+            r"word_embeddings.weight' has shape \(61, 24\) where its config.json calls for \(60, 24\)",
+        ),
+        ({"num_hidden_layers": 3}, r"has no tensor 'encoder.layer.2"),
+        ({"num_hidden_layers": 1}, r"does not call for: 'encoder.layer.1"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused_in_one_line(folder, changes, message):
+    change_config(folder, **changes)
+    with pytest.raises(UserError, match=message) as caught:
+        load_bert(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_decoder_that_is_not_tied_is_refused(folder):
+    tensors = load_file(folder / "model.safetensors")
+    tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"] + 1
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"decoder.weight' differs .* Possible: a decoder tied to the embedding"):
+        load_bert(folder)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("modern", {}, r"norm_place=pre, positions=rotary, activation=geglu, no segments, no biases"),
+        ("bert", {"pooler": True}, r"a masked head and a pooler without next-sentence head"),
+    ],
+)
+def test_a_model_that_transformers_cannot_hold_is_refused_on_export(tmp_path, family, changes, message):
+    config = BertConfig.of_size("tiny", family, vocab_size=61, context=16)
+    with pytest.raises(UserError, match=message):
+        save_bert(Bert(replace(config, **changes), "sdpa"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

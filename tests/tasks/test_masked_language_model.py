@@ -1,0 +1,153 @@
+"""Masked-language training as a Lightning task: losses, accuracy, accumulation, resuming, a target."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import pytorch_lightning as pl
+import torch
+
+from flashtrain.data.masked_batch import score_arguments
+from flashtrain.data.masked_datamodule import MaskedTextDataModule
+from flashtrain.errors import UserError
+from flashtrain.models import Bert, BertConfig, MemorySavings
+from flashtrain.tasks import MaskedLanguageModel
+from flashtrain.training.lamb import lamb
+from flashtrain.training.target_accuracy import StopAtTarget
+
+TEXT = "\n\n".join(" ".join(f"{word}{number % 3}" for word in ("ab", "cd", "ef", "gh")) for number in range(200))
+
+
+class OneText:
+    def describe(self):
+        return "a text"
+
+    def fingerprint(self):
+        return "a text"
+
+    def documents(self):
+        yield from (TEXT, TEXT[40:2000])
+
+    def approximate_bytes(self):
+        return len(TEXT)
+
+
+class Losses(pl.Callback):
+    def __init__(self):
+        self.train, self.accuracy = [], []
+
+    def on_train_batch_end(self, trainer, pl_module, *_):
+        if "train_loss" in trainer.callback_metrics:
+            self.train.append(trainer.callback_metrics["train_loss"].item())
+
+    def on_validation_end(self, trainer, pl_module):
+        self.accuracy.append(trainer.callback_metrics["validation_accuracy"].item())
+
+
+def data(folder, **options) -> MaskedTextDataModule:
+    options = {"total_steps": 6, "validation_fraction": 0.4, "shortest": 4, "cache_dir": folder, **options}
+    return MaskedTextDataModule(OneText(), "bytes", 32, 512, **options)
+
+
+def task(next_sentence: bool = False, **options) -> MaskedLanguageModel:
+    torch.manual_seed(0)
+    config = BertConfig.of_size("tiny", vocab_size=261, context=32, next_sentence=next_sentence)
+    return MaskedLanguageModel(Bert(config, "sdpa"), **options)
+
+
+def fit(folder, module, *callbacks, resume=None, stop_at=None, trainer_options=None, **options):
+    losses = Losses()
+    source = data(folder / "cache", **options)
+    accumulate = source.accumulate
+    trainer = pl.Trainer(
+        max_steps=stop_at or source.total_steps, accelerator="cpu", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1, num_sanity_val_steps=0,
+        accumulate_grad_batches=accumulate, limit_val_batches=1.0, callbacks=[losses, *callbacks],
+        default_root_dir=folder, **(trainer_options or {}),
+    )  # fmt: skip
+    trainer.fit(module, datamodule=source, ckpt_path=resume, weights_only=False if resume else None)
+    return trainer, losses, source
+
+
+def test_padded_and_packed_training_have_one_loss_curve(tmp_path):
+    curves = [fit(tmp_path, task(), layout=layout)[1] for layout in ("packed", "padded")]
+    assert len(curves[0].train) == 6
+    assert curves[0].train == pytest.approx(curves[1].train, abs=2e-5)
+    assert curves[0].train[-1] < curves[0].train[0]
+
+
+def test_a_step_of_two_micro_batches_learns_from_the_mean_over_its_labels(tmp_path):
+    module = task()
+    _, losses, _ = fit(tmp_path, module, total_steps=1, accumulate=2)
+    fresh = task().bert
+    source = data(tmp_path / "cache", total_steps=1, accumulate=2)
+    source.setup()
+    batches = list(source.train_dataloader())
+    scores = [fresh.score(**score_arguments(batch)) for batch in batches]
+    assert len(scores) == 2
+    mean = sum(score.loss_sum for score in scores) / sum(score.labels for score in scores)
+    assert losses.train[-1] == pytest.approx(mean.item(), abs=1e-5)
+    assert module.tokens_done == sum(batch["real_tokens"] for batch in batches)
+    lengths = [length for batch in batches for length in batch["cu_seqlens"].diff().tolist() if length]
+    labels = sum(batch["scored"] for batch in batches)
+    assert module.flops_done == pytest.approx(fresh.flops(lengths, labels))
+
+
+def test_accuracy_is_the_share_of_held_out_labels_found(tmp_path):
+    module = task()
+    trainer, losses, source = fit(tmp_path, module, total_steps=2)
+    with torch.no_grad():
+        found = total = 0
+        for batch in source.val_dataloader():
+            logits = module.bert.eval()(batch["tokens"], cu_seqlens=batch["cu_seqlens"])
+            labels = batch["labels"]
+            found += (logits[batch["masked"]].argmax(-1) == labels)[labels != -100].sum().item()
+            total += (labels != -100).sum().item()
+    assert total > 50
+    assert losses.accuracy[-1] == pytest.approx(found / total, abs=1e-6)
+    assert module.validation_accuracy == pytest.approx(found / total)
+    assert trainer.callback_metrics["validation_loss"] < 6
+
+
+def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path):
+    whole = fit(tmp_path, task(make_optimizer=lamb), accumulate=2)[1]
+    module = task(make_optimizer=lamb)
+    begun, first, _ = fit(tmp_path, module, accumulate=2, stop_at=3)
+    begun.save_checkpoint(tmp_path / "part.ckpt")
+    _, second, _ = fit(tmp_path, task(make_optimizer=lamb), accumulate=2, resume=tmp_path / "part.ckpt")
+    assert second.train[-1] == whole.train[-1]
+    assert first.train == whole.train[: len(first.train)]
+
+
+def test_next_sentence_pairs_add_their_loss(tmp_path):
+    alone = fit(tmp_path, task(), total_steps=1)[1].train[-1]
+    both = fit(tmp_path, task(next_sentence=True), total_steps=1, pairs=True)[1].train[-1]
+    assert both == pytest.approx(alone + 0.69, abs=0.4)
+
+
+def test_a_run_stops_at_its_target_and_says_how_long_it_took(tmp_path, caplog):
+    stop = StopAtTarget(0.01)
+    with caplog.at_level(logging.INFO, logger="flashtrain"):
+        trainer, _, _ = fit(tmp_path, task(), stop, total_steps=40, trainer_options={"val_check_interval": 4})
+    assert trainer.global_step < 40
+    assert stop.seconds > 0
+    assert "reached its target 0.01 after" in caplog.text
+    never = StopAtTarget(1.0)
+    fit(tmp_path, task(), never, total_steps=2)
+    assert never.seconds is None
+
+
+@pytest.mark.parametrize(("checkpointing", "names"), [("none", ["loss"]), ("full", ["compute"] * 2)])
+def test_the_loss_is_compiled_whole_or_under_full_checkpointing_by_blocks(checkpointing, names, monkeypatch):
+    compiled: list[str] = []
+    monkeypatch.setattr(torch, "compile", lambda function, **_: compiled.append(function.__name__) or function)
+    module = task(compile=True)
+    module.bert.save_memory(MemorySavings(checkpointing))
+    module.configure_model()
+    assert compiled == names
+
+
+def test_no_target_is_one_line():
+    with pytest.raises(UserError, match=r"target_accuracy 0\. Possible"):
+        StopAtTarget(0)

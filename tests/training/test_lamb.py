@@ -1,0 +1,135 @@
+"""LAMB, against its algorithm written out one tensor at a time."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from tiny_training import TinyModel
+
+from flashtrain.errors import UserError
+from flashtrain.training import lamb as module
+from flashtrain.training.lamb import Lamb, lamb
+
+
+def slow_lamb(histories, weights, *, lr, betas, eps, decay, adapt):
+    """You et al. 2020, algorithm 2, with bias correction, in the order in which it is printed."""
+    weights = [w.clone() for w in weights]
+    m, v = [torch.zeros_like(w) for w in weights], [torch.zeros_like(w) for w in weights]
+    for step, gradients in enumerate(histories, start=1):
+        for i, g in enumerate(gradients):
+            m[i] = betas[0] * m[i] + (1 - betas[0]) * g
+            v[i] = betas[1] * v[i] + (1 - betas[1]) * g**2
+            corrected = m[i] / (1 - betas[0] ** step) / ((v[i] / (1 - betas[1] ** step)).sqrt() + eps)
+            update = corrected + decay[i] * weights[i]
+            ratio = 1.0
+            if adapt[i] and weights[i].norm() > 0 and update.norm() > 0:
+                ratio = weights[i].norm() / update.norm()
+            weights[i] = weights[i] - lr * ratio * update
+    return weights
+
+
+@pytest.mark.parametrize("at_once", [1, 50, 2**26])
+def test_it_is_the_algorithm_in_float64_however_many_tensors_are_updated_together(monkeypatch, at_once):
+    monkeypatch.setattr(module, "AT_ONCE", at_once)
+    torch.manual_seed(0)
+    model = TinyModel().double()
+    before = [p.detach().clone() for p in model.parameters()]
+    histories = [[torch.randn_like(p) * 0.1 for p in before] for _ in range(5)]
+    optimizer = lamb(model, lr=0.02, weight_decay=0.1)
+    for gradients in histories:
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.grad = gradient.clone()
+        optimizer.step()
+    matrix = [p.dim() >= 2 for p in before]
+    exact = slow_lamb(
+        histories, before, lr=0.02, betas=(0.9, 0.999), eps=1e-6, decay=[0.1 * m for m in matrix], adapt=matrix
+    )
+    for ours, reference in zip(model.parameters(), exact, strict=True):
+        torch.testing.assert_close(ours.detach(), reference, atol=1e-13, rtol=1e-12)
+
+
+def test_each_matrix_moves_by_the_learning_rate_times_its_own_size_and_vectors_as_adam_moves_them():
+    torch.manual_seed(0)
+    model = TinyModel().double()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = lamb(model, lr=0.01, weight_decay=0.0)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    for name, parameter in model.named_parameters():
+        moved = (parameter.detach() - before[name]).norm()
+        expected = 0.01 * (before[name].norm() if parameter.dim() >= 2 else parameter.numel() ** 0.5)
+        assert moved.item() == pytest.approx(expected.item() if parameter.dim() >= 2 else expected, rel=1e-4)
+
+
+def test_weights_of_zero_and_gradients_of_zero_do_not_stop_it():
+    weights = [torch.zeros(2, 2, requires_grad=True), torch.ones(2, 2, requires_grad=True)]
+    optimizer = Lamb(weights, lr=0.1, weight_decay=0.0)
+    weights[0].grad, weights[1].grad = torch.ones(2, 2), torch.zeros(2, 2)
+    optimizer.step()
+    torch.testing.assert_close(weights[0].detach(), torch.full((2, 2), -0.1), atol=1e-4, rtol=0)
+    assert torch.equal(weights[1].detach(), torch.ones(2, 2))
+
+
+def test_a_saved_state_goes_on_bitwise():
+    def run(optimizer, model, begin, end):
+        for step in range(begin, end):
+            model.loss((torch.arange(36).view(4, 9) * (step + 1)) % 17).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    torch.manual_seed(0)
+    model = TinyModel()
+    whole = lamb(model)
+    run(whole, model, 0, 3)
+    other = copy.deepcopy(model)
+    resumed = lamb(other)
+    resumed.load_state_dict(copy.deepcopy(whole.state_dict()))
+    run(whole, model, 3, 6)
+    run(resumed, other, 3, 6)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_it_learns():
+    torch.manual_seed(0)
+    model = TinyModel()
+    optimizer = lamb(model, lr=0.03)
+    tokens = torch.arange(36).view(4, 9) % 17
+    first = model.loss(tokens).item()
+    for _ in range(60):
+        optimizer.zero_grad()
+        model.loss(tokens).backward()
+        optimizer.step()
+    assert model.loss(tokens).item() < 0.5 * first
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": -1}, "lr must be 0 or more"),
+        ({"betas": (0.9, 1.0)}, "betas must be two numbers"),
+        ({"eps": 0}, "eps must be positive"),
+        ({"weight_decay": -0.1}, "weight_decay must be 0 or more"),
+    ],
+)
+def test_values_out_of_range_are_one_line(options, message):
+    with pytest.raises(UserError, match=message):
+        lamb(TinyModel(), **options)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_it_is_what_it_is_on_the_cpu():
+    torch.manual_seed(0)
+    models = [TinyModel().double()]
+    models.append(copy.deepcopy(models[0]).cuda())
+    for model in models:
+        optimizer = lamb(model)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model.loss((torch.arange(36).view(4, 9) % 17).to(next(model.parameters()).device)).backward()
+            optimizer.step()
+    for one, other in zip(*(list(model.parameters()) for model in models), strict=True):
+        torch.testing.assert_close(one, other.cpu(), atol=1e-9, rtol=1e-9)
