@@ -1,0 +1,8 @@
+"""The ranks' scripts, and what starts them, are imported by the tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
