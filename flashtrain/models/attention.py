@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from flashtrain.errors import UserError
 from flashtrain.models.attention_functions import attention_function, flash_packed_attention
 from flashtrain.models.cache import LayerCache, next_positions
+from flashtrain.models.spread import spread_sequence
 from flashtrain_kernels import Mask
 
 LARGEST_HEAD = 256
@@ -74,11 +75,14 @@ class Attention(nn.Module):
             rule), such as masks.document(ids, causal=True): only its own document's, and none that comes later.
         cache: keys and values of earlier tokens of the same rows, which these tokens see too and are added to; a mask
             is then of S queries and of all keys so far.
-        UserError: a mask of other sizes.
+        Where a row is spread over several devices (spread.py), x is this device's part, a mask is the whole row's, and
+        the computing is flash attention over the devices, whatever `attention` says. UserError: a mask of other sizes.
         """
         batch, tokens, _ = x.shape
         qkv = self.qkv(x).view(batch, tokens, self.heads + 2 * self.kv_heads, self.head_dim)
-        if self.attention == "flash" and self.rotary is None and self.kv_heads == self.heads and cache is None:
+        whole = cache is not None or spread_sequence() is None
+        plain = self.rotary is None and self.kv_heads == self.heads and cache is None
+        if self.attention == "flash" and plain and whole:
             packed = qkv.unflatten(2, (3, self.heads))
             out = flash_packed_attention(
                 packed, causal=self.causal, scale=self.scale, mask=mask, dropout=self.active_dropout
@@ -103,7 +107,9 @@ class Attention(nn.Module):
         q, k = qk.split((self.heads, self.kv_heads), dim=2)
         if cache is not None:
             k, v = cache.append(k, v)
-        return self.inner(q, k, v, causal=self.causal, scale=self.scale, mask=mask, dropout=self.active_dropout)
+        spread = spread_sequence()
+        inner = self.inner if spread is None or cache is not None else spread.attention
+        return inner(q, k, v, causal=self.causal, scale=self.scale, mask=mask, dropout=self.active_dropout)
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, kv_heads={self.kv_heads}, causal={self.causal}, attention={self.attention}"

@@ -21,10 +21,10 @@ LONGEST_UNIT = 8  # blocks that may stay together: larger units of a rank's some
 
 
 class Unit(NamedTuple):
-    """Blocks first .. first + count - 1 of a row, dealt together."""
+    """Blocks first .. first + blocks - 1 of a row, dealt together."""
 
     first: int
-    count: int
+    blocks: int
     cost: int
 
 
@@ -48,8 +48,8 @@ def _units(costs: np.ndarray, cuts: np.ndarray, limit: int) -> list[Unit]:
     units: list[Unit] = []
     for index, cost in enumerate(costs.tolist()):
         last = units[-1] if units else None
-        if last is not None and cuts[index] and last.count < limit:
-            units[-1] = Unit(last.first, last.count + 1, last.cost + cost)
+        if last is not None and cuts[index] and last.blocks < limit:
+            units[-1] = Unit(last.first, last.blocks + 1, last.cost + cost)
         else:
             units.append(Unit(index, 1, cost))
     return units
@@ -64,7 +64,7 @@ def _deal_units(
     heap = [(work, rank) for rank, work in enumerate(already)]
     heapq.heapify(heap)
     # Dearest first; a unit that fits nowhere whole comes back as its blocks.
-    queue = [(-unit.cost, unit.first, unit.count) for unit in units]
+    queue = [(-unit.cost, unit.first, unit.blocks) for unit in units]
     heapq.heapify(queue)
     while queue:
         cost, first, count = heapq.heappop(queue)

@@ -43,9 +43,7 @@ class Way(Protocol):
         """(dq, dk, dv) of this rank's tokens, in the shapes and dtypes of q, k and v."""
 
 
-def forward(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores, first_head: int = 0
-) -> tuple[Tensor, Tensor]:
+def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores, first_head: int = 0) -> tuple[Tensor, Tensor]:
     """(out, lse) of the local attention."""
     return attention_forward(
         q, k, v, mask=mask, softmax_scale=scores.scale, dropout_p=scores.dropout,

@@ -30,7 +30,10 @@ MOST_PIECES = 4  # of the key/value heads: two pieces are in memory at a time, a
 
 
 class GatherKeys:
-    """Keys and values gathered from all ranks. mask: of the whole sequence; plan: makes a part ready for the kernels."""
+    """Keys and values gathered from all ranks.
+
+    mask: of the whole sequence; plan: makes a part of it ready for the kernels.
+    """
 
     def __init__(self, layout: Layout, group: ContextGroup, mask: Mask, plan: Any) -> None:
         device = mask.queries.device
@@ -67,8 +70,8 @@ class GatherKeys:
                 coming = self._gather(k, v, pieces[index + 1])
             own = piece.queries
             dq, dk, dv = call.backward(
-                dout[:, :, own], q[:, :, own], keys, values, out[:, :, own], lse[:, own].contiguous(), self.mask, scores,
-                own.start,
+                dout[:, :, own], q[:, :, own], keys, values, out[:, :, own], lse[:, own].contiguous(), self.mask,
+                scores, own.start,
             )  # fmt: skip
             dqs.append(dq)
             sums.append(self._reduce(torch.stack((dk, dv), 2)))

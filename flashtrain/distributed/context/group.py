@@ -48,4 +48,4 @@ class ContextGroup:
         heads = [self.ranks[ring * heads_degree + other] for other in range(heads_degree)]
         around = [self.ranks[other * heads_degree + place] for other in range(self.size // heads_degree)]
         # Only the members take part: other context groups of the job need not be at the same point.
-        return tuple(dist.new_group(ranks, use_local_synchronization=True) for ranks in (heads, around))  # type: ignore[return-value]
+        return tuple(dist.new_group(ranks, use_local_synchronization=True) for ranks in (heads, around))

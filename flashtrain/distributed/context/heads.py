@@ -2,7 +2,7 @@
 
 DeepSpeed-Ulysses (Jacobs et al. 2023, arXiv 2309.14509); with a ring over what is left, where the heads do not divide
 (USP, Fang and Zhao 2024, arXiv 2405.07719: 12 heads on 8 ranks as 4 x 2). With one rank for the heads it is the ring
-alone, with one rank a ring it is the all-to-all alone, and the local call is the unchanged kernel on the unchanged mask.
+alone; with one rank a ring it is the all-to-all alone: the local call is the unchanged kernel on the unchanged mask.
 
 B batch, n tokens a rank holds, U ranks that divide the heads, m tokens these hold together, H query heads, K key/value
 heads, D head dimension.

@@ -32,9 +32,7 @@ class Ring:
         self.size = len(parts)
         self.rank = dist.get_rank(group) if self.size > 1 else 0
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, scores: Scores, first_head: int = 0
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores, first_head: int = 0) -> tuple[Tensor, Tensor]:
         """q (B, m, H, D), k and v (B, m, K, D) -> out (B, m, H, D) in q's dtype and lse (B, H, m) over all keys."""
         if self.size == 1:
             return call.forward(q, k, v, self.parts[0], scores, first_head)

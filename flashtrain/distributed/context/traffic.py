@@ -53,7 +53,15 @@ def remote_keys(layout: Layout, mask: Mask) -> np.ndarray:
 
 
 def traffic(
-    held: int, degree: int, heads_degree: int, gathers: bool, *, heads: int, kv_heads: int, head_dim: int, bytes_each: int
+    held: int,
+    degree: int,
+    heads_degree: int,
+    gathers: bool,
+    *,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    bytes_each: int,
 ) -> Traffic:
     """What one rank sends when each holds `held` tokens.
 

@@ -72,7 +72,9 @@ def choose_way(
         possible.append(of(ALL_GATHER, 1, f"keys and values of {kv_heads} heads are little to gather"))
     if 1 < shared < degree:
         rings = degree // shared
-        possible.append(of(HYBRID, shared, f"{heads} heads divide over {shared} of {degree} ranks, in rings of {rings}"))
+        possible.append(
+            of(HYBRID, shared, f"{heads} heads divide over {shared} of {degree} ranks, in rings of {rings}")
+        )
     if not possible:
         return of(RING, 1, f"{heads} heads do not divide over {degree} ranks, and gathering takes {_size(gathered)}")
     return min(possible, key=lambda choice: choice.traffic.total)
@@ -89,9 +91,10 @@ def _does_not_divide(way: str, heads: int, degree: int) -> str:
             f"{other}all-gather or ring on {degree}."
         )
     hint = "all-to-all, " if heads % degree == 0 else ""
+    share = "all of" if shared == degree else "none of"
     return (
-        f"{way} with {heads} heads on {degree} ranks, which share {'all of' if shared == degree else 'none of'} their "
-        f"divisors. Possible: a degree that shares some of the divisors {degrees}, or {hint}all-gather or ring on {degree}."
+        f"{way} with {heads} heads on {degree} ranks, which share {share} their divisors. Possible: a degree that "
+        f"shares some of the divisors {degrees}, or {hint}all-gather or ring on {degree}."
     )
 
 
