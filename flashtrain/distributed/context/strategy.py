@@ -9,6 +9,7 @@ gradients and optimiser states over all of them.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import partial
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from lightning_fabric.utilities.load import _METADATA_FILENAME
 from pytorch_lightning.strategies import ModelParallelStrategy
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor
@@ -44,7 +46,7 @@ class ContextParallelStrategy(ModelParallelStrategy):
     "contiguous" (layout.py). tokens, labels, documents: the names, in a batch that is a dictionary, of what says how
     long the sequence is, of the labels (B, S), already shifted, of which -100 is not counted, and of document ids, by
     which the work is balanced. causal: what it is balanced for.
-    timeout_seconds: after which a dead or stuck rank ends the job (watchdog.py); None: no watching.
+    timeout_seconds: after which a stuck rank ends the job, a dead one within a minute (watchdog.py); None: no watching.
     save_distributed_checkpoint: a folder written by all ranks (torch.distributed.checkpoint), or one file gathered on
     rank 0; either can be resumed on another number of devices and at another degree.
 
@@ -136,6 +138,14 @@ class ContextParallelStrategy(ModelParallelStrategy):
             self.watchdog.stop()
         self.sequence = None
         super().teardown()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Who broke off a collective is named; any other failure of this rank the other ranks are told."""
+        if self.watchdog is not None and self.context is not None:
+            if _broke_off(exception):
+                self.watchdog.await_verdict()
+            self.watchdog.stop(_first_line(exception))
+        super().on_exception(exception)
 
     def _check_devices(self) -> None:
         world, degree = self.num_nodes * self.num_processes, self._degree
@@ -229,12 +239,26 @@ class ContextParallelStrategy(ModelParallelStrategy):
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
         """Tensors and plain values only: a checkpoint cannot run code."""
         self._mark("loading a checkpoint")
-        with readable_checkpoint_errors(Path(checkpoint_path)):
+        path = Path(checkpoint_path)
+        # A folder is written rank by rank, and its file of plain values last.
+        whole_folder = (path / _METADATA_FILENAME).is_file()
+        with contextlib.nullcontext() if whole_folder else readable_checkpoint_errors(path):
             return super().load_checkpoint(checkpoint_path, weights_only=True)
 
     def _mark(self, doing: str) -> None:
         if self.watchdog is not None:
             self.watchdog.mark(doing)
+
+
+def _broke_off(exception: BaseException) -> bool:
+    """Whether it is a collective's: NCCL's have a type of their own, gloo's only a text."""
+    return isinstance(exception, torch.distributed.DistError) or (
+        isinstance(exception, RuntimeError) and any(word in str(exception) for word in ("gloo", "Gloo", "NCCL"))
+    )
+
+
+def _first_line(exception: BaseException) -> str:
+    return (str(exception).splitlines() or [type(exception).__name__])[0][:200]
 
 
 def _shard_children(module: pl.LightningModule) -> None:

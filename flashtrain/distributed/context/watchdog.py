@@ -1,4 +1,4 @@
-"""Ends the job when a rank has died or is stuck, with a line that names it.
+"""Ends the job when a rank has died, failed or is stuck, with a line that names it.
 
 Ranks that wait in a collective for one that never comes cannot tell which, and NCCL's own timeout names an operation,
 not a rank. So a thread of each rank writes into a small store, every few seconds, that the rank lives and how far it
@@ -22,121 +22,165 @@ import torch.distributed as dist
 from flashtrain.errors import UserError
 
 EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: trying again may work
-BEATS = 10  # a timeout
+LONGEST_SILENCE = 60.0  # seconds without a sign after which a rank is dead, whatever the timeout
+BEATS = 10  # signs in that time
+GRACE = 10.0  # seconds that the others have to end by themselves once a rank has failed
 
 
 class Beat(NamedTuple):
-    """What a rank last wrote. beats: how often it wrote; progress: of its marks; doing: the latest mark."""
+    """What a rank last wrote: its state, how often it wrote, how many marks it has passed, and the latest one."""
 
+    state: str
     beats: int
     progress: int
     doing: str
+
+    def __str__(self) -> str:
+        return f"{self.state}|{self.beats}|{self.progress}|{self.doing}"
+
+    @classmethod
+    def parse(cls, text: str) -> Beat:
+        state, beats, progress, doing = text.split("|", 3)
+        return cls(state, int(beats), int(progress), doing)
+
+
+ALIVE, FAILED, GONE = "alive", "failed", "gone"
+
+
+class Record:
+    """What is known of all ranks, and what follows from it."""
+
+    def __init__(self, size: int, silence: float, timeout: float, now: float) -> None:
+        self.size, self.silence, self.timeout = size, silence, timeout
+        self.latest: dict[int, Beat] = {}
+        self._heard = dict.fromkeys(range(size), now)
+        self._moved = now
+        self._failure: float | None = None
+
+    def note(self, rank: int, beat: Beat, now: float) -> None:
+        """A rank's latest beat was read."""
+        before = self.latest.get(rank)
+        if beat == before:
+            return
+        if before is None or beat.progress != before.progress:
+            self._moved = now
+        if beat.state == FAILED and self._failure is None:
+            self._failure = now
+        self._heard[rank] = now
+        self.latest[rank] = beat
+
+    def verdict(self, now: float) -> str | None:
+        """The line that ends the job; None while all is well."""
+        for rank, beat in self.latest.items():
+            if beat.state == FAILED and self._failure is not None and now - self._failure > min(GRACE, self.silence):
+                return f"rank {rank} of {self.size} has failed: {beat.doing}"
+        for rank in range(self.size):
+            if rank not in self.latest and now - self._heard[rank] > self.silence:
+                return f"rank {rank} of {self.size} has given no sign of life for {self.silence:g} s"
+        alive = {rank: beat for rank, beat in self.latest.items() if beat.state == ALIVE}
+        for rank, beat in alive.items():
+            if now - self._heard[rank] > self.silence:
+                return f"rank {rank} of {self.size} has died at {beat.doing}: no sign of it for {self.silence:g} s"
+        if not alive or now - self._moved <= self.timeout:
+            return None
+        behind = min(beat.progress for beat in alive.values())
+        stuck = [rank for rank, beat in alive.items() if beat.progress == behind]
+        doing = alive[stuck[0]].doing
+        if len(stuck) == len(alive):
+            return f"no rank has come further for {self.timeout:g} s: all {len(stuck)} are at {doing}"
+        return (
+            f"rank {', '.join(map(str, stuck))} of {self.size} is stuck at {doing}: no rank has come further for "
+            f"{self.timeout:g} s, the others wait for it"
+        )
 
 
 class Watchdog:
     """Watches all ranks of the job from `start` to `stop`; `mark` says that this one has come further.
 
-    timeout: seconds after which a silent rank counts as dead, and a job in which no rank comes further as stuck: more
-    than the longest time between two marks (a step, a checkpoint, an evaluation). end: what happens then, with the
-    line; by default it is printed and the process exits at once, for a thread in a collective cannot be interrupted.
+    timeout: seconds after which a job in which no rank comes further is stuck: more than the longest time between two
+    marks (a step, a checkpoint, an evaluation). A rank without a sign of life for as long, or for a minute, is dead.
+    end: what happens then, with the line; by default it is printed and the process exits at once, for a thread that
+    waits in a collective cannot be interrupted.
     """
 
     def __init__(self, timeout: float, *, end: Callable[[str], None] | None = None) -> None:
         if timeout <= 0:
             raise UserError(f"a watchdog timeout of {timeout:g} seconds. Possible: more than 0.")
         self.timeout = timeout
+        self.silence = min(timeout, LONGEST_SILENCE)
         self._end = end or _exit
-        self._progress, self._doing = 0, "starting"
+        self._progress, self._doing = 0, "the start"
+        self._last_word: str | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def mark(self, doing: str) -> None:
-        """This rank now does what `doing` says ("step 12")."""
+        """This rank now is at `doing` ("step 12")."""
         self._progress += 1
         self._doing = doing
 
     def start(self) -> None:
-        """Begin to watch; every rank must call it, after init_process_group."""
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        if self.size == 1 or self._thread is not None:
+        """Begin to watch; every rank must call it, after init_process_group. Once started it goes on."""
+        self.mark("the start")
+        if dist.get_world_size() == 1 or self._thread is not None:
             return
-        self._store = _own_store(self.rank, self.timeout)
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._store = _own_store(self.rank, self.silence)
         self._stop.clear()
+        self._store.set(str(self.rank), str(self._own(False, 0)))
         self._thread = threading.Thread(target=self._watch, name="flashtrain-watchdog", daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
-        """Watch no longer; the others then do not miss this rank."""
+    def stop(self, failure: str | None = None) -> None:
+        """Watch no longer. The others then do not miss this rank; with a failure they end, and name it."""
         if self._thread is None:
             return
+        self._last_word = failure
         self._stop.set()
-        self._thread.join(self.timeout)
+        self._thread.join(self.silence)
         self._thread = None
 
+    def await_verdict(self) -> None:
+        """For a rank whose collective broke off: who is to blame is known soon, and then this does not return."""
+        if self._thread is not None:
+            self._thread.join(2 * self.silence + GRACE)
+
     def _watch(self) -> None:
-        count = 0
-        latest: dict[int, Beat] = {}
-        changed = dict.fromkeys(range(self.size), time.monotonic())
-        moved = time.monotonic()
+        record = Record(self.size, self.silence, self.timeout, time.monotonic())
+        beats = 0
         while True:
-            ending = self._stop.wait(self.timeout / BEATS)
-            count += 1
-            own = "gone" if ending else f"{count}|{self._progress}|{self._doing}"
+            ending = self._stop.wait(self.silence / BEATS)
+            beats += 1
             try:
-                self._store.set(str(self.rank), own)
+                self._store.set(str(self.rank), str(self._own(ending, beats)))
                 if ending:
                     return
-                found = {rank: self._read(rank) for rank in range(self.size)}
-            except (RuntimeError, OSError):  # what a store raises when its host is gone
-                self._finish(f"rank 0 of {self.size} has died: it no longer answers")
-                return
-            now = time.monotonic()
-            for rank, beat in found.items():
-                if beat != latest.get(rank):
-                    if beat is None or rank not in latest or beat.progress != latest[rank].progress:
-                        moved = now
-                    changed[rank] = now
-                    if beat is not None:
-                        latest[rank] = beat
-            message = self._verdict(found, changed, now, moved)
+                for rank in range(self.size):
+                    if self._store.check([str(rank)]):
+                        record.note(rank, Beat.parse(self._store.get(str(rank)).decode()), time.monotonic())
+                message = record.verdict(time.monotonic())
+            except (RuntimeError, OSError):  # what the store's client raises when its host is gone
+                message = None if self._stop.is_set() else _host_is_gone(record)
             if message is not None:
-                self._finish(message)
+                self._end(message)
+            if message is not None or self._stop.is_set():
                 return
 
-    def _read(self, rank: int) -> Beat | None:
-        """None for a rank that has stopped watching, or has not begun."""
-        if not self._store.check([str(rank)]):
-            return None
-        text = self._store.get(str(rank)).decode()
-        if text == "gone":
-            return None
-        count, progress, doing = text.split("|", 2)
-        return Beat(int(count), int(progress), doing)
+    def _own(self, ending: bool, beats: int) -> Beat:
+        if not ending:
+            return Beat(ALIVE, beats, self._progress, self._doing)
+        if self._last_word is None:
+            return Beat(GONE, beats, self._progress, self._doing)
+        return Beat(FAILED, beats, self._progress, self._last_word)
 
-    def _verdict(
-        self, found: dict[int, Beat | None], changed: dict[int, float], now: float, moved: float
-    ) -> str | None:
-        watched = {rank: beat for rank, beat in found.items() if beat is not None}
-        for rank, beat in watched.items():
-            if now - changed[rank] > self.timeout:
-                return f"rank {rank} of {self.size} has died: no sign of it for {self.timeout:g} s; last: {beat.doing}"
-        if now - moved <= self.timeout:
-            return None
-        behind = min(beat.progress for beat in watched.values())
-        stuck = [rank for rank, beat in watched.items() if beat.progress == behind]
-        if len(stuck) == len(watched):
-            return (
-                f"no rank has come further for {self.timeout:g} s: all {len(stuck)} are at '{watched[stuck[0]].doing}'"
-            )
-        names = ", ".join(map(str, stuck))
-        return (
-            f"rank {names} of {self.size} is stuck at '{watched[stuck[0]].doing}': for {self.timeout:g} s no rank has "
-            "come further, and the others wait for it"
-        )
 
-    def _finish(self, message: str) -> None:
-        if not self._stop.is_set():
-            self._end(message)
+def _host_is_gone(record: Record) -> str | None:
+    host = record.latest.get(0)
+    if host is not None and host.state == GONE:
+        return None
+    last = "" if host is None else f": {host.doing}" if host.state == FAILED else f", last at {host.doing}"
+    verb = "failed" if host is not None and host.state == FAILED else "died"
+    return f"rank 0 of {record.size} has {verb}{last}"
 
 
 def _exit(message: str) -> None:
@@ -144,9 +188,9 @@ def _exit(message: str) -> None:
     os._exit(EXIT_CODE)
 
 
-def _own_store(rank: int, timeout: float) -> dist.TCPStore:
+def _own_store(rank: int, silence: float) -> dist.TCPStore:
     """A store of the watchdogs' own on rank 0's machine: one that training waits in would make the threads wait too."""
-    wait = timedelta(seconds=max(timeout, 60.0))
+    wait = timedelta(seconds=silence)
     address: list[tuple[str, int] | None] = [None]
     store = None
     if rank == 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -14,8 +13,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 
 
-def environment(ranks: int) -> dict[str, str]:
-    """The variables that all ranks share."""
+def environment(ranks: int, gpus: bool = False) -> dict[str, str]:
+    """The variables that all ranks share. gpus: whether they may see any."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -23,7 +22,7 @@ def environment(ranks: int) -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "kernels", HERE))),
         "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "") if "gpu" in sys.argv else "",
+        **({} if gpus else {"CUDA_VISIBLE_DEVICES": ""}),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(ranks),
@@ -33,9 +32,9 @@ def environment(ranks: int) -> dict[str, str]:
     }
 
 
-def start(script: str, ranks: int, *arguments: Any, **variables: str) -> list[subprocess.Popen]:
+def start(script: str, ranks: int, *arguments: Any, gpus: bool = False, **variables: str) -> list[subprocess.Popen]:
     """The processes of all ranks."""
-    shared = {**environment(ranks), **variables}
+    shared = {**environment(ranks, gpus), **variables}
     return [
         subprocess.Popen(
             [sys.executable, str(HERE / script), *map(str, arguments)],
@@ -56,10 +55,3 @@ def finish(processes: list[subprocess.Popen], timeout: float = 240) -> tuple[lis
         for process in processes:
             process.kill()
     return [process.returncode for process in processes], outputs
-
-
-def run(script: str, ranks: int, folder: Path, *arguments: Any, **variables: str) -> list[Any]:
-    """What each rank wrote to FOLDER/RANK.json; fails with the outputs if one did not exit with 0."""
-    codes, outputs = finish(start(script, ranks, folder, *arguments, **variables))
-    assert codes == [0] * ranks, "\n\n".join(outputs)[-6000:]
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]

@@ -9,10 +9,14 @@ import json
 import logging
 import os
 import sys
+import time
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attention_ranks
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
@@ -180,8 +184,26 @@ def resumed(folder: Path, steps: int, **options: Any) -> list[float]:
     task = DocumentTask()
     # Three steps of two rows are done.
     data = Loaders(40, skipped=6)
-    trainer(folder, max_steps=steps, **options).fit(task, data, ckpt_path=folder / "begun.ckpt")
+    trainer(folder, max_steps=steps, **options).fit(task, data, ckpt_path=Path(os.environ["BEGUN"]) / "begun.ckpt")
     return task.losses
+
+
+class Trouble(pl.Callback):
+    """What one rank does in the middle of its second step."""
+
+    def __init__(self, rank: int, act: Callable[[], None]) -> None:
+        self.rank, self.act = rank, act
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_rank == self.rank and batch_idx == 1:
+            self.act()
+
+
+def trouble(folder: Path, rank: int, act: Callable[[], None], **options: Any) -> None:
+    """Training that cannot end well."""
+    task = PlainTask()
+    watched = flashtrain.ContextParallelStrategy(timeout_seconds=4)
+    trainer(folder, max_steps=9, callbacks=[Trouble(rank, act)], strategy=watched, **options).fit(task, Loaders(80))
 
 
 def strategy(degree: int | None = None, **options: Any) -> flashtrain.ContextParallelStrategy:
@@ -193,8 +215,7 @@ def main(folder: Path, scenario: str) -> None:
     quiet()
     found: dict[str, Any] = {}
     if scenario == "four":
-        ways = ("all-to-all", "all-gather", "ring")
-        found["twenty"] = {way: twenty_steps(folder, devices=world, strategy=strategy(way=way)) for way in ways[:1]}
+        found["twenty"] = twenty_steps(folder, devices=world, strategy=strategy(way="all-to-all"))
         # Two data ranks with a row each are one process with both.
         found["dp2 x cp2"] = whole_model(folder, 1, devices=world, strategy=strategy(2, way="ring"))
         for kind in ("selective", "full"):
@@ -202,10 +223,15 @@ def main(folder: Path, scenario: str) -> None:
                 folder, ROWS, MemorySavings(kind), devices=world, strategy=strategy(4, way="all-gather")
             )
         found["begun"] = begun(folder, 3, devices=world, strategy=strategy(4))
+        found["attention"] = attention_ranks.found()
     else:
         found["resumed"] = resumed(folder, 6, devices=world, strategy=strategy(2))
-        found["twenty"] = {"hybrid or all": twenty_steps(folder, devices=world, strategy=strategy())}
+        found["twenty"] = twenty_steps(folder, devices=world, strategy=strategy())
     (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
+    # Last, for it ends the processes: a rank that hangs, or dies.
+    hang = partial(time.sleep, 600)
+    rank, act = (2, hang) if scenario == "four" else (1, partial(os._exit, 7))
+    trouble(folder, rank, act, devices=world)
 
 
 def quiet() -> None:
