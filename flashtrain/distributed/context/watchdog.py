@@ -45,6 +45,7 @@ class Beat(NamedTuple):
 
 
 ALIVE, FAILED, GONE = "alive", "failed", "gone"
+VERDICT = "verdict"
 
 
 class Record:
@@ -139,6 +140,8 @@ class Watchdog:
         self._stop.set()
         self._thread.join(self.silence)
         self._thread = None
+        if self.rank == 0:  # which holds the store: it must not be gone before the others have read and written
+            self._outstay(shortly=failure is not None)
 
     def await_verdict(self) -> None:
         """For a rank whose collective broke off: who is to blame is known soon, and then this does not return."""
@@ -156,15 +159,39 @@ class Watchdog:
                 if ending:
                     return
                 for rank in range(self.size):
-                    if self._store.check([str(rank)]):
-                        record.note(rank, Beat.parse(self._store.get(str(rank)).decode()), time.monotonic())
-                message = record.verdict(time.monotonic())
+                    beat = self._read(rank)
+                    if beat is not None:
+                        record.note(rank, beat, time.monotonic())
+                message = self._agreed(record.verdict(time.monotonic()))
             except (RuntimeError, OSError):  # what the store's client raises when its host is gone
                 message = None if self._stop.is_set() else _host_is_gone(record)
             if message is not None:
                 self._end(message)
             if message is not None or self._stop.is_set():
                 return
+
+    def _read(self, rank: int) -> Beat | None:
+        name = str(rank)
+        return Beat.parse(self._store.get(name).decode()) if self._store.check([name]) else None
+
+    def _agreed(self, message: str | None) -> str | None:
+        """The verdict that some rank came to first, so that all say the same."""
+        if message is None and not self._store.check([VERDICT]):
+            return None
+        first = self._store.compare_set(VERDICT, "", message or "").decode()
+        if self.rank == 0:
+            self._outstay(shortly=True)
+        return first
+
+    def _outstay(self, shortly: bool) -> None:
+        """Stay until no other rank watches any longer; shortly: for so long that they have read what was written."""
+        beat = self.silence / BEATS
+        end = time.monotonic() + (3 * beat if shortly else self.silence)
+        while time.monotonic() < end:
+            others = [self._read(rank) for rank in range(1, self.size)]
+            if all(other is not None and other.state != ALIVE for other in others):
+                return
+            time.sleep(beat / 4)
 
     def _own(self, ending: bool, beats: int) -> Beat:
         if not ending:

@@ -12,52 +12,46 @@ from filelock import FileLock
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from ranks import finish, start
+from ranks import run_script
 
 
 class Launch:
-    """What the ranks of one launch wrote, their exit codes and what they printed."""
+    """What the ranks of one job wrote, their exit codes and what they printed."""
 
-    def __init__(self, folder: Path, report: dict[str, Any]) -> None:
-        self.folder = folder
-        self.codes: list[int] = report["codes"]
-        self.outputs: list[str] = report["outputs"]
-        self._found: list[dict[str, Any]] = []
+    def __init__(self, folder: Path, printed: str) -> None:
+        codes = folder / "codes.json"
+        assert codes.is_file(), printed[-6000:]
+        self.codes: list[int] = json.loads(codes.read_text())
+        self.outputs = [(folder / f"{rank}.out").read_text() for rank in range(len(self.codes))]
+        files = [folder / f"{rank}.json" for rank in range(len(self.codes))]
+        assert all(file.is_file() for file in files), "\n\n".join(self.outputs)[-6000:]
+        self._found = [json.loads(file.read_text()) for file in files]
 
     def found(self, what: str) -> list[Any]:
-        """Each rank's; fails with what was printed where a rank did not come so far."""
-        files = [self.folder / f"{rank}.json" for rank in range(len(self.codes))]
-        assert all(file.is_file() for file in files), "\n\n".join(self.outputs)[-6000:]
-        self._found = self._found or [json.loads(file.read_text()) for file in files]
+        """Each rank's."""
         return [of_rank[what] for of_rank in self._found]
 
 
 @pytest.fixture(scope="session")
-def shared_folder(tmp_path_factory, worker_id):
-    """One for all workers of the session."""
+def launched(tmp_path_factory, worker_id):
+    """strategy_ranks.py, run by whichever worker of the session comes first."""
     base = tmp_path_factory.getbasetemp()
-    return (base if worker_id == "master" else base.parent) / "context"
-
-
-def launch(shared: Path, scenario: str, ranks: int, **variables: str) -> Launch:
-    """strategy_ranks.py on so many ranks, unless another worker has run it already."""
-    folder = shared / scenario
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(shared / f"{scenario}.lock"):
-        report = folder / "report.json"
-        if not report.is_file():
-            codes, outputs = finish(start("strategy_ranks.py", ranks, folder, scenario, **variables))
-            report.write_text(json.dumps({"codes": codes, "outputs": outputs}))
-    return Launch(folder, json.loads(report.read_text()))
+    folder = (base if worker_id == "master" else base.parent) / "context"
+    folder.mkdir(exist_ok=True)
+    with FileLock(folder / "lock"):
+        printed = folder / "printed"
+        if not printed.is_file():
+            printed.write_text(run_script("strategy_ranks.py", folder, CUDA_VISIBLE_DEVICES="")[1])
+    return folder, printed.read_text()
 
 
 @pytest.fixture(scope="session")
-def four(shared_folder):
-    return launch(shared_folder, "four", 4)
+def four(launched):
+    folder, printed = launched
+    return Launch(folder / "four", printed)
 
 
 @pytest.fixture(scope="session")
-def two(shared_folder, four):
-    """After four, whose checkpoint it continues."""
-    four.found("begun")
-    return launch(shared_folder, "two", 2, BEGUN=str(four.folder))
+def two(launched):
+    folder, printed = launched
+    return Launch(folder / "two", printed)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from ranks import job
 from torch import Tensor
 
 from flashtrain.distributed.context.attention import context_attention
@@ -32,8 +33,8 @@ def differentiated(function, tensors: list[Tensor], dout: Tensor) -> list[Tensor
     return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
 
 
-def main(folder: Path) -> None:
-    rank = int(os.environ["RANK"])
+def one_rank(rank: int, folder: Path, shared: dict[str, str]) -> None:
+    os.environ.update(shared, RANK=str(rank), LOCAL_RANK=str(rank))
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
     group = ContextGroup()
@@ -76,4 +77,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    torch.multiprocessing.spawn(one_rank, (Path(sys.argv[1]), job(2)), nprocs=2)

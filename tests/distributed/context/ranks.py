@@ -1,11 +1,13 @@
-"""Starting gloo ranks for a test: each runs a script of this folder as torchrun would, and writes what it found."""
+"""Starting the ranks of a job as torchrun would, each a process."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +15,12 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 
 
-def environment(ranks: int, gpus: bool = False) -> dict[str, str]:
-    """The variables that all ranks share. gpus: whether they may see any."""
+def job(ranks: int) -> dict[str, str]:
+    """The variables that all ranks of a job share."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "kernels", HERE))),
-        "OMP_NUM_THREADS": "1",
-        **({} if gpus else {"CUDA_VISIBLE_DEVICES": ""}),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(ranks),
@@ -32,26 +30,45 @@ def environment(ranks: int, gpus: bool = False) -> dict[str, str]:
     }
 
 
-def start(script: str, ranks: int, *arguments: Any, gpus: bool = False, **variables: str) -> list[subprocess.Popen]:
-    """The processes of all ranks."""
-    shared = {**environment(ranks, gpus), **variables}
-    return [
-        subprocess.Popen(
-            [sys.executable, str(HERE / script), *map(str, arguments)],
-            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(ranks)
+def process_environment() -> dict[str, str]:
+    """Of a script in this folder that finds the packages of the checkout."""
+    paths = os.pathsep.join(map(str, (ROOT, ROOT / "kernels", HERE)))
+    return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+
+
+def run_script(script: str, *arguments: Any, timeout: float = 280, **variables: str) -> tuple[int, str]:
+    """The exit code and the output of one process."""
+    command = [sys.executable, str(HERE / script), *map(str, arguments)]
+    environment = {**process_environment(), **variables}
+    done = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout
+    )
+    return done.returncode, done.stdout
+
+
+def fork(ranks: int, function: Callable[..., None], folder: Path, *arguments: Any) -> list[int]:
+    """Run function(folder, *arguments) in so many ranks, forked from this process; their exit codes.
+
+    Importing takes each rank longer than its work: the forked ones have it done. What they print is in FOLDER/RANK.out.
+    """
+    shared = job(ranks)
+    forking = multiprocessing.get_context("fork")
+    processes = [
+        forking.Process(target=_rank, args=(rank, shared, function, folder, arguments)) for rank in range(ranks)
     ]
-
-
-def finish(processes: list[subprocess.Popen], timeout: float = 240) -> tuple[list[int], list[str]]:
-    """Exit codes and outputs of the ranks; none is left running."""
-    try:
-        outputs = [process.communicate(timeout=timeout)[0] for process in processes]
-    finally:
-        for process in processes:
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+        if process.is_alive():
             process.kill()
-    return [process.returncode for process in processes], outputs
+            process.join()
+    return [process.exitcode or 0 for process in processes]
+
+
+def _rank(rank: int, shared: dict[str, str], function: Callable[..., None], folder: Path, arguments: tuple) -> None:
+    os.environ.update(shared, RANK=str(rank), LOCAL_RANK=str(rank))
+    with (folder / f"{rank}.out").open("w") as printed:
+        os.dup2(printed.fileno(), 1)
+        os.dup2(printed.fileno(), 2)
+        function(folder, *arguments)

@@ -19,6 +19,7 @@ from typing import Any
 import attention_ranks
 import pytorch_lightning as pl
 import torch
+from ranks import fork
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -179,12 +180,12 @@ def begun(folder: Path, steps: int, **options: Any) -> list[float]:
     return task.losses
 
 
-def resumed(folder: Path, steps: int, **options: Any) -> list[float]:
+def resumed(folder: Path, steps: int, checkpoint: Path, **options: Any) -> list[float]:
     """Continued from `begun`, from batch to batch as an uninterrupted run."""
     task = DocumentTask()
     # Three steps of two rows are done.
     data = Loaders(40, skipped=6)
-    trainer(folder, max_steps=steps, **options).fit(task, data, ckpt_path=Path(os.environ["BEGUN"]) / "begun.ckpt")
+    trainer(folder, max_steps=steps, **options).fit(task, data, ckpt_path=checkpoint)
     return task.losses
 
 
@@ -210,28 +211,27 @@ def strategy(degree: int | None = None, **options: Any) -> flashtrain.ContextPar
     return flashtrain.ContextParallelStrategy(degree, timeout_seconds=120, **options)
 
 
-def main(folder: Path, scenario: str) -> None:
-    world = int(os.environ["WORLD_SIZE"])
+def four(folder: Path) -> None:
+    """What each of four ranks does, FOLDER/RANK.json, and then hangs."""
     quiet()
-    found: dict[str, Any] = {}
-    if scenario == "four":
-        found["twenty"] = twenty_steps(folder, devices=world, strategy=strategy(way="all-to-all"))
-        # Two data ranks with a row each are one process with both.
-        found["dp2 x cp2"] = whole_model(folder, 1, devices=world, strategy=strategy(2, way="ring"))
-        for kind in ("selective", "full"):
-            found[kind] = whole_model(
-                folder, ROWS, MemorySavings(kind), devices=world, strategy=strategy(4, way="all-gather")
-            )
-        found["begun"] = begun(folder, 3, devices=world, strategy=strategy(4))
-        found["attention"] = attention_ranks.found()
-    else:
-        found["resumed"] = resumed(folder, 6, devices=world, strategy=strategy(2))
-        found["twenty"] = twenty_steps(folder, devices=world, strategy=strategy())
+    found: dict[str, Any] = {"twenty": twenty_steps(folder, devices=4, strategy=strategy(way="all-to-all"))}
+    # Two data ranks with a row each are one process with both.
+    found["dp2 x cp2"] = whole_model(folder, 1, devices=4, strategy=strategy(2, way="ring"))
+    for kind in ("selective", "full"):
+        found[kind] = whole_model(folder, ROWS, MemorySavings(kind), devices=4, strategy=strategy(4, way="all-gather"))
+    found["begun"] = begun(folder, 3, devices=4, strategy=strategy(4))
+    found["attention"] = attention_ranks.found()
     (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
-    # Last, for it ends the processes: a rank that hangs, or dies.
-    hang = partial(time.sleep, 600)
-    rank, act = (2, hang) if scenario == "four" else (1, partial(os._exit, 7))
-    trouble(folder, rank, act, devices=world)
+    trouble(folder, 2, partial(time.sleep, 600), devices=4)
+
+
+def two(folder: Path, checkpoint: Path) -> None:
+    """What each of two ranks does, FOLDER/RANK.json, until the second one dies."""
+    quiet()
+    found: dict[str, Any] = {"resumed": resumed(folder, 6, checkpoint, devices=2, strategy=strategy(2))}
+    found["twenty"] = twenty_steps(folder, devices=2, strategy=strategy())
+    (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
+    trouble(folder, 1, partial(os._exit, 7), devices=2)
 
 
 def quiet() -> None:
@@ -240,5 +240,12 @@ def quiet() -> None:
     torch.set_num_threads(1)
 
 
+def main(folder: Path) -> None:
+    for function, ranks, arguments in ((four, 4, ()), (two, 2, (folder / "four" / "begun.ckpt",))):
+        own = folder / function.__name__
+        own.mkdir()
+        (own / "codes.json").write_text(json.dumps(fork(ranks, function, own, *arguments)))
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]))

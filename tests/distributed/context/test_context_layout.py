@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashtrain.distributed.context.costs import attention_work, imbalance, visible_keys
-from flashtrain.distributed.context.layout import LAYOUTS, balanced, contiguous, head_tail, make_layout
+from flashtrain.distributed.context.layout import LAYOUTS, balanced, contiguous, make_layout
 from flashtrain.distributed.context.traffic import remote_keys
 from flashtrain.errors import UserError
 from flashtrain_kernels import masks
@@ -30,17 +30,16 @@ def heavy_tailed(seed: int, total: int = LENGTH) -> torch.Tensor:
     return documents(lengths[: int(np.searchsorted(lengths.cumsum(), total)) + 1], total)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_work_on_heavy_tailed_documents_is_even_where_other_layouts_are_not(seed):
-    mask = masks.document(heavy_tailed(seed), causal=True)
-    costs = visible_keys(mask)
-    ours, plain, zigzag = (
-        imbalance(attention_work(make(mask, DEGREE), costs)) for make in (balanced, contiguous, head_tail)
-    )
-    assert ours <= 1.05
-    assert plain > 1.5
-    if seed % 2:  # nor is the head-tail layout, unless one document takes nearly the whole row
-        assert zigzag > 1.4
+def test_work_on_heavy_tailed_documents_is_even_where_other_layouts_are_not():
+    found = {"balanced": [], "head-tail": [], "contiguous": []}
+    for seed in range(6):
+        mask = masks.document(heavy_tailed(seed), causal=True)
+        costs = visible_keys(mask)
+        for name, values in found.items():
+            values.append(imbalance(attention_work(make_layout(name, mask, DEGREE), costs)))
+    assert max(found["balanced"]) <= 1.05
+    assert np.mean(found["head-tail"]) > 1.4
+    assert np.mean(found["contiguous"]) > 1.8
 
 
 @pytest.mark.parametrize("name", ["full", "causal", "window", "global"])
