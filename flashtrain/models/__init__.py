@@ -3,8 +3,7 @@
 Public names, importable into any program: GPT2, GPT2Config, SIZES (gpt2.py), Attention (attention.py), Block
 (block.py), Trainable (trainable.py), GeluFeedForward, SwiGLUFeedForward (feed_forward.py), RotaryPositions,
 LearnedPositions (positions.py), KeyValueCache (cache.py), MemorySavings (memory_savings.py) and with_context
-(extension.py). spread.py is where a sequence over several devices comes in.
-Layers are built bottom up: positions and feed_forward know nothing of attention, attention nothing of
+(extension.py). Layers are built bottom up: positions and feed_forward know nothing of attention, attention nothing of
 blocks, blocks nothing of gpt2.
 """
 

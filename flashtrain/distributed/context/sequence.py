@@ -50,6 +50,7 @@ class ContextSequence:
         self._positions: Tensor | None = None
         self._ready: dict[tuple, tuple[Any, SharedAttention]] = {}
 
+    @torch.compiler.disable
     def positions(self, tokens: int, device: torch.device) -> Tensor:
         """(Bl, n) int64: where this rank's tokens stand in the sequence. UserError: another number of tokens."""
         self._check(tokens)
@@ -57,6 +58,7 @@ class ContextSequence:
             self._positions = self.layout.positions(self.group.rank).to(device)
         return self._positions
 
+    @torch.compiler.disable
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, mask: Mask | None, dropout: float
     ) -> Tensor:
@@ -95,7 +97,7 @@ def current() -> ContextSequence | None:
     return sequence if isinstance(sequence, ContextSequence) else None
 
 
-def whole(batch: Mapping[str, Tensor], name: str) -> Tensor:
+def whole(batch: Any, name: str) -> Tensor:
     """batch[name] as it was before the strategy dealt it to the ranks, (B, S, ...): what masks are made from.
 
         mask = masks.document(whole(batch, "documents"), causal=True)

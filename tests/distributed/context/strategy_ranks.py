@@ -12,6 +12,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from torch.utils.data import DataLoader, Dataset
 import flashtrain
 from flashtrain.distributed.context.sequence import mean_over_context, whole
 from flashtrain.models import GPT2, GPT2Config, MemorySavings, RotaryPositions
+from flashtrain.tasks import LanguageModel
 from flashtrain_kernels import masks
 
 VOCABULARY, CONTEXT, ROWS = 29, 45, 2
@@ -100,6 +102,16 @@ class DocumentTask(PlainTask):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         full = [getattr(p.grad, "full_tensor", lambda p=p: p.grad)() for p in self.model.parameters()]
         self.gradients.append([x for gradient in full for x in gradient.flatten().tolist()])
+
+
+class OurTask(LanguageModel):
+    """The language-modelling task of our own, with a document mask."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(2)
+        config = GPT2Config.of_size("demo", "modern", vocab_size=VOCABULARY, context=CONTEXT)
+        config = replace(config, layers=1, embed=16, ffn=24)
+        super().__init__(GPT2(config).double(), document_mask=True)
 
 
 class Rows(Dataset):
@@ -207,6 +219,14 @@ def trouble(folder: Path, rank: int, act: Callable[[], None], **options: Any) ->
     trainer(folder, max_steps=9, callbacks=[Trouble(rank, act)], strategy=watched, **options).fit(task, Loaders(80))
 
 
+def our_task(folder: Path, **options: Any) -> dict[str, Any]:
+    """Four steps of it; the logged losses are means of all ranks."""
+    task = OurTask()
+    fit = trainer(folder, max_steps=4, limit_val_batches=2, val_check_interval=4, log_every_n_steps=1, **options)
+    fit.fit(task, Loaders(40))
+    return {name: float(fit.callback_metrics[name]) for name in ("train_loss", "validation_loss", "gradient_norm")}
+
+
 def strategy(degree: int | None = None, **options: Any) -> flashtrain.ContextParallelStrategy:
     return flashtrain.ContextParallelStrategy(degree, timeout_seconds=120, **options)
 
@@ -230,6 +250,7 @@ def two(folder: Path, checkpoint: Path) -> None:
     quiet()
     found: dict[str, Any] = {"resumed": resumed(folder, 6, checkpoint, devices=2, strategy=strategy(2))}
     found["twenty"] = twenty_steps(folder, devices=2, strategy=strategy())
+    found["our task"] = our_task(folder, devices=2, strategy=strategy())
     (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
     trouble(folder, 1, partial(os._exit, 7), devices=2)
 

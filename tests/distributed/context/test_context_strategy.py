@@ -12,7 +12,7 @@ import pytest
 import pytorch_lightning as pl
 import strategy_ranks
 import torch
-from strategy_ranks import DocumentTask, PlainTask, begun, trainer, twenty_steps, whole_model
+from strategy_ranks import DocumentTask, PlainTask, begun, our_task, trainer, twenty_steps, whole_model
 
 import flashtrain
 from flashtrain.distributed.context.batches import BatchNames, deal_batch
@@ -53,6 +53,12 @@ def test_a_checkpoint_of_degree_four_goes_on_at_degree_two(four, two, tmp_path):
     expected = begun(tmp_path, 6)
     np.testing.assert_allclose(np.mean(four.found("begun"), axis=0), expected[:3], rtol=1e-12)
     np.testing.assert_allclose(np.mean(two.found("resumed"), axis=0), expected[3:], rtol=1e-12)
+
+
+def test_our_language_model_logs_what_one_process_logs(two, tmp_path):
+    expected = our_task(tmp_path)
+    for rank in two.found("our task"):
+        assert rank == pytest.approx(expected, rel=1e-5)  # Lightning keeps logged numbers in float32
 
 
 def test_a_stuck_rank_ends_the_job_and_is_named(four):
