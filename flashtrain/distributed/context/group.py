@@ -29,7 +29,8 @@ class ContextGroup:
     def parts(self, heads_degree: int) -> tuple[Any, Any]:
         """(the group that divides the heads, the group that forms a ring) of this rank, for U = heads_degree.
 
-        Where a new group is needed, every rank of this one must ask at the same point. UserError: U does not divide R.
+        Where new groups are needed, every rank of the job must ask at the same point (NCCL may split the communicator
+        of all of them). UserError: U does not divide R.
         """
         if heads_degree < 1 or self.size % heads_degree:
             raise UserError(
@@ -47,5 +48,5 @@ class ContextGroup:
         ring, place = divmod(self.rank, heads_degree)
         heads = [self.ranks[ring * heads_degree + other] for other in range(heads_degree)]
         around = [self.ranks[other * heads_degree + place] for other in range(self.size // heads_degree)]
-        # Only the members take part: other context groups of the job need not be at the same point.
+        # Each rank names its own two groups only; it need not know those of other context groups.
         return tuple(dist.new_group(ranks, use_local_synchronization=True) for ranks in (heads, around))

@@ -10,6 +10,7 @@ gradients and optimiser states over all of them.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import partial
@@ -131,6 +132,10 @@ class ContextParallelStrategy(ModelParallelStrategy):
 
     def setup(self, trainer: pl.Trainer) -> None:
         self._check_heads()  # of what configure_model built
+        for attention in self._attentions():
+            shared = math.gcd(attention.heads, self._degree)
+            if self.context is not None and shared < self._degree:
+                self.context.parts(shared)  # while all ranks of the job are at one point
         super().setup(trainer)
 
     def teardown(self) -> None:
@@ -154,12 +159,14 @@ class ContextParallelStrategy(ModelParallelStrategy):
             raise UserError(f"context_parallel {degree} on {world} devices. Possible: {fitting}.")
 
     def _check_heads(self) -> None:
-        for attention in self._module.modules():
-            if isinstance(attention, Attention):
-                choose_way(
-                    self.way, degree=self._degree, heads=attention.heads, kv_heads=attention.kv_heads,
-                    head_dim=attention.head_dim, held=1,
-                )  # fmt: skip
+        for attention in self._attentions():
+            choose_way(
+                self.way, degree=self._degree, heads=attention.heads, kv_heads=attention.kv_heads,
+                head_dim=attention.head_dim, held=1,
+            )  # fmt: skip
+
+    def _attentions(self) -> list[Attention]:
+        return [module for module in self._module.modules() if isinstance(module, Attention)]
 
     @property
     def _module(self) -> pl.LightningModule:
