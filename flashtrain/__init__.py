@@ -15,6 +15,7 @@ _PUBLIC = {
     "GPT2": "flashtrain.models",
     "GPT2Config": "flashtrain.models",
     "Attention": "flashtrain.models",
+    "ContextParallelStrategy": "flashtrain.distributed.context.strategy",
     "LanguageModel": "flashtrain.tasks",
     "TextDataModule": "flashtrain.data.datamodule",
     "Throughput": "flashtrain.training.throughput",
@@ -27,6 +28,7 @@ _PUBLIC = {
 __all__ = [
     "GPT2",
     "Attention",
+    "ContextParallelStrategy",
     "GPT2Config",
     "LanguageModel",
     "TextDataModule",
@@ -41,6 +43,7 @@ __all__ = [
 if TYPE_CHECKING:
     from flashtrain.__main__ import main
     from flashtrain.data.datamodule import TextDataModule
+    from flashtrain.distributed.context.strategy import ContextParallelStrategy
     from flashtrain.errors import UserError
     from flashtrain.generation import generate
     from flashtrain.models import GPT2, Attention, GPT2Config

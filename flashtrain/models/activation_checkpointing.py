@@ -25,8 +25,8 @@ _SDPA = (
     "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_fused_attention_overrideable",
 )
-_OURS = frozenset(FORWARDS)
-_ALL = _OURS | {getattr(torch.ops.aten, name).default for name in _SDPA if hasattr(torch.ops.aten, name)}
+_OURS = set(FORWARDS)
+_SDPA_OPERATORS = {getattr(torch.ops.aten, name).default for name in _SDPA if hasattr(torch.ops.aten, name)}
 
 
 def checkpointed(
@@ -50,6 +50,12 @@ def checkpointed(
         return checkpoint(again, x, **options)
 
 
+def keep_output_of(operator: Any) -> None:
+    """From now on selective checkpointing keeps this operator's outputs too: another attention of ours, that draws no
+    random numbers inside."""
+    _OURS.add(operator)
+
+
 def _keep_attention() -> Any:
     return create_selective_checkpoint_contexts(_policy)
 
@@ -61,7 +67,8 @@ def _keep_ours() -> Any:
 
 
 def _policy(context: Any, operator: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operator in _ALL else CheckpointPolicy.MUST_RECOMPUTE
+    kept = operator in _OURS or operator in _SDPA_OPERATORS
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.MUST_RECOMPUTE
 
 
 def _policy_ours(context: Any, operator: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:

@@ -17,6 +17,8 @@ from flashtrain.errors import UserError
 from flashtrain.models.attention_functions import AnyMask, attention_function, flash_packed_attention
 from flashtrain.models.cache import LayerCache, next_positions
 from flashtrain.models.packed_sequences import PackedSequences
+from flashtrain.models.spread import spread_sequence
+from flashtrain_kernels import BlockMask
 
 LARGEST_HEAD = 256
 
@@ -77,12 +79,14 @@ class Attention(nn.Module):
             later. Or the PackedSequences of one packed row, with `causal` as it is; without a cache.
         cache: keys and values of earlier tokens of the same rows, which these tokens see too and are added to; a mask
             is then of S queries and of all keys so far.
-        UserError: a mask of other sizes.
+        Where a row is spread over several devices (spread.py), x is this device's part, a mask is the whole row's, and
+        the computing is flash attention over the devices, whatever `attention` says. UserError: a mask of other sizes.
         """
         batch, tokens, _ = x.shape
         qkv = self.qkv(x).view(batch, tokens, self.heads + 2 * self.kv_heads, self.head_dim)
-        whole = self.rotary is None and self.kv_heads == self.heads and cache is None
-        if self.attention == "flash" and whole and not isinstance(mask, PackedSequences):
+        whole = cache is not None or spread_sequence() is None
+        plain = self.rotary is None and self.kv_heads == self.heads and cache is None
+        if self.attention == "flash" and plain and whole and not isinstance(mask, PackedSequences):
             packed = qkv.unflatten(2, (3, self.heads))
             out = flash_packed_attention(
                 packed, causal=self.causal, scale=self.scale, mask=mask, dropout=self.active_dropout
@@ -112,6 +116,14 @@ class Attention(nn.Module):
         if cache is not None:
             k, v = cache.append(k, v)
         options = {"causal": self.causal, "scale": self.scale, "dropout": self.active_dropout}
+        spread = spread_sequence() if cache is None else None
+        if spread is not None:
+            if isinstance(mask, PackedSequences | BlockMask):
+                raise UserError(
+                    f"a mask of type {type(mask).__name__} where a row is spread over devices. Possible: masks of "
+                    "flashtrain_kernels.masks, or a batch that is not spread."
+                )
+            return spread.attention(q, k, v, mask=mask, **options)
         if isinstance(mask, PackedSequences):
             return mask.attend(partial(self.inner, **options), q, k, v)
         return self.inner(q, k, v, mask=mask, **options)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flashtrain.errors import UserError
+from flashtrain.models.spread import spread_sequence
 
 
 class LayerCache:
@@ -55,6 +56,12 @@ class KeyValueCache:
 
 
 def next_positions(tokens: int, cache: KeyValueCache | LayerCache | None, device: torch.device) -> Tensor:
-    """Positions of the next tokens when none are given: counting on from the cache. int64, (1, S)."""
+    """Positions of the next tokens when none are given: counting on from the cache. int64, (1, S).
+
+    Of a sequence spread over several devices: where this device's tokens stand in it, (B or 1, S).
+    """
+    spread = spread_sequence()
+    if spread is not None and cache is None:
+        return spread.positions(tokens, device)
     start = cache.length if cache is not None else 0
     return torch.arange(start, start + tokens, device=device)[None]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flashtrain.data.batch import Batch
+from flashtrain.distributed.context.sequence import mean_over_context, whole
 from flashtrain.distributed.sharding import shard
 from flashtrain.models.gpt2 import GPT2
 from flashtrain.models.trainable import Trainable
@@ -103,9 +104,10 @@ class LanguageModel(TrainingTask):
         positions: Tensor | None = None
         mask: Mask | None = None
         if self.document_mask:
-            positions, mask = batch["positions"], masks.document(batch["documents"], causal=True)
+            # Of a sequence that several devices share, all of it: a mask says what all tokens see.
+            positions, mask = batch["positions"], masks.document(whole(batch, "documents"), causal=True)
         if not self._replays:
-            return self._loss(batch["tokens"], batch["labels"], positions=positions, mask=mask)
+            return mean_over_context(self._loss(batch["tokens"], batch["labels"], positions=positions, mask=mask))
         torch.compiler.cudagraph_mark_step_begin()
         # A replay writes its results where the last one did: what outlives the step is copied.
         return self._loss(batch["tokens"], batch["labels"], positions=positions, mask=mask).clone()

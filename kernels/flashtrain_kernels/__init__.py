@@ -4,6 +4,7 @@
     flash_attn_varlen_func, and the packed two of it            sequences packed into one row, (T, H, D)
     scaled_dot_product_attention                                torch's signature, (..., H, S, D)
     merge_attention                                             partial results through their log-sum-exp
+    attention_forward, attention_backward                       the two passes apart, over a part of the keys
     pad_input, unpad_input                                      padded batches to packed rows and back
     masks, block_mask                                           which query sees which key, as data
     explain                                                     what runs a call, in one line
@@ -24,6 +25,7 @@ from .masks import Documents, Mask, documents_from_cu_seqlens, documents_from_id
 from .merging import merge_attention
 from .ops import FORWARD, FORWARD_KVPACKED, FORWARD_QKVPACKED, FORWARDS
 from .padding import pad_input, unpad_input
+from .partial import attention_backward, attention_forward
 from .sdpa import scaled_dot_product_attention
 from .varlen import flash_attn_varlen_func, flash_attn_varlen_kvpacked_func, flash_attn_varlen_qkvpacked_func
 
@@ -36,6 +38,8 @@ __all__ = [
     "BlockMask",
     "Documents",
     "Mask",
+    "attention_backward",
+    "attention_forward",
     "block_mask",
     "block_sparse",
     "dispatch",

@@ -1,0 +1,180 @@
+"""Exact attention over a sequence that several ranks hold: the differentiable function, and what it prepares once.
+
+    out = context_attention(q, k, v, layout=layout, group=ContextGroup(), causal=True, way="ring")
+
+B batch, S sequence, n tokens a rank holds, H query heads, K key/value heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from flashtrain.distributed.context.call import Scores, Way
+from flashtrain.distributed.context.gather import GatherKeys
+from flashtrain.distributed.context.group import ContextGroup
+from flashtrain.distributed.context.heads import HeadsAndRings
+from flashtrain.distributed.context.layout import Layout
+from flashtrain.distributed.context.local_masks import check_whole, numbered
+from flashtrain.distributed.context.ways import ALL_GATHER, AUTO, Choice, choose_way
+from flashtrain.errors import UserError
+from flashtrain.models.activation_checkpointing import keep_output_of
+from flashtrain_kernels import Documents, Mask, masks
+
+
+class SharedAttention:
+    """One mask made ready for one way: made once a batch, and called by every layer with the same heads.
+
+    `choice` says which way and why.
+    """
+
+    def __init__(
+        self, mask: Mask, layout: Layout, group: ContextGroup, q: Tensor, k: Tensor, *, way: str = AUTO, dropout: bool
+    ) -> None:
+        if layout.degree != group.size:
+            raise UserError(f"a layout for {layout.degree} ranks in a group of {group.size}. Possible: as many ranks.")
+        check_whole(mask, layout.seqlen)
+        batch, held, heads, head_dim = q.shape
+        self.choice: Choice = choose_way(
+            way, degree=group.size, heads=heads, kv_heads=k.shape[2], head_dim=head_dim, held=batch * held,
+            bytes_each=q.element_size(),
+        )  # fmt: skip
+        self.held = held
+        self.group = group
+        if dropout:
+            mask = numbered(mask, batch)
+
+        def plan(part: Mask) -> Mask:
+            return part.planned(head_dim, q.dtype, rich=dropout)
+
+        self.way: Way
+        if self.choice.way == ALL_GATHER:
+            self.way = GatherKeys(layout, group, mask, plan)
+        else:
+            self.way = HeadsAndRings(layout, group, self.choice.heads_degree, mask, plan, dropout=dropout)
+        self.number = next(_numbers)
+        _prepared[self.number] = self
+
+    @torch.compiler.disable
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        softmax_scale: float | None = None,
+        dropout_p: float = 0.0,
+        dropout_seed: int | Tensor | None = None,
+    ) -> Tensor:
+        """q (B, n, H, D), k and v (B, n, K, D) of this rank -> (B, n, H, D); differentiable. See context_attention."""
+        if q.shape[1] != self.held:
+            raise UserError(f"{q.shape[1]} tokens on a rank of a layout of {self.held}. Possible: as the layout deals.")
+        scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+        seed = self._seed(dropout_seed, q.device) if dropout_p > 0 else None
+        return _Shared.apply(q, k, v, seed, self, scale, dropout_p)
+
+    def _seed(self, seed: int | Tensor | None, device: torch.device) -> Tensor:
+        """(1,) int64. One that is drawn is the first rank's everywhere: ranks' generators need not agree."""
+        if isinstance(seed, Tensor):
+            return seed.reshape(-1)[:1]
+        if seed is not None:
+            return torch.full((1,), seed, dtype=torch.int64, device=device)
+        drawn = torch.randint(0, 2**63 - 1, (1,), device=device, dtype=torch.int64)
+        dist.broadcast(drawn, group=self.group.group, group_src=0)
+        return drawn
+
+
+def context_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    layout: Layout,
+    group: ContextGroup,
+    mask: Mask | None = None,
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    documents: Documents | Tensor | None = None,
+    way: str = AUTO,
+    softmax_scale: float | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: int | Tensor | None = None,
+) -> Tensor:
+    """flash_attn_func's attention of a whole sequence, of which each rank of the group holds what the layout deals it.
+
+    q: (B, n, H, D), k and v: (B, n, K, D): this rank's tokens, n = layout.held; every rank must call this alike.
+    mask: of the whole sequence, in its order (flashtrain_kernels.masks); or instead of it causal, window (left, right)
+        and documents, of the whole sequence too. way: see ways.py; "auto" takes what moves least.
+    softmax_scale: default 1 / sqrt(D). dropout_p: the weights that one process with the same seed would drop are
+        dropped. dropout_seed: the same on all ranks; None: drawn by the first rank.
+
+    Returns (B, n, H, D), with gradients for q, k and v; padding tokens give 0 and receive none. Computed by
+    flashtrain_kernels on the positions in the whole sequence; partial results are added up in float32 at least.
+    Several layers with one mask share `SharedAttention`, which this makes anew at each call.
+    Raises UserError for a way that the heads do not divide into, and for sizes that do not belong together.
+    """
+    whole = whole_mask(layout.seqlen, q.device, mask=mask, causal=causal, window=window, documents=documents)
+    shared = SharedAttention(whole, layout, group, q, k, way=way, dropout=dropout_p > 0)
+    return shared(q, k, v, softmax_scale=softmax_scale, dropout_p=dropout_p, dropout_seed=dropout_seed)
+
+
+def whole_mask(
+    seqlen: int,
+    device: torch.device | str,
+    *,
+    mask: Mask | None = None,
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    documents: Documents | Tensor | None = None,
+) -> Mask:
+    """The mask itself, or the one that causal, window and documents describe. UserError: both were given."""
+    described = causal or tuple(window) != (-1, -1) or documents is not None
+    if mask is not None:
+        if described:
+            raise UserError("a mask together with causal, window or documents. Possible: either; a mask says it all.")
+        return mask
+    left, right = window
+    return masks.sliding_window(seqlen, (left, 0 if causal else right), documents=documents, device=device)
+
+
+# Operators know tensors and numbers: they find the rest by its number.
+_numbers = itertools.count()
+_prepared: weakref.WeakValueDictionary[int, SharedAttention] = weakref.WeakValueDictionary()
+
+torch.library.define(
+    "flashtrain::context_attention",
+    "(Tensor q, Tensor k, Tensor v, Tensor? seed, int number, float scale, float dropout) -> (Tensor, Tensor)",
+)
+CONTEXT_ATTENTION = torch.ops.flashtrain.context_attention.default
+
+
+@torch.library.impl("flashtrain::context_attention", ("cpu", "cuda"))
+def _forward(q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, number: int, scale: float, dropout: float) -> Any:
+    return _prepared[number].way.forward(q, k, v, Scores(scale, dropout, seed))
+
+
+# One operator for computing and communicating: selective checkpointing keeps what it returned and repeats neither.
+keep_output_of(CONTEXT_ATTENTION)
+
+
+class _Shared(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, shared: SharedAttention, scale: float, p: float
+    ) -> Tensor:
+        out, lse = CONTEXT_ATTENTION(q, k, v, seed, shared.number, scale, p)
+        ctx.save_for_backward(q, k, v, out, lse, seed)
+        ctx.shared, ctx.scale, ctx.dropout = shared, scale, p
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple:
+        q, k, v, out, lse, seed = ctx.saved_tensors
+        scores = Scores(ctx.scale, ctx.dropout, seed)
+        return (*ctx.shared.way.backward(dout, q, k, v, out, lse, scores), None, None, None, None)

@@ -1,0 +1,86 @@
+"""Dealing blocks of a sequence to ranks: equal numbers of blocks, nearly equal work.
+
+A block is a run of `block` tokens that begins at a multiple of it, so that a kernel's tile never joins far-apart
+tokens. Blocks are dealt the dearest first, each to the rank with the least work so far that has room (Graham's longest
+processing time rule, 1969; for packed documents: Zeppelin, arXiv 2509.21841, and MagiAttention, arXiv 2505.13211).
+Blocks that share a short document stay together as long as the work stays even.
+
+Everything is integer arithmetic on the host, in a fixed order: every rank computes the same plan.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+EVEN = 1.02  # blocks stay together only where the slowest rank then has at most so much more work than the mean
+LONGEST_UNIT = 8  # blocks that may stay together: larger units of a rank's some dozens could not be dealt evenly
+
+
+class Unit(NamedTuple):
+    """Blocks first .. first + blocks - 1 of a row, dealt together."""
+
+    first: int
+    blocks: int
+    cost: int
+
+
+def deal(costs: np.ndarray, cuts: np.ndarray, already: Sequence[int]) -> list[list[int]]:
+    """The blocks of each rank, ascending: at most ceil(blocks / ranks) each.
+
+    costs: (blocks,) integers. cuts: (blocks,) bool: whether the start of a block cuts a short document in two.
+    already: (ranks,) the work that each rank has from elsewhere (earlier rows of the batch).
+    """
+    ranks = len(already)
+    room = -(-len(costs) // ranks)
+    limit = LONGEST_UNIT if cuts.any() else 1
+    while True:
+        dealt, loads = _deal_units(_units(costs, cuts, limit), costs, room, already)
+        if limit == 1 or max(loads) * ranks <= EVEN * sum(loads):
+            return dealt
+        limit //= 2
+
+
+def _units(costs: np.ndarray, cuts: np.ndarray, limit: int) -> list[Unit]:
+    units: list[Unit] = []
+    for index, cost in enumerate(costs.tolist()):
+        last = units[-1] if units else None
+        if last is not None and cuts[index] and last.blocks < limit:
+            units[-1] = Unit(last.first, last.blocks + 1, last.cost + cost)
+        else:
+            units.append(Unit(index, 1, cost))
+    return units
+
+
+def _deal_units(
+    units: list[Unit], costs: np.ndarray, room: int, already: Sequence[int]
+) -> tuple[list[list[int]], list[int]]:
+    """room: blocks that a rank may hold."""
+    ranks = len(already)
+    blocks: list[list[int]] = [[] for _ in range(ranks)]
+    heap = [(work, rank) for rank, work in enumerate(already)]
+    heapq.heapify(heap)
+    # Dearest first; a unit that fits nowhere whole comes back as its blocks.
+    queue = [(-unit.cost, unit.first, unit.blocks) for unit in units]
+    heapq.heapify(queue)
+    while queue:
+        cost, first, count = heapq.heappop(queue)
+        passed = []
+        while heap and len(blocks[heap[0][1]]) + count > room:
+            passed.append(heapq.heappop(heap))
+        if heap:
+            work, rank = heap[0]
+            blocks[rank].extend(range(first, first + count))
+            heapq.heapreplace(heap, (work - cost, rank))
+        else:
+            for index in range(first, first + count):
+                heapq.heappush(queue, (-int(costs[index]), index, 1))
+        for entry in passed:
+            heapq.heappush(heap, entry)
+    loads = [0] * ranks
+    for work, rank in heap:
+        loads[rank] = work
+    return [sorted(each) for each in blocks], loads

@@ -1,0 +1,74 @@
+"""What every way of sharing attention has in common: one layer's inputs on this rank, and the kernels' two passes.
+
+B batch, n tokens a rank holds, m tokens of the ranks that divide the heads, H query heads, K key/value heads, D head
+dimension.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from flashtrain_kernels import Mask, attention_backward, attention_forward
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How scores become weights. scale: of q k^T. dropout: probability; seed: (1,) int64, the same on all ranks."""
+
+    scale: float
+    dropout: float = 0.0
+    seed: Tensor | None = None
+
+    def seed_of(self, first_head: int) -> Tensor | None:
+        """The kernels' seed for a call whose head 0 is the model's `first_head`: the same weights are dropped."""
+        if self.seed is None:
+            return None
+        offsets = self.seed.new_zeros(1), self.seed.new_full((1,), first_head)
+        return torch.cat((self.seed.reshape(1), *offsets))
+
+
+class Way(Protocol):
+    """One way of computing attention over a sequence that several ranks hold. Every rank must call it alike."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
+        """q (B, n, H, D), k and v (B, n, K, D) of this rank -> out (B, n, H, D), and the log-sum-exp for backward."""
+
+    def backward(
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(dq, dk, dv) of this rank's tokens, in the shapes and dtypes of q, k and v."""
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores, first_head: int = 0) -> tuple[Tensor, Tensor]:
+    """(out, lse) of the local attention."""
+    return attention_forward(
+        q, k, v, mask=mask, softmax_scale=scores.scale, dropout_p=scores.dropout,
+        dropout_seed=scores.seed_of(first_head),
+    )  # fmt: skip
+
+
+def backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    mask: Mask,
+    scores: Scores,
+    first_head: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dq, dk, dv) of the local attention, given out and lse over all keys."""
+    return attention_backward(
+        dout, q, k, v, out, lse, mask=mask, softmax_scale=scores.scale, dropout_p=scores.dropout,
+        dropout_seed=scores.seed_of(first_head),
+    )  # fmt: skip
+
+
+def summing_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What partial results are added up in: float32 at least."""
+    return torch.promote_types(dtype, torch.float32)

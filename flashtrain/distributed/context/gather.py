@@ -1,0 +1,128 @@
+"""All-gather of keys and values, some heads at a time: the next heads come while these are computed.
+
+As in Llama 3's context parallelism (Grattafiori et al. 2024, arXiv 2407.21783, section 3.3.2), with the gather in
+pieces. Each rank computes its own queries against the whole sequence's keys, which the gather puts into the sequence's
+order; the gradients of keys and values are added up over the ranks by a reduce-scatter in float32.
+
+B batch, n tokens a rank holds, R ranks, S sequence, H query heads, K key/value heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from flashtrain.distributed.context import call
+from flashtrain.distributed.context.call import Scores, summing_dtype
+from flashtrain.distributed.context.group import ContextGroup
+from flashtrain.distributed.context.layout import Layout, take
+from flashtrain.distributed.context.local_masks import part
+from flashtrain_kernels import Mask
+
+# torch 2.13 renamed both and warns at the old names.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+MOST_PIECES = 4  # of the key/value heads: two pieces are in memory at a time, and small messages are slow
+
+
+class GatherKeys:
+    """Keys and values gathered from all ranks.
+
+    mask: of the whole sequence; plan: makes a part of it ready for the kernels.
+    """
+
+    def __init__(self, layout: Layout, group: ContextGroup, mask: Mask, plan: Any) -> None:
+        device = mask.queries.device
+        self.group = group.group
+        self.size = group.size
+        self.places = layout.places.to(device)
+        self.tokens = layout.tokens.flatten(1).to(device)
+        self.mask = plan(part(mask, layout.tokens[:, group.rank], None, positions=False))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
+        """See Way. The log-sum-exp is of this rank's tokens, (B, H, n)."""
+        outs, lses = [], []
+        pieces = _pieces(q.shape[2], k.shape[2])
+        coming = self._gather(k, v, pieces[0])
+        for index, piece in enumerate(pieces):
+            keys, values = self._gathered(coming)
+            if index + 1 < len(pieces):
+                coming = self._gather(k, v, pieces[index + 1])
+            out, lse = call.forward(q[:, :, piece.queries], keys, values, self.mask, scores, piece.queries.start)
+            outs.append(out)
+            lses.append(lse)
+        return torch.cat(outs, 2), torch.cat(lses, 1)
+
+    def backward(
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See Way."""
+        pieces = _pieces(q.shape[2], k.shape[2])
+        coming = self._gather(k, v, pieces[0])
+        dqs, sums = [], []
+        for index, piece in enumerate(pieces):
+            keys, values = self._gathered(coming)
+            if index + 1 < len(pieces):
+                coming = self._gather(k, v, pieces[index + 1])
+            own = piece.queries
+            dq, dk, dv = call.backward(
+                dout[:, :, own], q[:, :, own], keys, values, out[:, :, own], lse[:, own].contiguous(), self.mask,
+                scores, own.start,
+            )  # fmt: skip
+            dqs.append(dq)
+            sums.append(self._reduce(torch.stack((dk, dv), 2)))
+        # Every sum is awaited only now: it was made while the next piece was computed.
+        both = torch.cat([x.arrived() for x in sums], 3)
+        return torch.cat(dqs, 2), both[:, :, 0].to(k.dtype), both[:, :, 1].to(v.dtype)
+
+    def _gather(self, k: Tensor, v: Tensor, piece: _Piece) -> _Coming:
+        """Start gathering some heads of all ranks' keys and values: (R, B, n, 2, heads, D)."""
+        held = torch.stack((k[:, :, piece.keys], v[:, :, piece.keys]), 2)
+        gathered = held.new_empty((self.size * held.shape[0], *held.shape[1:]))
+        work = _all_gather(gathered, held, group=self.group, async_op=True)
+        return _Coming(gathered.unflatten(0, (self.size, -1)), held, work)
+
+    def _gathered(self, coming: _Coming) -> tuple[Tensor, Tensor]:
+        """The keys and the values in the sequence's order, (B, S, heads, D) each."""
+        joined = coming.arrived().movedim(0, 1).flatten(1, 2)
+        keys, values = take(joined, self.places).unbind(2)
+        return keys, values
+
+    def _reduce(self, gradients: Tensor) -> _Coming:
+        """Start adding up gradients (B, S, 2, heads, D) over the ranks: each gets those of its tokens (B, n, ...)."""
+        exact = gradients.to(summing_dtype(gradients.dtype))
+        padding = (self.tokens < 0)[..., None, None, None]
+        dealt = take(exact, self.tokens.clamp(min=0)).masked_fill(padding, 0)
+        sent = dealt.unflatten(1, (self.size, -1)).movedim(1, 0).flatten(0, 1).contiguous()
+        received = sent.new_empty((sent.shape[0] // self.size, *sent.shape[1:]))
+        work = _reduce_scatter(received, sent, group=self.group, async_op=True)
+        return _Coming(received, sent, work)
+
+
+class _Piece:
+    """Some key/value heads, and the query heads that read them."""
+
+    def __init__(self, first: int, past: int, group: int) -> None:
+        self.keys = slice(first, past)
+        self.queries = slice(first * group, past * group)
+
+
+def _pieces(heads: int, kv_heads: int) -> list[_Piece]:
+    count = max(pieces for pieces in range(1, MOST_PIECES + 1) if kv_heads % pieces == 0)
+    each, group = kv_heads // count, heads // kv_heads
+    return [_Piece(index * each, (index + 1) * each, group) for index in range(count)]
+
+
+class _Coming:
+    """The result of a collective under way, and its input, which must live until then."""
+
+    def __init__(self, result: Tensor, given: Tensor, work: Any) -> None:
+        self._result, self._given, self._work = result, given, work
+
+    def arrived(self) -> Tensor:
+        self._work.wait()
+        return self._result

@@ -1,0 +1,141 @@
+"""All-to-all over heads, and the hybrid of it with a ring: every rank gets all tokens for some of the heads.
+
+DeepSpeed-Ulysses (Jacobs et al. 2023, arXiv 2309.14509); with a ring over what is left, where the heads do not divide
+(USP, Fang and Zhao 2024, arXiv 2405.07719: 12 heads on 8 ranks as 4 x 2). With one rank for the heads it is the ring
+alone; with one rank a ring it is the all-to-all alone: the local call is the unchanged kernel on the unchanged mask.
+
+B batch, n tokens a rank holds, U ranks that divide the heads, m tokens these hold together, H query heads, K key/value
+heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from flashtrain.distributed.context.call import Scores, summing_dtype
+from flashtrain.distributed.context.group import ContextGroup
+from flashtrain.distributed.context.layout import Layout, take
+from flashtrain.distributed.context.local_masks import part
+from flashtrain.distributed.context.ring import Ring
+from flashtrain_kernels import Mask
+
+
+class HeadsAndRings:
+    """Divides the heads over `heads_degree` neighbouring ranks, and passes keys and values around the rest.
+
+    mask: of the whole sequence; plan: makes a part of it ready for the kernels. dropout: whether weights are dropped.
+    """
+
+    def __init__(
+        self, layout: Layout, group: ContextGroup, heads_degree: int, mask: Mask, plan: Any, *, dropout: bool
+    ) -> None:
+        self.degree = heads_degree
+        self.group, ring_group = group.parts(heads_degree)
+        device = mask.queries.device
+        rings = group.size // heads_degree
+        mine = group.rank // heads_degree
+        if rings == 1:
+            # All tokens come together: in the sequence's own order, without padding, under the mask itself.
+            self.order: Tensor | None = layout.places.to(device)
+            self.back: Tensor | None = _inverse(self.order, layout.degree * layout.held)
+            self.ring = Ring(None, [plan(mask)])
+            return
+        tokens = [_held_by(layout, ring, heads_degree) for ring in range(rings)]
+        order = _ascending(tokens[mine])
+        together = heads_degree > 1
+        self.order = order.to(device) if together else None
+        self.back = _inverse(order, order.shape[1]).to(device) if together else None
+        ascending = [each.gather(1, _ascending(each)).to(device) for each in tokens]
+        parts = [plan(part(mask, ascending[mine], keys, positions=dropout)) for keys in ascending]
+        self.ring = Ring(ring_group, parts)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
+        """See Way. The log-sum-exp is of this rank's heads and all their tokens, (B, H / U, m)."""
+        if self.degree == 1:
+            return self.ring.forward(q, k, v, scores)
+        q, k, v = self._to_heads(q, *self._repeated(k, v))
+        out, lse = self.ring.forward(q, k, v, scores, self._first_head(q))
+        return self._to_tokens(out)[0], lse
+
+    def backward(
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See Way."""
+        if self.degree == 1:
+            return self.ring.backward(dout, q, k, v, out, lse, scores)
+        kv_heads = k.shape[2]
+        # Exchanged anew instead of being kept: it costs a fraction of the computing, and no memory between the passes.
+        q, k, v, out, dout = self._to_heads(q, *self._repeated(k, v), out, dout)
+        gradients = self.ring.backward(dout, q, k, v, out, lse, scores, self._first_head(q))
+        dq, dk, dv = self._to_tokens(*gradients)
+        return dq, _summed(dk, kv_heads), _summed(dv, kv_heads)
+
+    def _first_head(self, q: Tensor) -> int:
+        return dist.get_rank(self.group) * q.shape[2]
+
+    def _repeated(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Key/value heads repeated until every rank gets as many, each right for its query heads."""
+        heads = tensors[0].shape[2]
+        copies = math.lcm(heads, self.degree) // heads
+        return tuple(x if copies == 1 else x.repeat_interleave(copies, 2) for x in tensors)
+
+    def _to_heads(self, *tensors: Tensor) -> list[Tensor]:
+        """Tensors (B, n, heads, D) of this rank's tokens -> (B, m, heads / U, D) of this rank's heads, ascending."""
+        apart = [x.unflatten(2, (self.degree, -1)) for x in tensors]
+        counts = [x.shape[3] for x in apart]
+        received = self._exchanged(torch.cat(apart, 3).movedim(2, 0))  # (U, B, n, heads / U of all tensors, D)
+        joined = received.movedim(0, 1).flatten(1, 2)
+        if self.order is not None:
+            joined = take(joined, self.order)
+        return list(joined.split(counts, 2))
+
+    def _to_tokens(self, *tensors: Tensor) -> list[Tensor]:
+        """The inverse."""
+        counts = [x.shape[2] for x in tensors]
+        joined = torch.cat(tensors, 2) if len(tensors) > 1 else tensors[0]
+        if self.back is not None:
+            joined = _put_back(joined, self.back)
+        received = self._exchanged(joined.unflatten(1, (self.degree, -1)).movedim(1, 0))
+        apart = received.split(counts, 3)  # (U, B, n, heads / U, D) each
+        return [x.movedim(0, 2).flatten(2, 3) for x in apart]
+
+    def _exchanged(self, x: Tensor) -> Tensor:
+        """x (U, ...): piece u goes to rank u; piece u of the result came from it."""
+        x = x.contiguous()
+        received = torch.empty_like(x)
+        dist.all_to_all_single(received, x, group=self.group)
+        return received
+
+
+def _held_by(layout: Layout, ring: int, degree: int) -> Tensor:
+    """(Bl, U * n): the tokens of the ranks of one ring index, one rank after the other."""
+    return layout.tokens[:, ring * degree : (ring + 1) * degree].flatten(1)
+
+
+def _ascending(tokens: Tensor) -> Tensor:
+    """The order that makes tokens (Bl, p) ascending, padding last."""
+    return torch.where(tokens < 0, torch.iinfo(torch.int64).max, tokens).argsort(dim=1, stable=True)
+
+
+def _inverse(order: Tensor, length: int) -> Tensor:
+    """order (Bl, m): places among `length` -> (Bl, length): where each place is in the order, -1 for nowhere."""
+    inverse = torch.full((order.shape[0], length), -1, dtype=torch.int64, device=order.device)
+    index = torch.arange(order.shape[1], device=order.device).expand(order.shape[0], -1)
+    return inverse.scatter_(1, order, index)
+
+
+def _put_back(x: Tensor, back: Tensor) -> Tensor:
+    """x (B, m, heads, D) at back (Bl, length), 0 where that is -1."""
+    return take(x, back.clamp(min=0)).masked_fill((back < 0)[..., None, None], 0)
+
+
+def _summed(gradient: Tensor, heads: int) -> Tensor:
+    """The gradient of repeated heads (B, n, copies * heads, D) -> (B, n, heads, D)."""
+    if gradient.shape[2] == heads:
+        return gradient
+    return gradient.unflatten(2, (heads, -1)).sum(3, dtype=summing_dtype(gradient.dtype)).to(gradient.dtype)

@@ -1,0 +1,285 @@
+"""One sequence over several devices as a Lightning strategy.
+
+    trainer = Trainer(devices=8, strategy=flashtrain.ContextParallelStrategy(context_parallel_size=8))
+
+The module's attention is flashtrain.models.Attention (or GPT2, which is made of it); nothing else of it has to change.
+The devices are a mesh data x context: ranks of one data index share their sequences, and FSDP2 shards weights,
+gradients and optimiser states over all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from lightning_fabric.utilities.load import _METADATA_FILENAME
+from pytorch_lightning.strategies import ModelParallelStrategy
+from pytorch_lightning.utilities.model_helpers import is_overridden
+from torch import Tensor
+
+from flashtrain.distributed.context.batches import BatchNames, deal_batch, same_everywhere
+from flashtrain.distributed.context.group import ContextGroup
+from flashtrain.distributed.context.layout import LAYOUTS
+from flashtrain.distributed.context.sequence import ContextSequence
+from flashtrain.distributed.context.watchdog import Watchdog
+from flashtrain.distributed.context.ways import AUTO, WAYS, choose_way
+from flashtrain.distributed.sharding import DATA_PARALLEL, shard
+from flashtrain.errors import UserError, unknown
+from flashtrain.models.attention import Attention
+from flashtrain.models.spread import spread_over
+from flashtrain.training.checkpoints import readable_checkpoint_errors
+
+DATA, CONTEXT = "data", "context"
+
+
+class ContextParallelStrategy(ModelParallelStrategy):
+    """Deals every sequence of a batch to `context_parallel_size` devices, exactly: the losses are one device's.
+
+    context_parallel_size: devices that share a sequence; None: all of them. The others hold other samples.
+    way: "all-to-all", "all-gather", "ring", "hybrid" or "auto" (ways.py). layout: "balanced", "head-tail" or
+    "contiguous" (layout.py). tokens, labels, documents: the names, in a batch that is a dictionary, of what says how
+    long the sequence is, of the labels (B, S), already shifted, of which -100 is not counted, and of document ids, by
+    which the work is balanced. causal: what it is balanced for.
+    timeout_seconds: after which a stuck rank ends the job, a dead one within a minute (watchdog.py); None: no watching.
+    save_distributed_checkpoint: a folder written by all ranks (torch.distributed.checkpoint), or one file gathered on
+    rank 0; either can be resumed on another number of devices and at another degree.
+
+    What training_step returns counts as the mean over the rank's labels, and is weighted so that gradients are those
+    of the mean over all labels of the micro-batch, on all devices. A step that logs
+    its loss wraps it in `mean_over_context`. A mask is made from the whole sequence, `whole(batch, "documents")`.
+    configure_model shards the module over `self.device_mesh` (one dimension, data_parallel, all devices); without one
+    each of the module's children is sharded, block by block where it has `blocks`.
+    Raises UserError for names that do not exist, and, before anything is built, for degrees that do not fit the devices
+    or the heads.
+    """
+
+    def __init__(
+        self,
+        context_parallel_size: int | None = None,
+        *,
+        way: str = AUTO,
+        layout: str = "balanced",
+        tokens: str = "tokens",
+        labels: str = "labels",
+        documents: str | None = "documents",
+        causal: bool = True,
+        timeout_seconds: float | None = 1800.0,
+        save_distributed_checkpoint: bool = True,
+        **options: Any,
+    ) -> None:
+        # The base class's sizes describe another mesh, which is never made.
+        super().__init__(1, 1, save_distributed_checkpoint=save_distributed_checkpoint, **options)
+        if context_parallel_size is not None and context_parallel_size < 1:
+            raise UserError(f"context_parallel {context_parallel_size}. Possible: 1 or more.")
+        if way not in (AUTO, *WAYS):
+            raise unknown("way of context parallelism", way, (AUTO, *WAYS))
+        if layout not in LAYOUTS:
+            raise unknown("context layout", layout, LAYOUTS)
+        self.context_parallel_size = context_parallel_size
+        self.way = way
+        self.layout = layout
+        self.causal = causal
+        self.names = BatchNames(tokens, labels, documents)
+        self.watchdog = None if timeout_seconds is None else Watchdog(timeout_seconds)
+        self.context: ContextGroup | None = None
+        self.sequence: ContextSequence | None = None
+        self._data_rank = 0
+        self._data_group: Any = None
+        self._compared = False
+
+    # --- the devices --------------------------------------------------------------------------------------------
+
+    @property
+    def data_ranks(self) -> int:
+        """How many groups of devices hold different samples."""
+        return self.num_nodes * self.num_processes // self._degree
+
+    @property
+    def _degree(self) -> int:
+        return self.context_parallel_size or self.num_nodes * self.num_processes
+
+    def setup_environment(self) -> None:
+        """Check that the degree fits devices and heads; then join the ranks and make the mesh data x context."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        self._check_devices()
+        self._check_heads()
+        self._setup_distributed()
+        kind = self.root_device.type
+        mesh = init_device_mesh(kind, (self.data_ranks, self._degree), mesh_dim_names=(DATA, CONTEXT))
+        self.context = ContextGroup(mesh.get_group(CONTEXT))
+        self._data_rank, self._data_group = mesh.get_local_rank(DATA), mesh.get_group(DATA)
+        # The mesh that modules shard themselves over: all devices, whatever they share.
+        self._device_mesh = init_device_mesh(kind, (self.world_size,), mesh_dim_names=(DATA_PARALLEL,))
+        module = self._module
+        module._device_mesh = self._device_mesh
+        if not is_overridden("configure_model", module):
+            module.configure_model = partial(_shard_children, module)  # type: ignore[method-assign]
+        if self.watchdog is not None:
+            self.watchdog.start()
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """Ranks that share a sequence are given the same samples."""
+        return {"num_replicas": self.data_ranks, "rank": self._data_rank}
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        self._check_heads()  # of what configure_model built
+        for attention in self._attentions():
+            shared = math.gcd(attention.heads, self._degree)
+            if self.context is not None and shared < self._degree:
+                self.context.parts(shared)  # while all ranks of the job are at one point
+        super().setup(trainer)
+
+    def teardown(self) -> None:
+        if self.watchdog is not None:
+            self.watchdog.stop()
+        self.sequence = None
+        super().teardown()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Who broke off a collective is named; any other failure of this rank the other ranks are told."""
+        if self.watchdog is not None and self.context is not None:
+            if _broke_off(exception):
+                self.watchdog.await_verdict()
+            self.watchdog.stop(_first_line(exception))
+        super().on_exception(exception)
+
+    def _check_devices(self) -> None:
+        world, degree = self.num_nodes * self.num_processes, self._degree
+        if world % degree:
+            fitting = ", ".join(str(number) for number in range(1, world + 1) if world % number == 0)
+            raise UserError(f"context_parallel {degree} on {world} devices. Possible: {fitting}.")
+
+    def _check_heads(self) -> None:
+        for attention in self._attentions():
+            choose_way(
+                self.way, degree=self._degree, heads=attention.heads, kv_heads=attention.kv_heads,
+                head_dim=attention.head_dim, held=1,
+            )  # fmt: skip
+
+    def _attentions(self) -> list[Attention]:
+        return [module for module in self._module.modules() if isinstance(module, Attention)]
+
+    @property
+    def _module(self) -> pl.LightningModule:
+        if self.lightning_module is None:
+            raise RuntimeError("the strategy has no module yet")
+        return self.lightning_module
+
+    # --- a step -------------------------------------------------------------------------------------------------
+
+    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        """This rank's part of the batch, on its device: the rest is never copied there."""
+        self._mark("a batch")
+        if self.context is None:
+            raise RuntimeError("batches come after the environment is set up")
+        if not self._compared:
+            same_everywhere(batch, self.names, self.context, self.root_device)
+            self._compared = True
+        part, self.sequence = deal_batch(
+            batch, self.context, self.names, layout=self.layout, way=self.way, causal=self.causal
+        )
+        if self.data_ranks > 1:
+            self.sequence.weight = self._weight_among_all(*self.sequence.counted)
+        return super().batch_to_device(part, device, dataloader_idx)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        self._mark(f"training step {self._module.global_step + 1}")
+        with self._spread():
+            output = super().training_step(*args, **kwargs)
+            return self._weighted(output)
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        self._mark("a validation step")
+        with self._spread():
+            return super().validation_step(*args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        self._mark("a test step")
+        with self._spread():
+            return super().test_step(*args, **kwargs)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        self._mark("a prediction step")
+        with self._spread():
+            return super().predict_step(*args, **kwargs)
+
+    def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
+        self._mark(f"backward of step {self._module.global_step + 1}")
+        with self._spread():  # activation checkpointing computes blocks again
+            return super().backward(closure_loss, optimizer, *args, **kwargs)
+
+    def _weight_among_all(self, here: int, together: int) -> Tensor:
+        """Labels here over the mean of all devices: a sum over the data ranks, for which the host does not wait."""
+        total = torch.tensor([float(together)], device=self.root_device, dtype=torch.float64)
+        torch.distributed.all_reduce(total, group=self._data_group)
+        weight = self.world_size * here / total.clamp(min=1.0)[0]
+        return weight if self.root_device.type == "cpu" else weight.float()
+
+    def _spread(self) -> AbstractContextManager[None]:
+        return spread_over(self.sequence)
+
+    def _weighted(self, output: Any) -> Any:
+        sequence = self.sequence
+        if sequence is None or sequence.weighted:
+            return output
+        if isinstance(output, Tensor):
+            return output * sequence.weight
+        if isinstance(output, Mapping) and isinstance(output.get("loss"), Tensor):
+            return {**output, "loss": output["loss"] * sequence.weight}
+        return output
+
+    # --- checkpoints --------------------------------------------------------------------------------------------
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
+        self._mark("saving a checkpoint")
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+        """Tensors and plain values only: a checkpoint cannot run code."""
+        self._mark("loading a checkpoint")
+        path = Path(checkpoint_path)
+        # A folder is written rank by rank, and its file of plain values last.
+        whole_folder = (path / _METADATA_FILENAME).is_file()
+        with contextlib.nullcontext() if whole_folder else readable_checkpoint_errors(path):
+            return super().load_checkpoint(checkpoint_path, weights_only=True)
+
+    def _mark(self, doing: str) -> None:
+        if self.watchdog is not None:
+            self.watchdog.mark(doing)
+
+
+def _broke_off(exception: BaseException) -> bool:
+    """Whether it is a collective's: NCCL's have a type of their own, gloo's only a text."""
+    return isinstance(exception, torch.distributed.DistError) or (
+        isinstance(exception, RuntimeError) and any(word in str(exception) for word in ("gloo", "Gloo", "NCCL"))
+    )
+
+
+def _first_line(exception: BaseException) -> str:
+    return (str(exception).splitlines() or [type(exception).__name__])[0][:200]
+
+
+def _shard_children(module: pl.LightningModule) -> None:
+    """What configure_model does for a module that has none. UserError: parameters outside of its children."""
+    own = [name for name, _ in module.named_parameters(recurse=False)]
+    if own:
+        raise UserError(
+            f"{type(module).__name__} has parameters of its own ({', '.join(own)}). Possible: a configure_model that "
+            "shards them over self.device_mesh, or parameters in submodules only."
+        )
+    from torch.distributed.fsdp import FSDPModule
+
+    for child in module.children():
+        if isinstance(child, FSDPModule) or not any(True for _ in child.parameters()):
+            continue
+        blocks = getattr(child, "blocks", [])
+        shard(child, module.device_mesh, str(module.trainer.precision), blocks=blocks)

@@ -1,0 +1,146 @@
+"""What each of four gloo ranks does for test_exact_attention.py: every case, one after the other.
+
+python attention_ranks.py FOLDER      writes FOLDER/RANK.json: {case: {what: largest error} or a message}
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from flashtrain.distributed.context.attention import context_attention
+from flashtrain.distributed.context.group import ContextGroup
+from flashtrain.distributed.context.layout import Layout, balanced, make_layout
+from flashtrain_kernels import documents_from_cu_seqlens, flash_attn_func, masks
+from flashtrain_kernels.masks import Mask
+
+LENGTH = 45  # odd: no degree and no block divides it
+SEED = 11
+WAYS = ("all-to-all", "all-gather", "ring", "hybrid")
+HEADS = {"MHA": 1, "GQA": 2, "MQA": None}  # query heads a key head
+
+
+def mask_of(name: str) -> Mask:
+    """The masks by name; those of documents have two rows that differ."""
+    documents = torch.tensor([[0] * 7 + [1] * 23 + [2] * 15, [0] * 1 + [1] * 2 + [2] * 42])
+    segments = torch.arange(LENGTH).expand(2, -1) // 6
+    made = {
+        "full": lambda: masks.full(LENGTH),
+        "causal": lambda: masks.causal(LENGTH),
+        "full document": lambda: masks.document(documents, causal=False),
+        "causal document": lambda: masks.document(documents, causal=True),
+        "full window": lambda: masks.sliding_window(LENGTH, (5, 4)),
+        "causal window": lambda: masks.sliding_window(LENGTH, (7, 0), documents=documents),
+        "shared question": lambda: masks.shared_question(segments, documents=documents),
+        "global window": lambda: masks.global_window(LENGTH, 3, (4, 4)),
+        "causal blockwise": lambda: masks.causal_blockwise(segments),
+        "prefix-LM": lambda: masks.prefix_lm(torch.tensor([9, 31]), seqlen=LENGTH),
+        "prefix-LM document": lambda: masks.prefix_lm(torch.full((2, LENGTH), 4), documents=documents),
+        "block-causal document": lambda: masks.block_causal(4, documents),
+        # Tokens past the ninth belong to no document: whole ranks see nothing.
+        "blind ranks": lambda: masks.document(documents_from_cu_seqlens(torch.tensor([0, 9]), LENGTH), causal=True),
+    }
+    return made[name]()
+
+
+MASKS = (
+    "full", "causal", "full document", "causal document", "full window", "causal window", "shared question",
+    "global window", "causal blockwise", "prefix-LM", "prefix-LM document", "block-causal document", "blind ranks",
+)  # fmt: skip
+
+
+class Case(NamedTuple):
+    """dropout: of the weights. layout: a name, or a block size."""
+
+    way: str
+    mask: str
+    heads: str = "MHA"
+    degree: int = 4
+    layout: str = "4"
+    dropout: float = 0.0
+
+    def __str__(self) -> str:
+        extra = f", {self.layout}" if self.layout != "4" else ""
+        dropout = ", dropout" if self.dropout else ""
+        return f"{self.way}, {self.mask}, {self.heads}, {self.degree} ranks{extra}{dropout}"
+
+
+def cases() -> Iterator[Case]:
+    """Every case there is."""
+    for way, mask, heads in itertools.product(WAYS, MASKS, HEADS):
+        yield Case(way, mask, heads)
+    for way in WAYS:
+        for mask in ("causal", "causal document", "shared question"):
+            yield Case(way, mask, "GQA", dropout=0.3)
+        yield Case(way, "blind ranks", layout="contiguous")
+        yield Case(way, "causal", layout="head-tail")
+        if way != "hybrid":
+            yield Case(way, "causal document", "GQA", degree=2)
+
+
+def layout_of(case: Case, mask: Mask) -> Layout:
+    if case.layout.isdigit():
+        return balanced(mask, case.degree, block=int(case.layout))
+    return make_layout(case.layout, mask, case.degree)
+
+
+@cache
+def one_process(mask: str, heads: int, kv_heads: int, dropout: float) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """(q, k, v and out's gradient, out and the gradients of q, k and v): what every way of this case must give."""
+    generator = torch.Generator().manual_seed(heads)
+
+    def random(count: int) -> torch.Tensor:
+        return torch.randn(2, LENGTH, count, 4, dtype=torch.float64, generator=generator)
+
+    whole = random(heads), random(kv_heads), random(kv_heads)
+    dout = random(heads)
+    leaves = [x.clone().requires_grad_() for x in whole]
+    expected = flash_attn_func(*leaves, mask=mask_of(mask), dropout_p=dropout, dropout_seed=SEED)
+    return [*whole, dout], [expected.detach(), *torch.autograd.grad(expected, leaves, dout)]
+
+
+def errors(case: Case, group: ContextGroup) -> dict[str, float]:
+    """How far this rank's output and gradients are from one process's."""
+    mask = mask_of(case.mask)
+    heads = 6 if case.way == "hybrid" else 4
+    (*whole, dout), exact = one_process(case.mask, heads, heads // (HEADS[case.heads] or heads), case.dropout)
+    layout = layout_of(case, mask)
+    mine = [layout.shard(x, group.rank).requires_grad_() for x in whole]
+    out = context_attention(
+        *mine, layout=layout, group=group, mask=mask, way=case.way, dropout_p=case.dropout, dropout_seed=SEED
+    )
+    # What padding's output is given as a gradient must reach nothing.
+    given = layout.shard(dout, group.rank, fill=7.0)
+    ours = [out, *torch.autograd.grad(out, mine, given)]
+    return {
+        name: (one - layout.shard(other, group.rank)).abs().max().item()
+        for name, one, other in zip(("out", "dq", "dk", "dv"), ours, exact, strict=True)
+    }
+
+
+def drawn_seeds_agree(group: ContextGroup) -> bool:
+    """Without a seed ranks drop by the first one's, whatever their own generators would draw."""
+    mask, torch_seed = mask_of("causal"), 100 + group.rank
+    layout = balanced(mask, group.size, block=4)
+    torch.manual_seed(torch_seed)
+    x = torch.ones(1, LENGTH, 4, 4, dtype=torch.float64)
+    mine = [layout.shard(x, group.rank)] * 3
+    out = context_attention(*mine, layout=layout, group=group, mask=mask, way="ring", dropout_p=0.4)
+    torch.manual_seed(100)
+    seed = torch.randint(0, 2**63 - 1, (1,))
+    expected = flash_attn_func(x, x, x, 0.4, mask=mask, dropout_seed=seed)
+    return torch.allclose(out, layout.shard(expected, group.rank), atol=1e-12, rtol=0)
+
+
+def found() -> dict[str, object]:
+    """What this one of four ranks found; the default process group is made already."""
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    groups = {4: ContextGroup(), 2: ContextGroup(pairs[dist.get_rank() // 2])}
+    all_found: dict[str, object] = {str(case): errors(case, groups[case.degree]) for case in cases()}
+    all_found["drawn seeds agree"] = drawn_seeds_agree(groups[4])
+    return all_found

@@ -1,0 +1,272 @@
+"""A plain Lightning script, without Hydra, that gloo ranks run for test_context_strategy.py; and what it must equal.
+
+python strategy_ranks.py FOLDER SCENARIO      as torchrun would; each rank writes FOLDER/RANK.json
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attention_ranks
+import pytorch_lightning as pl
+import torch
+from ranks import fork
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+import flashtrain
+from flashtrain.distributed.context.sequence import mean_over_context, whole
+from flashtrain.models import GPT2, GPT2Config, MemorySavings, RotaryPositions
+from flashtrain.tasks import LanguageModel
+from flashtrain_kernels import masks
+
+VOCABULARY, CONTEXT, ROWS = 29, 45, 2
+
+
+class Decoder(nn.Module):
+    """Someone's own model: an embedding, two blocks around flashtrain.models.Attention, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 16)
+        self.blocks = nn.ModuleList(
+            flashtrain.Attention(16, 4, 2, rotary=RotaryPositions(4), dropout=0.2) for _ in range(2)
+        )
+        self.head = nn.Linear(16, VOCABULARY)
+
+    def forward(self, tokens: Tensor, mask: Any = None) -> Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = x + block(x, mask=mask)
+        return self.head(x)
+
+
+class PlainTask(pl.LightningModule):
+    """Someone's own training: nothing in it knows of context parallelism."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.decoder = Decoder().double()
+        self.losses: list[float] = []
+
+    def loss(self, batch: dict[str, Tensor]) -> Tensor:
+        logits = self.decoder(batch["tokens"])
+        return nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+
+    def training_step(self, batch: dict[str, Tensor], index: int) -> Tensor:
+        return self.loss(batch)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.losses.append(float(outputs["loss"]))
+
+    def validation_step(self, batch: dict[str, Tensor], index: int) -> None:
+        self.log("validation", mean_over_context(self.loss(batch)), sync_dist=True, batch_size=1)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), lr=3e-2)
+
+
+class DocumentTask(PlainTask):
+    """A GPT2 of ours under a document mask, sharded by configure_model."""
+
+    def __init__(self, savings: MemorySavings | None = None) -> None:
+        pl.LightningModule.__init__(self)
+        self.losses = []
+        torch.manual_seed(1)
+        config = GPT2Config(
+            VOCABULARY, 32, CONTEXT, layers=2, heads=4, kv_heads=2, embed=16, ffn=24, positions="rotary"
+        )  # fmt: skip
+        self.model = GPT2(config).double()
+        self.model.save_memory(savings or MemorySavings())
+        self.gradients: list[list[float]] = []
+
+    def configure_model(self) -> None:
+        if self.device_mesh is not None:
+            flashtrain.distributed.shard(self.model, self.device_mesh)
+
+    def loss(self, batch: dict[str, Tensor]) -> Tensor:
+        mask = masks.document(whole(batch, "documents"), causal=True)
+        return self.model.loss(batch["tokens"], batch["labels"], positions=batch["positions"], mask=mask)
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        full = [getattr(p.grad, "full_tensor", lambda p=p: p.grad)() for p in self.model.parameters()]
+        self.gradients.append([x for gradient in full for x in gradient.flatten().tolist()])
+
+
+class OurTask(LanguageModel):
+    """The language-modelling task of our own, with a document mask."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(2)
+        config = GPT2Config.of_size("demo", "modern", vocab_size=VOCABULARY, context=CONTEXT)
+        config = replace(config, layers=1, embed=16, ffn=24)
+        super().__init__(GPT2(config).double(), document_mask=True)
+
+
+class Rows(Dataset):
+    """Row i is always the same; the labels of its first document count for nothing, as of a prompt."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        text = torch.randint(VOCABULARY, (CONTEXT + 1,), generator=generator).cumsum(0) // 7 % VOCABULARY
+        documents = (torch.arange(CONTEXT) > 4 + index % 7).int() + (torch.arange(CONTEXT) > 30).int()
+        starts = (documents[:, None] > documents[None]).sum(1)
+        labels = torch.where(documents == 0, -100, text[1:])
+        positions = torch.arange(CONTEXT) - starts
+        return {"tokens": text[:-1], "labels": labels, "documents": documents, "positions": positions}
+
+
+class Loaders(pl.LightningDataModule):
+    """Rows in order (Lightning's own sampler would shuffle them); a data rank r of D reads rows r, r + D, ..."""
+
+    def __init__(self, rows: int, batch: int = ROWS, skipped: int = 0) -> None:
+        super().__init__()
+        self.rows, self.batch, self.skipped = rows, batch, skipped
+
+    def loader(self, rows: int, skipped: int) -> DataLoader:
+        ranks = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None) or {"num_replicas": 1, "rank": 0}
+        taken = list(range(skipped, rows))[ranks["rank"] :: ranks["num_replicas"]]
+        return DataLoader(Rows(rows), batch_size=self.batch, sampler=taken)
+
+    def train_dataloader(self) -> DataLoader:
+        return self.loader(self.rows, self.skipped)
+
+    def val_dataloader(self) -> DataLoader:
+        return self.loader(4, 0)
+
+
+def trainer(folder: Path, **options: Any) -> pl.Trainer:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    defaults = {
+        "accelerator": "cpu",
+        "use_distributed_sampler": False,
+        "enable_checkpointing": False,
+        "limit_val_batches": 0,
+        "num_sanity_val_steps": 0,
+    }
+    return pl.Trainer(default_root_dir=folder, **{**quiet, **defaults, **options})
+
+
+def twenty_steps(folder: Path, **options: Any) -> dict[str, Any]:
+    """The plain script: 20 steps, clipped, accumulated over two batches, with evaluation; losses without dropout."""
+    task = PlainTask()
+    for block in task.decoder.blocks:
+        block.dropout = 0.0
+    fit = trainer(
+        folder, max_steps=20, gradient_clip_val=0.5, accumulate_grad_batches=2, limit_val_batches=2, **options
+    )
+    fit.fit(task, Loaders(80))
+    return {"losses": task.losses, "validation": float(fit.callback_metrics["validation"])}
+
+
+def whole_model(folder: Path, batch: int, savings: MemorySavings | None = None, **options: Any) -> dict[str, Any]:
+    """Three steps of the document model; gradients of the whole model at each."""
+    task = DocumentTask(savings)
+    trainer(folder, max_steps=3, **options).fit(task, Loaders(12, batch))
+    return {"losses": task.losses, "gradients": task.gradients}
+
+
+def begun(folder: Path, steps: int, **options: Any) -> list[float]:
+    """The document model trained to so many steps, saved."""
+    task = DocumentTask()
+    fit = trainer(folder, max_steps=steps, **options)
+    fit.fit(task, Loaders(40))
+    fit.save_checkpoint(folder / "begun.ckpt")
+    return task.losses
+
+
+def resumed(folder: Path, steps: int, checkpoint: Path, **options: Any) -> list[float]:
+    """Continued from `begun`, from batch to batch as an uninterrupted run."""
+    task = DocumentTask()
+    # Three steps of two rows are done.
+    data = Loaders(40, skipped=6)
+    trainer(folder, max_steps=steps, **options).fit(task, data, ckpt_path=checkpoint)
+    return task.losses
+
+
+class Trouble(pl.Callback):
+    """What one rank does in the middle of its second step."""
+
+    def __init__(self, rank: int, act: Callable[[], None]) -> None:
+        self.rank, self.act = rank, act
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_rank == self.rank and batch_idx == 1:
+            self.act()
+
+
+def trouble(folder: Path, rank: int, act: Callable[[], None], **options: Any) -> None:
+    """Training that cannot end well."""
+    task = PlainTask()
+    watched = flashtrain.ContextParallelStrategy(timeout_seconds=4)
+    trainer(folder, max_steps=9, callbacks=[Trouble(rank, act)], strategy=watched, **options).fit(task, Loaders(80))
+
+
+def our_task(folder: Path, **options: Any) -> dict[str, Any]:
+    """Four steps of it; the logged losses are means of all ranks."""
+    task = OurTask()
+    fit = trainer(folder, max_steps=4, limit_val_batches=2, val_check_interval=4, log_every_n_steps=1, **options)
+    fit.fit(task, Loaders(40))
+    return {name: float(fit.callback_metrics[name]) for name in ("train_loss", "validation_loss", "gradient_norm")}
+
+
+def strategy(degree: int | None = None, **options: Any) -> flashtrain.ContextParallelStrategy:
+    return flashtrain.ContextParallelStrategy(degree, timeout_seconds=120, **options)
+
+
+def four(folder: Path) -> None:
+    """What each of four ranks does, FOLDER/RANK.json, and then hangs."""
+    quiet()
+    found: dict[str, Any] = {"twenty": twenty_steps(folder, devices=4, strategy=strategy(way="all-to-all"))}
+    # Two data ranks with a row each are one process with both.
+    found["dp2 x cp2"] = whole_model(folder, 1, devices=4, strategy=strategy(2, way="ring"))
+    for kind in ("selective", "full"):
+        found[kind] = whole_model(folder, ROWS, MemorySavings(kind), devices=4, strategy=strategy(4, way="all-gather"))
+    found["begun"] = begun(folder, 3, devices=4, strategy=strategy(4))
+    found["attention"] = attention_ranks.found()
+    (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
+    trouble(folder, 2, partial(time.sleep, 600), devices=4)
+
+
+def two(folder: Path, checkpoint: Path) -> None:
+    """What each of two ranks does, FOLDER/RANK.json, until the second one dies."""
+    quiet()
+    found: dict[str, Any] = {"resumed": resumed(folder, 6, checkpoint, devices=2, strategy=strategy(2))}
+    found["twenty"] = twenty_steps(folder, devices=2, strategy=strategy())
+    found["our task"] = our_task(folder, devices=2, strategy=strategy())
+    (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
+    trouble(folder, 1, partial(os._exit, 7), devices=2)
+
+
+def quiet() -> None:
+    warnings.simplefilter("ignore")
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+
+
+def main(folder: Path) -> None:
+    for function, ranks, arguments in ((four, 4, ()), (two, 2, (folder / "four" / "begun.ckpt",))):
+        own = folder / function.__name__
+        own.mkdir()
+        (own / "codes.json").write_text(json.dumps(fork(ranks, function, own, *arguments)))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

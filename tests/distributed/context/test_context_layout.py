@@ -1,0 +1,139 @@
+"""Layouts: every token is held once, by ranks that hold equally many and work equally long."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flashtrain.distributed.context.costs import attention_work, imbalance, visible_keys
+from flashtrain.distributed.context.layout import LAYOUTS, balanced, contiguous, make_layout
+from flashtrain.distributed.context.traffic import remote_keys
+from flashtrain.errors import UserError
+from flashtrain_kernels import masks
+
+LENGTH, DEGREE = 131072, 8
+
+
+def documents(lengths, total):
+    """(1, total) ids of documents of these lengths, the last one cut."""
+    return torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths)[:total])[None]
+
+
+def heavy_tailed(seed: int, total: int = LENGTH) -> torch.Tensor:
+    """Lengths from a log-normal (median 665 tokens), or with an odd seed from a Pareto distribution without a mean."""
+    rng = np.random.default_rng(seed)
+    drawn = rng.lognormal(6.5, 1.6, total) if seed % 2 else (rng.pareto(0.9, total) + 1) * 200
+    lengths = drawn.clip(1, total).astype(int)
+    return documents(lengths[: int(np.searchsorted(lengths.cumsum(), total)) + 1], total)
+
+
+def test_work_on_heavy_tailed_documents_is_even_where_other_layouts_are_not():
+    found = {"balanced": [], "head-tail": [], "contiguous": []}
+    for seed in range(6):
+        mask = masks.document(heavy_tailed(seed), causal=True)
+        costs = visible_keys(mask)
+        for name, values in found.items():
+            values.append(imbalance(attention_work(make_layout(name, mask, DEGREE), costs)))
+    assert max(found["balanced"]) <= 1.05
+    assert np.mean(found["head-tail"]) > 1.4
+    assert np.mean(found["contiguous"]) > 1.8
+
+
+@pytest.mark.parametrize("name", ["full", "causal", "window", "global"])
+def test_work_of_a_single_sequence_is_even(name):
+    mask = {
+        "full": masks.full(8192),
+        "causal": masks.causal(8192),
+        "window": masks.sliding_window(8192, (500, 0)),
+        "global": masks.global_window(8192, 64, (256, 0), causal=True),
+    }[name]
+    assert imbalance(attention_work(balanced(mask, DEGREE), visible_keys(mask))) <= 1.05
+
+
+def test_short_documents_stay_on_one_rank():
+    ids = documents([200] * 700, LENGTH)
+    mask = masks.document(ids, causal=True)
+    layout = balanced(mask, DEGREE)
+    cut = sum(
+        int((np.bincount(ids[0, layout.tokens[0, rank]], minlength=700) % 200 > 0).sum()) for rank in range(DEGREE)
+    )
+    # Dealt block by block, nearly every block of 256 would cut a document of 200.
+    assert cut < 0.35 * LENGTH / layout.block
+    scattered = attention_work(layout, visible_keys(mask))
+    assert imbalance(scattered) <= 1.02
+    assert remote_keys(layout, mask).max() < 0.2 * layout.held
+
+
+def test_what_a_rank_needs_from_others_is_counted():
+    mask = masks.sliding_window(64, (3, 0))
+    # Each rank but the first sees the last three keys of the one before.
+    assert remote_keys(contiguous(mask, 4), mask).tolist() == [0, 3, 3, 3]
+    assert remote_keys(contiguous(masks.full(64), 4), masks.full(64)).tolist() == [48] * 4
+    # Two intervals a query: the first two tokens besides.
+    two = masks.global_window(64, 2, (3, 0), causal=True)
+    assert remote_keys(contiguous(two, 4), two).tolist() == [0, 5, 5, 5]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=20),
+    degree=st.integers(1, 5),
+    block=st.sampled_from([None, 1, 3, 8]),
+    name=st.sampled_from(sorted(LAYOUTS)),
+)
+def test_every_token_is_held_once_and_comes_back(lengths, degree, block, name):
+    total = sum(lengths)
+    ids = documents(lengths, total)
+    mask = masks.document(torch.cat((ids, ids.flip(1))), causal=True)
+    layout = balanced(mask, degree, block) if name == "balanced" else make_layout(name, mask, degree)
+    for row in layout.tokens:
+        held = row[row >= 0]
+        assert torch.equal(held.sort().values, torch.arange(total))
+        for of_rank in row:
+            real = of_rank[of_rank >= 0]
+            assert bool((real.diff() > 0).all())
+            assert bool((of_rank[len(real) :] == -1).all())
+    x = torch.stack((torch.arange(total), torch.arange(total) * 3))
+    parts = [layout.shard(x, rank, fill=-7) for rank in range(degree)]
+    assert torch.equal(layout.unshard(parts), x)
+    assert sum(int((part == -7).sum()) for part in parts) == 2 * layout.padding
+    assert layout.padding == degree * layout.held - total
+    assert torch.equal(layout.unshard([layout.positions(rank).expand(2, -1) for rank in range(degree)])[0], x[0])
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 1000), degree=st.integers(1, 8))
+def test_blocks_that_divide_leave_no_padding(seed, degree):
+    length = degree * 256 * (1 + seed % 5)
+    assert balanced(masks.causal(length), degree).padding == 0
+
+
+def test_the_plan_follows_from_the_lengths_alone():
+    mask = masks.document(heavy_tailed(3, 8192), causal=True)
+    assert torch.equal(balanced(mask, 4).tokens, balanced(mask, 4).tokens)
+
+
+@pytest.mark.parametrize("kind", ["document", "global", "shared question", "blockwise"])
+def test_costs_are_the_keys_that_are_seen(kind):
+    ids = documents([5, 1, 9, 12], 27)
+    segments = torch.arange(27)[None] // 4
+    mask = {
+        "document": masks.document(ids, causal=True),
+        "global": masks.global_window(27, 3, (4, 2), documents=ids),
+        "shared question": masks.shared_question(segments, documents=ids),
+        "blockwise": masks.causal_blockwise(segments),
+    }[kind]
+    assert torch.equal(visible_keys(mask), mask.dense().sum(-1))
+
+
+def test_mistakes_are_one_line():
+    mask = masks.causal(16)
+    with pytest.raises(UserError, match=r"unknown context layout 'balance'\. Did you mean 'balanced'"):
+        make_layout("balance", mask, 2)
+    with pytest.raises(UserError, match=r"degree of 0\. Possible: 1 or more"):
+        balanced(mask, 0)
+    with pytest.raises(UserError, match="blocks of 0 tokens"):
+        balanced(mask, 2, block=0)

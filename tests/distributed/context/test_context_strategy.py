@@ -1,0 +1,239 @@
+"""A plain Lightning script under ContextParallelStrategy trains as one process does; ranks that fail are named.
+
+What four and two gloo ranks do is in strategy_ranks.py; both are launched once (conftest.py).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import strategy_ranks
+import torch
+from strategy_ranks import DocumentTask, PlainTask, begun, our_task, trainer, twenty_steps, whole_model
+
+import flashtrain
+from flashtrain.distributed.context.batches import BatchNames, deal_batch
+from flashtrain.distributed.context.watchdog import EXIT_CODE, Beat, Record, Watchdog
+from flashtrain.errors import UserError
+from flashtrain.models import MemorySavings
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quiet():
+    strategy_ranks.quiet()
+
+
+def mean(ranks, key):
+    return np.mean([rank[key] for rank in ranks], axis=0)
+
+
+@pytest.mark.parametrize("ranks", ["four", "two"])
+def test_a_plain_script_has_one_process_loss_curve(request, tmp_path, ranks):
+    found = request.getfixturevalue(ranks).found("twenty")
+    expected = twenty_steps(tmp_path)
+    assert len(expected["losses"]) == 40  # twenty optimiser steps of two batches, clipped
+    np.testing.assert_allclose(mean(found, "losses"), expected["losses"], rtol=1e-12)
+    assert [rank["validation"] for rank in found] == pytest.approx([expected["validation"]] * len(found), rel=1e-12)
+
+
+@pytest.mark.parametrize("case", ["dp2 x cp2", "selective", "full"])
+def test_gradients_of_the_whole_model_are_one_process_gradients(four, tmp_path, case):
+    """dp2 x cp2 with one row a data rank, whose rows have different numbers of labels; checkpointing on four ranks."""
+    found = four.found(case)
+    expected = whole_model(tmp_path, 2)
+    np.testing.assert_allclose(mean(found, "losses"), expected["losses"], rtol=1e-12)
+    for rank in found:
+        np.testing.assert_allclose(rank["gradients"], expected["gradients"], atol=1e-13, rtol=0)
+
+
+def test_a_checkpoint_of_degree_four_goes_on_at_degree_two(four, two, tmp_path):
+    expected = begun(tmp_path, 6)
+    np.testing.assert_allclose(np.mean(four.found("begun"), axis=0), expected[:3], rtol=1e-12)
+    np.testing.assert_allclose(np.mean(two.found("resumed"), axis=0), expected[3:], rtol=1e-12)
+
+
+def test_our_language_model_logs_what_one_process_logs(two, tmp_path):
+    expected = our_task(tmp_path)
+    for rank in two.found("our task"):
+        assert rank == pytest.approx(expected, rel=1e-5)  # Lightning keeps logged numbers in float32
+
+
+def test_a_stuck_rank_ends_the_job_and_is_named(four):
+    assert four.codes == [EXIT_CODE] * 4
+    assert all("rank 2 of 4 is stuck at a batch" in output for output in four.outputs)
+
+
+def test_a_dead_rank_ends_the_job_and_is_named(two):
+    assert two.codes == [EXIT_CODE, 7]
+    assert "rank 1 of 2 has died at" in two.outputs[0]
+
+
+def test_selective_checkpointing_computes_and_communicates_attention_once(monkeypatch, tmp_path):
+    from flashtrain.distributed.context.heads import HeadsAndRings
+
+    calls = []
+    original = HeadsAndRings.forward
+    monkeypatch.setattr(HeadsAndRings, "forward", lambda *given: (calls.append(1), original(*given))[1])
+    counts = {}
+    for kind in ("none", "selective", "full"):
+        calls.clear()
+        one = flashtrain.ContextParallelStrategy(way="ring")
+        try:
+            trainer(tmp_path, max_steps=1, strategy=one, devices=1).fit(
+                DocumentTask(MemorySavings(kind)), strategy_ranks.Loaders(12)
+            )
+        finally:
+            torch.distributed.destroy_process_group()
+        counts[kind] = len(calls)
+    assert counts == {"none": 2, "selective": 2, "full": 4}  # two layers
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"context_parallel_size": 0}, "context_parallel 0. Possible: 1 or more"),
+        ({"way": "ulysses"}, "unknown way of context parallelism 'ulysses'"),
+        ({"layout": "zigzag"}, "unknown context layout 'zigzag'"),
+        ({"timeout_seconds": -1}, "watchdog timeout of -1 seconds"),
+    ],
+)
+def test_settings_that_do_not_exist_are_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        flashtrain.ContextParallelStrategy(**options)
+
+
+@pytest.mark.parametrize(
+    ("size", "way", "message"),
+    [
+        (3, "auto", r"context_parallel 3 on 8 devices\. Possible: 1, 2, 4, 8"),
+        (8, "all-to-all", r"all-to-all with 4 heads on 8 ranks\. Possible: a degree that divides the heads \(2, 4\)"),
+    ],
+)
+def test_degrees_that_do_not_fit_are_refused_before_anything_is_built(size, way, message):
+    strategy = flashtrain.ContextParallelStrategy(size, way=way)
+    strategy.parallel_devices = [torch.device("cpu")] * 8
+    strategy._lightning_module = PlainTask()
+    with pytest.raises(UserError, match=message):
+        strategy.setup_environment()
+    assert not torch.distributed.is_initialized()
+
+
+class Alone:
+    """A group of one rank of two, for what needs no communication."""
+
+    size, rank = 2, 0
+
+
+def test_a_batch_is_dealt_by_name():
+    batch = {
+        "tokens": torch.arange(16).view(1, 16), "labels": torch.arange(1, 17).view(1, 16), "weight": torch.ones(3),
+        "name": "text",
+    }  # fmt: skip
+    part, sequence = deal_batch(batch, Alone(), BatchNames(), layout="contiguous")
+    assert torch.equal(part["tokens"], torch.arange(8).view(1, 8))
+    assert torch.equal(part["labels"], torch.arange(1, 9).view(1, 8))
+    assert part["weight"] is batch["weight"]
+    assert part["name"] == "text"
+    assert torch.equal(sequence.positions(8, torch.device("cpu")), torch.arange(8)[None])
+    with pytest.raises(UserError, match="7 tokens on a rank that holds 8 of 16"):
+        sequence.positions(7, torch.device("cpu"))
+
+
+def test_losses_are_weighted_by_the_labels_that_count():
+    labels = torch.full((1, 16), -100)
+    labels[:, 6:14] = 3
+    part, sequence = deal_batch({"tokens": labels, "labels": labels}, Alone(), BatchNames(), layout="contiguous")
+    assert sequence.weight == 2 * 2 / 8
+    # Without a single label a rank computes one, for nothing: its mean would be 0 / 0.
+    part, sequence = deal_batch(
+        {"tokens": labels, "labels": labels.roll(8, 1).masked_fill(torch.arange(16) < 8, -100)},
+        Alone(), BatchNames(), layout="contiguous",
+    )  # fmt: skip
+    assert sequence.weight == 0
+    assert (part["labels"] != -100).sum() == 1
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ([torch.ones(1, 4)], "a batch of type list under context parallelism. Possible: a dictionary"),
+        ({"input_ids": torch.ones(1, 4)}, r"a batch without 'tokens' \(B, S\): it has input_ids"),
+    ],
+)
+def test_a_batch_that_cannot_be_dealt_says_why(batch, message):
+    with pytest.raises(UserError, match=message):
+        deal_batch(batch, Alone(), BatchNames())
+
+
+class WithOwnParameter(PlainTask):
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = torch.nn.Parameter(torch.ones(1))
+
+
+def test_parameters_outside_of_submodules_need_a_configure_model(tmp_path):
+    one = flashtrain.ContextParallelStrategy()
+    try:
+        with pytest.raises(UserError, match=r"parameters of its own \(temperature\)"):
+            trainer(tmp_path, max_steps=1, strategy=one, devices=1).fit(WithOwnParameter(), strategy_ranks.Loaders(4))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_verdicts():
+    """silence 10 s, timeout 100 s; times in seconds."""
+
+    def record() -> Record:
+        known = Record(3, 10, 100, now=0)
+        for rank in range(3):
+            known.note(rank, Beat("alive", 1, 1, "step 1"), now=1)
+        return known
+
+    assert record().verdict(5) is None
+    silent = record()
+    for rank in (0, 2):
+        silent.note(rank, Beat("alive", 2, 2, "step 2"), now=10)
+    assert silent.verdict(12) == "rank 1 of 3 has died at step 1: no sign of it for 10 s"
+    slow = record()
+    for beats in range(2, 100):
+        for rank in range(3):
+            slow.note(rank, Beat("alive", beats, 1 + (rank != 1), f"step {1 + (rank != 1)}"), now=2 * beats)
+        if slow.verdict(2 * beats) is not None:
+            break
+    assert slow.verdict(2 * beats) == (
+        "rank 1 of 3 is stuck at step 1: no rank has come further for 100 s, the others wait for it"
+    )
+    assert 100 < 2 * beats < 110
+    failed = record()
+    failed.note(2, Beat("failed", 2, 1, "out of memory"), now=2)
+    for rank in (0, 1):
+        failed.note(rank, Beat("alive", 9, 1, "step 1"), now=12)
+    assert failed.verdict(5) is None  # the others may end by themselves
+    assert failed.verdict(12.5) == "rank 2 of 3 has failed: out of memory"
+    left = record()
+    left.note(1, Beat("gone", 2, 1, "step 1"), now=2)
+    for rank in (0, 2):
+        left.note(rank, Beat("alive", 9, 1, "step 1"), now=50)
+    assert left.verdict(55) is None
+    assert "rank 2 of 4 has given no sign" in str(_unheard().verdict(11))
+
+
+def _unheard() -> Record:
+    known = Record(4, 10, 100, now=0)
+    for rank in (0, 1, 3):
+        known.note(rank, Beat("alive", 1, 1, "the start"), now=9)
+    return known
+
+
+def test_marks_count():
+    watchdog = Watchdog(math.pi)
+    watchdog.mark("step | 1")
+    beat = watchdog._own(False, 3)
+    assert Beat.parse(str(beat)) == beat == Beat("alive", 3, 1, "step | 1")
+
+
+def test_the_strategy_is_a_public_name():
+    assert issubclass(flashtrain.ContextParallelStrategy, pl.strategies.ModelParallelStrategy)

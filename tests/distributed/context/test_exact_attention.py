@@ -1,0 +1,25 @@
+"""Attention over four gloo ranks is one process's, in float64: outputs, dQ, dK and dV, every way and mask."""
+
+from __future__ import annotations
+
+import pytest
+from attention_ranks import WAYS, cases
+
+EXACT = 1e-12
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_case_is_exact_on_every_rank(four, way):
+    wrong = [
+        f"{case}: rank {rank}: {what} is off by {error:.1e}"
+        for case in cases()
+        if case.way == way
+        for rank, of_rank in enumerate(four.found("attention"))
+        for what, error in of_rank[str(case)].items()
+        if not error <= EXACT  # NaN is wrong too
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_drawn_dropout_seed_is_the_first_ranks(four):
+    assert all(of_rank["drawn seeds agree"] for of_rank in four.found("attention"))

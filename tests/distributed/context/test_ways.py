@@ -1,0 +1,66 @@
+"""Which way is taken, what it moves, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from flashtrain.distributed.context.traffic import traffic
+from flashtrain.distributed.context.ways import choose_way
+from flashtrain.errors import UserError
+
+GPT2 = {"heads": 12, "kv_heads": 12, "head_dim": 64, "held": 16384}
+
+
+@pytest.mark.parametrize(
+    ("degree", "heads", "kv_heads", "way"),
+    [
+        (4, 12, 12, "all-to-all"),  # heads divide
+        (8, 12, 12, "hybrid"),  # 4 x 2
+        (8, 32, 1, "all-gather"),  # one key head is little to gather
+        (7, 12, 12, "all-gather"),  # no common divisor, and short
+        (1, 12, 12, "all-to-all"),
+    ],
+)
+def test_auto_takes_what_moves_least_and_says_why(degree, heads, kv_heads, way):
+    choice = choose_way("auto", degree=degree, heads=heads, kv_heads=kv_heads, head_dim=64, held=16384)
+    assert choice.way == way
+    assert choice.reason.startswith(way)
+    assert "\n" not in choice.reason
+
+
+def test_auto_takes_a_ring_where_gathering_is_too_much_and_heads_do_not_divide():
+    choice = choose_way("auto", degree=7, heads=12, kv_heads=12, head_dim=128, held=2**20)
+    assert choice.way == "ring"
+    assert "GiB" in choice.reason
+
+
+def test_twelve_heads_on_eight_ranks_are_four_times_two():
+    assert choose_way("hybrid", degree=8, **GPT2).heads_degree == 4
+    assert choose_way("ring", degree=8, **GPT2).heads_degree == 1
+    assert choose_way("all-to-all", degree=6, **GPT2).heads_degree == 6
+
+
+@pytest.mark.parametrize(
+    ("way", "degree", "message"),
+    [
+        ("all-to-all", 8, r"all-to-all with 12 heads on 8 ranks\. Possible: a degree .*\(2, 3, 4, 6, 12\), or hybrid"),
+        ("hybrid", 4, "or all-to-all, all-gather or ring on 4"),
+        ("hybrid", 5, "share none of their divisors"),
+        ("rign", 4, "unknown way of context parallelism 'rign'. Did you mean 'ring'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_would(way, degree, message):
+    with pytest.raises(UserError, match=message):
+        choose_way(way, degree=degree, **GPT2)
+
+
+def test_traffic_is_what_is_sent():
+    sizes = {"heads": 8, "kv_heads": 2, "head_dim": 16, "bytes_each": 2}
+    one = 100 * 16 * 2  # a head of the tokens held
+    # Three of the four quarters of q, out, and of keys and values repeated to four heads leave a rank.
+    assert traffic(100, 4, 4, False, **sizes).forward == 3 / 4 * (8 + 8 + 4 + 4) * one
+    assert traffic(100, 4, 1, False, **sizes).forward == 3 * 2 * 2 * one
+    assert traffic(100, 4, 1, True, **sizes).forward == 3 * 2 * 2 * one
+    # Gradients of keys and values are float32, and go round once more to come home.
+    assert traffic(100, 4, 1, False, **sizes).backward == (3 * 2 * 2 + 4 * 2 * 2 * 2) * one
+    assert traffic(100, 4, 1, True, **sizes).backward == (3 * 2 * 2 + 3 * 2 * 2 * 2) * one
