@@ -18,21 +18,14 @@ from hydra._internal.utils import get_args_parser  # noqa: E402
 from hydra.core.hydra_config import HydraConfig  # noqa: E402
 from omegaconf import DictConfig  # noqa: E402
 
-from flashtrain import modes  # noqa: E402
-from flashtrain.announce import say  # noqa: E402
-from flashtrain.benchmarks.start import benchmark_plan  # noqa: E402
-from flashtrain.classification.resume import is_carried  # noqa: E402
 from flashtrain.command_help import help_text  # noqa: E402
 from flashtrain.compose import CONFIG_NAME, checked_settings, compose_settings, override_keys, quote_prompt, quoted  # noqa: E402
 from flashtrain.errors import UserError  # noqa: E402
-from flashtrain.job import run_job  # noqa: E402
 from flashtrain.locate import conf_folder  # noqa: E402
-from flashtrain.long_context.study import lengths_plan, run_lengths  # noqa: E402
-from flashtrain.machine import settle  # noqa: E402
-from flashtrain.run_folder import LAST, find_checkpoint, find_unfinished, new_run_folder  # noqa: E402
 from flashtrain.settings import Settings  # noqa: E402
-from flashtrain.sweep import run_sweep  # noqa: E402
-from flashtrain.task_runs import task_run  # noqa: E402
+
+# Lightning, and all that brings it in, takes seconds to import: functions below import what they need, so that help and
+# mistakes are told at once.
 
 
 def main() -> None:
@@ -56,9 +49,19 @@ def _command(words: list[str]) -> int:
         return 0
     keys = override_keys(arguments.overrides)
     if arguments.multirun and not any(key.startswith(("hydra/launcher", "hydra/sweeper")) for key in keys):
+        from flashtrain.sweep import run_sweep
+
         return run_sweep(arguments.overrides)
     if not arguments.multirun and not (arguments.cfg or arguments.info or arguments.hydra_help):
-        settings = modes.settings_from_checkpoint(arguments.overrides) or compose_settings(arguments.overrides)
+        composed = None if "mode" in keys else compose_settings(arguments.overrides)
+        from flashtrain import modes
+        from flashtrain.benchmarks.start import benchmark_plan
+        from flashtrain.long_context.study import lengths_plan, run_lengths
+        from flashtrain.machine import settle
+        from flashtrain.task_runs import task_run
+
+        settings = composed or modes.settings_from_checkpoint(arguments.overrides)
+        settings = settings or compose_settings(arguments.overrides)
         if settings.mode == "plan":
             settings, hardware = settle(settings, arguments.overrides)
             describe = task_run(settings).plan if settings.benchmark.name is None else benchmark_plan
@@ -78,6 +81,8 @@ def _command(words: list[str]) -> int:
 
 
 def _hydra_job(config: DictConfig) -> None:
+    from flashtrain.job import run_job
+
     composed = HydraConfig.get()
     folder = Path(composed.runtime.output_dir)
     status = run_job(checked_settings(config), folder, overrides=list(composed.overrides.task), started=STARTED)
@@ -87,6 +92,11 @@ def _hydra_job(config: DictConfig) -> None:
 
 def _run_folder(settings: Settings, overrides: list[str]) -> Path:
     """The folder of the run to continue, or a new one; made only once the settings are known to work here."""
+    from flashtrain.announce import say
+    from flashtrain.classification.resume import is_carried
+    from flashtrain.machine import settle
+    from flashtrain.run_folder import LAST, find_checkpoint, find_unfinished, new_run_folder
+
     settings, _ = settle(settings, overrides, quiet=True)
     carried = settings.task == "classification" and is_carried(str(settings.resume))
     if settings.resume not in (None, "auto") and not carried:
