@@ -25,6 +25,7 @@ from flashtrain.classification.resume import is_carried  # noqa: E402
 from flashtrain.command_help import help_text  # noqa: E402
 from flashtrain.compose import CONFIG_NAME, checked_settings, compose_settings, override_keys, quote_prompt, quoted  # noqa: E402
 from flashtrain.errors import UserError  # noqa: E402
+from flashtrain.fine_tuning.study import contexts_plan, run_contexts  # noqa: E402
 from flashtrain.job import run_job  # noqa: E402
 from flashtrain.locate import conf_folder  # noqa: E402
 from flashtrain.long_context.study import lengths_plan, run_lengths  # noqa: E402
@@ -63,11 +64,12 @@ def _command(words: list[str]) -> int:
             settings, hardware = settle(settings, arguments.overrides)
             describe = task_run(settings).plan if settings.benchmark.name is None else benchmark_plan
             if settings.lengths.contexts and "context" not in keys:
-                describe = lengths_plan
+                describe = contexts_plan if settings.task == "fine_tuning" else lengths_plan
             print(describe(settings, hardware))
             return 0
         if settings.mode == "lengths":
-            return run_lengths(settings, arguments.overrides, started=STARTED)
+            run = run_contexts if settings.task == "fine_tuning" else run_lengths
+            return run(settings, arguments.overrides, started=STARTED)
         if settings.mode not in ("train", "benchmark", "preview"):
             return modes.run_mode(settings)
         if "hydra.run.dir" not in keys:

@@ -69,7 +69,7 @@ def make_head(settings: Settings, hardware: Hardware, config: BertConfig, labels
 
 
 def make_model(settings: Settings, hardware: Hardware, source: LabelledSource, start: SavedBert | None) -> Head:
-    """The model to train: a new head, on a new encoder or that of the weights (with their pooler, where both have it)."""
+    """The model to train: a new head, on a new encoder or that of the weights (with their pooler, if any)."""
     config = encoder_config(settings, source.special.vocab_size, start)
     model = make_head(settings, hardware, config, len(source.label_names))
     if start is not None:

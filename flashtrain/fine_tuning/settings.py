@@ -72,6 +72,10 @@ class FineTuningSettings:
             raise UserError("finetune.data=files needs finetune.path=..., a .jsonl file or a folder of them.")
         if self.data == "hub" and not self.name:
             raise UserError("finetune.data=hub needs finetune.name=..., a dataset such as coastalcph/lex_glue.")
+        if self.path and self.data != "files":
+            raise UserError(f"finetune.path={self.path} is read with finetune.data=files, and not with {self.data}.")
+        if self.name and self.data != "hub":
+            raise UserError(f"finetune.name={self.name} is read with finetune.data=hub, and not with {self.data}.")
         if self.data == "cues" and self.target != "labels":
             raise UserError(f"finetune.target={self.target}: made-up documents (finetune.data=cues) have labels only.")
         if self.data == "hub" and self.target == "tokens":
