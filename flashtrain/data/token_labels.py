@@ -72,7 +72,9 @@ def encode_words(
         raise UserError("there are no labelled texts.")
     names = tuple(sorted({one for _, labels in rows for one in labels}) if label_names is None else label_names)
     place = {name: number for number, name in enumerate(names)}
-    tokens, labels, sizes = [], [], [0]
+    tokens: list[int] = []
+    labels: list[int] = []
+    sizes = [0]
     for number, (words, marks) in enumerate(rows):
         before = len(tokens)
         encoded = tokenizer.encode_batch([word if not at else f" {word}" for at, word in enumerate(words)])

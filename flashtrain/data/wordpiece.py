@@ -30,9 +30,10 @@ class WordPieceTokenizer:
     """
 
     def __init__(self, tokenizer: RustTokenizer) -> None:
-        ids = [tokenizer.token_to_id(token) for token in SPECIAL]
-        missing = [token for token, number in zip(SPECIAL, ids, strict=True) if number is None]
-        if missing:
+        known = {token: tokenizer.token_to_id(token) for token in SPECIAL}
+        ids = [number for number in known.values() if number is not None]
+        if len(ids) < len(SPECIAL):
+            missing = [token for token, number in known.items() if number is None]
             raise UserError(f"the tokenizer has no {', '.join(missing)}. Possible: one of a BERT.")
         tokenizer.no_padding()
         tokenizer.no_truncation()

@@ -53,8 +53,7 @@ def make_labelled_source(
 def encoder_config(settings: Settings, vocab_size: int, start: SavedBert | None = None) -> BertConfig:
     """The encoder's shape: that of the weights to start from, or what `bert.*` names; without BERT's own heads."""
     config = bert_config(settings, vocab_size) if start is None else start.config
-    heads = {"masked_head": False, "pooler": False, "next_sentence": False}
-    return replace(config, dropout=settings.bert.dropout, **heads)
+    return replace(config, dropout=settings.bert.dropout, masked_head=False, pooler=False, next_sentence=False)
 
 
 def make_head(settings: Settings, hardware: Hardware, config: BertConfig, labels: int) -> Head:

@@ -13,6 +13,7 @@ from flashtrain.integrations import differences_from_bert, save_bert, save_weigh
 from flashtrain.masked_text.build import check_context, make_masked_data
 from flashtrain.masked_text.weights import SavedBert, read_bert
 from flashtrain.models.bert import Bert
+from flashtrain.models.trainable import Trainable
 from flashtrain.run_folder import make_unique
 from flashtrain.settings import Settings
 from flashtrain.tasks import MaskedLanguageModel
@@ -39,7 +40,7 @@ def _evaluate(saved: SavedBert, settings: Settings, hardware: Hardware) -> int:
         )
     model = Bert(saved.config, hardware.attention, settings.bert.residual)
     model.load_state_dict(saved.state)
-    model = cast(Bert, move(cast(pl.LightningModule, model.eval()), hardware.kind, hardware.precision))
+    model = cast(Bert, move(cast(Trainable, model.eval()), hardware.kind, hardware.precision))
     trainer = pl.Trainer(
         accelerator="gpu" if hardware.kind == "cuda" else "cpu",
         devices=1,
