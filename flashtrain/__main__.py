@@ -56,6 +56,7 @@ def _command(words: list[str]) -> int:
         composed = None if "mode" in keys else compose_settings(arguments.overrides)
         from flashtrain import modes
         from flashtrain.benchmarks.start import benchmark_plan
+        from flashtrain.fine_tuning.study import contexts_plan, run_contexts
         from flashtrain.long_context.study import lengths_plan, run_lengths
         from flashtrain.machine import settle
         from flashtrain.task_runs import task_run
@@ -66,11 +67,12 @@ def _command(words: list[str]) -> int:
             settings, hardware = settle(settings, arguments.overrides)
             describe = task_run(settings).plan if settings.benchmark.name is None else benchmark_plan
             if settings.lengths.contexts and "context" not in keys:
-                describe = lengths_plan
+                describe = contexts_plan if settings.task == "fine_tuning" else lengths_plan
             print(describe(settings, hardware))
             return 0
         if settings.mode == "lengths":
-            return run_lengths(settings, arguments.overrides, started=STARTED)
+            run = run_contexts if settings.task == "fine_tuning" else run_lengths
+            return run(settings, arguments.overrides, started=STARTED)
         if settings.mode not in ("train", "benchmark", "preview"):
             return modes.run_mode(settings)
         if "hydra.run.dir" not in keys:

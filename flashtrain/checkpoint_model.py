@@ -16,7 +16,7 @@ from flashtrain.integrations import exported_by_flashtrain, load_gpt2, load_weig
 from flashtrain.models.extension import with_context
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.models.trainable import Trainable
-from flashtrain.run_folder import BEST, CONFIG_FILE, TOKENIZER, find_checkpoint, read_settings
+from flashtrain.run_folder import BEST, CHECKPOINTS, CONFIG_FILE, LAST, TOKENIZER, find_checkpoint, read_settings
 from flashtrain.settings import Settings
 from flashtrain.training.checkpoints import read_checkpoint, weights_in
 
@@ -117,6 +117,24 @@ def check_same_model(checkpoint: Path, description: dict[str, Any]) -> None:
     if differing:
         parts = ", ".join(f"{key} is {there.get(key)} there and {here[key]} here" for key in differing)
         raise UserError(f"{checkpoint} is a checkpoint of another model: {parts}.")
+
+
+def checkpoint_to_resume(settings: Settings, folder: Path, description: dict[str, Any]) -> Path | None:
+    """The checkpoint to go on from: of the run named, or, for resume=auto, of the folder that was found unfinished.
+
+    None to start anew. Raises UserError unless it holds the model described.
+    """
+    if settings.resume is None:
+        return None
+    if settings.resume == "auto":
+        checkpoint = folder / CHECKPOINTS / LAST
+        if not checkpoint.exists():
+            return None
+    else:
+        _, checkpoint = find_checkpoint(settings.resume, prefer=LAST)
+    check_same_model(checkpoint, description)
+    say(f"resuming from {checkpoint}")
+    return checkpoint
 
 
 def load_trained(given: str, *, attention: str, settings: Settings | None = None) -> TrainedModel:

@@ -27,6 +27,7 @@ from flashtrain.settings import (
     ScheduleSettings,
     Settings,
 )
+from flashtrain.training.lamb import lamb
 from flashtrain.training.master_weights import HALF, MasterWeights
 from flashtrain.training.optimizers import adamw, muon
 from flashtrain.training.schedules import constant_with_warmup, cosine_with_warmup, linear_with_warmup
@@ -90,6 +91,17 @@ def build_hub(settings: DataSettings) -> TextSource:
 @register("optimizer", "adamw")
 def build_adamw(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
     return adamw(
+        model,
+        lr=settings.learning_rate,
+        betas=(settings.betas[0], settings.betas[1]),
+        eps=settings.epsilon,
+        weight_decay=settings.weight_decay,
+    )
+
+
+@register("optimizer", "lamb")
+def build_lamb(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    return lamb(
         model,
         lr=settings.learning_rate,
         betas=(settings.betas[0], settings.betas[1]),

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from functools import partial
 
 from flashtrain import announce
 from flashtrain.classification.stages import stages_of
 from flashtrain.classification.words import trained_line
 from flashtrain.compose import apply_demo, override_keys
 from flashtrain.errors import UserError
+from flashtrain.fine_tuning.steps import check_fine_tuning_step
+from flashtrain.masked_text.steps import check_masked_step
 from flashtrain.settings import Settings
 from flashtrain.training.hardware import Hardware, detect_hardware
 
@@ -48,9 +49,16 @@ def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False)
     if hardware.kind == "cuda" and hardware.precision == "16-mixed" and settings.hardware.precision is None:
         say(f"{_name(hardware)} has no bfloat16 tensor cores: training in float16 with loss scaling.")
     if settings.mode in ("train", "plan"):
-        check_step = settings.check_step if settings.task == "language_model" else partial(stages_of, settings)
-        check_step()
+        _CHECK_STEP[settings.task](settings)
     return settings, hardware
+
+
+_CHECK_STEP: dict[str, Callable[[Settings], object]] = {
+    "language_model": Settings.check_step,
+    "classification": stages_of,
+    "masked_language_model": check_masked_step,
+    "fine_tuning": check_fine_tuning_step,
+}
 
 
 def _check_processes(settings: Settings) -> None:
@@ -75,7 +83,7 @@ def _wants_demo(settings: Settings, hardware: Hardware, given: Collection[str]) 
         return True
     if settings.benchmark.name is not None:
         return hardware.kind == "cpu"
-    asked_for_a_model = {"model", "model.name", "model.size", "weights"} & set(given)
+    asked_for_a_model = {"model", "model.name", "model.size", "bert.size", "weights"} & set(given)
     return hardware.kind == "cpu" and not asked_for_a_model
 
 
@@ -88,6 +96,11 @@ def _demo_line(full: Settings, demo: Settings) -> str:
             sizes = f"{', '.join(asked.models)}, contexts to {max(asked.contexts):,}"
             limit = f", {asked.max_seconds:g} s at most" if asked.max_seconds else ""
             return f"measuring steps of a small model ({sizes}{limit}). For the recipe in full, {where}"
+        if asked.name == "bert":
+            limit = f", {asked.max_seconds:g} s at most" if asked.max_seconds else ""
+            return (
+                f"measuring steps of a small BERT ({', '.join(asked.models)}{limit}). For the recipe in full, {where}"
+            )
         if asked.name == "sequence":
             return f"measuring sequences of up to {asked.longest} tokens. For the recipe in full, {where}"
         limits = [f"lengths to {asked.longest}" if asked.longest else "", asked.dtype]
@@ -99,6 +112,9 @@ def _demo_line(full: Settings, demo: Settings) -> str:
             f"training the recipe's small demo instead ({trained_line(demo)}). "
             f"For the recipe in full ({trained_line(full)}), {where}"
         )
+    if demo.task in ("masked_language_model", "fine_tuning"):
+        trained, meant = (f"{one.bert.family}-{one.bert.size}, {_contexts(one)}" for one in (demo, full))
+        return f"training the recipe's small demo instead ({trained}). For the recipe in full ({meant}), {where}"
     recipe = f"the recipe in full ({full.model.name}-{full.model.size}, {_contexts(full)})"
     return (
         f"training the recipe's small demo model instead ({demo.data.tokenizer} as tokens, {_contexts(demo)}). "

@@ -16,9 +16,11 @@ from flashtrain.checkpoint_model import TrainedModel, load_trained, move
 from flashtrain.classification.evaluate import of_last_stage, run_classifier_mode, settings_for_weights
 from flashtrain.compose import checked_settings, parse_overrides, readable_errors
 from flashtrain.errors import UserError
+from flashtrain.fine_tuning.evaluate import run_fine_tuning_mode
 from flashtrain.integrations import differences_from_gpt2, save_gpt2, save_weights
 from flashtrain.long_context.passkey_run import evaluate_passkey
 from flashtrain.machine import settle
+from flashtrain.masked_text.evaluate import run_masked_mode
 from flashtrain.models.gpt2 import GPT2
 from flashtrain.quiet import quieten
 from flashtrain.run import make_data
@@ -62,6 +64,10 @@ def run_mode(settings: Settings) -> int:
     settings, hardware = settle(settings, ())
     if settings.task == "classification" and settings.mode != "preview":
         return run_classifier_mode(settings, hardware)
+    if settings.task == "masked_language_model":
+        return run_masked_mode(settings, hardware)
+    if settings.task == "fine_tuning":
+        return run_fine_tuning_mode(settings, hardware)
     if settings.mode == "passkey":
         evaluate_passkey(settings, hardware)
         return 0

@@ -12,7 +12,7 @@ import torch
 
 from flashtrain.announce import say
 from flashtrain.batching import Batching, choose_batching, compiles
-from flashtrain.checkpoint_model import build_model, check_same_model, describe_model
+from flashtrain.checkpoint_model import build_model, checkpoint_to_resume, describe_model
 from flashtrain.components import (
     make_callbacks,
     make_source,
@@ -24,7 +24,7 @@ from flashtrain.data.datamodule import TextDataModule
 from flashtrain.distributed.strategies import make_strategy
 from flashtrain.models.gpt2 import GPT2
 from flashtrain.models.trainable import Trainable
-from flashtrain.run_folder import CHECKPOINTS, LAST, RUNNING, TOKENIZER, find_checkpoint, write_config, write_summary
+from flashtrain.run_folder import CHECKPOINTS, LAST, RUNNING, TOKENIZER, write_config, write_summary
 from flashtrain.sample import continue_text, default_prompt
 from flashtrain.settings import Settings
 from flashtrain.summary import finished_row, model_name, planned_row
@@ -67,7 +67,7 @@ def train(
     if isinstance(model, GPT2):
         model.save_memory(batching.savings)
     description = describe_model(model, settings, vocab_size=data.tokenizer.vocab_size)
-    resumed = _checkpoint_to_resume(settings, folder, description)
+    resumed = checkpoint_to_resume(settings, folder, description)
 
     # Everything that a user can have got wrong is checked: from here on the folder is this run's.
     say(describe(settings, hardware, model, batching))
@@ -209,21 +209,6 @@ def describe(settings: Settings, hardware: Hardware, model: Trainable, batching:
         f"{settings.trainer.ranks} x {hardware.name}, {hardware.precision}, "
         f"micro-batch {batching.micro_batch}{', ' if savings else ''}{savings}{memory}"
     )
-
-
-def _checkpoint_to_resume(settings: Settings, folder: Path, description: dict[str, Any]) -> Path | None:
-    """The checkpoint to go on from: of the run named, or, for resume=auto, of the folder that was found unfinished."""
-    if settings.resume is None:
-        return None
-    if settings.resume == "auto":
-        checkpoint = folder / CHECKPOINTS / LAST
-        if not checkpoint.exists():
-            return None
-    else:
-        _, checkpoint = find_checkpoint(settings.resume, prefer=LAST)
-    check_same_model(checkpoint, description)
-    say(f"resuming from {checkpoint}")
-    return checkpoint
 
 
 def _say_sample(settings: Settings, hardware: Hardware, model: Trainable, data: TextDataModule) -> None:

@@ -160,6 +160,8 @@ def _what_is_trained(settings: Settings) -> dict[str, Any]:
     kept = replace(settings, data=data, pathfinder=images, sequence=sequence)
     trainer = {name: getattr(settings.trainer, name) for name in ("steps", "tokens_per_step")}
     names = ["model", "data", "optimizer", "schedule"]
+    if settings.task in ("masked_language_model", "fine_tuning"):
+        names += ["bert", "masked", "finetune"]
     if settings.task == "classification":
         names += ["classifier", "sequence", "masked_pixels", "curriculum", "pathfinder"]
     groups = {name: asdict(getattr(kept, name)) for name in names}

@@ -22,11 +22,18 @@ from flashtrain.classification.settings import (
 )
 from flashtrain.data.pathfinder.settings import PathfinderSettings
 from flashtrain.errors import UserError, unknown
+from flashtrain.fine_tuning.settings import FineTuningSettings
 from flashtrain.long_context.settings import LengthsSettings, PasskeySettings
+from flashtrain.masked_text.settings import BertSettings, MaskedSettings
 from flashtrain.setting_checks import at_least, between, one_of
 
 MODES = ("train", "plan", "evaluate", "generate", "export", "benchmark", "lengths", "passkey", "preview")
-TASKS = ("language_model", "classification")  # a recipe sets it; flashtrain.task_runs says who trains each
+TASKS = (
+    "language_model",
+    "classification",
+    "masked_language_model",
+    "fine_tuning",
+)  # a recipe sets it; flashtrain.task_runs says who trains each
 ATTENTIONS = ("flash", "sdpa", "standard")
 STRATEGIES = ("auto", "ddp", "fsdp")
 ACCELERATORS = ("auto", "cpu", "gpu")
@@ -290,6 +297,7 @@ class Settings:
     checkpoint: str | None = None
     weights: str | None = None
     export_precision: str = "float32"
+    target_accuracy: float | None = None
     prompt: str = ""
     model: ModelSettings = field(default_factory=ModelSettings)
     data: DataSettings = field(default_factory=DataSettings)
@@ -309,6 +317,9 @@ class Settings:
     sequence: SequenceSettings = field(default_factory=SequenceSettings)
     masked_pixels: MaskedPixelSettings = field(default_factory=MaskedPixelSettings)
     curriculum: CurriculumSettings = field(default_factory=CurriculumSettings)
+    bert: BertSettings = field(default_factory=BertSettings)
+    masked: MaskedSettings = field(default_factory=MaskedSettings)
+    finetune: FineTuningSettings = field(default_factory=FineTuningSettings)
     demo: dict[str, Any] = field(default_factory=dict)
     is_demo: bool = False
 
@@ -327,8 +338,16 @@ class Settings:
         groups = (self.model, self.data, self.attention, self.optimizer, self.schedule, self.trainer, self.logger)
         measured = (self.generate, self.benchmark, self.lengths, self.passkey, self.pathfinder)
         classified = (self.classifier, self.sequence, self.masked_pixels, self.curriculum)
-        for group in (*groups, self.memory, self.hardware, *measured, *classified):
+        encoders = (self.bert, self.masked, self.finetune)
+        for group in (*groups, self.memory, self.hardware, *measured, *classified, *encoders):
             group.check()
+        if self.target_accuracy is not None:
+            if not 0 < self.target_accuracy <= 1:
+                raise UserError(f"target_accuracy={self.target_accuracy} must be above 0, and at most 1.")
+            if self.task != "masked_language_model":
+                raise UserError(f"target_accuracy is of recipe=bert: recipe={self.recipe} has no such accuracy.")
+        if self.optimizer.name == "lamb" and self.trainer.strategy == "fsdp":
+            raise UserError("optimizer=lamb cannot train sharded weights: choose trainer.strategy=ddp, or adamw.")
         self._check_mode()
 
     def _check_mode(self) -> None:
@@ -350,8 +369,8 @@ class Settings:
     def check_step(self) -> None:
         """Raise UserError unless a step is whole samples that divide over devices and micro-batches.
 
-        Of text: classification.stages checks its own steps. Apart from check(), since a machine without a GPU may put
-        the recipe's demo in these settings' place first.
+        Of language models: classification, masked_text and fine_tuning check their own steps. Apart from check(), since
+        a machine without a GPU may put the recipe's demo in these settings' place first.
         """
         tokens, context = self.trainer.tokens_per_step, self.context
         if tokens % context:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from flashtrain.announce import say
 from flashtrain.classification.rows import trained_columns
 from flashtrain.data.datamodule import TextDataModule
+from flashtrain.fine_tuning.rows import fine_tuning_columns
+from flashtrain.masked_text.rows import masked_columns
 from flashtrain.models.trainable import Trainable
 from flashtrain.report.machine import versions
 from flashtrain.run_folder import FINISHED
@@ -21,9 +24,8 @@ from flashtrain.training.throughput import Throughput
 def planned_row(settings: Settings, hardware: Hardware, overrides: list[str]) -> dict[str, Any]:
     """The part of the row that is known beforehand; a failed run's row is this with `status` and `error`."""
     common = {"attention": hardware.attention, "precision": hardware.precision}
-    trained = (
-        {**trained_columns(settings), **common} if settings.task == "classification" else _trained(settings, hardware)
-    )
+    columns = _COLUMNS.get(settings.task)
+    trained = _trained(settings, hardware) if columns is None else {**columns(settings), **common}
     return {
         "recipe": settings.recipe,
         "date": time.strftime("%Y-%m-%d"),
@@ -32,6 +34,13 @@ def planned_row(settings: Settings, hardware: Hardware, overrides: list[str]) ->
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
         "overrides": " ".join(overrides),
     }
+
+
+_COLUMNS: dict[str, Callable[[Settings], dict[str, Any]]] = {
+    "classification": trained_columns,
+    "fine_tuning": fine_tuning_columns,
+    "masked_language_model": masked_columns,
+}
 
 
 def _trained(settings: Settings, hardware: Hardware) -> dict[str, Any]:

@@ -9,6 +9,12 @@ from typing import Any, NamedTuple, Protocol
 from flashtrain.classification.plan import plan_classifier
 from flashtrain.classification.rows import say_classified
 from flashtrain.classification.run import train_classifier
+from flashtrain.fine_tuning.plan import plan_fine_tuning
+from flashtrain.fine_tuning.rows import say_fine_tuned
+from flashtrain.fine_tuning.run import train_fine_tuning
+from flashtrain.masked_text.plan import plan_masked
+from flashtrain.masked_text.rows import say_masked
+from flashtrain.masked_text.run import train_masked
 from flashtrain.plan import plan
 from flashtrain.run import train
 from flashtrain.sample import default_prompt
@@ -38,6 +44,8 @@ def _say_trained(row: dict[str, Any], folder: Path, settings: Settings) -> None:
 _RUNS = {
     "language_model": TaskRun(train, plan, _say_trained),
     "classification": TaskRun(train_classifier, plan_classifier, say_classified),
+    "masked_language_model": TaskRun(train_masked, plan_masked, say_masked),
+    "fine_tuning": TaskRun(train_fine_tuning, plan_fine_tuning, say_fine_tuned),
 }
 
 

@@ -46,6 +46,13 @@ SEQUENCE_IMPLEMENTATIONS = (
     "flash", "block-sparse", "sdpa", "standard", "flash-eager", "block-sparse-eager", "sdpa-eager", "standard-eager",
 )  # fmt: skip
 SEQUENCE_TASKS = ("listops", "text", "retrieval", "image", "pathfinder", "pathx")
+# Of BERT's training steps (benchmark.name=bert); -buckets: sequences of like length together.
+BERT_IMPLEMENTATIONS = (
+    "flashtrain", "flashtrain-padded", "hf-eager", "hf-sdpa", "hf-sdpa-compile",
+    "hf-eager-buckets", "hf-sdpa-buckets", "hf-sdpa-compile-buckets",
+)  # fmt: skip
+BERT_MODELS = ("tiny", "base", "large")
+BERT_UNITS = ("sentence", "paragraph", "document")
 STEP_MODELS = ("demo", "124m", "355m", "774m", "1.3b", "1.5b")
 WEIGHTS = ("fp32", "bf16", "bf16-master")
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from flashtrain.benchmarks.names import (
+    BERT_IMPLEMENTATIONS,
+    BERT_MODELS,
+    BERT_UNITS,
     DIRECTIONS,
     DTYPES,
     IMPLEMENTATIONS,
@@ -20,7 +23,7 @@ from flashtrain.benchmarks.names import (
 from flashtrain.errors import UserError
 from flashtrain.setting_checks import at_least, between, one_of
 
-BENCHMARKS = ("attention", "step", "sequence")
+BENCHMARKS = ("attention", "step", "sequence", "bert")
 
 
 @dataclass
@@ -43,9 +46,9 @@ class StepSettings:
     compile: bool | None = None
     command_steps: int = 0
 
-    def check_steps(self) -> None:
-        """Raise UserError for the first of these settings that cannot be."""
-        check_names("benchmark.models", self.models, STEP_MODELS)
+    def check_steps(self, models: tuple[str, ...] = STEP_MODELS) -> None:
+        """Raise UserError for the first of these settings that cannot be. models: those that can be measured."""
+        check_names("benchmark.models", self.models, models)
         check_names("benchmark.weights", self.weights, WEIGHTS)
         for setting, given in (("contexts", self.contexts), ("batches", self.batches)):
             if given is not None and not given:
@@ -65,6 +68,8 @@ class BenchmarkSettings(StepSettings):
     head dimensions and masks of rows=grid (None: its own); with another preset they choose among its rows. batch:
     sequences, or None: as many as hold `tokens` together. heads None: 2048 / head dimension. densities: of
     rows=block-sparse. longest: leaves longer rows out (recipe=lra-speed: cuts sequences to it).
+    units, samples: of recipe=bert-speed: besides full rows of `contexts`, so many sequences of the lengths that these
+    units of the text have; dropouts: each measured.
     implementations None: all that this device can have. rounds: how often every implementation takes its turn.
     max_seconds: begin nothing new after this long, so that a rented GPU is given back in time.
     """
@@ -85,6 +90,9 @@ class BenchmarkSettings(StepSettings):
     implementations: list[str] | None = None
     directions: list[str] = field(default_factory=lambda: list(DIRECTIONS))
     longest: int | None = None
+    units: list[str] = field(default_factory=lambda: ["paragraph"])
+    samples: int = 2048
+    dropouts: list[float] = field(default_factory=lambda: [0.0])
     rounds: int = 10
     max_seconds: float | None = None
     reference: bool = True
@@ -94,12 +102,21 @@ class BenchmarkSettings(StepSettings):
             one_of("benchmark.name", self.name, BENCHMARKS)
         one_of("benchmark.rows", self.rows, PRESETS)
         one_of("benchmark.dtype", self.dtype, DTYPES)
-        possible = {"step": STEP_IMPLEMENTATIONS, "sequence": SEQUENCE_IMPLEMENTATIONS}.get(
-            str(self.name), IMPLEMENTATIONS
-        )
+        possible = {
+            "step": STEP_IMPLEMENTATIONS,
+            "sequence": SEQUENCE_IMPLEMENTATIONS,
+            "bert": BERT_IMPLEMENTATIONS,
+        }.get(str(self.name), IMPLEMENTATIONS)
         check_names("benchmark.tasks", self.tasks, SEQUENCE_TASKS)
         check_names("benchmark.implementations", self.implementations, possible)
-        self.check_steps()
+        self.check_steps(BERT_MODELS if self.name == "bert" else STEP_MODELS)
+        for unit in self.units:
+            one_of("benchmark.units", unit, BERT_UNITS)
+        for dropout in self.dropouts:
+            between("benchmark.dropouts", dropout, 0.0, 1.0, include_high=False)
+        if not self.dropouts:
+            raise UserError("benchmark.dropouts=[] names nothing. Possible: probabilities, 0 for none.")
+        at_least("benchmark.samples", self.samples, 1)
         check_names("benchmark.directions", self.directions, DIRECTIONS)
         for mask in self.masks or []:
             parse_mask(mask)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from flashtrain.benchmarks.run import benchmark_attention, plan_attention
 from flashtrain.benchmarks.steps.run import benchmark_steps, plan_steps
 from flashtrain.classification.speed import benchmark_sequences, plan_sequences
+from flashtrain.masked_text.speed import benchmark_bert, plan_bert
 from flashtrain.settings import Settings
 from flashtrain.training.hardware import Hardware
 
@@ -26,6 +27,7 @@ class _Benchmark(NamedTuple):
 
 _BENCHMARKS = {
     "attention": _Benchmark(benchmark_attention, plan_attention),
+    "bert": _Benchmark(benchmark_bert, plan_bert),
     "sequence": _Benchmark(benchmark_sequences, plan_sequences),
     "step": _Benchmark(benchmark_steps, plan_steps),
 }

@@ -31,22 +31,24 @@ def labelled_rows(
     A line is an object with a text (or a list of paragraphs, which are joined by line feeds) and a list of labels (or
     one alone): strings or whole numbers. UserError: nothing to read, and what is wrong in which line.
     """
+    return [_row(row, where, text_column, labels_column) for row, where in jsonl_objects(path)]
+
+
+def jsonl_objects(path: str | os.PathLike[str]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Each line's object, and where it stands in words, of such a file or folder. UserError: as labelled_rows."""
     path = Path(path).expanduser()
     files = sorted(p for p in path.iterdir() if p.name.endswith(SUFFIXES)) if path.is_dir() else [path]
     if not files or not files[0].is_file() or not files[0].name.endswith(SUFFIXES):
         raise UserError(f"no labelled documents at {path}. Possible: a {SUFFIXES[0]} file, or a folder with some.")
-    return [row for file in files for row in _rows_of(file, text_column, labels_column)]
-
-
-def _rows_of(file: Path, text_column: str, labels_column: str) -> Iterator[Row]:
-    try:
-        with open_binary(file) as lines:
-            for number, line in enumerate(lines, start=1):
-                where = f"{file}:{number}"
-                if line.strip():
-                    yield _row(_object(line, where), where, text_column, labels_column)
-    except BROKEN_FILE_ERRORS as error:
-        raise UserError(f"cannot read {file}: {' '.join(str(error).split())}.") from error
+    for file in files:
+        try:
+            with open_binary(file) as lines:
+                for number, line in enumerate(lines, start=1):
+                    where = f"{file}:{number}"
+                    if line.strip():
+                        yield _object(line, where), where
+        except BROKEN_FILE_ERRORS as error:
+            raise UserError(f"cannot read {file}: {' '.join(str(error).split())}.") from error
 
 
 def dataset_rows(

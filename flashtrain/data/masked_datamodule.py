@@ -110,6 +110,14 @@ class MaskedTextDataModule(TextDataModule):
         """Of the latest steps: the rows' mean fill, and the worst of the costliest row over the mean row."""
         return None if self._sampler is None else self._sampler.evenness
 
+    def means(self) -> tuple[float, float, float]:
+        """Of a token to train on, in the first epoch: pairs of attention, samples, labels. Needs setup()."""
+        samples = self._masked(self.split.training, self.seed)
+        lengths = samples.lengths(0)
+        tokens = float(lengths.sum())
+        pairs = float((lengths * lengths).sum())
+        return pairs / tokens, len(lengths) / tokens, float(samples.epoch(0).label_counts.sum()) / tokens
+
     def train_dataloader(self) -> TokenBudgetLoader:  # type: ignore[override]
         """The run's micro-batches for this device, from the step that the trainer stands at."""
         self._check()

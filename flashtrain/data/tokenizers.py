@@ -14,6 +14,7 @@ import numpy as np
 
 from flashtrain.data.bpe import END_OF_TEXT, BPETokenizer, gpt2_files_version, gpt2_tokenizer
 from flashtrain.data.sources import TextSource
+from flashtrain.data.wordpiece import WordPieceTokenizer
 from flashtrain.errors import UserError, unknown
 
 __all__ = [
@@ -156,7 +157,12 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
         return ByteTokenizer()
     if kind == "bpe":
         return BPETokenizer.load(folder)
-    raise unknown("kind of saved tokenizer", str(kind), ("bytes", "bpe"))
+    if kind == "wordpiece":
+        found = WordPieceTokenizer.beside(folder)
+        if found is None:
+            raise UserError(f"no tokenizer in {folder}: its file is missing.")
+        return found
+    raise unknown("kind of saved tokenizer", str(kind), ("bytes", "bpe", "wordpiece"))
 
 
 def _first_bytes(documents: Iterable[str], limit: int) -> Iterator[str]:

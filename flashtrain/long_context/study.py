@@ -87,7 +87,7 @@ def run_lengths(settings: Settings, overrides: list[str], *, started: float, sta
     settings, hardware = settle(settings, overrides)
     settings = _prepared(settings, hardware, overrides)
     windows = _windows(settings, hardware)
-    folder = _folder(settings, overrides)
+    folder = comparison_folder(settings, overrides)
     write_config(settings, folder)
     planned = _planned(settings, hardware, overrides)
     write_summary(folder, {**planned, "status": RUNNING})
@@ -103,7 +103,12 @@ def run_lengths(settings: Settings, overrides: list[str], *, started: float, sta
         _scores(settings, hardware, folder, windows, context)
 
     rows = _scored_rows(settings, hardware, folder, windows)
-    write_result(folder / RESULT, settings.recipe, _command(settings, overrides, rows), rows)
+    write_result(
+        folder / RESULT,
+        settings.recipe,
+        comparison_command(settings, overrides, sorted(row["context"] for row in rows if row["part"] == LENGTHS)),
+        rows,
+    )
     _report(settings, folder, rows)
     failed = [row for row in rows if has_failed(row) and row.get("status") != OUT_OF_MEMORY]
     summary = {**planned, "status": FINISHED, **_best(rows), "seconds": round(time.time() - started, 1)}
@@ -155,7 +160,7 @@ def _planned(settings: Settings, hardware: Hardware, overrides: list[str]) -> Ro
     return row
 
 
-def _folder(settings: Settings, overrides: Sequence[str]) -> Path:
+def comparison_folder(settings: Settings, overrides: Sequence[str]) -> Path:
     """The folder of the comparison to go on with, or a new one; a sweep over comparisons names its own."""
     parent = Path(settings.output) / settings.recipe
     for override in parse_overrides(overrides):
@@ -203,17 +208,21 @@ def _train(context: int, settings: Settings, folder: Path, overrides: Sequence[s
     say(f"\n=== context {context:,}")
     run.mkdir(exist_ok=True)
     (run / KEPT_SCORES).unlink(missing_ok=True)
-    group = settings.logger.group or f"{settings.recipe}-{folder.name}"
-    words = [word for word in overrides if not word.lstrip("+~").startswith((*_own_keys(), "lengths."))]
-    words += ["mode=train", f"context={context}", f"data.split_context={settings.data.split_context}", "resume=auto"]
-    words += [f"logger.group={quoted(group)}", f"hydra.run.dir={quoted(str(run))}"]
+    words = training_words(context, settings, folder, overrides)
+    words.append(f"data.split_context={settings.data.split_context}")
     status = start(words)
     note_failure(run, words, status)
     return status
 
 
-def _own_keys() -> tuple[str, ...]:
-    return tuple(f"{key}=" for key in NOT_FOR_TRAINING)
+def training_words(context: int, settings: Settings, folder: Path, overrides: Sequence[str]) -> list[str]:
+    """The command's words for the training of one context in a comparison's folder."""
+    own = tuple(f"{key}=" for key in NOT_FOR_TRAINING)
+    group = settings.logger.group or f"{settings.recipe}-{folder.name}"
+    run = folder / f"{PREFIX}{context}"
+    words = [word for word in overrides if not word.lstrip("+~").startswith((*own, "lengths."))]
+    words += ["mode=train", f"context={context}", "resume=auto"]
+    return [*words, f"logger.group={quoted(group)}", f"hydra.run.dir={quoted(str(run))}"]
 
 
 def _scores(settings: Settings, hardware: Hardware, folder: Path, windows: Windows, context: int) -> Scores | None:
@@ -274,11 +283,11 @@ def _best(rows: Sequence[Row]) -> dict[str, Any]:
     return {"best_context": best["context"], "perplexity": best["perplexity"], "lengths_scored": len(scored)}
 
 
-def _command(settings: Settings, overrides: Sequence[str], rows: Sequence[Row]) -> str:
-    """What reproduces the rows, whichever commands trained them, without where it wrote and whom it told."""
+def comparison_command(settings: Settings, overrides: Sequence[str], contexts: Sequence[int]) -> str:
+    """What reproduces the rows of these contexts, whichever commands trained them, without where it wrote and whom it
+    told."""
     told = [word for word in overrides if not word.lstrip("+~").startswith(("output", "logger", "hydra", "resume"))]
-    contexts = sorted(row["context"] for row in rows if row["part"] == LENGTHS)
-    if contexts != _contexts(settings):
+    if list(contexts) != _contexts(settings):
         told = [word for word in told if not word.startswith("lengths.contexts=")]
         told.append(f"lengths.contexts=[{','.join(map(str, contexts))}]")
     return " ".join(["python -m flashtrain", *map(shlex.quote, told)])

@@ -16,7 +16,7 @@ from flashtrain.models.bert import first_tokens
 from flashtrain.models.bert_encoder import INITIAL_STD, BertEncoder
 from flashtrain.models.bert_heads import IGNORED, Pooler
 
-POOLINGS = ("first", "mean")
+POOLINGS = ("first", "mean", "max")
 
 
 class SequenceClassifier(nn.Module):
@@ -24,7 +24,8 @@ class SequenceClassifier(nn.Module):
 
     encoder: takes tokens and their layout as BertEncoder does, and has a config. labels: L.
     pooling: "first" puts the first token's state through a pooler (Devlin et al. 2019), "mean" averages over all real
-    tokens. pooler: a trained one (Bert.pooler); None: a new one. dropout: before the classifier.
+    tokens, "max" takes the largest of each component over them. pooler: a trained one (Bert.pooler); None: a new one.
+    dropout: before the classifier.
     UserError: fewer than one label (two unless multi_label), an unknown pooling.
     """
 
@@ -59,7 +60,8 @@ class SequenceClassifier(nn.Module):
         if self.pooler is not None:
             pooled = self.pooler(first_tokens(hidden, cu_seqlens))
         else:
-            pooled = mean_of_tokens(hidden, layout.get("lengths"), cu_seqlens)
+            pool = mean_of_tokens if self.pooling == "mean" else max_of_tokens
+            pooled = pool(hidden, layout.get("lengths"), cu_seqlens)
         return self.classifier(self.dropout(pooled))
 
     def loss(self, tokens: Tensor, labels: Tensor, **layout: Any) -> Tensor:
@@ -110,12 +112,28 @@ def mean_of_tokens(hidden: Tensor, lengths: Tensor | None = None, cu_seqlens: Te
         real = torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None]
         total, count = (precise * real[..., None]).sum(1), lengths
     else:
-        # Which sequence each token is of; what follows the last end goes into one row more, which is left out.
         count = cu_seqlens.diff()
-        index = torch.arange(hidden.shape[0], device=hidden.device, dtype=cu_seqlens.dtype)
-        of = torch.searchsorted(cu_seqlens[1:].contiguous(), index, right=True)
+        of = _sequence_of(hidden, cu_seqlens)
         total = precise.new_zeros(len(count) + 1, hidden.shape[1]).index_add(0, of, precise)[:-1]
     return (total / count.clamp(min=1)[:, None]).to(hidden.dtype)
+
+
+def max_of_tokens(hidden: Tensor, lengths: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
+    """The largest of each component (N, E) over a sequence's real tokens; 0 of a sequence without any. See mean."""
+    if cu_seqlens is None:
+        if lengths is None:
+            return hidden.amax(1)
+        real = torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None]
+        return hidden.masked_fill(~real[..., None], -torch.inf).amax(1).masked_fill((lengths == 0)[:, None], 0)
+    of = _sequence_of(hidden, cu_seqlens)[:, None].expand_as(hidden)
+    empty = hidden.new_zeros(len(cu_seqlens), hidden.shape[1])
+    return empty.scatter_reduce(0, of, hidden, "amax", include_self=False)[:-1]
+
+
+def _sequence_of(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """Which sequence each token (T, E) is of, (T,); what follows the last end counts to one more, to be left out."""
+    index = torch.arange(hidden.shape[0], device=hidden.device, dtype=cu_seqlens.dtype)
+    return torch.searchsorted(cu_seqlens[1:].contiguous(), index, right=True)
 
 
 def _mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

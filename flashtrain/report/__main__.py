@@ -12,6 +12,7 @@ from flashtrain.benchmarks.figures import memory_figure, runtime_figure
 from flashtrain.benchmarks.steps.figures import context_speed_figure
 from flashtrain.classification.tables import accuracy_figure
 from flashtrain.errors import UserError, unknown
+from flashtrain.fine_tuning.figures import documents_figure
 from flashtrain.locate import recipes_folder
 from flashtrain.long_context.figures import lengths_figure, positions_figure
 from flashtrain.report.figures import context_sweep_figure, line_figure
@@ -28,6 +29,7 @@ FIGURES: dict[str, Callable[[Sequence[Mapping[str, Any]], Path], Path]] = {
     "attention-runtime": runtime_figure,
     "attention-memory": memory_figure,
     "accuracy": accuracy_figure,
+    "documents": documents_figure,
     "lengths": lengths_figure,
     "lengths-positions": positions_figure,
     "speed": context_speed_figure,

@@ -29,6 +29,7 @@ class MaskedLanguageModel(LanguageModel):
         super().__init__(cast(Trainable, model), **options)
         self.flops_done = 0.0
         self.tokens_done = 0
+        self.sequences_done = 0
         self._scores: list[MaskedScore] = []
         self._accuracy: float | None = None
 
@@ -60,12 +61,24 @@ class MaskedLanguageModel(LanguageModel):
         return self._loss(**arguments).clone()
 
     def training_step(self, batch: MaskedBatch, batch_idx: int) -> Tensor:  # type: ignore[override]
-        """As LanguageModel's; also counts this device's real tokens and FLOPs in tokens_done and flops_done."""
+        """As LanguageModel's; also counts this device's work in tokens_done (real), sequences_done and flops_done."""
         self.tokens_done += batch["real_tokens"]
+        self.sequences_done += batch["sequences"]
         self.flops_done += self.bert.config.flops_of(
             batch["real_tokens"], batch["pairs"], batch["sequences"], batch["scored"]
         )
         return super().training_step(cast(Any, batch), batch_idx)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """As every task, and what has been done so far (on the device that writes)."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["done"] = [self.tokens_done, self.sequences_done, self.flops_done]
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Count on from what on_save_checkpoint kept."""
+        super().on_load_checkpoint(checkpoint)
+        if "done" in checkpoint:
+            self.tokens_done, self.sequences_done, self.flops_done = checkpoint["done"]
 
     def on_validation_epoch_start(self) -> None:
         """Forget an earlier validation's sums."""

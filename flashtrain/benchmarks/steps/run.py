@@ -131,7 +131,7 @@ def _measure_all(
             results.save()
             return number
         say(f"[{number + 1}/{len(todo)}] {case} batch {', '.join(map(str, batches))}")
-        with _compiler(contenders):
+        with fresh_compiler(contenders):
             measurement = StepMeasurement(
                 case,
                 device,
@@ -173,7 +173,7 @@ def _measure_command(
         why = "flashtrain has no figure to compare it with" if not found or not ours else NO_TIME
         results.note(str(case), COMMAND, why)
         return
-    with _compiler(contenders):
+    with fresh_compiler(contenders):
         row = command_row(
             case,
             found[0]["batch"],
@@ -296,7 +296,7 @@ def _best(rows: Sequence[Row]) -> dict[str, float]:
 
 
 @contextmanager
-def _compiler(contenders: Sequence[Contender]) -> Iterator[None]:
+def fresh_compiler(contenders: Sequence[Contender]) -> Iterator[None]:
     """A compiler that knows nothing of other cases, and does not give up after a few batches of one function."""
     if not any(contender.compiled for contender in contenders):
         yield

@@ -1,0 +1,137 @@
+"""Texts with a label for each word: .jsonl lines {"words": [...], "labels": [...]}, and their samples.
+
+T packed tokens, B padded rows, S the longest of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from flashtrain.data.batch import IGNORED_LABEL
+from flashtrain.data.labelled_documents import LAYOUTS, ClassificationBatch
+from flashtrain.data.labelled_files import jsonl_objects
+from flashtrain.data.special_tokens import SpecialTokens
+from flashtrain.data.tokenizers import Tokenizer
+from flashtrain.errors import UserError, unknown
+
+WordRow = tuple[list[str], list[str]]  # words and a label's name for each
+
+
+class LabelledTokens(NamedTuple):
+    """Texts in memory. tokens: all of them end to end; offsets (n + 1,); labels: as tokens, -100 for none."""
+
+    tokens: np.ndarray
+    offsets: np.ndarray
+    labels: np.ndarray
+    label_names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(n,) int64."""
+        return np.diff(self.offsets)
+
+
+def word_rows(
+    path: str | os.PathLike[str], *, words_column: str = "words", labels_column: str = "labels"
+) -> list[WordRow]:
+    """The rows of a .jsonl file, or of every such file in a folder in the order of their names.
+
+    UserError: nothing to read, and what is wrong in which line: a column missing, no two lists of one length.
+    """
+    rows = []
+    for row, where in jsonl_objects(path):
+        for column in (words_column, labels_column):
+            given = row.get(column)
+            if not isinstance(given, list) or not all(isinstance(one, str | int) for one in given):
+                raise UserError(f"{where}: '{column}' is no list of strings. Possible: one for each word.")
+        words, labels = (list(map(str, row[column])) for column in (words_column, labels_column))
+        if len(words) != len(labels) or not words:
+            raise UserError(f"{where}: {len(words)} words and {len(labels)} labels. Possible: one label for each word.")
+        rows.append((words, labels))
+    return rows
+
+
+def encode_words(
+    rows: Sequence[WordRow], tokenizer: Tokenizer, label_names: Sequence[str] | None = None
+) -> LabelledTokens:
+    """The texts as tokens, a word's label at its first token (Devlin et al. 2019, section 5.3).
+
+    Every word but the first is encoded with a space before it. label_names: None for all that occur, sorted.
+    UserError: no rows, a label that is not among the names.
+    """
+    if not rows:
+        raise UserError("there are no labelled texts.")
+    names = tuple(sorted({one for _, labels in rows for one in labels}) if label_names is None else label_names)
+    place = {name: number for number, name in enumerate(names)}
+    tokens: list[int] = []
+    labels: list[int] = []
+    sizes = [0]
+    for number, (words, marks) in enumerate(rows):
+        before = len(tokens)
+        encoded = tokenizer.encode_batch([word if not at else f" {word}" for at, word in enumerate(words)])
+        for ids, mark in zip(encoded, marks, strict=True):
+            if mark not in place:
+                raise UserError(f"text {number} has the label '{mark}'. Possible: {', '.join(names) or 'none'}.")
+            tokens.extend(int(token) for token in ids)
+            if len(ids):
+                labels.extend([place[mark], *[IGNORED_LABEL] * (len(ids) - 1)])
+        sizes.append(len(tokens) - before)
+    return LabelledTokens(np.array(tokens), np.cumsum(sizes), np.array(labels), names)
+
+
+class TokenLabelledSamples(Dataset[ClassificationBatch]):
+    """LabelledTokens as samples; indexed by a sequence of their numbers it gives one batch for TokenClassifier.loss.
+
+    As LabelledSamples', but `labels` are as `tokens` are, int64, -100 where there is none. context, layout, errors: see
+    LabelledSamples.
+    """
+
+    def __init__(self, texts: LabelledTokens, special: SpecialTokens, context: int, *, layout: str = "packed") -> None:
+        if context < 3:
+            raise UserError(f"context={context} must be at least 3: a token, [CLS] and [SEP].")
+        if layout not in LAYOUTS:
+            raise unknown("layout", layout, LAYOUTS)
+        self.documents = texts
+        self.special = special
+        self.context = context
+        self.layout = layout
+        self.tokens = int(np.minimum(texts.lengths, context - 2).sum())
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    def __getitem__(self, numbers: Sequence[int]) -> ClassificationBatch:
+        """The batch of these texts, in this order."""
+        rows, marks = [], []
+        for number in numbers:
+            begin = self.documents.offsets[number]
+            end = min(self.documents.offsets[number + 1], begin + self.context - 2)
+            rows.append([self.special.classify, *self.documents.tokens[begin:end], self.special.separate])
+            marks.append([IGNORED_LABEL, *self.documents.labels[begin:end], IGNORED_LABEL])
+        lengths = np.array([len(row) for row in rows], dtype=np.int64)
+        batch = ClassificationBatch(
+            tokens=self._laid_out(rows, lengths, self.special.pad), labels=self._laid_out(marks, lengths, IGNORED_LABEL)
+        )
+        if self.layout == "packed":
+            batch["cu_seqlens"] = torch.from_numpy(np.concatenate(([0], lengths.cumsum())).astype(np.int32))
+        else:
+            batch["lengths"] = torch.from_numpy(lengths)
+        return batch
+
+    def _laid_out(self, rows: Sequence[Sequence[int]], lengths: np.ndarray, filler: int) -> torch.Tensor:
+        flat = np.concatenate([np.array(row, dtype=np.int64) for row in rows])
+        if self.layout == "packed":
+            fill = len(rows) * self.context - len(flat)
+            return torch.from_numpy(np.pad(flat, (0, fill), constant_values=filler))
+        padded = np.full((len(rows), int(lengths.max())), filler, dtype=np.int64)
+        padded[np.arange(padded.shape[1]) < lengths[:, None]] = flat
+        return torch.from_numpy(padded)

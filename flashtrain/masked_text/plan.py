@@ -1,0 +1,42 @@
+"""mode=plan of task=masked_language_model: what a run would do, and nothing started."""
+
+from __future__ import annotations
+
+import torch
+
+from flashtrain.components import make_source
+from flashtrain.data.special_tokens import SpecialTokens
+from flashtrain.masked_text.build import bert_config, savings_of
+from flashtrain.masked_text.run import describe_training
+from flashtrain.masked_text.steps import check_masked_step
+from flashtrain.masked_text.weights import read_bert
+from flashtrain.models.bert import Bert
+from flashtrain.plan import VOCABULARY, duration, expected_rate
+from flashtrain.settings import Settings
+from flashtrain.training.hardware import Hardware
+
+
+def plan_masked(settings: Settings, hardware: Hardware) -> str:
+    """Parameters, tokens and time of the run, as lines to print. Builds no weights, reads no text."""
+    check_masked_step(settings)
+    ordinary = VOCABULARY.get(settings.data.tokenizer, settings.data.vocab_size)
+    with torch.device("meta"):
+        if settings.weights is None:
+            config = bert_config(settings, SpecialTokens.past(ordinary).vocab_size)
+        else:
+            config = read_bert(settings.weights).config
+        model = Bert(config, hardware.attention, settings.bert.residual)
+    model.save_memory(savings_of(settings))
+    tokens = settings.trainer.steps * settings.trainer.tokens_per_step
+    flops = tokens * (config.cost_per_token(settings.masked.share) + config.cost_per_pair() * settings.context)
+    rate, how = expected_rate(hardware)
+    lines = [
+        describe_training(settings, hardware, model),
+        f"text: {make_source(settings).describe()}; tokenizer {settings.data.tokenizer}",
+        f"tokens: at most {tokens:,} ({settings.trainer.steps} steps of {settings.trainer.tokens_per_step:,})",
+        f"time: at most about {duration(flops / (rate * settings.trainer.ranks))} for {flops:.3g} FLOPs, as if all "
+        f"samples had {settings.context} tokens ({how}), start-up and validation apart",
+        "memory: not estimated for BERT; masked.token_budget bounds it",
+        "nothing was started; leave out mode=plan to train.",
+    ]
+    return "\n".join(lines)

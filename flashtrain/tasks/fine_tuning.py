@@ -1,0 +1,137 @@
+"""Fine-tuning BERT to label texts or their tokens, as a LightningModule.
+
+N texts, L labels.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from flashtrain.errors import UserError, unknown
+from flashtrain.models.bert_heads import IGNORED
+from flashtrain.models.classifiers import SequenceClassifier, TokenClassifier
+from flashtrain.tasks.micro_f1 import MicroF1
+from flashtrain.tasks.training_task import TrainingTask
+
+TARGETS = ("labels", "class", "tokens")
+NUMBERS = ("real_tokens", "pairs", "sequences")
+
+
+class FineTuning(TrainingTask):
+    """Trains a head and its encoder on batches of flashtrain.data.labelled_documents or token_labels.
+
+    target: "labels" (any number a text), "class" (one a text), both of a SequenceClassifier, or "tokens" (of a
+    TokenClassifier). A batch's plain numbers real_tokens, pairs and sequences are counted into `flops_done`.
+    compile: run the loss through torch.compile (one graph, static shapes). The others: see TrainingTask.
+
+    Logs `train_loss`, `gradient_norm`, `validation_loss` (the mean over micro-batches), and the score over all held-out
+    texts of all devices: `validation_micro_f1` for labels, else `validation_accuracy`; in testing test_... of these.
+    UserError: an unknown target.
+    """
+
+    def __init__(
+        self,
+        model: SequenceClassifier | TokenClassifier,
+        target: str = "labels",
+        *,
+        compile: bool = False,
+        **options: Any,
+    ) -> None:
+        if target not in TARGETS:
+            raise unknown("target", target, TARGETS)
+        super().__init__(model, **options)
+        self.target = target
+        self.tokens_done = 0
+        self.flops_done = 0.0
+        self._compile = compile
+        self._loss: Any = model.loss
+        self._f1 = MicroF1()
+        self._counts: Tensor | None = None
+
+    @property
+    def score_name(self) -> str:
+        """What the score is called: micro_f1 or accuracy."""
+        return "micro_f1" if self.target == "labels" else "accuracy"
+
+    def configure_model(self) -> None:
+        """Compile the loss. UserError: a strategy that shards, which this task does not know."""
+        if self.device_mesh is not None:
+            raise UserError("trainer.strategy=fsdp shards models too large for one device; BERT takes ddp.")
+        if self._compile:
+            self._loss = torch.compile(cast(Any, self.model).loss, dynamic=False, fullgraph=True)
+
+    def forward(self, tokens: Tensor, **layout: Any) -> Tensor:
+        """Logits (N, L), or as tokens with L behind."""
+        return self.model(tokens, **layout)
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+        """The micro-batch's mean loss. What is logged is the mean over the optimiser step's micro-batches."""
+        self.tokens_done += batch.get("real_tokens", 0)
+        config = cast(Any, self.model).encoder.config
+        self.flops_done += config.flops_of(*(batch.get(name, 0) for name in NUMBERS))
+        loss = self._loss(**self._arguments(batch))
+        step_loss = self.record_loss(loss, batch_idx)
+        if step_loss is not None and self.is_logged_step():
+            self.log("train_loss", step_loss, prog_bar=True, sync_dist=self.trainer.world_size > 1)
+        return loss
+
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        """Adds the micro-batch to the held-out loss and score."""
+        self._evaluate("validation", batch)
+
+    def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        """As validation_step, on test texts."""
+        self._evaluate("test", batch)
+
+    def on_validation_epoch_start(self) -> None:
+        """Forget an earlier validation's counts."""
+        self._counts = None
+
+    def on_test_epoch_start(self) -> None:
+        """Forget a validation's counts."""
+        self._counts = None
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs the score over all devices."""
+        self._log_score("validation")
+
+    def on_test_epoch_end(self) -> None:
+        """Logs the score over all devices."""
+        self._log_score("test")
+
+    def _arguments(self, batch: dict[str, Any]) -> dict[str, Tensor]:
+        """What the model's loss takes of the batch: for classes, the number of the label in place of 0 and 1."""
+        found = {name: value for name, value in batch.items() if name not in NUMBERS}
+        if self.target == "class":
+            found["labels"] = found["labels"].argmax(-1)
+        return found
+
+    def _evaluate(self, name: str, batch: dict[str, Any]) -> None:
+        arguments = self._arguments(batch)
+        labels = arguments["labels"]
+        loss = cast(Any, self.model).loss(**arguments)
+        logits = self.model(**{key: value for key, value in arguments.items() if key != "labels"})
+        counts = self._counted(logits, labels)
+        self._counts = counts if self._counts is None else self._counts + counts
+        self.log(f"{name}_loss", loss, prog_bar=True, sync_dist=True, batch_size=len(labels))
+
+    def _counted(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """(3,): right answers, answers, labels: micro-F1 is the share of the first of the mean of the others."""
+        if self.target == "labels":
+            self._f1.clear()
+            self._f1.add(logits, labels)
+            return cast(Tensor, self._f1.counts)
+        counted = labels != IGNORED
+        total = counted.sum()
+        return torch.stack([((logits.argmax(-1) == labels) & counted).sum(), total, total])
+
+    def _log_score(self, name: str) -> None:
+        if self._counts is None:
+            return
+        counts = cast(Tensor, self.trainer.strategy.reduce(self._counts, reduce_op="sum"))
+        right, answers, labels = counts.tolist()
+        self._counts = None
+        self.log(f"{name}_{self.score_name}", 2 * right / max(1, answers + labels), prog_bar=True)
