@@ -12,5 +12,6 @@ Masked language models read the same token file in samples of their real lengths
 and `masked_datamodule` (MaskedTextDataModule), which puts these together.
 
 Classifiers read `labelled_documents` (LabelledDocuments, LabelledSamples): from files or a dataset (`labelled_files`),
-or made up (`cue_documents`: CueDocuments, best_micro_f1).
+or made up (`cue_documents`: CueDocuments, best_micro_f1); or words with labels (`token_labels`), in the tokens of
+weights from Hugging Face (`wordpiece`: WordPieceTokenizer).
 """

@@ -55,6 +55,10 @@ class WordPieceTokenizer:
                 return cls(RustTokenizer.from_file(str(folder / FILE)))
             if not (folder / VOCABULARY).is_file():
                 return None
+            words = (folder / VOCABULARY).read_text("utf-8").splitlines()
+            missing = [token for token in SPECIAL if token not in words]
+            if missing:
+                raise UserError(f"{folder / VOCABULARY} has no {', '.join(missing)}. Possible: that of a BERT.")
             told = json.loads((folder / SETTINGS).read_text("utf-8")) if (folder / SETTINGS).is_file() else {}
             lower = bool(told.get("do_lower_case", True))
             made = BertWordPieceTokenizer(str(folder / VOCABULARY), lowercase=lower)

@@ -32,6 +32,7 @@ def _evaluate(saved: SavedBert, settings: Settings, hardware: Hardware) -> int:
     """Loss and masked-language accuracy on the held-out samples."""
     check_context(saved.config, settings.context, str(saved.path))
     data = make_masked_data(settings, hardware)
+    data.accumulate = 1  # the Trainer below takes no steps
     data.setup()
     if data.vocab_size != saved.config.vocab_size:
         raise UserError(

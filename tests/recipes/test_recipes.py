@@ -13,6 +13,8 @@ from flashtrain.locate import recipe_description, recipe_files
 RECIPES = sorted(recipe_files())
 # Trained in this process by tests/classification/test_classifier_recipes.py: a start of Python each would take long.
 CLASSIFIERS = [name for name in RECIPES if name.startswith(("lra-", "path")) and name != "pathfinder-preview"]
+# Likewise, by tests/masked_text/test_bert_recipes.py.
+BERTS = ["bert", "bert-lamb", "bert-speed", "finetune", "long-document"]
 # What keeps a recipe that does more than one thing to its smallest.
 SMALLEST = {"gpt2-long": ("lengths.contexts=[64]", "lengths.windows=2")}
 
@@ -28,7 +30,7 @@ def test_its_first_line_says_what_it_does(recipe: str) -> None:
     assert len(recipe_description(recipe_files()[recipe])) > 10
 
 
-@pytest.mark.parametrize("recipe", [name for name in RECIPES if name not in CLASSIFIERS])
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if name not in CLASSIFIERS + BERTS])
 def test_it_trains_or_measures_a_step_on_a_cpu(recipe: str, tmp_path) -> None:
     words = ["hardware=cpu", "logger=none"]
     if compose_settings([f"recipe={recipe}"]).benchmark.name is None:

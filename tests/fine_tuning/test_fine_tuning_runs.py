@@ -1,0 +1,163 @@
+"""Runs of recipe=finetune: labels, classes and words' labels; trained weights, ours and Hugging Face's; resuming."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from tiny_runs import TinyRuns
+
+from flashtrain import registry
+from flashtrain.compose import compose_settings
+from flashtrain.errors import UserError
+from flashtrain.machine import settle
+from flashtrain.modes import run_mode, settings_from_checkpoint
+from flashtrain.task_runs import task_run
+from flashtrain.training.checkpoints import read_checkpoint
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "ab", "cd", "abcd", "x", "y", "and", *map(str, range(40))]
+
+
+def summary(folder) -> dict:
+    return json.loads((folder / "summary.json").read_text())
+
+
+def weights(folder):
+    return read_checkpoint(folder / "checkpoints" / "last.ckpt")["state_dict"]
+
+
+def lines(path, rows) -> str:
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def hugging_face(tmp_path_factory: pytest.TempPathFactory):
+    """A folder as transformers saves a BERT, with vocab.txt."""
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("hf")
+    config = transformers.BertConfig(
+        vocab_size=len(WORDS),
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=32,
+    )
+    transformers.BertModel(config).save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    return folder
+
+
+def test_the_row_tells_micro_f1_on_test_texts(tuned) -> None:
+    row = summary(tuned)
+    assert (row["status"], row["scored"], row["samples"], row["target"]) == ("finished", "test", 32, "labels")
+    assert 0 <= row["micro_f1"] <= 1
+    assert row["best_micro_f1"] is None
+    assert row["validation_micro_f1"] is not None
+
+
+def test_labels_that_the_text_tells_are_learned(head_runs: TinyRuns) -> None:
+    status, folder = head_runs.run("learned", "trainer.steps=40", "trainer.validate_every=40", "bert.family=modern")
+    assert status == 0
+    assert summary(folder)["micro_f1"] > 0.95
+
+
+def test_a_stopped_run_that_is_resumed_equals_the_uninterrupted_one(head_runs: TinyRuns, tuned, monkeypatch) -> None:
+    class Stop(pl.Callback):
+        def on_train_batch_start(self, trainer, *_) -> None:
+            if trainer.global_step == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setitem(registry._components["callback"], "stop", lambda _: Stop())
+    assert head_runs.run("stopped", "trainer.callbacks=[stop]")[0] == 143
+    status, folder = head_runs.run("stopped", "resume=auto")
+    assert status == 0
+    assert all(torch.equal(value, weights(folder)[name]) for name, value in weights(tuned).items())
+
+
+def test_micro_batches_and_padded_rows_train_to_the_same_weights(head_runs: TinyRuns, tuned) -> None:
+    status, folder = head_runs.run("padded", "finetune.layout=padded", "finetune.tokens_at_once=32")
+    assert status == 0
+    assert summary(folder)["micro_batch"] == 2
+    for name, value in weights(tuned).items():
+        torch.testing.assert_close(weights(folder)[name], value, atol=1e-4, rtol=1e-3)
+
+
+def test_one_class_a_text_is_scored_by_accuracy_and_held_out_of_one_file(head_runs: TinyRuns, tmp_path) -> None:
+    path = lines(tmp_path / "all.jsonl", [{"text": f"text {'xy'[n % 2]}", "labels": n % 2} for n in range(20)])
+    status, folder = head_runs.run("class", f"finetune.path={path}", "finetune.target=class", "finetune.pooling=first")
+    assert status == 0
+    row = summary(folder)
+    assert row["scored"] == "validation"
+    assert 0 <= row["accuracy"] <= 1
+
+
+def test_words_labels_are_learned_on_a_hugging_face_bert(head_runs: TinyRuns, tmp_path, hugging_face) -> None:
+    rows = [{"words": ["x", str(n), "and", "y"], "labels": ["X", "O", "O", "Y"]} for n in range(40)]
+    words = (f"finetune.path={lines(tmp_path / 'words.jsonl', rows)}", "finetune.target=tokens")
+    status, folder = head_runs.run(
+        "words", *words, f"weights={hugging_face}", "trainer.steps=40", "optimizer.weight_decay=0"
+    )
+    assert status == 0, summary(folder)
+    row = summary(folder)
+    assert row["accuracy"] > 0.95
+    assert row["validation_accuracy"] == row["accuracy"]
+
+
+def test_evaluating_gives_the_runs_own_score(tuned, caplog) -> None:
+    caplog.set_level("INFO")
+    last = tuned / "checkpoints" / "last.ckpt"
+    assert run_mode(settings_from_checkpoint(["mode=evaluate", f"checkpoint={last}"])) == 0
+    assert f"micro-F1 {summary(tuned)['micro_f1']:.3f}" in caplog.text
+    with pytest.raises(UserError, match="not for fine-tuned classifiers"):
+        run_mode(settings_from_checkpoint(["mode=export", f"checkpoint={tuned}"]))
+
+
+def test_a_plan_starts_nothing(head_runs: TinyRuns) -> None:
+    settings, hardware = settle(compose_settings(head_runs.settings_words("mode=plan")), [])
+    assert "nothing was started" in task_run(settings).plan(settings, hardware)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("trainer.devices=3",), "does not divide over 3 devices"),
+        (("trainer.micro_batch=3",), "choose one of 1, 2, 4, 8"),
+        (("finetune.path=null",), "finetune.data=files needs finetune.path"),
+        (("finetune.data=cues",), "is read with finetune.data=files"),
+        (("finetune.data=hub", "finetune.path=null"), "needs finetune.name"),
+        (("finetune.data=cues", "finetune.path=null", "finetune.target=class"), "have labels only"),
+        (("finetune.target=words",), "unknown finetune.target"),
+        (("finetune.pooling=sum",), "unknown finetune.pooling"),
+        (("context=2",), "context=2 must be at least 3"),
+        (("trainer.strategy=fsdp",), "takes ddp"),
+    ],
+)
+def test_settings_that_cannot_work_are_one_line(head_runs: TinyRuns, words, message) -> None:
+    with pytest.raises(UserError, match=message) as found:
+        settle(compose_settings(head_runs.settings_words(*words)), ["hardware.demo=never"])
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "rows", "message"),
+    [
+        ((), [{"text": "a"}], "no column 'labels'"),
+        (("finetune.target=class",), [{"text": "a", "labels": ["x", "y"]}] * 4, "finetune.target=class has one each"),
+        (("finetune.target=tokens",), [{"words": ["a"], "labels": ["x", "y"]}], "1 words and 2 labels"),
+        (("finetune.target=tokens",), [{"words": "a", "labels": ["x"]}], "'words' is no list of strings"),
+        ((), [{"text": "a", "labels": "x"}], "too few to hold out some"),
+        (("context=64", "weights=HF"), [{"text": "a", "labels": "x"}] * 4, "longer than the 32 positions"),
+    ],
+)
+def test_so_are_texts_that_cannot_be_read(head_runs, tmp_path, hugging_face, words, rows, message) -> None:
+    given = [word.replace("HF", str(hugging_face)) for word in words]
+    path = lines(tmp_path / "given.jsonl", rows)
+    status, folder = head_runs.run(f"mistake-{tmp_path.name}", f"finetune.path={path}", *given)
+    assert status == 2
+    assert message in summary(folder)["error"]

@@ -1,0 +1,83 @@
+"""Every recipe of BERT's trains or measures a step on this machine, by its demo."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from flashtrain.compose import compose_settings
+from flashtrain.fine_tuning.study import run_contexts
+from flashtrain.job import run_job
+
+MASKED = ("trainer.steps=1", "trainer.tokens_per_step=256", "masked.token_budget=256", "masked.validation_samples=4")
+DOCUMENTS = ("trainer.steps=1", "finetune.batch=2", "finetune.train=8", "finetune.validation=2", "finetune.test=4")
+SMALLEST = {
+    "bert": ("context=64", *MASKED),
+    "bert-lamb": ("context=64", *MASKED),
+    "finetune": DOCUMENTS,
+    "bert-speed": (
+        "benchmark.rounds=1",
+        "benchmark.steps=1",
+        "benchmark.contexts=[16]",
+        "benchmark.tokens=32",
+        "benchmark.samples=4",
+        "benchmark.dropouts=[0,0.1]",
+    ),
+}
+
+
+@pytest.fixture
+def words(text_folder, tmp_path, monkeypatch) -> list[str]:
+    monkeypatch.setenv("FLASHTRAIN_CACHE", str(tmp_path / "cache"))
+    data = ["data=files", f"data.path={text_folder}", "data.tokenizer=bytes", "data.validation_fraction=0.3"]
+    return ["hardware=cpu", "logger=none", f"output={tmp_path}", *data]
+
+
+@pytest.mark.parametrize("recipe", SMALLEST)
+def test_it_trains_or_measures_a_step_on_a_cpu(recipe: str, words, tmp_path) -> None:
+    words = [f"recipe={recipe}", *words, *SMALLEST[recipe]]
+    status = run_job(compose_settings(words), tmp_path, overrides=words, started=time.time())
+    row = json.loads((tmp_path / "summary.json").read_text())
+    assert (status, row["status"]) == (0, "finished"), row
+    if recipe == "bert-speed":
+        check_speed(json.loads((tmp_path / "result.json").read_text())["rows"])
+
+
+def check_speed(rows) -> None:
+    told = {"implementation", "model", "length", "padding", "dropout", "batch", "rows_per_second"}
+    told |= {"real_tokens_per_second", "mfu", "peak_memory_gib"}
+    assert all(told <= row.keys() for row in rows)
+    measured = [row for row in rows if row["rows_per_second"]]
+    assert {row["length"] for row in measured} == {16, "paragraph"}
+    assert {row["dropout"] for row in measured} == {0.0, 0.1}
+    assert {row["padding"] for row in measured} == {"packed", "full rows", "random batches", "length buckets"}
+    ours = [row for row in measured if row["implementation"] == "flashtrain, packed"]
+    assert len(ours) == 4
+    assert all(row["over_random_batches"] > 0 for row in ours)
+    assert all((row["over_length_buckets"] is None) == (row["length"] == 16) for row in ours)
+    assert all(row["without_dropout"] > 0 for row in ours if row["dropout"])
+
+
+def test_long_document_trains_each_context_and_draws_the_scores(words, tmp_path) -> None:
+    words = ["recipe=long-document", *words, *DOCUMENTS, "lengths.contexts=[16,32]", "finetune.length=32"]
+    started: list[str] = []
+
+    def start(given: list[str]) -> int:
+        folder = next(word for word in given if word.startswith("hydra.run.dir=")).split("=", 1)[1].strip("'")
+        started.append(folder)
+        settings = compose_settings([word for word in given if not word.startswith("hydra.run.dir=")])
+        return run_job(settings, tmp_path / folder, overrides=given, started=time.time())
+
+    assert run_contexts(compose_settings(words), words, started=time.time(), start=start) == 0
+    assert len(started) == 2
+    (folder,) = tmp_path.glob("long-document/*/")
+    rows = json.loads((folder / "result.json").read_text())["rows"]
+    assert [(row["context"], row["samples"], row["scored"]) for row in rows] == [(16, 2, "test"), (32, 2, "test")]
+    assert all(0 <= row["micro_f1"] <= 1 for row in rows)
+    assert rows[0]["best_micro_f1"] < rows[1]["best_micro_f1"] <= 1
+    assert (folder / "score.png").stat().st_size > 10_000
+    # A second command finds both trained.
+    assert run_contexts(compose_settings(words), words, started=time.time(), start=start) == 0
+    assert len(started) == 2

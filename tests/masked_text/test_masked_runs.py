@@ -1,0 +1,184 @@
+"""Runs of recipe=bert: the summary row, resuming, a target accuracy, evaluating, exporting, and mistakes in a line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from tiny_runs import TinyRuns
+
+from flashtrain import registry
+from flashtrain.compose import compose_settings
+from flashtrain.errors import UserError
+from flashtrain.machine import settle
+from flashtrain.masked_text.weights import read_bert
+from flashtrain.models.bert import Bert
+from flashtrain.modes import run_mode, settings_from_checkpoint
+from flashtrain.task_runs import task_run
+from flashtrain.training.checkpoints import read_checkpoint
+
+
+class SignalAt(pl.Callback):
+    """Sends this process a signal when a step begins."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_start(self, trainer, *_) -> None:
+        if trainer.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def summary(folder) -> dict:
+    return json.loads((folder / "summary.json").read_text())
+
+
+def weights(folder):
+    return read_checkpoint(folder / "checkpoints" / "last.ckpt")["state_dict"]
+
+
+def test_the_row_tells_real_tokens_fill_and_accuracy(trained_bert) -> None:
+    row = summary(trained_bert)
+    assert (row["status"], row["model"], row["steps"], row["layout"]) == ("finished", "bert-tiny", 4, "packed")
+    assert 0 < row["tokens"] <= 4 * 256
+    assert 0.5 < row["fill"] <= 1
+    assert row["evenness"] >= 1
+    assert 0 <= row["validation_accuracy"] <= 1
+    assert row["tokens_per_second"] > row["rows_per_second"] > 0
+    assert row["seconds_to_target"] is None
+    assert not any(isinstance(value, dict | list) for value in row.values())
+
+
+def test_a_stopped_run_that_is_resumed_equals_the_uninterrupted_one_bit_for_bit(
+    bert_runs: TinyRuns, trained_bert, monkeypatch
+) -> None:
+    monkeypatch.setitem(registry._components["callback"], "stop", lambda _: SignalAt(2))
+    status, _ = bert_runs.run("stopped", "trainer.callbacks=[stop]")
+    assert status == 143
+    status, folder = bert_runs.run("stopped", "resume=auto")
+    assert status == 0
+    expected, found = weights(trained_bert), weights(folder)
+    assert all(torch.equal(value, found[name]) for name, value in expected.items())
+    same = ("tokens", "samples", "epochs", "validation_loss", "validation_accuracy", "train_loss_first")
+    assert {key: summary(folder)[key] for key in same} == {key: summary(trained_bert)[key] for key in same}
+
+
+def test_padded_rows_of_the_same_samples_train_to_the_same_weights(bert_runs: TinyRuns, trained_bert) -> None:
+    status, folder = bert_runs.run("padded", "masked.layout=padded")
+    assert status == 0
+    found = weights(folder)
+    for name, value in weights(trained_bert).items():
+        torch.testing.assert_close(found[name], value, atol=2e-5, rtol=1e-3)
+
+
+def test_a_target_accuracy_stops_the_run_and_is_timed(bert_runs: TinyRuns, capsys, caplog) -> None:
+    status, folder = bert_runs.run("target", "target_accuracy=0.0000001", "trainer.steps=40", "optimizer=lamb")
+    assert status == 0
+    row = summary(folder)
+    assert row["steps"] < 40
+    assert row["seconds_to_target"] > 0
+    assert row["optimizer"] == "lamb"
+
+
+def test_a_target_that_is_not_reached_is_said(bert_runs: TinyRuns) -> None:
+    status, folder = bert_runs.run("unreached", "target_accuracy=1", "trainer.steps=1", "masked.pairs=true")
+    assert status == 0
+    assert summary(folder)["seconds_to_target"] is None
+
+
+def test_two_ranks_train_as_one_process_does(bert_runs: TinyRuns, trained_bert, tmp_path) -> None:
+    done = bert_runs.command("trainer.devices=2", "trainer.strategy=ddp", f"output={tmp_path}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = tmp_path.glob("bert/*/")
+    found = weights(folder)
+    for name, value in weights(trained_bert).items():
+        torch.testing.assert_close(found[name], value, atol=1e-4, rtol=1e-3)
+    assert summary(folder)["validation_loss"] == pytest.approx(summary(trained_bert)["validation_loss"], rel=1e-4)
+
+
+def test_evaluating_gives_the_run_its_own_accuracy(trained_bert, caplog) -> None:
+    caplog.set_level("INFO")
+    last = trained_bert / "checkpoints" / "last.ckpt"
+    assert run_mode(settings_from_checkpoint(["mode=evaluate", f"checkpoint={last}"])) == 0
+    row = summary(trained_bert)
+    assert f"held-out loss {row['validation_loss']:.4f}" in caplog.text
+    assert f"accuracy {row['validation_accuracy']:.2%}" in caplog.text
+
+
+def test_an_export_is_read_by_transformers_and_by_us(trained_bert) -> None:
+    transformers = pytest.importorskip("transformers")
+    assert run_mode(settings_from_checkpoint(["mode=export", f"checkpoint={trained_bert}"])) == 0
+    (folder,) = trained_bert.glob("export*")
+    saved = read_bert(folder)
+    assert saved.tokenizer is not None
+    assert saved.special.vocab_size == saved.config.vocab_size == 261
+    ours = Bert(saved.config, "sdpa").eval()
+    ours.load_state_dict(saved.state)
+    theirs = transformers.BertForMaskedLM.from_pretrained(folder).eval()
+    tokens = torch.arange(20).reshape(2, 10)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(tokens)[..., :261], theirs(tokens).logits, atol=1e-4, rtol=1e-4)
+
+
+def test_training_starts_from_such_weights(bert_runs: TinyRuns, trained_bert) -> None:
+    status, folder = bert_runs.run("again", f"weights={trained_bert}", "trainer.steps=1")
+    assert status == 0
+    assert summary(folder)["train_loss_first"] < summary(trained_bert)["train_loss_first"]
+
+
+def test_a_plan_starts_nothing(bert_runs: TinyRuns) -> None:
+    settings, hardware = settle(compose_settings(bert_runs.settings_words("mode=plan")), [])
+    text = task_run(settings).plan(settings, hardware)
+    assert "4 steps of 256 tokens" in text
+    assert "nothing was started" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("trainer.tokens_per_step=300",), "no multiple of masked.token_budget=128"),
+        (("trainer.devices=3",), "no multiple of masked.token_budget=128 tokens on 3 devices: 384 would do"),
+        (("masked.token_budget=32",), "must be at least the longest sample, context=64"),
+        (("context=2",), "context=2 must be at least 3"),
+        (("trainer.micro_batch=4",), "masked.token_budget says how many tokens"),
+        (("trainer.strategy=fsdp",), "takes ddp"),
+        (("trainer.strategy=fsdp", "optimizer=lamb"), "cannot train sharded weights"),
+        (("bert.size=huge",), "unknown bert.size 'huge'"),
+        (("bert.family=gpt",), "unknown bert.family"),
+        (("masked.unit=line",), "unknown masked.unit"),
+        (("masked.share=0",), "must be above 0"),
+        (("masked.balance=luck",), "unknown masked.balance"),
+        (("target_accuracy=2",), "target_accuracy=2.0 must be above 0, and at most 1"),
+        (("recipe=gpt2", "target_accuracy=0.5"), "is of recipe=bert"),
+    ],
+)
+def test_settings_that_cannot_work_are_one_line(bert_runs: TinyRuns, words, message) -> None:
+    with pytest.raises(UserError, match=message) as found:
+        settle(compose_settings(bert_runs.settings_words(*words)), ["hardware.demo=never"])
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("bert.activation=cube",), "unknown activation 'cube'"),
+        (("weights=nowhere",), "no weights at nowhere"),
+        (("masked.pairs=true", "weights=TRAINED"), "no next-sentence head"),
+        (("context=65", "masked.token_budget=256", "weights=TRAINED"), "longer than the 64 positions"),
+        (("bert.size=base", "resume=TRAINED"), "embed is 128 there and 768 here"),
+    ],
+)
+def test_so_are_those_that_show_when_the_model_is_built(bert_runs: TinyRuns, trained_bert, words, message) -> None:
+    words = [word.replace("TRAINED", str(trained_bert)) for word in words]
+    status, folder = bert_runs.run(f"mistake-{abs(hash(message))}", *words)
+    assert status == 2
+    assert message in summary(folder)["error"]
+
+
+def test_a_mode_for_language_models_is_refused(trained_bert) -> None:
+    with pytest.raises(UserError, match="is for language models"):
+        run_mode(settings_from_checkpoint(["mode=generate", f"checkpoint={trained_bert}"]))
