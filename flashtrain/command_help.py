@@ -26,8 +26,8 @@ Often used settings:
   passkey.lengths=[1024,4096]     mode=passkey checkpoint=RUN: is a number hidden in a long text found again?
   benchmark.models=[124m]         recipe=gpt2-speed and context-speed, with .contexts=[1024,4096] .batches=[16,32]
                                   .weights=[fp32,bf16] .implementations=[flashtrain,pytorch,hf-eager] .max_seconds=540
-  bert.size=base                  recipe=bert: with .family=modern, masked.unit=sentence .token_budget=32768 .layout=padded,
-                                  optimizer=lamb, target_accuracy=0.7
+  bert.size=base                  recipe=bert: with .family=modern, masked.unit=sentence .token_budget=32768,
+                                  masked.layout=padded, optimizer=lamb, target_accuracy=0.7
   finetune.data=files             recipe=finetune weights=BERT: with .path=FOLDER .target=labels|class|tokens
   pathfinder.side=256             recipe=pathfinder-preview: also .seed=1 .contour=easy .preview=24 (images drawn)
   -m context=1024,2048,4096       a sweep: one fresh process a job, then one table and one figure
