@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,15 @@ from tiny_runs import TINY, TinyRuns
 
 # Each core runs a process of tests: more threads in each would only get in each other's way. Before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(autouse=True)
+def no_address_is_left() -> Iterator[None]:
+    """A Trainer on several ranks leaves the address that this process listens at in the environment: commands that a
+    later test starts would try to listen there too."""
+    yield
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(name, None)
 
 
 @pytest.fixture(scope="session")
