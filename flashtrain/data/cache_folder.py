@@ -1,10 +1,44 @@
-"""Where flashtrain keeps what it can rebuild: token files, above all."""
+"""Where flashtrain keeps what it can rebuild, token files above all, and how one process at a time writes it."""
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import filelock
+
+from flashtrain.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def only_writer(path: Path, setting: str) -> Iterator[None]:
+    """Within the context no other process writes `path`, a file or folder of a cache; one that does is waited for.
+
+    setting: the name of the setting that chooses the cache's folder, for the UserError where that cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(f"{path}.lock")
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            log.info("another process is writing %s; waiting for it", path.name)
+            lock.acquire()
+    except OSError as error:
+        raise UserError(
+            f"cannot write to the cache folder {path.parent}: {error.strerror}. Choose another with {setting}, or "
+            "set FLASHTRAIN_CACHE."
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def default_cache_dir() -> Path:

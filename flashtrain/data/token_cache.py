@@ -22,13 +22,11 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
-import filelock
 import numpy as np
 
-from flashtrain.data.cache_folder import default_cache_dir
+from flashtrain.data.cache_folder import default_cache_dir, only_writer
 from flashtrain.data.sources import TextSource
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, load_tokenizer
-from flashtrain.errors import UserError
 
 log = logging.getLogger(__name__)
 
@@ -114,27 +112,12 @@ def open_or_build(
     found = _open_checked(folder)
     if found is not None:
         return found
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(f"{folder}.lock")
-        try:
-            lock.acquire(timeout=0)
-        except filelock.Timeout:
-            log.info("another process is writing %s; waiting for it", folder.name)
-            lock.acquire()
-    except OSError as error:
-        raise UserError(
-            f"cannot write to the cache folder {folder.parent}: {error.strerror}. Choose another with cache_dir, or "
-            "set FLASHTRAIN_CACHE."
-        ) from error
-    try:
+    with only_writer(folder, "cache_dir"):
         found = _open_checked(folder, warn=True)
         remove_leftovers(folder)
         if found is None:
             build(source, tokenizer, folder)
             found = open_cache(folder)
-    finally:
-        lock.release()
     return found
 
 

@@ -6,25 +6,21 @@ another machine: reading and drawing need neither numba nor the generator.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import filelock
 import numpy as np
 import torch
 from torch import Tensor
 
-from flashtrain.data.cache_folder import default_cache_dir
+from flashtrain.data.cache_folder import default_cache_dir, only_writer
 from flashtrain.data.pathfinder.parameters import CONTOURS, PathfinderParameters, of_side
 from flashtrain.data.pathfinder.records import GENERATOR_VERSION, HEADER_BYTES, Header, read_header, record_type, sound
 from flashtrain.data.pathfinder.strokes import Strokes
 from flashtrain.data.pathfinder.tables import unit_vectors
 from flashtrain.errors import UserError
 from flashtrain.setting_checks import at_least, one_of
-
-log = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation", "test")
 
@@ -144,22 +140,7 @@ def _whole(path: Path, expected: Header) -> int:
 def _generate(path: Path, header: Header, count: int, workers: int | None) -> None:
     from flashtrain.data.pathfinder.growth import grow_file  # the generator, which a stored set does not need
 
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(f"{path}.lock")
-        try:
-            lock.acquire(timeout=0)
-        except filelock.Timeout:
-            log.info("another process is writing %s; waiting for it", path.name)
-            lock.acquire()
-    except OSError as error:
-        raise UserError(
-            f"cannot write to the cache folder {path.parent}: {error.strerror}. Choose another with "
-            "pathfinder.cache_dir, or set FLASHTRAIN_CACHE."
-        ) from error
-    try:
+    with only_writer(path, "pathfinder.cache_dir"):
         have = _whole(path, header)
         if have < count:
             grow_file(path, header, have, count, workers)
-    finally:
-        lock.release()
