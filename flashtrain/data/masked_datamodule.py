@@ -118,7 +118,7 @@ class MaskedTextDataModule(TextDataModule):
         pairs = float((lengths * lengths).sum())
         return pairs / tokens, len(lengths) / tokens, float(samples.epoch(0).label_counts.sum()) / tokens
 
-    def train_dataloader(self) -> TokenBudgetLoader:  # type: ignore[override]
+    def train_dataloader(self) -> TokenBudgetLoader:
         """The run's micro-batches for this device, from the step that the trainer stands at."""
         self._check()
         samples = self._masked(self.split.training, self.seed)
@@ -143,7 +143,7 @@ class MaskedTextDataModule(TextDataModule):
         loader = TokenBudgetLoader(
             samples, self._sampler, trainer=self.trainer, num_workers=self.num_workers, pin_memory=self._pin_memory()
         )
-        self._train_loader = loader  # type: ignore[assignment]
+        self._train_loader = loader
         return loader
 
     def val_dataloader(self) -> DataLoader[MaskedBatch] | list[DataLoader[MaskedBatch]]:  # type: ignore[override]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytorch_lightning as pl
 from torch.utils.data import DataLoader, DistributedSampler
 
-from flashtrain.data.loader import align_batch_counts, loader_options
+from flashtrain.data.loader import ResumableLoader, align_batch_counts, loader_options
 from flashtrain.data.masked_batch import MaskedBatch
 from flashtrain.data.masked_samples import MaskedSamples, Row
 from flashtrain.data.token_budget import PlanState, StepPlan, TokenBudgetPlan, rows_once
@@ -128,11 +128,8 @@ class RowsOnce(DistributedSampler):
         """Nothing to set: every epoch reads the same rows."""
 
 
-class TokenBudgetLoader(DataLoader[MaskedBatch]):
-    """Training batches from the step that the run stands at to its end; see loader.ResumableLoader, which it is like.
-
-    trainer: its global_step is the place; without one, what the loop has taken from the iterator, in whole steps.
-    """
+class TokenBudgetLoader(ResumableLoader):
+    """ResumableLoader of rows of a token budget, whose place in the stream is its plan's state, not a number of samples."""
 
     def __init__(
         self,
@@ -143,34 +140,11 @@ class TokenBudgetLoader(DataLoader[MaskedBatch]):
         num_workers: int = 0,
         pin_memory: bool = False,
     ) -> None:
-        super().__init__(samples, sampler=sampler, **loader_options(num_workers, pin_memory))
+        super().__init__(
+            cast(Any, samples), cast(Any, sampler), trainer=trainer, num_workers=num_workers, pin_memory=pin_memory
+        )
         self.rows = sampler
-        self.packed = samples
-        self.trainer = trainer
-        self._begin = 0
-        self._taken = 0
-
-    def __iter__(self) -> Iterator[MaskedBatch]:  # type: ignore[override]
-        length = len(self)
-        if self.trainer is not None:
-            self._begin = self.trainer.global_step * self.rows.accumulate
-        elif self._begin % length + self._taken == length:
-            self._begin += self._taken  # the last pass was read to its end
-        self._taken = 0
-        self.rows.begin = self._begin
-        self.rows.end = self._begin + length - self._begin % length
-        if self.trainer is not None and self.trainer.limit_train_batches != 1.0:
-            self.rows.end = self._begin + length  # Lightning's epochs are shorter, and stop by themselves
-        for batch in super().__iter__():
-            self._taken += 1
-            yield batch
-
-    @property
-    def step(self) -> int:
-        """Optimiser steps done."""
-        if self.trainer is not None:
-            return self.trainer.global_step
-        return (self._begin + self._taken) // self.rows.accumulate
+        self.pieces = samples.pieces
 
     @property
     def samples_read(self) -> int:
@@ -187,7 +161,7 @@ class TokenBudgetLoader(DataLoader[MaskedBatch]):
             "accumulate": self.rows.accumulate,
             "seed": self.rows.plan.seed,
             "samples": len(self.packed),
-            "tokens": int(self.packed.pieces.lengths.sum()),
+            "tokens": int(self.pieces.lengths.sum()),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
