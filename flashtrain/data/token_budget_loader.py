@@ -129,7 +129,7 @@ class RowsOnce(DistributedSampler):
 
 
 class TokenBudgetLoader(ResumableLoader):
-    """ResumableLoader of rows of a token budget, whose place in the stream is its plan's state, not a number of samples."""
+    """ResumableLoader of rows of a token budget: its place in the stream is the plan's state, not a sample number."""
 
     def __init__(
         self,
