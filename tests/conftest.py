@@ -13,13 +13,21 @@ from tiny_runs import TINY, TinyRuns
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+# What Lightning's launcher sets in this process, and reads as "ranks are started by something else".
+LAUNCHER = ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "WORLD_SIZE")
+
+
 @pytest.fixture(autouse=True)
-def no_address_is_left() -> Iterator[None]:
-    """A Trainer on several ranks leaves the address that this process listens at in the environment: commands that a
-    later test starts would try to listen there too."""
+def no_rank_is_left() -> Iterator[None]:
+    """A Trainer on several ranks leaves its rank and its address in the environment: a command that a later test
+    starts would wait for ranks that nobody starts."""
+    before = {name: os.environ.get(name) for name in LAUNCHER}
     yield
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
-        os.environ.pop(name, None)
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 @pytest.fixture(scope="session")
