@@ -59,6 +59,8 @@ def variants(feature: str) -> Iterator[tuple[int, int, int, int]]:
     for group in GROUPS.get(feature, (1,)):
         yield 64, group, S, B
         yield 128, group, S, B
+        if FEATURES[feature].mask is None:
+            yield 256, group, S, B
         if feature in ("full", "causal"):
             yield 128, group, SHORT, B
     if feature in ("full", "causal"):

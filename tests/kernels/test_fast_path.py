@@ -88,7 +88,7 @@ def test_a_packed_projection_is_read_where_it_lies(gpu):
 @pytest.mark.parametrize(
     ("head_dim", "dtype", "forward", "backward"),
     [
-        (256, BF16, None, "head dimension 256"),
+        (256, BF16, None, None),
         (200, BF16, None, "head dimension 200"),
         (63, BF16, "head dimension", "head dimension 63"),
         (40, BF16, None, "head dimension 40"),
@@ -109,7 +109,7 @@ def test_masks_of_wide_heads_are_left_to_the_portable_kernels(gpu):
         masks.document(torch.arange(1024)[None] // 300, causal=True),
         block_sparse.block_mask(everything, block_size=128, seqlen_q=1024, seqlen_k=1024),
     ):
-        assert "masks" in refusals(*tensors(256), mask=mask)[0]
+        assert all("mask" in reason for reason in refusals(*tensors(256), mask=mask))
         assert refusals(*tensors(128), mask=mask)[0] is None
 
 

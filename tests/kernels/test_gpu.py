@@ -27,6 +27,12 @@ SHAPES = [
     Case(1, 1000, 1000, 4, 4, 128),
     Case(1, 1023, 1023, 6, 3, 128, "causal"),
     Case(1, 1025, 257, 6, 3, 128, "causal"),
+    Case(2, 1000, 1000, 4, 2, 256, "causal"),
+    Case(1, 1025, 257, 3, 3, 256, "window"),
+    Case(1, 257, 1025, 2, 1, 256, "causal"),
+    Case(2, 1000, 777, 2, 2, 256),
+    Case(1, 65, 129, 2, 2, 256),
+    Case(1, 1, 65, 2, 1, 256, "causal"),
     # A head for each of 132 multiprocessors, or a little less: programs of the Hopper backward then have whole heads.
     Case(33, 500, 500, 4, 4, 64, "causal"),
     Case(33, 130, 333, 4, 4, 64, "causal"),

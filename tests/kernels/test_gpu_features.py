@@ -59,6 +59,7 @@ REPEATED = [
     Case(2, 1000, 1000, 4, 4, 64, "causal"),
     Case(2, 1000, 1000, 4, 2, 64, "causal"),
     Case(33, 500, 500, 4, 4, 64, "causal"),
+    Case(2, 1000, 1000, 4, 2, 256, "causal"),
     Case(2, 1000, 1000, 4, 4, 64, "causal document"),
     Case(2, 1000, 1000, 4, 4, 64, "global window"),
     Case(2, 1000, 1000, 4, 4, 64, "shuffled"),

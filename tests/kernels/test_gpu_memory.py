@@ -24,6 +24,8 @@ GUARDED = [
     Case(1, 1, 461, 4, 4, 64, "causal"),
     Case(1, 301, 259, 3, 3, 40, "causal"),
     Case(1, 201, 201, 2, 1, 17, "causal"),
+    Case(2, 333, 461, 4, 2, 256, "causal"),
+    Case(1, 461, 333, 2, 2, 256),
     Case(2, 397, 397, 4, 4, 64, "causal document"),
     Case(1, 1023, 1023, 1, 1, 64, "global window"),
     Case(2, 397, 397, 4, 4, 64, "shuffled"),
@@ -75,7 +77,7 @@ def test_packed_sequences_are_written_wholly_and_nothing_around_them(head_dim, p
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf], ids=["nan", "inf"])
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize(
     ("mask", "batch"),
     [("causal", 1), ("causal", 33), ("window causal", 1), ("blocks causal", 1), ("shuffled", 1), ("global window", 1)],

@@ -33,8 +33,10 @@ LATE_QUERIES = 512
 def serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
     """None, or why this kernel does not serve the call."""
     mask = options.mask
-    if q.shape[3] not in (64, 128):
+    if q.shape[3] not in (64, 128, 256):
         return f"head dimension {q.shape[3]}"
+    if q.shape[3] == 256 and mask is not None:
+        return "a mask with head dimension 256"
     if options.rich:
         return "softcap, ALiBi, bias or dropout"
     if isinstance(mask, Mask) and mask.plan is not None and mask.plan.blocks[4:6] != (QUERIES, KEYS):
@@ -57,7 +59,8 @@ def choices(q: Tensor, k: Tensor, options: Options, gradients: tuple[Tensor, ...
     elif isinstance(mask, BlockMask):
         kind, tiles = BLOCKS.value, mask.block_size[0] // QUERIES
     return Choices(
-        stages=3,
+        stages=3 if q.shape[3] <= 128 else 2,
+        keys=keys_of_item(q.shape[3]),
         group=q.shape[2] // k.shape[2],
         left=options.left is not None,
         right=options.right is not None,
@@ -83,6 +86,11 @@ def has_whole_heads(q: Tensor, k: Tensor, options: Options) -> bool:
     fill = SHORT_FILL if options.right is not None and k.shape[1] <= SHORT_KEYS else FILL
     workspace_bytes = programs * tiles_of_queries(q.shape[1], options) * QUERIES * 64 * 4
     return heads >= fill * programs * ceil_div(heads, programs) and workspace_bytes <= WHOLE_BYTES
+
+
+def keys_of_item(head_dim: int) -> int:
+    """How many keys a program of the fused kernel has at a time: as many as its registers hold dK and dV for."""
+    return KEYS if head_dim <= 128 else KEYS // 2
 
 
 def tiles_of_queries(seqlen_q: int, options: Options) -> int:
@@ -118,7 +126,9 @@ def backward_launches(
     dq, dk, dv = gradients
     batch, seqlen_q, heads, head_dim = q.shape
     seqlen_k, kv_heads = k.shape[1], k.shape[2]
-    query_tiles, key_tiles = tiles_of_queries(seqlen_q, options), ceil_div(seqlen_k, KEYS)
+    keys = keys_of_item(head_dim)
+    # An even number of items of 64 keys: the last kernel counts in pairs of them.
+    query_tiles, key_tiles = tiles_of_queries(seqlen_q, options), ceil_div(seqlen_k, KEYS) * (KEYS // keys)
     places = batch * heads * query_tiles
     items = key_tiles * batch * kv_heads
     constants = choices(q, k, options, gradients)
@@ -128,9 +138,10 @@ def backward_launches(
     rows = torch.empty(places * 2 * QUERIES, dtype=torch.float32, device=q.device)
     tiles = programs * query_tiles if constants.whole else places
     work = torch.empty(tiles * QUERIES * head_dim, dtype=torch.float32, device=q.device)
-    halves = 2 * items
+    halves = 2 * items * keys // KEYS
     flags = torch.empty(halves + places * constants.whole, dtype=torch.int32, device=q.device)
     scale_log2 = options.scale * math.log2(math.e)
+    warps = 4 if head_dim <= 128 else 8
     mask = options.mask
     mask_given, of_keys = mask_arguments(mask, lse), table_arguments(mask, lse, "dkdv")
     prepare = Launch(
@@ -141,10 +152,10 @@ def backward_launches(
             heads, seqlen_q, query_tiles, halves,
         ),
         constants={"HAS_DLSE": dlse is not None, "WHOLE": constants.whole, "D": head_dim},
-        options={"num_warps": 4},
+        options={"num_warps": warps},
     )  # fmt: skip
     target: Any = workspace(work, (128, 32)) if head_dim == 128 else work
-    box_q, box_k = (1, QUERIES, 1, head_dim), (1, KEYS, 1, head_dim)
+    box_q, box_k = (1, QUERIES, 1, head_dim), (1, keys, 1, head_dim)
     together = 1 if constants.whole else _heads_together(key_tiles, head_dim, options)
     fused = Launch(
         kernel=backward_kernel,
@@ -169,14 +180,14 @@ def backward_launches(
         args=(
             work, rows, flags, q, k, v, dout, dq, dk, dv, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
             *dout.stride()[:3], *dq.stride()[:3], *dk.stride()[:3], *dv.stride()[:3], options.scale, scale_log2,
-            places, heads, seqlen_q, seqlen_k, options.left or 0, options.right or 0, query_tiles, key_tiles,
-            *mask_given, *table_arguments(mask, lse, "dq"), *of_keys,
+            places, heads, seqlen_q, seqlen_k, options.left or 0, options.right or 0, query_tiles,
+            key_tiles * keys // KEYS, *mask_given, *table_arguments(mask, lse, "dq"), *of_keys,
         ),
         constants={
             "CAREFUL": masked, "WHOLE": constants.whole, "GROUP": constants.group, "F": features_of(options),
             "D": head_dim,
         },
-        options={"num_warps": 4},
+        options={"num_warps": warps},
     )  # fmt: skip
     return prepare, fused, finish
 

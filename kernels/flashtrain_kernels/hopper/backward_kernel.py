@@ -1,6 +1,6 @@
 """The fused backward kernel for Hopper GPUs: an item is 128 keys of a head, and the queries that see them pass by.
 
-B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension (64 or 128).
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension (64, 128 or 256).
 
 Two consumer warpgroups own 64 keys each. A tile of 64 queries gives S^T = K Q^T and dP^T = V dO^T, whose layout lets
 P^T be a left operand, in registers, of dV += P^T dO. dS^T goes through shared memory, for dK += dS^T Q, and because
@@ -9,7 +9,8 @@ workspace in the order in which the registers hold it, so nothing is transposed 
 issued before this tile's dQ^T and dK, so that tensor cores work while exponentials are computed.
 
 A producer warp fetches K and V, then Q, dO and the rows' statistics into rings. At D = 64 programs stay and share the
-items, and the next item's K and V are fetched early; at D = 128 there is no room for that, and each has one item.
+items, and the next item's K and V are fetched early; at D = 128 there is no room for that, and each has one item. At
+D = 256 an item is 64 keys, and the warpgroups divide the work in another way: backward_broad.py.
 """
 
 from typing import NamedTuple
@@ -18,11 +19,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
+from .backward_broad import gradient_consumer, score_consumer
 from .backward_consumers import narrow_consumer, wide_consumer
 from .backward_parts import LOADED, RING, await_release
 from .backward_walk import (
     BAND,
-    BLOCK_K,
     BLOCK_Q,
     first_step,
     item_of,
@@ -36,7 +37,8 @@ from .backward_whole import NOTES, note_whole
 
 
 class Choices(NamedTuple):
-    """What the kernel is compiled for. stages: of the ring of Q (and of dO at D = 64, else that has 2). group: H / K.
+    """What the kernel is compiled for. stages: of the ring of Q (and of dO at D = 64, else that has 2). keys: of an
+    item. group: H / K.
 
     left, right: the band has a bound on that side. kind: how tiles are found (backward_parts). tiles: query tiles in a
     block of a block-sparse mask. intervals: 0, or how many intervals of keys a query of a Mask sees. key_positions: it
@@ -46,6 +48,7 @@ class Choices(NamedTuple):
     """
 
     stages: int
+    keys: int = 128
     group: int = 1
     left: bool = False
     right: bool = False
@@ -77,7 +80,7 @@ def _producer(descs, memory, bars, call, D: gl.constexpr, C: gl.constexpr):
         pair = turn & 1 if D == 64 else 0
         await_release(LOADED + pair, turn >= 2)
         full = kv_full.index(pair)
-        mbarrier.expect(full, 2 * BLOCK_K * D * 2)
+        mbarrier.expect(full, 2 * C.keys * D * 2)
         tma.async_copy_global_to_shared(k_desc, [batch, first_key, first_head // C.group, 0], full, k_smem.index(pair))
         tma.async_copy_global_to_shared(v_desc, [batch, first_key, first_head // C.group, 0], full, v_smem.index(pair))
         turn += 1  # noqa: SIM113 - no enumerate() in a kernel
@@ -174,17 +177,19 @@ def backward_kernel(
     STAGES: gl.constexpr = C.stages
     SLOTS: gl.constexpr = C.stages if D == 64 else 2
     PAIRS: gl.constexpr = 2 if D == 64 else 1
-    k_smem = gl.allocate_shared_memory(dtype, [PAIRS, 1, BLOCK_K, 1, D], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(dtype, [PAIRS, 1, BLOCK_K, 1, D], v_desc.layout)
+    k_smem = gl.allocate_shared_memory(dtype, [PAIRS, 1, C.keys, 1, D], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(dtype, [PAIRS, 1, C.keys, 1, D], v_desc.layout)
     q_ring = gl.allocate_shared_memory(dtype, [STAGES, 1, BLOCK_Q, 1, D], q_desc.layout)
     do_ring = gl.allocate_shared_memory(dtype, [SLOTS, 1, BLOCK_Q, 1, D], do_desc.layout)
     row_ring = gl.allocate_shared_memory(gl.float32, [STAGES, 2 * BLOCK_Q], row_desc.layout)
     ds_layout: gl.constexpr = gl.NVMMASharedLayout(64 if D == 64 else 128, 16, 2)
-    ds_smem = gl.allocate_shared_memory(dtype, [3 if C.late else 2, BLOCK_K, BLOCK_Q], ds_layout)
+    ds_smem = gl.allocate_shared_memory(dtype, [3 if C.late else 2, C.keys, BLOCK_Q], ds_layout)
     if D == 64:
         staging = ds_smem  # not used
-    else:
+    elif D == 128:
         staging = gl.allocate_shared_memory(gl.float32, [2, D, 32], target.layout)
+    else:  # P^T, on its way between the warpgroups
+        staging = gl.allocate_shared_memory(gl.float32, [C.keys * BLOCK_Q], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     kv_full = gl.allocate_shared_memory(gl.int64, [PAIRS, 1], mbarrier.MBarrierLayout())
     q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     do_full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
@@ -225,11 +230,21 @@ def backward_kernel(
             [4, 1],
             [240, 24],
         )
-    else:
+    elif D == 128:
         gl.warp_specialize(
             [
                 (wide_consumer, (memory, bars, call, 0, C)),
                 (wide_consumer, (memory, bars, call, 1, C)),
+                (_producer, (descs, memory, bars, call, D, C)),
+            ],
+            [4, 1],
+            [240, 24],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (score_consumer, (memory, bars, call, C)),
+                (gradient_consumer, (memory, bars, call, C)),
                 (_producer, (descs, memory, bars, call, D, C)),
             ],
             [4, 1],

@@ -169,7 +169,7 @@ def store_keys(pointer, stride, value, left, staging, WG: gl.constexpr, D: gl.co
 
 
 @gluon.jit
-def _stride(notes, PLACE: gl.constexpr, C: gl.constexpr):
+def noted_stride(notes, PLACE: gl.constexpr, C: gl.constexpr):
     """A stride of dK or dV: noted in eighths where it is a multiple of 8, so that the compiler knows of it."""
     stride = noted(notes, PLACE)
     if C.aligned:
@@ -189,9 +189,9 @@ def store_results(dk, dv, item, call, notes, staging, WG: gl.constexpr, D: gl.co
         place = ((batch * (heads // C.group) + kv_head) * key_tiles + first_key // BLOCK_K) * 2 + WG
         gl.store(flags_ptr + place, has_nan(dk, dv))
     left = bounds[1] - first_key
-    stride = _stride(notes, 1, C)
-    base = dk_ptr + batch * _stride(notes, 0, C) + first_key * stride + kv_head * _stride(notes, 2, C)
+    stride = noted_stride(notes, 1, C)
+    base = dk_ptr + batch * noted_stride(notes, 0, C) + first_key * stride + kv_head * noted_stride(notes, 2, C)
     store_keys(base, stride, dk * (scale_log2 * 0.6931471805599453), left, staging, WG, D)
-    stride = _stride(notes, 4, C)
-    base = dv_ptr + batch * _stride(notes, 3, C) + first_key * stride + kv_head * _stride(notes, 5, C)
+    stride = noted_stride(notes, 4, C)
+    base = dv_ptr + batch * noted_stride(notes, 3, C) + first_key * stride + kv_head * noted_stride(notes, 5, C)
     store_keys(base, stride, dv, left, staging, WG, D)

@@ -76,8 +76,9 @@ def unfolded(flat, D: tl.constexpr):
         # Queries' bit 5, dimensions' bits 5-4, queries' 4-3, dimensions' 2-0, queries' 2-1, dimensions' 3, queries' 0.
         tile = tl.reshape(tl.permute(tl.reshape(flat, (2, 4, 4, 8, 4, 2, 2)), (0, 2, 4, 6, 1, 5, 3)), (64, 64))
     else:
-        # Dimensions' bits 6, 5-4, queries' 5-3, dimensions' 2-0, queries' 2-1, dimensions' 3, queries' 0.
-        tile = tl.reshape(tl.permute(tl.reshape(flat, (2, 4, 8, 8, 4, 2, 2)), (2, 4, 6, 0, 1, 5, 3)), (64, 128))
+        # Dimensions' bits 6 (and 7), 5-4, queries' 5-3, dimensions' 2-0, queries' 2-1, dimensions' 3, queries' 0.
+        parts = tl.reshape(flat, (D // 64, 4, 8, 8, 4, 2, 2))
+        tile = tl.reshape(tl.permute(parts, (2, 4, 6, 0, 1, 5, 3)), (64, D))
     return tile
 
 

@@ -1,6 +1,6 @@
 """Which tiles of queries the fused backward kernel visits for an item, and where the item is.
 
-Sq queries, Sk keys. A tile is 64 queries; an item is 128 keys of a key/value head.
+Sq queries, Sk keys. A tile is 64 queries; an item is 128 keys of a key/value head (64 at D = 256).
 """
 
 from triton.experimental import gluon
@@ -15,12 +15,12 @@ BLOCKS = gl.constexpr(2)
 
 
 @gluon.jit
-def band_tiles(first_key, bounds, LEFT: gl.constexpr, RIGHT: gl.constexpr):
-    """The query tiles [first, past) that see the keys [first_key, first_key + 128); those in [first_full, past_full)
+def band_tiles(first_key, bounds, LEFT: gl.constexpr, RIGHT: gl.constexpr, KEYS: gl.constexpr):
+    """The query tiles [first, past) that see the keys [first_key, first_key + KEYS); those in [first_full, past_full)
     need no mask. Without bounds programs begin at different tiles, so that they do not all add to the same dQ at once.
     """
     seqlen_q, seqlen_k, left, right = bounds
-    last = gl.minimum(first_key + BLOCK_K, seqlen_k) - 1
+    last = gl.minimum(first_key + KEYS, seqlen_k) - 1
     low = 0
     full_low = 0
     high = seqlen_q
@@ -38,12 +38,12 @@ def band_tiles(first_key, bounds, LEFT: gl.constexpr, RIGHT: gl.constexpr):
     first_full = (gl.maximum(full_low, 0) + BLOCK_Q - 1) // BLOCK_Q
     first_full = gl.minimum(gl.maximum(first_full, first), past)
     past_full = gl.minimum(gl.maximum(gl.maximum(full_high, 0) // BLOCK_Q, first_full), past)
-    if first_key + BLOCK_K > seqlen_k:  # dQ would see keys past Sk
+    if first_key + KEYS > seqlen_k:  # dQ would see keys past Sk
         first_full = past
         past_full = past
     start = first
     if not (LEFT or RIGHT):
-        start = (2 * first_key // BLOCK_K) % past
+        start = (2 * first_key // KEYS) % past
     return first, first_full, past_full, past, start
 
 
@@ -157,7 +157,7 @@ def item_of(number, call, WHOLE: gl.constexpr):
 
 @gluon.jit
 def work_of(item, call, notes, C: gl.constexpr):
-    """Where an item (128 keys of a key/value head) is, and the tiles it visits. call: what all items share.
+    """Where an item (C.keys keys of a key/value head) is, and the tiles it visits. call: what all items share.
 
     Items: heads within key tiles within groups of `heads_together` heads.
     """
@@ -174,7 +174,7 @@ def work_of(item, call, notes, C: gl.constexpr):
         head_index = group * heads_together + place % together
     batch = head_index // (heads // C.group)
     kv_head = head_index % (heads // C.group)
-    first_key = key_tile * BLOCK_K
+    first_key = key_tile * C.keys
     row = table_ptr
     stride_head = first_key.to(gl.int64)
     mask = mask_ptr
@@ -188,5 +188,6 @@ def work_of(item, call, notes, C: gl.constexpr):
         plane = noted(notes, 9)
         mask += batch * noted(notes, 10)
         position += batch * noted(notes, 11)
-    walk = (band_tiles(first_key, bounds, C.left, C.right), first_key + BLOCK_K > bounds[1], row, stride_head, list_ptr)
+    reach = band_tiles(first_key, bounds, C.left, C.right, C.keys)
+    walk = (reach, first_key + C.keys > bounds[1], row, stride_head, list_ptr)
     return walk, (mask, plane, position), first_key, batch * heads + kv_head * C.group
