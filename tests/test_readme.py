@@ -69,10 +69,25 @@ def test_the_quick_start_is_two_commands() -> None:
     assert len(re.findall(r"^python3 ", quick_start, flags=re.MULTILINE)) == 2
 
 
-def test_every_table_is_drawn_from_its_result_file() -> None:
-    assert check_tables(ROOT / "README.md", ROOT / "recipes" / "results")  # the names of the tables; raises for others
+RESULTS = ROOT / "recipes" / "results"
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", RESULTS / "README.md"], ids=["readme", "results"])
+def test_every_table_is_drawn_from_its_result_file(page) -> None:
+    assert check_tables(page, RESULTS)  # the names of the tables; raises for others
+
+
+def test_every_result_file_is_shown_somewhere() -> None:
+    pages = [ROOT / "README.md", RESULTS / "README.md", ROOT / "kernels" / "OPTIMISATION.md"]
+    shown = "".join(page.read_text(encoding="utf-8") for page in pages)
+    assert [path.name for path in RESULTS.glob("*.json") if path.stem not in shown] == []
 
 
 @pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\((?!http)([^)#]+)\)", README))))
 def test_every_link_into_the_repository_leads_somewhere(link: str) -> None:
     assert (ROOT / link).exists()
+
+
+def test_so_does_every_link_of_the_page_of_results() -> None:
+    links = re.findall(r"\]\((?!http)([^)#]+)\)", (RESULTS / "README.md").read_text(encoding="utf-8"))
+    assert [link for link in links if not (RESULTS / link).exists()] == []

@@ -22,8 +22,8 @@ from flashtrain.report.formats import COLUMNS, cell, heading
 from flashtrain.report.rows import has_failed, status_text, values_of
 from flashtrain.report.table import available_columns
 
-_WIDTH_INCHES, _DPI = 8.0, 150  # 1200 pixels
-_INK, _GRID = "#333333", "#e3e3e3"
+WIDTH_INCHES, DPI = 8.0, 150  # 1200 pixels
+INK, GRID = "#333333", "#e3e3e3"
 # Told apart by every kind of colour vision, and in grey by their markers.
 _COLOURS = ("#0b6fb8", "#d55e00", "#00876c", "#a0529a", "#8a6d00", "#4d4d4d", "#3fa7d6", "#b5364b")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -92,7 +92,7 @@ def line_figure(
     lines = _lines(placed, groups)
     axis = _XAxis(placed, x)
     figure = Figure(
-        figsize=(_WIDTH_INCHES, height or (3.05 if len(measures) > 1 else 4.2)), dpi=_DPI, layout="constrained"
+        figsize=(WIDTH_INCHES, height or (3.05 if len(measures) > 1 else 4.2)), dpi=DPI, layout="constrained"
     )
     FigureCanvasAgg(figure)
     for position, measure in enumerate(measures):
@@ -102,10 +102,10 @@ def line_figure(
         axis.apply(panel)
         _mark_failures(panel, lines, axis, measure)
     if title:
-        figure.suptitle(title, fontsize=10, color=_INK)
+        figure.suptitle(title, fontsize=10, color=INK)
     if len(lines) > 1:
         handles = [
-            Line2D([], [], color=_colour(i), marker=_marker(i), markersize=5, label=n) for i, n in enumerate(lines)
+            Line2D([], [], color=colour(i), marker=marker(i), markersize=5, label=n) for i, n in enumerate(lines)
         ]
         figure.legend(
             handles=handles,
@@ -113,9 +113,9 @@ def line_figure(
             ncols=min(len(lines), 4 if max(map(len, lines)) < 25 else 3),  # so that long names fit
             frameon=False,
             fontsize=8.5,
-            labelcolor=_INK,
+            labelcolor=INK,
         )
-    return _save(figure, Path(path))
+    return save(figure, Path(path))
 
 
 class _XAxis:
@@ -187,15 +187,15 @@ def _draw_lines(panel: Axes, lines: Mapping[str, Rows], axis: _XAxis, measure: s
             places,
             medians,
             linestyle=joined,
-            color=_colour(index),
-            marker=_marker(index),
+            color=colour(index),
+            marker=marker(index),
             linewidth=1.6,
             markersize=4.5,
             markeredgecolor="white",
             markeredgewidth=0.6,
             zorder=3,
         )
-        seen += _draw_intervals(panel, rows, axis, measure, _colour(index))
+        seen += _draw_intervals(panel, rows, axis, measure, colour(index))
     if not seen:
         panel.text(0.5, 0.5, "not measured", transform=panel.transAxes, ha="center", va="center", color="#888888")
         panel.set_yticks([])
@@ -246,7 +246,7 @@ def _mark_failures(panel: Axes, lines: Mapping[str, Rows], axis: _XAxis, measure
             places,
             [level] * len(places),
             transform=panel.get_xaxis_transform(),
-            color=_colour(index),
+            color=colour(index),
             linestyle="",
             marker="x",
             markersize=5.5,
@@ -265,7 +265,7 @@ def _mark_failures(panel: Axes, lines: Mapping[str, Rows], axis: _XAxis, measure
             textcoords="offset points",
             ha="right" if side < 0 else "left",
             va="center",
-            color=_colour(index),
+            color=colour(index),
             fontsize=7.5,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85},
             zorder=4,
@@ -274,11 +274,11 @@ def _mark_failures(panel: Axes, lines: Mapping[str, Rows], axis: _XAxis, measure
 
 
 def _style(panel: Axes, title: str) -> None:
-    panel.set_title(title, fontsize=9.5, color=_INK, loc="left", pad=6)
-    panel.grid(True, color=_GRID, linewidth=0.7)
+    panel.set_title(title, fontsize=9.5, color=INK, loc="left", pad=6)
+    panel.grid(True, color=GRID, linewidth=0.7)
     panel.set_axisbelow(True)
-    panel.tick_params(labelsize=8, colors=_INK, length=0)
-    panel.xaxis.label.set(size=8.5, color=_INK)
+    panel.tick_params(labelsize=8, colors=INK, length=0)
+    panel.xaxis.label.set(size=8.5, color=INK)
     for side in ("top", "right", "left"):
         panel.spines[side].set_visible(False)
     panel.spines["bottom"].set_color("#999999")
@@ -288,19 +288,19 @@ def _is_loss(measure: str) -> bool:
     return "loss" in measure or measure == "perplexity"
 
 
-def _colour(index: int) -> str:
+def colour(index: int) -> str:
     return _COLOURS[index % len(_COLOURS)]
 
 
-def _marker(index: int) -> str:
+def marker(index: int) -> str:
     # past the eighth line colours repeat: the marker moves on by one, so that no two lines look alike
     return _MARKERS[(index + index // len(_COLOURS)) % len(_MARKERS)]
 
 
-def _save(figure: Figure, path: Path) -> Path:
+def save(figure: Figure, path: Path) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="png", dpi=_DPI, facecolor="white")
+        figure.savefig(path, format="png", dpi=DPI, facecolor="white")
     except OSError as error:
         raise UserError(f"cannot write the figure {path}: {error.strerror}.") from error
     return path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from flashtrain.benchmarks.dot_figure import dot_figure
 from flashtrain.benchmarks.figures import both_directions, families, runtime_figure
 from flashtrain.benchmarks.published import PAPER_MILLISECONDS, paper_rows
 from flashtrain.benchmarks.tables import case_line, tables
@@ -93,3 +94,15 @@ def test_a_cases_line_has_both_directions_of_each_implementation() -> None:
         case_line([*ROWS[:2], plan, failed]) == "flashtrain 300/300 (plan 0.0312 ms); standard attention out of memory"
     )
     assert case_line([]) == "nothing could be measured"
+
+
+def test_many_shapes_are_lines_of_one_figure_that_grows_with_them(tmp_path) -> None:
+    rows = [{**each, "tflops": 100.0 + number} for number, each in enumerate(ROWS)]
+    few, many = dot_figure(rows[:2], tmp_path / "few.png"), dot_figure(rows, tmp_path / "many.png")
+    heights = [int.from_bytes(path.read_bytes()[20:24], "big") for path in (few, many)]  # a PNG's eighth field
+    assert heights[0] < heights[1]
+
+
+def test_a_figure_of_shapes_needs_measured_rows(tmp_path) -> None:
+    with pytest.raises(UserError, match="nothing to draw"):
+        dot_figure([{"implementation": "a", "direction": "forward", "tflops": None}], tmp_path / "none.png")
