@@ -88,7 +88,7 @@ def test_a_packed_projection_is_read_where_it_lies(gpu):
 @pytest.mark.parametrize(
     ("head_dim", "dtype", "forward", "backward"),
     [
-        (256, BF16, None, None),
+        (256, BF16, None, "head dimension 256"),
         (200, BF16, None, "head dimension 200"),
         (63, BF16, "head dimension", "head dimension 63"),
         (40, BF16, None, "head dimension 40"),
@@ -102,6 +102,13 @@ def test_what_a_call_has_that_they_do_not_serve_is_named(head_dim, dtype, forwar
         assert (reason is None) if wanted is None else (wanted in reason)
 
 
+def test_the_backward_of_heads_of_256_waits_for_its_first_run_on_a_gpu_unless_forced(gpu):
+    gpu()
+    assert "not been run" in refusals(*tensors(256))[1]
+    with dispatch.force("hopper"):
+        assert refusals(*tensors(256)) == (None, None)
+
+
 def test_masks_of_wide_heads_are_left_to_the_portable_kernels(gpu):
     gpu()
     everything = torch.ones(1, 8, 8, dtype=torch.bool)
@@ -109,7 +116,8 @@ def test_masks_of_wide_heads_are_left_to_the_portable_kernels(gpu):
         masks.document(torch.arange(1024)[None] // 300, causal=True),
         block_sparse.block_mask(everything, block_size=128, seqlen_q=1024, seqlen_k=1024),
     ):
-        assert all("mask" in reason for reason in refusals(*tensors(256), mask=mask))
+        with dispatch.force("hopper"):
+            assert all("mask" in reason for reason in refusals(*tensors(256), mask=mask))
         assert refusals(*tensors(128), mask=mask)[0] is None
 
 
