@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +38,14 @@ class Job:
 
     def cases(self) -> list[ContextCase]:
         return cases(self.asked, self.degrees)
+
+    def divisions(self) -> dict[int, list[int]]:
+        """{degree: the numbers of ranks that divide the heads, of cases for which the hybrid way is one}."""
+        found: dict[int, set[int]] = {degree: set() for degree in self.degrees}
+        for case in self.cases():
+            shared = math.gcd(case.attention.heads, case.degree)
+            found[case.degree] |= {shared} if 1 < shared < case.degree else set()
+        return {degree: sorted(of) for degree, of in found.items()}
 
     def contenders(self) -> tuple[list[Contender], dict[str, str]]:
         """(those that can be had, {title of each that cannot: why})."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Generator, Iterator
@@ -65,7 +66,7 @@ def joined(job: Job) -> Generator[Event, None, None]:
         watchdog.mark(what)
 
     try:
-        world = World(device, job.degrees)
+        world = World(device, job.divisions())
         watchdog.start()
         yield from measured(job, world, mark)
     except OutOfMemoryAt as error:
@@ -169,6 +170,7 @@ def _blamed(job: Job, where: str, first: _Message | None, pipes: list[Connection
 def rank_main(rank: int, job: Job, meeting: str, pipe: Connection) -> None:
     """A rank's process. meeting: the URI of a file that does not exist yet."""
     signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))  # Ctrl-C is the first process's business
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     os.environ["MASTER_ADDR"] = "127.0.0.1"
     quieten()
 
@@ -188,7 +190,7 @@ def rank_main(rank: int, job: Job, meeting: str, pipe: Connection) -> None:
             doing[0] = what
             watchdog.mark(what)
 
-        world = World(device, job.degrees)
+        world = World(device, job.divisions())
         watchdog.start()
         for event in measured(job, world, mark):
             tell(_EVENT, event)
@@ -202,3 +204,10 @@ def rank_main(rank: int, job: Job, meeting: str, pipe: Connection) -> None:
         line = f"rank {rank} of {job.size} failed at {doing[0]}: {first_line(error)}"
         tell(_FAILED, (line, traceback.format_exc()))
         os._exit(_OWN_FAILURE)
+
+
+def _end_with(parent: int) -> None:
+    """A rank must not outlive the process that started it, which may be killed: it would keep a GPU."""
+    while os.getppid() == parent:
+        time.sleep(_LAST_WORDS)
+    os._exit(_OWN_FAILURE)

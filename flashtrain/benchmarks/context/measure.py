@@ -92,10 +92,11 @@ class Measurement:
             else:
                 self.note(contender.way, reason)  # alike in every layout
         if not self._alone("inputs", lambda: self._draw({one.layout for one in kept})):
-            return self._of_first([*rows, *[failed_row(self.case, one, OUT_OF_MEMORY) for one in kept]])
+            return self._of_first(rows + [failed_row(self.case, one, OUT_OF_MEMORY) for one in kept])
         entries = [entry for one in kept if (entry := self._try(one)) is not None]
         self._take_turns(entries, began, seconds)
-        return self._of_first(rows + self._rows(entries))
+        titles = [one.title for one in contenders]
+        return self._of_first(sorted(rows + self._rows(entries), key=lambda row: titles.index(row["implementation"])))
 
     def _of_first(self, rows: list[Row]) -> list[Row]:
         return rows if self.team.rank == 0 else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -21,8 +21,8 @@ class Team:
     group: for attention, over NCCL on GPUs. control: over gloo, for numbers and words.
     """
 
-    def __init__(self, group: Any, control: Any, device: torch.device) -> None:
-        self.group = ContextGroup(group)
+    def __init__(self, group: Any, control: Any, device: torch.device, parts: Mapping[int, tuple[Any, Any]]) -> None:
+        self.group = ContextGroup(group, parts)
         self.control = control
         self.device = device
         self.rank, self.size = self.group.rank, self.group.size
@@ -41,20 +41,35 @@ class Team:
 
 
 class World:
-    """All ranks of the benchmark, as one of them sees them. Made by all of them at the same point."""
+    """All ranks of the benchmark, as one of them sees them. Made by all of them at the same point.
 
-    def __init__(self, device: torch.device, degrees: Sequence[int]) -> None:
+    degrees: {degree: the numbers of ranks, for hybrid ways, that divide the heads of a team of it}.
+    """
+
+    def __init__(self, device: torch.device, degrees: Mapping[int, Iterable[int]]) -> None:
         self.device = device
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.control = dist.new_group(backend="gloo", timeout=_PATIENCE)
         self.teams: dict[int, Team] = {}
-        for degree in degrees:
+        for degree, divisions in degrees.items():
             # Every rank makes every group, also those that it is no part of.
             members = list(range(degree))
             group = dist.group.WORLD if degree == self.size else dist.new_group(members, timeout=_PATIENCE)
             control = dist.new_group(members, backend="gloo", timeout=_PATIENCE)
+            parts = {divided: self._parts(degree, divided) for divided in divisions}
             if self.rank < degree:
-                self.teams[degree] = Team(group, control, device)
+                self.teams[degree] = Team(group, control, device, parts)
+
+    def _parts(self, degree: int, divided: int) -> tuple[Any, Any]:
+        """This rank's (heads, ring) of a team, as ContextGroup divides it; what it is no part of is None."""
+        rings = degree // divided
+        heads = [list(range(ring * divided, (ring + 1) * divided)) for ring in range(rings)]
+        around = [list(range(place, degree, divided)) for place in range(divided)]
+        return self._own(heads), self._own(around)
+
+    def _own(self, groups: list[list[int]]) -> Any:
+        made = {tuple(ranks): dist.new_group(ranks, timeout=_PATIENCE) for ranks in groups}
+        return next((group for ranks, group in made.items() if self.rank in ranks), None)
 
     def told_by_first(self, value: Any) -> Any:
         """The first rank's value, on every rank."""
