@@ -117,7 +117,8 @@ class _Notes:
         self.kept: list[tuple[str, str]] = []
 
     def __call__(self, title: str, reason: str) -> None:
-        self.kept.append((title, reason))
+        if (title, reason) not in self.kept:  # a way is refused alike in every layout
+            self.kept.append((title, reason))
 
 
 def _skipped(skipped: Mapping[int, Sequence[str]], number: int) -> Sequence[str]:

@@ -90,7 +90,7 @@ class Measurement:
             if reason is None:
                 kept.append(contender)
             else:
-                self.note(contender.way, reason)  # alike in every layout
+                self.note(contender.way, reason)
         if not self._alone("inputs", lambda: self._draw({one.layout for one in kept})):
             return self._of_first(rows + [failed_row(self.case, one, OUT_OF_MEMORY) for one in kept])
         entries = [entry for one in kept if (entry := self._try(one)) is not None]
@@ -136,19 +136,18 @@ class Measurement:
         def begin() -> None:
             nonlocal entry
             entry = _Entry(contender, contender.attend(self.place, *leaves), leaves, dout)
-            self._both(entry, kept)
+            out = entry.attend(*leaves)
+            kept.append((out.detach(), gradients(out, leaves, dout)))
 
         try:
             with contender.within(self.place):
                 reason = self._reason(begin, contender)
                 if reason is None and entry is not None:
-                    kept.clear()
-                    entry.found.peak_gib = self.clock.peak_gib(lambda: self._both(entry, kept))
                     if self.expected is not None:
                         layout = self.place.layout(contender.layout)
                         entry.found.errors = errors_of_rank(self.expected, layout, self.team.rank, *kept.pop())
                     kept.clear()
-                    self._launching(entry)
+                    entry.found.peak_gib = self.clock.peak_gib(lambda: self._launching(entry))
         except torch.OutOfMemoryError as error:
             raise RanOut(contender.title) from error
         self.clock.settle()
@@ -170,10 +169,6 @@ class Measurement:
         except Exception as error:  # noqa: BLE001 - other people's programs may raise anything; the others go on
             reason = first_line(error)
         return next((found for found in self.team.gather(reason) if found is not None), None)
-
-    def _both(self, entry: _Entry, kept: list[Any]) -> None:
-        out = entry.attend(*entry.leaves)
-        kept.append((out.detach(), gradients(out, entry.leaves, entry.dout)))
 
     def _launching(self, entry: _Entry) -> None:
         outs: list[Tensor] = []

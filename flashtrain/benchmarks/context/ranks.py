@@ -79,9 +79,14 @@ class World:
 
 
 def begin(rank: int, size: int, kind: str, *, local_rank: int, init_method: str) -> torch.device:
-    """Join the process group of all ranks, NCCL on GPUs and gloo on CPUs; the device of this rank."""
+    """Join the process group of all ranks, NCCL on GPUs and gloo on CPUs; the device of this rank.
+
+    On a CPU a rank has its share of the cores, also where it stands for one device.
+    """
     if kind == "cuda":
         torch.cuda.set_device(local_rank)
+    else:
+        torch.set_num_threads(max(1, torch.get_num_threads() // size))
     dist.init_process_group(
         "nccl" if kind == "cuda" else "gloo", init_method=init_method, rank=rank, world_size=size, timeout=_PATIENCE
     )
