@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Generator, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -85,12 +85,13 @@ def launched(job: Job) -> Generator[Event, None, None]:
     rows: list[Row] = []
     while True:
         again = None
-        for message in _messages(job):
-            if message.kind == _OUT_OF_MEMORY:
-                again = message.told
-                break
-            rows += message.told.told if message.told.kind == "rows" else []
-            yield message.told
+        with closing(_messages(job)) as messages:
+            for message in messages:
+                if message.kind == _OUT_OF_MEMORY:
+                    again = message.told
+                    break
+                rows += message.told.told if message.told.kind == "rows" else []
+                yield message.told
         if again is None:
             return
         case, title, rank = again
@@ -99,7 +100,7 @@ def launched(job: Job) -> Generator[Event, None, None]:
         job = replace(job, first=case, skipped=skipped, rates=rates_of(rows, job.cases()))
 
 
-def _messages(job: Job) -> Iterator[_Message]:
+def _messages(job: Job) -> Generator[_Message, None, None]:
     """What the ranks tell, until all have ended."""
     context: Any = torch.multiprocessing.get_context(START_METHOD)
     with tempfile.TemporaryDirectory() as folder:

@@ -34,7 +34,7 @@ SMALL = ("benchmark.ways=[all-gather,ring]", "benchmark.layouts=[head-tail]", "b
 RUNS = {
     "grid": (
         "benchmark.masks=[window-9,causal-document]", "benchmark.seqlens=[96,64]", "benchmark.rounds=1",
-        "benchmark.one_device_longest=64", "benchmark.check_longest=64",
+        "benchmark.one_device_longest=64", "benchmark.check_longest=64", "benchmark.layouts=[balanced,contiguous]",
     ),
     "degrees": (
         "benchmark.degrees=[2,4,64]", "benchmark.ways=[hybrid,ring]", "benchmark.layouts=[balanced]",
