@@ -22,6 +22,7 @@ Often used settings:
   mode={modes}
   benchmark.rows=anchors          recipe=attention-benchmark: grid, anchors, paper, features, block-sparse; with
                                   benchmark.seqlens=[1024,4096] .masks=[causal,window-1024] .max_seconds=420 ...
+  benchmark.shapes=[16x128]       recipe=long-context-benchmark: with .degrees=[2,8] .ways=[ring] .layouts=[balanced]
   lengths.contexts=[1024,4096]    recipe=gpt2-long: trains each, scores all on the same held-out tokens
   passkey.lengths=[1024,4096]     mode=passkey checkpoint=RUN: is a number hidden in a long text found again?
   benchmark.models=[124m]         recipe=gpt2-speed and context-speed, with .contexts=[1024,4096] .batches=[16,32]

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from flashtrain.announce import log, say
+from flashtrain.benchmarks.context.launch import RankFailed
 from flashtrain.benchmarks.start import benchmark
 from flashtrain.errors import UserError
 from flashtrain.machine import settle
@@ -43,6 +44,10 @@ def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: 
         log.error("flashtrain: %s", error)
         note(FAILED, str(error))
         return 2
+    except RankFailed as error:
+        log.error("flashtrain: %s", error)
+        note(FAILED, str(error))
+        return 1
     except Stopped as stop:
         say(str(stop))
         note(STOPPED, str(stop))

@@ -101,6 +101,13 @@ def _demo_line(full: Settings, demo: Settings) -> str:
             return (
                 f"measuring steps of a small BERT ({', '.join(asked.models)}{limit}). For the recipe in full, {where}"
             )
+        if asked.name == "context":
+            lengths = ", ".join(map(str, asked.seqlens or []))
+            limit = f", {asked.max_seconds:g} s at most" if asked.max_seconds else ""
+            return (
+                f"measuring two processes that share short sequences ({lengths} tokens, {asked.dtype}{limit}). "
+                f"For the recipe in full, {where}"
+            )
         if asked.name == "sequence":
             return f"measuring sequences of up to {asked.longest} tokens. For the recipe in full, {where}"
         limits = [f"lengths to {asked.longest}" if asked.longest else "", asked.dtype]

@@ -1,4 +1,5 @@
-"""Measurements: of attention (`python -m flashtrain recipe=attention-benchmark`) and of whole training steps (steps/).
+"""Measurements: of attention (`python -m flashtrain recipe=attention-benchmark`), of attention over several devices
+(context/), and of whole training steps (steps/).
 
 names.py and settings.py say what can be asked for; start.py picks the benchmark that a recipe names; session.py is the
 frame of a run that measures.

@@ -53,6 +53,12 @@ BERT_IMPLEMENTATIONS = (
 )  # fmt: skip
 BERT_MODELS = ("tiny", "base", "large")
 BERT_UNITS = ("sentence", "paragraph", "document")
+# Of one sequence over several devices (benchmark.name=context): the ways and layouts of flashtrain/distributed/context.
+CONTEXT_WAYS = ("all-to-all", "all-gather", "ring", "hybrid")
+CONTEXT_LAYOUTS = ("balanced", "head-tail", "contiguous")
+CONTEXT_IMPLEMENTATIONS = (
+    "flashtrain", "plain-all-gather", "torch-flash", "torch-cudnn", "ring-flash-attention",
+)  # fmt: skip
 STEP_MODELS = ("demo", "124m", "355m", "774m", "1.3b", "1.5b")
 WEIGHTS = ("fp32", "bf16", "bf16-master")
 
@@ -85,6 +91,8 @@ WITH_DOCUMENTS = (
     "block-causal-document",
 )
 BLOCK_SPARSE = ("block-random", "block-butterfly")
+# Masks that are no function of a sequence in its order: tables of blocks, and packed rows' own functions.
+NOT_OVER_DEVICES = ("varlen", "causal-varlen", *BLOCK_SPARSE)
 
 
 @dataclass(frozen=True)

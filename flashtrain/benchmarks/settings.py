@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from flashtrain.benchmarks.context.settings import ContextSettings, check_masks
 from flashtrain.benchmarks.names import (
     BERT_IMPLEMENTATIONS,
     BERT_MODELS,
     BERT_UNITS,
+    CONTEXT_IMPLEMENTATIONS,
     DIRECTIONS,
     DTYPES,
     IMPLEMENTATIONS,
@@ -23,7 +25,7 @@ from flashtrain.benchmarks.names import (
 from flashtrain.errors import UserError
 from flashtrain.setting_checks import at_least, between, one_of
 
-BENCHMARKS = ("attention", "step", "sequence", "bert")
+BENCHMARKS = ("attention", "step", "sequence", "bert", "context")
 
 
 @dataclass
@@ -61,7 +63,7 @@ class StepSettings:
 
 
 @dataclass
-class BenchmarkSettings(StepSettings):
+class BenchmarkSettings(StepSettings, ContextSettings):
     """What a recipe measures; recipes that train measure nothing (name None). Here, recipe=attention-benchmark's.
 
     tasks: of recipe=lra-speed (None: all). rows: a preset of presets.py. seqlens, head_dims and masks: the lengths,
@@ -106,9 +108,13 @@ class BenchmarkSettings(StepSettings):
             "step": STEP_IMPLEMENTATIONS,
             "sequence": SEQUENCE_IMPLEMENTATIONS,
             "bert": BERT_IMPLEMENTATIONS,
+            "context": CONTEXT_IMPLEMENTATIONS,
         }.get(str(self.name), IMPLEMENTATIONS)
         check_names("benchmark.tasks", self.tasks, SEQUENCE_TASKS)
         check_names("benchmark.implementations", self.implementations, possible)
+        self.check_context()
+        if self.name == "context":
+            check_masks(self.masks)
         self.check_steps(BERT_MODELS if self.name == "bert" else STEP_MODELS)
         for unit in self.units:
             one_of("benchmark.units", unit, BERT_UNITS)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from flashtrain.benchmarks.context.run import benchmark_context, plan_context
 from flashtrain.benchmarks.run import benchmark_attention, plan_attention
 from flashtrain.benchmarks.steps.run import benchmark_steps, plan_steps
 from flashtrain.classification.speed import benchmark_sequences, plan_sequences
@@ -28,6 +29,7 @@ class _Benchmark(NamedTuple):
 _BENCHMARKS = {
     "attention": _Benchmark(benchmark_attention, plan_attention),
     "bert": _Benchmark(benchmark_bert, plan_bert),
+    "context": _Benchmark(benchmark_context, plan_context),
     "sequence": _Benchmark(benchmark_sequences, plan_sequences),
     "step": _Benchmark(benchmark_steps, plan_steps),
 }

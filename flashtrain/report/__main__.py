@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flashtrain.benchmarks.context.figures import efficiency_figure
 from flashtrain.benchmarks.dot_figure import dot_figure
 from flashtrain.benchmarks.figures import memory_figure, runtime_figure
 from flashtrain.benchmarks.steps.figures import context_speed_figure
@@ -27,6 +28,7 @@ from flashtrain.report.table import Table
 # --figure NAME: a later recipe's figure is one entry here.
 FIGURES: dict[str, Callable[[Sequence[Mapping[str, Any]], Path], Path]] = {
     "context": context_sweep_figure,
+    "context-efficiency": efficiency_figure,
     "attention-runtime": runtime_figure,
     "attention-shapes": dot_figure,
     "attention-memory": memory_figure,

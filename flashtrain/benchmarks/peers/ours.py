@@ -128,6 +128,14 @@ def make_mask(case: Case, context: Context) -> Any:
     return mask_maker(case, context)()
 
 
+def unplanned_mask(case: Case, device: torch.device) -> Any:
+    """The mask of a case, which is no table of blocks, as data and without a plan: what is shared among devices."""
+    if case.kind in _BY_ARGUMENT:
+        window = (case.mask_name.left, case.mask_name.right)
+        return masks.sliding_window(case.seqlen_q, window, device=device)
+    return _maker(case, device)()
+
+
 def mask_maker(case: Case, context: Context) -> Callable[[], Any]:
     """Makes the mask from what a batch brings along on its device: that is made here, once, and not timed."""
     if case.is_block_sparse:

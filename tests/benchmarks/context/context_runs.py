@@ -1,0 +1,124 @@
+"""Whole benchmarks over gloo ranks for test_context_run.py: one start of Python for all, the ranks are forked from it.
+
+python context_runs.py FOLDER     writes FOLDER/NAME/ (a run's folder), FOLDER/NAME.out and FOLDER/codes.json
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+
+from flashtrain.benchmarks.context import launch
+from flashtrain.benchmarks.context.contenders import Ours
+from flashtrain.compose import compose_settings
+from flashtrain.job import run_job
+
+WORDS = (
+    "recipe=long-context-benchmark", "hardware=cpu", "hardware.demo=never", "logger=none", "benchmark.dtype=float32",
+    "benchmark.degrees=[2]", "benchmark.rounds=2", "benchmark.shapes=[4/2x16]", "benchmark.masks=[causal]",
+    "benchmark.seqlens=[64]",
+)  # fmt: skip
+SMALL = ("benchmark.ways=[all-gather,ring]", "benchmark.layouts=[head-tail]", "benchmark.implementations=[flashtrain]")
+RUNS = {
+    "grid": (
+        "benchmark.masks=[window-9,causal-document]", "benchmark.seqlens=[96,64]", "benchmark.rounds=1",
+        "benchmark.one_device_longest=64", "benchmark.check_longest=64", "benchmark.layouts=[balanced,contiguous]",
+    ),
+    "degrees": (
+        "benchmark.degrees=[2,4,64]", "benchmark.ways=[hybrid,ring]", "benchmark.layouts=[balanced]",
+        "benchmark.shapes=[6/2x16]",
+    ),
+    "full": ("benchmark.seqlens=[64,96]", *SMALL),
+    "fails": SMALL,
+    "dies": SMALL,
+}  # fmt: skip
+
+
+def ring_of_rank_1(happening: Callable[[], object]):
+    """In place of Ours.attend: the second rank's ring does this instead, while the first one waits for its keys."""
+    real = Ours.attend
+
+    def attend(self, place, q, k, v):
+        function = real(self, place, q, k, v)
+        if self.way != "ring" or place.team.rank != 1 or place.case.attention.seqlen_q != 64:
+            return function
+        return lambda *_: happening()
+
+    return patch.object(Ours, "attend", attend)
+
+
+def out_of_memory():
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def failure():
+    raise ValueError("a rank's own mistake")
+
+
+def death():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+HAPPENINGS = {"full": out_of_memory, "fails": failure, "dies": death}
+
+
+def run(folder: Path, name: str) -> int:
+    """One run in a process of its own, whose output goes to a file."""
+    process = multiprocessing.get_context("fork").Process(target=in_process, args=(folder, name, RUNS[name], {}))
+    process.start()
+    process.join(100)
+    return process.exitcode if process.exitcode is not None else -1
+
+
+def as_torchrun(folder: Path) -> list[int]:
+    """Two ranks that something else has started."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "test"}
+    processes = []
+    for rank in range(2):
+        variables = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        arguments = (folder, f"torchrun{rank}" if rank else "torchrun", SMALL, variables)
+        processes.append(multiprocessing.get_context("fork").Process(target=in_process, args=arguments))
+        processes[-1].start()
+    for process in processes:
+        process.join(100)
+    return [process.exitcode if process.exitcode is not None else -1 for process in processes]
+
+
+def in_process(folder: Path, name: str, words: tuple[str, ...], variables: dict[str, str]) -> None:
+    os.environ.update(variables)
+    with (folder / f"{name}.out").open("w") as printed:
+        for stream in (1, 2):
+            os.dup2(printed.fileno(), stream)
+    launch.START_METHOD = "fork"
+    own = folder / name
+    own.mkdir()
+    keys = {word.split("=")[0] for word in words}
+    words = (*(word for word in WORDS if word.split("=")[0] not in keys), *words)
+    with ring_of_rank_1(HAPPENINGS.get(name, lambda: None)) if name in HAPPENINGS else patch.dict(os.environ):
+        status = run_job(compose_settings(words), own, overrides=list(words), started=time.time())
+    assert not dist.is_initialized()
+    sys.stdout.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    into = Path(sys.argv[1])
+    codes = {name: run(into, name) for name in RUNS}
+    codes |= dict(zip(("torchrun", "torchrun1"), as_torchrun(into), strict=True))
+    (into / "codes.json").write_text(json.dumps(codes))

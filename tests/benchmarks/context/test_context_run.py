@@ -1,0 +1,176 @@
+"""Whole benchmarks over two and four gloo ranks: their rows, and what happens when a rank fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from filelock import FileLock
+from tiny_runs import ROOT, flashtrain_command
+
+from flashtrain.distributed.context.traffic import traffic
+from flashtrain.report import read_result
+from flashtrain.report.__main__ import main as report
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory, worker_id) -> Path:
+    """context_runs.py, run by whichever worker of the session comes first."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "context-benchmarks"
+    folder.mkdir(exist_ok=True)
+    with FileLock(folder / "lock"):
+        if not (folder / "codes.json").is_file():
+            paths = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+            variables = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+            script = Path(__file__).parent / "context_runs.py"
+            command = [sys.executable, str(script), str(folder)]
+            done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=280)
+            assert (folder / "codes.json").is_file(), done.stdout + done.stderr
+    return folder
+
+
+def status(runs: Path, name: str) -> int:
+    return json.loads((runs / "codes.json").read_text())[name]
+
+
+def printed(runs: Path, name: str) -> str:
+    return (runs / f"{name}.out").read_text()
+
+
+def rows(runs: Path, name: str) -> list[dict]:
+    assert status(runs, name) == 0, printed(runs, name)[-4000:]
+    return read_result(runs / name / "result.json").rows
+
+
+def test_every_way_and_layout_has_a_row_at_every_case(runs) -> None:
+    found = rows(runs, "grid")
+    assert {row["implementation"] for row in found} == {
+        "all-to-all, balanced",
+        *(f"{way}, {layout}" for way in ("all-gather", "ring") for layout in ("balanced", "contiguous")),
+        "plain all-gather, head-tail",
+    }
+    assert {(row["mask"], row["seqlen"]) for row in found} == {
+        (mask, length) for mask in ("window-9", "causal-document") for length in (64, 96)
+    }
+    assert len(found) == 6 * 4
+    assert all(row["forward_ms"] > 0 and row["backward_ms"] > 0 and row["rounds"] == 1 for row in found)
+
+
+def test_results_and_gradients_are_as_near_to_float64_as_one_devices(runs) -> None:
+    for row in rows(runs, "grid"):
+        if row["seqlen"] == 64:
+            assert row["error"] < 1e-6
+            assert row["gradient_error"] < 3e-6
+            assert row["error_ratio"] < 4
+        else:  # past benchmark.check_longest
+            assert "error" not in row
+
+
+def test_sums_are_right(runs) -> None:
+    for row in rows(runs, "grid"):
+        took = row["forward_ms"] + row["backward_ms"]
+        assert row["efficiency"] == pytest.approx(row["one_device_ms"] / (2 * took), abs=1e-3)
+        assert row["communication_share"] == pytest.approx(row["communication_ms"] / took, abs=1e-3)
+        assert row["one_device_ms"] == pytest.approx(
+            row["one_device_forward_ms"] + row["one_device_backward_ms"], abs=1e-3
+        )
+    sizes = {"heads": 4, "kv_heads": 2, "head_dim": 16, "bytes_each": 4}
+    (ring,) = (row for row in rows(runs, "full") if row["way"] == "ring" and row["seqlen"] == 96)
+    assert ring["sent_mib"] == pytest.approx(traffic(48, 2, 1, False, **sizes).total / 2**20, abs=1e-3)
+
+
+def test_a_length_that_one_device_does_not_measure_is_computed_from_its_rate_and_marked(runs) -> None:
+    found = [row for row in rows(runs, "grid") if row["way"] == "all-to-all" and row["mask"] == "window-9"]
+    measured, computed = sorted(found, key=lambda row: row["seqlen"])
+    assert measured["one_device"] == "measured"
+    assert computed["one_device"] == "extrapolated from 64 tokens"
+    pairs = [10 * length - 45 for length in (64, 96)]  # ten keys a query, fewer at the beginning
+    assert computed["one_device_ms"] == pytest.approx(measured["one_device_ms"] * pairs[1] / pairs[0], rel=1e-2)
+
+
+def test_work_is_even_where_the_layout_or_the_way_makes_it_so(runs) -> None:
+    documents = [row for row in rows(runs, "grid") if row["mask"] == "causal-document" and row["seqlen"] == 96]
+    found = {row["implementation"]: row["imbalance"] for row in documents}
+    assert found["all-to-all, balanced"] == 1
+    assert 1 <= found["ring, balanced"] == found["all-gather, balanced"] <= found["ring, contiguous"]
+    assert rows(runs, "full")[0]["imbalance"] == 1  # causal, head-tail
+
+
+def test_a_run_leaves_its_figure_and_its_rows_are_published_as_the_other_benchmarks_are(runs, tmp_path, capsys) -> None:
+    assert {"config.yaml", "summary.json", "result.json", "notes.txt", "efficiency.png"} <= {
+        path.name for path in (runs / "grid").iterdir()
+    }
+    summary = json.loads((runs / "grid" / "summary.json").read_text())
+    assert (summary["status"], summary["cases"], summary["cases_measured"]) == ("finished", 4, 4)
+    assert 0 < summary["best_efficiency"] < 2
+    file = tmp_path / "context.json"
+    assert report([str(runs / "grid"), "--save", str(file)]) == 0
+    assert report([str(file), "--figure", "context-efficiency", "--out", str(tmp_path)]) == 0
+    assert report([str(file), "--columns", "seqlen", "--pivot", "way", "--value", "efficiency", "--markdown"]) == 0
+    assert "| tokens of the sequence | all-to-all | all-gather | ring | plain all-gather |" in capsys.readouterr().out
+
+
+def test_peers_that_are_not_here_are_one_line_each(runs) -> None:
+    notes = (runs / "grid" / "notes.txt").read_text()
+    assert "torch context_parallel, FlashAttention-2: needs NVIDIA GPUs [every row]" in notes
+    assert "ring-flash-attention zigzag: needs NVIDIA GPUs [every row]" in notes
+
+
+def test_each_degree_is_measured_by_the_first_ranks_and_larger_ones_are_left_out_with_a_line(runs) -> None:
+    found = rows(runs, "degrees")
+    assert {(row["way"], row["degree"]) for row in found} == {
+        ("ring", 2), ("ring", 4), ("hybrid", 4), ("plain all-gather", 2), ("plain all-gather", 4)
+    }  # fmt: skip
+    assert all(row["error_ratio"] < 4 for row in found)
+    assert "degrees 64 are left out: " in printed(runs, "degrees")
+    assert "hybrid: hybrid with 6 heads on 2 ranks" in (runs / "degrees" / "notes.txt").read_text()
+
+
+def test_a_contender_that_runs_out_of_memory_on_one_rank_has_a_row_that_says_so_and_the_grid_goes_on(runs) -> None:
+    found = {(row["way"], row["seqlen"]): row for row in rows(runs, "full")}
+    assert found["ring", 64]["status"] == "out of memory"
+    assert all(found[case]["forward_ms"] > 0 for case in [("ring", 96), ("all-gather", 64), ("all-gather", 96)])
+
+
+def test_a_rank_that_fails_ends_the_job_with_a_line_that_names_it_and_the_case(runs) -> None:
+    line = "rank 1 of 2 failed at causal, 64 tokens, 4/2x16, 2 ranks, ring, head-tail: ValueError: a rank's own mistake"
+    assert status(runs, "fails") == 1
+    assert printed(runs, "fails").splitlines()[-1] == f"flashtrain: {line}"
+    summary = json.loads((runs / "fails" / "summary.json").read_text())
+    assert (summary["status"], summary["error"]) == ("failed", line)
+    assert "in failure" in (runs / "fails" / "failure.txt").read_text()  # the function
+
+
+def test_a_rank_that_is_killed_is_named_too(runs) -> None:
+    assert status(runs, "dies") == 1
+    assert printed(runs, "dies").splitlines()[-1] == (
+        "flashtrain: rank 1 of 2 died (SIGKILL) at causal, 64 tokens, 4/2x16, 2 ranks"
+    )
+
+
+def test_ranks_that_torchrun_started_are_joined_and_the_first_one_writes(runs) -> None:
+    assert {row["way"] for row in rows(runs, "torchrun")} == {"all-gather", "ring"}
+    assert status(runs, "torchrun1") == 0
+    assert not list((runs / "torchrun1").iterdir())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_errors_on_two_gpus_are_at_most_twice_one_gpus(tmp_path) -> None:
+    words = ("benchmark.seqlens=[4096,8192]", "benchmark.shapes=[4/2x64]", "benchmark.degrees=[2]", "logger=none")
+    extra = ("benchmark.masks=[causal,full,causal-document,window-500]", "benchmark.rounds=2")
+    command = ("recipe=long-context-benchmark", *words, *extra, f"output={tmp_path}")
+    done = flashtrain_command(*command, cwd=tmp_path, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (file,) = tmp_path.glob("long-context-benchmark/*/result.json")
+    found = [row for row in read_result(file).rows if row["way"] in ("all-to-all", "all-gather", "ring")]
+    assert len(found) == (1 + 3 + 3) * 8
+    wrong = [row for row in found if not row["error_ratio"] <= 2]
+    assert not wrong, wrong
+    assert all(row["peak_memory_gib"] > 0 for row in found)
