@@ -102,6 +102,11 @@ class ContextParallelStrategy(ModelParallelStrategy):
         return self.num_nodes * self.num_processes // self._degree
 
     @property
+    def tokens_of_batch(self) -> int:
+        """Tokens of the latest batch on all devices, where every data rank has as many; 0 before the first."""
+        return 0 if self.sequence is None else self.sequence.tokens * self.data_ranks
+
+    @property
     def _degree(self) -> int:
         return self.context_parallel_size or self.num_nodes * self.num_processes
 
