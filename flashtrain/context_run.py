@@ -122,11 +122,10 @@ def _layout_lines(settings: Settings) -> list[str]:
     layout = make_layout(settings.trainer.context_layout, mask, settings.context_degree)
     uneven = imbalance(attention_work(layout, visible_keys(mask)))
     needed = int(remote_keys(layout, mask).max())
-    of_what = "a row of one document" if settings.data.document_mask else "a row"
-    least = "at most" if settings.data.document_mask else "at least"
+    of_what, most = ("a row of one document", "at most ") if settings.data.document_mask else ("a row", "")
     return [
         f"layout: {layout.name}, {layout.held:,} tokens a device in blocks of {layout.block:,}; for {of_what} the "
-        f"busiest device attends {uneven:.2f} times the mean and needs the keys and values of {least} {needed:,} "
+        f"busiest device attends {uneven:.2f} times the mean and needs the keys and values of {most}{needed:,} "
         "tokens of others",
     ]
 

@@ -220,7 +220,7 @@ def choose_micro_batch(
         f" {one.at_work / GIB:.1f} at work, {fixed / GIB:.1f} weights with their"
         f" gradients and optimiser states) but {allowed / GIB:.1f} GiB ({FREE_SHARE:.0%} of {free_bytes / GIB:.1f} GiB"
         " free) may be used; choose memory=auto, a shorter context, a smaller model, attention=flash or"
-        " trainer.strategy=fsdp on more devices"
+        " trainer.strategy=fsdp (or context) on more devices"
     )
 
 
