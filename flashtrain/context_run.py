@@ -15,7 +15,7 @@ from flashtrain.distributed.context.traffic import remote_keys
 from flashtrain.distributed.context.ways import Choice, choose_way
 from flashtrain.errors import UserError
 from flashtrain.models.attention import Attention
-from flashtrain.models.gpt2 import SIZES, GPT2Config
+from flashtrain.models.gpt2 import GPT2, SIZES, GPT2Config
 from flashtrain.models.trainable import Trainable
 from flashtrain.settings import Settings
 from flashtrain.training.hardware import Hardware
@@ -92,12 +92,25 @@ def tokens_held(settings: Settings) -> int:
     return -(-settings.context // settings.context_degree)
 
 
-def describe_context(settings: Settings) -> str:
+def describe_context(settings: Settings, hardware: Hardware, model: Trainable, micro_batch: int) -> str:
     """A few words for the line that says what is about to be trained; "" where devices share no sequence."""
     if settings.strategy != CONTEXT:
         return ""
-    groups = f" ({settings.data_ranks} groups)" if settings.data_ranks > 1 else ""
-    return f", each sequence over {settings.context_degree} devices{groups}"
+    way = context_columns(settings, hardware, model, micro_batch)["context_way"]
+    return f", each sequence over {settings.context_degree} devices ({way})"
+
+
+def context_columns(settings: Settings, hardware: Hardware, model: Trainable, micro_batch: int) -> dict[str, Any]:
+    """What the summary row says of devices that share sequences; empty where none do.
+
+    A model that is not flashtrain's own takes the way that trainer.context_way names, as far as is known here.
+    """
+    if settings.strategy != CONTEXT:
+        return {}
+    way = settings.trainer.context_way
+    if isinstance(model, GPT2):
+        way = attention_choice(settings, hardware, model.config, micro_batch).way
+    return {"context_parallel": settings.context_degree, "context_way": way}
 
 
 def plan_lines(settings: Settings, hardware: Hardware, config: GPT2Config, micro_batch: int) -> list[str]:

@@ -20,7 +20,7 @@ from flashtrain.components import (
     optimizer_builder,
     schedule_builder,
 )
-from flashtrain.context_run import check_model, describe_context, strategy_options
+from flashtrain.context_run import check_model, context_columns, describe_context, strategy_options
 from flashtrain.data.datamodule import TextDataModule
 from flashtrain.distributed.sharding import full_state_dict
 from flashtrain.distributed.strategies import make_strategy
@@ -117,6 +117,7 @@ def train(
             seconds=time.time() - started,
             overrides=overrides,
         )
+        row.update(context_columns(settings, hardware, model, batching.micro_batch))
         row["memory"] = batching.savings.describe() or "none"
         row["memory_estimate_gib"] = None if batching.estimate is None else round(batching.estimate.total / GIB, 2)
         _say_sample(settings, hardware, model, data, first=trainer.is_global_zero)
@@ -206,6 +207,7 @@ def describe(settings: Settings, hardware: Hardware, model: Trainable, batching:
     """The line that says what is about to be trained, on what, in what portions."""
     parameters = model.parameter_count() / 1e6
     savings = batching.savings.describe()
+    shared = describe_context(settings, hardware, model, batching.micro_batch)
     doubt = "" if batching.fits else f", more than {FREE_SHARE:.0%} of what is free"
     memory = "" if batching.estimate is None else f" (estimated {batching.estimate.total / GIB:.1f} GiB{doubt})"
     return (
@@ -214,7 +216,7 @@ def describe(settings: Settings, hardware: Hardware, model: Trainable, batching:
         f"{settings.trainer.steps} steps of {settings.samples_per_step} samples "
         f"({settings.trainer.tokens_per_step:,} tokens) on "
         f"{settings.trainer.ranks} x {hardware.name}, {hardware.precision}, "
-        f"micro-batch {batching.micro_batch}{describe_context(settings)}{', ' if savings else ''}{savings}{memory}"
+        f"micro-batch {batching.micro_batch}{shared}{', ' if savings else ''}{savings}{memory}"
     )
 
 

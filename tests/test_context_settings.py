@@ -21,7 +21,7 @@ def settings_of(*words: str):
 
 
 def test_the_names_are_those_that_are_built():
-    assert CONTEXT_WAYS == (AUTO, *WAYS)
+    assert (AUTO, *WAYS) == CONTEXT_WAYS
     assert tuple(LAYOUTS) == CONTEXT_LAYOUTS
     assert ("auto", *STRATEGIES) == NAMES
 
@@ -99,7 +99,7 @@ def test_slurm_starts_the_ranks_as_for_every_strategy(monkeypatch):
 
     variables = {
         "SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "4", "SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "train",
-        "SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NODEID": "0", "SLURM_NODELIST": "host",
+        "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NODELIST": "host",
     }  # fmt: skip
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -108,4 +108,4 @@ def test_slurm_starts_the_ranks_as_for_every_strategy(monkeypatch):
     environment = trainer.strategy.cluster_environment
     assert isinstance(environment, SLURMEnvironment)
     assert environment.creates_processes_externally
-    assert (environment.world_size(), environment.global_rank()) == (4, 1)
+    assert (environment.world_size(), environment.global_rank()) == (4, 0)
