@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from quick_settings import settings_of
 
 from flashtrain import machine
 from flashtrain.batching import Batching, choose_batching
 from flashtrain.components import make_model, optimizer_builder
-from flashtrain.compose import compose_settings
 from flashtrain.context_run import check_model, context_columns, exchange_bytes_of
 from flashtrain.errors import UserError
 from flashtrain.plan import plan
@@ -23,10 +23,6 @@ H200 = Hardware(
     "cuda", "NVIDIA H200", 8, (9, 0), 139 * GIB, 139 * GIB, 989e12, "bf16-mixed", "flash", 960 * GIB
 )  # fmt: skip
 MILLION = 1_048_576
-
-
-def settings_of(*words: str):
-    return compose_settings(["recipe=gpt2", *words])
 
 
 def one_sequence(context: int, *words: str):

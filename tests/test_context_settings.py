@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from pytorch_lightning.plugins.environments import SLURMEnvironment
+from quick_settings import settings_of
 
 from flashtrain.compose import compose_settings
 from flashtrain.context_run import strategy_options
@@ -14,10 +15,6 @@ from flashtrain.distributed.strategies import STRATEGIES, make_strategy
 from flashtrain.errors import UserError
 from flashtrain.trainer_settings import CONTEXT_LAYOUTS, CONTEXT_WAYS
 from flashtrain.trainer_settings import STRATEGIES as NAMES
-
-
-def settings_of(*words: str):
-    return compose_settings(["recipe=gpt2", *words])
 
 
 def test_the_names_are_those_that_are_built():
