@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
+from flashtrain.context_run import exchange_bytes_of
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.models.memory_savings import MemorySavings
@@ -46,7 +47,7 @@ def choose_batching(settings: Settings, hardware: Hardware, model: Trainable) ->
 
     Raises UserError where none fits, or where a registered model of another kind has no estimate to choose by.
     """
-    samples = settings.samples_per_step // settings.trainer.ranks
+    samples = settings.samples_per_step // settings.data_ranks
     micro_batch = settings.trainer.micro_batch
     config = getattr(model, "config", None)
     if not isinstance(model, GPT2) or not isinstance(config, GPT2Config):
@@ -102,8 +103,10 @@ def estimator(settings: Settings, hardware: Hardware, model: GPT2) -> Estimate:
             attention=hardware.attention,
             residual=model.residual,
             rotary=config.positions == "rotary",
-            master_weights=settings.optimizer.master_weights and settings.trainer.strategy != "fsdp",
-            shards=settings.trainer.ranks if settings.trainer.strategy == "fsdp" else 1,
+            master_weights=settings.optimizer.master_weights and not settings.shards_weights,
+            shards=settings.trainer.ranks if settings.shards_weights else 1,
+            context_degree=settings.context_degree,
+            exchange=exchange_bytes_of(settings, hardware, config, micro_batch),
             **asdict(savings),
         )
 

@@ -18,6 +18,7 @@ Often used settings:
   memory=auto                     none, selective, full: how much of a block stays for the backward; auto: what fits
   data=files data.path=FOLDER     your own .txt, .md, .jsonl, .parquet; data=hub data.name=... for a hub dataset
   trainer.steps=500               with trainer.tokens_per_step=65536, trainer.devices=8, trainer.strategy=ddp|fsdp
+  context_parallel=8              each sequence over 8 of the devices (trainer.strategy=context)
   logger={loggers}         resume=auto goes on with an unfinished run
   mode={modes}
   benchmark.rows=anchors          recipe=attention-benchmark: grid, anchors, paper, features, block-sparse; with

@@ -20,13 +20,8 @@ from flashtrain.data.tokenizers import TokenizerSpec
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.models.trainable import Trainable
 from flashtrain.registry import component, register
-from flashtrain.settings import (
-    DataSettings,
-    ModelSettings,
-    OptimizerSettings,
-    ScheduleSettings,
-    Settings,
-)
+from flashtrain.settings import DataSettings, ModelSettings, Settings
+from flashtrain.trainer_settings import OptimizerSettings, ScheduleSettings
 from flashtrain.training.lamb import lamb
 from flashtrain.training.master_weights import HALF, MasterWeights
 from flashtrain.training.optimizers import adamw, muon
@@ -178,7 +173,7 @@ def optimizer_builder(settings: Settings) -> Callable[[nn.Module], torch.optim.O
     def optimizer(model: nn.Module) -> torch.optim.Optimizer:
         inner = build(model, settings=settings.optimizer)
         # FSDP2 shards the weights, whose copies its checkpoints would not know.
-        masters = settings.optimizer.master_weights and settings.trainer.strategy != "fsdp"
+        masters = settings.optimizer.master_weights and not settings.shards_weights
         half = any(parameter.dtype in HALF for parameter in model.parameters())
         return MasterWeights(inner) if masters and half else inner
 

@@ -23,7 +23,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from flashtrain.errors import UserError, unknown
 from flashtrain.locate import conf_folder, recipe_files
-from flashtrain.settings import Settings, setting_names, typed_settings, unknown_setting
+from flashtrain.settings import Settings
+from flashtrain.typed_settings import setting_names, typed_settings, unknown_setting
 
 CONFIG_NAME = "config"
 

@@ -10,6 +10,8 @@ from flashtrain import announce
 from flashtrain.classification.stages import stages_of
 from flashtrain.classification.words import trained_line
 from flashtrain.compose import apply_demo, override_keys
+from flashtrain.context_run import check_heads
+from flashtrain.context_settings import CONTEXT
 from flashtrain.errors import UserError
 from flashtrain.fine_tuning.steps import check_fine_tuning_step
 from flashtrain.masked_text.steps import check_masked_step
@@ -42,6 +44,9 @@ def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False)
         return settings, hardware
     if settings.hardware.precision is not None:
         hardware = replace(hardware, precision=settings.hardware.precision)
+    if settings.strategy == CONTEXT and settings.mode in ("train", "plan"):
+        hardware = _for_context(hardware)
+        check_heads(settings)
     if settings.attention.name != "flash":
         hardware = replace(hardware, attention=settings.attention.name)
     elif hardware.attention != "flash":
@@ -59,6 +64,16 @@ _CHECK_STEP: dict[str, Callable[[Settings], object]] = {
     "masked_language_model": check_masked_step,
     "fine_tuning": check_fine_tuning_step,
 }
+
+
+def _for_context(hardware: Hardware) -> Hardware:
+    """The machine, with the attention that devices can share: ours, on a CPU too. UserError: a GPU without it."""
+    if hardware.kind == "cuda" and hardware.attention != "flash":
+        raise UserError(
+            "trainer.strategy=context needs attention=flash, so GPUs of sm_80 or later and Triton, and this is "
+            f"{_name(hardware)}: choose trainer.strategy=ddp or fsdp."
+        )
+    return replace(hardware, attention="flash")
 
 
 def _check_processes(settings: Settings) -> None:

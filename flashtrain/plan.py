@@ -8,6 +8,8 @@ import torch
 
 from flashtrain.batching import Batching, choose_batching
 from flashtrain.components import make_model, make_source
+from flashtrain.context_run import check_model, plan_lines
+from flashtrain.models.gpt2 import GPT2
 from flashtrain.run import describe
 from flashtrain.settings import Settings
 from flashtrain.training.hardware import Hardware
@@ -24,6 +26,7 @@ def plan(settings: Settings, hardware: Hardware) -> str:
     with torch.device("meta"):
         vocab_size = VOCABULARY.get(settings.data.tokenizer, settings.data.vocab_size)
         model = make_model(settings, vocab_size=vocab_size, attention=hardware.attention)
+    check_model(settings, model)
     batching = choose_batching(settings, hardware, model)
     tokens = settings.trainer.steps * settings.trainer.tokens_per_step
     flops = tokens * model.flops_per_token(settings.context)
@@ -33,6 +36,7 @@ def plan(settings: Settings, hardware: Hardware) -> str:
         describe(settings, hardware, model, batching),
         f"text: {make_source(settings).describe()}; tokenizer {settings.data.tokenizer}",
         f"tokens: {tokens:,} ({settings.trainer.steps} steps of {settings.trainer.tokens_per_step:,})",
+        *(plan_lines(settings, hardware, model.config, batching.micro_batch) if isinstance(model, GPT2) else []),
         *(batching.estimate.lines() if batching.estimate else []),
         *_ways_to_run(batching),
         f"time: about {wanted} for {flops:.3g} FLOPs ({how}), start-up and validation apart",

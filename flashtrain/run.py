@@ -20,7 +20,9 @@ from flashtrain.components import (
     optimizer_builder,
     schedule_builder,
 )
+from flashtrain.context_run import check_model, context_columns, describe_context, strategy_options
 from flashtrain.data.datamodule import TextDataModule
+from flashtrain.distributed.sharding import full_state_dict
 from flashtrain.distributed.strategies import make_strategy
 from flashtrain.models.gpt2 import GPT2
 from flashtrain.models.trainable import Trainable
@@ -62,6 +64,7 @@ def train(
     data.setup()
     say(data.describe())
     model = build_model(settings, vocab_size=data.tokenizer.vocab_size, attention=hardware.attention)
+    check_model(settings, model)
     batching = choose_batching(settings, hardware, model)
     data.batch_size, data.accumulate = batching.micro_batch, batching.accumulate
     if isinstance(model, GPT2):
@@ -75,7 +78,9 @@ def train(
     data.tokenizer.save(folder / TOKENIZER)
     write_summary(folder, {**planned_row(settings, hardware, overrides), "status": RUNNING})
     task = make_task(settings, hardware, model, description)
-    throughput = Throughput(model.flops_per_token(settings.context), peak_flops=hardware.peak_flops)
+    throughput = Throughput(
+        model.flops_per_token(settings.context), settings.trainer.tokens_per_step, peak_flops=hardware.peak_flops
+    )
     signals = SaveOnSignal(until=deadline(settings, started))
     callbacks = [
         throughput,
@@ -112,10 +117,11 @@ def train(
             seconds=time.time() - started,
             overrides=overrides,
         )
+        row.update(context_columns(settings, hardware, model, batching.micro_batch))
         row["memory"] = batching.savings.describe() or "none"
         row["memory_estimate_gib"] = None if batching.estimate is None else round(batching.estimate.total / GIB, 2)
+        _say_sample(settings, hardware, model, data, first=trainer.is_global_zero)
         if trainer.is_global_zero:
-            _say_sample(settings, hardware, model, data)
             log_summary(trainer.loggers, row)
     finally:
         close_loggers(trainer.loggers)
@@ -143,7 +149,7 @@ def make_data(settings: Settings, hardware: Hardware) -> TextDataModule:
         make_source(settings),
         make_tokenizer_spec(settings),
         settings.context,
-        batch_size=settings.samples_per_step // settings.trainer.ranks,
+        batch_size=settings.samples_per_step // settings.data_ranks,
         total_steps=settings.trainer.steps,
         seed=settings.seed,
         document_mask=settings.data.document_mask,
@@ -165,7 +171,9 @@ def make_trainer(
         accelerator=accelerator,
         devices=options.devices,
         num_nodes=options.nodes,
-        strategy=make_strategy(options.strategy, options.devices, options.nodes, accelerator),
+        strategy=make_strategy(
+            settings.strategy, options.devices, options.nodes, accelerator, **strategy_options(settings)
+        ),
         precision=hardware.precision,  # type: ignore[arg-type]
         max_steps=options.steps,
         max_epochs=-1,
@@ -199,6 +207,7 @@ def describe(settings: Settings, hardware: Hardware, model: Trainable, batching:
     """The line that says what is about to be trained, on what, in what portions."""
     parameters = model.parameter_count() / 1e6
     savings = batching.savings.describe()
+    shared = describe_context(settings, hardware, model, batching.micro_batch)
     doubt = "" if batching.fits else f", more than {FREE_SHARE:.0%} of what is free"
     memory = "" if batching.estimate is None else f" (estimated {batching.estimate.total / GIB:.1f} GiB{doubt})"
     return (
@@ -207,13 +216,20 @@ def describe(settings: Settings, hardware: Hardware, model: Trainable, batching:
         f"{settings.trainer.steps} steps of {settings.samples_per_step} samples "
         f"({settings.trainer.tokens_per_step:,} tokens) on "
         f"{settings.trainer.ranks} x {hardware.name}, {hardware.precision}, "
-        f"micro-batch {batching.micro_batch}{', ' if savings else ''}{savings}{memory}"
+        f"micro-batch {batching.micro_batch}{shared}{', ' if savings else ''}{savings}{memory}"
     )
 
 
-def _say_sample(settings: Settings, hardware: Hardware, model: Trainable, data: TextDataModule) -> None:
-    """Print what the trained model writes; under FSDP2 no rank holds the whole model, and nothing is written."""
-    if not isinstance(model, GPT2) or settings.trainer.strategy == "fsdp":
+def _say_sample(settings: Settings, hardware: Hardware, model: Trainable, data: TextDataModule, *, first: bool) -> None:
+    """Print, on the first rank, what the trained model writes; every rank calls it, since shards are gathered."""
+    if not isinstance(model, GPT2):
+        return
+    if settings.shards_weights:
+        weights = full_state_dict(model)
+        if first:
+            model = GPT2(model.config, attention=hardware.attention, residual=model.residual)
+            model.load_state_dict(weights, assign=True)
+    if not first:
         return
     prompt = settings.prompt or default_prompt(settings.data.source)
     model.to(hardware.kind)  # Lightning leaves the weights in main memory when a fit ends

@@ -24,8 +24,9 @@ from torch.distributed import TCPStore
 
 from flashtrain.errors import UserError
 from flashtrain.report.rows import write_atomically
-from flashtrain.settings import Settings, typed_settings
+from flashtrain.settings import Settings
 from flashtrain.training.checkpoints import BEST, LAST
+from flashtrain.typed_settings import typed_settings
 
 CONFIG_FILE = "config.yaml"
 SUMMARY_FILE = "summary.json"

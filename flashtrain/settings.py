@@ -1,17 +1,14 @@
 """Typed settings of every config group, checked before anything is built.
 
-Hydra composes YAML; `typed_settings` turns the result into these dataclasses. Below this file flashtrain passes plain
-arguments, so this is the one place where a setting's type, default and limits are decided. A None means "decided from
-the machine or the model when the run starts".
+Hydra composes YAML; typed_settings.py turns the result into these dataclasses. Below them flashtrain passes plain
+arguments, so a setting's type, default and limits are decided here alone (groups of their own: trainer_settings.py and
+the settings.py of each task). A None means "decided from the machine or the model when the run starts".
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
-
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from flashtrain.benchmarks.settings import BenchmarkSettings
 from flashtrain.classification.settings import (
@@ -20,12 +17,14 @@ from flashtrain.classification.settings import (
     MaskedPixelSettings,
     SequenceSettings,
 )
+from flashtrain.context_settings import CONTEXT, check_context, strategy_of
 from flashtrain.data.pathfinder.settings import PathfinderSettings
-from flashtrain.errors import UserError, unknown
+from flashtrain.errors import UserError
 from flashtrain.fine_tuning.settings import FineTuningSettings
 from flashtrain.long_context.settings import LengthsSettings, PasskeySettings
 from flashtrain.masked_text.settings import BertSettings, MaskedSettings
 from flashtrain.setting_checks import at_least, between, one_of
+from flashtrain.trainer_settings import OptimizerSettings, ScheduleSettings, TrainerSettings
 
 MODES = ("train", "plan", "evaluate", "generate", "export", "benchmark", "lengths", "passkey", "preview")
 TASKS = (
@@ -35,7 +34,6 @@ TASKS = (
     "fine_tuning",
 )  # a recipe sets it; flashtrain.task_runs says who trains each
 ATTENTIONS = ("flash", "sdpa", "standard")
-STRATEGIES = ("auto", "ddp", "fsdp")
 ACCELERATORS = ("auto", "cpu", "gpu")
 PRECISIONS = ("bf16-mixed", "16-mixed", "32-true", "bf16-true", "64-true")
 TOKENIZERS = ("bytes", "bpe", "gpt2")
@@ -158,85 +156,6 @@ class MemorySettings:
 
 
 @dataclass
-class OptimizerSettings:
-    """conf/optimizer. `gradient_clip` bounds the global L2 norm of the gradients; 0 leaves them as they are.
-
-    `momentum` is muon's. `master_weights`: a float32 copy of weights that hardware.precision=bf16-true makes bfloat16.
-    """
-
-    name: str = "adamw"
-    learning_rate: float = 6e-4
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
-    epsilon: float = 1e-8
-    weight_decay: float = 0.1
-    gradient_clip: float = 1.0
-    momentum: float = 0.95
-    master_weights: bool = True
-    options: dict[str, Any] = field(default_factory=dict)
-
-    def check(self) -> None:
-        if not self.learning_rate > 0:
-            raise UserError(f"optimizer.learning_rate={self.learning_rate} must be above 0.")
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise UserError(f"optimizer.betas={list(self.betas)} must be two numbers in [0, 1).")
-        at_least("optimizer.epsilon", self.epsilon, 0)
-        at_least("optimizer.weight_decay", self.weight_decay, 0)
-        at_least("optimizer.gradient_clip", self.gradient_clip, 0)
-        between("optimizer.momentum", self.momentum, 0.0, 1.0, include_high=False)
-
-
-@dataclass
-class ScheduleSettings:
-    """conf/schedule: the learning rate's course. `warmup_steps` None means 5% of the steps, at least one."""
-
-    name: str = "cosine"
-    warmup_steps: int | None = None
-    minimum_ratio: float = 0.1
-    options: dict[str, Any] = field(default_factory=dict)
-
-    def check(self) -> None:
-        if self.warmup_steps is not None:
-            at_least("schedule.warmup_steps", self.warmup_steps, 0)
-        between("schedule.minimum_ratio", self.minimum_ratio, 0.0, 1.0)
-
-
-@dataclass
-class TrainerSettings:
-    """conf/trainer: how long, how much a step, on how many devices, and how often to log, validate and save.
-
-    max_minutes: after so long (from the command's start) the run writes its checkpoint and ends; resume=auto goes on.
-    """
-
-    steps: int = 500
-    tokens_per_step: int = 65536
-    micro_batch: int | None = None
-    devices: int = 1
-    nodes: int = 1
-    strategy: str = "auto"
-    compile: bool | None = None
-    cuda_graphs: bool = False
-    log_every: int = 10
-    validate_every: int = 100
-    checkpoint_every: int = 100
-    max_minutes: float | None = None
-    callbacks: list[str] = field(default_factory=list)
-
-    @property
-    def ranks(self) -> int:
-        """Processes over all nodes, one a device."""
-        return self.devices * self.nodes
-
-    def check(self) -> None:
-        for name in ("steps", "tokens_per_step", "devices", "nodes", "log_every", "validate_every", "checkpoint_every"):
-            at_least(f"trainer.{name}", getattr(self, name), 1)
-        if self.micro_batch is not None:
-            at_least("trainer.micro_batch", self.micro_batch, 1)
-        if self.max_minutes is not None and not self.max_minutes > 0:
-            raise UserError(f"trainer.max_minutes={self.max_minutes} must be above 0.")
-        one_of("trainer.strategy", self.strategy, STRATEGIES)
-
-
-@dataclass
 class LoggerSettings:
     """conf/logger: every run writes metrics.csv; wandb adds Weights & Biases, online when a key is configured."""
 
@@ -285,12 +204,16 @@ class GenerateSettings:
 
 @dataclass
 class Settings:
-    """Everything one run is told. `demo` holds dotted settings that replace a recipe's where there is no GPU."""
+    """Everything one run is told. `demo` holds dotted settings that replace a recipe's where there is no GPU.
+
+    context_parallel: devices that share each sequence; above 1 it asks for trainer.strategy=context.
+    """
 
     recipe: str = "gpt2"
     mode: str = "train"
     task: str = "language_model"
     context: int = 1024
+    context_parallel: int | None = None
     seed: int = 0
     output: str = "runs"
     resume: str | None = None
@@ -328,6 +251,28 @@ class Settings:
         """Samples of an optimiser step, over all devices."""
         return self.trainer.tokens_per_step // self.context
 
+    @property
+    def strategy(self) -> str:
+        """trainer.strategy, or "context" where that is auto and context_parallel asks for it."""
+        return strategy_of(self)
+
+    @property
+    def shards_weights(self) -> bool:
+        """Whether the strategy divides weights, gradients and optimiser states among the devices."""
+        return self.strategy in ("fsdp", CONTEXT)
+
+    @property
+    def context_degree(self) -> int:
+        """Devices that share a sequence; 1 where each has its own."""
+        if self.strategy != CONTEXT:
+            return 1
+        return self.context_parallel or self.trainer.ranks
+
+    @property
+    def data_ranks(self) -> int:
+        """Groups of devices that read different samples."""
+        return self.trainer.ranks // self.context_degree
+
     def check(self) -> None:
         """Raise UserError for the first setting that cannot work, alone or with another."""
         one_of("mode", self.mode, MODES)
@@ -346,9 +291,10 @@ class Settings:
                 raise UserError(f"target_accuracy={self.target_accuracy} must be above 0, and at most 1.")
             if self.task != "masked_language_model":
                 raise UserError(f"target_accuracy is of recipe=bert: recipe={self.recipe} has no such accuracy.")
-        if self.optimizer.name == "lamb" and self.trainer.strategy == "fsdp":
+        if self.optimizer.name == "lamb" and self.shards_weights:
             raise UserError("optimizer=lamb cannot train sharded weights: choose trainer.strategy=ddp, or adamw.")
         self._check_mode()
+        check_context(self)
 
     def _check_mode(self) -> None:
         """Raise UserError where the mode and the recipe do not go together: some recipes train, others measure."""
@@ -379,67 +325,22 @@ class Settings:
                 f"trainer.tokens_per_step={tokens} is no multiple of context={context}: "
                 f"a step is whole samples; {near} would do."
             )
-        samples, ranks = self.samples_per_step, self.trainer.ranks
+        samples, ranks = self.samples_per_step, self.data_ranks
+        groups = f"{ranks} devices" if self.context_degree == 1 else f"{ranks} groups of {self.context_degree} devices"
         if samples % ranks:
             raise UserError(
-                f"a step of {samples} samples ({tokens} tokens / context {context}) does not divide over {ranks} "
-                f"devices: raise trainer.tokens_per_step to a multiple of {context * ranks}."
+                f"a step of {samples} samples ({tokens} tokens / context {context}) does not divide over {groups}: "
+                f"raise trainer.tokens_per_step to a multiple of {context * ranks}."
             )
         micro = self.trainer.micro_batch
         if micro is not None and (samples // ranks) % micro:
             raise UserError(
-                f"trainer.micro_batch={micro} does not divide the {samples // ranks} samples a device takes a step: "
+                f"trainer.micro_batch={micro} does not divide the {samples // ranks} samples a "
+                f"{'device' if self.context_degree == 1 else 'group of devices'} takes a step: "
                 f"choose one of {', '.join(map(str, divisors(samples // ranks)))}."
             )
-
-
-def typed_settings(config: DictConfig) -> Settings:
-    """The composed configuration as Settings, each value converted to its declared type.
-
-    Raises UserError naming the setting for an unknown key or a value of the wrong type. Does not call check().
-    """
-    schema = OmegaConf.structured(Settings)
-    try:
-        merged = OmegaConf.merge(schema, config)
-        settings = OmegaConf.to_object(merged)
-    except ConfigKeyError as error:
-        raise unknown_setting(str(error.full_key)) from error
-    except ValidationError as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{error.full_key}: {reason}.") from error
-    except OmegaConfBaseException as error:
-        raise UserError(f"configuration: {str(error).splitlines()[0]}.") from error
-    if not isinstance(settings, Settings):
-        raise TypeError(f"expected Settings, built {type(settings).__name__}")
-    return settings
-
-
-def unknown_setting(given: str) -> UserError:
-    """The error for a setting that does not exist: near matches from all, a list of those beside it."""
-    group, _, _ = given.rpartition(".")
-    names = setting_names()
-    if group.endswith(".options") and group in names:
-        return UserError(f"{given} is an option of a registered component: add a plus, +{given}=...")
-    depth = group.count(".") + 1 if group in names else 0
-    beside = [name for name in names if name.count(".") == depth and (depth == 0 or name.startswith(f"{group}."))]
-    return unknown("setting", given, names, listed=beside)
-
-
-def setting_names() -> list[str]:
-    """Every dotted setting name, groups' own settings included."""
-    return _dotted(OmegaConf.structured(Settings))
 
 
 def divisors(number: int) -> list[int]:
     """The divisors of a positive whole number, ascending."""
     return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
-
-
-def _dotted(config: DictConfig, prefix: str = "") -> list[str]:
-    names = []
-    for key in map(str, config):
-        name = f"{prefix}{key}"
-        names.append(name)
-        if OmegaConf.is_dict(config._get_node(key)) and config[key]:
-            names.extend(_dotted(config[key], f"{name}."))
-    return names

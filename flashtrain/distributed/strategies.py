@@ -1,4 +1,4 @@
-"""Which Lightning strategy a name stands for: auto, ddp, fsdp.
+"""Which Lightning strategy a name stands for: auto, ddp, fsdp, context.
 
 `STRATEGIES` is the one place to add another (a name and the function that builds it).
 """
@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from pytorch_lightning.strategies import DDPStrategy, ModelParallelStrategy, Strategy
+from torch.distributed.constants import default_pg_timeout
 
+from flashtrain.distributed.context.strategy import ContextParallelStrategy
 from flashtrain.errors import UserError, unknown
 from flashtrain.training.checkpoints import readable_checkpoint_errors
 
@@ -50,16 +53,30 @@ def _ddp() -> DDPStrategy:
     )
 
 
-STRATEGIES: dict[str, Callable[[], Strategy]] = {"ddp": _ddp, "fsdp": FullyShardedStrategy}
+def _context(**options: Any) -> ContextParallelStrategy:
+    timeout = options.get("timeout_seconds")
+    if timeout is not None:
+        # The watchdog names who is stuck, so it must end the job before a collective gives up.
+        options["timeout"] = max(default_pg_timeout, timedelta(seconds=2 * timeout))
+    # Single files, as fsdp's: written whole or not at all, and read by everything else.
+    return ContextParallelStrategy(save_distributed_checkpoint=False, **options)
+
+
+STRATEGIES: dict[str, Callable[..., Strategy]] = {"ddp": _ddp, "fsdp": FullyShardedStrategy, "context": _context}
 
 
 def make_strategy(
-    name: str = "auto", devices: int | str | list[int] = 1, num_nodes: int = 1, accelerator: str = "auto"
+    name: str = "auto",
+    devices: int | str | list[int] = 1,
+    num_nodes: int = 1,
+    accelerator: str = "auto",
+    **options: Any,
 ) -> Strategy | str:
     """The strategy to give to Lightning's Trainer, with the same devices, num_nodes and accelerator.
 
     name: "auto" is Lightning's single-device strategy for one device and "ddp" for more; "ddp" keeps a copy of the
-    model on each device (gloo on CPUs, NCCL on GPUs); "fsdp" shards it (FSDP2).
+    model on each device (gloo on CPUs, NCCL on GPUs); "fsdp" shards it (FSDP2); "context" shards it too, and every
+    sequence among devices. options: of "context", those of ContextParallelStrategy.
     devices: as Trainer's: a number, "auto" or -1 for all, a list or "0,1" for certain ones.
     Raises UserError for an unknown name or a number of devices below 1.
     """
@@ -70,7 +87,7 @@ def make_strategy(
         return "auto" if count == 1 else _ddp()
     if name not in STRATEGIES:
         raise unknown("strategy", name, ("auto", *STRATEGIES))
-    return STRATEGIES[name]()
+    return STRATEGIES[name](**options)
 
 
 def device_count(devices: int | str | list[int], accelerator: str = "auto") -> int:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flashtrain.data.batch import Batch
 from flashtrain.distributed.context.sequence import mean_over_context, whole
+from flashtrain.distributed.context.strategy import ContextParallelStrategy
 from flashtrain.distributed.sharding import shard
 from flashtrain.models.gpt2 import GPT2
 from flashtrain.models.trainable import Trainable
@@ -64,14 +65,17 @@ class LanguageModel(TrainingTask):
 
         Under full checkpointing each block is compiled by itself, and not the loss as a whole: what moves checkpoints
         to host memory must run between the blocks, and only then it is certain that one block at a time is computed
-        again (compiled as a whole, 1.3B at 524,288 tokens took 30 GiB more than that on an H200).
+        again (compiled as a whole, 1.3B at 524,288 tokens took 30 GiB more than that on an H200). Where devices share a
+        sequence, blocks are compiled in the parts before and behind their attention, which is communication in between.
         """
         if self.device_mesh is not None and not self._shard_mesh_seen:
             shard(self.model, self.device_mesh, precision=str(self.trainer.precision))
             self._shard_mesh_seen = True
             self._loss = self.model.loss  # the one that gathers the weights first
-        if self._compile and isinstance(self.model, GPT2) and self.model.savings.checkpointing == "full":
-            self.model.compile_blocks(dynamic=False, fullgraph=True)
+        shares = self._trainer is not None and isinstance(self.trainer.strategy, ContextParallelStrategy)
+        full = isinstance(self.model, GPT2) and self.model.savings.checkpointing == "full"
+        if self._compile and isinstance(self.model, GPT2) and (full or shares):
+            self.model.compile_blocks(dynamic=False, fullgraph=not shares)
             self._replays = False
         elif self._compile:
             # FSDP2's hooks break the graph between blocks, so one full graph is asked for only without it.

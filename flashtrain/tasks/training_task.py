@@ -73,9 +73,19 @@ class TrainingTask(pl.LightningModule):
         step_loss = torch.stack(self._step_losses).mean()
         self._step_losses.clear()
         if self._first_loss is None:
-            self._first_loss = step_loss
+            self._first_loss = self._over_ranks(step_loss)
         self._last_losses.append(step_loss)
         return step_loss
+
+    def on_train_end(self) -> None:
+        """Make the latest losses those of all ranks: each computed another part of the step."""
+        if self._last_losses:
+            means = self._over_ranks(torch.stack([loss.float() for loss in self._last_losses]))
+            self._last_losses = deque(means, maxlen=LOSSES_KEPT)
+
+    def _over_ranks(self, losses: Tensor) -> Tensor:
+        """The mean over all ranks, of which every one must call this."""
+        return losses if self.trainer.world_size == 1 else self.trainer.strategy.reduce(losses, reduce_op="mean")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep what rebuilds the model beside its weights, and the first loss for the run's summary."""
@@ -89,17 +99,20 @@ class TrainingTask(pl.LightningModule):
 
     @property
     def first_loss(self) -> float | None:
-        """The loss of the run's first step, before any update; None before it. Under DDP, this rank's."""
+        """The loss of the run's first step, before any update, over all ranks; None before it."""
         return None if self._first_loss is None else float(self._first_loss)
 
     @property
     def last_loss(self) -> float | None:
-        """The mean loss of the latest steps (64 at most); None before the first. Under DDP, this rank's."""
+        """The mean loss of the latest steps (64 at most); None before the first. Over all ranks, once the fit ended."""
         if not self._last_losses:
             return None
         return torch.stack([loss.float().cpu() for loss in self._last_losses]).mean().item()
 
     def is_logged_step(self) -> bool:
-        """Whether the loggers take this step's values: averaging over ranks and self.log cost time at each step."""
+        """Whether this step's values are looked at: averaging over ranks and self.log cost time at each step.
+
+        The loggers take every so many steps; the progress lines begin with the first.
+        """
         every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
-        return (self.global_step + 1) % max(1, every) == 0
+        return self.global_step == 0 or (self.global_step + 1) % max(1, every) == 0

@@ -53,6 +53,7 @@ class MemoryEstimate:
     activations: kept from forward to backward. logits: what the output head and its loss store at once; block: what
     the backward of one block needs beside the kept (its own activations, where they are computed again, and its
     gradients). These two never live together. host: pinned main memory for offloaded activations, not in the total.
+    exchange: the part of block that devices sharing a sequence need for what they send each other.
     """
 
     weights: int
@@ -63,6 +64,7 @@ class MemoryEstimate:
     other: int = FIXED_BYTES
     block: int = 0
     host: int = 0
+    exchange: int = 0
 
     @property
     def at_work(self) -> int:
@@ -88,6 +90,8 @@ class MemoryEstimate:
     def lines(self) -> list[str]:
         """The estimate to read: one line for each part, in GiB, and the total."""
         lines = [f"{name:<12}{size / GIB:8.2f} GiB" for name, size in {**self.parts(), "total": self.total}.items()]
+        if self.exchange:
+            lines.insert(-1, f"{'(exchanged)':<12}{self.exchange / GIB:8.2f} GiB, of what is at work")
         if self.host:
             lines.insert(-1, f"{'(host)':<12}{self.host / GIB:8.2f} GiB")
         return lines
@@ -116,6 +120,8 @@ def estimate_memory(
     rotary: bool = False,
     master_weights: bool = False,
     shards: int = 1,
+    context_degree: int = 1,
+    exchange: int = 0,
 ) -> MemoryEstimate:
     """Memory of one training step with AdamW, in bytes on one device.
 
@@ -124,20 +130,23 @@ def estimate_memory(
     "standard" adds its S x S matrices. residual: "weights" or "compute", as GPT2's. master_weights: float32 copies of
     half-precision weights, to which the optimiser's states then belong. rotary: positions turn queries and keys, whose
     turned copies are kept beside the projection that the values lie in. shards: devices that weights, gradients and
-    optimiser states are divided among (FSDP2). Raises UserError for an unknown name or a number below 1.
+    optimiser states are divided among (FSDP2). context_degree: devices that share each sequence, so that one computes a
+    part of its tokens. exchange: bytes that a layer's attention holds beside, for what they send each other.
+    Raises UserError for an unknown name or a number below 1.
     """
     if precision not in PRECISIONS:
         raise unknown("precision", precision, PRECISIONS)
     MemorySavings(checkpointing, offload, ffn_chunk, loss_chunk)  # checks them
     if attention not in ATTENTIONS:
         raise unknown("attention", attention, ATTENTIONS)
-    for name, value in (("layers", layers), ("context", context), ("micro_batch", micro_batch), ("shards", shards)):
+    sizes = {"layers": layers, "context": context, "micro_batch": micro_batch}
+    for name, value in {**sizes, "shards": shards, "context_degree": context_degree}.items():
         if value < 1:
             raise UserError(f"{name} must be 1 or more, got {value}")
 
     weight, copy, activation = PRECISIONS[precision]
     residual_bytes = RESIDUAL_BYTES if copy and residual == "weights" else activation
-    tokens = micro_batch * context
+    tokens = micro_batch * -(-context // context_degree)
     kv_width = embed if kv_width is None else kv_width
     chunked = ffn_chunk is not None and ffn_chunk < tokens
 
@@ -178,7 +187,8 @@ def estimate_memory(
         optimizer=states * parameters // shards,
         activations=int(tokens * (layers * kept + 2 * stream)),  # embedding output and final norm too
         logits=logits,
-        block=int(tokens * block) + pieces,
+        block=int(tokens * block) + pieces + exchange,
+        exchange=exchange,
         # The allocator of pinned memory rounds up to a power of two.
         host=layers * power_of_two(tokens * stream) if offload else 0,
     )
@@ -210,7 +220,7 @@ def choose_micro_batch(
         f" {one.at_work / GIB:.1f} at work, {fixed / GIB:.1f} weights with their"
         f" gradients and optimiser states) but {allowed / GIB:.1f} GiB ({FREE_SHARE:.0%} of {free_bytes / GIB:.1f} GiB"
         " free) may be used; choose memory=auto, a shorter context, a smaller model, attention=flash or"
-        " trainer.strategy=fsdp on more devices"
+        " trainer.strategy=fsdp (or context) on more devices"
     )
 
 

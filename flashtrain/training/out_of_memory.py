@@ -71,5 +71,5 @@ def _what_to_change(alternatives: Sequence[MemoryOption]) -> str:
         f"(estimated {option.estimate.total / GIB:.1f} GiB)"
         for option in alternatives[:SUGGESTIONS]
     ]
-    always = "a shorter context=, a smaller model.size=, or trainer.strategy=fsdp on more devices"
+    always = "a shorter context=, a smaller model.size=, or trainer.strategy=fsdp (or context) on more devices"
     return " or ".join([*settings, always])

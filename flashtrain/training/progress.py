@@ -80,8 +80,15 @@ class _StepProgress(ProgressBar):
 
     def _read(self, trainer: pl.Trainer) -> str:
         parts = []
-        if self._losses:
-            parts.append(f"loss {float(torch.stack(self._losses).sum()):.3f}")
+        # The logged one is that of all ranks, of which each computed another part of the step.
+        logged = trainer.world_size > 1 and (
+            trainer.global_step % log_interval(trainer) == 0 or trainer.global_step == 1
+        )
+        loss = trainer.callback_metrics.get("train_loss") if logged else None
+        if loss is None and self._losses:
+            loss = torch.stack(self._losses).sum()
+        if loss is not None:
+            parts.append(f"loss {float(loss):.3f}")
         if trainer.optimizers:
             parts.append(f"lr {trainer.optimizers[0].param_groups[0]['lr']:.1e}")
         speed = _tokens_per_second(trainer)

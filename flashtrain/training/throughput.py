@@ -31,7 +31,8 @@ class Throughput(pl.Callback):
     flops_per_token: model FLOPs of one token's forward and backward (a model's `flops_per_token()`); None leaves out
         model_tflops and mfu. Counted from the architecture: torch's counter sees nothing inside a custom op.
     tokens_per_step: tokens of one optimiser step over all devices; None counts batch["tokens"] of each micro-batch
-        times the devices, or its number "real_tokens" where it has one: what of them is no padding.
+        times the devices, or its number "real_tokens" where it has one: what of them is no padding. Where devices share
+        their sequences (ContextParallelStrategy) each is counted once.
     peak_flops: dense peak of one device in FLOP/s (`Hardware.peak_flops`); None leaves out mfu.
     warmup_steps: first steps left out of `summary()` (compilation, allocator, caches); None means the first
         max(10, a tenth), but never more than half of the steps measured.
@@ -98,7 +99,9 @@ class Throughput(pl.Callback):
             self._open = True
         self._micro_batches += 1
         if self.tokens_per_step is None:
-            self._tokens += _tokens_of(batch) * self._devices
+            # A strategy whose devices share a sequence knows how long it is: parts need not be of one length.
+            shared = getattr(trainer.strategy, "tokens_of_batch", None)
+            self._tokens += _tokens_of(batch) * self._devices if shared is None else shared
         else:
             self._tokens = self.tokens_per_step
 

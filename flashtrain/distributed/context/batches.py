@@ -56,7 +56,9 @@ def deal_batch(
             whole[name] = x
             part[name] = dealt_by.shard(x, group.rank, fill=IGNORED if name == names.labels else 0)
     counted = _counted(whole.get(names.labels), part, names, dealt_by, group)
-    return part, ContextSequence(dealt_by, group, way=way, whole=whole, counted=counted)
+    return part, ContextSequence(
+        dealt_by, group, way=way, whole=whole, counted=counted, tokens=tokens.shape[0] * length
+    )
 
 
 def _tokens(batch: Any, names: BatchNames) -> Tensor:

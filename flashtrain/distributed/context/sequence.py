@@ -25,9 +25,10 @@ MASKS_KEPT = 4  # made ready at a time: layers of one model rarely use more
 class ContextSequence:
     """A batch spread by a layout; what flashtrain.models ask for (models/spread.py).
 
-    whole: the batch's tensors (B, S, ...) by name, as they were before. counted: labels that count, on this
-    rank and on all R. weight: what this rank's mean loss is multiplied by, so that the mean over the R ranks is the
-    mean over all labels; where other ranks hold other samples, whoever knows of them replaces it.
+    whole: the batch's tensors (B, S, ...) by name, as they were before. counted: labels that count, on this rank and
+    on all R. tokens: of the whole batch, B * S. weight: what this rank's mean loss is multiplied by, so that the mean
+    over the R ranks is the mean over all labels; where other ranks hold other samples, whoever knows of them replaces
+    it.
     """
 
     def __init__(
@@ -38,11 +39,13 @@ class ContextSequence:
         way: str = AUTO,
         whole: Mapping[str, Tensor] | None = None,
         counted: tuple[int, int] = (1, 1),
+        tokens: int = 0,
     ) -> None:
         self.layout = layout
         self.group = group
         self.way = way
         self.counted = counted
+        self.tokens = tokens
         self.weight: float | Tensor = group.size * counted[0] / max(1, counted[1])
         self.weighted = False  # whether the step's loss was multiplied already
         self.explanation: str | None = None

@@ -102,6 +102,11 @@ class ContextParallelStrategy(ModelParallelStrategy):
         return self.num_nodes * self.num_processes // self._degree
 
     @property
+    def tokens_of_batch(self) -> int:
+        """Tokens of the latest batch on all devices, where every data rank has as many; 0 before the first."""
+        return 0 if self.sequence is None else self.sequence.tokens * self.data_ranks
+
+    @property
     def _degree(self) -> int:
         return self.context_parallel_size or self.num_nodes * self.num_processes
 
@@ -112,12 +117,13 @@ class ContextParallelStrategy(ModelParallelStrategy):
         self._check_devices()
         self._check_heads()
         self._setup_distributed()
-        kind = self.root_device.type
-        mesh = init_device_mesh(kind, (self.data_ranks, self._degree), mesh_dim_names=(DATA, CONTEXT))
-        self.context = ContextGroup(mesh.get_group(CONTEXT))
-        self._data_rank, self._data_group = mesh.get_local_rank(DATA), mesh.get_group(DATA)
-        # The mesh that modules shard themselves over: all devices, whatever they share.
-        self._device_mesh = init_device_mesh(kind, (self.world_size,), mesh_dim_names=(DATA_PARALLEL,))
+        if self.context is None:  # a validation after a fit joins the same groups: each of NCCL's takes memory
+            kind = self.root_device.type
+            mesh = init_device_mesh(kind, (self.data_ranks, self._degree), mesh_dim_names=(DATA, CONTEXT))
+            self.context = ContextGroup(mesh.get_group(CONTEXT))
+            self._data_rank, self._data_group = mesh.get_local_rank(DATA), mesh.get_group(DATA)
+            # The mesh that modules shard themselves over: all devices, whatever they share.
+            self._device_mesh = init_device_mesh(kind, (self.world_size,), mesh_dim_names=(DATA_PARALLEL,))
         module = self._module
         module._device_mesh = self._device_mesh
         if not is_overridden("configure_model", module):

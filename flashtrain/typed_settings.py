@@ -1,0 +1,56 @@
+"""From a composed configuration to Settings, and what is said of a setting that does not exist."""
+
+from __future__ import annotations
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
+
+from flashtrain.errors import UserError, unknown
+from flashtrain.settings import Settings
+
+
+def typed_settings(config: DictConfig) -> Settings:
+    """The composed configuration as Settings, each value converted to its declared type.
+
+    Raises UserError naming the setting for an unknown key or a value of the wrong type. Does not call check().
+    """
+    schema = OmegaConf.structured(Settings)
+    try:
+        merged = OmegaConf.merge(schema, config)
+        settings = OmegaConf.to_object(merged)
+    except ConfigKeyError as error:
+        raise unknown_setting(str(error.full_key)) from error
+    except ValidationError as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{error.full_key}: {reason}.") from error
+    except OmegaConfBaseException as error:
+        raise UserError(f"configuration: {str(error).splitlines()[0]}.") from error
+    if not isinstance(settings, Settings):
+        raise TypeError(f"expected Settings, built {type(settings).__name__}")
+    return settings
+
+
+def unknown_setting(given: str) -> UserError:
+    """The error for a setting that does not exist: near matches from all, a list of those beside it."""
+    group, _, _ = given.rpartition(".")
+    names = setting_names()
+    if group.endswith(".options") and group in names:
+        return UserError(f"{given} is an option of a registered component: add a plus, +{given}=...")
+    depth = group.count(".") + 1 if group in names else 0
+    beside = [name for name in names if name.count(".") == depth and (depth == 0 or name.startswith(f"{group}."))]
+    return unknown("setting", given, names, listed=beside)
+
+
+def setting_names() -> list[str]:
+    """Every dotted setting name, groups' own settings included."""
+    return _dotted(OmegaConf.structured(Settings))
+
+
+def _dotted(config: DictConfig, prefix: str = "") -> list[str]:
+    names = []
+    for key in map(str, config):
+        name = f"{prefix}{key}"
+        names.append(name)
+        if OmegaConf.is_dict(config._get_node(key)) and config[key]:
+            names.extend(_dotted(config[key], f"{name}."))
+    return names

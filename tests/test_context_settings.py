@@ -1,0 +1,108 @@
+"""Context parallelism in the settings: what asks for it, whose samples divide over what, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from pytorch_lightning.plugins.environments import SLURMEnvironment
+from quick_settings import settings_of
+
+from flashtrain.compose import compose_settings
+from flashtrain.context_run import strategy_options
+from flashtrain.distributed.context.layout import LAYOUTS
+from flashtrain.distributed.context.strategy import ContextParallelStrategy
+from flashtrain.distributed.context.ways import AUTO, WAYS
+from flashtrain.distributed.strategies import STRATEGIES, make_strategy
+from flashtrain.errors import UserError
+from flashtrain.trainer_settings import CONTEXT_LAYOUTS, CONTEXT_WAYS
+from flashtrain.trainer_settings import STRATEGIES as NAMES
+
+
+def test_the_names_are_those_that_are_built():
+    assert (AUTO, *WAYS) == CONTEXT_WAYS
+    assert tuple(LAYOUTS) == CONTEXT_LAYOUTS
+    assert ("auto", *STRATEGIES) == NAMES
+
+
+@pytest.mark.parametrize(
+    ("words", "strategy", "degree", "data_ranks"),
+    [
+        ((), "auto", 1, 1),
+        (("trainer.devices=8",), "auto", 1, 8),
+        (("trainer.devices=8", "context_parallel=1", "trainer.strategy=ddp"), "ddp", 1, 8),
+        (("trainer.devices=8", "context_parallel=4"), "context", 4, 2),
+        (("trainer.devices=4", "trainer.nodes=2", "trainer.strategy=context"), "context", 8, 1),
+        (("trainer.devices=8", "trainer.strategy=context", "context_parallel=1"), "context", 1, 8),
+    ],
+)
+def test_a_degree_above_one_or_the_strategys_name_asks_for_it(words, strategy, degree, data_ranks):
+    settings = settings_of(*words)
+    assert (settings.strategy, settings.context_degree, settings.data_ranks) == (strategy, degree, data_ranks)
+    assert settings.shards_weights == (strategy == "context")
+
+
+def test_samples_of_a_step_divide_over_groups_of_devices():
+    words = ("context=1024", "trainer.devices=8", "context_parallel=4")
+    settings_of(*words, "trainer.tokens_per_step=2048").check_step()
+    with pytest.raises(UserError, match=r"3 samples .* over 2 groups of 4 devices: .* a multiple of 2048"):
+        settings_of(*words, "trainer.tokens_per_step=3072").check_step()
+    with pytest.raises(UserError, match=r"micro_batch=2 does not divide the 3 samples a group of devices takes"):
+        settings_of(*words, "trainer.tokens_per_step=6144", "trainer.micro_batch=2").check_step()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("context_parallel=0",), "context_parallel=0 must be at least 1"),
+        (("context_parallel=2",), r"does not divide 1 device .*: choose context_parallel=1, or trainer.devices=2"),
+        (("trainer.devices=8", "context_parallel=3"), r"does not divide 8 devices .*: choose context_parallel=1, 2, 4"),
+        (("trainer.devices=2", "context_parallel=2", "trainer.strategy=fsdp"), "choose trainer.strategy=context"),
+        (("trainer.strategy=context", "optimizer=lamb"), "lamb cannot train sharded weights"),
+        (("trainer.strategy=context", "attention=standard"), "choose attention=flash"),
+        (("trainer.strategy=context", "trainer.cuda_graphs=true"), "choose trainer.cuda_graphs=false"),
+        (("trainer.strategy=context", "mode=lengths", "lengths.contexts=[32]"), "trains several contexts"),
+        (("trainer.context_way=rings",), r"unknown trainer.context_way 'rings'\. Did you mean 'ring'"),
+        (("trainer.context_layout=zigzag",), "unknown trainer.context_layout 'zigzag'"),
+        (("trainer.timeout_seconds=0",), r"trainer.timeout_seconds=0 must be above 0, or null"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(words, message):
+    with pytest.raises(UserError, match=message) as refused:
+        settings_of(*words)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("recipe", ["bert", "finetune", "lra-pathfinder"])
+def test_only_language_models_share_sequences(recipe):
+    with pytest.raises(UserError, match=rf"recipe={recipe} is task=.*: choose trainer.strategy=ddp"):
+        compose_settings([f"recipe={recipe}", "trainer.strategy=context"])
+
+
+def test_the_strategy_is_made_as_the_settings_say():
+    words = ("trainer.devices=4", "context_parallel=2", "trainer.context_way=ring", "trainer.context_layout=head-tail")
+    made = make_strategy("context", 4, **strategy_options(settings_of(*words, "trainer.timeout_seconds=7200")))
+    assert isinstance(made, ContextParallelStrategy)
+    assert (made.context_parallel_size, made.way, made.layout) == (2, "ring", "head-tail")
+    assert made.watchdog.timeout == 7200
+    assert made._timeout.total_seconds() > 7200  # the watchdog speaks before a collective gives up
+    assert made.names.documents is None
+    masked = strategy_options(settings_of(*words, "data.document_mask=true", "trainer.timeout_seconds=null"))
+    assert make_strategy("context", 4, **masked).names.documents == "documents"
+    assert make_strategy("context", 4, **masked).watchdog is None
+    assert strategy_options(settings_of("trainer.strategy=ddp")) == {}
+
+
+def test_slurm_starts_the_ranks_as_for_every_strategy(monkeypatch):
+    import pytorch_lightning as pl
+
+    variables = {
+        "SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "4", "SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "train",
+        "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NODELIST": "host",
+    }  # fmt: skip
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    made = make_strategy("context", 4, **strategy_options(settings_of("trainer.devices=4", "context_parallel=2")))
+    trainer = pl.Trainer(accelerator="cpu", devices=4, strategy=made, logger=False, enable_checkpointing=False)
+    environment = trainer.strategy.cluster_environment
+    assert isinstance(environment, SLURMEnvironment)
+    assert environment.creates_processes_externally
+    assert (environment.world_size(), environment.global_rank()) == (4, 0)
