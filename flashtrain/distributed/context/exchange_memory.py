@@ -47,7 +47,7 @@ def exchange_bytes(
 def _gathered(held: int, degree: int, kv_heads: int, head_dim: int, bytes_each: int) -> int:
     pieces = max(count for count in range(1, MOST_PIECES + 1) if kv_heads % count == 0)
     numbers = 2 * held * degree * (kv_heads // pieces) * head_dim  # of one piece's keys and values, all ranks'
-    # This piece as gathered, joined and in order, its gradients, and the next one. Gradients of every piece wait until
-    # they are added up, the last one's whole, dealt and without padding; and the sums for this rank's tokens.
+    # This piece as gathered, joined and in order, its gradients, and the next one. In float32 its gradients whole,
+    # dealt and without padding, and the sums for this rank's tokens of every piece.
     sums = pieces * numbers // degree
-    return 5 * numbers * bytes_each + ((pieces + 2) * numbers + sums) * GRADIENT_BYTES
+    return 5 * numbers * bytes_each + (3 * numbers + sums) * GRADIENT_BYTES

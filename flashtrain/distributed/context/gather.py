@@ -74,8 +74,9 @@ class GatherKeys:
                 scores, own.start,
             )  # fmt: skip
             dqs.append(dq)
+            if sums:
+                sums[-1].arrived()  # made while this piece was computed; what was sent is no longer needed
             sums.append(self._reduce(torch.stack((dk, dv), 2)))
-        # Every sum is awaited only now: it was made while the next piece was computed.
         both = torch.cat([x.arrived() for x in sums], 3)
         return torch.cat(dqs, 2), both[:, :, 0].to(k.dtype), both[:, :, 1].to(v.dtype)
 
@@ -121,8 +122,11 @@ class _Coming:
     """The result of a collective under way, and its input, which must live until then."""
 
     def __init__(self, result: Tensor, given: Tensor, work: Any) -> None:
-        self._result, self._given, self._work = result, given, work
+        self._result = result
+        self._waiting: tuple[Tensor, Any] | None = (given, work)
 
     def arrived(self) -> Tensor:
-        self._work.wait()
+        if self._waiting is not None:
+            self._waiting[1].wait()
+            self._waiting = None
         return self._result

@@ -250,7 +250,8 @@ class ContextParallelStrategy(ModelParallelStrategy):
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-        """Tensors and plain values only: a checkpoint cannot run code."""
+        """A file is read with weights_only=True and cannot run code; a folder's .metadata is unpickled by torch: load
+        folders that you trust only."""
         self._mark("loading a checkpoint")
         path = Path(checkpoint_path)
         # A folder is written rank by rank, and its file of plain values last.
