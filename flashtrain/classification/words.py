@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from flashtrain.batching import Batching
 from flashtrain.classification.stages import Stage, stages_of
+from flashtrain.encoder_batching import memory_words
 from flashtrain.models.classifier import Classifier
 from flashtrain.settings import Settings
 from flashtrain.training.hardware import Hardware
 
 
-def describe_stage_line(stage: Stage, hardware: Hardware, model: Classifier) -> str:
+def describe_stage_line(stage: Stage, hardware: Hardware, model: Classifier, batching: Batching) -> str:
     """The line that says what a stage trains, on what, in what portions."""
     config, settings = model.config, stage.settings
     pattern = "" if config.pattern == "dense" else f", {config.pattern} blocks ({model_density(model):.1%} computed)"
@@ -24,7 +26,7 @@ def describe_stage_line(stage: Stage, hardware: Hardware, model: Classifier) -> 
     return (
         f"{stage.name}: {', '.join(parts)}; {stage.steps:,} steps of {stage.batch} samples at learning rate "
         f"{settings.optimizer.learning_rate:g} on {settings.trainer.ranks} x {hardware.name}, {hardware.precision}, "
-        f"micro-batch {stage.micro_batch()}"
+        f"micro-batch {batching.micro_batch}{memory_words(batching)}"
     )
 
 

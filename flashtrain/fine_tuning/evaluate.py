@@ -10,7 +10,13 @@ import pytorch_lightning as pl
 from flashtrain.announce import say
 from flashtrain.data.tokenizers import load_tokenizer
 from flashtrain.errors import UserError
-from flashtrain.fine_tuning.build import TASK, make_fine_tuning_task, make_head, make_labelled_data
+from flashtrain.fine_tuning.build import (
+    TASK,
+    choose_head_batching,
+    make_fine_tuning_task,
+    make_head,
+    make_labelled_data,
+)
 from flashtrain.fine_tuning.rows import score_of
 from flashtrain.fine_tuning.splits import make_source
 from flashtrain.models.bert_config import BertConfig
@@ -49,7 +55,7 @@ def run_fine_tuning_mode(settings: Settings, hardware: Hardware) -> int:
         enable_model_summary=False,
         enable_progress_bar=False,
     )
-    data = make_labelled_data(settings, hardware, source)
+    data = make_labelled_data(settings, hardware, source, choose_head_batching(settings, hardware, model))
     evaluate = trainer.test if source.scored == "test" else trainer.validate
     (found,) = evaluate(task, data, verbose=False)
     row = {task.score_name: found[f"{source.scored}_{task.score_name}"], "best_micro_f1": source.bound}
