@@ -19,9 +19,9 @@ from flashtrain.masked_text.build import bert_config, check_context
 from flashtrain.masked_text.memory import bert_estimate
 from flashtrain.masked_text.weights import SavedBert, read_bert
 from flashtrain.models.bert import Bert
+from flashtrain.models.bert_classifiers import SequenceClassifier, TokenClassifier
 from flashtrain.models.bert_config import BertConfig
 from flashtrain.models.bert_encoder import BertEncoder
-from flashtrain.models.classifiers import SequenceClassifier, TokenClassifier
 from flashtrain.settings import Settings
 from flashtrain.tasks import FineTuning
 from flashtrain.training.hardware import Hardware

@@ -12,13 +12,13 @@ blocks, blocks nothing of gpt2, bert and classifier.
 from flashtrain.models.attention import Attention
 from flashtrain.models.axial_positions import AxialRotaryPositions
 from flashtrain.models.bert import Bert
+from flashtrain.models.bert_classifiers import SequenceClassifier, TokenClassifier
 from flashtrain.models.bert_config import BERT_SIZES, BertConfig
 from flashtrain.models.bert_encoder import BertEncoder
 from flashtrain.models.block import Block
 from flashtrain.models.cache import KeyValueCache
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
-from flashtrain.models.classifiers import SequenceClassifier, TokenClassifier
 from flashtrain.models.extension import with_context
 from flashtrain.models.feed_forward import GeluFeedForward, SwiGLUFeedForward
 from flashtrain.models.gpt2 import GPT2, SIZES, GPT2Config
