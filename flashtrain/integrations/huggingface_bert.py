@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from flashtrain.errors import UserError
-from flashtrain.integrations.safetensors_files import CONFIG, check_tensors, read_folder, write_folder
+from flashtrain.integrations.safetensors_files import check_tensors, read_architecture, read_folder, write_folder
 from flashtrain.models.bert import Bert
 from flashtrain.models.bert_config import BERT_EPSILON, BertConfig
 from flashtrain.models.gpt2 import round_up
@@ -178,19 +178,7 @@ def _without_tied(tensors: dict[str, Tensor], where: str | Path) -> dict[str, Te
 def _our_config(
     content: dict[str, Any], tensors: dict[str, Tensor], vocab_rows: int | None, where: str | Path
 ) -> BertConfig:
-    if content.get("model_type") != "bert":
-        given = content.get("model_type", "no model_type")
-        raise UserError(f"{where} holds another architecture ({CONFIG} says {given}). Possible: model_type bert.")
-    for name, possible in COMPUTATION.items():
-        if content.get(name, possible[0]) not in possible:
-            raise UserError(
-                f"{where}: {name}={content[name]} in {CONFIG}. Possible: {' or '.join(map(str, possible))}."
-            )
-    sizes = {}
-    for name in SIZES:
-        if not isinstance(content.get(name), int):
-            raise UserError(f"{where}: {name} in {CONFIG} is {content.get(name)}. Possible: a whole number.")
-        sizes[name] = content[name]
+    sizes = read_architecture(content, "bert", COMPUTATION, SIZES, where)
     return BertConfig(
         vocab_size=sizes["vocab_size"],
         vocab_rows=round_up(sizes["vocab_size"], 64) if vocab_rows is None else vocab_rows,

@@ -1,7 +1,7 @@
 """Models as plain torch.nn modules: no Lightning, no Hydra, no files.
 
 Public names, importable into any program: GPT2, GPT2Config, SIZES (gpt2.py), Bert, BertEncoder, BertConfig, BERT_SIZES
-(bert.py, bert_encoder.py, bert_config.py), SequenceClassifier, TokenClassifier (classifiers.py), Classifier
+(bert.py, bert_encoder.py, bert_config.py), SequenceClassifier, TokenClassifier (bert_classifiers.py), Classifier
 (classifier.py), ClassifierConfig (classifier_config.py), Attention (attention.py), Block (block.py), Trainable
 (trainable.py), GeluFeedForward, SwiGLUFeedForward (feed_forward.py), RotaryPositions, LearnedPositions (positions.py),
 AxialRotaryPositions (axial_positions.py), KeyValueCache (cache.py), MemorySavings (memory_savings.py) and with_context
