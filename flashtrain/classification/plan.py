@@ -7,7 +7,7 @@ import torch
 from flashtrain.classification.batching import choose_stage_batching
 from flashtrain.classification.build import make_classifier, make_sequence_source, shape_without_data
 from flashtrain.classification.stages import stages_of
-from flashtrain.classification.words import describe_stage_line
+from flashtrain.classification.words import describe_stage_line, random_start
 from flashtrain.data.sequences.source import SequenceShape
 from flashtrain.encoder_batching import memory_plan
 from flashtrain.errors import UserError
@@ -37,6 +37,8 @@ def plan_classifier(settings: Settings, hardware: Hardware) -> str:
             f"  {stage.samples:,} samples, {model.flops_per_sample() / 1e12:.3g} TFLOP each: about {duration(seconds)}",
             *(f"  {line}" for line in memory_plan(batching)),
         ]
+    hint = random_start(stages_of(settings)[0])
+    lines += [hint] if hint else []
     lines.append(f"time: about {duration(total)} in all ({how}), making the data, start-up and validation apart")
     lines.append("nothing was started; leave out mode=plan to train.")
     return "\n".join(lines)

@@ -34,7 +34,7 @@ from flashtrain.classification.resume import Resumed, check_same, find_resumed
 from flashtrain.classification.rows import samples_before
 from flashtrain.classification.stages import Stage, stages_of
 from flashtrain.classification.weights import SUFFIX, SavedClassifier, read_classifier
-from flashtrain.classification.words import describe_stage_line
+from flashtrain.classification.words import describe_stage_line, random_start
 from flashtrain.encoder_batching import memory_columns
 from flashtrain.fitting import fit, metric
 from flashtrain.models.classifier_growth import carry_weights
@@ -201,6 +201,9 @@ def _logged(stage: Stage, folder: Path) -> Settings:
 def _starting_weights(settings: Settings) -> SavedClassifier | None:
     """The classifier that `weights` names: a .safetensors file, a checkpoint, or a run folder (its best weights)."""
     if settings.weights is None:
+        hint = random_start(stages_of(settings)[0])
+        if hint:
+            say(hint)
         return None
     path = Path(settings.weights).expanduser()
     if path.suffix != SUFFIX and path.is_dir():
