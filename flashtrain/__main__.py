@@ -58,7 +58,8 @@ def _command(words: list[str]) -> int:
         from flashtrain.benchmarks.start import benchmark_plan
         from flashtrain.fine_tuning.study import contexts_plan, run_contexts
         from flashtrain.long_context.study import lengths_plan, run_lengths
-        from flashtrain.machine import settle
+        from flashtrain.machine import is_preview, settle
+        from flashtrain.pathfinder_preview import preview_plan
         from flashtrain.task_runs import task_run
 
         settings = composed or modes.settings_from_checkpoint(arguments.overrides)
@@ -66,6 +67,8 @@ def _command(words: list[str]) -> int:
         if settings.mode == "plan":
             settings, hardware = settle(settings, arguments.overrides)
             describe = task_run(settings).plan if settings.benchmark.name is None else benchmark_plan
+            if is_preview(settings):
+                describe = preview_plan
             if settings.lengths.contexts and "context" not in keys:
                 describe = contexts_plan if settings.task == "fine_tuning" else lengths_plan
             print(describe(settings, hardware))

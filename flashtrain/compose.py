@@ -29,12 +29,19 @@ from flashtrain.typed_settings import setting_names, typed_settings, unknown_set
 CONFIG_NAME = "config"
 
 
+_registered: dict[str, tuple[Path, int]] = {}  # recipe -> the file that the store has it from, and when that changed
+
+
 def register_configs() -> None:
-    """Put the settings' schema and every recipe file where Hydra finds them. Safe to call again."""
+    """Put the settings' schema and every recipe file where Hydra finds them. Safe, and quick, to call again."""
     store = ConfigStore.instance()
-    store.store(name="schema", node=Settings)
+    if not _registered:
+        store.store(name="schema", node=Settings)
     for name, path in recipe_files().items():
-        store.store(group="recipe", name=name, node=_read_recipe(name, path), package="_global_")
+        version = (path, path.stat().st_mtime_ns)
+        if _registered.get(name) != version:
+            store.store(group="recipe", name=name, node=_read_recipe(name, path), package="_global_")
+            _registered[name] = version
 
 
 def compose_settings(overrides: Sequence[str]) -> Settings:
@@ -102,11 +109,11 @@ def override_keys(words: Sequence[str]) -> set[str]:
 
 def apply_demo(settings: Settings, overrides: Sequence[str]) -> Settings:
     """The same settings with the recipe's demo in place, except where the command line says otherwise."""
-    given = override_keys(overrides)
+    given, known = override_keys(overrides), set(setting_names())
     changed = OmegaConf.structured(settings)
     for name, value in settings.demo.items():
         if name not in given:
-            if name not in setting_names():
+            if name not in known:
                 raise unknown_setting(name)
             OmegaConf.update(changed, name, value)
     changed.is_demo = True

@@ -1,4 +1,4 @@
-"""One fit as BERT's tasks have it: callbacks, checkpoints, signals, running out of memory, the last validation."""
+"""One fit as the tasks of encoders have it: callbacks, checkpoints, signals, out of memory, the last validation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 import pytorch_lightning as pl
 
+from flashtrain.batching import Batching
 from flashtrain.components import make_callbacks
+from flashtrain.encoder_batching import memory_advice
 from flashtrain.run import deadline, make_trainer, stopped
 from flashtrain.run_folder import CHECKPOINTS, LAST
 from flashtrain.settings import Settings
@@ -30,11 +32,13 @@ def fit(
     data: pl.LightningDataModule,
     throughput: Throughput,
     *,
-    accumulate: int,
     resumed: Path | None,
     started: float,
     finish: Callable[[pl.Trainer], dict[str, Any]],
+    batching: Batching,
     advice: str,
+    logs: Path | None = None,
+    goes_on: bool = False,
     monitor: str = "validation_loss",
     mode: str = "min",
     callbacks: Sequence[pl.Callback] = (),
@@ -42,8 +46,11 @@ def fit(
 ) -> dict[str, Any]:
     """Train to the end, validate once more where the last step was no time for it, and return finish(trainer).
 
-    resumed: the checkpoint to go on from. started: time.time() at the command's start. advice: what needs less memory.
-    monitor, mode: see checkpoint_callbacks. validated: whether the last validation was of the last step already.
+    resumed: the checkpoint to go on from. started: time.time() at the command's start. batching: the micro-batches, and
+    what they are estimated to need; advice: what else needs less memory. logs: where loggers write (None: folder).
+    goes_on: another training starts from where this one ends, so its end is a checkpoint too, and a signal that comes
+    while it is written still stops the run. monitor, mode: see checkpoint_callbacks. validated: whether the last
+    validation was of the last step already.
     Raises Stopped after a signal or at the end of trainer.max_minutes, OutOfMemory.
     """
     signals = SaveOnSignal(until=deadline(settings, started))
@@ -59,7 +66,7 @@ def fit(
         make_progress(settings.trainer.log_every),
         *make_callbacks(settings),
     ]
-    trainer = make_trainer(settings, hardware, folder, own, accumulate=accumulate)
+    trainer = make_trainer(settings, hardware, logs or folder, own, accumulate=batching.accumulate)
     try:
         try:
             trainer.fit(task, data, ckpt_path=str(resumed) if resumed else None, weights_only=True)
@@ -67,12 +74,24 @@ def fit(
             if not is_out_of_memory(error):
                 raise
             saved = folder if (folder / CHECKPOINTS / LAST).exists() else None
-            free = hardware.free_memory_bytes
-            raise OutOfMemory(out_of_memory_line(error, None, free_bytes=free, saved=saved, advice=advice)) from error
+            raise OutOfMemory(
+                out_of_memory_line(
+                    error,
+                    batching.estimate,
+                    free_bytes=hardware.free_memory_bytes,
+                    saved=saved,
+                    advice=memory_advice(batching, advice),
+                )
+            ) from error
         if signals.stopped_by is not None or signals.out_of_time:
             raise stopped(signals, folder)
         if trainer.global_step % settings.trainer.validate_every and not validated():
             trainer.validate(task, data, verbose=False)
+        if goes_on:
+            trainer.save_checkpoint(folder / CHECKPOINTS / LAST)
+            signals.take_late()
+            if signals.stopped_by is not None or signals.out_of_time:
+                raise stopped(signals, folder)
         row = finish(trainer)
         if trainer.is_global_zero:
             log_summary(trainer.loggers, row)

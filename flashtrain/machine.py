@@ -39,7 +39,7 @@ def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False)
     _check_processes(settings)
     if settings.hardware.peak_tflops is not None:
         hardware = replace(hardware, peak_flops=settings.hardware.peak_tflops * 1e12)
-    if settings.benchmark.name is not None or settings.mode == "preview":
+    if settings.benchmark.name is not None or is_preview(settings):
         # What measures takes every attention in a dtype of its own; a preview computes none.
         return settings, hardware
     if settings.hardware.precision is not None:
@@ -56,6 +56,11 @@ def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False)
     if settings.mode in ("train", "plan"):
         _CHECK_STEP[settings.task](settings)
     return settings, hardware
+
+
+def is_preview(settings: Settings) -> bool:
+    """Whether images are drawn and nothing is trained; true of such a recipe's mode=plan too."""
+    return settings.mode == "preview" or (settings.mode == "plan" and settings.pathfinder.preview is not None)
 
 
 _CHECK_STEP: dict[str, Callable[[Settings], object]] = {

@@ -20,6 +20,7 @@ from flashtrain.summary import planned_row
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.loggers import close_loggers, log_image
 
+IMAGES = 24  # where nothing says how many
 ANSWERS = {0: "no: two curves", 1: "yes: one curve"}
 
 
@@ -31,7 +32,7 @@ def preview(
     started: time.time() at the command's start. Raises UserError for what the user can mend.
     """
     asked = settings.pathfinder
-    say(f"Pathfinder preview: {asked.preview} images of side {asked.side}, {asked.contour}, seed {asked.seed}")
+    say(_describe(settings))
     folder.mkdir(parents=True, exist_ok=True)
     write_config(settings, folder)
     planned = planned_row(settings, hardware, overrides)
@@ -39,7 +40,7 @@ def preview(
     images = ensure(
         asked.side,
         asked.seed,
-        asked.preview,
+        _count(settings),
         contour=asked.contour,
         workers=asked.workers,
         cache_dir=asked.cache_dir,
@@ -58,3 +59,17 @@ def preview(
     close_loggers(loggers)
     told = {"side": asked.side, "contour": asked.contour, "images": len(labels), "label_1": sum(labels)}
     return {**planned, "status": FINISHED, **told, "seconds": round(time.time() - started, 1)}
+
+
+def preview_plan(settings: Settings, hardware: Hardware) -> str:
+    """mode=plan: what would be drawn, and nothing started."""
+    return f"{_describe(settings)}\nnothing was started; leave out mode=plan to draw."
+
+
+def _describe(settings: Settings) -> str:
+    asked = settings.pathfinder
+    return f"Pathfinder preview: {_count(settings)} images of side {asked.side}, {asked.contour}, seed {asked.seed}"
+
+
+def _count(settings: Settings) -> int:
+    return settings.pathfinder.preview or IMAGES

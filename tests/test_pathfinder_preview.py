@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from flashtrain.__main__ import main
 from flashtrain.compose import compose_settings
 from flashtrain.job import run_job
 
@@ -32,6 +34,19 @@ def test_it_draws_as_many_images_as_asked(tmp_path: Path) -> None:
     assert (row["status"], row["images"], row["side"], row["contour"]) == ("finished", 7, 32, "hard")
     with Image.open(tmp_path / "run" / "samples.png") as picture:
         assert picture.width == 1200
+
+
+def test_its_plan_tells_what_would_be_drawn_and_of_no_training(tmp_path: Path, monkeypatch, capsys) -> None:
+    words = ["recipe=pathfinder-preview", "mode=plan", "pathfinder.side=64", f"output={tmp_path}"]
+    monkeypatch.setattr(sys, "argv", ["flashtrain", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    told = capsys.readouterr().out
+    assert "24 images of side 64, hard, seed 0" in told
+    assert "nothing was started" in told
+    assert "gpt2" not in told
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_cannot_be_written_is_said_in_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

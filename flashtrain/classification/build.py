@@ -20,7 +20,6 @@ from flashtrain.data.sequences.source import SequenceShape, SequenceSource
 from flashtrain.data.sequences.text import ByteText
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
-from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.settings import Settings
 from flashtrain.tasks import MaskedPixels, SequenceClassification
 from flashtrain.training.hardware import Hardware
@@ -34,6 +33,16 @@ def make_sequence_source(settings: Settings, *, fixed: bool, splits: tuple[str, 
     """The data that `sequence.data` names. fixed: one shape for all batches. splits: of Pathfinder, those that will be
     read (None: train and validation), since nothing else is generated."""
     return _SOURCES[settings.sequence.data](settings, fixed, splits or ("train", "validation"))
+
+
+def shape_without_data(settings: Settings) -> SequenceShape | None:
+    """The samples' shape of a task that is read from disk or the hub, without reading it; None for the others."""
+    length = settings.sequence.length
+    return {
+        "text": SequenceShape(classes=2, length=length or 4096),
+        "retrieval": SequenceShape(classes=2, length=length or 4000, towers=2),
+        "image": SequenceShape(classes=10, length=1024, side=32),
+    }.get(settings.sequence.data)
 
 
 def make_data(
@@ -82,11 +91,8 @@ def classifier_config(settings: ClassifierSettings, shape: SequenceShape) -> Cla
 
 
 def make_classifier(settings: Settings, hardware: Hardware, shape: SequenceShape) -> Classifier:
-    """The model of a stage's settings, with random weights, that saves memory as memory=... says (auto: not)."""
-    model = Classifier(classifier_config(settings.classifier, shape), attention=hardware.attention)
-    kind = settings.memory.checkpointing
-    model.save_memory(MemorySavings("none" if kind == "auto" else kind, ffn_chunk=settings.memory.ffn_chunk))
-    return model
+    """The model of a stage's settings, with random weights."""
+    return Classifier(classifier_config(settings.classifier, shape), attention=hardware.attention)
 
 
 def make_task(

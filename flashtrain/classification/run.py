@@ -19,7 +19,8 @@ import pytorch_lightning as pl
 import torch
 
 from flashtrain.announce import say
-from flashtrain.batching import compiles
+from flashtrain.batching import Batching, compiles
+from flashtrain.classification.batching import choose_stage_batching
 from flashtrain.classification.build import (
     classifier_config,
     describe_stage,
@@ -33,11 +34,11 @@ from flashtrain.classification.resume import Resumed, check_same, find_resumed
 from flashtrain.classification.rows import samples_before
 from flashtrain.classification.stages import Stage, stages_of
 from flashtrain.classification.weights import SUFFIX, SavedClassifier, read_classifier
-from flashtrain.classification.words import describe_stage_line
-from flashtrain.components import make_callbacks
+from flashtrain.classification.words import describe_stage_line, random_start
+from flashtrain.encoder_batching import memory_columns
+from flashtrain.fitting import fit, metric
 from flashtrain.models.classifier_growth import carry_weights
 from flashtrain.report.rows import RESULT, write_result
-from flashtrain.run import deadline, make_trainer, stopped
 from flashtrain.run_folder import (
     BEST,
     CHECKPOINTS,
@@ -50,13 +51,7 @@ from flashtrain.run_folder import (
 )
 from flashtrain.settings import Settings
 from flashtrain.summary import planned_row
-from flashtrain.training.checkpoints import checkpoint_callbacks
-from flashtrain.training.finite import StopOnNonFinite
 from flashtrain.training.hardware import Hardware
-from flashtrain.training.loggers import close_loggers, log_summary
-from flashtrain.training.out_of_memory import OutOfMemory, is_out_of_memory, out_of_memory_line
-from flashtrain.training.progress import make_progress
-from flashtrain.training.signals import SaveOnSignal
 from flashtrain.training.throughput import Throughput
 
 CURVE = "learning_curve.csv"
@@ -69,7 +64,7 @@ class _Fitted:
 
     saved: SavedClassifier
     throughput: Throughput
-    micro_batch: int
+    batching: Batching
     length: int
     validation: dict[str, float | None]
 
@@ -142,62 +137,45 @@ def _fit(
         carry_weights(model, start.config, start.state)
     if resumed is not None:
         check_same(resumed, model.config)
-    say(describe_stage_line(stage, hardware, model))
-    micro_batch = stage.micro_batch()
-    accumulate = stage.batch // settings.trainer.ranks // micro_batch
-    data = make_data(settings, hardware, source, micro_batch=micro_batch, accumulate=accumulate)
+    batching = choose_stage_batching(stage, hardware, model)
+    model.save_memory(batching.savings)
+    say(describe_stage_line(stage, hardware, model, batching))
+    data = make_data(settings, hardware, source, micro_batch=batching.micro_batch, accumulate=batching.accumulate)
     task = make_task(settings, hardware, model, describe_stage(stage, model))
     length = source.shape.length * source.shape.towers
     throughput = Throughput(
         model.flops_per_sample() / length, tokens_per_step=stage.batch * length, peak_flops=hardware.peak_flops
     )
-    signals = SaveOnSignal(until=deadline(settings, started))
     by_accuracy = settings.sequence.classification_weight > 0
-    callbacks = [
+
+    def finish(trainer: pl.Trainer) -> dict[str, Any]:
+        found = {name: metric(trainer, f"validation_{name}") for name in ("accuracy", "loss")}
+        if not any(found.values()) and curve.rows:  # nothing was left to do
+            found = {name: float(curve.rows[-1][f"validation_{name}"]) for name in found}
+        return {f"validation_{name}": value for name, value in found.items()}
+
+    validation = fit(
+        _logged(stage, folder),
+        hardware,
+        folder,
+        task,
+        data,
         throughput,
-        StopOnNonFinite(),
-        signals,
-        curve,
-        *checkpoint_callbacks(
-            folder / CHECKPOINTS,
-            every_n_steps=settings.trainer.checkpoint_every,
-            monitor="validation_accuracy" if by_accuracy else "validation_loss",
-            mode="max" if by_accuracy else "min",
-        ),
-        pl.callbacks.LearningRateMonitor(logging_interval="step"),
-        make_progress(settings.trainer.log_every),
-        *make_callbacks(settings),
-    ]
-    trainer = make_trainer(_logged(stage, folder), hardware, folder / stage.folder, callbacks, accumulate=accumulate)
-    try:
-        try:
-            trainer.fit(task, data, ckpt_path=str(resumed.checkpoint) if resumed else None, weights_only=True)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            raise _out_of_memory(error, hardware, folder) from error
-        if signals.stopped_by is not None or signals.out_of_time:
-            raise stopped(signals, folder)
-        if settings.trainer.steps % settings.trainer.validate_every and settings.trainer.steps > (
-            resumed.step if resumed else 0
-        ):
-            trainer.validate(task, data, verbose=False)
-        if stage.number + 1 < stage.count:
-            trainer.save_checkpoint(folder / CHECKPOINTS / LAST)  # with the curve's last row
-            signals.take_late()
-            if signals.stopped_by is not None or signals.out_of_time:
-                raise stopped(signals, folder)
-        found = {name: trainer.callback_metrics.get(f"validation_{name}") for name in ("accuracy", "loss")}
-        validation = {name: None if value is None else float(value) for name, value in found.items()}
-        if not any(validation.values()) and curve.rows:  # nothing was left to do
-            validation = {name: float(curve.rows[-1][f"validation_{name}"]) for name in found}
-        if trainer.is_global_zero:
-            log_summary(trainer.loggers, {f"validation_{name}": value for name, value in validation.items()})
-    finally:
-        close_loggers(trainer.loggers)
+        resumed=resumed.checkpoint if resumed else None,
+        started=started,
+        finish=finish,
+        batching=batching,
+        advice=_ADVICE,
+        logs=folder / stage.folder,
+        goes_on=stage.number + 1 < stage.count,  # with the curve's last row
+        monitor="validation_accuracy" if by_accuracy else "validation_loss",
+        mode="max" if by_accuracy else "min",
+        callbacks=[curve],
+        validated=lambda: resumed is not None and resumed.step >= stage.steps,
+    )
     state = {name: value.detach().cpu() for name, value in model.state_dict().items()}
     saved = SavedClassifier(model.config, state, describe_stage(stage, model), folder / CHECKPOINTS / LAST)
-    return _Fitted(saved, throughput, micro_batch, length, validation)
+    return _Fitted(saved, throughput, batching, length, validation)
 
 
 def _publish(settings: Settings, folder: Path, curve: LearningCurve, overrides: list[str]) -> None:
@@ -223,6 +201,9 @@ def _logged(stage: Stage, folder: Path) -> Settings:
 def _starting_weights(settings: Settings) -> SavedClassifier | None:
     """The classifier that `weights` names: a .safetensors file, a checkpoint, or a run folder (its best weights)."""
     if settings.weights is None:
+        hint = random_start(stages_of(settings)[0])
+        if hint:
+            say(hint)
         return None
     path = Path(settings.weights).expanduser()
     if path.suffix != SUFFIX and path.is_dir():
@@ -248,9 +229,9 @@ def _row(
         "status": FINISHED,
         "context": fitted.saved.config.length,
         "parameters": sum(value.numel() for value in fitted.saved.state.values()),
-        "micro_batch": fitted.micro_batch,
-        "validation_accuracy": fitted.validation["accuracy"],
-        "validation_loss": fitted.validation["loss"],
+        "micro_batch": fitted.batching.micro_batch,
+        **memory_columns(fitted.batching),
+        **fitted.validation,
         "samples_per_second": None if rate is None else round(rate / fitted.length, 2),
         "tokens_per_second": rate,
         "step_seconds": measured["step_seconds_median"],
@@ -259,10 +240,3 @@ def _row(
         "minutes": round(minutes, 2),
         "seconds": round(time.time() - started, 1),
     }
-
-
-def _out_of_memory(error: BaseException, hardware: Hardware, folder: Path) -> OutOfMemory:
-    saved = folder if (folder / CHECKPOINTS / LAST).exists() else None
-    return OutOfMemory(
-        out_of_memory_line(error, None, free_bytes=hardware.free_memory_bytes, saved=saved, advice=_ADVICE)
-    )

@@ -48,10 +48,6 @@ class Stage:
         """Samples that the whole stage reads."""
         return self.steps * self.batch
 
-    def micro_batch(self) -> int:
-        """Samples that a device reads at once: as asked, or all of its share."""
-        return self.settings.trainer.micro_batch or self.batch // self.settings.trainer.ranks
-
 
 def stages_of(settings: Settings) -> list[Stage]:
     """The stages to train, one at least. Raises UserError for settings that do not go together."""

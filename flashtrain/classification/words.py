@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from flashtrain.batching import Batching
 from flashtrain.classification.stages import Stage, stages_of
+from flashtrain.encoder_batching import memory_words
 from flashtrain.models.classifier import Classifier
 from flashtrain.settings import Settings
 from flashtrain.training.hardware import Hardware
 
+LARGEST_START = 64  # the side of images above which random weights deserve a word
 
-def describe_stage_line(stage: Stage, hardware: Hardware, model: Classifier) -> str:
+
+def describe_stage_line(stage: Stage, hardware: Hardware, model: Classifier, batching: Batching) -> str:
     """The line that says what a stage trains, on what, in what portions."""
     config, settings = model.config, stage.settings
     pattern = "" if config.pattern == "dense" else f", {config.pattern} blocks ({model_density(model):.1%} computed)"
@@ -24,7 +28,18 @@ def describe_stage_line(stage: Stage, hardware: Hardware, model: Classifier) -> 
     return (
         f"{stage.name}: {', '.join(parts)}; {stage.steps:,} steps of {stage.batch} samples at learning rate "
         f"{settings.optimizer.learning_rate:g} on {settings.trainer.ranks} x {hardware.name}, {hardware.precision}, "
-        f"micro-batch {stage.micro_batch()}"
+        f"micro-batch {batching.micro_batch}{memory_words(batching)}"
+    )
+
+
+def random_start(first: Stage) -> str:
+    """What to say where large images are to be learned from random weights; "" where there is nothing to say."""
+    side = first.settings.pathfinder.side
+    if first.settings.weights is not None or first.settings.sequence.data != "pathfinder" or side <= LARGEST_START:
+        return ""
+    return (
+        f"starting from random weights at side {side}: to start from what was learned of smaller images, "
+        "weights=RUN (of recipe=pathx) or weights=FILE.safetensors (what mode=export made of one)."
     )
 
 

@@ -9,13 +9,12 @@ import os
 from pathlib import Path
 
 import pytorch_lightning as pl
-import torch
 from torch.utils.data import DataLoader
 
 from flashtrain.data.batch import Batch
-from flashtrain.data.loader import ResumableLoader, packed_loader
+from flashtrain.data.loader import ResumableLoader
 from flashtrain.data.packing import PackedSamples
-from flashtrain.data.sampler import FixedSampler, StepSampler
+from flashtrain.data.resumable_datamodule import ResumableDataModule
 from flashtrain.data.sources import TextSource, make_source
 from flashtrain.data.split import Spans, Split, split_documents
 from flashtrain.data.token_cache import TokenCache, open_or_build
@@ -23,7 +22,7 @@ from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec
 from flashtrain.errors import UserError
 
 
-class TextDataModule(pl.LightningDataModule):
+class TextDataModule(ResumableDataModule):
     """Packed batches (flashtrain.data.batch.Batch) of a corpus for next-token training.
 
     source: "stdlib" (the Python standard library's source), the path of a file or folder of text, or a TextSource.
@@ -79,7 +78,6 @@ class TextDataModule(pl.LightningDataModule):
         self.cache_dir = Path(cache_dir) if cache_dir is not None else None
         self._cache: TokenCache | None = None
         self._split: Split | None = None
-        self._train_loader: ResumableLoader | None = None
         self._check()
 
     def prepare_data(self) -> None:
@@ -122,13 +120,6 @@ class TextDataModule(pl.LightningDataModule):
         """Tokens of the held-out documents."""
         return self.split.validation.tokens if self.split.validation is not None else 0
 
-    @property
-    def epochs_seen(self) -> float:
-        """How often the training samples have been read so far, 1.0 being every one once."""
-        if self._train_loader is None:
-            return 0.0
-        return self._train_loader.samples_read / self._train_loader.steps.samples
-
     def describe(self) -> str:
         """The corpus in one line: source, tokenizer, counts, and where the tokens lie. Needs setup()."""
         return (
@@ -139,21 +130,7 @@ class TextDataModule(pl.LightningDataModule):
     def train_dataloader(self) -> ResumableLoader:
         """The run's micro-batches for this device, from the step that the trainer stands at."""
         self._check()
-        samples = self._samples(self.split.training)
-        world_size, rank = self._place()
-        sampler = StepSampler(
-            len(samples),
-            batch_size=self.batch_size,
-            total_steps=self.total_steps,
-            accumulate=self.accumulate,
-            world_size=world_size,
-            rank=rank,
-            seed=self.seed,
-        )
-        self._train_loader = ResumableLoader(
-            samples, sampler, trainer=self.trainer, num_workers=self.num_workers, pin_memory=self._pin_memory()
-        )
-        return self._train_loader
+        return self._training(self._samples(self.split.training))
 
     def val_dataloader(self) -> DataLoader[Batch] | list[DataLoader[Batch]]:
         """This device's share of the first `validation_samples` held-out samples; an empty list where none are."""
@@ -161,27 +138,11 @@ class TextDataModule(pl.LightningDataModule):
         held_out = self.split.validation
         if held_out is None:
             return []
-        samples = self._samples(held_out)
-        world_size, rank = self._place()
-        sampler = FixedSampler(
-            min(self.validation_samples, len(samples)), batch_size=self.batch_size, world_size=world_size, rank=rank
-        )
-        return packed_loader(samples, sampler, num_workers=self.num_workers, pin_memory=self._pin_memory())
+        return self._once(self._samples(held_out), self.validation_samples, self.batch_size)
 
     def _samples(self, spans: Spans) -> PackedSamples:
         cache = self.cache
         return PackedSamples(cache.tokens_path, cache.meta.dtype, spans, self.context, self.document_mask)
-
-    def _place(self) -> tuple[int, int]:
-        """How many data-parallel devices there are, and which of them this is."""
-        # A strategy that shares one sample among devices (context, tensor parallelism) counts those as one here.
-        shares = self.trainer.distributed_sampler_kwargs if self.trainer is not None else None
-        return (shares["num_replicas"], shares["rank"]) if shares else (1, 0)
-
-    def _pin_memory(self) -> bool:
-        if self.trainer is not None:
-            return self.trainer.strategy.root_device.type == "cuda"
-        return torch.cuda.is_available()
 
     def _check(self) -> None:
         for name in ("context", "batch_size", "total_steps", "accumulate", "validation_samples"):

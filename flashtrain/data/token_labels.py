@@ -10,15 +10,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch.utils.data import Dataset
 
 from flashtrain.data.batch import IGNORED_LABEL
-from flashtrain.data.labelled_documents import LAYOUTS, ClassificationBatch
+from flashtrain.data.labelled_documents import ClassificationBatch, CutSamples
 from flashtrain.data.labelled_files import jsonl_objects
 from flashtrain.data.special_tokens import SpecialTokens
 from flashtrain.data.tokenizers import Tokenizer
-from flashtrain.errors import UserError, unknown
+from flashtrain.errors import UserError
 
 WordRow = tuple[list[str], list[str]]  # words and a label's name for each
 
@@ -88,50 +86,24 @@ def encode_words(
     return LabelledTokens(np.array(tokens), np.cumsum(sizes), np.array(labels), names)
 
 
-class TokenLabelledSamples(Dataset[ClassificationBatch]):
+class TokenLabelledSamples(CutSamples):
     """LabelledTokens as samples; indexed by a sequence of their numbers it gives one batch for TokenClassifier.loss.
 
     As LabelledSamples', but `labels` are as `tokens` are, int64, -100 where there is none. context, layout, errors: see
-    LabelledSamples.
+    CutSamples.
     """
 
     def __init__(self, texts: LabelledTokens, special: SpecialTokens, context: int, *, layout: str = "packed") -> None:
-        if context < 3:
-            raise UserError(f"context={context} must be at least 3: a token, [CLS] and [SEP].")
-        if layout not in LAYOUTS:
-            raise unknown("layout", layout, LAYOUTS)
-        self.documents = texts
-        self.special = special
-        self.context = context
-        self.layout = layout
-        self.tokens = int(np.minimum(texts.lengths, context - 2).sum())
-
-    def __len__(self) -> int:
-        return len(self.documents)
+        super().__init__(texts, special, context, layout)
+        self.texts = texts
 
     def __getitem__(self, numbers: Sequence[int]) -> ClassificationBatch:
         """The batch of these texts, in this order."""
         rows, marks = [], []
         for number in numbers:
-            begin = self.documents.offsets[number]
-            end = min(self.documents.offsets[number + 1], begin + self.context - 2)
-            rows.append([self.special.classify, *self.documents.tokens[begin:end], self.special.separate])
-            marks.append([IGNORED_LABEL, *self.documents.labels[begin:end], IGNORED_LABEL])
-        lengths = np.array([len(row) for row in rows], dtype=np.int64)
-        batch = ClassificationBatch(
-            tokens=self._laid_out(rows, lengths, self.special.pad), labels=self._laid_out(marks, lengths, IGNORED_LABEL)
-        )
-        if self.layout == "packed":
-            batch["cu_seqlens"] = torch.from_numpy(np.concatenate(([0], lengths.cumsum())).astype(np.int32))
-        else:
-            batch["lengths"] = torch.from_numpy(lengths)
-        return batch
-
-    def _laid_out(self, rows: Sequence[Sequence[int]], lengths: np.ndarray, filler: int) -> torch.Tensor:
-        flat = np.concatenate([np.array(row, dtype=np.int64) for row in rows])
-        if self.layout == "packed":
-            fill = len(rows) * self.context - len(flat)
-            return torch.from_numpy(np.pad(flat, (0, fill), constant_values=filler))
-        padded = np.full((len(rows), int(lengths.max())), filler, dtype=np.int64)
-        padded[np.arange(padded.shape[1]) < lengths[:, None]] = flat
-        return torch.from_numpy(padded)
+            begin = self.texts.offsets[number]
+            end = min(self.texts.offsets[number + 1], begin + self.context - 2)
+            kept, none = self.texts.tokens[begin:end], [IGNORED_LABEL]
+            rows.append(np.concatenate(([self.special.classify], kept, [self.special.separate])))
+            marks.append(np.concatenate((none, self.texts.labels[begin:end], none)))
+        return self._batch(rows, self._laid_out(marks, IGNORED_LABEL))

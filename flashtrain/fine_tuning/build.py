@@ -8,18 +8,20 @@ from typing import Any
 
 import torch
 
-from flashtrain.batching import compiles
+from flashtrain.batching import Batching, compiles
 from flashtrain.components import optimizer_builder, schedule_builder
 from flashtrain.data.sequences.datamodule import SequenceDataModule
+from flashtrain.encoder_batching import choose_encoder_batching
 from flashtrain.errors import UserError
 from flashtrain.fine_tuning.splits import LabelledSource, make_source
-from flashtrain.fine_tuning.steps import accumulate, micro_batch
-from flashtrain.masked_text.build import bert_config, check_context, savings_of
+from flashtrain.fine_tuning.steps import micro_batches, texts_per_device
+from flashtrain.masked_text.build import bert_config, check_context
+from flashtrain.masked_text.memory import bert_estimate
 from flashtrain.masked_text.weights import SavedBert, read_bert
 from flashtrain.models.bert import Bert
+from flashtrain.models.bert_classifiers import SequenceClassifier, TokenClassifier
 from flashtrain.models.bert_config import BertConfig
 from flashtrain.models.bert_encoder import BertEncoder
-from flashtrain.models.classifiers import SequenceClassifier, TokenClassifier
 from flashtrain.settings import Settings
 from flashtrain.tasks import FineTuning
 from flashtrain.training.hardware import Hardware
@@ -60,7 +62,6 @@ def make_head(settings: Settings, hardware: Hardware, config: BertConfig, labels
     """An encoder and a head for so many labels, with random weights."""
     asked = settings.finetune
     encoder = BertEncoder(config, hardware.attention, settings.bert.residual)
-    encoder.save_memory(savings_of(settings))
     if asked.target == "tokens":
         return TokenClassifier(encoder, labels, dropout=asked.dropout)
     several = asked.target == "labels"
@@ -81,14 +82,23 @@ def make_model(settings: Settings, hardware: Hardware, source: LabelledSource, s
     return model
 
 
-def make_labelled_data(settings: Settings, hardware: Hardware, source: LabelledSource) -> SequenceDataModule:
+def choose_head_batching(settings: Settings, hardware: Hardware, model: Head) -> Batching:
+    """The texts of a micro-batch, and the memory savings."""
+    config, parameters = model.encoder.config, parameter_count(model)
+    estimate = bert_estimate(settings, hardware, config, parameters, tokens_each=settings.context)
+    return choose_encoder_batching(settings, hardware, micro_batches(settings), texts_per_device(settings), estimate)
+
+
+def make_labelled_data(
+    settings: Settings, hardware: Hardware, source: LabelledSource, batching: Batching
+) -> SequenceDataModule:
     """The data module of these settings."""
     workers = settings.data.workers
     return SequenceDataModule(
         source,
-        micro_batch(settings),
+        batching.micro_batch,
         total_steps=settings.trainer.steps,
-        accumulate=accumulate(settings),
+        accumulate=batching.accumulate,
         seed=settings.seed,
         num_workers=(2 if hardware.kind == "cuda" else 0) if workers is None else workers,
     )

@@ -1,32 +1,60 @@
-"""mode=evaluate of a fine-tuned BERT: its score on test texts."""
+"""mode=evaluate and mode=export of a fine-tuned BERT: its score on test texts, and its weights for transformers."""
 
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 
 from flashtrain.announce import say
-from flashtrain.data.tokenizers import load_tokenizer
+from flashtrain.data.special_tokens import SpecialTokens
+from flashtrain.data.tokenizers import Tokenizer, load_tokenizer
 from flashtrain.errors import UserError
-from flashtrain.fine_tuning.build import TASK, make_fine_tuning_task, make_head, make_labelled_data
+from flashtrain.fine_tuning.build import (
+    TASK,
+    Head,
+    choose_head_batching,
+    make_fine_tuning_task,
+    make_head,
+    make_labelled_data,
+)
 from flashtrain.fine_tuning.rows import score_of
 from flashtrain.fine_tuning.splits import make_source
+from flashtrain.integrations import architecture_of, differences_from_bert_classifier, save_bert_classifier
+from flashtrain.masked_text.weights import special_tokens
 from flashtrain.models.bert_config import BertConfig
-from flashtrain.run_folder import BEST, TOKENIZER, find_checkpoint
+from flashtrain.run_folder import BEST, TOKENIZER, find_checkpoint, make_unique
 from flashtrain.settings import Settings
 from flashtrain.training.checkpoints import read_checkpoint, weights_in
 from flashtrain.training.hardware import Hardware
 
+SPECIAL_COUNT = 4  # [PAD], [CLS], [SEP] and [MASK]
+
+
+class Tuned(NamedTuple):
+    """A fine-tuned model of a run, and what goes with it. tokenizer: None of made-up documents."""
+
+    model: Head
+    label_names: list[str]
+    tokenizer: Tokenizer | None
+    folder: Path
+    path: Path
+    step: int
+
 
 def run_fine_tuning_mode(settings: Settings, hardware: Hardware) -> int:
-    """Evaluate. Returns the exit status. UserError: a mode that fine-tuned models have not."""
-    if settings.mode != "evaluate":
+    """Evaluate or export. Returns the exit status. UserError: a mode that fine-tuned models have not."""
+    if settings.mode not in ("evaluate", "export"):
         raise UserError(
-            f"mode={settings.mode} is not for fine-tuned classifiers: they have train, plan and evaluate (a BERT that "
-            "was trained on masked text has mode=export)."
+            f"mode={settings.mode} is not for fine-tuned classifiers: they have train, plan, evaluate and export."
         )
+    tuned = _read(settings, hardware)
+    return _export(tuned) if settings.mode == "export" else _evaluate(tuned, settings, hardware)
+
+
+def _read(settings: Settings, hardware: Hardware) -> Tuned:
     folder, path = find_checkpoint(str(settings.checkpoint), prefer=BEST)
     saved = read_checkpoint(path)
     notes = saved.get("flashtrain") or {}
@@ -36,10 +64,21 @@ def run_fine_tuning_mode(settings: Settings, hardware: Hardware) -> int:
     labels = shape["labels"]
     config = BertConfig(**{field.name: shape[field.name] for field in fields(BertConfig) if field.name in shape})
     tokenizer = load_tokenizer(folder / TOKENIZER) if (folder / TOKENIZER).is_dir() else None
-    source = make_source(settings.finetune, settings.data, settings.context, tokenizer=tokenizer, label_names=labels)
     model = make_head(settings, hardware, config, len(labels))
     model.load_state_dict(weights_in(saved, path, prefix="model."))
-    task = make_fine_tuning_task(settings, hardware, model)
+    return Tuned(model, labels, tokenizer, folder, path, int(saved.get("global_step", 0)))
+
+
+def _evaluate(tuned: Tuned, settings: Settings, hardware: Hardware) -> int:
+    """The score on test texts, or on those held out where there are none."""
+    source = make_source(
+        settings.finetune,
+        settings.data,
+        settings.context,
+        tokenizer=tuned.tokenizer,
+        label_names=tuned.label_names,
+    )
+    task = make_fine_tuning_task(settings, hardware, tuned.model)
     trainer = pl.Trainer(
         accelerator="gpu" if hardware.kind == "cuda" else "cpu",
         devices=1,
@@ -49,12 +88,29 @@ def run_fine_tuning_mode(settings: Settings, hardware: Hardware) -> int:
         enable_model_summary=False,
         enable_progress_bar=False,
     )
-    data = make_labelled_data(settings, hardware, source)
+    data = make_labelled_data(settings, hardware, source, choose_head_batching(settings, hardware, tuned.model))
     evaluate = trainer.test if source.scored == "test" else trainer.validate
     (found,) = evaluate(task, data, verbose=False)
     row = {task.score_name: found[f"{source.scored}_{task.score_name}"], "best_micro_f1": source.bound}
     say(
-        f"{path} (step {saved.get('global_step', 0)}): {score_of(row)}, loss {found[f'{source.scored}_loss']:.4f} on "
+        f"{tuned.path} (step {tuned.step}): {score_of(row)}, loss {found[f'{source.scored}_loss']:.4f} on "
         f"{len(source.samples[source.scored]):,} {source.scored} texts"
     )
+    return 0
+
+
+def _export(tuned: Tuned) -> int:
+    """Write the weights in Hugging Face's layout. UserError: a model that it cannot hold."""
+    if tuned.tokenizer is None:
+        special = SpecialTokens.past(tuned.model.encoder.config.vocab_size - SPECIAL_COUNT)
+    else:
+        special = special_tokens(tuned.tokenizer)
+    if differences_from_bert_classifier(tuned.model):  # before a folder is made
+        save_bert_classifier(tuned.model, tuned.folder, tuned.label_names)
+    folder = make_unique(tuned.folder, "export")
+    save_bert_classifier(tuned.model, folder, tuned.label_names, pad_token=special.pad)
+    if tuned.tokenizer is not None:
+        tuned.tokenizer.save(folder / TOKENIZER)
+    name = architecture_of(tuned.model)
+    say(f"exported step {tuned.step} to {folder} (transformers.{name}.from_pretrained reads it)")
     return 0

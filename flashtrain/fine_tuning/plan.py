@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from flashtrain.fine_tuning.build import encoder_config, make_head, start_of
+from flashtrain.encoder_batching import memory_plan
+from flashtrain.fine_tuning.build import choose_head_batching, encoder_config, make_head, start_of
 from flashtrain.fine_tuning.rows import data_name
 from flashtrain.fine_tuning.run import describe_training
 from flashtrain.fine_tuning.steps import check_fine_tuning_step
@@ -21,14 +22,16 @@ def plan_fine_tuning(settings: Settings, hardware: Hardware) -> str:
     with torch.device("meta"):
         config = encoder_config(settings, vocab_size, start)
         model = make_head(settings, hardware, config, max(2, settings.finetune.labels))
+    batching = choose_head_batching(settings, hardware, model)
     texts = settings.trainer.steps * settings.finetune.batch
     flops = texts * config.flops([settings.context])
     rate, how = expected_rate(hardware)
     lines = [
-        describe_training(settings, hardware, model),
+        describe_training(settings, hardware, model, batching),
         f"texts: {texts:,} of {data_name(settings)}, cut to {settings.context:,} tokens",
         f"time: at most about {duration(flops / (rate * settings.trainer.ranks))} for {flops:.3g} FLOPs ({how}), "
         "start-up and validation apart",
+        *memory_plan(batching),
         "nothing was started; leave out mode=plan to train.",
     ]
     return "\n".join(lines)

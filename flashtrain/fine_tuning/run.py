@@ -10,10 +10,13 @@ import pytorch_lightning as pl
 import torch
 
 from flashtrain.announce import say
+from flashtrain.batching import Batching
 from flashtrain.checkpoint_model import checkpoint_to_resume
 from flashtrain.data.sequences.datamodule import SequenceDataModule
+from flashtrain.encoder_batching import memory_columns, memory_words
 from flashtrain.fine_tuning.build import (
     Head,
+    choose_head_batching,
     describe_head,
     make_fine_tuning_task,
     make_labelled_data,
@@ -23,7 +26,7 @@ from flashtrain.fine_tuning.build import (
     start_of,
 )
 from flashtrain.fine_tuning.splits import LabelledSource
-from flashtrain.fine_tuning.steps import accumulate, check_fine_tuning_step, micro_batch
+from flashtrain.fine_tuning.steps import check_fine_tuning_step
 from flashtrain.fitting import fit, metric
 from flashtrain.masked_text.rows import bert_name
 from flashtrain.run_folder import FINISHED, RUNNING, TOKENIZER, write_config, write_summary
@@ -50,17 +53,19 @@ def train_fine_tuning(
     start = start_of(settings)
     source = make_labelled_source(settings, start)
     model = make_model(settings, hardware, source, start)
+    batching = choose_head_batching(settings, hardware, model)
+    model.encoder.save_memory(batching.savings)
     description = describe_head(model, settings, source)
     resumed = checkpoint_to_resume(settings, folder, description)
     say(source.describe())
-    say(describe_training(settings, hardware, model))
+    say(describe_training(settings, hardware, model, batching))
 
     # Everything that a user can have got wrong is checked: from here on the folder is this run's.
     write_config(settings, folder)
     if source.tokenizer is not None:
         source.tokenizer.save(folder / TOKENIZER)
     write_summary(folder, {**planned_row(settings, hardware, overrides), "status": RUNNING})
-    data = make_labelled_data(settings, hardware, source)
+    data = make_labelled_data(settings, hardware, source, batching)
     task = make_fine_tuning_task(settings, hardware, model, description)
     config = model.encoder.config
     throughput = Throughput(config.flops([settings.context]) / settings.context, peak_flops=hardware.peak_flops)
@@ -68,7 +73,8 @@ def train_fine_tuning(
     def finish(trainer: pl.Trainer) -> dict[str, Any]:
         return {
             **planned_row(settings, hardware, overrides),
-            **_found(settings, trainer, task, data, source, throughput),
+            **_found(trainer, task, data, source, throughput),
+            **memory_columns(batching),
             "seconds": round(time.time() - started, 1),
         }
 
@@ -79,29 +85,29 @@ def train_fine_tuning(
         task,
         data,
         throughput,
-        accumulate=accumulate(settings),
         resumed=resumed,
         started=started,
         finish=finish,
+        batching=batching,
         advice=ADVICE,
         monitor=f"validation_{task.score_name}",
         mode="max",
     )
 
 
-def describe_training(settings: Settings, hardware: Hardware, model: Head) -> str:
+def describe_training(settings: Settings, hardware: Hardware, model: Head, batching: Batching) -> str:
     """The line that says what is about to be trained, on what, in what portions."""
     asked = settings.finetune
     start = "" if settings.weights is None else " (trained weights, new head)"
     return (
         f"{bert_name(settings)}{start}: {parameter_count(model) / 1e6:.2f}M parameters, context {settings.context:,}, "
         f"{asked.layout}, attention {hardware.attention}; {settings.trainer.steps} steps of {asked.batch} texts on "
-        f"{settings.trainer.ranks} x {hardware.name}, {hardware.precision}, micro-batch {micro_batch(settings)}"
+        f"{settings.trainer.ranks} x {hardware.name}, {hardware.precision}, micro-batch {batching.micro_batch}"
+        f"{memory_words(batching)}"
     )
 
 
 def _found(
-    settings: Settings,
     trainer: pl.Trainer,
     task: FineTuning,
     data: SequenceDataModule,
@@ -120,7 +126,7 @@ def _found(
     return {
         "status": FINISHED,
         "parameters": parameter_count(task.model),
-        "micro_batch": micro_batch(settings),
+        "micro_batch": data.batch_size,
         "epochs": round(data.epochs_seen, 3),
         "train_loss_first": task.first_loss,
         "train_loss": task.last_loss,

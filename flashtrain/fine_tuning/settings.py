@@ -22,7 +22,8 @@ class FineTuningSettings:
     config: a dataset that `datasets` loads). text_column, words_column, labels_column: of a line; words and their
     labels are two lists of one length. pooling, dropout: of the head. layout: packed without padding, or padded rows.
     batch: texts of a step, over all devices. tokens_at_once: a device computes at most so many (one text at least)
-    where trainer.micro_batch does not say. train, validation, test: texts of each part, at most. validation_fraction:
+    where trainer.micro_batch does not say, and
+    fewer where a GPU's memory holds fewer. train, validation, test: texts of each part, at most. validation_fraction:
     of the texts, held out where no file or split is for it.
     length, shortest, labels, presence: of made-up documents (CueDocuments). seed: of these, and of what is held out.
     """

@@ -6,18 +6,17 @@ from flashtrain.errors import UserError
 from flashtrain.settings import Settings, divisors
 
 
-def micro_batch(settings: Settings) -> int:
-    """Texts that a device computes at once: as asked, or as many as hold finetune.tokens_at_once."""
+def texts_per_device(settings: Settings) -> int:
+    """Texts of an optimiser step on one device."""
+    return settings.finetune.batch // settings.trainer.ranks
+
+
+def micro_batches(settings: Settings) -> list[int]:
+    """Texts that a device may compute at once, ascending: as asked, or those that finetune.tokens_at_once holds."""
     if settings.trainer.micro_batch is not None:
-        return settings.trainer.micro_batch
-    share = settings.finetune.batch // settings.trainer.ranks
+        return [settings.trainer.micro_batch]
     most = max(1, settings.finetune.tokens_at_once // settings.context)
-    return max(size for size in divisors(share) if size <= most)
-
-
-def accumulate(settings: Settings) -> int:
-    """Micro-batches of a step on a device."""
-    return settings.finetune.batch // settings.trainer.ranks // micro_batch(settings)
+    return [size for size in divisors(texts_per_device(settings)) if size <= most]
 
 
 def check_fine_tuning_step(settings: Settings) -> None:

@@ -6,20 +6,28 @@ sdpa_routing.py sends torch's scaled_dot_product_attention calls through our ker
 
 huggingface_gpt2.py reads and writes GPT-2 as transformers stores it (load_gpt2, save_gpt2, and differences_from_gpt2,
 which says what a model has that transformers' GPT-2 cannot hold), huggingface_bert.py BERT (load_bert, save_bert,
-differences_from_bert); exported_weights.py writes any flashtrain model as safetensors with its configuration and reads
-it back (save_weights, load_weights; exported_by_flashtrain tells such a folder from transformers');
+differences_from_bert), huggingface_bert_classifiers.py writes fine-tuned ones (save_bert_classifier);
+exported_weights.py writes any flashtrain model as safetensors with its configuration and reads it back (save_weights,
+load_weights; exported_by_flashtrain tells such a folder from transformers');
 safetensors_files.py holds what they need of files.
 """
 
 from flashtrain.integrations.exported_weights import exported_by_flashtrain, load_weights, save_weights
 from flashtrain.integrations.huggingface_attention import register_with_transformers
 from flashtrain.integrations.huggingface_bert import differences_from_bert, load_bert, save_bert
+from flashtrain.integrations.huggingface_bert_classifiers import (
+    architecture_of,
+    differences_from_bert_classifier,
+    save_bert_classifier,
+)
 from flashtrain.integrations.huggingface_documents import document_lengths
 from flashtrain.integrations.huggingface_gpt2 import differences_from_gpt2, load_gpt2, save_gpt2
 from flashtrain.integrations.sdpa_routing import route_sdpa
 
 __all__ = [
+    "architecture_of",
     "differences_from_bert",
+    "differences_from_bert_classifier",
     "differences_from_gpt2",
     "document_lengths",
     "exported_by_flashtrain",
@@ -29,6 +37,7 @@ __all__ = [
     "register_with_transformers",
     "route_sdpa",
     "save_bert",
+    "save_bert_classifier",
     "save_gpt2",
     "save_weights",
 ]

@@ -6,12 +6,14 @@
     save_bert(model, "for_transformers")            # BertForPreTraining.from_pretrained("for_transformers")
 
 Three layouts are read, whichever the file holds: BertForPreTraining (masked head, pooler, next-sentence head),
-BertForMaskedLM (masked head) and BertModel (encoder, with its pooler or without). transformers keeps the projections of
+BertForMaskedLM (masked head) and BertModel (encoder, with its pooler or without); of a fine-tuned classifier its
+BertModel. transformers keeps the projections of
 queries, keys and values apart, and has exactly as many embedding rows as tokens; all else differs in name only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import torch
 from torch import Tensor
 
 from flashtrain.errors import UserError
-from flashtrain.integrations.safetensors_files import CONFIG, check_tensors, read_folder, write_folder
+from flashtrain.integrations.safetensors_files import check_tensors, read_architecture, read_folder, write_folder
 from flashtrain.models.bert import Bert
 from flashtrain.models.bert_config import BERT_EPSILON, BertConfig
 from flashtrain.models.gpt2 import round_up
@@ -40,7 +42,9 @@ NAMES = {
     "masked_head.norm": "cls.predictions.transform.LayerNorm",
     "masked_head": "cls.predictions",
     "next_sentence": "cls.seq_relationship",
+    "classifier": "classifier",  # of a head that was fine-tuned
 }
+OUTSIDE = ("cls.", "classifier.")  # what lies beside the BertModel and not in it
 PROJECTIONS = tuple(f"attention.self.{name}" for name in ("query", "key", "value"))  # one matrix here, in this order
 WITH_VOCABULARY = ("encoder.token_embedding.weight", "masked_head.bias")  # our rows may be more than their tokens
 # Published checkpoints of 2018 name a norm's weights so; transformers still reads them.
@@ -93,17 +97,26 @@ def save_bert(model: Bert, folder: str | Path, *, pad_token: int = 0) -> Path:
     As BertForPreTraining, BertForMaskedLM or BertModel, by the heads that it has. pad_token: that id, for config.json.
     UserError: a model that transformers' BERT cannot hold (the modern family), an unwritable folder.
     """
-    config = model.config
-    architecture = _architecture(config)
-    prefix = "" if architecture == "BertModel" else PREFIX
+    architecture = _architecture(model.config)
+    tensors = bert_tensors(model.state_dict(), model.config, prefix="" if architecture == "BertModel" else PREFIX)
+    return write_folder(folder, bert_content(model.config, architecture, pad_token, model.token_table.dtype), tensors)
+
+
+def bert_tensors(state: Mapping[str, Tensor], config: BertConfig, *, prefix: str) -> dict[str, Tensor]:
+    """The tensors of a Bert, or of a head on its encoder, under transformers' names."""
     tensors = {}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in state.items():
         if name in WITH_VOCABULARY:
             tensor = tensor[: config.vocab_size]
         names = _their_names(name)
         for theirs, part in zip(names, tensor.chunk(len(names)), strict=True):
-            tensors[theirs if theirs.startswith("cls.") else prefix + theirs] = part
-    content = {
+            tensors[theirs if theirs.startswith(OUTSIDE) else prefix + theirs] = part
+    return tensors
+
+
+def bert_content(config: BertConfig, architecture: str, pad_token: int, dtype: torch.dtype) -> dict[str, Any]:
+    """transformers' config.json of a model of this shape."""
+    return {
         "architectures": [architecture],
         "model_type": "bert",
         "hidden_act": "gelu" if config.activation == "gelu_exact" else "gelu_pytorch_tanh",
@@ -118,9 +131,8 @@ def save_bert(model: Bert, folder: str | Path, *, pad_token: int = 0) -> Path:
         "hidden_dropout_prob": config.dropout,
         "attention_probs_dropout_prob": config.dropout,
         "pad_token_id": pad_token,
-        "dtype": str(model.token_table.dtype).removeprefix("torch."),
+        "dtype": str(dtype).removeprefix("torch."),
     }
-    return write_folder(folder, content, tensors)
 
 
 def differences_from_bert(config: BertConfig) -> list[str]:
@@ -158,7 +170,8 @@ def _bare(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         name = name.removeprefix(PREFIX)
         for old, new in OLD_ENDINGS.items():
             name = name.replace(old, new)
-        if name != "embeddings.position_ids":  # a constant that older files carry
+        # A constant that older files carry, and a head that was fine-tuned: what goes on from here gets a new one.
+        if name != "embeddings.position_ids" and not name.startswith("classifier."):
             bare[name] = tensor
     return bare
 
@@ -178,19 +191,7 @@ def _without_tied(tensors: dict[str, Tensor], where: str | Path) -> dict[str, Te
 def _our_config(
     content: dict[str, Any], tensors: dict[str, Tensor], vocab_rows: int | None, where: str | Path
 ) -> BertConfig:
-    if content.get("model_type") != "bert":
-        given = content.get("model_type", "no model_type")
-        raise UserError(f"{where} holds another architecture ({CONFIG} says {given}). Possible: model_type bert.")
-    for name, possible in COMPUTATION.items():
-        if content.get(name, possible[0]) not in possible:
-            raise UserError(
-                f"{where}: {name}={content[name]} in {CONFIG}. Possible: {' or '.join(map(str, possible))}."
-            )
-    sizes = {}
-    for name in SIZES:
-        if not isinstance(content.get(name), int):
-            raise UserError(f"{where}: {name} in {CONFIG} is {content.get(name)}. Possible: a whole number.")
-        sizes[name] = content[name]
+    sizes = read_architecture(content, "bert", COMPUTATION, SIZES, where)
     return BertConfig(
         vocab_size=sizes["vocab_size"],
         vocab_rows=round_up(sizes["vocab_size"], 64) if vocab_rows is None else vocab_rows,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from flashtrain.errors import UserError
-from flashtrain.integrations.safetensors_files import CONFIG, check_tensors, read_folder, write_folder
+from flashtrain.integrations.safetensors_files import check_tensors, read_architecture, read_folder, write_folder
 from flashtrain.models.gpt2 import GPT2, GPT2Config, round_up
 from flashtrain.models.normalization import EPSILON
 
@@ -45,6 +45,7 @@ COMPUTATION: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
     "layer_norm_epsilon": (EPSILON,),
 }
+SIZES = ("vocab_size", "n_positions", "n_layer", "n_head", "n_embd")
 
 
 def load_gpt2(folder_or_file: str | Path, *, vocab_rows: int | None = None) -> tuple[GPT2Config, dict[str, Tensor]]:
@@ -131,21 +132,7 @@ def differences_from_gpt2(config: GPT2Config) -> list[str]:
 
 
 def _our_config(content: dict[str, Any], vocab_rows: int | None, where: str | Path) -> GPT2Config:
-    if content.get("format") == "flashtrain":
-        raise UserError(f"{where} was exported by flashtrain, not by transformers. Possible: load_weights reads it.")
-    if content.get("model_type") != "gpt2":
-        given = content.get("model_type", "no model_type")
-        raise UserError(f"{where} holds another architecture ({CONFIG} says {given}). Possible: model_type gpt2.")
-    for name, possible in COMPUTATION.items():
-        if content.get(name, possible[0]) not in possible:
-            raise UserError(
-                f"{where}: {name}={content[name]} in {CONFIG}. Possible: {' or '.join(map(str, possible))}."
-            )
-    sizes = {}
-    for name in ("vocab_size", "n_positions", "n_layer", "n_head", "n_embd"):
-        if not isinstance(content.get(name), int):
-            raise UserError(f"{where}: {name} in {CONFIG} is {content.get(name)}. Possible: a whole number.")
-        sizes[name] = content[name]
+    sizes = read_architecture(content, "gpt2", COMPUTATION, SIZES, where)
     return GPT2Config(
         vocab_size=sizes["vocab_size"],
         vocab_rows=round_up(sizes["vocab_size"], 64) if vocab_rows is None else vocab_rows,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,36 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{path} holds a {type(content).__name__}. Possible: a JSON object.")
     return content
+
+
+def read_architecture(
+    content: Mapping[str, Any],
+    model_type: str,
+    computation: Mapping[str, Sequence[Any]],
+    sizes: Sequence[str],
+    where: str | Path,
+) -> dict[str, int]:
+    """The sizes that a transformers config.json names, each a whole number.
+
+    model_type: the one that is read. computation: what the file may say of each entry, absent meaning the first.
+    UserError: another architecture, another computation, a size that is missing or no whole number.
+    """
+    if content.get("format") == "flashtrain":
+        raise UserError(f"{where} was exported by flashtrain, not by transformers. Possible: load_weights reads it.")
+    given = content.get("model_type", "no model_type")
+    if given != model_type:
+        raise UserError(
+            f"{where} holds another architecture ({CONFIG} says {given}). Possible: model_type {model_type}."
+        )
+    for name, possible in computation.items():
+        if content.get(name, possible[0]) not in possible:
+            raise UserError(
+                f"{where}: {name}={content[name]} in {CONFIG}. Possible: {' or '.join(map(str, possible))}."
+            )
+    for name in sizes:
+        if not isinstance(content.get(name), int):
+            raise UserError(f"{where}: {name} in {CONFIG} is {content.get(name)}. Possible: a whole number.")
+    return {name: content[name] for name in sizes}
 
 
 def check_tensors(found: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], where: str | Path) -> None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
-from flashtrain.batching import compiles
+from flashtrain.batching import Batching, compiles
 from flashtrain.components import make_source, make_tokenizer_spec, optimizer_builder, schedule_builder
 from flashtrain.data.balance import Cost
 from flashtrain.data.masked_datamodule import MaskedTextDataModule
+from flashtrain.encoder_batching import choose_encoder_batching
 from flashtrain.errors import UserError
-from flashtrain.masked_text.steps import rows_per_device
+from flashtrain.masked_text.memory import bert_estimate
+from flashtrain.masked_text.steps import token_budgets, tokens_per_device
 from flashtrain.masked_text.weights import read_bert
 from flashtrain.models.bert import Bert
 from flashtrain.models.bert_config import BertConfig
-from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.settings import Settings
 from flashtrain.tasks import MaskedLanguageModel
 from flashtrain.training.hardware import Hardware
@@ -38,7 +39,7 @@ def bert_config(settings: Settings, vocab_size: int, *, context: int | None = No
 
 
 def make_bert(settings: Settings, hardware: Hardware, vocab_size: int) -> Bert:
-    """The model to train, with random weights or those that `weights` names, and the memory savings asked for.
+    """The model to train, with random weights or those that `weights` names.
 
     UserError: weights of other tokens, of a shorter context, or without the heads that the training needs.
     """
@@ -61,16 +62,14 @@ def make_bert(settings: Settings, hardware: Hardware, vocab_size: int) -> Bert:
             )
         model = Bert(config, hardware.attention, settings.bert.residual)
         model.load_state_dict(saved.state)
-    model.save_memory(savings_of(settings))
     return model
 
 
-def savings_of(settings: Settings) -> MemorySavings:
-    """memory.*, as an encoder is trained with it; auto saves nothing: masked.token_budget bounds the memory."""
-    asked = settings.memory
-    kind = "none" if asked.checkpointing == "auto" else asked.checkpointing
-    offload = asked.offload and kind == "full"
-    return MemorySavings(kind, offload=offload, ffn_chunk=asked.ffn_chunk, loss_chunk=asked.loss_chunk)
+def choose_masked_batching(settings: Settings, hardware: Hardware, model: Bert) -> Batching:
+    """How many tokens a row holds, and the memory savings."""
+    sizes = token_budgets(settings, gpu=hardware.kind == "cuda")
+    estimate = bert_estimate(settings, hardware, model.config, model.parameter_count())
+    return choose_encoder_batching(settings, hardware, sizes, tokens_per_device(settings), estimate)
 
 
 def check_context(config: BertConfig, context: int, where: str) -> None:
@@ -83,13 +82,14 @@ def check_context(config: BertConfig, context: int, where: str) -> None:
 
 
 def make_masked_data(settings: Settings, hardware: Hardware) -> MaskedTextDataModule:
-    """The data module of these settings."""
+    """The data module of these settings; its token_budget and accumulate are set once the model is known."""
     asked, workers = settings.masked, settings.data.workers
+    budget = asked.token_budget or max(settings.context, tokens_per_device(settings))
     return MaskedTextDataModule(
         make_source(settings),
         make_tokenizer_spec(settings),
         settings.context,
-        asked.token_budget,
+        budget,
         unit=asked.unit,
         shortest=min(asked.shortest, settings.context),
         share=asked.share,
@@ -97,7 +97,7 @@ def make_masked_data(settings: Settings, hardware: Hardware) -> MaskedTextDataMo
         layout=asked.layout,
         cost=cost_of(settings),
         total_steps=settings.trainer.steps,
-        accumulate=max(1, rows_per_device(settings)),
+        accumulate=max(1, tokens_per_device(settings) // budget),
         seed=settings.seed,
         validation_fraction=settings.data.validation_fraction,
         validation_samples=asked.validation_samples,

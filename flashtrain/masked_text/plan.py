@@ -6,7 +6,8 @@ import torch
 
 from flashtrain.components import make_source
 from flashtrain.data.special_tokens import SpecialTokens
-from flashtrain.masked_text.build import bert_config, savings_of
+from flashtrain.encoder_batching import memory_plan
+from flashtrain.masked_text.build import bert_config, choose_masked_batching
 from flashtrain.masked_text.run import describe_training
 from flashtrain.masked_text.steps import check_masked_step
 from flashtrain.masked_text.weights import read_bert
@@ -26,17 +27,17 @@ def plan_masked(settings: Settings, hardware: Hardware) -> str:
         else:
             config = read_bert(settings.weights).config
         model = Bert(config, hardware.attention, settings.bert.residual)
-    model.save_memory(savings_of(settings))
+    batching = choose_masked_batching(settings, hardware, model)
     tokens = settings.trainer.steps * settings.trainer.tokens_per_step
     flops = tokens * (config.cost_per_token(settings.masked.share) + config.cost_per_pair() * settings.context)
     rate, how = expected_rate(hardware)
     lines = [
-        describe_training(settings, hardware, model),
+        describe_training(settings, hardware, model, batching),
         f"text: {make_source(settings).describe()}; tokenizer {settings.data.tokenizer}",
         f"tokens: at most {tokens:,} ({settings.trainer.steps} steps of {settings.trainer.tokens_per_step:,})",
         f"time: at most about {duration(flops / (rate * settings.trainer.ranks))} for {flops:.3g} FLOPs, as if all "
         f"samples had {settings.context} tokens ({how}), start-up and validation apart",
-        "memory: not estimated for BERT; masked.token_budget bounds it",
+        *memory_plan(batching),
         "nothing was started; leave out mode=plan to train.",
     ]
     return "\n".join(lines)

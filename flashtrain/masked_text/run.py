@@ -10,12 +10,20 @@ import pytorch_lightning as pl
 import torch
 
 from flashtrain.announce import say
+from flashtrain.batching import Batching
 from flashtrain.checkpoint_model import checkpoint_to_resume
 from flashtrain.data.masked_datamodule import MaskedTextDataModule
+from flashtrain.encoder_batching import memory_columns, memory_words
 from flashtrain.fitting import fit, metric
-from flashtrain.masked_text.build import describe_bert, make_bert, make_masked_data, make_masked_task
+from flashtrain.masked_text.build import (
+    choose_masked_batching,
+    describe_bert,
+    make_bert,
+    make_masked_data,
+    make_masked_task,
+)
 from flashtrain.masked_text.rows import bert_name
-from flashtrain.masked_text.steps import check_masked_step, rows_per_device
+from flashtrain.masked_text.steps import check_masked_step
 from flashtrain.models.bert import Bert
 from flashtrain.models.bert_config import BertConfig
 from flashtrain.run_folder import FINISHED, RUNNING, TOKENIZER, write_config, write_summary
@@ -44,10 +52,13 @@ def train_masked(
     data.prepare_data()
     data.setup()
     model = make_bert(settings, hardware, data.vocab_size)
+    batching = choose_masked_batching(settings, hardware, model)
+    data.token_budget, data.accumulate = batching.micro_batch, batching.accumulate
+    model.save_memory(batching.savings)
     description = describe_bert(model, settings)
     resumed = checkpoint_to_resume(settings, folder, description)
     say(data.describe())
-    say(describe_training(settings, hardware, model, data))
+    say(describe_training(settings, hardware, model, batching, data))
 
     # Everything that a user can have got wrong is checked: from here on the folder is this run's.
     write_config(settings, folder)
@@ -61,6 +72,7 @@ def train_masked(
         return {
             **planned_row(settings, hardware, overrides),
             **_found(settings, trainer, task, data, throughput, target),
+            **memory_columns(batching),
             "seconds": round(time.time() - started, 1),
         }
 
@@ -71,10 +83,10 @@ def train_masked(
         task,
         data,
         throughput,
-        accumulate=rows_per_device(settings),
         resumed=resumed,
         started=started,
         finish=finish,
+        batching=batching,
         advice=ADVICE,
         callbacks=[] if target is None else [target],
         validated=lambda: target is not None and target.seconds is not None,
@@ -82,11 +94,14 @@ def train_masked(
 
 
 def describe_training(
-    settings: Settings, hardware: Hardware, model: Bert, data: MaskedTextDataModule | None = None
+    settings: Settings,
+    hardware: Hardware,
+    model: Bert,
+    batching: Batching,
+    data: MaskedTextDataModule | None = None,
 ) -> str:
     """The line that says what is about to be trained, on what, in what portions."""
     asked = settings.masked
-    savings = model.savings.describe()
     samples = ""
     if data is not None:
         pieces = data.pieces(data.split.training)
@@ -96,8 +111,8 @@ def describe_training(
         f"{bert_name(settings)}: {model.parameter_count() / 1e6:.1f}M parameters, {samples}at most {settings.context}, "
         f"{asked.share:.0%} masked{', in pairs' if asked.pairs else ''}, {asked.layout}, attention "
         f"{hardware.attention}; {settings.trainer.steps} steps of {settings.trainer.tokens_per_step:,} tokens on "
-        f"{settings.trainer.ranks} x {hardware.name}, {hardware.precision}, micro-batch {asked.token_budget:,} tokens"
-        f"{', ' if savings else ''}{savings}"
+        f"{settings.trainer.ranks} x {hardware.name}, {hardware.precision}, micro-batch {batching.micro_batch:,} tokens"
+        f"{memory_words(batching)}"
     )
 
 
@@ -124,6 +139,7 @@ def _found(
     rows = None if rate is None else rate * task.sequences_done / task.tokens_done
     return {
         "status": FINISHED,
+        "token_budget": data.token_budget,
         "parameters": task.bert.parameter_count(),
         "steps": trainer.global_step,
         "tokens": task.tokens_done * settings.trainer.ranks,

@@ -45,7 +45,8 @@ class MaskedSettings:
     """The samples and what of them is masked (data.masked_datamodule says what each means).
 
     unit: a sample is a sentence, paragraph or document, cut at `context` tokens; shortest: shorter pieces are joined to
-    the next. token_budget: tokens of a micro-batch; a step is trainer.tokens_per_step of them. layout: packed, or
+    the next. token_budget: tokens of a micro-batch (None: as many as a
+    GPU's memory holds); a step is trainer.tokens_per_step of them. layout: packed, or
     padded rows of the same samples. share: of the tokens, masked. pairs: two pieces a sample, and next-sentence
     prediction. balance: rows of a step are evened by cost (attention's square included) or by tokens alone.
     validation_samples: held-out samples, at most.
@@ -53,7 +54,7 @@ class MaskedSettings:
 
     unit: str = "paragraph"
     shortest: int = 16
-    token_budget: int = 16384
+    token_budget: int | None = 16384
     layout: str = "packed"
     share: float = 0.15
     pairs: bool = False
@@ -65,6 +66,7 @@ class MaskedSettings:
         one_of("masked.layout", self.layout, LAYOUTS)
         one_of("masked.balance", self.balance, BALANCES)
         for name in ("shortest", "token_budget", "validation_samples"):
-            at_least(f"masked.{name}", getattr(self, name), 1)
+            if getattr(self, name) is not None:
+                at_least(f"masked.{name}", getattr(self, name), 1)
         if not 0 < self.share <= 1:
             raise UserError(f"masked.share={self.share} must be above 0, and at most 1.")

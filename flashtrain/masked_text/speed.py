@@ -138,7 +138,9 @@ def _with_lengths(case: BertCase, settings: Settings, hardware: Hardware) -> Ber
     told = replace(
         settings,
         context=case.context,
-        masked=replace(settings.masked, unit=case.unit, token_budget=max(case.context, settings.masked.token_budget)),
+        masked=replace(
+            settings.masked, unit=case.unit, token_budget=max(case.context, settings.masked.token_budget or 0)
+        ),
     )
     data = make_masked_data(told, hardware)
     data.setup()

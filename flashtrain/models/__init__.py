@@ -1,7 +1,7 @@
 """Models as plain torch.nn modules: no Lightning, no Hydra, no files.
 
 Public names, importable into any program: GPT2, GPT2Config, SIZES (gpt2.py), Bert, BertEncoder, BertConfig, BERT_SIZES
-(bert.py, bert_encoder.py, bert_config.py), SequenceClassifier, TokenClassifier (classifiers.py), Classifier
+(bert.py, bert_encoder.py, bert_config.py), SequenceClassifier, TokenClassifier (bert_classifiers.py), Classifier
 (classifier.py), ClassifierConfig (classifier_config.py), Attention (attention.py), Block (block.py), Trainable
 (trainable.py), GeluFeedForward, SwiGLUFeedForward (feed_forward.py), RotaryPositions, LearnedPositions (positions.py),
 AxialRotaryPositions (axial_positions.py), KeyValueCache (cache.py), MemorySavings (memory_savings.py) and with_context
@@ -12,13 +12,13 @@ blocks, blocks nothing of gpt2, bert and classifier.
 from flashtrain.models.attention import Attention
 from flashtrain.models.axial_positions import AxialRotaryPositions
 from flashtrain.models.bert import Bert
+from flashtrain.models.bert_classifiers import SequenceClassifier, TokenClassifier
 from flashtrain.models.bert_config import BERT_SIZES, BertConfig
 from flashtrain.models.bert_encoder import BertEncoder
 from flashtrain.models.block import Block
 from flashtrain.models.cache import KeyValueCache
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
-from flashtrain.models.classifiers import SequenceClassifier, TokenClassifier
 from flashtrain.models.extension import with_context
 from flashtrain.models.feed_forward import GeluFeedForward, SwiGLUFeedForward
 from flashtrain.models.gpt2 import GPT2, SIZES, GPT2Config

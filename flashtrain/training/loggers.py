@@ -98,11 +98,20 @@ def log_summary(loggers: list[Logger], row: dict[str, Any]) -> None:
 
 
 def log_table(loggers: list[Logger], name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Put rows into the loggers that keep tables (Weights & Biases): a column for each key of any row."""
+    """Put rows into the loggers that keep tables (Weights & Biases): a column for each key of any row.
+
+    A column of numbers and words, such as lengths of 128 and of a "paragraph", becomes words: theirs have one type.
+    """
     columns = list(dict.fromkeys(key for row in rows for key in row))
+    worded = {key for key in columns if any(isinstance(row.get(key), str) for row in rows)}
+
+    def cell(row: Mapping[str, Any], key: str) -> Any:
+        value = row.get(key)
+        return str(value) if key in worded and value is not None else value
+
     for logger in loggers:
         if isinstance(logger, WandbLogger):
-            logger.log_table(name, columns=columns, data=[[row.get(key) for key in columns] for row in rows])
+            logger.log_table(name, columns=columns, data=[[cell(row, key) for key in columns] for row in rows])
 
 
 def log_image(loggers: list[Logger], name: str, path: Path) -> None:

@@ -66,9 +66,11 @@ def test_a_cpu_knows_no_memory_and_no_second_clock() -> None:
     assert clock.host_sample([lambda: None], Pace(1, 0.0)) is None
 
 
-def test_the_number_of_launches_fills_a_hundredth_of_a_second() -> None:
-    assert CpuClock().pace([lambda: time.sleep(0.02)]).launches == 1
-    assert CpuClock().pace([lambda: None]).launches == 50
+@pytest.mark.parametrize(("seconds", "launches"), [(0.02, 1), (0.001, 10), (1e-6, 50)])
+def test_the_number_of_launches_fills_a_hundredth_of_a_second(monkeypatch, seconds, launches) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    assert CpuClock().pace([lambda: now.append(now.pop() + seconds)]).launches == launches
 
 
 def test_a_gpu_sample_pauses_first_and_times_the_launches_alone(monkeypatch) -> None:

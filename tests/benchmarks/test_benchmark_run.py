@@ -10,9 +10,10 @@ import sys
 import time
 
 import pytest
-from tiny_runs import ROOT, flashtrain_command
+from tiny_runs import ROOT
 
 from flashtrain.benchmarks import run as benchmark_run
+from flashtrain.benchmarks.start import benchmark_plan
 from flashtrain.compose import compose_settings
 from flashtrain.job import run_job
 from flashtrain.machine import settle
@@ -92,6 +93,7 @@ def test_the_tables_are_printed_and_the_next_command_is_told(finished, tmp_path,
 
 def test_when_the_time_is_over_the_rest_is_noted_and_the_run_is_finished(tmp_path, monkeypatch) -> None:
     measured = []
+    real = time.monotonic
 
     class Slow:
         def __init__(self, case, *_, **__) -> None:
@@ -99,14 +101,14 @@ def test_when_the_time_is_over_the_rest_is_noted_and_the_run_is_finished(tmp_pat
 
         def run(self, *_, **__):
             measured.append(self.case)
-            time.sleep(1.1)
+            monkeypatch.setattr(time, "monotonic", lambda: real() + 100)
             return []
 
     monkeypatch.setattr(benchmark_run, "Measurement", Slow)
-    assert run(tmp_path / "run", "benchmark.max_seconds=1") == 0
+    assert run(tmp_path / "run", "benchmark.max_seconds=90") == 0
     assert len(measured) == 1
     notes = (tmp_path / "run" / "notes.txt").read_text()
-    assert "not measured: benchmark.max_seconds=1 were over [B=1 H=2 S=64 D=64 full; " in notes
+    assert "not measured: benchmark.max_seconds=90 were over [B=1 H=2 S=64 D=64 full; " in notes
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["cases_measured"] == 1
 
 
@@ -170,11 +172,11 @@ def test_without_a_gpu_it_says_that_it_measures_small_shapes(caplog) -> None:
 
 
 def test_plan_lists_the_cases_and_starts_nothing(tmp_path) -> None:
-    done = flashtrain_command(*WORDS, "mode=plan", f"output={tmp_path}", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "4 cases (benchmark.rows=grid)" in done.stdout
-    assert "B=1 H=2 S=64 D=64 causal" in done.stdout
-    assert "left out: torch SDPA, cuDNN, needs an NVIDIA GPU" in done.stdout
+    words = [*WORDS, "mode=plan", f"output={tmp_path}"]
+    text = benchmark_plan(*settle(compose_settings(words), words))
+    assert "4 cases (benchmark.rows=grid)" in text
+    assert "B=1 H=2 S=64 D=64 causal" in text
+    assert "left out: torch SDPA, cuDNN, needs an NVIDIA GPU" in text
     assert not list(tmp_path.glob("attention-benchmark"))
 
 

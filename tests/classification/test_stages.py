@@ -8,6 +8,7 @@ from flashtrain.classification.build import classifier_config
 from flashtrain.classification.intervals import wilson
 from flashtrain.classification.plan import plan_classifier
 from flashtrain.classification.stages import stages_of
+from flashtrain.classification.words import random_start
 from flashtrain.compose import compose_settings
 from flashtrain.data.sequences.source import SequenceShape
 from flashtrain.models import Classifier
@@ -53,6 +54,17 @@ def test_the_plan_tells_every_stages_cost_and_starts_nothing(tmp_path, monkeypat
     text = plan_classifier(compose_settings(["recipe=pathx"]), detect_hardware("cpu"))
     assert text.count("TFLOP each") == 3
     assert not list(tmp_path.iterdir())
+
+
+def test_large_images_from_random_weights_are_said_with_how_to_start_from_a_curriculums(tmp_path) -> None:
+    def told(*words: str) -> str:
+        return random_start(stages_of(compose_settings(words))[0])
+
+    assert "weights=RUN (of recipe=pathx)" in told("recipe=path256")
+    assert "\n" not in told("recipe=path256")
+    assert told("recipe=path256", f"weights={tmp_path}") == ""
+    assert told("recipe=pathx") == ""
+    assert told("recipe=lra-image") == ""
 
 
 def test_intervals_hold_the_share_and_shrink_with_the_count() -> None:

@@ -115,7 +115,22 @@ def test_evaluating_gives_the_runs_own_score(tuned, caplog) -> None:
     assert run_mode(settings_from_checkpoint(["mode=evaluate", f"checkpoint={last}"])) == 0
     assert f"micro-F1 {summary(tuned)['micro_f1']:.3f}" in caplog.text
     with pytest.raises(UserError, match="not for fine-tuned classifiers"):
+        run_mode(settings_from_checkpoint(["mode=generate", f"checkpoint={tuned}"]))
+
+
+def test_an_export_is_read_by_transformers_with_the_labels_names(head_runs: TinyRuns, tuned) -> None:
+    transformers = pytest.importorskip("transformers")
+    status, folder = head_runs.run("exported", "finetune.pooling=first", "trainer.steps=1")
+    assert status == 0
+    assert run_mode(settings_from_checkpoint(["mode=export", f"checkpoint={folder}"])) == 0
+    (exported,) = folder.glob("export*")
+    theirs = transformers.BertForSequenceClassification.from_pretrained(exported)
+    assert theirs.config.id2label == {0: "x", 1: "y"}
+    assert theirs.config.pad_token_id == 257
+    assert (exported / "tokenizer").is_dir()
+    with pytest.raises(UserError, match="pooling=max is not one transformers' BERT can hold"):
         run_mode(settings_from_checkpoint(["mode=export", f"checkpoint={tuned}"]))
+    assert not list(tuned.glob("export*"))
 
 
 def test_a_plan_starts_nothing(head_runs: TinyRuns) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
+from pathlib import Path
 
 import pytest
-from tiny_runs import flashtrain_command
 
 from flashtrain.compose import apply_demo, compose_settings
+from flashtrain.job import run_job
 from flashtrain.locate import recipe_description, recipe_files
+from flashtrain.long_context.study import run_lengths
 
 RECIPES = sorted(recipe_files())
-# Trained in this process by tests/classification/test_classifier_recipes.py: a start of Python each would take long.
+# Trained by tests/classification/test_classifier_recipes.py.
 CLASSIFIERS = [name for name in RECIPES if name.startswith(("lra-", "path")) and name != "pathfinder-preview"]
 # Likewise, by tests/masked_text/test_bert_recipes.py.
 BERTS = ["bert", "bert-lamb", "bert-speed", "finetune", "long-document"]
@@ -30,15 +33,30 @@ def test_its_first_line_says_what_it_does(recipe: str) -> None:
     assert len(recipe_description(recipe_files()[recipe])) > 10
 
 
+def run(words: list[str], folder: Path) -> int:
+    """The run of these words, in this process: tests/test_command.py starts the command as a user does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return run_job(compose_settings(words), folder, overrides=words, started=time.time())
+
+
+def run_training(words: list[str]) -> int:
+    """A training that mode=lengths would start as a command of its own."""
+    told = dict(word.split("=", 1) for word in words)
+    return run([word for word in words if not word.startswith("hydra.")], Path(told["hydra.run.dir"].strip("'")))
+
+
 @pytest.mark.parametrize("recipe", [name for name in RECIPES if name not in CLASSIFIERS + BERTS])
 def test_it_trains_or_measures_a_step_on_a_cpu(recipe: str, tmp_path) -> None:
-    words = ["hardware=cpu", "logger=none"]
-    if compose_settings([f"recipe={recipe}"]).benchmark.name is None:
+    words = [f"recipe={recipe}", "hardware=cpu", "logger=none", *SMALLEST.get(recipe, ()), f"output={tmp_path}"]
+    settings = compose_settings(words)
+    if settings.benchmark.name is None:
         words += ["trainer.steps=1", "trainer.tokens_per_step=512", "generate.tokens=4"]
     else:
         words += ["benchmark.rounds=1", "benchmark.steps=1", "benchmark.contexts=[32,64]", "benchmark.max_seconds=20"]
-    done = flashtrain_command(f"recipe={recipe}", *words, *SMALLEST.get(recipe, ()), f"output={tmp_path}", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    if settings.mode == "lengths":
+        assert run_lengths(compose_settings(words), words, started=time.time(), start=run_training) == 0
+    else:
+        assert run(words, tmp_path / recipe / "run") == 0
     (summary,) = tmp_path.glob(f"{recipe}/*/summary.json")
     assert json.loads(summary.read_text())["status"] == "finished"
 

@@ -11,7 +11,7 @@ from tiny_training import TinyData, TinyTask, tiny_trainer
 
 from flashtrain.errors import UserError
 from flashtrain.training import loggers as loggers_module
-from flashtrain.training.loggers import has_wandb_key, log_figure, make_loggers
+from flashtrain.training.loggers import has_wandb_key, log_figure, log_table, make_loggers
 from flashtrain.training.metrics_file import MetricsFile
 
 
@@ -114,3 +114,17 @@ def test_a_sweeps_figure_is_a_run_of_its_own_in_the_group(tmp_path):
     matplotlib.image.imsave(figure, [[0.0, 1.0]])
     log_figure("project", group="lengths", folder=tmp_path, figure=figure, mode="offline")
     assert list((tmp_path / "wandb").glob("offline-run-*/files/media/images/sweep*.png"))
+
+
+def test_a_table_may_have_numbers_and_words_in_a_column() -> None:
+    class Kept(WandbLogger):
+        def __init__(self) -> None:
+            """Starts no run."""
+
+        def log_table(self, key, columns=None, data=None, **_) -> None:
+            self.table = wandb.Table(columns=columns, data=data)
+
+    wandb = pytest.importorskip("wandb")
+    logger = Kept()
+    log_table([logger], "rows", [{"length": 128, "rate": 2.5}, {"length": "paragraph"}, {"length": None, "rate": 1.0}])
+    assert logger.table.data == [["128", 2.5], ["paragraph", None], [None, 1.0]]

@@ -15,7 +15,7 @@ class PathfinderSettings:
     contour: hard (14 dashes, the Arena's), intermediate (9) or easy (6). seed: of the images; train, validation and
     test images of a seed are different ones. train_images, validation_images, test_images: how many. workers:
     processes that generate (None: one a core). cache_dir: where generated sets are kept (None: FLASHTRAIN_CACHE).
-    preview: images that recipe=pathfinder-preview draws.
+    preview: images that recipe=pathfinder-preview draws (None, of the other recipes: 24 with mode=preview).
     """
 
     side: int = 32
@@ -26,7 +26,7 @@ class PathfinderSettings:
     test_images: int = 20_000
     workers: int | None = None
     cache_dir: str | None = None
-    preview: int = 24
+    preview: int | None = None
 
     def check(self) -> None:
         """Raise UserError for the first setting that cannot work."""
@@ -35,6 +35,7 @@ class PathfinderSettings:
         of_side(self.side, self.contour)
         at_least("pathfinder.seed", self.seed, 0)
         for name in ("train_images", "validation_images", "test_images", "preview"):
-            at_least(f"pathfinder.{name}", getattr(self, name), 1)
+            if getattr(self, name) is not None:
+                at_least(f"pathfinder.{name}", getattr(self, name), 1)
         if self.workers is not None:
             at_least("pathfinder.workers", self.workers, 1)

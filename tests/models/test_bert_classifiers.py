@@ -9,7 +9,7 @@ from bert_batches import VOCABULARY, batch_of
 
 from flashtrain.errors import UserError
 from flashtrain.models import Bert, BertConfig, BertEncoder, SequenceClassifier, TokenClassifier
-from flashtrain.models.classifiers import mean_of_tokens
+from flashtrain.models.bert_classifiers import mean_of_tokens
 
 LENGTHS = [5, 1, 9, 3]
 PADDED, PACKED = (

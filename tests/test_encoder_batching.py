@@ -1,0 +1,121 @@
+"""BERT's and classifiers' micro-batches on GPUs of different memory, and what is said of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flashtrain.batching import Batching
+from flashtrain.classification.batching import choose_stage_batching
+from flashtrain.classification.build import classifier_config
+from flashtrain.classification.stages import stages_of
+from flashtrain.compose import compose_settings
+from flashtrain.data.sequences.source import SequenceShape
+from flashtrain.encoder_batching import memory_advice, memory_plan, memory_words
+from flashtrain.errors import UserError
+from flashtrain.fine_tuning.build import choose_head_batching, encoder_config, make_head
+from flashtrain.masked_text.build import bert_config, choose_masked_batching
+from flashtrain.masked_text.steps import check_masked_step
+from flashtrain.models import Bert, Classifier
+from flashtrain.task_runs import task_run
+from flashtrain.training.hardware import Hardware, detect_hardware
+from flashtrain.training.memory import GIB
+from flashtrain.training.out_of_memory import out_of_memory_line
+
+
+def gpu(gib: float) -> Hardware:
+    """A GPU with so much free memory."""
+    free = round(gib * GIB)
+    return replace(
+        detect_hardware("cpu"), kind="cuda", name="a GPU", precision="bf16-mixed", attention="flash",
+        free_memory_bytes=free, total_memory_bytes=free, peak_flops=1e15,
+    )  # fmt: skip
+
+
+def pathx(hardware: Hardware, *words: str, stage: int = 2) -> Batching:
+    one = stages_of(compose_settings(["recipe=pathx", *words]))[stage]
+    side = one.settings.pathfinder.side
+    with torch.device("meta"):
+        model = Classifier(classifier_config(one.settings.classifier, SequenceShape(2, side * side, side=side)))
+    return choose_stage_batching(one, hardware, model)
+
+
+def bert(hardware: Hardware, *words: str) -> Batching:
+    settings = compose_settings(["recipe=bert", *words])
+    check_masked_step(settings)
+    with torch.device("meta"):
+        model = Bert(bert_config(settings, 30522))
+    return choose_masked_batching(settings, hardware, model)
+
+
+def test_a_large_gpu_takes_all_of_a_step_at_once_and_a_small_one_a_part_of_it() -> None:
+    found = [pathx(gpu(gib)) for gib in (140, 10)]
+    assert [one.micro_batch * one.accumulate for one in found] == [32, 32]
+    assert found[0].micro_batch == 32
+    assert found[1].micro_batch < 32
+    assert all(one.fits and one.savings.checkpointing == "none" for one in found)
+
+
+def test_what_is_asked_for_stays_and_takes_the_savings_that_it_needs() -> None:
+    assert pathx(gpu(140), "trainer.micro_batch=4").micro_batch == 4
+    small = bert(gpu(24))
+    assert (small.micro_batch, small.savings.checkpointing) == (32768, "selective")
+    assert bert(gpu(140)).savings.checkpointing == "none"
+    assert bert(gpu(140), "memory=selective").savings.checkpointing == "selective"
+
+
+def test_without_a_budget_bert_takes_as_many_tokens_as_fit() -> None:
+    budgets = [bert(gpu(gib), "masked.token_budget=null").micro_batch for gib in (140, 40, 12)]
+    assert budgets == sorted(budgets, reverse=True)
+    assert budgets[0] == 65536
+    assert all(65536 % budget == 0 and budget >= 512 for budget in budgets)
+    assert budgets[2] < 32768
+    assert bert(detect_hardware("cpu"), "masked.token_budget=null").micro_batch == 16384
+
+
+def test_fine_tuning_takes_no_more_texts_than_tokens_at_once_holds() -> None:
+    settings = compose_settings(["recipe=finetune", "context=4096", "finetune.tokens_at_once=32768"])
+
+    def chosen(gib: float) -> Batching:
+        with torch.device("meta"):
+            model = make_head(settings, gpu(gib), encoder_config(settings, 30522), 4)
+        return choose_head_batching(settings, gpu(gib), model)
+
+    assert chosen(140).micro_batch == 8
+    assert chosen(8).micro_batch < 8
+
+
+def test_without_a_gpu_nothing_is_chosen_by_memory() -> None:
+    poor = replace(detect_hardware("cpu"), free_memory_bytes=GIB)
+    assert pathx(poor).micro_batch == 32
+    assert bert(poor).savings.checkpointing == "none"
+
+
+def test_a_gpu_too_small_for_one_sample_is_told_in_a_line() -> None:
+    with pytest.raises(UserError, match=r"the smallest micro-batch, 1, needs an estimated .* GiB") as found:
+        pathx(gpu(0.6))
+    assert "\n" not in str(found.value)
+
+
+def test_the_announcement_the_plan_and_running_out_of_memory_name_the_estimate() -> None:
+    batching = bert(gpu(20), "memory=none")
+    assert not batching.fits
+    assert "GiB, more than 90% of what is free)" in memory_words(batching)
+    assert memory_plan(batching)[0].startswith("memory: ")
+    line = out_of_memory_line(
+        torch.OutOfMemoryError("CUDA out of memory."), batching.estimate, free_bytes=20 * GIB,
+        advice=memory_advice(batching, "a smaller masked.token_budget="),
+    )  # fmt: skip
+    assert "The estimate was" in line
+    assert "memory=selective (estimated" in line
+    assert line.endswith("or a smaller masked.token_budget=.")
+
+
+@pytest.mark.parametrize("recipe", ["bert", "pathx", "lra-listops", "lra-text", "lra-image", "finetune"])
+def test_every_plan_prints_it(recipe: str) -> None:
+    settings = compose_settings([f"recipe={recipe}", "mode=plan"])
+    text = task_run(settings).plan(settings, gpu(80))
+    assert text.count("memory: ") == (3 if recipe == "pathx" else 1)
+    assert "activations" in text
