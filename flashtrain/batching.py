@@ -52,12 +52,12 @@ def choose_batching(settings: Settings, hardware: Hardware, model: Trainable) ->
     config = getattr(model, "config", None)
     if not isinstance(model, GPT2) or not isinstance(config, GPT2Config):
         return _of_unknown_model(settings, model, samples)
-    room = _room(settings, hardware)
+    free = room(settings, hardware)
     estimate = estimator(settings, hardware, model)
-    options = memory_options(_candidates(settings, hardware), samples, micro_batch, room, estimate)
-    chosen = choose_option(options, room)
-    if micro_batch is None and not chosen.fits and room.device is not None:
-        choose_micro_batch(samples, room.device, lambda size: estimate(size, chosen.savings))  # says what is missing
+    options = memory_options(_candidates(settings, hardware), samples, micro_batch, free, estimate)
+    chosen = choose_option(options, free)
+    if micro_batch is None and not chosen.fits and free.device is not None:
+        choose_micro_batch(samples, free.device, lambda size: estimate(size, chosen.savings))  # says what is missing
     ladder = _candidates(settings, hardware, checkpointing=AUTO)
     more = [savings for savings in ladder if savings not in [option.savings for option in options]]
     return Batching(
@@ -66,8 +66,8 @@ def choose_batching(settings: Settings, hardware: Hardware, model: Trainable) ->
         chosen.estimate,
         chosen.savings,
         chosen.fits,
-        options=[*options, *memory_options(more, samples, micro_batch, room, estimate)],
-        alternatives=_alternatives(chosen, ladder, samples, room, estimate),
+        options=[*options, *memory_options(more, samples, micro_batch, free, estimate)],
+        alternatives=_alternatives(chosen, ladder, samples, free, estimate),
     )
 
 
@@ -128,7 +128,8 @@ def _candidates(settings: Settings, hardware: Hardware, checkpointing: str | Non
     return resident if resident and hardware.kind != "cuda" else tried
 
 
-def _room(settings: Settings, hardware: Hardware) -> Room:
+def room(settings: Settings, hardware: Hardware) -> Room:
+    """What a run may fill of the device's and the host's memory."""
     # Ranks start at different moments and must choose alike: several go by the card's size, one by what is free.
     device = hardware.free_memory_bytes if settings.trainer.ranks == 1 else hardware.total_memory_bytes
     if hardware.kind != "cuda":

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flashtrain.batching import Batching
+from flashtrain.batching import Batching, room
 from flashtrain.errors import UserError
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.settings import Settings
@@ -37,21 +37,21 @@ def choose_encoder_batching(
     UserError: not even the smallest fits, and the settings name none.
     """
     gpu = hardware.kind == "cuda"
-    room = _room(settings, hardware) if gpu else Room(None)
-    options = [_option(savings, sizes, room, estimate) for savings in _savings(settings, auto=gpu)]
-    chosen = choose_option(options, room)
+    free = room(settings, hardware) if gpu else Room(None)
+    options = [_option(savings, sizes, free, estimate) for savings in _savings(settings, auto=gpu)]
+    chosen = choose_option(options, free)
     if not chosen.fits and len(sizes) > 1:
         raise UserError(
             f"the smallest micro-batch, {sizes[0]:,}, needs an estimated {chosen.estimate.total / GIB:.1f} GiB, and "
-            f"{FREE_SHARE * (room.device or 0) / GIB:.1f} GiB ({FREE_SHARE:.0%} of what is free) may be used: choose "
+            f"{FREE_SHARE * (free.device or 0) / GIB:.1f} GiB ({FREE_SHARE:.0%} of what is free) may be used: choose "
             "memory=full, a smaller model, shorter samples or attention=flash."
         )
     smaller = [size for size in sizes if size < chosen.micro_batch][-1:]
-    less = [_option(chosen.savings, smaller, room, estimate)] if smaller else []
+    less = [_option(chosen.savings, smaller, free, estimate)] if smaller else []
     every = [savings for savings in candidates(AUTO) if not savings.offload]
-    less += [_option(savings, [chosen.micro_batch], room, estimate) for savings in every]
+    less += [_option(savings, [chosen.micro_batch], free, estimate) for savings in every]
     tried = [option.savings for option in options]
-    options += [_option(savings, sizes, room, estimate) for savings in every if savings not in tried]
+    options += [_option(savings, sizes, free, estimate) for savings in every if savings not in tried]
     return Batching(
         chosen.micro_batch,
         share // chosen.micro_batch,
@@ -116,10 +116,3 @@ def _option(savings: MemorySavings, sizes: Sequence[int], room: Room, estimate: 
         if room.holds(needed):
             return MemoryOption(savings, size, needed, True)
     return MemoryOption(savings, sizes[0], needed, False)
-
-
-def _room(settings: Settings, hardware: Hardware) -> Room:
-    # Ranks start at different moments and must choose alike: several go by the card's size, one by what is free.
-    device = hardware.free_memory_bytes if settings.trainer.ranks == 1 else hardware.total_memory_bytes
-    host = hardware.host_memory_bytes
-    return Room(device, None if host is None else host // settings.trainer.devices)

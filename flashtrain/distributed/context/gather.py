@@ -63,7 +63,8 @@ class GatherKeys:
         """See Way."""
         pieces = _pieces(q.shape[2], k.shape[2])
         coming = self._gather(k, v, pieces[0])
-        dqs, sums = [], []
+        dqs: list[Tensor] = []
+        sums: list[_Coming] = []
         for index, piece in enumerate(pieces):
             keys, values = self._gathered(coming)
             if index + 1 < len(pieces):
