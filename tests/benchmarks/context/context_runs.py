@@ -1,4 +1,4 @@
-"""Whole benchmarks over gloo ranks for test_context_benchmark.py: one start of Python for all, the ranks are forked from it.
+"""Whole benchmarks over gloo ranks for test_context_benchmark.py: one start of Python, the ranks are forked from it.
 
 python context_runs.py FOLDER     writes FOLDER/NAME/ (a run's folder), FOLDER/NAME.out and FOLDER/codes.json
 """
