@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -83,38 +84,29 @@ def build_hub(settings: DataSettings) -> TextSource:
     )
 
 
+def _usual(settings: OptimizerSettings) -> dict[str, Any]:
+    """What every optimiser here takes."""
+    return {
+        "lr": settings.learning_rate,
+        "betas": (settings.betas[0], settings.betas[1]),
+        "eps": settings.epsilon,
+        "weight_decay": settings.weight_decay,
+    }
+
+
 @register("optimizer", "adamw")
 def build_adamw(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    return adamw(
-        model,
-        lr=settings.learning_rate,
-        betas=(settings.betas[0], settings.betas[1]),
-        eps=settings.epsilon,
-        weight_decay=settings.weight_decay,
-    )
+    return adamw(model, **_usual(settings))
 
 
 @register("optimizer", "lamb")
 def build_lamb(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    return lamb(
-        model,
-        lr=settings.learning_rate,
-        betas=(settings.betas[0], settings.betas[1]),
-        eps=settings.epsilon,
-        weight_decay=settings.weight_decay,
-    )
+    return lamb(model, **_usual(settings))
 
 
 @register("optimizer", "muon")
 def build_muon(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    return muon(
-        model,
-        lr=settings.learning_rate,
-        betas=(settings.betas[0], settings.betas[1]),
-        eps=settings.epsilon,
-        weight_decay=settings.weight_decay,
-        momentum=settings.momentum,
-    )
+    return muon(model, **_usual(settings), momentum=settings.momentum)
 
 
 def _warmup(settings: ScheduleSettings, total_steps: int) -> int:

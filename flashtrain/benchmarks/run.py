@@ -5,7 +5,7 @@ The run's folder (session.py) also has runtime.png, memory.png, ... where there 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,11 @@ from flashtrain.benchmarks.figures import families, memory_figure, runtime_figur
 from flashtrain.benchmarks.measure import Effort, Measurement, Row
 from flashtrain.benchmarks.peers import Peer, choose_peers
 from flashtrain.benchmarks.presets import cases
-from flashtrain.benchmarks.session import EVERY_ROW, Session, session
+from flashtrain.benchmarks.session import EVERY_ROW, Results, Session, session
 from flashtrain.benchmarks.tables import case_line, tables
 from flashtrain.report.rows import values_of
 from flashtrain.settings import Settings
 from flashtrain.training.hardware import Hardware
-from flashtrain.training.loggers import log_image, log_table
 
 
 def benchmark_attention(
@@ -44,7 +43,7 @@ def benchmark_attention(
         for title, reason in missing.items():
             run.results.note(EVERY_ROW, title, reason)
         measured = _measure_all(settings, device, todo, peers, run)
-        _report(run, measured, len(todo))
+        run.report(tables, _figures, measured, len(todo))
         found = {"cases": len(todo), "cases_measured": measured, **_best(run.results.rows)}
         return run.finish(found)
 
@@ -107,20 +106,12 @@ def _measure_all(
     return len(todo)
 
 
-def _report(run: Session, measured: int, wanted: int) -> None:
-    """Print the tables, draw the figures, and log both."""
-    results = run.results
-    if not results.rows:
-        say("nothing could be measured: notes.txt says why.")
-        return
-    for table in tables(results.rows):
-        table.print()
-    log_table(run.loggers, "rows", results.rows)
+def _figures(results: Results) -> Iterator[tuple[str, Path]]:
+    """Draw time and memory against length, where there are several lengths of a shape."""
     if families(results.rows):
         for draw, name in ((runtime_figure, "runtime"), (memory_figure, "memory")):
             if name == "runtime" or values_of(results.rows, "peak_memory_mib"):
-                log_image(run.loggers, name, draw(results.rows, results.folder / f"{name}.png"))
-    results.say_end(measured, wanted)
+                yield name, draw(results.rows, results.folder / f"{name}.png")
 
 
 def _metrics(rows: Sequence[Row]) -> dict[str, float]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import shlex
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,12 +23,13 @@ from pytorch_lightning.loggers import Logger
 from flashtrain.announce import say
 from flashtrain.benchmarks.measure import Row
 from flashtrain.report.rows import RESULT, write_atomically, write_result
+from flashtrain.report.table import Table
 from flashtrain.run import Stopped, run_loggers
 from flashtrain.run_folder import FINISHED, RUNNING, write_config, write_summary
 from flashtrain.settings import Settings
 from flashtrain.summary import planned_row
 from flashtrain.training.hardware import Hardware
-from flashtrain.training.loggers import close_loggers, log_summary
+from flashtrain.training.loggers import close_loggers, log_image, log_summary, log_table
 
 NOTES = "notes.txt"
 EVERY_ROW = "every row"
@@ -87,6 +88,25 @@ class Session:
         for logger in self.loggers:
             logger.log_metrics(metrics, step=step)
             logger.save()
+
+    def report(
+        self,
+        tables: Callable[[Sequence[Row]], list[Table]],
+        figures: Callable[[Results], Iterator[tuple[str, Path]]],
+        measured: int,
+        wanted: int,
+    ) -> None:
+        """Print the tables of the rows, draw the figures (names and files), log both; say what of `wanted` is there."""
+        results = self.results
+        if not results.rows:
+            say("nothing could be measured: notes.txt says why.")
+            return
+        for table in tables(results.rows):
+            table.print()
+        log_table(self.loggers, "rows", results.rows)
+        for name, path in figures(results):
+            log_image(self.loggers, name, path)
+        results.say_end(measured, wanted)
 
     def finish(self, found: dict[str, Any]) -> dict[str, Any]:
         """The summary row of the finished run: what was planned, what was found, how long it took."""

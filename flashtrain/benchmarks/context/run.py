@@ -18,12 +18,11 @@ from flashtrain.benchmarks.context.figures import efficiency_figure, families
 from flashtrain.benchmarks.context.grid import Event, Job
 from flashtrain.benchmarks.context.launch import RankFailed, joined, launched, started_by_torchrun
 from flashtrain.benchmarks.context.tables import case_line, tables
-from flashtrain.benchmarks.session import EVERY_ROW, Session, session
+from flashtrain.benchmarks.session import EVERY_ROW, Results, Session, session
 from flashtrain.errors import UserError
 from flashtrain.report.rows import write_atomically
 from flashtrain.settings import Settings
 from flashtrain.training.hardware import Hardware
-from flashtrain.training.loggers import log_image, log_table
 
 FIGURE, FAILURE = "efficiency.png", "failure.txt"
 FEWEST_RANKS_ON_A_CPU = 4  # processes may be more than cores: slow, but what a test needs
@@ -65,7 +64,7 @@ def benchmark_context(
             raise
         for case in todo[begun:]:
             run.results.note(str(case), "not measured", f"benchmark.max_seconds={limit:g} were over")
-        _report(run, begun, len(todo))
+        run.report(tables, _figures, begun, len(todo))
         return run.finish({"cases": len(todo), "cases_measured": begun, **_best(run)})
 
 
@@ -141,18 +140,10 @@ def _follow(events: Iterator[Event], job: Job, todo: Sequence[ContextCase], run:
     return begun
 
 
-def _report(run: Session, begun: int, wanted: int) -> None:
-    """Print the tables, draw the figure, and log both."""
-    results = run.results
-    if not results.rows:
-        say("nothing could be measured: notes.txt says why.")
-        return
-    for table in tables(results.rows):
-        table.print()
-    log_table(run.loggers, "rows", results.rows)
+def _figures(results: Results) -> Iterator[tuple[str, Path]]:
+    """Draw efficiency against length, where there are several lengths of a shape."""
     if families(results.rows):
-        log_image(run.loggers, "efficiency", efficiency_figure(results.rows, results.folder / FIGURE))
-    results.say_end(begun, wanted)
+        yield "efficiency", efficiency_figure(results.rows, results.folder / FIGURE)
 
 
 def _metrics(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
