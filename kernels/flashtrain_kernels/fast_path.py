@@ -84,8 +84,6 @@ def backward_refusal(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str |
     if not has_whole_heads(q, k, options):
         if options.deterministic or torch.are_deterministic_algorithms_enabled():
             return "deterministic, and their dQ is added up in any order"
-        if dispatch.forced_implementation() is None and q.shape[3] == 256:
-            return "head dimension 256, whose kernel has not been run on a GPU yet"
         if dispatch.forced_implementation() is None and _is_faster_portable(q, k, options):
             return "the portable kernels are faster"
     return serves_backward(q, k, v, options)
