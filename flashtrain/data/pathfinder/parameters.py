@@ -14,7 +14,7 @@ from flashtrain.errors import UserError
 from flashtrain.setting_checks import at_least, one_of
 
 # Dashes of each of the two long curves: the more, the harder to follow from end to end.
-CONTOURS = {"hard": 14, "intermediate": 9, "easy": 6}
+CONTOURS = {"hard": 14, "intermediate": 9, "easy": 6, "shortest": 3}
 SMALLEST_SIDE = 24
 
 

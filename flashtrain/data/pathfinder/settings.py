@@ -12,7 +12,7 @@ from flashtrain.setting_checks import at_least, one_of
 class PathfinderSettings:
     """side: of the square images; 32, 64, 128 (Path-X) and 256 (Path-256) are the Long Range Arena's, any other goes.
 
-    contour: hard (14 dashes, the Arena's), intermediate (9) or easy (6). seed: of the images; train, validation and
+    contour: hard (14 dashes, the Arena's), intermediate (9), easy (6) or shortest (3). seed: of the images; train, validation and
     test images of a seed are different ones. train_images, validation_images, test_images: how many. workers:
     processes that generate (None: one a core). cache_dir: where generated sets are kept (None: FLASHTRAIN_CACHE).
     preview: images that recipe=pathfinder-preview draws (None, of the other recipes: 24 with mode=preview).

@@ -28,7 +28,7 @@ def test_path_x_has_the_long_range_arenas_figures() -> None:
     )
 
 
-@pytest.mark.parametrize(("contour", "dashes", "short"), [("hard", 14, 4), ("intermediate", 9, 3), ("easy", 6, 2)])
+@pytest.mark.parametrize(("contour", "dashes", "short"), [("hard", 14, 4), ("intermediate", 9, 3), ("easy", 6, 2), ("shortest", 3, 1)])
 def test_a_contour_is_a_number_of_dashes(contour: str, dashes: int, short: int) -> None:
     parameters = of_side(64, contour)
     assert (parameters.contour_dashes, parameters.distractor_dashes) == (dashes, short)
