@@ -26,6 +26,8 @@ GUARDED = [
     Case(1, 201, 201, 2, 1, 17, "causal"),
     Case(2, 333, 461, 4, 2, 256, "causal"),
     Case(1, 461, 333, 2, 2, 256),
+    Case(1, 461, 333, 2, 2, 128),
+    Case(33, 201, 333, 8, 8, 64),  # two whole heads for each of 132 programs
     Case(2, 397, 397, 4, 4, 64, "causal document"),
     Case(1, 1023, 1023, 1, 1, 64, "global window"),
     Case(2, 397, 397, 4, 4, 64, "shuffled"),

@@ -139,7 +139,8 @@ def backward_launches(
     tiles = programs * query_tiles if constants.whole else places
     work = torch.empty(tiles * QUERIES * head_dim, dtype=torch.float32, device=q.device)
     halves = 2 * items * keys // KEYS
-    flags = torch.empty(halves + places * constants.whole, dtype=torch.int32, device=q.device)
+    # Where nothing may be masked, no kernel writes or reads them, so there are none.
+    flags = torch.empty((halves + places * constants.whole) * masked, dtype=torch.int32, device=q.device)
     scale_log2 = options.scale * math.log2(math.e)
     warps = 4 if head_dim <= 128 else 8
     mask = options.mask
@@ -151,7 +152,7 @@ def backward_launches(
             out, dout, lse, lse if dlse is None else dlse, rows, work, flags, *out.stride()[:3], *dout.stride()[:3],
             heads, seqlen_q, query_tiles, halves,
         ),
-        constants={"HAS_DLSE": dlse is not None, "WHOLE": constants.whole, "D": head_dim},
+        constants={"HAS_DLSE": dlse is not None, "CAREFUL": masked, "WHOLE": constants.whole, "D": head_dim},
         options={"num_warps": warps},
     )  # fmt: skip
     target: Any = workspace(work, (128, 32)) if head_dim == 128 else work

@@ -32,11 +32,13 @@ def prepare_kernel(
     query_tiles,
     flags_before,
     HAS_DLSE: tl.constexpr,
+    CAREFUL: tl.constexpr,
     WHOLE: tl.constexpr,
     D: tl.constexpr,
 ):
     """rows: of each tile 64 base-2 log-sum-exps (+inf for rows that see nothing and for padding: weight 0), then 64
-    deltas, rowsum(dO * O) - dLSE. Also sets dQ's workspace to 0, or with WHOLE the tile's flag.
+    deltas, rowsum(dO * O) - dLSE. Also sets dQ's workspace to 0, or with WHOLE the tile's flag, if the call is CAREFUL
+    (see finish_kernel) and so has any.
     """
     tile = tl.program_id(0) % query_tiles
     head_index = tl.program_id(0) // query_tiles
@@ -63,7 +65,8 @@ def prepare_kernel(
     tl.store(rows_ptr + place * (2 * BLOCK_Q) + row, lse2)
     tl.store(rows_ptr + place * (2 * BLOCK_Q) + BLOCK_Q + row, delta)
     if WHOLE:
-        tl.store(flags_ptr + flags_before + place, 0)
+        if CAREFUL:
+            tl.store(flags_ptr + flags_before + place, 0)
     else:
         cells = tl.arange(0, BLOCK_Q * D)
         tl.store(dq_ptr + place * (BLOCK_Q * D) + cells, tl.zeros([BLOCK_Q * D], tl.float32))

@@ -156,8 +156,11 @@ def test_a_model_waits_in_main_memory_and_comes_back_to_the_gpu() -> None:
     step: TrainingStep = Plain("pytorch", "plain", compiled=True).build(CASE, 2, device)
     tokens, labels = batch_of(CASE, 2, device, seed=0)
     first = [float(step(tokens, labels)) for _ in range(3)]
+    weights = [parameter.nbytes for parameter in step.model.parameters()]
+    states = [value.nbytes for state in step.optimizer.state.values() for value in state.values()]
+    own = 2 * sum(weights) + sum(states)  # gradients too; cuBLAS keeps its workspaces, which are several times as much
     held = torch.cuda.memory_allocated()
     step.move(CPU)
-    assert torch.cuda.memory_allocated() < held / 2
+    assert torch.cuda.memory_allocated() <= held - own
     step.move(device)
     assert float(step(tokens, labels)) < first[0]
