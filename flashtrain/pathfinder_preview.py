@@ -11,6 +11,7 @@ from typing import Any
 
 from flashtrain.announce import say
 from flashtrain.data.pathfinder.figure import image_grid
+from flashtrain.data.pathfinder.parameters import contour_words
 from flashtrain.data.pathfinder.raster import rasterise
 from flashtrain.data.pathfinder.store import ensure
 from flashtrain.run import run_loggers
@@ -51,7 +52,7 @@ def preview(
         drawn,
         [ANSWERS[label] for label in labels],
         folder / "samples.png",
-        title=f"Pathfinder, side {asked.side}, {asked.contour}: do the two discs lie on one curve?",
+        title=f"Pathfinder, side {asked.side}, {contour_words(asked.contour)}: do the two discs lie on one curve?",
     )
     say(f"{sum(labels)} of {len(labels)} with both discs on one curve; picture: {path}; stored set: {images.path}")
     loggers = run_loggers(settings, folder)
@@ -68,7 +69,8 @@ def preview_plan(settings: Settings, hardware: Hardware) -> str:
 
 def _describe(settings: Settings) -> str:
     asked = settings.pathfinder
-    return f"Pathfinder preview: {_count(settings)} images of side {asked.side}, {asked.contour}, seed {asked.seed}"
+    what = f"side {asked.side}, {contour_words(asked.contour)}, seed {asked.seed}"
+    return f"Pathfinder preview: {_count(settings)} images of {what}"
 
 
 def _count(settings: Settings) -> int:

@@ -43,7 +43,7 @@ def test_its_plan_tells_what_would_be_drawn_and_of_no_training(tmp_path: Path, m
         main()
     assert ended.value.code == 0
     told = capsys.readouterr().out
-    assert "24 images of side 64, hard, seed 0" in told
+    assert "24 images of side 64, hard contours, seed 0" in told
     assert "nothing was started" in told
     assert "gpt2" not in told
     assert not list(tmp_path.iterdir())

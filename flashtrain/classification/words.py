@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flashtrain.batching import Batching
 from flashtrain.classification.stages import Stage, stages_of
+from flashtrain.data.pathfinder.parameters import contour_words
 from flashtrain.encoder_batching import memory_words
 from flashtrain.models.classifier import Classifier
 from flashtrain.settings import Settings
@@ -54,6 +55,6 @@ def trained_line(settings: Settings) -> str:
     if settings.sequence.data != "pathfinder":
         return f"{shape} on {settings.sequence.data}"
     stages = stages_of(settings)
-    sides = ", ".join(str(stage.settings.pathfinder.side) for stage in stages)
-    contours = sorted({stage.settings.pathfinder.contour for stage in stages})
-    return f"{shape} on pathfinder, {'side' if len(stages) == 1 else 'sides'} {sides}, {'/'.join(contours)} contours"
+    sides = list(dict.fromkeys(str(stage.settings.pathfinder.side) for stage in stages))
+    contours = contour_words(stages[-1].settings.pathfinder.contour)
+    return f"{shape} on pathfinder, {'side' if len(sides) == 1 else 'sides'} {', '.join(sides)}, {contours}"

@@ -7,14 +7,16 @@ Arena used (Tay et al. 2020, arXiv:2011.04006). Side 128 is its Path-X.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from flashtrain.errors import UserError
-from flashtrain.setting_checks import at_least, one_of
+from flashtrain.errors import UserError, unknown
+from flashtrain.setting_checks import at_least
 
 # Dashes of each of the two long curves: the more, the harder to follow from end to end.
-CONTOURS = {"hard": 14, "intermediate": 9, "easy": 6, "shortest": 3}
+CONTOURS = {"hard": 14, "intermediate": 9, "easy": 6}
+FEWEST_DASHES, MOST_DASHES = 2, 20
 SMALLEST_SIDE = 24
 
 
@@ -97,18 +99,46 @@ def of_side(side: int, contour: str = "hard", **changes: Any) -> PathfinderParam
     to log2(side), rounded to what can be drawn (whole pixels; half ones for thickness and radius); the margins are
     the smaller side's up to the middle and the larger's from there. Below 32 and above 256, dashes are those of 32 and
     of 256, while padding and seed_distance shrink and grow with the side.
+    contour: a name of CONTOURS or a number of dashes; of a range, the longest. Distractors have a third of the dashes.
     Raises UserError for a contour that does not exist and a side that is too small.
     """
-    one_of("contour", contour, CONTOURS)
+    dashes = _dashes(contour)[-1]
     at_least("side", side, SMALLEST_SIDE)
-    dashes = CONTOURS[contour]
-    found = replace(_sized(side), contour_dashes=dashes, distractor_dashes=dashes // 3)
+    found = replace(_sized(side), contour_dashes=dashes, distractor_dashes=max(1, dashes // 3))
     unknown_names = sorted(set(changes) - set(found.as_dict()))
     if unknown_names:
         raise UserError(f"no Pathfinder parameter is called {unknown_names[0]}: {', '.join(found.as_dict())}.")
     found = replace(found, **changes)
     found.check()
     return found
+
+
+def contours_in(contour: str) -> list[str]:
+    """The contours of one length each that make up a contour: itself, or all from 3 to 6 dashes of "3-6".
+
+    Raises UserError for one that does not exist.
+    """
+    names = {dashes: name for name, dashes in CONTOURS.items()}
+    return [names.get(dashes, str(dashes)) for dashes in _dashes(contour)]
+
+
+def contour_words(contour: str) -> str:
+    """Such as "hard contours" or "contours of 3 to 6 dashes"."""
+    if contour in CONTOURS:
+        return f"{contour} contours"
+    return f"contours of {contour.replace('-', ' to ')} dashes"
+
+
+def _dashes(contour: str) -> range:
+    """How many dashes the long curves have: one number, or several of a range."""
+    if contour in CONTOURS:
+        return range(CONTOURS[contour], CONTOURS[contour] + 1)
+    found = re.fullmatch(r"(\d+)(?:-(\d+))?", contour)
+    numbers = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not FEWEST_DASHES <= numbers[0] <= numbers[1] <= MOST_DASHES:
+        others = (f"a number of dashes from {FEWEST_DASHES} to {MOST_DASHES}", "a range such as 3-6")
+        raise unknown("contour", contour, (*CONTOURS, *others))
+    return range(numbers[0], numbers[1] + 1)
 
 
 def _sized(side: int) -> PathfinderParameters:

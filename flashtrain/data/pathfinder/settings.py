@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flashtrain.data.pathfinder.parameters import CONTOURS, SMALLEST_SIDE, of_side
-from flashtrain.setting_checks import at_least, one_of
+from flashtrain.data.pathfinder.parameters import SMALLEST_SIDE, of_side
+from flashtrain.setting_checks import at_least
 
 
 @dataclass
 class PathfinderSettings:
     """side: of the square images; 32, 64, 128 (Path-X) and 256 (Path-256) are the Long Range Arena's, any other goes.
 
-    contour: hard (14 dashes, the Arena's), intermediate (9), easy (6) or shortest (3). seed: of the images; train, validation and
-    test images of a seed are different ones. train_images, validation_images, test_images: how many. workers:
-    processes that generate (None: one a core). cache_dir: where generated sets are kept (None: FLASHTRAIN_CACHE).
+    contour: hard (14 dashes, the Arena's), intermediate (9), easy (6), a number of dashes, or a range such as 3-6, of
+    which every length has as many images. seed: of the images; train, validation and test images are different ones.
+    train_images, validation_images, test_images: how many. workers: processes that generate (None: one a core).
+    cache_dir: where generated sets are kept (None: FLASHTRAIN_CACHE).
     preview: images that recipe=pathfinder-preview draws (None, of the other recipes: 24 with mode=preview).
     """
 
@@ -31,7 +32,6 @@ class PathfinderSettings:
     def check(self) -> None:
         """Raise UserError for the first setting that cannot work."""
         at_least("pathfinder.side", self.side, SMALLEST_SIDE)
-        one_of("pathfinder.contour", self.contour, CONTOURS)
         of_side(self.side, self.contour)
         at_least("pathfinder.seed", self.seed, 0)
         for name in ("train_images", "validation_images", "test_images", "preview"):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flashtrain.data.cache_folder import default_cache_dir, only_writer
-from flashtrain.data.pathfinder.parameters import CONTOURS, PathfinderParameters, of_side
+from flashtrain.data.pathfinder.parameters import PathfinderParameters, contours_in, of_side
 from flashtrain.data.pathfinder.records import GENERATOR_VERSION, HEADER_BYTES, Header, read_header, record_type, sound
 from flashtrain.data.pathfinder.strokes import Strokes
 from flashtrain.data.pathfinder.tables import unit_vectors
@@ -98,9 +98,11 @@ def set_path(
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Path:
     """Where the file of a set lies, whether or not it exists yet."""
-    one_of("contour", contour, CONTOURS)
+    one, *more = contours_in(contour)
+    if more:
+        raise UserError(f"contour={contour} is of several sets of images: here it takes one length.")
     base = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
-    return base / f"pathfinder{side}-{contour}-seed{seed}-{split}-v{GENERATOR_VERSION}.bin"
+    return base / f"pathfinder{side}-{one}-seed{seed}-{split}-v{GENERATOR_VERSION}.bin"
 
 
 def strokes_of(records: np.ndarray, parameters: PathfinderParameters) -> Strokes:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -25,7 +27,7 @@ class Strokes:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, rows: slice) -> Strokes:
+    def __getitem__(self, rows: slice | Tensor) -> Strokes:
         """Some of the images."""
         return Strokes(self.segments[rows], self.count[rows], self.markers[rows], self.labels[rows])
 
@@ -38,3 +40,11 @@ class Strokes:
         """The same strokes in page-locked memory; a DataLoader calls this."""
         tensors = (self.segments, self.count, self.markers, self.labels)
         return Strokes(*(tensor.pin_memory() for tensor in tensors))
+
+
+def together(parts: Sequence[Strokes]) -> Strokes:
+    """The images of several batches one after the other, whatever N each has."""
+    most = max(part.segments.shape[1] for part in parts)
+    segments = [F.pad(part.segments, (0, 0, 0, most - part.segments.shape[1])) for part in parts]
+    rest = (torch.cat([getattr(part, name) for part in parts]) for name in ("count", "markers", "labels"))
+    return Strokes(torch.cat(segments), *rest)

@@ -6,12 +6,14 @@ import os
 from collections.abc import Mapping
 from typing import TypedDict
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from flashtrain.data.pathfinder.parameters import of_side
+from flashtrain.data.pathfinder.parameters import contour_words, contours_in, of_side
 from flashtrain.data.pathfinder.raster import rasterise
 from flashtrain.data.pathfinder.store import PathfinderImages, ensure
-from flashtrain.data.pathfinder.strokes import Strokes
+from flashtrain.data.pathfinder.strokes import Strokes, together
 from flashtrain.data.sequences.batch import SequenceBatch
 from flashtrain.data.sequences.source import SequenceShape
 
@@ -23,18 +25,28 @@ class StrokeBatch(TypedDict):
 
 
 class StrokeSamples:
-    """A stored set's images by number (what flashtrain.data.loader calls Samples)."""
+    """The images of one or several stored sets by number (what flashtrain.data.loader calls Samples).
 
-    def __init__(self, images: PathfinderImages) -> None:
-        self.images = images
-        self.context = images.parameters.side**2
-        self.tokens = len(images) * self.context
+    Of several sets the numbers go round, so that any run of them has as many of each; the first sets may have one more.
+    """
+
+    def __init__(self, *sets: PathfinderImages) -> None:
+        self.sets = sets
+        self.context = sets[0].parameters.side ** 2
+        self._count = sum(map(len, sets))
+        self.tokens = self._count * self.context
 
     def __len__(self) -> int:
-        return len(self.images)
+        return self._count
 
     def __getitem__(self, samples: list[int]) -> StrokeBatch:
-        return StrokeBatch(strokes=self.images.strokes(samples))
+        if len(self.sets) == 1:
+            return StrokeBatch(strokes=self.sets[0].strokes(samples))
+        numbers = np.asarray(samples, dtype=np.int64)
+        which, image = numbers % len(self.sets), numbers // len(self.sets)
+        found = [images.strokes(image[which == place]) for place, images in enumerate(self.sets)]
+        order = np.argsort(np.argsort(which, kind="stable"))
+        return StrokeBatch(strokes=together(found)[torch.from_numpy(order)])
 
 
 class Pathfinder:
@@ -64,7 +76,7 @@ class Pathfinder:
 
     def describe(self) -> str:
         counts = ", ".join(f"{count:,} {name}" for name, count in self.counts.items())
-        return f"Pathfinder-{self.side}, {self.contour} contours, seed {self.seed}: {counts} images"
+        return f"Pathfinder-{self.side}, {contour_words(self.contour)}, seed {self.seed}: {counts} images"
 
     def prepare(self) -> None:
         """Generate what is missing of every split."""
@@ -73,16 +85,21 @@ class Pathfinder:
 
     def split(self, name: str) -> StrokeSamples:
         """One of "train", "validation", "test"; no image is in two of them."""
-        images = ensure(
-            self.side,
-            self.seed,
-            self.counts[name],
-            split=name,
-            contour=self.contour,
-            workers=self.workers,
-            cache_dir=self.cache_dir,
+        contours, count = contours_in(self.contour), self.counts[name]
+        sets = (
+            ensure(
+                self.side,
+                self.seed,
+                len(range(place, count, len(contours))),
+                split=name,
+                contour=contour,
+                workers=self.workers,
+                cache_dir=self.cache_dir,
+            )
+            for place, contour in enumerate(contours)
+            if place < count
         )
-        return StrokeSamples(images)
+        return StrokeSamples(*sets)
 
     def finish(self, batch: StrokeBatch) -> SequenceBatch:
         """The images drawn, pixels in raster order: tokens (B, side * side) uint8."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flashtrain.data.pathfinder.parameters import PathfinderParameters, of_side
+from flashtrain.data.pathfinder.parameters import PathfinderParameters, contour_words, contours_in, of_side
 from flashtrain.data.pathfinder.settings import PathfinderSettings
 from flashtrain.errors import UserError
 
@@ -28,11 +28,26 @@ def test_path_x_has_the_long_range_arenas_figures() -> None:
     )
 
 
-@pytest.mark.parametrize(("contour", "dashes", "short"), [("hard", 14, 4), ("intermediate", 9, 3), ("easy", 6, 2), ("shortest", 3, 1)])
+@pytest.mark.parametrize(
+    ("contour", "dashes", "short"),
+    [("hard", 14, 4), ("intermediate", 9, 3), ("easy", 6, 2), ("5", 5, 1), ("2", 2, 1), ("3-7", 7, 2)],
+)
 def test_a_contour_is_a_number_of_dashes(contour: str, dashes: int, short: int) -> None:
     parameters = of_side(64, contour)
     assert (parameters.contour_dashes, parameters.distractor_dashes) == (dashes, short)
     assert parameters.most_dashes == 2 * dashes + 5 * short
+
+
+def test_a_range_of_contours_has_each_length_once_by_the_name_that_its_images_are_kept_under() -> None:
+    assert contours_in("5-7") == ["5", "easy", "7"]
+    assert contours_in("14") == contours_in("hard") == ["hard"]
+    assert contour_words("5-7") == "contours of 5 to 7 dashes"
+
+
+@pytest.mark.parametrize("contour", ["harder", "1", "21", "6-3", "3-", "-3", "3-5-7", "3.5", ""])
+def test_a_contour_that_does_not_exist_is_refused_with_what_does(contour: str) -> None:
+    with pytest.raises(UserError, match="a number of dashes from 2 to 20, a range such as 3-6, easy, hard"):
+        of_side(32, contour)
 
 
 @pytest.mark.parametrize("side", range(33, 256, 7))

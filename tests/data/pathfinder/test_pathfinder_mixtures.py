@@ -1,0 +1,36 @@
+"""Images with contours of several lengths in one split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from flashtrain.data.pathfinder.raster import rasterise
+from flashtrain.data.pathfinder.store import ensure
+from flashtrain.data.sequences.pathfinder import Pathfinder
+from flashtrain.errors import UserError
+
+
+def test_a_range_has_as_many_images_of_each_length_in_turn(tmp_path: Path) -> None:
+    source = Pathfinder(32, 7, counts={"train": 8}, contour="3-5", workers=1, cache_dir=tmp_path)
+    samples = source.split("train")
+    assert len(samples) == 8
+    drawn = source.finish(samples[[7, 0, 3, 1, 2, 4]])
+    for row, (contour, number) in enumerate([("4", 2), ("3", 0), ("3", 1), ("4", 0), ("5", 0), ("4", 1)]):
+        alone = ensure(32, 7, number + 1, contour=contour, workers=1, cache_dir=tmp_path)
+        strokes = alone.strokes([number])
+        assert torch.equal(drawn["tokens"][row], rasterise(strokes, alone.parameters).flatten())
+        assert drawn["labels"][row] == strokes.labels[0]
+    assert "contours of 3 to 5 dashes" in source.describe()
+
+
+def test_fewer_images_than_lengths_are_of_the_first(tmp_path: Path) -> None:
+    source = Pathfinder(32, 7, counts={"train": 2}, contour="3-5", workers=1, cache_dir=tmp_path)
+    assert len(source.split("train")) == 2
+
+
+def test_one_set_of_images_takes_one_length(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="contour=3-5 is of several sets"):
+        ensure(32, 7, 2, contour="3-5", workers=1, cache_dir=tmp_path)
