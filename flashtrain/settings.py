@@ -58,7 +58,7 @@ class ModelSettings:
     rope_base: float | None = None
     rope_factor: float | None = None
     interpolate_positions: bool = False
-    residual: str = "weights"
+    residual: str = "compute"
     options: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:

@@ -31,7 +31,7 @@ IMPLEMENTATIONS = (
 # Of whole training steps (benchmark.name=step), in the order of the tables.
 STEP_IMPLEMENTATIONS = (
     "flashtrain",
-    "flashtrain-half-residual",
+    "flashtrain-float32-residual",
     "flashtrain-sdpa",
     "flashtrain-standard",
     "pytorch",

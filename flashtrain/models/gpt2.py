@@ -180,7 +180,7 @@ class GPT2(Trainable):
     UserError: an unknown attention or residual.
     """
 
-    def __init__(self, config: GPT2Config, attention: str = "flash", residual: str = "weights") -> None:
+    def __init__(self, config: GPT2Config, attention: str = "flash", residual: str = "compute") -> None:
         super().__init__()
         if residual not in RESIDUALS:
             raise unknown("residual", residual, RESIDUALS)

@@ -23,11 +23,11 @@ def all_contenders(settings: Settings, hardware: Hardware, *, compiled: bool) ->
     def ours(name: str, title: str, attention: str, told: Settings = settings) -> Contender:
         return Ours(name, title, settings=told, hardware=hardware, compiled=compiled, attention=attention)
 
-    half_residual = replace(settings, model=replace(settings.model, residual="compute"))
+    float32_residual = replace(settings, model=replace(settings.model, residual="weights"))
 
     return [
         ours("flashtrain", FLASHTRAIN, "flash"),
-        ours("flashtrain-half-residual", "flashtrain, residual=compute", "flash", half_residual),
+        ours("flashtrain-float32-residual", "flashtrain, residual=weights", "flash", float32_residual),
         ours("flashtrain-sdpa", "flashtrain, attention=sdpa", "sdpa"),
         ours("flashtrain-standard", "flashtrain, attention=standard", "standard"),
         Plain("pytorch", f"plain PyTorch, SDPA{how}", compiled=compiled),
