@@ -107,4 +107,4 @@ def _band(seqlen_q: int, seqlen_k: int | None, window: tuple[int, int], device: 
     position = torch.arange(seqlen_q, device=device, dtype=torch.int32)[None] + (seqlen_k - seqlen_q)
     start = torch.zeros_like(position)
     low, high = reach(position, window, start, torch.full_like(position, seqlen_k))
-    return Mask(stacked(low, high, position, start, start), None, seqlen_k)
+    return Mask(stacked(low, high, position, start, start), None, seqlen_k, band=(window[0], window[1]))

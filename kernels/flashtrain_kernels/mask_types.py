@@ -40,6 +40,8 @@ class Mask(NamedTuple):
     keys: (Bm, Sk) int32, each key's position; None: key j is at position j. Positions stay below 2^30.
     seqlen_k: Sk.
     plan: the tiles to visit, from `planned`.
+    band: (left, right) where the mask is that window over one sequence, -1 for no bound, and nothing else, as
+        `masks.causal` makes it: a caller may then do without the mask. None: not known to be.
 
     Positions are absolute, so the same mask serves a sequence in any order and any part of one: `select`.
     A NamedTuple of tensors, so torch.compile and activation checkpointing pass it through. The functions of
@@ -50,6 +52,7 @@ class Mask(NamedTuple):
     keys: Tensor | None
     seqlen_k: int
     plan: Plan | None = None
+    band: tuple[int, int] | None = None
 
     def dense(self) -> Tensor:
         """(Bm, Sq, Sk) bool, True where a query sees a key. For tests and small sizes: it is the whole matrix."""

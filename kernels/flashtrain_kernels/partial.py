@@ -30,15 +30,17 @@ def attention_forward(
     v: Tensor,
     *,
     mask: Mask | None = None,
+    window_size: tuple[int, int] = (-1, -1),
     softmax_scale: float | None = None,
     dropout_p: float = 0.0,
     dropout_seed: int | Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(out, lse) of `flash_attn_func` with these arguments, without a gradient: see there for every argument.
 
-    out (B, Sq, H, D) in q's dtype; lse (B, H, Sq), natural log, float32 (float64 for float64). mask None: full.
+    out (B, Sq, H, D) in q's dtype; lse (B, H, Sq), natural log, float32 (float64 for float64). Without mask and
+    window: full.
     """
-    return FORWARD(q, k, v, *_packed(q, k, v, mask, softmax_scale, dropout_p, dropout_seed))
+    return FORWARD(q, k, v, *_packed(q, k, v, mask, window_size, softmax_scale, dropout_p, dropout_seed))
 
 
 @torch.no_grad()
@@ -51,6 +53,7 @@ def attention_backward(
     lse: Tensor,
     *,
     mask: Mask | None = None,
+    window_size: tuple[int, int] = (-1, -1),
     softmax_scale: float | None = None,
     dropout_p: float = 0.0,
     dropout_seed: int | Tensor | None = None,
@@ -64,7 +67,7 @@ def attention_backward(
     """
     if dropout_p > 0 and dropout_seed is None:
         raise ValueError("dropout_seed must be the forward's own, not None")
-    packed = _packed(q, k, v, mask, softmax_scale, dropout_p, dropout_seed)
+    packed = _packed(q, k, v, mask, window_size, softmax_scale, dropout_p, dropout_seed)
     rows = (q.shape[0], q.shape[2], q.shape[1])
     for name, x, shape in (("dout", dout, q.shape), ("out", out, q.shape), ("lse", lse, rows)):
         if tuple(x.shape) != tuple(shape):
@@ -79,6 +82,7 @@ def _packed(
     k: Tensor,
     v: Tensor,
     mask: Mask | None,
+    window_size: tuple[int, int],
     softmax_scale: float | None,
     dropout_p: float,
     dropout_seed: int | Tensor | None,
@@ -87,5 +91,7 @@ def _packed(
     sizes = Sizes(
         q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], q.shape[0], q.dtype, q.device
     )  # fmt: skip
-    given = Given(dropout_p=dropout_p, softmax_scale=softmax_scale, mask=mask, dropout_seed=dropout_seed)
+    given = Given(
+        dropout_p=dropout_p, softmax_scale=softmax_scale, window_size=window_size, mask=mask, dropout_seed=dropout_seed
+    )  # fmt: skip
     return pack(options_of(given, sizes))

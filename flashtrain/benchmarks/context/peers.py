@@ -22,9 +22,9 @@ from flashtrain.benchmarks.context.case import ContextCase
 from flashtrain.benchmarks.context.contenders import Attend, Contender, Place, evenly_dealt
 from flashtrain.benchmarks.masks import starts
 from flashtrain.distributed.context import call
+from flashtrain.distributed.context.bands import Part, local_part
 from flashtrain.distributed.context.call import Scores
 from flashtrain.distributed.context.layout import Layout, take
-from flashtrain.distributed.context.local_masks import part
 from flashtrain.distributed.context.traffic import Traffic
 from flashtrain_kernels import Mask
 
@@ -42,8 +42,10 @@ class PlainAllGather(Contender):
 
     def attend(self, place: Place, q: Tensor, k: Tensor, v: Tensor) -> Attend:
         layout, team, one = place.layout(self.layout), place.team, place.case.attention
-        mask = part(place.mask, layout.tokens[:, team.rank], None, positions=False).planned(one.head_dim, one.dtype)
-        gathered = _Gathered(layout, team.group.group, mask, Scores(one.scale), team.device)
+        part = local_part(place.mask, layout.tokens[:, team.rank], None)
+        if isinstance(part, Mask):
+            part = part.planned(one.head_dim, one.dtype)
+        gathered = _Gathered(layout, team.group.group, part, Scores(one.scale), team.device)
         return lambda q, k, v: _Plain.apply(q, k, v, gathered)
 
     def traffic(self, case: ContextCase, held: int) -> Traffic:
@@ -53,10 +55,10 @@ class PlainAllGather(Contender):
 
 
 class _Gathered:
-    """One mask and layout for PlainAllGather. mask: of this rank's queries and all keys in their order."""
+    """One mask and layout for PlainAllGather. part: what this rank's queries see of all keys in their order."""
 
-    def __init__(self, layout: Layout, group: Any, mask: Mask, scores: Scores, device: torch.device) -> None:
-        self.group, self.mask, self.scores = group, mask, scores
+    def __init__(self, layout: Layout, group: Any, part: Part, scores: Scores, device: torch.device) -> None:
+        self.group, self.part, self.scores = group, part, scores
         self.places = layout.places.to(device)
         self.tokens = layout.tokens.flatten(1).to(device)
         self.degree = layout.degree
@@ -79,7 +81,7 @@ class _Gathered:
 class _Plain(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, gathered: _Gathered) -> Tensor:
-        out, lse = call.forward(q, gathered.whole(k), gathered.whole(v), gathered.mask, gathered.scores)
+        out, lse = call.forward(q, gathered.whole(k), gathered.whole(v), gathered.part, gathered.scores)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.gathered = gathered
         return out
@@ -90,8 +92,8 @@ class _Plain(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         gathered: _Gathered = ctx.gathered
         keys, values = gathered.whole(k), gathered.whole(v)
-        dq, dk, dv = call.backward(dout, q, keys, values, out, lse, gathered.mask, gathered.scores)
-        return dq, gathered.own(dk), gathered.own(dv), None
+        dq, dk, dv = call.backward(dout, q, keys, values, out, lse, gathered.part, gathered.scores)
+        return dq, gathered.own(dk.to(k.dtype)), gathered.own(dv.to(v.dtype)), None
 
 
 @dataclass(frozen=True)

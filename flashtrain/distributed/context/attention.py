@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from flashtrain.distributed.context.bands import Part
 from flashtrain.distributed.context.call import Scores, Way
 from flashtrain.distributed.context.gather import GatherKeys
 from flashtrain.distributed.context.group import ContextGroup
@@ -46,11 +47,11 @@ class SharedAttention:
         )  # fmt: skip
         self.held = held
         self.group = group
-        if dropout:
-            mask = numbered(mask, batch)
+        if dropout:  # goes by positions and sequences, which only a mask tells the kernels
+            mask = numbered(mask, batch)._replace(band=None)
 
-        def plan(part: Mask) -> Mask:
-            return part.planned(head_dim, q.dtype, rich=dropout)
+        def plan(part: Part) -> Part:
+            return part.planned(head_dim, q.dtype, rich=dropout) if isinstance(part, Mask) else part
 
         self.way: Way
         if self.choice.way == ALL_GATHER:

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from flashtrain.distributed.context.bands import BandCall, Part
 from flashtrain_kernels import Mask, attention_backward, attention_forward
 
 
@@ -43,12 +44,20 @@ class Way(Protocol):
         """(dq, dk, dv) of this rank's tokens, in the shapes and dtypes of q, k and v."""
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores, first_head: int = 0) -> tuple[Tensor, Tensor]:
-    """(out, lse) of the local attention."""
-    return attention_forward(
-        q, k, v, mask=mask, softmax_scale=scores.scale, dropout_p=scores.dropout,
-        dropout_seed=scores.seed_of(first_head),
-    )  # fmt: skip
+def forward(q: Tensor, k: Tensor, v: Tensor, part: Part, scores: Scores, first_head: int = 0) -> tuple[Tensor, Tensor]:
+    """(out, lse) of the local attention; 0 and -inf for queries that see nothing."""
+    if isinstance(part, Mask):
+        return attention_forward(
+            q, k, v, mask=part, softmax_scale=scores.scale, dropout_p=scores.dropout,
+            dropout_seed=scores.seed_of(first_head),
+        )  # fmt: skip
+    if len(part) == 1 and part[0].queries == slice(0, q.shape[1]):
+        return _band_forward(q, k, v, part[0], scores)
+    out = torch.zeros_like(q)
+    lse = q.new_full((q.shape[0], q.shape[2], q.shape[1]), -torch.inf, dtype=summing_dtype(q.dtype))
+    for band in part:
+        out[:, band.queries], lse[:, :, band.queries] = _band_forward(q[:, band.queries], k, v, band, scores)
+    return out, lse
 
 
 def backward(
@@ -58,15 +67,41 @@ def backward(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
-    mask: Mask,
+    part: Part,
     scores: Scores,
     first_head: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv) of the local attention, given out and lse over all keys."""
+    """(dq, dk, dv) of the local attention, given out and lse over all keys; dk and dv may be in summing_dtype."""
+    if isinstance(part, Mask):
+        return attention_backward(
+            dout, q, k, v, out, lse, mask=part, softmax_scale=scores.scale, dropout_p=scores.dropout,
+            dropout_seed=scores.seed_of(first_head),
+        )  # fmt: skip
+    if len(part) == 1 and part[0][:2] == (slice(0, q.shape[1]), k.shape[1]):
+        return _band_backward(dout, q, k, v, out, lse, part[0], scores)
+    dq = torch.zeros_like(q)
+    dk, dv = (torch.zeros(x.shape, dtype=summing_dtype(x.dtype), device=x.device) for x in (k, v))
+    for band in part:
+        own, keys = band.queries, band.keys
+        rows = dout[:, own], q[:, own], k, v, out[:, own], lse[:, :, own].contiguous()
+        dq[:, own], to_keys, to_values = _band_backward(*rows, band, scores)
+        dk[:, :keys] += to_keys
+        dv[:, :keys] += to_values
+    return dq, dk, dv
+
+
+def _band_forward(q: Tensor, k: Tensor, v: Tensor, band: BandCall, scores: Scores) -> tuple[Tensor, Tensor]:
+    keys = slice(0, band.keys)
+    return attention_forward(q, k[:, keys], v[:, keys], window_size=band.window, softmax_scale=scores.scale)
+
+
+def _band_backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, band: BandCall, scores: Scores
+) -> tuple[Tensor, Tensor, Tensor]:
+    keys = slice(0, band.keys)
     return attention_backward(
-        dout, q, k, v, out, lse, mask=mask, softmax_scale=scores.scale, dropout_p=scores.dropout,
-        dropout_seed=scores.seed_of(first_head),
-    )  # fmt: skip
+        dout, q, k[:, keys], v[:, keys], out, lse, window_size=band.window, softmax_scale=scores.scale
+    )
 
 
 def summing_dtype(dtype: torch.dtype) -> torch.dtype:

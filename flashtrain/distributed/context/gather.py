@@ -16,10 +16,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from flashtrain.distributed.context import call
+from flashtrain.distributed.context.bands import local_part
 from flashtrain.distributed.context.call import Scores, summing_dtype
 from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.distributed.context.layout import Layout, take
-from flashtrain.distributed.context.local_masks import part
 from flashtrain_kernels import Mask
 
 # torch 2.13 renamed both and warns at the old names.
@@ -41,7 +41,7 @@ class GatherKeys:
         self.size = group.size
         self.places = layout.places.to(device)
         self.tokens = layout.tokens.flatten(1).to(device)
-        self.mask = plan(part(mask, layout.tokens[:, group.rank], None, positions=False))
+        self.part = plan(local_part(mask, layout.tokens[:, group.rank], None))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
         """See Way. The log-sum-exp is of this rank's tokens, (B, H, n)."""
@@ -52,7 +52,7 @@ class GatherKeys:
             keys, values = self._gathered(coming)
             if index + 1 < len(pieces):
                 coming = self._gather(k, v, pieces[index + 1])
-            out, lse = call.forward(q[:, :, piece.queries], keys, values, self.mask, scores, piece.queries.start)
+            out, lse = call.forward(q[:, :, piece.queries], keys, values, self.part, scores, piece.queries.start)
             outs.append(out)
             lses.append(lse)
         return torch.cat(outs, 2), torch.cat(lses, 1)
@@ -71,7 +71,7 @@ class GatherKeys:
                 coming = self._gather(k, v, pieces[index + 1])
             own = piece.queries
             dq, dk, dv = call.backward(
-                dout[:, :, own], q[:, :, own], keys, values, out[:, :, own], lse[:, own].contiguous(), self.mask,
+                dout[:, :, own], q[:, :, own], keys, values, out[:, :, own], lse[:, own].contiguous(), self.part,
                 scores, own.start,
             )  # fmt: skip
             dqs.append(dq)

@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from flashtrain.distributed.context.bands import local_part
 from flashtrain.distributed.context.call import Scores, summing_dtype
 from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.distributed.context.layout import Layout, take
-from flashtrain.distributed.context.local_masks import part
 from flashtrain.distributed.context.ring import Ring
 from flashtrain_kernels import Mask
 
@@ -43,7 +43,7 @@ class HeadsAndRings:
             # All tokens come together: in the sequence's own order, without padding, under the mask itself.
             self.order: Tensor | None = layout.places.to(device)
             self.back: Tensor | None = _inverse(self.order, layout.degree * layout.held)
-            self.ring = Ring(None, [plan(mask)])
+            self.ring = Ring(None, [plan(local_part(mask, None, None, positions=dropout))])
             return
         tokens = [_held_by(layout, ring, heads_degree) for ring in range(rings)]
         order = _ascending(tokens[mine])
@@ -51,7 +51,7 @@ class HeadsAndRings:
         self.order = order.to(device) if together else None
         self.back = _inverse(order, order.shape[1]).to(device) if together else None
         ascending = [each.gather(1, _ascending(each)).to(device) for each in tokens]
-        parts = [plan(part(mask, ascending[mine], keys, positions=dropout)) for keys in ascending]
+        parts = [plan(local_part(mask, ascending[mine], keys, positions=dropout)) for keys in ascending]
         self.ring = Ring(ring_group, parts)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:

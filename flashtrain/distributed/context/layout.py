@@ -12,13 +12,14 @@ nothing. A layout follows from the mask and the degree alone: every rank compute
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from flashtrain.distributed.context.balance import deal
+from flashtrain.distributed.context.bands import CAUSAL, FULL
 from flashtrain.distributed.context.costs import visible_keys
 from flashtrain.errors import UserError, unknown
 from flashtrain_kernels.masks import START, Mask
@@ -107,10 +108,14 @@ def balanced(mask: Mask, degree: int, block: int | None = None) -> Layout:
     """Blocks dealt by what their queries see (balance.py): even for any mask, and for packed documents.
 
     mask: of the whole sequence, in its order (on the host: its numbers are read). block: tokens that are dealt
-    together; None: up to 2048, some 64 of them a rank. Raises UserError for a degree or block below 1.
+    together; None: up to 2048, some 64 of them a rank; where the whole sequence is causal, or every token sees all, the
+    few long runs of head_tail and contiguous, which are as even and which the kernels are fastest with. Raises
+    UserError for a degree or block below 1.
     """
     check_degree(degree)
     length = mask.seqlen_k
+    if block is None and mask.band in PLAIN and length % (2 * degree) == 0:
+        return replace(PLAIN[mask.band](mask, degree), name="balanced")
     block = _block(length, degree) if block is None else block
     if block < 1:
         raise UserError(f"context blocks of {block} tokens. Possible: 1 or more.")
@@ -124,6 +129,8 @@ def balanced(mask: Mask, degree: int, block: int | None = None) -> Layout:
     return _of_blocks(rows, length, block, "balanced")
 
 
+# Layouts that are even for masks without documents.
+PLAIN: dict[tuple[int, int] | None, Callable[[Mask, int], Layout]] = {CAUSAL: head_tail, FULL: contiguous}
 LAYOUTS: dict[str, Callable[[Mask, int], Layout]] = {
     "balanced": balanced,
     "head-tail": head_tail,

@@ -17,16 +17,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from flashtrain.distributed.context import call
+from flashtrain.distributed.context.bands import Part
 from flashtrain.distributed.context.call import Scores, summing_dtype
-from flashtrain_kernels import Mask, merge_attention
+from flashtrain_kernels import merge_attention
 
 _KEYS, _GRADIENTS = 1, 2  # tags: both streams are under way between the same two ranks at once
 
 
 class Ring:
-    """A ring of ranks. parts[j]: the mask of this rank's queries and the keys that rank j of the ring holds."""
+    """A ring of ranks. parts[j]: what this rank's queries see of the keys that rank j of the ring holds."""
 
-    def __init__(self, group: Any, parts: Sequence[Mask]) -> None:
+    def __init__(self, group: Any, parts: Sequence[Part]) -> None:
         self.group = group
         self.parts = parts
         self.size = len(parts)
@@ -84,7 +85,7 @@ class Ring:
         dk, dv = travelling.arrived().to(k.dtype)
         return dq.to(q.dtype), dk, dv
 
-    def _part(self, step: int) -> Mask:
+    def _part(self, step: int) -> Part:
         """Keys come from the rank before: at step s those of rank r - s are here."""
         return self.parts[(self.rank - step) % self.size]
 

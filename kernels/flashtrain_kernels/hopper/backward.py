@@ -139,8 +139,9 @@ def backward_launches(
     tiles = programs * query_tiles if constants.whole else places
     work = torch.empty(tiles * QUERIES * head_dim, dtype=torch.float32, device=q.device)
     halves = 2 * items * keys // KEYS
-    # Where nothing may be masked, no kernel writes or reads them, so there are none.
-    flags = torch.empty((halves + places * constants.whole) * masked, dtype=torch.int32, device=q.device)
+    flags = work.view(torch.int32)  # where nothing may be masked, no kernel reads or writes any
+    if masked:
+        flags = torch.empty(halves + places * constants.whole, dtype=torch.int32, device=q.device)
     scale_log2 = options.scale * math.log2(math.e)
     warps = 4 if head_dim <= 128 else 8
     mask = options.mask

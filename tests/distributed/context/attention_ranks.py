@@ -78,7 +78,9 @@ def cases() -> Iterator[Case]:
         for mask in ("causal", "causal document", "shared question"):
             yield Case(way, mask, "GQA", dropout=0.3)
         yield Case(way, "blind ranks", layout="contiguous")
-        yield Case(way, "causal", layout="head-tail")
+        for mask in ("causal", "full"):  # few runs a rank: calls of bands, without a mask
+            yield Case(way, mask, "GQA", layout="head-tail")
+            yield Case(way, mask, layout="contiguous")
         if way != "hybrid":
             yield Case(way, "causal document", "GQA", degree=2)
 
