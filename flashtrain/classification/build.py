@@ -111,6 +111,7 @@ def make_task(
         augment=augmentation(augment),
         seed=settings.seed,
         compile=compiles(settings, hardware),
+        cuda_graphs=settings.trainer.cuda_graphs,
         description=description,
     )
 

@@ -52,7 +52,8 @@ class SequenceClassification(TrainingTask):
     masked: None for no masked pixels. They are drawn from (seed, micro-batch, rank), so that a resumed run draws the
         same.
     augment: changes the training tokens (B, S), drawn in the same way, and keeps their labels (None: nothing does).
-    compile: run the losses through torch.compile (one graph, static shapes).
+    compile: run the losses through torch.compile (one graph, static shapes). cuda_graphs: and record its launches once
+        and replay them, see LanguageModel.
 
     Logs `train_loss` (the weighted sum), `train_accuracy`, `pixel_loss`, `gradient_norm`, `validation_loss`,
     `validation_accuracy`, and in testing `test_loss` and `test_accuracy`. UserError: nothing to learn from.
@@ -70,6 +71,7 @@ class SequenceClassification(TrainingTask):
         augment: Augment | None = None,
         seed: int = 0,
         compile: bool = False,
+        cuda_graphs: bool = False,
         description: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(
@@ -90,6 +92,7 @@ class SequenceClassification(TrainingTask):
         self.augment = augment
         self.seed = seed
         self._compile = compile
+        self._replays = compile and cuda_graphs
         self._losses: Callable[..., Losses] = model.losses
         self._corrects: list[Tensor] = []
         self._step_pixels: list[Tensor] = []
@@ -100,7 +103,8 @@ class SequenceClassification(TrainingTask):
         if self.device_mesh is not None:
             raise UserError("trainer.strategy=fsdp shards models too large for one device; classifiers take ddp.")
         if self._compile:
-            self._losses = torch.compile(self.model.losses, dynamic=False, fullgraph=True)
+            mode = "reduce-overhead" if self._replays else None
+            self._losses = torch.compile(self.model.losses, dynamic=False, fullgraph=True, mode=mode)
 
     def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Logits (B, classes) of tokens (B, S)."""
@@ -158,7 +162,12 @@ class SequenceClassification(TrainingTask):
             rows = max(1, round(self.masked.copies * len(tokens))) if copies else len(tokens)
             generator = self.generator_of(step, tokens.device)
             masked = pixels_to_mask(rows, tokens.shape[1], self.masked.share, generator)
-        return self._losses(tokens, batch["labels"], batch.get("lengths"), masked, copies=copies)
+        arguments = tokens, batch["labels"], batch.get("lengths"), masked
+        if not self._replays:
+            return self._losses(*arguments, copies=copies)
+        torch.compiler.cudagraph_mark_step_begin()
+        # A replay writes its results where the last one did: what outlives the step is copied.
+        return Losses(*(value.clone() for value in self._losses(*arguments, copies=copies)))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """As every task, and the training accuracy that is still to be reported."""
