@@ -48,12 +48,12 @@ class StepSettings:
     compile: bool | None = None
     command_steps: int = 0
 
-    def check_steps(self, models: tuple[str, ...] = STEP_MODELS) -> None:
+    def check_steps(self, models: tuple[str, ...] = STEP_MODELS, *, needs_contexts: bool = True) -> None:
         """Raise UserError for the first of these settings that cannot be. models: those that can be measured."""
         check_names("benchmark.models", self.models, models)
         check_names("benchmark.weights", self.weights, WEIGHTS)
         for setting, given in (("contexts", self.contexts), ("batches", self.batches)):
-            if given is not None and not given:
+            if given is not None and not given and (needs_contexts or setting != "contexts"):
                 raise UserError(f"benchmark.{setting}=[] names nothing. Possible: numbers of 1 or more.")
             for number in given or []:
                 at_least(f"benchmark.{setting}", number, 1)
@@ -115,7 +115,8 @@ class BenchmarkSettings(StepSettings, ContextSettings):
         self.check_context()
         if self.name == "context":
             check_masks(self.masks)
-        self.check_steps(BERT_MODELS if self.name == "bert" else STEP_MODELS)
+        real_lengths = self.name == "bert" and bool(self.units)
+        self.check_steps(BERT_MODELS if self.name == "bert" else STEP_MODELS, needs_contexts=not real_lengths)
         for unit in self.units:
             one_of("benchmark.units", unit, BERT_UNITS)
         for dropout in self.dropouts:

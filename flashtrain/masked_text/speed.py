@@ -107,7 +107,8 @@ def cases(settings: Settings) -> list[BertCase]:
             f"bert.family={settings.bert.family} with {activation}: Hugging Face's BERT has neither; choose "
             "bert.family=bert, with bert.activation=gelu or gelu_exact."
         )
-    kinds = [(context, "") for context in asked.contexts] + [(max(asked.contexts), unit) for unit in asked.units]
+    longest = max(asked.contexts, default=settings.context)
+    kinds = [(context, "") for context in asked.contexts] + [(longest, unit) for unit in asked.units]
     return [
         BertCase(size, context, unit, dropout, weights, activation)
         for size in asked.models

@@ -8,9 +8,11 @@ import time
 import pytest
 
 from flashtrain.compose import compose_settings
+from flashtrain.errors import UserError
 from flashtrain.fine_tuning.study import run_contexts
 from flashtrain.job import run_job
 from flashtrain.masked_text import speed_case
+from flashtrain.masked_text.speed import cases
 
 MASKED = ("trainer.steps=1", "trainer.tokens_per_step=256", "masked.token_budget=256", "masked.validation_samples=4")
 DOCUMENTS = ("trainer.steps=1", "finetune.batch=2", "finetune.train=8", "finetune.validation=2", "finetune.test=4")
@@ -84,3 +86,10 @@ def test_long_document_trains_each_context_and_draws_the_scores(words, tmp_path)
     # A second command finds both trained.
     assert run_contexts(compose_settings(words), words, started=time.time(), start=start) == 0
     assert len(started) == 2
+
+
+def test_real_lengths_can_be_measured_without_full_rows() -> None:
+    settings = compose_settings(["recipe=bert-speed", "benchmark.contexts=[]", "benchmark.dropouts=[0]"])
+    assert [(case.context, case.unit) for case in cases(settings)] == [(512, "paragraph")]
+    with pytest.raises(UserError, match="names nothing"):
+        compose_settings(["recipe=bert-speed", "benchmark.contexts=[]", "benchmark.units=[]"])
