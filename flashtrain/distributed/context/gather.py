@@ -20,13 +20,12 @@ from flashtrain.distributed.context.bands import local_part
 from flashtrain.distributed.context.call import Scores, summing_dtype
 from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.distributed.context.layout import Layout, take
+from flashtrain.distributed.context.transfers import Piece, Transfer, pieces_of
 from flashtrain_kernels import Mask
 
 # torch 2.13 renamed both and warns at the old names.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-MOST_PIECES = 4  # of the key/value heads: two pieces are in memory at a time, and small messages are slow
 
 
 class GatherKeys:
@@ -46,7 +45,7 @@ class GatherKeys:
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
         """See Way. The log-sum-exp is of this rank's tokens, (B, H, n)."""
         outs, lses = [], []
-        pieces = _pieces(q.shape[2], k.shape[2])
+        pieces = pieces_of(q.shape[2], k.shape[2])
         coming = self._gather(k, v, pieces[0])
         for index, piece in enumerate(pieces):
             keys, values = self._gathered(coming)
@@ -61,10 +60,10 @@ class GatherKeys:
         self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See Way."""
-        pieces = _pieces(q.shape[2], k.shape[2])
+        pieces = pieces_of(q.shape[2], k.shape[2])
         coming = self._gather(k, v, pieces[0])
         dqs: list[Tensor] = []
-        sums: list[_Coming] = []
+        sums: list[Transfer] = []
         for index, piece in enumerate(pieces):
             keys, values = self._gathered(coming)
             if index + 1 < len(pieces):
@@ -81,20 +80,20 @@ class GatherKeys:
         both = torch.cat([x.arrived() for x in sums], 3)
         return torch.cat(dqs, 2), both[:, :, 0].to(k.dtype), both[:, :, 1].to(v.dtype)
 
-    def _gather(self, k: Tensor, v: Tensor, piece: _Piece) -> _Coming:
+    def _gather(self, k: Tensor, v: Tensor, piece: Piece) -> Transfer:
         """Start gathering some heads of all ranks' keys and values: (R, B, n, 2, heads, D)."""
         held = torch.stack((k[:, :, piece.keys], v[:, :, piece.keys]), 2)
         gathered = held.new_empty((self.size * held.shape[0], *held.shape[1:]))
         work = _all_gather(gathered, held, group=self.group, async_op=True)
-        return _Coming(gathered.unflatten(0, (self.size, -1)), held, work)
+        return Transfer(gathered.unflatten(0, (self.size, -1)), held, [work])
 
-    def _gathered(self, coming: _Coming) -> tuple[Tensor, Tensor]:
+    def _gathered(self, coming: Transfer) -> tuple[Tensor, Tensor]:
         """The keys and the values in the sequence's order, (B, S, heads, D) each."""
         joined = coming.arrived().movedim(0, 1).flatten(1, 2)
         keys, values = take(joined, self.places).unbind(2)
         return keys, values
 
-    def _reduce(self, gradients: Tensor) -> _Coming:
+    def _reduce(self, gradients: Tensor) -> Transfer:
         """Start adding up gradients (B, S, 2, heads, D) over the ranks: each gets those of its tokens (B, n, ...)."""
         exact = gradients.to(summing_dtype(gradients.dtype))
         padding = (self.tokens < 0)[..., None, None, None]
@@ -102,32 +101,4 @@ class GatherKeys:
         sent = dealt.unflatten(1, (self.size, -1)).movedim(1, 0).flatten(0, 1).contiguous()
         received = sent.new_empty((sent.shape[0] // self.size, *sent.shape[1:]))
         work = _reduce_scatter(received, sent, group=self.group, async_op=True)
-        return _Coming(received, sent, work)
-
-
-class _Piece:
-    """Some key/value heads, and the query heads that read them."""
-
-    def __init__(self, first: int, past: int, group: int) -> None:
-        self.keys = slice(first, past)
-        self.queries = slice(first * group, past * group)
-
-
-def _pieces(heads: int, kv_heads: int) -> list[_Piece]:
-    count = max(pieces for pieces in range(1, MOST_PIECES + 1) if kv_heads % pieces == 0)
-    each, group = kv_heads // count, heads // kv_heads
-    return [_Piece(index * each, (index + 1) * each, group) for index in range(count)]
-
-
-class _Coming:
-    """The result of a collective under way, and its input, which must live until then."""
-
-    def __init__(self, result: Tensor, given: Tensor, work: Any) -> None:
-        self._result = result
-        self._waiting: tuple[Tensor, Any] | None = (given, work)
-
-    def arrived(self) -> Tensor:
-        if self._waiting is not None:
-            self._waiting[1].wait()
-            self._waiting = None
-        return self._result
+        return Transfer(received, sent, [work])

@@ -2,7 +2,8 @@
 
 DeepSpeed-Ulysses (Jacobs et al. 2023, arXiv 2309.14509); with a ring over what is left, where the heads do not divide
 (USP, Fang and Zhao 2024, arXiv 2405.07719: 12 heads on 8 ranks as 4 x 2). With one rank for the heads it is the ring
-alone; with one rank a ring it is the all-to-all alone: the local call is the unchanged kernel on the unchanged mask.
+alone; with one rank a ring it is the all-to-all alone, some heads at a time: the local call is the unchanged kernel on
+the unchanged mask.
 
 B batch, n tokens a rank holds, U ranks that divide the heads, m tokens these hold together, H query heads, K key/value
 heads, D head dimension.
@@ -11,7 +12,7 @@ heads, D head dimension.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,7 @@ from flashtrain.distributed.context.call import Scores, summing_dtype
 from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.distributed.context.layout import Layout, take
 from flashtrain.distributed.context.ring import Ring
+from flashtrain.distributed.context.transfers import Piece, Transfer, pieces_of
 from flashtrain_kernels import Mask
 
 
@@ -58,9 +60,20 @@ class HeadsAndRings:
         """See Way. The log-sum-exp is of this rank's heads and all their tokens, (B, H / U, m)."""
         if self.degree == 1:
             return self.ring.forward(q, k, v, scores)
-        q, k, v = self._to_heads(q, *self._repeated(k, v))
-        out, lse = self.ring.forward(q, k, v, scores, self._first_head(q))
-        return self._to_tokens(out)[0], lse
+        k, v = self._repeated(k, v)
+        pieces = self._pieces(q, k)
+        coming = self._to_heads(pieces[0], q, k, v)
+        leaving: list[_Exchange] = []
+        lses = []
+        for index, piece in enumerate(pieces):
+            own_q, own_k, own_v = self._of_heads(coming)
+            if index + 1 < len(pieces):
+                coming = self._to_heads(pieces[index + 1], q, k, v)
+            first = self._first_head(q) + piece.queries.start
+            out, lse = self.ring.forward(own_q, own_k, own_v, scores, first)
+            self._leave(leaving, out)
+            lses.append(lse)
+        return self._of_tokens(leaving)[0], torch.cat(lses, 1)
 
     def backward(
         self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
@@ -69,14 +82,32 @@ class HeadsAndRings:
         if self.degree == 1:
             return self.ring.backward(dout, q, k, v, out, lse, scores)
         kv_heads = k.shape[2]
+        k, v = self._repeated(k, v)
+        pieces = self._pieces(q, k)
         # Exchanged anew instead of being kept: it costs a fraction of the computing, and no memory between the passes.
-        q, k, v, out, dout = self._to_heads(q, *self._repeated(k, v), out, dout)
-        gradients = self.ring.backward(dout, q, k, v, out, lse, scores, self._first_head(q))
-        dq, dk, dv = self._to_tokens(*gradients)
+        coming = self._to_heads(pieces[0], q, k, v, out, dout)
+        leaving: list[_Exchange] = []
+        for index, piece in enumerate(pieces):
+            own_q, own_k, own_v, own_out, own_dout = self._of_heads(coming)
+            if index + 1 < len(pieces):
+                coming = self._to_heads(pieces[index + 1], q, k, v, out, dout)
+            first = self._first_head(q) + piece.queries.start
+            rows = lse[:, piece.queries].contiguous()
+            gradients = self.ring.backward(own_dout, own_q, own_k, own_v, own_out, rows, scores, first)
+            self._leave(leaving, *gradients)
+        dq, dk, dv = self._of_tokens(leaving)
         return dq, _summed(dk, kv_heads), _summed(dv, kv_heads)
 
+    def _pieces(self, q: Tensor, k: Tensor) -> list[Piece]:
+        """Of a rank's own heads: a piece is exchanged while the one before is computed. One where a ring is busy with
+        communication of its own."""
+        heads, kv_heads = q.shape[2] // self.degree, k.shape[2] // self.degree
+        if self.ring.size > 1:
+            return [Piece(slice(0, kv_heads), slice(0, heads))]
+        return pieces_of(heads, kv_heads)
+
     def _first_head(self, q: Tensor) -> int:
-        return dist.get_rank(self.group) * q.shape[2]
+        return dist.get_rank(self.group) * (q.shape[2] // self.degree)
 
     def _repeated(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Key/value heads repeated until every rank gets as many, each right for its query heads."""
@@ -84,32 +115,47 @@ class HeadsAndRings:
         copies = math.lcm(heads, self.degree) // heads
         return tuple(x if copies == 1 else x.repeat_interleave(copies, 2) for x in tensors)
 
-    def _to_heads(self, *tensors: Tensor) -> list[Tensor]:
-        """Tensors (B, n, heads, D) of this rank's tokens -> (B, m, heads / U, D) of this rank's heads, ascending."""
-        apart = [x.unflatten(2, (self.degree, -1)) for x in tensors]
-        counts = [x.shape[3] for x in apart]
-        received = self._exchanged(torch.cat(apart, 3).movedim(2, 0))  # (U, B, n, heads / U of all tensors, D)
-        joined = received.movedim(0, 1).flatten(1, 2)
+    def _to_heads(self, piece: Piece, q: Tensor, k: Tensor, v: Tensor, *like_q: Tensor) -> _Exchange:
+        """Start exchanging this rank's tokens of all heads (B, n, heads, D) for all tokens of a piece of its heads."""
+        chosen = [(q, piece.queries), (k, piece.keys), (v, piece.keys), *((x, piece.queries) for x in like_q)]
+        apart = [x.unflatten(2, (self.degree, -1))[:, :, :, heads] for x, heads in chosen]
+        return self._exchange(torch.cat(apart, 3).movedim(2, 0), [x.shape[3] for x in apart])
+
+    def _of_heads(self, exchange: _Exchange) -> list[Tensor]:
+        """The tensors (B, m, heads of the piece, D), tokens ascending."""
+        joined = exchange.transfer.arrived().movedim(0, 1).flatten(1, 2)  # from (U, B, n, heads of all, D)
         if self.order is not None:
             joined = take(joined, self.order)
-        return list(joined.split(counts, 2))
+        return list(joined.split(exchange.counts, 2))
 
-    def _to_tokens(self, *tensors: Tensor) -> list[Tensor]:
-        """The inverse."""
-        counts = [x.shape[2] for x in tensors]
+    def _leave(self, leaving: list[_Exchange], *tensors: Tensor) -> None:
+        """Start the way back of tensors (B, m, heads of a piece, D), after that of the pieces before."""
+        if leaving:
+            leaving[-1].transfer.arrived()  # it left while this piece was computed: what was sent is no longer needed
         joined = torch.cat(tensors, 2) if len(tensors) > 1 else tensors[0]
         if self.back is not None:
             joined = _put_back(joined, self.back)
-        received = self._exchanged(joined.unflatten(1, (self.degree, -1)).movedim(1, 0))
-        apart = received.split(counts, 3)  # (U, B, n, heads / U, D) each
-        return [x.movedim(0, 2).flatten(2, 3) for x in apart]
+        dealt = joined.unflatten(1, (self.degree, -1)).movedim(1, 0)
+        leaving.append(self._exchange(dealt, [x.shape[2] for x in tensors]))
 
-    def _exchanged(self, x: Tensor) -> Tensor:
-        """x (U, ...): piece u goes to rank u; piece u of the result came from it."""
-        x = x.contiguous()
-        received = torch.empty_like(x)
-        dist.all_to_all_single(received, x, group=self.group)
-        return received
+    def _of_tokens(self, exchanges: list[_Exchange]) -> list[Tensor]:
+        """The tensors (B, n, heads, D) of all pieces together."""
+        found = [exchange.transfer.arrived().split(exchange.counts, 3) for exchange in exchanges]
+        return [torch.cat(parts, 3).movedim(0, 2).flatten(2, 3) for parts in zip(*found, strict=True)]
+
+    def _exchange(self, x: Tensor, counts: list[int]) -> _Exchange:
+        """Start an exchange of x (U, ...): piece u goes to rank u; piece u of the result comes from it."""
+        sent = x.contiguous()
+        received = torch.empty_like(sent)
+        work = dist.all_to_all_single(received, sent, group=self.group, async_op=True)
+        return _Exchange(Transfer(received, sent, [work]), counts)
+
+
+class _Exchange(NamedTuple):
+    """counts: heads of each of the tensors that go together."""
+
+    transfer: Transfer
+    counts: list[int]
 
 
 def _held_by(layout: Layout, ring: int, degree: int) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 from flashtrain.distributed.context import call
 from flashtrain.distributed.context.bands import Part
 from flashtrain.distributed.context.call import Scores, summing_dtype
+from flashtrain.distributed.context.transfers import Transfer
 from flashtrain_kernels import merge_attention
 
 _KEYS, _GRADIENTS = 1, 2  # tags: both streams are under way between the same two ranks at once
@@ -69,7 +70,7 @@ class Ring:
         dtype = summing_dtype(q.dtype)
         held = torch.stack((k, v))
         dq = torch.zeros(q.shape, dtype=dtype, device=q.device)
-        travelling: _Coming | None = None
+        travelling: Transfer | None = None
         for step in range(self.size):
             coming = self._send_on(held, _KEYS) if step + 1 < self.size else None
             part, *own = call.backward(dout, q, held[0], held[1], out, lse, self._part(step), scores, first_head)
@@ -89,7 +90,7 @@ class Ring:
         """Keys come from the rank before: at step s those of rank r - s are here."""
         return self.parts[(self.rank - step) % self.size]
 
-    def _send_on(self, x: Tensor, tag: int) -> _Coming:
+    def _send_on(self, x: Tensor, tag: int) -> Transfer:
         """Start sending x to the next rank and receiving its like from the one before."""
         received = torch.empty_like(x)
         after, before = ((self.rank + hop) % self.size for hop in (1, -1))
@@ -99,16 +100,4 @@ class Ring:
                 dist.P2POp(dist.irecv, received, group=self.group, tag=tag, group_peer=before),
             ]
         )
-        return _Coming(received, x, works)
-
-
-class _Coming:
-    """A tensor on its way, and the one that is being sent, which must live until it has left."""
-
-    def __init__(self, received: Tensor, sent: Tensor, works: list[Any]) -> None:
-        self._received, self._sent, self._works = received, sent, works
-
-    def arrived(self) -> Tensor:
-        for work in self._works:
-            work.wait()
-        return self._received
+        return Transfer(received, x, works)

@@ -83,6 +83,8 @@ def cases() -> Iterator[Case]:
             yield Case(way, mask, layout="contiguous")
         if way != "hybrid":
             yield Case(way, "causal document", "GQA", degree=2)
+            yield Case(way, "causal", degree=2, dropout=0.3)  # several heads a rank, which go in pieces
+            yield Case(way, "causal document", degree=2)
 
 
 def layout_of(case: Case, mask: Mask) -> Layout:
