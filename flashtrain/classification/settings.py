@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 
-from flashtrain.data.pathfinder.parameters import FEWEST_DASHES, MOST_DASHES, contours_in, of_side
+from flashtrain.data.pathfinder.parameters import FEWEST_DASHES, MOST_DASHES, dashes_in, of_side
 from flashtrain.errors import UserError
 from flashtrain.setting_checks import at_least, between, one_of
 
@@ -164,7 +164,7 @@ class StageSettings:
     def each_length(self) -> list[StageSettings]:
         """The stages that a growing contour stands for, one for each number of dashes; itself where none grows."""
         growth = self._growth()
-        return [self] if growth is None else [replace(self, contour=contour) for contour in contours_in(growth)]
+        return [self] if growth is None else [replace(self, contour=str(dashes)) for dashes in dashes_in(growth)]
 
     def _growth(self) -> str | None:
         """3..14 as the range 3-14; None for a contour that does not grow from what there is to what there is."""

@@ -32,7 +32,7 @@ def test_pathx_is_trained_on_growing_images() -> None:
 def test_a_growing_contour_is_a_stage_for_each_length() -> None:
     growing = "{side:32,contour:5..7,steps:9,until:0.9,schedule:constant,images:50}"
     stages = stages_of(compose_settings(["recipe=pathx", f"curriculum.stages=[{growing},{{side:64}}]"]))
-    assert [stage.settings.pathfinder.contour for stage in stages] == ["5", "easy", "7", "hard"]
+    assert [stage.settings.pathfinder.contour for stage in stages] == ["5", "6", "7", "hard"]
     assert [(stage.number, stage.until) for stage in stages] == [(0, 0.9), (1, 0.9), (2, 0.9), (3, None)]
     assert [stage.settings.schedule.name for stage in stages] == 3 * ["constant"] + ["cosine"]
     assert [stage.steps for stage in stages[:3]] == [9, 9, 9]
