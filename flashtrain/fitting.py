@@ -42,15 +42,15 @@ def fit(
     monitor: str = "validation_loss",
     mode: str = "min",
     callbacks: Sequence[pl.Callback] = (),
-    validated: Callable[[], bool] = lambda: False,
+    validated: Callable[[int], bool] | None = None,
 ) -> dict[str, Any]:
     """Train to the end, validate once more where the last step was no time for it, and return finish(trainer).
 
     resumed: the checkpoint to go on from. started: time.time() at the command's start. batching: the micro-batches, and
     what they are estimated to need; advice: what else needs less memory. logs: where loggers write (None: folder).
     goes_on: another training starts from where this one ends, so its end is a checkpoint too, and a signal that comes
-    while it is written still stops the run. monitor, mode: see checkpoint_callbacks. validated: whether the last
-    validation was of the last step already.
+    while it is written still stops the run. monitor, mode: see checkpoint_callbacks. validated: whether there was
+    a validation after so many steps (None: where they are a multiple of trainer.validate_every).
     Raises Stopped after a signal or at the end of trainer.max_minutes, OutOfMemory.
     """
     signals = SaveOnSignal(until=deadline(settings, started))
@@ -85,11 +85,12 @@ def fit(
             ) from error
         if signals.stopped_by is not None or signals.out_of_time:
             raise stopped(signals, folder)
-        if trainer.global_step % settings.trainer.validate_every and not validated():
+        step = trainer.global_step
+        if not (step % settings.trainer.validate_every == 0 if validated is None else validated(step)):
             trainer.validate(task, data, verbose=False)
         if goes_on:
             trainer.save_checkpoint(folder / CHECKPOINTS / LAST)
-            signals.take_late()
+            signals.take_late(trainer)
             if signals.stopped_by is not None or signals.out_of_time:
                 raise stopped(signals, folder)
         row = finish(trainer)

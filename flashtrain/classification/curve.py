@@ -11,14 +11,18 @@ from typing import Any
 import pytorch_lightning as pl
 
 from flashtrain.announce import say
+from flashtrain.classification.stages import Stage
 from flashtrain.report.rows import write_atomically
 from flashtrain.tasks import SequenceClassification
 
-COLUMNS = ("stage", "side", "step", "images", "train_accuracy", "validation_accuracy", "validation_loss", "minutes")
+COLUMNS = (
+    "stage", "side", "contour", "step", "images", "train_accuracy", "validation_accuracy", "validation_loss", "minutes"
+)  # fmt: skip
 
 
 class LearningCurve(pl.Callback):
-    """Appends a row to `path` (csv) after each validation while training, and says it.
+    """Appends a row to `path` (csv) after each validation while training, says it, and ends a stage that reached its
+    `until`: a row of so high an accuracy is a stage's last, and that is all by which its early end is known.
 
     The rows travel in the checkpoint: a run that is resumed, from a file carried to another machine too, writes the
     whole curve. minutes: of fitting, all pieces together. images: read for training, all stages together. `begin_stage`
@@ -29,13 +33,27 @@ class LearningCurve(pl.Callback):
         super().__init__()
         self.path = Path(path)
         self.rows: list[dict[str, Any]] = []
-        self._stage, self._side, self._batch = 0, 0, 1
+        self._stage: Stage | None = None
         self._images_before, self._seconds_before = 0, 0.0
         self._began: float | None = None
 
-    def begin_stage(self, number: int, side: int, batch: int, images_before: int) -> None:
-        """The stage that the next fit trains. images_before: what earlier stages have read."""
-        self._stage, self._side, self._batch, self._images_before = number, side, batch, images_before
+    def begin_stage(self, stage: Stage) -> None:
+        """The stage that the next fit trains."""
+        self._stage = stage
+        self._images_before = max((row["images"] for row in self.rows if row["stage"] <= stage.number), default=0)
+
+    def has_row(self, stage: Stage, step: int) -> bool:
+        """Whether the stage was validated after so many steps."""
+        return self._accuracy(stage, step) is not None
+
+    def is_over(self, stage: Stage, step: int) -> bool:
+        """Whether the stage ends with this step: with its last one, or with one that reached `until`."""
+        return self.has_row(stage, step) and (step >= stage.steps or self._reached(stage, step))
+
+    def made(self) -> dict[str, int]:
+        """`steps` and `samples` of all stages so far, as of the last row; nothing where there is none."""
+        last = {row["stage"]: row["step"] for row in self.rows}
+        return {"steps": sum(last.values()), "samples": self.rows[-1]["images"]} if self.rows else {}
 
     @property
     def minutes(self) -> float:
@@ -45,6 +63,13 @@ class LearningCurve(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._began = time.monotonic()
+        stage, step = self._begun_stage(), trainer.global_step
+        # Stopped by a signal at this step, or killed, before the validation that was due: an uninterrupted run made it.
+        due = step > 0 and step % stage.settings.trainer.validate_every == 0
+        if due and not self.has_row(stage, step):
+            _validate(trainer)
+        if self._reached(stage, step):
+            trainer.should_stop = True
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._seconds_before, self._began = 60 * self.minutes, None
@@ -55,12 +80,14 @@ class LearningCurve(pl.Callback):
         train = pl_module.take_train_accuracy()
         if train is None:  # nothing was trained since the last row
             return
-        found = trainer.callback_metrics
+        found, stage, step = trainer.callback_metrics, self._begun_stage(), trainer.global_step
+        images = stage.settings.pathfinder if stage.settings.sequence.data == "pathfinder" else None
         row = {
-            "stage": self._stage + 1,
-            "side": self._side,
-            "step": trainer.global_step,
-            "images": self._images_before + trainer.global_step * self._batch,
+            "stage": stage.number + 1,
+            "side": images.side if images else 0,
+            "contour": images.contour if images else "",
+            "step": step,
+            "images": self._images_before + step * stage.batch,
             "train_accuracy": round(train, 5),
             "validation_accuracy": round(float(found["validation_accuracy"]), 5),
             "validation_loss": round(float(found["validation_loss"]), 5),
@@ -71,12 +98,30 @@ class LearningCurve(pl.Callback):
         self.rows = [kept for kept in self.rows if (kept["stage"], kept["step"]) < place] + [row]
         if trainer.is_global_zero:
             self.write()
-            side = f"side {row['side']}, " if row["side"] else ""
             say(
-                f"{side}step {row['step']}, {row['images']:,} samples: "
+                f"{stage.name}, step {step}, {row['images']:,} samples: "
                 f"accuracy {row['validation_accuracy']:.2%} held out, "
                 f"{row['train_accuracy']:.2%} in training, {row['minutes']:.1f} min"
             )
+        if self._reached(stage, step):
+            trainer.should_stop = True
+            say(f"{stage.name}: until={stage.until:g} reached after {step:,} of {stage.steps:,} steps, it ends here")
+        elif stage.until is not None and step >= stage.steps:
+            say(f"{stage.name}: its {step:,} steps are over below until={stage.until:g}")
+
+    def _begun_stage(self) -> Stage:
+        if self._stage is None:
+            raise RuntimeError("LearningCurve.begin_stage comes before a fit")
+        return self._stage
+
+    def _accuracy(self, stage: Stage, step: int) -> float | None:
+        place = (stage.number + 1, step)
+        return next((row["validation_accuracy"] for row in self.rows if (row["stage"], row["step"]) == place), None)
+
+    def _reached(self, stage: Stage, step: int) -> bool:
+        # Rows hold what all ranks together found, so that all of them end at one step.
+        accuracy = self._accuracy(stage, step)
+        return stage.until is not None and accuracy is not None and accuracy >= stage.until
 
     def write(self) -> None:
         """Write the csv file."""
@@ -92,3 +137,12 @@ class LearningCurve(pl.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.rows = [dict(row) for row in state_dict["rows"]]
         self._seconds_before = float(state_dict["seconds"])
+
+
+def _validate(trainer: pl.Trainer) -> None:
+    """A validation inside a fit, as between two of its steps."""
+    loop = trainer.fit_loop.epoch_loop.val_loop
+    loop.restarting = False
+    trainer.validating = True
+    loop.run()
+    trainer.training = True

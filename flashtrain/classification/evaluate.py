@@ -72,7 +72,7 @@ def settings_for_weights(words: Sequence[str], given: dict[str, Override]) -> Se
 
 def of_last_stage(settings: Settings) -> Settings:
     """A run's settings with the image that its last stage was trained on."""
-    stages = settings.curriculum.stages
+    stages = settings.curriculum.each_stage()
     if not stages:
         return settings
     images = replace(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from flashtrain.announce import say
-from flashtrain.classification.stages import Stage, stages_of
+from flashtrain.classification.stages import stages_of
 from flashtrain.settings import Settings
 
 
@@ -16,7 +16,7 @@ def model_name(settings: Settings) -> str:
 
 
 def trained_columns(settings: Settings) -> dict[str, Any]:
-    """What is trained, known beforehand. side, batch, context: the last stage's; steps, samples: of all stages."""
+    """What is trained, known beforehand. side, batch, context: the last stage's; steps, samples: of all, at most."""
     stages = stages_of(settings)
     last = stages[-1].settings
     image = last.sequence.data == "pathfinder"
@@ -31,11 +31,6 @@ def trained_columns(settings: Settings) -> dict[str, Any]:
         "samples": sum(stage.samples for stage in stages),
         "devices": settings.trainer.ranks,
     }
-
-
-def samples_before(stages: list[Stage], number: int) -> int:
-    """Samples that the stages before this one read."""
-    return sum(stage.samples for stage in stages[:number])
 
 
 def say_classified(row: dict[str, Any], folder: Path, settings: Settings) -> None:

@@ -31,7 +31,6 @@ from flashtrain.classification.build import (
 )
 from flashtrain.classification.curve import LearningCurve
 from flashtrain.classification.resume import Resumed, check_same, find_resumed
-from flashtrain.classification.rows import samples_before
 from flashtrain.classification.stages import Stage, stages_of
 from flashtrain.classification.weights import SUFFIX, SavedClassifier, read_classifier
 from flashtrain.classification.words import describe_stage_line, random_start
@@ -84,35 +83,31 @@ def train_classifier(
         classifier_config(stage.settings.classifier, source.shape)
     resumed = find_resumed(settings, folder, stages)
     start = _starting_weights(settings) if resumed is None else None
+    curve = LearningCurve(folder / CURVE)
+    if resumed is not None and resumed.curve is not None:
+        curve.load_state_dict(resumed.curve)
     first = 0
     if resumed is not None:
         first = resumed.stage
-        if resumed.step >= stages[first].steps and first + 1 < len(stages):
+        if curve.is_over(stages[first], resumed.step) and first + 1 < len(stages):
             first, start = first + 1, resumed.saved
         say(f"resuming from {resumed.checkpoint} ({stages[resumed.stage].name}, step {resumed.step})")
 
     write_config(settings, folder)
     write_summary(folder, {**planned_row(settings, hardware, overrides), "status": RUNNING})
-    curve = LearningCurve(folder / CURVE)
-    if resumed is not None and resumed.curve is not None:
-        curve.load_state_dict(resumed.curve)
+    if curve.rows:
         curve.write()
     fitted: _Fitted | None = None
     for stage in stages[first:]:
         again = resumed if resumed is not None and stage.number == resumed.stage else None
-        curve.begin_stage(
-            stage.number,
-            stage.settings.pathfinder.side if stage.settings.sequence.data == "pathfinder" else 0,
-            stage.batch,
-            samples_before(stages, stage.number),
-        )
+        curve.begin_stage(stage)
         fitted = _fit(stage, hardware, folder, curve, start=start, resumed=again, started=started)
         start = fitted.saved
     if fitted is None:
         raise AssertionError("a training has a stage at least")
     if curve.rows and (not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0):
         _publish(settings, folder, curve, overrides)
-    return _row(settings, hardware, fitted, overrides=overrides, started=started, minutes=curve.minutes)
+    return _row(settings, hardware, fitted, curve, overrides=overrides, started=started)
 
 
 def _fit(
@@ -171,7 +166,7 @@ def _fit(
         monitor="validation_accuracy" if by_accuracy else "validation_loss",
         mode="max" if by_accuracy else "min",
         callbacks=[curve],
-        validated=lambda: resumed is not None and resumed.step >= stage.steps,
+        validated=lambda step: curve.has_row(stage, step),
     )
     state = {name: value.detach().cpu() for name, value in model.state_dict().items()}
     saved = SavedClassifier(model.config, state, describe_stage(stage, model), folder / CHECKPOINTS / LAST)
@@ -217,16 +212,17 @@ def _row(
     settings: Settings,
     hardware: Hardware,
     fitted: _Fitted,
+    curve: LearningCurve,
     *,
     overrides: list[str],
     started: float,
-    minutes: float,
 ) -> dict[str, Any]:
     measured = fitted.throughput.summary()
     rate = measured["tokens_per_second"]
     return {
         **planned_row(settings, hardware, overrides),
         "status": FINISHED,
+        **curve.made(),  # fewer than planned, where stages ended early
         "context": fitted.saved.config.length,
         "parameters": sum(value.numel() for value in fitted.saved.state.values()),
         "micro_batch": fitted.batching.micro_batch,
@@ -237,6 +233,6 @@ def _row(
         "step_seconds": measured["step_seconds_median"],
         "mfu": measured["mfu"],
         "peak_memory_gib": measured["peak_memory_gib"],
-        "minutes": round(minutes, 2),
+        "minutes": round(curve.minutes, 2),
         "seconds": round(time.time() - started, 1),
     }

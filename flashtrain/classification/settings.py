@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 
-from flashtrain.data.pathfinder.parameters import of_side
+from flashtrain.data.pathfinder.parameters import FEWEST_DASHES, MOST_DASHES, dashes_in, of_side
 from flashtrain.errors import UserError
 from flashtrain.setting_checks import at_least, between, one_of
 
@@ -112,13 +113,18 @@ class MaskedPixelSettings:
 class StageSettings:
     """One stage of a curriculum: images of a side, for so many steps or epochs; what is None is the run's own setting.
 
-    steps, epochs: one of them (neither: trainer.steps). images: the first so many training images.
+    steps, epochs: one of them (neither: trainer.steps). until: the accuracy on held-out images at which the stage ends
+    before its steps are over (None: it never does). images: the first so many training images. contour: as
+    pathfinder.contour, or 3..14: a stage like this one for each number of dashes from 3 to 14. schedule: of the
+    learning rate, by name: one that ends early is better constant than on its way down to where it does not get.
     """
 
     side: int = 32
     steps: int | None = None
     epochs: float | None = None
+    until: float | None = None
     learning_rate: float | None = None
+    schedule: str | None = None
     warmup_steps: int | None = None
     batch: int | None = None
     micro_batch: int | None = None
@@ -131,7 +137,15 @@ class StageSettings:
 
     def check(self, number: int) -> None:
         where = f"curriculum.stages[{number}]"
-        of_side(self.side, self.contour or "hard")
+        if self.contour is not None and ".." in self.contour and self._growth() is None:
+            raise UserError(
+                f"{where}.contour={self.contour} must grow: from {FEWEST_DASHES} dashes at least to {MOST_DASHES} at "
+                "most, such as 3..14."
+            )
+        for stage in self.each_length():
+            of_side(self.side, stage.contour or "hard")
+        if self.until is not None and not 0 < self.until <= 1:
+            raise UserError(f"{where}.until={self.until} must be a share of the images: above 0, and at most 1.")
         if self.steps is not None and self.epochs is not None:
             raise UserError(f"{where} has steps={self.steps} and epochs={self.epochs}: give one of them.")
         for name in ("steps", "batch", "micro_batch", "images", "validate_every"):
@@ -147,6 +161,18 @@ class StageSettings:
             if given is not None and not given > 0:
                 raise UserError(f"{where}.{name}={given} must be above 0.")
 
+    def each_length(self) -> list[StageSettings]:
+        """The stages that a growing contour stands for, one for each number of dashes; itself where none grows."""
+        growth = self._growth()
+        return [self] if growth is None else [replace(self, contour=str(dashes)) for dashes in dashes_in(growth)]
+
+    def _growth(self) -> str | None:
+        """3..14 as the range 3-14; None for a contour that does not grow from what there is to what there is."""
+        found = re.fullmatch(r"(\d+)\.\.(\d+)", self.contour or "")
+        if found is None or not FEWEST_DASHES <= int(found[1]) <= int(found[2]) <= MOST_DASHES:
+            return None
+        return f"{found[1]}-{found[2]}"
+
 
 @dataclass
 class CurriculumSettings:
@@ -158,3 +184,7 @@ class CurriculumSettings:
     def check(self) -> None:
         for number, stage in enumerate(self.stages):
             stage.check(number)
+
+    def each_stage(self) -> list[StageSettings]:
+        """The stages one by one, those of growing contours too."""
+        return [one for stage in self.stages for one in stage.each_length()]

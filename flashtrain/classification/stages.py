@@ -6,8 +6,11 @@ import math
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from flashtrain import components  # noqa: F401 - they register the schedules that stages name
 from flashtrain.classification.settings import StageSettings
+from flashtrain.data.pathfinder.parameters import contour_words
 from flashtrain.errors import UserError
+from flashtrain.registry import component
 from flashtrain.settings import Settings, divisors
 
 T = TypeVar("T")
@@ -15,18 +18,22 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Stage:
-    """number: from 0, of `count`. settings: the run's, changed to train this stage alone."""
+    """number: from 0, of `count`. settings: the run's, changed to train this stage alone. until: the held-out accuracy
+    that ends it early, None for none."""
 
     number: int
     count: int
     settings: Settings
+    until: float | None = None
 
     @property
     def name(self) -> str:
-        """Such as "stage 2 of 3, side 64"; the data's name where there is one stage only."""
-        sequence, side = self.settings.sequence, self.settings.pathfinder.side
-        what = f"side {side}" if sequence.data == "pathfinder" else sequence.data
-        return what if self.count == 1 else f"stage {self.number + 1} of {self.count}, {what}"
+        """Such as "stage 2 of 3, side 64, hard contours"; "side 64" or the data's name where there is one only."""
+        sequence, images = self.settings.sequence, self.settings.pathfinder
+        what = f"side {images.side}" if sequence.data == "pathfinder" else sequence.data
+        if self.count == 1:
+            return what
+        return f"stage {self.number + 1} of {self.count}, {what}, {contour_words(images.contour)}"
 
     @property
     def folder(self) -> str:
@@ -35,7 +42,7 @@ class Stage:
 
     @property
     def steps(self) -> int:
-        """Optimiser steps."""
+        """Optimiser steps, at most."""
         return self.settings.trainer.steps
 
     @property
@@ -45,22 +52,25 @@ class Stage:
 
     @property
     def samples(self) -> int:
-        """Samples that the whole stage reads."""
+        """Samples that the whole stage reads, at most."""
         return self.steps * self.batch
 
 
 def stages_of(settings: Settings) -> list[Stage]:
     """The stages to train, one at least. Raises UserError for settings that do not go together."""
-    given = list(settings.curriculum.stages)
+    given = settings.curriculum.each_stage()
     if given and settings.sequence.data != "pathfinder":
         raise UserError(
             f"curriculum.stages are of growing images: sequence.data={settings.sequence.data} has none, "
             "only pathfinder has."
         )
-    changed = [_changed(settings, stage) for stage in given] or [settings]
-    for one in changed:
+    changed = [(_changed(settings, stage), stage.until) for stage in given] or [(settings, None)]
+    for one, until in changed:
         check_batch(one)
-    return [Stage(number, len(changed), one) for number, one in enumerate(changed)]
+        component("schedule", one.schedule.name)
+        if until is not None and one.sequence.classification_weight == 0:
+            raise UserError(f"a stage that learns no labels never gets until={until:g} of them right: leave it out.")
+    return [Stage(number, len(changed), one, until) for number, (one, until) in enumerate(changed)]
 
 
 def check_batch(settings: Settings) -> None:
@@ -99,7 +109,11 @@ def _changed(settings: Settings, stage: StageSettings) -> Settings:
         optimizer=replace(
             settings.optimizer, learning_rate=_own(stage.learning_rate, settings.optimizer.learning_rate)
         ),
-        schedule=replace(settings.schedule, warmup_steps=_own(stage.warmup_steps, settings.schedule.warmup_steps)),
+        schedule=replace(
+            settings.schedule,
+            name=_own(stage.schedule, settings.schedule.name),
+            warmup_steps=_own(stage.warmup_steps, settings.schedule.warmup_steps),
+        ),
         sequence=replace(
             settings.sequence,
             batch=batch,

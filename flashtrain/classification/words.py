@@ -13,8 +13,10 @@ from flashtrain.training.hardware import Hardware
 LARGEST_START = 64  # the side of images above which random weights deserve a word
 
 
-def describe_stage_line(stage: Stage, hardware: Hardware, model: Classifier, batching: Batching) -> str:
-    """The line that says what a stage trains, on what, in what portions."""
+def describe_stage_line(
+    stage: Stage, hardware: Hardware, model: Classifier, batching: Batching, name: str | None = None
+) -> str:
+    """The line that says what a stage trains, on what, in what portions. name: what to call it, if not by its own."""
     config, settings = model.config, stage.settings
     pattern = "" if config.pattern == "dense" else f", {config.pattern} blocks ({model_density(model):.1%} computed)"
     masked = settings.masked_pixels
@@ -26,8 +28,12 @@ def describe_stage_line(stage: Stage, hardware: Hardware, model: Classifier, bat
     if masked.weight:
         beside = "beside the labels" if settings.sequence.classification_weight else "alone, without labels"
         parts.append(f"masked pixels {beside}")
+    steps = f"{stage.steps:,} steps of {stage.batch} samples"
+    if stage.until is not None:
+        steps = f"until {stage.until:.0%} of held-out samples are right, at most {steps}"
+    constant = "constant " if settings.schedule.name == "constant" else ""
     return (
-        f"{stage.name}: {', '.join(parts)}; {stage.steps:,} steps of {stage.batch} samples at learning rate "
+        f"{name or stage.name}: {', '.join(parts)}; {steps} at {constant}learning rate "
         f"{settings.optimizer.learning_rate:g} on {settings.trainer.ranks} x {hardware.name}, {hardware.precision}, "
         f"micro-batch {batching.micro_batch}{memory_words(batching)}"
     )

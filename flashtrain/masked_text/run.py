@@ -89,7 +89,9 @@ def train_masked(
         batching=batching,
         advice=ADVICE,
         callbacks=[] if target is None else [target],
-        validated=lambda: target is not None and target.seconds is not None,
+        validated=None
+        if target is None
+        else lambda step: target.seconds is not None or step % settings.trainer.validate_every == 0,
     )
 
 

@@ -105,8 +105,13 @@ class SaveOnSignal(pl.Callback):
         if isinstance(exception, KeyboardInterrupt) and self.stopped_by is None:
             self.stopped_by, self.stopped_at = signal.SIGINT, trainer.global_step
 
-    def take_late(self) -> None:
-        """For a program that goes on after this fit: what came at its last step counts as having stopped it."""
+    def take_late(self, trainer: pl.Trainer) -> None:
+        """For a program that goes on after this fit: what came at its last step, or in the validation after it, counts
+        as having stopped it. Every rank calls this."""
+        if self._late is None:
+            self._steps_to_agreement = 1
+            told = self._agree(trainer)
+            self._late = None if told is None else (told, trainer.global_step)
         if self._late is not None:
             self._note(*self._late)
 

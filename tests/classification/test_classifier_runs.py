@@ -118,6 +118,7 @@ def test_a_finished_stage_leads_to_the_next(curriculum: TinyRuns, finished) -> N
     assert all(
         torch.equal(one, other) for one, other in zip(weights(finished).values(), weights(folder).values(), strict=True)
     )
+    assert curve(folder) == curve(finished)
 
 
 def test_a_checkpoint_of_another_model_is_refused_with_what_differs(curriculum: TinyRuns, finished) -> None:
@@ -184,6 +185,14 @@ def test_a_mode_for_language_models_is_refused(finished) -> None:
         (("curriculum.stages=[{side:24,steps:2,epochs:2}]",), "give one of them"),
         (("curriculum.stages=[{side:24,learning_rate:0}]",), "must be above 0"),
         (("curriculum.stages=[{sides:24}]",), "sides"),
+        (("curriculum.stages=[{side:24,until:0}]",), r"stages\[0\].until=0.0 must be a share"),
+        (("curriculum.stages=[{side:24,until:90}]",), "at most 1"),
+        (("curriculum.stages=[{side:24,until:0.9,classification_weight:0}]",), "learns no labels"),
+        (("curriculum.stages=[{side:24,contour:7..3}]",), "contour=7..3 must grow"),
+        (("curriculum.stages=[{side:24,contour:3..99}]",), "to 20 at most"),
+        (("curriculum.stages=[{side:24,contour:3...9}]",), "such as 3..14"),
+        (("pathfinder.contour=3..9",), "unknown contour"),
+        (("curriculum.stages=[{side:24,schedule:cosin}]",), "unknown schedule.*cosine"),
         (("sequence.data=listops",), "only pathfinder has"),
         (("sequence.data=poems",), "unknown sequence.data"),
         (("sequence.data=listops", "sequence.augment=turn", "curriculum.stages=[]"), "turns images"),

@@ -19,8 +19,23 @@ from flashtrain.training.hardware import detect_hardware
 
 def test_pathx_is_trained_on_growing_images() -> None:
     stages = stages_of(compose_settings(["recipe=pathx"]))
-    assert [stage.settings.pathfinder.side for stage in stages] == [32, 64, 128]
-    assert stages[2].name == "stage 3 of 3, side 128"
+    assert list(dict.fromkeys(stage.settings.pathfinder.side for stage in stages)) == [32, 40, 48, 64, 128]
+    assert stages[-1].name == "stage 38 of 38, side 128, hard contours"
+    # Each side ends with the Arena's own images and a learning rate that goes down to the end.
+    last = {stage.settings.pathfinder.side: stage for stage in stages}
+    for stage in (last[32], last[64], last[128]):
+        images = stage.settings.pathfinder
+        assert (images.contour, images.train_images, stage.until) == ("hard", 160_000, None)
+        assert stage.settings.schedule.name == "cosine"
+
+
+def test_a_growing_contour_is_a_stage_for_each_length() -> None:
+    growing = "{side:32,contour:5..7,steps:9,until:0.9,schedule:constant,images:50}"
+    stages = stages_of(compose_settings(["recipe=pathx", f"curriculum.stages=[{growing},{{side:64}}]"]))
+    assert [stage.settings.pathfinder.contour for stage in stages] == ["5", "6", "7", "hard"]
+    assert [(stage.number, stage.until) for stage in stages] == [(0, 0.9), (1, 0.9), (2, 0.9), (3, None)]
+    assert [stage.settings.schedule.name for stage in stages] == 3 * ["constant"] + ["cosine"]
+    assert [stage.steps for stage in stages[:3]] == [9, 9, 9]
 
 
 def test_what_a_stage_does_not_say_is_the_runs_own() -> None:
@@ -52,7 +67,9 @@ def test_a_checkpoint_of_the_path_x_model_is_below_16_mib(tmp_path) -> None:
 def test_the_plan_tells_every_stages_cost_and_starts_nothing(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("FLASHTRAIN_CACHE", str(tmp_path))
     text = plan_classifier(compose_settings(["recipe=pathx"]), detect_hardware("cpu"))
-    assert text.count("TFLOP each") == 3
+    assert text.count("TFLOP each") == 8
+    assert "stages 15 to 25 of 38, side 64, contours of 3 to 13 dashes one after another: " in text
+    assert "until 90% of held-out samples are right, at most 4,000 steps" in text
     assert not list(tmp_path.iterdir())
 
 

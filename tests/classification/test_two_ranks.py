@@ -12,9 +12,12 @@ from tiny_runs import TinyRuns
 from flashtrain.training.checkpoints import read_checkpoint
 
 
-def test_two_ranks_train_both_stages_as_one_process_does(curriculum: TinyRuns, tmp_path) -> None:
+def test_two_ranks_train_both_stages_as_one_process_does_and_end_the_first_one_early(
+    curriculum: TinyRuns, tmp_path
+) -> None:
+    stages = "curriculum.stages=[{side:24,steps:9,batch:4,until:0.1},{side:28,steps:4,batch:4,micro_batch:2}]"
     # Masked pixels and turned images are drawn by rank: without them the two must agree.
-    plain = ("masked_pixels.weight=0", "sequence.augment=none", "classifier.grey_bins=0")
+    plain = ("masked_pixels.weight=0", "sequence.augment=none", "classifier.grey_bins=0", stages)
     done = curriculum.command(*plain, "trainer.devices=2", "trainer.strategy=ddp", f"output={tmp_path}")
     assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = tmp_path.glob("pathx/*/")
@@ -26,4 +29,4 @@ def test_two_ranks_train_both_stages_as_one_process_does(curriculum: TinyRuns, t
     accuracies = [json.loads((run / "summary.json").read_text())["validation_accuracy"] for run in (folder, alone)]
     assert accuracies[0] == pytest.approx(accuracies[1])
     with (folder / "learning_curve.csv").open() as file:
-        assert [row["images"] for row in csv.DictReader(file)] == ["12", "20", "32", "36"]
+        assert [row["images"] for row in csv.DictReader(file)] == ["12", "24", "28"]

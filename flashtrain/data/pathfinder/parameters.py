@@ -102,7 +102,7 @@ def of_side(side: int, contour: str = "hard", **changes: Any) -> PathfinderParam
     contour: a name of CONTOURS or a number of dashes; of a range, the longest. Distractors have a third of the dashes.
     Raises UserError for a contour that does not exist and a side that is too small.
     """
-    dashes = _dashes(contour)[-1]
+    dashes = dashes_in(contour)[-1]
     at_least("side", side, SMALLEST_SIDE)
     found = replace(_sized(side), contour_dashes=dashes, distractor_dashes=max(1, dashes // 3))
     unknown_names = sorted(set(changes) - set(found.as_dict()))
@@ -119,7 +119,7 @@ def contours_in(contour: str) -> list[str]:
     Raises UserError for one that does not exist.
     """
     names = {dashes: name for name, dashes in CONTOURS.items()}
-    return [names.get(dashes, str(dashes)) for dashes in _dashes(contour)]
+    return [names.get(dashes, str(dashes)) for dashes in dashes_in(contour)]
 
 
 def contour_words(contour: str) -> str:
@@ -129,8 +129,8 @@ def contour_words(contour: str) -> str:
     return f"contours of {contour.replace('-', ' to ')} dashes"
 
 
-def _dashes(contour: str) -> range:
-    """How many dashes the long curves have: one number, or several of a range."""
+def dashes_in(contour: str) -> range:
+    """How many dashes the long curves have: one number, or several of a range. UserError: no such contour."""
     if contour in CONTOURS:
         return range(CONTOURS[contour], CONTOURS[contour] + 1)
     found = re.fullmatch(r"(\d+)(?:-(\d+))?", contour)

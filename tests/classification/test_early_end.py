@@ -1,0 +1,76 @@
+"""Stages that end as soon as they have learned enough: what is told of them, and that resuming knows of their end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from test_classifier_runs import SignalAt, curve, summary, weights
+from tiny_runs import TinyRuns
+
+from flashtrain import registry
+
+# Half of the held-out images are right from the start: a growing stage ends at its first validation, after 3 steps.
+STAGES = (
+    "curriculum.stages=[{side:24,contour:2..3,steps:9,batch:4,until:0.1,schedule:constant},{side:28,steps:4,batch:4}]"
+)
+
+
+@pytest.fixture(scope="module")
+def early(curriculum: TinyRuns) -> Path:
+    """The folder of a finished curriculum whose first two stages ended early."""
+    status, folder = curriculum.run("early", STAGES)
+    assert status == 0
+    return folder
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(weights(one).values(), weights(other).values(), strict=True))
+
+
+def test_the_curve_and_the_summary_tell_the_steps_really_made(early) -> None:
+    rows = [(row["stage"], row["contour"], row["step"], row["images"]) for row in curve(early)]
+    assert rows == [("1", "2", "3", "12"), ("2", "3", "3", "24"), ("3", "easy", "3", "36"), ("3", "easy", "4", "40")]
+    assert (summary(early)["stages"], summary(early)["steps"], summary(early)["samples"]) == (3, 10, 40)
+
+
+def test_the_run_says_when_a_stage_ended_early_and_when_its_steps_were_over_before(
+    curriculum: TinyRuns, caplog
+) -> None:
+    stages = "curriculum.stages=[{side:24,steps:9,batch:4,until:0.1},{side:24,steps:4,batch:4,until:1.0}]"
+    with caplog.at_level("INFO", logger="flashtrain"):
+        curriculum.run("told", stages)
+    lines = [record.getMessage() for record in caplog.records if "until=" in record.getMessage()]
+    assert lines == [
+        "stage 1 of 2, side 24, easy contours: until=0.1 reached after 3 of 9 steps, it ends here",
+        "stage 2 of 2, side 24, easy contours: its 4 steps are over below until=1",
+    ]
+
+
+# A signal is acted upon at the end of the next step. After 2: before the validation that ends the first stage. After 3:
+# in that validation. After 6: in the last one of the second stage. After 7: in the third stage.
+@pytest.mark.parametrize("step", [2, 3, 6, 7])
+def test_a_run_stopped_at_any_place_goes_on_as_if_it_had_not_been(
+    curriculum: TinyRuns, early, monkeypatch, step
+) -> None:
+    stop = SignalAt(step)
+    monkeypatch.setitem(registry._components["callback"], "stop", lambda _: stop)
+    name = f"early-stopped-{step}"
+    status, folder = curriculum.run(name, STAGES, "trainer.callbacks=[stop]")
+    assert status == 143
+    status, folder = curriculum.run(name, STAGES, "resume=auto")
+    assert status == 0
+    assert same_weights(folder, early)
+    assert curve(folder) == curve(early)
+    assert summary(folder)["samples"] == 40
+
+
+def test_a_last_stage_that_ended_early_has_ended_for_a_later_command_too(curriculum: TinyRuns) -> None:
+    stages = "curriculum.stages=[{side:24,steps:9,batch:4,until:0.1}]"
+    _, folder = curriculum.run("ended", stages)
+    before = weights(folder)
+    status, folder = curriculum.run("ended", stages, f"resume={folder}")
+    assert (status, summary(folder)["steps"]) == (0, 3)
+    assert [row["step"] for row in curve(folder)] == ["3"]
+    assert all(torch.equal(value, before[name]) for name, value in weights(folder).items())
