@@ -26,10 +26,11 @@ def plan_classifier(settings: Settings, hardware: Hardware) -> str:
     Stages that differ in nothing but contours that grow dash by dash are told together, and memory where it changes.
     """
     rate, how = expected_rate(hardware)
+    stages = stages_of(settings)
     lines: list[str] = []
     memory: list[str] = []
     total = 0.0
-    for alike in _told_together(stages_of(settings)):
+    for alike in _told_together(stages):
         stage = alike[0]
         shape, data = _shape(
             replace(stage.settings, pathfinder=replace(stage.settings.pathfinder, contour=_span(alike)))
@@ -52,9 +53,9 @@ def plan_classifier(settings: Settings, hardware: Hardware) -> str:
         ]
         before, memory = memory, memory_plan(batching)
         lines += [f"  {line}" for line in memory if memory != before]
-    hint = random_start(stages_of(settings)[0])
+    hint = random_start(stages[0])
     lines += [hint] if hint else []
-    most = "at most " if any(stage.until is not None for stage in stages_of(settings)) else ""
+    most = "at most " if any(stage.until is not None for stage in stages) else ""
     lines.append(f"time: {most}about {duration(total)} in all ({how}), making the data, start-up and validation apart")
     lines.append("nothing was started; leave out mode=plan to train.")
     return "\n".join(lines)

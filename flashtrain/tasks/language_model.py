@@ -17,7 +17,7 @@ from flashtrain.distributed.context.strategy import ContextParallelStrategy
 from flashtrain.distributed.sharding import shard
 from flashtrain.models.gpt2 import GPT2
 from flashtrain.models.trainable import Trainable
-from flashtrain.tasks.training_task import OptimizerBuilder, ScheduleBuilder, TrainingTask
+from flashtrain.tasks.training_task import OptimizerBuilder, ScheduleBuilder, TrainingTask, replayed
 from flashtrain_kernels import Mask, masks
 
 
@@ -112,6 +112,4 @@ class LanguageModel(TrainingTask):
             positions, mask = batch["positions"], masks.document(whole(batch, "documents"), causal=True)
         if not self._replays:
             return mean_over_context(self._loss(batch["tokens"], batch["labels"], positions=positions, mask=mask))
-        torch.compiler.cudagraph_mark_step_begin()
-        # A replay writes its results where the last one did: what outlives the step is copied.
-        return self._loss(batch["tokens"], batch["labels"], positions=positions, mask=mask).clone()
+        return replayed(self._loss, batch["tokens"], batch["labels"], positions=positions, mask=mask)

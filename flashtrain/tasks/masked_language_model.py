@@ -11,6 +11,7 @@ from flashtrain.data.masked_batch import MaskedBatch, loss_arguments, score_argu
 from flashtrain.models.bert import Bert, MaskedScore
 from flashtrain.models.trainable import Trainable
 from flashtrain.tasks.language_model import LanguageModel
+from flashtrain.tasks.training_task import replayed
 
 
 class MaskedLanguageModel(LanguageModel):
@@ -56,9 +57,7 @@ class MaskedLanguageModel(LanguageModel):
         arguments = loss_arguments(batch)
         if not self._replays:
             return self._loss(**arguments)
-        torch.compiler.cudagraph_mark_step_begin()
-        # A replay writes its results where the last one did: what outlives the step is copied.
-        return self._loss(**arguments).clone()
+        return replayed(self._loss, **arguments)
 
     def training_step(self, batch: MaskedBatch, batch_idx: int) -> Tensor:  # type: ignore[override]
         """As LanguageModel's; also counts this device's work in tokens_done (real), sequences_done and flops_done."""

@@ -16,7 +16,7 @@ from flashtrain.data.sequences.augmentation import Augment
 from flashtrain.data.sequences.batch import SequenceBatch
 from flashtrain.errors import UserError
 from flashtrain.models.classifier import Classifier, Losses, pixels_to_mask
-from flashtrain.tasks.training_task import OptimizerBuilder, ScheduleBuilder, TrainingTask
+from flashtrain.tasks.training_task import OptimizerBuilder, ScheduleBuilder, TrainingTask, replayed
 
 MASKING, AUGMENTING = 0, 1  # what is drawn
 VALIDATION_STEP = -1  # masked pixels of validation are drawn as of this step: the same ones every time
@@ -165,9 +165,7 @@ class SequenceClassification(TrainingTask):
         arguments = tokens, batch["labels"], batch.get("lengths"), masked
         if not self._replays:
             return self._losses(*arguments, copies=copies)
-        torch.compiler.cudagraph_mark_step_begin()
-        # A replay writes its results where the last one did: what outlives the step is copied.
-        return Losses(*(value.clone() for value in self._losses(*arguments, copies=copies)))
+        return replayed(self._losses, *arguments, copies=copies)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """As every task, and the training accuracy that is still to be reported."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from flashtrain.training.gradients import clip_gradients, gradient_scale
 from flashtrain.training.optimizers import adamw
@@ -19,6 +20,18 @@ DEFAULT_LEARNING_RATE = 6e-4
 
 OptimizerBuilder = Callable[[nn.Module], torch.optim.Optimizer]
 ScheduleBuilder = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
+
+
+T = TypeVar("T")
+
+
+def replayed(compute: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    """What a compiled function gives whose launches are recorded and replayed (mode="reduce-overhead"), for a new step.
+
+    A replay writes its results where the last one did: what outlives the step is copied.
+    """
+    torch.compiler.cudagraph_mark_step_begin()
+    return tree_map(torch.clone, compute(*arguments, **named))
 
 
 class TrainingTask(pl.LightningModule):

@@ -5,11 +5,11 @@ cache of Triton's; what importing torch and Triton takes is not counted.
 """
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from typing import Any
+
+from child_process import child
 
 CHILD = """
 import json, sys, time
@@ -42,13 +42,9 @@ print(json.dumps({
 def first_call(head_dim: int, mask: str) -> dict[str, Any]:
     """One row: seconds of the first forward, the first backward and a later pair, and of each kernel's compilation."""
     with tempfile.TemporaryDirectory() as empty:
-        done = subprocess.run(
-            [sys.executable, "-c", CHILD, str(head_dim), mask],
-            env={**os.environ, "TRITON_CACHE_DIR": empty},
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
+        done = child("-c", CHILD, str(head_dim), mask, TRITON_CACHE_DIR=empty)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-4000:])
     return json.loads(done.stdout)
 
 

@@ -22,11 +22,10 @@ from flashtrain.benchmarks.context.case import ContextCase
 from flashtrain.benchmarks.context.contenders import Attend, Contender, Place, evenly_dealt
 from flashtrain.benchmarks.masks import starts
 from flashtrain.distributed.context import call
-from flashtrain.distributed.context.bands import Part, local_part
+from flashtrain.distributed.context.bands import Part, local_part, planned
 from flashtrain.distributed.context.call import Scores
 from flashtrain.distributed.context.layout import Layout, take
 from flashtrain.distributed.context.traffic import Traffic
-from flashtrain_kernels import Mask
 
 # torch 2.13 renamed both and warns at the old names.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -42,9 +41,7 @@ class PlainAllGather(Contender):
 
     def attend(self, place: Place, q: Tensor, k: Tensor, v: Tensor) -> Attend:
         layout, team, one = place.layout(self.layout), place.team, place.case.attention
-        part = local_part(place.mask, layout.tokens[:, team.rank], None)
-        if isinstance(part, Mask):
-            part = part.planned(one.head_dim, one.dtype)
+        part = planned(local_part(place.mask, layout.tokens[:, team.rank], None), one.head_dim, one.dtype)
         gathered = _Gathered(layout, team.group.group, part, Scores(one.scale), team.device)
         return lambda q, k, v: _Plain.apply(q, k, v, gathered)
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from flashtrain.distributed.context.bands import Part
+from flashtrain.distributed.context.bands import Part, planned
 from flashtrain.distributed.context.call import Scores, Way
 from flashtrain.distributed.context.gather import GatherKeys
 from flashtrain.distributed.context.group import ContextGroup
@@ -47,11 +47,11 @@ class SharedAttention:
         )  # fmt: skip
         self.held = held
         self.group = group
-        if dropout:  # goes by positions and sequences, which only a mask tells the kernels
-            mask = numbered(mask, batch)._replace(band=None)
+        if dropout:
+            mask = numbered(mask, batch)
 
         def plan(part: Part) -> Part:
-            return part.planned(head_dim, q.dtype, rich=dropout) if isinstance(part, Mask) else part
+            return planned(part, head_dim, q.dtype, rich=dropout)
 
         self.way: Way
         if self.choice.way == ALL_GATHER:

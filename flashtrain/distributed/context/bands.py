@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from flashtrain.distributed.context.local_masks import part
@@ -42,6 +43,11 @@ def local_part(mask: Mask, queries: Tensor | None, keys: Tensor | None, *, posit
     if mask.band is not None and not positions and mask.queries.shape[2] == mask.seqlen_k:
         calls = _calls(mask.band, _places(queries, mask.seqlen_k), _places(keys, mask.seqlen_k), mask.seqlen_k)
     return calls if calls is not None else part(mask, queries, keys, positions=positions)
+
+
+def planned(part: Part, head_dim: int, dtype: torch.dtype, *, rich: bool = False) -> Part:
+    """The part made ready for every layer's attention of this head dimension and dtype, as Mask.planned."""
+    return part.planned(head_dim, dtype, rich=rich) if isinstance(part, Mask) else part
 
 
 def _places(tokens: Tensor | None, length: int) -> np.ndarray | None:

@@ -27,10 +27,11 @@ def check_whole(mask: Mask, seqlen: int) -> None:
 def numbered(mask: Mask, batch: int) -> Mask:
     """The mask with rows that count their sequences on from row to row, as dropout's random numbers need it.
 
-    flash_attn_func numbers a shared mask so itself; a part of a mask no longer shows how many sequences there are.
+    flash_attn_func numbers a shared mask so itself; a part of a mask no longer shows how many sequences there are. It
+    has no band: only a mask tells the kernels which sequence and positions a part is of.
     """
     if batch == 1 or mask.queries.shape[1] != 1:
-        return mask
+        return mask._replace(band=None)
     rows = mask.queries.expand(-1, batch, -1).clone()
     row = torch.arange(batch, device=rows.device, dtype=torch.int32)[:, None]
     rows[SEQUENCE] += row * (mask.queries[SEQUENCE].amax() + 1)
