@@ -2,7 +2,7 @@
 
 runs/pathx/2026-11-21_10-15-02/
   config.yaml, summary.json, checkpoints/   as every run; last.ckpt says which stage it is of
-  learning_curve.csv                        a row at each validation, through all stages and pieces
+  learning_curve.csv, .png                  a row at each validation, through all stages and pieces
   result.json                               the same at the end, in the form of recipes/results
   stage-1-side-32/metrics.csv, ...          every logged number, a folder a stage (a single stage's lie in the run's)
 """
@@ -30,6 +30,7 @@ from flashtrain.classification.build import (
     make_task,
 )
 from flashtrain.classification.curve import LearningCurve
+from flashtrain.classification.figures import curriculum_figure
 from flashtrain.classification.resume import Resumed, check_same, find_resumed
 from flashtrain.classification.stages import Stage, stages_of
 from flashtrain.classification.weights import SUFFIX, SavedClassifier, read_classifier
@@ -174,11 +175,13 @@ def _fit(
 
 
 def _publish(settings: Settings, folder: Path, curve: LearningCurve, overrides: list[str]) -> None:
-    """The learning curve as a result file, which flashtrain.report draws: --x images --y validation_accuracy."""
+    """The learning curve as a result file and, of Pathfinder's stages, as a picture."""
     told = [word for word in overrides if not word.lstrip("+~").startswith(("output", "logger", "hydra", "resume"))]
     command = " ".join(["python -m flashtrain", *map(shlex.quote, told)])
     rows = [{"implementation": "flashtrain", **row} for row in curve.rows]
     write_result(folder / RESULT, settings.recipe, command, rows)
+    if settings.sequence.data == "pathfinder" and rows:
+        curriculum_figure(rows, (folder / CURVE).with_suffix(".png"))
 
 
 def _logged(stage: Stage, folder: Path) -> Settings:

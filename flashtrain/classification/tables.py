@@ -1,12 +1,9 @@
-"""Tables and the figure of accuracies, the papers' beside ours; and of training speed."""
+"""Tables of accuracies, the papers' beside ours; and of training speed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
-
-from matplotlib.figure import Figure
 
 from flashtrain.classification.published import CHANCE, PAPER_MEAN_SPEEDUP, paper_rows, task_of
 from flashtrain.errors import UserError
@@ -37,36 +34,6 @@ def accuracy_table(rows: Rows) -> Table:
     return make_table(
         found, [key for key in columns if values_of(found, key)], "test accuracy, the papers' beside ours"
     )
-
-
-def accuracy_figure(rows: Rows, path: str | Path) -> Path:
-    """Bars of accuracy for each task: ours (with its 95% interval), the papers', chance as a line. Returns the path."""
-    found = accuracy_rows(rows)
-    if not found:
-        raise UserError("these rows have no accuracies: mode=evaluate of a classifier writes such.")
-    tasks = list(dict.fromkeys(row["task"] for row in found))
-    figure = Figure(figsize=(max(5.0, 3.2 * len(tasks)), 4.4), layout="constrained")
-    axes = figure.subplots(1, len(tasks), squeeze=False)[0]
-    for axis, task in zip(axes, tasks, strict=True):
-        bars = [row for row in found if row["task"] == task and row["implementation"] != "chance"]
-        for place, row in enumerate(bars):
-            ours = not str(row["implementation"]).endswith("(paper)")
-            share = 100 * row["accuracy"]
-            axis.bar(place, share, color="#0969da" if ours else "#afb8c1")
-            if row.get("accuracy_low") is not None:
-                error = [[share - 100 * row["accuracy_low"]], [100 * row["accuracy_high"] - share]]
-                axis.errorbar(place, share, yerr=error, color="black", capsize=4)
-            axis.annotate(f"{share:.1f}", (place, share), ha="center", va="bottom", fontsize=8)
-        if task in CHANCE:
-            axis.axhline(CHANCE[task], color="black", linestyle=":", linewidth=1)
-        labels = [str(row["implementation"]).replace(" (", "\n(") for row in bars]
-        axis.set_xticks(range(len(bars)), labels, fontsize=6, rotation=25, ha="right")
-        axis.set_title(task)
-        axis.set_ylabel("test accuracy, %")
-        axis.set_ylim(0, 100)
-    path = Path(path)
-    figure.savefig(path, dpi=120)
-    return path
 
 
 def speed_rows(rows: Rows) -> list[Row]:

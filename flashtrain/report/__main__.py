@@ -12,7 +12,7 @@ from flashtrain.benchmarks.context.figures import efficiency_figure
 from flashtrain.benchmarks.dot_figure import dot_figure
 from flashtrain.benchmarks.figures import memory_figure, runtime_figure
 from flashtrain.benchmarks.steps.figures import context_speed_figure
-from flashtrain.classification.tables import accuracy_figure
+from flashtrain.classification.figures import accuracy_figure, curriculum_figure
 from flashtrain.errors import UserError, unknown
 from flashtrain.fine_tuning.figures import documents_figure
 from flashtrain.locate import recipes_folder
@@ -33,6 +33,7 @@ FIGURES: dict[str, Callable[[Sequence[Mapping[str, Any]], Path], Path]] = {
     "attention-shapes": dot_figure,
     "attention-memory": memory_figure,
     "accuracy": accuracy_figure,
+    "curriculum": curriculum_figure,
     "documents": documents_figure,
     "lengths": lengths_figure,
     "lengths-positions": positions_figure,
@@ -90,7 +91,7 @@ def _draw(options: argparse.Namespace) -> None:
         print(f"wrote {write_atomically(folder / f'{name}.md', text)}", file=sys.stderr)
         print(f"wrote {write_atomically(folder / f'{name}.csv', table.csv())}", file=sys.stderr)
     if options.figure or options.y:
-        print(f"wrote {_figure(options, rows, folder / f'{name}.png')}", file=sys.stderr)
+        print(f"wrote {_figure(options, view.kept(rows), folder / f'{name}.png')}", file=sys.stderr)
 
 
 def _print(options: argparse.Namespace, table: Table, view: View, single: ResultFile | None) -> None:
@@ -104,7 +105,7 @@ def _print(options: argparse.Namespace, table: Table, view: View, single: Result
             print(source_line(single))
 
 
-def _figure(options: argparse.Namespace, rows: list[Row], path: Path) -> Path:
+def _figure(options: argparse.Namespace, rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
     if options.y:
         group = options.group.split(",") if options.group else None
         return line_figure(rows, options.x, options.y.split(","), group, path)

@@ -30,13 +30,7 @@ class View:
 
     def table(self, rows: Sequence[Mapping[str, Any]], title: str = "") -> Table:
         """The table of these rows. Raises UserError for keys that they lack, and where no row is left."""
-        present = available_columns(rows)
-        for key in self.only:
-            if key not in present:
-                raise unknown("column", key, present)
-        kept = [row for row in rows if all(_is(row.get(key), text) for key, text in self.only.items())]
-        if not kept:
-            raise UserError(f"no row has {', '.join(f'{key} {text}' for key, text in self.only.items())}.")
+        present, kept = available_columns(rows), self.kept(rows)
         if self.pivot is None:
             return make_table(kept, self.columns, title)
         if self.columns is None or self.value is None:
@@ -45,6 +39,17 @@ class View:
             if key not in present:
                 raise unknown("column", key, present)
         return make_table(pivoted(kept, self.columns, self.pivot, self.value), _columns(self, kept), title)
+
+    def kept(self, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """The rows that `only` asks for. Raises UserError for keys that they lack, and where no row is left."""
+        present = available_columns(rows)
+        for key in self.only:
+            if key not in present:
+                raise unknown("column", key, present)
+        kept = [row for row in rows if all(_is(row.get(key), text) for key, text in self.only.items())]
+        if not kept:
+            raise UserError(f"no row has {', '.join(f'{key} {text}' for key, text in self.only.items())}.")
+        return kept
 
 
 def view_of(options: Mapping[str, str]) -> View:

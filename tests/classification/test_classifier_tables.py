@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flashtrain.classification.tables import accuracy_figure, accuracy_rows, mean_speedups, speed_rows
+from flashtrain.classification.figures import accuracy_figure, curriculum_figure
+from flashtrain.classification.tables import accuracy_rows, mean_speedups, speed_rows
 from flashtrain.errors import UserError
 
 PATHX = {"implementation": "flashtrain", "task": "pathfinder", "side": 128, "accuracy": 0.8, "accuracy_low": 0.79,
@@ -22,6 +23,16 @@ def test_a_figure_is_drawn_of_accuracies_alone(tmp_path) -> None:
     assert accuracy_figure([PATHX], tmp_path / "x.png").stat().st_size > 5000
     with pytest.raises(UserError, match="no accuracies"):
         accuracy_figure([{"task": "x", "loss": 1.0}], tmp_path / "y.png")
+
+
+def test_a_curriculums_accuracy_is_drawn_stage_by_stage(tmp_path) -> None:
+    def row(side: int, contour: str, minutes: float) -> dict:
+        return {"side": side, "contour": contour, "validation_accuracy": 0.8, "minutes": minutes}
+
+    rows = [row(32, "3", 1.0), row(32, "hard", 2.0), row(64, "3", 2.05), row(128, "hard", 4.0)]
+    assert curriculum_figure(rows, tmp_path / "x.png").stat().st_size > 5000
+    with pytest.raises(UserError, match="no contour"):
+        curriculum_figure([{"side": 32, "validation_accuracy": 0.5, "minutes": 1.0}], tmp_path / "y.png")
 
 
 def test_speed_is_told_over_standard_attention_at_the_same_task_batch_and_compilation() -> None:
