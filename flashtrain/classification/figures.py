@@ -83,7 +83,7 @@ def curriculum_figure(rows: Rows, path: str | Path) -> Path:
         began = ended
     axis.axhline(50, color="black", linestyle=":", linewidth=1)
     axis.set_ylim(41, 104)
-    axis.set_xlim(0, whole * 1.01)
+    axis.set_xlim(0, max(1.01 * whole, 0.01))
     axis.set_xlabel("GPU minutes" if time == "gpu_minutes" else "minutes")
     axis.set_ylabel("held-out accuracy, %")
     axis.set_title("numbers: dashes of the contours; red: the Arena's own images, of 14", fontsize=8, loc="left")

@@ -20,13 +20,12 @@ from flashtrain.training.hardware import detect_hardware
 def test_pathx_is_trained_on_growing_images() -> None:
     stages = stages_of(compose_settings(["recipe=pathx"]))
     assert list(dict.fromkeys(stage.settings.pathfinder.side for stage in stages)) == [32, 40, 48, 64, 128]
-    assert stages[-1].name == "stage 38 of 38, side 128, hard contours"
-    # Each side ends with the Arena's own images and a learning rate that goes down to the end.
+    assert stages[-1].name == "stage 32 of 32, side 128, hard contours"
+    # The Arena's sides end with its own images, the last with all of them and a learning rate that goes down to the end.
     last = {stage.settings.pathfinder.side: stage for stage in stages}
-    for stage in (last[32], last[64], last[128]):
-        images = stage.settings.pathfinder
-        assert (images.contour, images.train_images, stage.until) == ("hard", 160_000, None)
-        assert stage.settings.schedule.name == "cosine"
+    assert {last[side].settings.pathfinder.contour for side in (32, 64, 128)} == {"hard"}
+    assert (last[128].settings.pathfinder.train_images, last[128].until) == (160_000, None)
+    assert last[128].settings.schedule.name == "cosine"
 
 
 def test_a_growing_contour_is_a_stage_for_each_length() -> None:
@@ -67,9 +66,9 @@ def test_a_checkpoint_of_the_path_x_model_is_below_16_mib(tmp_path) -> None:
 def test_the_plan_tells_every_stages_cost_and_starts_nothing(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("FLASHTRAIN_CACHE", str(tmp_path))
     text = plan_classifier(compose_settings(["recipe=pathx"]), detect_hardware("cpu"))
-    assert text.count("TFLOP each") == 8
-    assert "stages 15 to 25 of 38, side 64, contours of 3 to 13 dashes one after another: " in text
-    assert "until 90% of held-out samples are right, at most 4,000 steps" in text
+    assert text.count("TFLOP each") == 13
+    assert "stages 15 to 25 of 32, side 64, contours of 3 to 13 dashes one after another: " in text
+    assert "until 90% of held-out samples are right, at most 3,000 steps" in text
     assert not list(tmp_path.iterdir())
 
 
