@@ -105,6 +105,7 @@ class Classifier(nn.Module):
                 block=config.pattern_block,
                 local=config.pattern_local,
                 globals=config.pattern_globals,
+                side=config.side,
             )
         self.reset_parameters()
 
@@ -133,21 +134,25 @@ class Classifier(nn.Module):
     def hidden(self, tokens: Tensor, lengths: Tensor | None = None, masked: Tensor | None = None) -> Tensor:
         """The states (B, S, E) after the last norm. masked: (B, S) bool, the pixels whose level is hidden."""
         length = tokens.shape[1]
+        mask = self._mask(tokens, lengths)
+        order = None if self.pattern is None else self.pattern.order
+        positions = torch.arange(length, device=tokens.device)[None] if order is None else order[None]
+        if order is not None:  # what a token is does not depend on when it comes: its position says where it stands
+            tokens = tokens[:, order]
+            masked = None if masked is None else masked[:, order]
         x = self.embedding(tokens if self.config.inputs == "grey" else tokens.int())
         if masked is not None and self.mask_embedding is not None:
             x = torch.where(masked[..., None], self.mask_embedding, x)
-        positions = torch.arange(length, device=tokens.device)[None]
         if self.position_embedding is not None:
             check_learned(length, self.config.length)
             x = x + self.position_embedding(positions)
         x = self.dropout(x)
         dropout = self.config.dropout if self.training else 0.0
-        mask = plan_mask(
-            self._mask(tokens, lengths), x, attention=self.attention, head_dim=self.config.head_dim, dropout=dropout
-        )
+        mask = plan_mask(mask, x, attention=self.attention, head_dim=self.config.head_dim, dropout=dropout)
         for block in self.blocks:
             x = block(x, positions=positions, mask=mask)
-        return self.final_norm(x)
+        x = self.final_norm(x)
+        return x if order is None else x[:, self.pattern.places]  # type: ignore[union-attr]
 
     def logits(self, hidden: Tensor, lengths: Tensor | None = None) -> Tensor:
         """hidden (B, S, E), rows of one sample together with two towers -> (B, classes)."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from flashtrain.errors import UserError, unknown
 from flashtrain.models.attention import check_dropout, check_heads
 from flashtrain.models.axial_positions import AXIAL_BASE, check_axial
-from flashtrain.models.block_patterns import BLOCK, DENSE, PATTERNS
+from flashtrain.models.block_patterns import BLOCK, DENSE, PATTERNS, TILED
 from flashtrain.models.feed_forward import FEED_FORWARDS
 from flashtrain.models.normalization import NORMS
 from flashtrain.models.pooling import POOLINGS
@@ -79,6 +79,10 @@ class ClassifierConfig:
             if given not in possible:
                 raise unknown(kind, given, possible)
         self._check_positions(check_heads(self.embed, self.heads, self.heads))
+        if self.pattern in TILED and (self.side is None or self.side * self.side != self.length):
+            raise UserError(
+                f"attention pattern {self.pattern} for {self.length} tokens and side {self.side}: square images only."
+            )
         if self.grey_bins:
             if self.inputs == "tokens":
                 raise UserError("masked grey levels are predicted of images: inputs=tokens has none.")

@@ -21,7 +21,7 @@ def test_pathx_is_trained_on_growing_images() -> None:
     stages = stages_of(compose_settings(["recipe=pathx"]))
     assert list(dict.fromkeys(stage.settings.pathfinder.side for stage in stages)) == [32, 40, 48, 64, 128]
     assert stages[-1].name == "stage 32 of 32, side 128, hard contours"
-    # The Arena's sides end with its own images, the last with all of them and a learning rate that goes down to the end.
+    # The Arena's sides end with its own images, the last with all of them and a learning rate that goes down.
     last = {stage.settings.pathfinder.side: stage for stage in stages}
     assert {last[side].settings.pathfinder.contour for side in (32, 64, 128)} == {"hard"}
     assert (last[128].settings.pathfinder.train_images, last[128].until) == (160_000, None)

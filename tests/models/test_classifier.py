@@ -12,6 +12,7 @@ import torch
 
 from flashtrain.errors import UserError
 from flashtrain.models.axial_positions import AxialRotaryPositions, grown_grid
+from flashtrain.models.block_patterns import near_tiles, tile_of, tile_order
 from flashtrain.models.classifier import Classifier, pixels_to_mask
 from flashtrain.models.classifier_config import ClassifierConfig
 from flashtrain.models.classifier_growth import carry_weights
@@ -80,7 +81,7 @@ def test_all_three_attentions_give_the_same_logits(inputs) -> None:
         torch.testing.assert_close(build(config, attention)(pixels()), expected, atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("pattern", ["butterfly", "local-global", "butterfly-local-global"])
+@pytest.mark.parametrize("pattern", ["butterfly", "local-global", "butterfly-local-global", "tiles", "butterfly-tiles"])
 def test_a_block_pattern_hides_the_same_pairs_in_every_attention_forward_and_backward(pattern) -> None:
     config = ClassifierConfig(classes=2, length=256, side=16, pattern=pattern, pattern_block=16, **TINY)
     found = []
@@ -96,6 +97,36 @@ def test_a_block_pattern_hides_the_same_pairs_in_every_attention_forward_and_bac
     dense = build(replace(config, pattern="dense"))
     assert not torch.allclose(dense(pixels(side=16)), found[0][0])
     assert dense.flops_per_sample() > model.flops_per_sample()
+
+
+def test_pixels_taken_tile_by_tile_are_the_same_pixels() -> None:
+    """Where every tile is near, only the order of the tokens is another, which no loss and no gradient shows."""
+    dense = ClassifierConfig(classes=2, length=256, side=16, grey_bins=16, **TINY)
+    images, labels = pixels(side=16), torch.zeros(len(pixels(side=16)), dtype=torch.int64)
+    masked = pixels_to_mask(1, 256, 0.3, torch.Generator().manual_seed(0))
+    found = []
+    for config in (dense, replace(dense, pattern="tiles", pattern_block=32, pattern_local=4)):
+        model = build(config)
+        losses = model.losses(images, labels, masked=masked)
+        (losses.classification + losses.pixels).backward()
+        found.append(
+            [losses.classification.detach(), losses.pixels.detach(), model.blocks[0].attention.qkv.weight.grad]
+        )
+    assert model.pattern.density == 1
+    torch.testing.assert_close(found[1], found[0], atol=1e-10, rtol=0)
+
+
+def test_tiles_see_those_around_them_in_both_directions() -> None:
+    # 32 pixels a tile, 4 high and 8 wide; side 32: 8 rows of 4 tiles.
+    assert tile_of(32) == (4, 8)
+    assert tile_of(64) == (8, 8)
+    order = tile_order(32, 32)
+    assert order[:9].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 32]
+    assert sorted(order.tolist()) == list(range(32 * 32))
+    near = near_tiles(32, 32, local=1, globals=0)
+    # 8 pixels each way: two tiles up and down, one to the left and to the right.
+    assert near[13].nonzero().flatten().tolist() == [row * 4 + column for row in range(1, 6) for column in range(3)]
+    assert near_tiles(32, 32, local=0, globals=1).sum(dim=1).tolist() == [32] + 31 * [2]
 
 
 def test_axial_scores_depend_on_the_distance_in_rows_and_columns_alone() -> None:
@@ -206,6 +237,7 @@ def test_pathx_has_under_a_million_parameters_and_the_cost_that_its_note_says() 
         ({"classes": 1}, "2 or more"),
         ({"grey_bins": 100}, "power of two"),
         ({"pattern": "diagonal"}, "unknown attention pattern"),
+        ({"pattern": "tiles", "positions": "rotary", "side": None}, "square images only"),
         ({"inputs": "tokens"}, "inputs=tokens has none"),
     ],
 )
@@ -238,7 +270,7 @@ def on_a_gpu(config: ClassifierConfig, attention: str, exact: bool = False) -> t
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("pattern", ["dense", "butterfly-local-global"])
+@pytest.mark.parametrize("pattern", ["dense", "butterfly-local-global", "tiles"])
 def test_on_a_gpu_our_kernels_are_as_exact_as_standard_attention(pattern) -> None:
     """Gradients: at most twice standard attention's error against float64, and one rounding of the largest value more.
 
