@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from . import releases
+from .tracing import constant
 
 IMPLEMENTATIONS = ("portable", "hopper", "torch", "reference")
 # Triton reads the variable when a kernel is defined, so a later change would have no effect.
@@ -257,7 +258,7 @@ def plan_blocks(device: torch.device, head_dim: int, dtype: torch.dtype, rich: b
     return _plan_blocks(device, _padded(head_dim), dtype, rich)
 
 
-@torch.compiler.assume_constant_result  # torch.compile may neither look for a GPU nor trace through the table
+@constant  # torch.compile may neither look for a GPU nor trace through the table
 def _plan_blocks(device: torch.device, head_dim: int, dtype: torch.dtype, rich: bool) -> tuple[int, ...]:
     tiles = tiles_for(device, head_dim, dtype, Kind(intervals=True, rich=rich))
     return (*tiles.forward[:2], *tiles.dq[:2], *tiles.dkdv[:2])

@@ -12,6 +12,7 @@ from torch import Tensor
 from . import dispatch, releases
 from .mask_types import Mask
 from .options import Options
+from .tracing import constant
 
 # Releases of Triton whose Gluon the kernels were written and tested for; the language is experimental and changes.
 RELEASES = ((3, 6), (3, 7))
@@ -51,7 +52,7 @@ def plan_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool) -> tu
     return _plan_blocks(mask.queries.device, width, dtype, rich, forward, backward)
 
 
-@torch.compiler.assume_constant_result  # torch.compile may neither look for a GPU nor trace through the tables
+@constant  # torch.compile may neither look for a GPU nor trace through the tables
 def _plan_blocks(
     device: torch.device, width: int, dtype: torch.dtype, rich: bool, forward: bool, backward: bool
 ) -> tuple[int, ...]:

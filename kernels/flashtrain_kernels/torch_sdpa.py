@@ -12,13 +12,14 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from . import ops, reference
 from .options import Options
+from .tracing import constant
 
 # The function is bound here, at the import: whoever later routes torch's own calls to ours makes no circle.
 _logger = logging.getLogger("flashtrain_kernels")
 _said = False
 
 
-@torch.compiler.assume_constant_result
+@constant
 def _say_once(device_type: str) -> bool:
     """Log one line a process. Under torch.compile this runs once, while the graph is traced."""
     global _said

@@ -130,7 +130,7 @@ def compiled_rows(capability: int, cases: list[Case]) -> Iterator[dict[str, Any]
             yield {
                 "capability": capability, "head_dim": head_dim, "group": group, "feature": feature, "kernel": name,
                 "registers": compiled.registers, "shared": compiled.shared, "spills": compiled.spills,
-                "wgmma": sum(n for op, n in compiled.instructions.items() if op.startswith("HGMMA")),
+                "wgmma": compiled.wgmma,
             }  # fmt: skip
 
 

@@ -1,12 +1,15 @@
 """Makes attention_cases.py importable by name (the folder's own name, kernels, belongs to a package of other people),
 and runs every test on a GPU twice: on the Hopper kernels wherever they can serve a call, and on the portable ones."""
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+if os.environ.get("TRITON_INTERPRET") == "1":
+    import quick_interpreter  # noqa: F401
 
 PATHS = ("hopper", "portable")
 

@@ -15,11 +15,10 @@ import torch
 import triton
 
 from flashtrain_kernels.block_sparse import BlockMask
-from flashtrain_kernels.hopper.aot import compile_source, serialised
+from flashtrain_kernels.hopper.aot import compile_launch, serialised
 from flashtrain_kernels.hopper.backward import KEYS, LATE_QUERIES, QUERIES, backward_launches
 from flashtrain_kernels.masks import Mask, Plan
 from flashtrain_kernels.options import Options
-from flashtrain_kernels.portable.aot import used_by
 
 B, S, H = 2, 1024, 4
 SHORT, MANY = LATE_QUERIES // 2, 132  # batch rows that give every program a whole head
@@ -74,14 +73,13 @@ def compiled_rows(names: list[str]) -> Iterator[dict[str, Any]]:
             kv = empty(batch, length, H // group, head_dim, dtype=torch.bfloat16)
             lse = empty(batch, H, length, dtype=torch.float32)
             launch = backward_launches(q, None, q, kv, kv, q, lse, FEATURES[feature], (q, kv, kv))[1]
-            compiled = compile_source(launch)
-            used = used_by(compiled)
+            used, said = compile_launch(launch)
             yield {
                 "triton": triton.__version__, "feature": feature, "head_dim": head_dim, "group": group,
                 "length": length, "whole": launch.constants["C"].whole,
                 "late": launch.constants["C"].late, "shared": used.shared, "spills": used.spills,
-                "wgmma": used.instructions.get("HGMMA", 0), "tma": used.instructions.get("UTMALDG", 0),
-                "serialised": serialised(compiled),
+                "wgmma": used.wgmma, "tma": used.tma,
+                "serialised": serialised(said),
             }  # fmt: skip
 
 

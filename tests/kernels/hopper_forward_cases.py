@@ -73,12 +73,12 @@ def rows(features: list[str]) -> Iterator[dict[str, Any]]:
         kv = empty(B, length, H // group, head_dim, dtype=torch.bfloat16)
         tile = choice.forward_tile(q, kv, given)
         launch = forward_launch(q, kv, kv, q, empty(B, H, length, dtype=torch.float32), replace(given), tile)
-        compiled = aot.compile_launch(launch)
+        compiled, said = aot.compile_launch(launch)
         row = {
             "feature": feature, "head_dim": head_dim, "length": length, "group": group, "tile": list(tile),
             "registers": compiled.registers, "shared": compiled.shared, "spills": compiled.spills,
-            "wgmma": compiled.instructions.get("HGMMA", 0), "tma": compiled.instructions.get("UTMALDG", 0),
-            "serialised": aot.serialised(aot.compile_source(launch)),
+            "wgmma": compiled.wgmma, "tma": compiled.tma,
+            "serialised": aot.serialised(said),
         }  # fmt: skip
         row["faults"] = faults(row)
         yield row

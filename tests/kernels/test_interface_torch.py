@@ -129,8 +129,9 @@ def test_explain_is_one_line_with_the_reason_and_draws_nothing():
         fk.explain(x, x, x, 1.5)
 
 
-def test_the_import_needs_no_triton():
-    program = "import sys; sys.modules['triton'] = None; import flashtrain_kernels, torch; "
+def test_the_import_needs_no_triton_and_not_torchs_compiler():
+    program = "import sys, torch; sys.modules['triton'] = None; before = 'torch._dynamo' in sys.modules; "
+    program += "import flashtrain_kernels; assert before == ('torch._dynamo' in sys.modules), 'slow to import'; "
     program += "x = torch.ones(1, 4, 1, 8); print(flashtrain_kernels.flash_attn_func(x, x, x).sum().item())"
     result = subprocess.run(
         [sys.executable, "-c", program],

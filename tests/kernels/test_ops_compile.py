@@ -7,6 +7,7 @@ from attention_cases import Case, assert_close, ours, run
 import flashtrain_kernels as fk
 from flashtrain_kernels import compute, dispatch, masks
 from flashtrain_kernels.plan import Plan, build_plan_reference
+from flashtrain_kernels.tracing import constant
 
 BLOCKS = (16,) * 6
 
@@ -132,3 +133,8 @@ def test_a_compiled_step_runs_one_forward_and_one_backward(monkeypatch):
     got = run(compiled, inputs, case.options())
     assert ran == ["forward", "backward"]
     assert_close(got, ours(case, inputs), 1e-6)
+
+
+def test_functions_are_marked_constant_as_torch_does_it():
+    ours, theirs = (mark(lambda: None) for mark in (constant, torch.compiler.assume_constant_result))
+    assert vars(ours) == vars(theirs) != {}

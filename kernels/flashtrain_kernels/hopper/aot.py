@@ -1,6 +1,8 @@
 """Compile a Gluon launch for sm_90 with no GPU, and read from the machine code what it costs. See portable/aot.py."""
 
+import contextlib
 import inspect
+import io
 import re
 import subprocess
 import tempfile
@@ -17,8 +19,9 @@ from ..portable.aot import POINTERS, Compiled, used_by
 from ..portable.launch import Launch
 
 
-def compile_source(launch: Launch) -> Any:
-    """Triton's compiled kernel. The launch may hold tensors (and descriptors of tensors) on the meta device."""
+def compile_launch(launch: Launch) -> tuple[Compiled, str]:
+    """What the kernel uses, and what ptxas said of it, so that spills and lost wgmma become things that a test on a CPU
+    can check. The launch may hold tensors (and descriptors of tensors) on the meta device."""
     names = list(inspect.signature(launch.kernel.fn).parameters)
     unspecialised = {p.name for p in launch.kernel.params if p.do_not_specialize}
     signature: dict[str, str] = {}
@@ -40,19 +43,23 @@ def compile_source(launch: Launch) -> Any:
         if divisible and name not in unspecialised:
             aligned[(index,)] = [["tt.divisibility", 16]]
     source = GluonASTSource(fn=launch.kernel, signature=signature, constexprs=dict(launch.constants), attrs=aligned)
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=dict(launch.options))
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), triton.knobs.nvidia.scope():
+        triton.knobs.nvidia.dump_ptxas_log = True
+        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=dict(launch.options))
+    return used_by(compiled), said.getvalue() or _ask_ptxas(compiled.asm["ptx"])
 
 
-def compile_launch(launch: Launch) -> Compiled:
-    """What the kernel uses. Spills and lost wgmma become things that a test on a CPU can check."""
-    return used_by(compile_source(launch))
+def serialised(said: str) -> bool:
+    """Does ptxas say that it had to serialise wgmma (C7510 to C7514)?"""
+    return bool(re.search(r"C75\d\d", said))
 
 
-def serialised(compiled: Any) -> bool:
-    """Does ptxas say that it had to serialise wgmma (C7510 to C7514), as it does on its error stream only?"""
+def _ask_ptxas(ptx: str) -> str:
+    """What ptxas says of a kernel that Triton had in its cache."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ptx"
-        path.write_text(compiled.asm["ptx"])
+        path.write_text(ptx)
         command = [
             triton.knobs.nvidia.ptxas.path,
             "-v",
@@ -61,5 +68,4 @@ def serialised(compiled: Any) -> bool:
             "-o",
             str(path.with_suffix(".o")),
         ]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    return bool(re.search(r"C75\d\d", said))
+        return subprocess.run(command, capture_output=True, text=True, check=True).stderr

@@ -23,15 +23,20 @@ POINTERS = {
     torch.uint8: "*u8",
 }  # fmt: skip
 
+# A load or a store of local memory, predicated or not.
+_SPILL = r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(?:LDL|STL)(?![A-Z0-9_])"
+
 
 @dataclass(frozen=True)
 class Compiled:
-    """What one compiled kernel uses: registers a thread, shared memory in bytes, and counts of machine instructions."""
+    """What one compiled kernel uses: registers a thread, shared memory in bytes, instructions that spill registers, and
+    those that Hopper has for products (wgmma) and for loading tiles (TMA)."""
 
     registers: int
     shared: int
     spills: int
-    instructions: dict[str, int]
+    wgmma: int
+    tma: int
 
 
 def compile_launch(launch: Launch, capability: int) -> Compiled:
@@ -64,18 +69,30 @@ def compile_launch(launch: Launch, capability: int) -> Compiled:
 
 
 def used_by(compiled: Any) -> Compiled:
-    """What a kernel that Triton compiled uses, from its machine code."""
-    usage, sass = (_dump(compiled.asm["cubin"], option) for option in ("-res-usage", "-sass"))
-    operations: dict[str, int] = {}
-    for operation in re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_]+)", sass, re.MULTILINE):
-        operations[operation] = operations.get(operation, 0) + 1
-    registers = re.search(r"REG:(\d+)", usage)
+    """What a kernel that Triton compiled uses.
+
+    Disassembling takes half a second, however short the kernel: only that of a kernel with memory to spill to is read.
+    Products and loads are counted in the PTX: ptxas can make nothing else of a wgmma or a TMA load than what it says.
+    """
+    usage, ptx = _dump(compiled.asm["cubin"], "-res-usage"), compiled.asm["ptx"]
+    registers, stack, local = (_number(name, usage) for name in ("REG", "STACK", "LOCAL"))
+    spills = 0
+    if stack or local:
+        spills = len(re.findall(_SPILL, _dump(compiled.asm["cubin"], "-sass"), re.MULTILINE))
     return Compiled(
-        registers=int(registers.group(1)) if registers else 0,
+        registers=registers,
         shared=compiled.metadata.shared,
-        spills=operations.get("LDL", 0) + operations.get("STL", 0),
-        instructions=operations,
+        spills=spills,
+        wgmma=ptx.count("wgmma.mma_async"),
+        tma=len(re.findall(r"cp\.async\.bulk\.tensor\.\dd\.shared::", ptx)),
     )
+
+
+def _number(name: str, usage: str) -> int:
+    found = re.search(rf"{name}:(\d+)", usage)
+    if found is None:
+        raise ValueError(f"cuobjdump does not say how much {name} the kernel uses: {usage}")
+    return int(found.group(1))
 
 
 def _dump(cubin: bytes, option: str) -> str:
