@@ -52,9 +52,9 @@ def bert(hardware: Hardware, *words: str) -> Batching:
 
 def test_a_large_gpu_takes_all_of_a_step_at_once_and_a_small_one_a_part_of_it() -> None:
     found = [pathx(gpu(gib)) for gib in (140, 10)]
-    assert [one.micro_batch * one.accumulate for one in found] == [32, 32]
-    assert found[0].micro_batch == 32
-    assert found[1].micro_batch < 32
+    assert [one.micro_batch * one.accumulate for one in found] == [96, 96]
+    assert found[0].micro_batch == 96
+    assert found[1].micro_batch < 96
     assert all(one.fits and one.savings.checkpointing == "none" for one in found)
 
 
@@ -89,7 +89,7 @@ def test_fine_tuning_takes_no_more_texts_than_tokens_at_once_holds() -> None:
 
 def test_without_a_gpu_nothing_is_chosen_by_memory() -> None:
     poor = replace(detect_hardware("cpu"), free_memory_bytes=GIB)
-    assert pathx(poor).micro_batch == 32
+    assert pathx(poor).micro_batch == 96
     assert bert(poor).savings.checkpointing == "none"
 
 
@@ -117,5 +117,5 @@ def test_the_announcement_the_plan_and_running_out_of_memory_name_the_estimate()
 def test_every_plan_prints_it(recipe: str) -> None:
     settings = compose_settings([f"recipe={recipe}", "mode=plan"])
     text = task_run(settings).plan(settings, gpu(80))
-    assert text.count("memory: ") == (5 if recipe == "pathx" else 1)  # once for each side
+    assert text.count("memory: ") == (6 if recipe == "pathx" else 1)  # once for each side and batch
     assert "activations" in text

@@ -77,13 +77,15 @@ CASES: dict[str, list[Case]] = {
         *itertools.product(FEATURES, (64, 128), (1,)),
         *itertools.product(GROUPED, (64, 128), (2,)),
     ],
-    # Every feature once or twice: what the tests compile.
+    # Every feature once or twice: what the tests compile for sm_90, and .ci/run for the others.
     "tests": [
         ("full", 64, 1), ("causal", 64, 1), ("intervals", 64, 1), ("permuted", 64, 1), ("dropout", 64, 1),
         ("everything", 64, 1), ("causal", 128, 2), ("window", 128, 1), ("two intervals", 128, 1), ("blocks", 128, 2),
         ("softcap", 128, 1), ("alibi", 128, 1), ("alibi of sequences", 128, 1), ("bias", 128, 1),
         ("intervals, dropout", 128, 1),
     ],
+    # What the tests compile for the others: nothing asked, two kinds of mask, all at once.
+    "few": [("full", 64, 1), ("two intervals", 128, 1), ("blocks", 128, 2), ("everything", 64, 1)],
     # Dense, masks and rich, for each release of Triton.
     "releases": [
         ("full", 64, 1), ("causal", 64, 2), ("intervals", 64, 1), ("two intervals", 64, 1), ("bias", 64, 1),
@@ -134,6 +136,8 @@ def compiled_rows(capability: int, cases: list[Case]) -> Iterator[dict[str, Any]
             }  # fmt: skip
 
 
+# Every feature at once has no tile of its own: it spills, within reason.
+EVERYTHING_SPILLS = 1500
 # sm_90, D = 128, several query heads a key head: the backward in one launch puts up to four registers aside before its
 # loops and takes them back after, which costs nothing; every tile without that was 16% slower (16 queries a step).
 GROUPED_SPILLS = 8
@@ -150,7 +154,7 @@ def faults(row: dict[str, Any], spills: int = 0) -> list[str]:
     promised = large and row["head_dim"] <= 128 and row["feature"] != "everything"
     if capability == 90 and row["head_dim"] == 128 and row["group"] > 1 and row["kernel"] == "both":
         spills = max(spills, GROUPED_SPILLS)
-    if promised and row["spills"] > spills:
+    if row["spills"] > (spills if promised else EVERYTHING_SPILLS):
         found.append("registers spilled")
     if row["shared"] > SHARED_MEMORY[capability]:
         found.append("too much shared memory")

@@ -15,15 +15,14 @@ def test_the_kernels_equal_the_reference_in_the_interpreter(part):
     assert_passes_in_the_interpreter("interpreter_cases.py", "-k", part)
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
-def test_the_tables_tiles_compile_without_spills_within_shared_memory_and_with_tensor_cores(capability):
-    rows = compiled_rows("compile_cases.py", str(capability), "--cases", "tests")
+# All cases of the other two are compiled by .ci/run, beside those of other releases of Triton.
+@pytest.mark.parametrize(("capability", "cases"), [(80, "few"), (90, "tests"), (100, "few")])
+def test_the_tables_tiles_compile_without_spills_within_shared_memory_and_with_tensor_cores(capability, cases):
+    rows = compiled_rows("compile_cases.py", str(capability), "--cases", cases)
     assert [row for row in rows if row["faults"]] == []
     together = {"rows", "both"} if capability == 90 else set()
     assert {row["kernel"] for row in rows} == {"forward", "dkdv", "dq", "dbias"} | together
     assert all(row["wgmma"] for row in rows if row["kernel"] != "rows") == (capability == 90)
-    # Every feature at once has no tile of its own: it spills, within reason.
-    assert max(row["spills"] for row in rows) < 1500
 
 
 def test_the_tables_tiles_fit_gpus_with_little_shared_memory():
