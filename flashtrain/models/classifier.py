@@ -135,7 +135,7 @@ class Classifier(nn.Module):
         """The states (B, S, E) after the last norm. masked: (B, S) bool, the pixels whose level is hidden."""
         length = tokens.shape[1]
         mask = self._mask(tokens, lengths)
-        order = None if self.pattern is None else self.pattern.order
+        order, places = (None, None) if self.pattern is None else (self.pattern.order, self.pattern.places)
         positions = torch.arange(length, device=tokens.device)[None] if order is None else order[None]
         if order is not None:  # what a token is does not depend on when it comes: its position says where it stands
             tokens = tokens[:, order]
@@ -152,7 +152,7 @@ class Classifier(nn.Module):
         for block in self.blocks:
             x = block(x, positions=positions, mask=mask)
         x = self.final_norm(x)
-        return x if order is None else x[:, self.pattern.places]  # type: ignore[union-attr]
+        return x if places is None else x[:, places]
 
     def logits(self, hidden: Tensor, lengths: Tensor | None = None) -> Tensor:
         """hidden (B, S, E), rows of one sample together with two towers -> (B, classes)."""
