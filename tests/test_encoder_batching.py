@@ -113,7 +113,7 @@ def test_the_announcement_the_plan_and_running_out_of_memory_name_the_estimate()
     assert line.endswith("or a smaller masked.token_budget=.")
 
 
-@pytest.mark.parametrize("recipe", ["bert", "pathx", "lra-listops", "lra-text", "lra-image", "finetune"])
+@pytest.mark.parametrize("recipe", ["bert", "pathx", "path256", "lra-listops", "lra-text", "lra-image", "finetune"])
 def test_every_plan_prints_it(recipe: str) -> None:
     settings = compose_settings([f"recipe={recipe}", "mode=plan"])
     text = task_run(settings).plan(settings, gpu(80))

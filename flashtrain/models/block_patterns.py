@@ -57,7 +57,7 @@ def tile_order(side: int, block: int) -> Tensor:
         raise UserError(
             f"tiles of {height} x {width} pixels in an image of side {side}. Possible: sides that {width} divides."
         )
-    pixels = torch.arange(side * side).view(side // height, height, side // width, width)
+    pixels = torch.arange(side * side, device="cpu").view(side // height, height, side // width, width)
     return pixels.permute(0, 2, 1, 3).reshape(-1)
 
 
@@ -65,7 +65,7 @@ def near_tiles(side: int, block: int, local: int, globals: int) -> Tensor:
     """(T, T) bool of T tiles: true for tiles up to `local` tile widths apart in both directions, and for the first
     `globals` tiles with all."""
     height, width = tile_of(block)
-    number = torch.arange((side // height) * (side // width))
+    number = torch.arange((side // height) * (side // width), device="cpu")
     row, column = number // (side // width), number % (side // width)
     near = ((row[:, None] - row).abs() * height <= local * width) & ((column[:, None] - column).abs() <= local)
     near[:globals] = True
