@@ -79,7 +79,7 @@ class ClassifierConfig:
             if given not in possible:
                 raise unknown(kind, given, possible)
         self._check_positions(check_heads(self.embed, self.heads, self.heads))
-        if self.pattern in TILED and (self.side is None or self.side * self.side != self.length):
+        if self.pattern in TILED and not self._is_square:
             raise UserError(
                 f"attention pattern {self.pattern} for {self.length} tokens and side {self.side}: square images only."
             )
@@ -91,7 +91,7 @@ class ClassifierConfig:
 
     def _check_positions(self, head_dim: int) -> None:
         if self.positions == "axial":
-            if self.side is None or self.side * self.side != self.length:
+            if not self._is_square:
                 raise UserError(
                     f"axial positions for {self.length} tokens and side {self.side}. "
                     "Possible: square images, so length = side * side; other sequences take rotary or learned ones."
@@ -99,6 +99,10 @@ class ClassifierConfig:
             check_axial(head_dim, self.angle_base)
         elif self.positions == "rotary":
             check_rotary(head_dim, self.angle_base)
+
+    @property
+    def _is_square(self) -> bool:
+        return self.side is not None and self.side * self.side == self.length
 
     @property
     def head_dim(self) -> int:

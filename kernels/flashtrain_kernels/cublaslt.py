@@ -9,6 +9,7 @@ is the tanh form. M rows (tokens), K inner size, N columns; all tensors are cont
 import ctypes
 import functools
 import logging
+import math
 import threading
 from pathlib import Path
 
@@ -29,7 +30,7 @@ WORKSPACE = 32 * 2**20  # bytes; what NVIDIA recommends for Hopper
 # library's own first choice takes 5 to 20% longer, backward at 32,768 x 4,096 x 1,024 1.7 times as long (a kernel for
 # older GPUs). Fixed preferences and no timing: two runs must not differ in their rounding.
 _FASTEST = {_GELU_AUX_BIAS: ((28, 3), (28, 5)), _DGELU: ((20, 5), (20, 3))}
-_OWN_FROM = {_GELU_AUX_BIAS: None, _DGELU: 2048}  # from this inner size on the library's first choice is the fastest
+_OWN_FROM = {_GELU_AUX_BIAS: math.inf, _DGELU: 2048}  # from this inner size on its first choice is the fastest
 # Sizes (N, M, K) for which the library proposes those algorithms; it tells whether one serves another size as well.
 _PROPOSED_AT = ((3072, 16384, 512), (3072, 32768, 512), (4096, 16384, 512))
 _PROPOSALS = 8
@@ -91,18 +92,14 @@ class _Plan:
         self._set(_AUX_POINTER, ctypes.c_void_p(256))
         if epilogue == _GELU_AUX_BIAS:
             self._set(_BIAS_POINTER, ctypes.c_void_p(256))
-        self.a = _layout(dtype, k, n) if transposed else _layout(dtype, n, k)
-        self.b = _layout(dtype, k, m)
-        self.d = _layout(dtype, n, m)
+        self.a, self.b, self.d = _layouts(dtype, sizes, transposed)
         proposals = self._proposals(self.a, self.b, self.d)
         if not proposals:
             raise CublasLtError(f"cuBLASLt has no algorithm for a product of {m} x {n} x {k} in {dtype}")
         self.choice = proposals[0]
-        own_from = _OWN_FROM[epilogue]
-        if torch.cuda.get_device_capability(device)[0] == 9 and (own_from is None or k < own_from):
-            for n, m, k in _PROPOSED_AT:
-                a = _layout(dtype, k, n) if transposed else _layout(dtype, n, k)
-                proposals += self._proposals(a, _layout(dtype, k, m), _layout(dtype, n, m))
+        if torch.cuda.get_device_capability(device)[0] == 9 and k < _OWN_FROM[epilogue]:
+            for others in _PROPOSED_AT:
+                proposals += self._proposals(*_layouts(dtype, others, transposed))
             self.choice = next(
                 (one for kind in _FASTEST[epilogue] for one in proposals if _kind(one) == kind and self._serves(one)),
                 self.choice,
@@ -172,6 +169,13 @@ def _layout(dtype: torch.dtype, rows: int, columns: int) -> ctypes.c_void_p:
         ctypes.byref(layout), _TYPES[dtype], ctypes.c_uint64(rows), ctypes.c_uint64(columns), ctypes.c_int64(rows),
     )  # fmt: skip
     return layout
+
+
+def _layouts(dtype: torch.dtype, sizes: tuple[int, int, int], transposed: bool) -> tuple[ctypes.c_void_p, ...]:
+    """Of A, B and D, in the library's columns. sizes: (N, M, K)."""
+    n, m, k = sizes
+    a = _layout(dtype, k, n) if transposed else _layout(dtype, n, k)
+    return a, _layout(dtype, k, m), _layout(dtype, n, m)
 
 
 def _pointer(x: Tensor) -> ctypes.c_void_p:
