@@ -10,6 +10,7 @@ from flashtrain import components  # noqa: F401 - they register the schedules th
 from flashtrain.classification.settings import StageSettings
 from flashtrain.data.pathfinder.parameters import contour_words
 from flashtrain.errors import UserError
+from flashtrain.models.block_patterns import TILED, check_tiles
 from flashtrain.registry import component
 from flashtrain.settings import Settings, divisors
 
@@ -67,6 +68,8 @@ def stages_of(settings: Settings) -> list[Stage]:
     changed = [(_changed(settings, stage), stage.until) for stage in given] or [(settings, None)]
     for one, until in changed:
         check_batch(one)
+        if one.sequence.data == "pathfinder" and one.classifier.pattern in TILED:
+            check_tiles(one.pathfinder.side, one.classifier.pattern_block)  # before images are generated
         component("schedule", one.schedule.name)
         if until is not None and one.sequence.classification_weight == 0:
             raise UserError(f"a stage that learns no labels never gets until={until:g} of them right: leave it out.")

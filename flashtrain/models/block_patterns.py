@@ -47,16 +47,22 @@ def tile_of(block: int) -> tuple[int, int]:
     return height, block // height
 
 
-def tile_order(side: int, block: int) -> Tensor:
-    """(side * side,) int64: the numbers, in raster order, of a square image's pixels taken tile by tile.
-
-    UserError: a side that the tile does not divide.
-    """
+def check_tiles(side: int, block: int) -> None:
+    """UserError when tiles of `block` pixels do not fill a square image."""
     height, width = tile_of(block)
     if side % width:
         raise UserError(
             f"tiles of {height} x {width} pixels in an image of side {side}. Possible: sides that {width} divides."
         )
+
+
+def tile_order(side: int, block: int) -> Tensor:
+    """(side * side,) int64: the numbers, in raster order, of a square image's pixels taken tile by tile.
+
+    UserError: a side that the tile does not divide.
+    """
+    check_tiles(side, block)
+    height, width = tile_of(block)
     pixels = torch.arange(side * side, device="cpu").view(side // height, height, side // width, width)
     return pixels.permute(0, 2, 1, 3).reshape(-1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from flashtrain.classification.build import classifier_config
@@ -11,6 +12,7 @@ from flashtrain.classification.stages import stages_of
 from flashtrain.classification.words import random_start
 from flashtrain.compose import compose_settings
 from flashtrain.data.sequences.source import SequenceShape
+from flashtrain.errors import UserError
 from flashtrain.models import Classifier
 from flashtrain.tasks import SequenceClassification
 from flashtrain.training.checkpoints import save_atomically
@@ -35,6 +37,12 @@ def test_a_growing_contour_is_a_stage_for_each_length() -> None:
     assert [(stage.number, stage.until) for stage in stages] == [(0, 0.9), (1, 0.9), (2, 0.9), (3, None)]
     assert [stage.settings.schedule.name for stage in stages] == 3 * ["constant"] + ["cosine"]
     assert [stage.steps for stage in stages[:3]] == [9, 9, 9]
+
+
+def test_tiles_that_do_not_fill_a_stages_images_are_refused_before_any_is_made() -> None:
+    settings = compose_settings(["recipe=path256", "curriculum.stages=[{side:256},{side:40}]"])
+    with pytest.raises(UserError, match=r"side 40\. Possible: sides that 16 divides"):
+        stages_of(settings)
 
 
 def test_what_a_stage_does_not_say_is_the_runs_own() -> None:
