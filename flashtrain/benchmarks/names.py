@@ -45,7 +45,7 @@ STEP_IMPLEMENTATIONS = (
 SEQUENCE_IMPLEMENTATIONS = (
     "flash", "block-sparse", "sdpa", "standard", "flash-eager", "block-sparse-eager", "sdpa-eager", "standard-eager",
 )  # fmt: skip
-SEQUENCE_TASKS = ("listops", "text", "retrieval", "image", "pathfinder", "pathx")
+SEQUENCE_TASKS = ("listops", "text", "retrieval", "image", "pathfinder", "pathx", "path256")  # the last when named
 # Of BERT's training steps (benchmark.name=bert); -buckets: sequences of like length together.
 BERT_IMPLEMENTATIONS = (
     "flashtrain", "flashtrain-padded", "hf-eager", "hf-sdpa", "hf-sdpa-compile",

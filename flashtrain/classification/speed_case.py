@@ -20,7 +20,7 @@ from flashtrain.models.classifier_config import ClassifierConfig
 from flashtrain.training.gradients import clip_gradients
 from flashtrain.training.optimizers import adamw
 
-PATTERN = "butterfly-local-global"
+_DENSE, _PATTERN = "dense", "butterfly-local-global"
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class SpeedCase:
 
     def flops_per_token(self) -> float:
         """Model FLOPs of a token's forward and backward under dense attention: one measure for all."""
-        return _flops(replace(self.config, pattern="dense")) / self.context
+        return _flops(replace(self.config, pattern=_DENSE)) / self.context
 
     def draw(self, batch: int, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
         """Random rows of full length (B, S) or (B, 2, S), and labels (B,)."""
@@ -54,14 +54,16 @@ class SpeedCase:
 
 
 class ClassifierStep(Contender):
-    """The task's model with one attention. pattern: dense or a block pattern."""
+    """The task's model with one attention. sparse: by the block pattern of the task's recipe, or a usual one."""
 
-    def __init__(self, name: str, title: str, *, attention: str, compiled: bool, pattern: str = "dense") -> None:
+    def __init__(self, name: str, title: str, *, attention: str, compiled: bool, sparse: bool = False) -> None:
         self.name, self.title, self.attention = name, title, attention
-        self.compiled, self.pattern = compiled, pattern
+        self.compiled, self.sparse = compiled, sparse
 
     def build(self, case: Any, batch: int, device: torch.device) -> TrainingStep:
-        config = replace(case.config, pattern=self.pattern)
+        own = case.config.pattern
+        pattern = (own if own != _DENSE else _PATTERN) if self.sparse else _DENSE
+        config = replace(case.config, pattern=pattern)
         torch.manual_seed(0)
         attention = self.attention if device.type == "cuda" or self.attention != "flash" else "sdpa"
         model = Classifier(config, attention).to(device)

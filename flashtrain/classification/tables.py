@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flashtrain.classification.published import CHANCE, PAPER_MEAN_SPEEDUP, paper_rows, task_of
+from flashtrain.classification.published import CHANCE, MEAN_TASKS, PAPER_MEAN_SPEEDUP, paper_rows, task_of
 from flashtrain.errors import UserError
 from flashtrain.report.rows import Row, values_of
 from flashtrain.report.table import Table, make_table
@@ -54,13 +54,15 @@ def speed_rows(rows: Rows) -> list[Row]:
 
 
 def mean_speedups(rows: Rows) -> list[Row]:
-    """The mean speed-up of each implementation over all tasks measured, the paper's mean beside it where it has one."""
+    """The mean speed-up of each implementation over the tasks that the paper's mean is of, as far as they were
+    measured, and the paper's mean beside it where it has one.
+    """
     found = []
     for name in values_of(rows, "implementation"):
         own = [
             row["speedup_over_standard"]
             for row in rows
-            if row["implementation"] == name and row.get("speedup_over_standard")
+            if row["implementation"] == name and row["task"] in MEAN_TASKS and row.get("speedup_over_standard")
         ]
         if own:
             mean = round(sum(own) / len(own), 3)

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from flashtrain.announce import say
 from flashtrain.benchmarks.clock import Clock
 from flashtrain.benchmarks.measure import OUT_OF_MEMORY, Note, Row, first_line
 from flashtrain.benchmarks.steps.contenders import Contender, MemoryChoice
@@ -207,6 +208,7 @@ class StepMeasurement:
         if not math.isfinite(loss):
             raise ArithmeticError(f"the first loss is {loss}")
         self._entries.append(entry)
+        say(f"    {contender.title}, batch {batch}: ready after {first + entry.seconds:.0f} s")
 
     def _discard_unused(self, contender: Contender) -> None:
         """Let go of models that no entry uses, and of what failed steps left behind."""
@@ -218,6 +220,8 @@ class StepMeasurement:
     # ---------------------------------------------------------------- turns
     def _take_turns(self, effort: Effort, began: float) -> None:
         """Rounds in which every entry has one turn; who begins moves on by one a round."""
+        if len(self._entries) > 1:
+            say(f"    timing {len(self._entries)} that take turns")
         for number in range(effort.rounds):
             now = time.monotonic()
             late = (effort.until is not None and now >= effort.until) or (
