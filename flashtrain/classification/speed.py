@@ -60,7 +60,7 @@ def benchmark_sequences(
             if left is not None and left <= 0:
                 results.note(str(case), "not measured", f"benchmark.max_seconds={asked.max_seconds:g} were over")
                 continue
-            batches = sorted(set(asked.batches)) if asked.batches else [case.batch]
+            batches = _batches(settings, case)
             say(f"[{number + 1}/{len(todo)}] {case} batch {', '.join(map(str, batches))}")
             measurement = StepMeasurement(
                 case, device, clock, seed=settings.seed, note=partial(results.note, str(case))
@@ -90,7 +90,8 @@ def benchmark_sequences(
 
 def plan_sequences(settings: Settings, hardware: Hardware) -> str:
     """mode=plan: the cases and the implementations, and nothing started."""
-    lines = [plan_line(settings, hardware), *(f"  {case} batch {case.batch}" for case in cases(settings))]
+    told = [f"  {case} batch {', '.join(map(str, _batches(settings, case)))}" for case in cases(settings)]
+    lines = [plan_line(settings, hardware), *told]
     return "\n".join([*lines, "nothing was started; leave out mode=plan to measure."])
 
 
@@ -138,6 +139,11 @@ def chosen(settings: Settings, hardware: Hardware) -> list[ClassifierStep]:
             *found,
         ]
     return choose_contenders(found, settings.benchmark.implementations)  # type: ignore[return-value]
+
+
+def _batches(settings: Settings, case: SpeedCase) -> list[int]:
+    """The batches asked for, or the one of the task's recipe."""
+    return sorted(set(settings.benchmark.batches)) if settings.benchmark.batches else [case.batch]
 
 
 def _row(row: Row, contenders: Sequence[ClassifierStep]) -> Row:
