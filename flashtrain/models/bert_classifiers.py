@@ -15,6 +15,7 @@ from flashtrain.errors import UserError, unknown
 from flashtrain.models.bert import first_tokens
 from flashtrain.models.bert_encoder import INITIAL_STD, BertEncoder
 from flashtrain.models.bert_heads import IGNORED, Pooler
+from flashtrain.models.token_pooling import max_of_tokens, mean_of_tokens
 
 POOLINGS = ("first", "mean", "max")
 
@@ -98,42 +99,6 @@ class TokenClassifier(nn.Module):
         logits = self(tokens, **layout)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return _mean_cross_entropy(logits.flatten(0, -2), labels.flatten())
-
-
-def mean_of_tokens(hidden: Tensor, lengths: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
-    """The mean state (N, E) of each sequence's real tokens; 0 of a sequence without any.
-
-    hidden (B, S, E), with lengths (B,) where rows are padded; or (T, E) with cu_seqlens (N + 1,).
-    """
-    precise = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
-    if cu_seqlens is None:
-        if lengths is None:
-            return precise.mean(1).to(hidden.dtype)
-        real = torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None]
-        total, count = (precise * real[..., None]).sum(1), lengths
-    else:
-        count = cu_seqlens.diff()
-        of = _sequence_of(hidden, cu_seqlens)
-        total = precise.new_zeros(len(count) + 1, hidden.shape[1]).index_add(0, of, precise)[:-1]
-    return (total / count.clamp(min=1)[:, None]).to(hidden.dtype)
-
-
-def max_of_tokens(hidden: Tensor, lengths: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
-    """The largest of each component (N, E) over a sequence's real tokens; 0 of a sequence without any. See mean."""
-    if cu_seqlens is None:
-        if lengths is None:
-            return hidden.amax(1)
-        real = torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None]
-        return hidden.masked_fill(~real[..., None], -torch.inf).amax(1).masked_fill((lengths == 0)[:, None], 0)
-    of = _sequence_of(hidden, cu_seqlens)[:, None].expand_as(hidden)
-    empty = hidden.new_zeros(len(cu_seqlens), hidden.shape[1])
-    return empty.scatter_reduce(0, of, hidden, "amax", include_self=False)[:-1]
-
-
-def _sequence_of(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """Which sequence each token (T, E) is of, (T,); what follows the last end counts to one more, to be left out."""
-    index = torch.arange(hidden.shape[0], device=hidden.device, dtype=cu_seqlens.dtype)
-    return torch.searchsorted(cu_seqlens[1:].contiguous(), index, right=True)
 
 
 def _mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ class Pooling(nn.Module):
         if self.kind == "max":
             if real is not None:
                 x = x.masked_fill(~real[..., None], torch.finfo(x.dtype).min)
-            return x.amax(dim=1)
+            return x.max(dim=1).values  # amax's backward compares, see token_pooling.py
         if self.score is not None:
             scores = self.score(x).float() if x.dtype != torch.float64 else self.score(x)
             if real is not None:

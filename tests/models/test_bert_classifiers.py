@@ -9,7 +9,6 @@ from bert_batches import VOCABULARY, batch_of
 
 from flashtrain.errors import UserError
 from flashtrain.models import Bert, BertConfig, BertEncoder, SequenceClassifier, TokenClassifier
-from flashtrain.models.bert_classifiers import mean_of_tokens
 
 LENGTHS = [5, 1, 9, 3]
 PADDED, PACKED = (
@@ -63,11 +62,6 @@ def test_token_labels_count_where_they_are_not_ignored():
 def test_a_batch_without_labels_has_loss_zero():
     assert build().loss(labels=torch.full((4,), -100), **PADDED) == 0
     assert build(multi_label=True).loss(labels=torch.full((4, 3), -100), **PADDED) == 0
-
-
-def test_an_empty_sequence_has_a_mean_of_zero():
-    mean = mean_of_tokens(torch.ones(5, 2), cu_seqlens=torch.tensor([0, 3, 3, 4], dtype=torch.int32))
-    assert mean.tolist() == [[1, 1], [0, 0], [1, 1]]
 
 
 def test_a_trained_pooler_is_kept_and_a_trained_encoder_left_alone():
