@@ -67,8 +67,12 @@ def test_a_stopped_run_that_is_resumed_equals_the_uninterrupted_one_bit_for_bit(
     assert {key: summary(folder)[key] for key in same} == {key: summary(trained_bert)[key] for key in same}
 
 
-def test_padded_rows_of_the_same_samples_train_to_the_same_weights(bert_runs: TinyRuns, trained_bert) -> None:
-    status, folder = bert_runs.run("padded", "masked.layout=padded")
+def test_padded_rows_of_the_same_samples_train_to_the_same_weights(
+    bert_runs: TinyRuns, trained_bert, monkeypatch
+) -> None:
+    # They have a new shape in every batch: they are not compiled even where a packed batch would be.
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: pytest.fail("compiled"))
+    status, folder = bert_runs.run("padded", "masked.layout=padded", "trainer.compile=true")
     assert status == 0
     found = weights(folder)
     for name, value in weights(trained_bert).items():
