@@ -1,6 +1,6 @@
 """Training on several devices: which Lightning strategy a name stands for, and how a model is sharded.
 
-`strategies` (make_strategy, FullyShardedStrategy, STRATEGIES) and `sharding` (shard, full_state_dict). The names below
+`strategies` (make_strategy, DataParallelStrategy, FullyShardedStrategy, STRATEGIES) and `sharding` (shard, full_state_dict). The names below
 are imported when first used: ranks that only compute (flashtrain/benchmarks/context) start without Lightning.
 """
 
@@ -10,17 +10,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _PUBLIC = {
+    "DataParallelStrategy": "flashtrain.distributed.strategies",
     "FullyShardedStrategy": "flashtrain.distributed.strategies",
     "full_state_dict": "flashtrain.distributed.sharding",
     "make_strategy": "flashtrain.distributed.strategies",
     "shard": "flashtrain.distributed.sharding",
 }
 
-__all__ = ["FullyShardedStrategy", "full_state_dict", "make_strategy", "shard"]
+__all__ = ["DataParallelStrategy", "FullyShardedStrategy", "full_state_dict", "make_strategy", "shard"]
 
 if TYPE_CHECKING:
     from flashtrain.distributed.sharding import full_state_dict, shard
-    from flashtrain.distributed.strategies import FullyShardedStrategy, make_strategy
+    from flashtrain.distributed.strategies import DataParallelStrategy, FullyShardedStrategy, make_strategy
 
 
 def __getattr__(name: str) -> Any:

@@ -20,18 +20,18 @@ from flashtrain.training.memory import (
     FFN_GRADIENTS,
     FFN_TENSORS_KEPT,
     HEAD_STATES,
-    NORM_OUTPUTS_KEPT,
     PRECISIONS,
     QUERY_GRADIENT_BYTES,
     RESIDUAL_BYTES,
     RESIDUAL_GRADIENTS,
-    RESIDUALS_KEPT,
     STANDARD_BYTES_PER_SCORE,
     MemoryEstimate,
     power_of_two,
 )
 from flashtrain_kernels.loss_head import default_chunk
 
+RESIDUALS_KEPT = 2  # the inputs of a block's two norms
+NORM_OUTPUTS_KEPT = 2  # the inputs of the QKV and of the up projection
 GATED_EXTRA = 2  # beside GELU's two tensors of width F: the up projection is twice as wide, and both halves multiply
 OUTSIDE_TENSORS = 1  # the input of the one norm that is in no block, in the weights' type where autocast is on
 DROPOUTS = 2  # a block's masks of one byte an element, for its two branches

@@ -27,15 +27,13 @@ PRECISIONS: dict[str, tuple[int, int, int]] = {
 RESIDUAL_BYTES = 4  # autocast leaves the residual stream in float32
 ADAMW_STATES = 2  # first and second moment, each in the precision of the weights that are updated
 
-# Tensors that one block keeps for its backward, in units of E (or F, or the width of keys and values) per token:
-RESIDUALS_KEPT = 2  # the inputs of its two norms
-NORM_OUTPUTS_KEPT = 2  # the inputs of the QKV and of the up projection
+# Tensors of width F that one block keeps for its backward:
 FFN_TENSORS_KEPT = 2  # before and after the activation function
 EAGER_EXTRA = 1.35  # without torch.compile the intermediate results of norms, activation and casts are kept as well
 STANDARD_BYTES_PER_SCORE = 8  # S x S attention: float32 scores and softmax, and their half-precision copies
-# Gradients that live beside them while one block goes backward, in the same units:
+# Gradients that live beside them while one block goes backward, in units of E (or F) per token:
 RESIDUAL_GRADIENTS = 2  # of the block's output, and of the branch's input before they are added
-FFN_GRADIENTS = 2  # of the activation's output and input
+FFN_GRADIENTS = 2  # of the activation's output and input; compiled, GELU's derivative is part of the product: one
 CHUNK_TENSORS = 4  # a piece of the feed-forward: output and input of the activation, and their gradients
 QUERY_GRADIENT_BYTES = 4  # the kernels add up dQ in float32
 HEAD_STATES = 2  # the output head's input and its gradient
@@ -150,26 +148,35 @@ def estimate_memory(
     kv_width = embed if kv_width is None else kv_width
     chunked = ffn_chunk is not None and ffn_chunk < tokens
 
-    # One token's bytes in one block.
+    # One token's bytes in one block: of its two halves, what a backward needs beside the block's input.
     stream = embed * residual_bytes
     qkv = (embed + 2 * kv_width) * activation
     qkv += rotary * (embed + kv_width) * activation
     attended = embed * activation + 4 * heads  # output and float32 LSE
     extra = 1.0 if compiled else EAGER_EXTRA
-    narrow = (RESIDUALS_KEPT * stream + NORM_OUTPUTS_KEPT * embed * activation + qkv + attended) * extra
+    normalized = embed * activation
+    scores = heads * context * STANDARD_BYTES_PER_SCORE if attention == "standard" else 0
     wide = 0.0 if chunked else (FFN_TENSORS_KEPT + gated) * ffn * activation * extra
-    if attention == "standard":
-        narrow += heads * context * STANDARD_BYTES_PER_SCORE
+    attention_half = (normalized + qkv + attended) * extra + scores
+    ffn_half = (stream + normalized) * extra + wide
+    whole = stream * extra + attention_half + ffn_half
     # Selective checkpointing finds nothing to keep of standard attention but its S x S matrices, and leaves them.
-    selective = stream + (attended if attention != "standard" else 0)
-    kept = {"none": narrow + wide, "selective": selective, "full": stream}[checkpointing]
+    keeps_attention = checkpointing == "selective" and attention != "standard"
+    selective = stream + (attended if keeps_attention else 0)
+    kept = {"none": whole, "selective": selective, "full": stream}[checkpointing]
     kept = 0.0 if offload else kept
 
-    # One block's backward, at its two peaks: in the feed-forward, and, when that is done, in attention.
+    # One block's backward, at its two peaks: in the feed-forward, and, when that is done, in attention. What was not
+    # kept is computed again; attention's half not before its turn where compiled code need not have its result.
+    again_in_ffn = again_in_attention = stream if offload else 0.0
+    if checkpointing != "none":
+        attention_again = attention_half - (attended if keeps_attention and not offload else 0)
+        again_in_ffn += ffn_half + (0 if keeps_attention and compiled else attention_again)
+        again_in_attention += attention_again
     gradients = RESIDUAL_GRADIENTS * stream + embed * activation
-    in_ffn = wide + (0 if chunked else (FFN_GRADIENTS + gated) * ffn * activation)
+    in_ffn = 0 if chunked else (FFN_GRADIENTS + gated - (compiled and not gated)) * ffn * activation
     in_attention = qkv + embed * (activation + QUERY_GRADIENT_BYTES)
-    block = narrow + gradients + max(in_ffn, in_attention) - kept
+    block = gradients + max(again_in_ffn + in_ffn, again_in_attention + in_attention)
     pieces = (ffn_chunk or 0) * (CHUNK_TENSORS + 3 * gated) * ffn * activation if chunked else 0
 
     head_tokens = min(tokens, loss_chunk or default_chunk(vocab_rows))

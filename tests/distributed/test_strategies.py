@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from pytorch_lightning.strategies import DDPStrategy
 from tiny_training import TinyData, TinyTask, tiny_trainer
 
-from flashtrain.distributed.strategies import FullyShardedStrategy, device_count, make_strategy
+from flashtrain.distributed.strategies import DataParallelStrategy, FullyShardedStrategy, device_count, make_strategy
 from flashtrain.errors import UserError
 from flashtrain.training.checkpoints import AtomicCheckpointIO, find_resumable, read_weights
 
@@ -132,12 +131,12 @@ def test_ranks_agree_on_where_to_stop(tmp_path):
 
 def test_auto_is_a_plain_device_for_one_and_ddp_for_more():
     assert make_strategy("auto", devices=1, accelerator="cpu") == "auto"
-    assert isinstance(make_strategy("auto", devices=2, accelerator="cpu"), DDPStrategy)
-    assert isinstance(make_strategy("auto", devices=1, num_nodes=2, accelerator="cpu"), DDPStrategy)
+    assert isinstance(make_strategy("auto", devices=2, accelerator="cpu"), DataParallelStrategy)
+    assert isinstance(make_strategy("auto", devices=1, num_nodes=2, accelerator="cpu"), DataParallelStrategy)
 
 
 def test_ddp_and_fsdp_are_made_by_name():
-    assert isinstance(make_strategy("ddp", devices=2), DDPStrategy)
+    assert isinstance(make_strategy("ddp", devices=2), DataParallelStrategy)
     assert isinstance(make_strategy("fsdp", devices=2), FullyShardedStrategy)
 
 

@@ -28,6 +28,24 @@ def test_gpt2_124m_is_estimated_as_it_was_measured_on_an_h200(micro_batch, measu
     assert estimate.total / GIB == pytest.approx(measured_gib, rel=0.05)
 
 
+# recipes/results/gpt2-million-h200.json
+@pytest.mark.parametrize(
+    ("size", "options", "measured_gib"),
+    [
+        ("124m", {"context": 2**20, "checkpointing": "selective", "residual": "compute"}, 64.08),
+        ("1.3b", {"context": 2**19, "checkpointing": "full", "ffn_chunk": 16384, "loss_chunk": 2048}, 89.77),
+    ],
+)
+def test_long_contexts_that_compute_again_are_estimated_above_what_was_measured(size, options, measured_gib):
+    shape = {"parameters": 123_700_000, "layers": 12, "embed": 768, "heads": 12, "ffn": 3072}
+    large = {"parameters": 1_311_600_000, "layers": 24, "embed": 2048, "heads": 16, "ffn": 8192}
+    large |= {"precision": "bf16-true", "master_weights": True}
+    found = estimate_memory(
+        **(shape if size == "124m" else large), vocab_rows=50304, micro_batch=1, rotary=True, **options
+    )
+    assert measured_gib < found.total / GIB < 1.25 * measured_gib
+
+
 def test_activations_grow_with_the_batch_and_the_fixed_parts_do_not():
     one, four = GPT2_124M(micro_batch=1), GPT2_124M(micro_batch=4)
     assert four.activations == pytest.approx(4 * one.activations, rel=1e-6)
