@@ -19,7 +19,7 @@ from flashtrain.benchmarks.names import CONTEXT_LAYOUTS, CONTEXT_WAYS
 from flashtrain.distributed.context.attention import SharedAttention
 from flashtrain.distributed.context.layout import Layout, make_layout
 from flashtrain.distributed.context.traffic import Traffic
-from flashtrain.distributed.context.ways import ALL_TO_ALL, Choice, choose_way
+from flashtrain.distributed.context.ways import ALL_TO_ALL, Choice, choose_for, choose_way
 from flashtrain.errors import UserError
 from flashtrain_kernels import Mask
 
@@ -77,7 +77,7 @@ class Contender(ABC):
         """Entered around everything that is computed with it."""
         return contextlib.nullcontext()
 
-    def traffic(self, case: ContextCase, held: int) -> Traffic | None:
+    def traffic(self, place: Place) -> Traffic | None:
         """Bytes that the busiest rank sends; None where that is not known."""
         return None
 
@@ -93,16 +93,15 @@ class Ours(Contender):
     separable = True
     ours = True
 
-    def choice(self, case: ContextCase, held: int) -> Choice:
+    def choice(self, case: ContextCase) -> Choice:
         one = case.attention
         return choose_way(
-            self.way, degree=case.degree, heads=one.heads, kv_heads=one.kv_heads, head_dim=one.head_dim, held=held,
-            bytes_each=one.dtype.itemsize,
-        )  # fmt: skip
+            self.way, degree=case.degree, heads=one.heads, kv_heads=one.kv_heads, head_dim=one.head_dim, held=1
+        )
 
     def refuses(self, case: ContextCase) -> str | None:
         try:
-            self.choice(case, 1)
+            self.choice(case)
         except UserError as error:
             return str(error)
         return None
@@ -113,11 +112,16 @@ class Ours(Contender):
         scale = place.case.attention.scale
         return lambda q, k, v: shared.__call__(q, k, v, softmax_scale=scale)
 
-    def traffic(self, case: ContextCase, held: int) -> Traffic:
-        return self.choice(case, held).traffic
+    def traffic(self, place: Place) -> Traffic:
+        layout, one = place.layout(self.layout), place.case.attention
+        choice, _ = choose_for(
+            place.mask, layout, self.way, dropout=False, heads=one.heads, kv_heads=one.kv_heads, head_dim=one.head_dim,
+            held=layout.held, bytes_each=one.dtype.itemsize,
+        )  # fmt: skip
+        return choice.traffic
 
     def computing_together(self, case: ContextCase) -> int:
-        return self.choice(case, 1).heads_degree
+        return self.choice(case).heads_degree
 
 
 def our_contenders(ways: Sequence[str] | None, layouts: Sequence[str] | None) -> list[Contender]:

@@ -45,9 +45,9 @@ class PlainAllGather(Contender):
         gathered = _Gathered(layout, team.group.group, part, Scores(one.scale), team.device)
         return lambda q, k, v: _Plain.apply(q, k, v, gathered)
 
-    def traffic(self, case: ContextCase, held: int) -> Traffic:
-        one = case.attention
-        sent = (case.degree - 1) * held * 2 * one.kv_heads * one.head_dim * one.dtype.itemsize
+    def traffic(self, place: Place) -> Traffic:
+        one, held = place.case.attention, place.layout(self.layout).held
+        sent = (place.case.degree - 1) * held * 2 * one.kv_heads * one.head_dim * one.dtype.itemsize
         return Traffic(sent, 2 * sent)
 
 

@@ -58,8 +58,7 @@ def row_of(place: Place, contender: Contender, ranks: Sequence[Summary], one: On
     alone = [of.communication for of in ranks if of.communication is not None]
     if alone:
         row |= {"communication_ms": round(max(alone), 4), "communication_share": round(max(alone) / took, 4)}
-    layout = place.layout(contender.layout)
-    sent = contender.traffic(case, layout.held)
+    sent = contender.traffic(place)
     row["sent_mib"] = None if sent is None else round(sent.total / 2**20, 3)
     row["imbalance"] = round(_imbalance(place, contender), 4)
     peaks = [of.peak_gib for of in ranks if of.peak_gib is not None]

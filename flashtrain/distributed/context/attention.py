@@ -18,11 +18,12 @@ from torch import Tensor
 from flashtrain.distributed.context.bands import Part, planned
 from flashtrain.distributed.context.call import Scores, Way
 from flashtrain.distributed.context.gather import GatherKeys
+from flashtrain.distributed.context.gather_seen import GatherSeen
 from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.distributed.context.heads import HeadsAndRings
 from flashtrain.distributed.context.layout import Layout
 from flashtrain.distributed.context.local_masks import check_whole, numbered
-from flashtrain.distributed.context.ways import ALL_GATHER, AUTO, Choice, choose_way
+from flashtrain.distributed.context.ways import ALL_GATHER, AUTO, Choice, choose_for, choose_way
 from flashtrain.errors import UserError
 from flashtrain.models.activation_checkpointing import keep_output_of
 from flashtrain_kernels import Documents, Mask, masks
@@ -41,10 +42,16 @@ class SharedAttention:
             raise UserError(f"a layout for {layout.degree} ranks in a group of {group.size}. Possible: as many ranks.")
         check_whole(mask, layout.seqlen)
         batch, held, heads, head_dim = q.shape
-        self.choice: Choice = choose_way(
-            way, degree=group.size, heads=heads, kv_heads=k.shape[2], head_dim=head_dim, held=batch * held,
-            bytes_each=q.element_size(),
-        )  # fmt: skip
+        sizes = {
+            "heads": heads, "kv_heads": k.shape[2], "head_dim": head_dim, "held": batch * held,
+            "bytes_each": q.element_size(),
+        }  # fmt: skip
+        self.choice: Choice
+        self.choice, needed = choose_for(mask, layout, way, dropout=dropout, **sizes)
+        if needed is not None:
+            # Of other batches more may be seen. Groups that their way needs are made at the first batch: all ranks of
+            # the job must ask for them at once, and not all share this one.
+            group.parts(choose_way(way, degree=group.size, **sizes).heads_degree)
         self.held = held
         self.group = group
         if dropout:
@@ -54,7 +61,9 @@ class SharedAttention:
             return planned(part, head_dim, q.dtype, rich=dropout)
 
         self.way: Way
-        if self.choice.way == ALL_GATHER:
+        if needed is not None:
+            self.way = GatherSeen(layout, group, mask, plan, needed)
+        elif self.choice.way == ALL_GATHER:
             self.way = GatherKeys(layout, group, mask, plan)
         else:
             self.way = HeadsAndRings(layout, group, self.choice.heads_degree, mask, plan, dropout=dropout)
@@ -110,7 +119,8 @@ def context_attention(
 
     q: (B, n, H, D), k and v: (B, n, K, D): this rank's tokens, n = layout.held; every rank must call this alike.
     mask: of the whole sequence, in its order (flashtrain_kernels.masks); or instead of it causal, window (left, right)
-        and documents, of the whole sequence too. way: see ways.py; "auto" takes what moves least.
+        and documents, of the whole sequence too. way: see ways.py; "auto" fetches what is seen where that is
+        little, takes the ring on two ranks, else what moves least.
     softmax_scale: default 1 / sqrt(D). dropout_p: the weights that one process with the same seed would drop are
         dropped. dropout_seed: the same on all ranks; None: drawn by the first rank.
 

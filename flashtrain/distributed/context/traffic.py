@@ -6,6 +6,7 @@ Bl rows of a layout, S sequence, R ranks, n tokens a rank holds, H query heads, 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,13 +28,12 @@ class Traffic(NamedTuple):
         return self.forward + self.backward
 
 
-def remote_keys(layout: Layout, mask: Mask) -> np.ndarray:
-    """(R,) int64: how many distinct keys that other ranks hold each rank's queries see, summed over the rows.
+def seen_keys(layout: Layout, mask: Mask) -> Iterator[tuple[int, int, np.ndarray]]:
+    """(row, rank, (S,) bool: which keys the rank's queries see), of every row of the layout or the mask and every rank.
 
-    The least that any way of exchanging keys could bring to a rank; keeping short documents whole makes it smaller.
+    Reads the mask's numbers on the host.
     """
     rows = mask.queries.cpu().numpy()
-    needed = np.zeros(layout.degree, dtype=np.int64)
     pairs = [(LOW, HIGH), (LOW2, HIGH2)][: 1 if len(rows) == 5 else 2]
     for row in range(max(layout.tokens.shape[0], rows.shape[1])):
         of_mask = rows[:, row if rows.shape[1] > 1 else 0]
@@ -44,12 +44,41 @@ def remote_keys(layout: Layout, mask: Mask) -> np.ndarray:
             for low, high in pairs:
                 first = of_mask[low, mine].clip(0, mask.seqlen_k)
                 past = np.maximum(first, of_mask[high, mine].clip(0, mask.seqlen_k))
-                np.add.at(edges, first, 1)
-                np.add.at(edges, past, -1)
-            seen = edges.cumsum()[:-1] > 0
-            seen[mine] = False
-            needed[rank] += int(seen.sum())
+                edges += np.bincount(first, minlength=len(edges)) - np.bincount(past, minlength=len(edges))
+            yield row, rank, edges.cumsum()[:-1] > 0
+
+
+def remote_keys(layout: Layout, mask: Mask) -> np.ndarray:
+    """(R,) int64: how many distinct keys that other ranks hold each rank's queries see, summed over the rows.
+
+    The least that any way of exchanging keys could bring to a rank; keeping short documents whole makes it smaller.
+    """
+    needed = np.zeros(layout.degree, dtype=np.int64)
+    for row, rank, seen in seen_keys(layout, mask):
+        mine = layout.tokens[row if layout.tokens.shape[0] > 1 else 0, rank].numpy()
+        seen[mine[mine >= 0]] = False
+        needed[rank] += int(seen.sum())
     return needed
+
+
+def needed_places(layout: Layout, mask: Mask) -> list[list[np.ndarray]]:
+    """[rank][other]: which of the n places of the other rank's part hold a token that the rank's queries see, in any
+    row; ascending. Nothing of its own."""
+    held = layout.held
+    needed = np.zeros((layout.degree, layout.degree, held), dtype=bool)
+    for row, rank, seen in seen_keys(layout, mask):
+        tokens = layout.tokens[row if layout.tokens.shape[0] > 1 else 0].numpy()  # (R, n)
+        needed[rank] |= (tokens >= 0) & seen[tokens.clip(0)]
+    return [
+        [np.flatnonzero(places) if other != rank else np.zeros(0, dtype=np.int64) for other, places in enumerate(mine)]
+        for rank, mine in enumerate(needed)
+    ]
+
+
+def fetched_share(needed: Sequence[Sequence[np.ndarray]], held: int) -> float:
+    """Of the places that the other ranks hold, the share that the rank with most to fetch needs: 0 to 1."""
+    others = max(1, (len(needed) - 1) * held)
+    return max(sum(len(places) for places in mine) for mine in needed) / others
 
 
 def traffic(

@@ -1,7 +1,8 @@
 """Which way attention is shared among ranks: by name, or chosen from heads, length and degree.
 
     all-to-all   every rank computes all tokens for some heads (Ulysses)
-    all-gather   every rank computes its tokens against all keys, gathered some heads at a time
+    all-gather   every rank computes its tokens against all keys, gathered some heads at a time; of packed documents
+                 and the like only the keys that it sees (gather_seen.py)
     ring         keys and values go around, partial results are merged: the least memory
     hybrid       heads divided over some ranks, rings over the rest: 12 heads on 8 ranks as 4 x 2
 
@@ -11,16 +12,22 @@ n tokens a rank holds, R ranks, H query heads, K key/value heads, D head dimensi
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from flashtrain.distributed.context.traffic import Traffic, traffic
+import numpy as np
+
+from flashtrain.distributed.context.layout import PLAIN, Layout
+from flashtrain.distributed.context.traffic import Traffic, fetched_share, needed_places, traffic
 from flashtrain.errors import UserError, unknown
+from flashtrain_kernels.masks import Mask
 
 ALL_TO_ALL, ALL_GATHER, RING, HYBRID, AUTO = "all-to-all", "all-gather", "ring", "hybrid", "auto"
 WAYS = (ALL_TO_ALL, ALL_GATHER, RING, HYBRID)
 
 # Gathered keys and values of the heads that are computed and of those that come meanwhile; past this, a ring.
 GATHER_BYTES = 4 * 2**30
+# Of other ranks' tokens, the share that a rank's queries may see for those alone to be fetched.
+MOST_FETCHED = 0.5
 
 
 @dataclass(frozen=True)
@@ -31,6 +38,12 @@ class Choice:
     heads_degree: int
     traffic: Traffic
     reason: str
+
+    def of_seen(self, share: float) -> Choice:
+        """The all-gather of the share of other ranks' keys that is seen (gather_seen.py)."""
+        moved = Traffic(round(share * self.traffic.forward), round(share * self.traffic.backward))
+        reason = f"{self.way}: of the {share:.0%} of other ranks' keys that are seen, {_size(moved.total)} a rank,"
+        return replace(self, traffic=moved, reason=f"{reason} layer and step")
 
 
 def choose_way(
@@ -80,6 +93,26 @@ def choose_way(
     if not possible:
         return of(RING, 1, f"{heads} heads do not divide over {degree} ranks, and gathering takes {_size(gathered)}")
     return min(possible, key=lambda choice: choice.traffic.total)
+
+
+def choose_for(
+    mask: Mask, layout: Layout, way: str, *, dropout: bool, **sizes: int
+) -> tuple[Choice, list[list[np.ndarray]] | None]:
+    """choose_way for this mask in this layout, and what is needed of other ranks (traffic.needed_places) where only
+    that is to be gathered: where it is little, and "auto" or the all-gather was asked for; else None.
+
+    sizes: heads, kv_heads, head_dim, held, bytes_each, as choose_way's. Every rank comes to the same choice.
+    """
+    degree = layout.degree
+    choice = choose_way(way, degree=degree, **sizes)
+    # Dropout draws by the keys' positions in the sequence; under a plain mask nearly everything is seen.
+    if way not in (AUTO, ALL_GATHER) or degree == 1 or dropout or mask.band in PLAIN:
+        return choice, None
+    needed = needed_places(layout, mask)
+    share = fetched_share(needed, layout.held)
+    if share > MOST_FETCHED:
+        return choice, None
+    return choose_way(ALL_GATHER, degree=degree, **sizes).of_seen(share), needed
 
 
 def _does_not_divide(way: str, heads: int, degree: int) -> str:

@@ -78,6 +78,8 @@ def cases() -> Iterator[Case]:
         for mask in ("causal", "causal document", "shared question"):
             yield Case(way, mask, "GQA", dropout=0.3)
         yield Case(way, "blind ranks", layout="contiguous")
+        for mask in ("causal window", "shared question", "full window"):  # little of what others hold is seen
+            yield Case(way, mask, "GQA", layout="contiguous")
         for mask in ("causal", "full"):  # few runs a rank: calls of bands, without a mask
             yield Case(way, mask, "GQA", layout="head-tail")
             yield Case(way, mask, layout="contiguous")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flashtrain.distributed.context.costs import attention_work, imbalance, visible_keys
 from flashtrain.distributed.context.layout import LAYOUTS, balanced, contiguous, make_layout
-from flashtrain.distributed.context.traffic import remote_keys
+from flashtrain.distributed.context.traffic import fetched_share, needed_places, remote_keys
 from flashtrain.errors import UserError
 from flashtrain_kernels import masks
 
@@ -75,6 +75,10 @@ def test_what_a_rank_needs_from_others_is_counted():
     # Two intervals a query: the first two tokens besides.
     two = masks.global_window(64, 2, (3, 0), causal=True)
     assert remote_keys(contiguous(two, 4), two).tolist() == [0, 5, 5, 5]
+    needed = needed_places(contiguous(mask, 4), mask)
+    assert needed[2][1].tolist() == [13, 14, 15]  # of the 16 that rank 1 holds
+    assert [len(places) for places in needed[2]] == [0, 3, 0, 0]
+    assert fetched_share(needed, 16) == 3 / 48
 
 
 @settings(max_examples=60, deadline=None)

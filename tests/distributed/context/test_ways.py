@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from flashtrain.distributed.context.layout import balanced
 from flashtrain.distributed.context.traffic import traffic
-from flashtrain.distributed.context.ways import choose_way
+from flashtrain.distributed.context.ways import choose_for, choose_way
 from flashtrain.errors import UserError
+from flashtrain_kernels import masks
 
 GPT2 = {"heads": 12, "kv_heads": 12, "head_dim": 64, "held": 16384}
 
@@ -18,14 +21,35 @@ GPT2 = {"heads": 12, "kv_heads": 12, "head_dim": 64, "held": 16384}
         (8, 12, 12, "hybrid"),  # 4 x 2
         (8, 32, 1, "all-gather"),  # one key head is little to gather
         (7, 12, 12, "all-gather"),  # no common divisor, and short
+        (2, 12, 12, "ring"),
         (1, 12, 12, "all-to-all"),
     ],
 )
-def test_auto_takes_what_moves_least_and_says_why(degree, heads, kv_heads, way):
+def test_auto_takes_a_ring_on_two_ranks_else_what_moves_least_and_says_why(degree, heads, kv_heads, way):
     choice = choose_way("auto", degree=degree, heads=heads, kv_heads=kv_heads, head_dim=64, held=16384)
     assert choice.way == way
     assert choice.reason.startswith(way)
     assert "\n" not in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("way", "length", "dropout", "chosen"),
+    [
+        ("auto", 64, False, "all-gather"),  # four documents on four ranks
+        ("all-gather", 64, False, "all-gather"),
+        ("ring", 64, False, "ring"),
+        ("auto", 64, True, "all-to-all"),
+        ("auto", 256, False, "all-to-all"),  # one document
+    ],
+)
+def test_where_little_is_seen_of_other_ranks_keys_only_that_is_gathered(way, length, dropout, chosen):
+    mask = masks.document(torch.arange(256)[None] // length, causal=True)
+    choice, needed = choose_for(mask, balanced(mask, 4), way, dropout=dropout, **{**GPT2, "held": 64})
+    assert choice.way == chosen
+    assert (needed is not None) == (chosen == "all-gather")
+    if needed is not None:
+        assert "of the 0% of other ranks' keys that are seen" in choice.reason
+        assert choice.traffic.total == 0
 
 
 def test_auto_takes_a_ring_where_gathering_is_too_much_and_heads_do_not_divide():

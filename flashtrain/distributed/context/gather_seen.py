@@ -1,0 +1,121 @@
+"""All-gather of the keys and values that are seen: of other ranks' tokens only those that a rank's queries look at.
+
+For packed documents, which a layout keeps together where it can: most keys are seen by the rank that holds them alone.
+As MagiAttention's group-cast and group-reduce (SandAI 2025, https://github.com/SandAI-org/MagiAttention), by one
+exchange of unequal parts; some heads at a time, the next coming while these are computed. The gradients of keys and
+values go back the same way and are added up in float32 at least, rank after rank.
+
+B batch, n tokens a rank holds, p keys it has after the exchange, m tokens it gets and w it gives, R ranks, H query
+heads, K key/value heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from flashtrain.distributed.context import call
+from flashtrain.distributed.context.bands import local_part
+from flashtrain.distributed.context.call import Scores, summing_dtype
+from flashtrain.distributed.context.group import ContextGroup
+from flashtrain.distributed.context.layout import Layout, take
+from flashtrain.distributed.context.transfers import Piece, Transfer, pieces_of
+from flashtrain_kernels import Mask
+
+Needed = Sequence[Sequence[np.ndarray]]
+
+
+class GatherSeen:
+    """Keys and values of other ranks' tokens that this rank's queries see.
+
+    mask: of the whole sequence; plan: makes a part of it ready for the kernels. needed: of traffic.needed_places.
+    """
+
+    def __init__(self, layout: Layout, group: ContextGroup, mask: Mask, plan: Any, needed: Needed) -> None:
+        device, rank = mask.queries.device, group.rank
+        self.group = group.group
+        self.given = [torch.from_numpy(needed[other][rank]).to(device) for other in range(group.size)]
+        self.gives = [len(places) for places in self.given]
+        self.gets = [len(places) for places in needed[rank]]
+        self.sent = torch.cat(self.given)
+        own = layout.tokens[:, rank]
+        others = [layout.tokens[:, other, torch.from_numpy(places)] for other, places in enumerate(needed[rank])]
+        keys = torch.cat([own, *others], 1)
+        order = torch.where(keys < 0, layout.seqlen, keys).argsort(dim=1, stable=True)  # padding last
+        back = torch.empty_like(order).scatter_(1, order, torch.arange(order.shape[1]).expand_as(order))
+        self.order, self.back = order.to(device), back.to(device)
+        self.part = plan(local_part(mask, own.to(device), keys.gather(1, order).to(device)))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
+        """See Way. The log-sum-exp is of this rank's tokens, (B, H, n)."""
+        outs, lses = [], []
+        pieces = pieces_of(q.shape[2], k.shape[2])
+        coming = self._gather(k, v, pieces[0])
+        for index, piece in enumerate(pieces):
+            keys, values = self._gathered(coming, k, v, piece)
+            if index + 1 < len(pieces):
+                coming = self._gather(k, v, pieces[index + 1])
+            out, lse = call.forward(q[:, :, piece.queries], keys, values, self.part, scores, piece.queries.start)
+            outs.append(out)
+            lses.append(lse)
+        return torch.cat(outs, 2), torch.cat(lses, 1)
+
+    def backward(
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See Way."""
+        pieces = pieces_of(q.shape[2], k.shape[2])
+        coming = self._gather(k, v, pieces[0])
+        dqs: list[Tensor] = []
+        sums: list[tuple[Tensor, Transfer]] = []
+        for index, piece in enumerate(pieces):
+            keys, values = self._gathered(coming, k, v, piece)
+            if index + 1 < len(pieces):
+                coming = self._gather(k, v, pieces[index + 1])
+            own = piece.queries
+            dq, dk, dv = call.backward(
+                dout[:, :, own], q[:, :, own], keys, values, out[:, :, own], lse[:, own].contiguous(), self.part,
+                scores, own.start,
+            )  # fmt: skip
+            dqs.append(dq)
+            if sums:
+                sums[-1][1].arrived()  # made while this piece was computed; what was sent is no longer needed
+            sums.append(self._give_back(torch.stack((dk, dv), 2), k.shape[1]))
+        both = torch.cat([self._summed(*x) for x in sums], 3)
+        return torch.cat(dqs, 2), both[:, :, 0].to(k.dtype), both[:, :, 1].to(v.dtype)
+
+    def _gather(self, k: Tensor, v: Tensor, piece: Piece) -> Transfer:
+        """Start fetching some heads of the keys and values that other ranks hold: (m, B, 2, heads, D)."""
+        held = torch.stack((k[:, :, piece.keys], v[:, :, piece.keys]), 2)
+        return self._exchange(held.index_select(1, self.sent).movedim(1, 0), self.gives, self.gets)
+
+    def _gathered(self, coming: Transfer, k: Tensor, v: Tensor, piece: Piece) -> tuple[Tensor, Tensor]:
+        """All keys and values that there are now, in the sequence's order, (B, p, heads, D) each."""
+        own = torch.stack((k[:, :, piece.keys], v[:, :, piece.keys]), 2)
+        keys, values = take(torch.cat((own, coming.arrived().movedim(0, 1)), 1), self.order).unbind(2)
+        return keys, values
+
+    def _give_back(self, gradients: Tensor, held: int) -> tuple[Tensor, Transfer]:
+        """This rank's own part (B, n, 2, heads, D) of gradients (B, p, ...), and the way of the others to their ranks:
+        what comes is (w, B, ...)."""
+        found = take(gradients, self.back).to(summing_dtype(gradients.dtype))
+        return found[:, :held].contiguous(), self._exchange(found[:, held:].movedim(1, 0), self.gets, self.gives)
+
+    def _summed(self, own: Tensor, coming: Transfer) -> Tensor:
+        """Own gradients and what came from each rank, in turn (a rank brings a token once): the same in every run."""
+        for places, part in zip(self.given, coming.arrived().split(self.gives), strict=True):
+            if len(places):
+                own.index_add_(1, places, part.movedim(0, 1))
+        return own
+
+    def _exchange(self, x: Tensor, gives: list[int], gets: list[int]) -> Transfer:
+        """Start sending the first gives[0] of x to rank 0 and so on; what comes is in the ranks' order."""
+        sent = x.contiguous()
+        received = sent.new_empty((sum(gets), *sent.shape[1:]))
+        work = dist.all_to_all_single(received, sent, gets, gives, group=self.group, async_op=True)
+        return Transfer(received, sent, [work])
