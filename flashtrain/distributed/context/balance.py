@@ -3,7 +3,8 @@
 A block is a run of `block` tokens that begins at a multiple of it, so that a kernel's tile never joins far-apart
 tokens. Blocks are dealt the dearest first, each to the rank with the least work so far that has room (Graham's longest
 processing time rule, 1969; for packed documents: Zeppelin, arXiv 2509.21841, and MagiAttention, arXiv 2505.13211).
-Blocks that share a short document stay together as long as the work stays even.
+Blocks of one document stay together as long as the work stays even: as many documents as possible, the shorter before
+the longer. Those that share a short document, too.
 
 Everything is integer arithmetic on the host, in a fixed order: every rank computes the same plan.
 """
@@ -16,8 +17,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-EVEN = 1.02  # blocks stay together only where the slowest rank then has at most so much more work than the mean
-LONGEST_UNIT = 8  # blocks that may stay together: larger units of a rank's some dozens could not be dealt evenly
+# Blocks stay together only where the slowest rank then has at most so much more work than the mean. At 1.02 ranks would
+# have to fetch up to twice as many keys (documents of log-normal lengths, 131,072 to 524,288 tokens).
+EVEN = 1.04
+LONGEST_UNIT = 8  # blocks that short documents may hold together: they hang together in chains
+APART, SHARED, SAME = 0, 1, 2  # a block and the one before: nothing, a short document, or one document holds them
 
 
 class Unit(NamedTuple):
@@ -28,27 +32,32 @@ class Unit(NamedTuple):
     cost: int
 
 
-def deal(costs: np.ndarray, cuts: np.ndarray, already: Sequence[int]) -> list[list[int]]:
+def deal(costs: np.ndarray, bonds: Sequence[np.ndarray], already: Sequence[int]) -> list[list[int]]:
     """The blocks of each rank, ascending: at most ceil(blocks / ranks) each.
 
-    costs: (blocks,) integers. cuts: (blocks,) bool: whether the start of a block cuts a short document in two.
+    costs: (blocks,) integers. bonds: (blocks,) each: APART, SHARED or SAME, what holds a block to the one before it;
+    the first under which the work is even is taken, and of the last as much as leaves it even.
     already: (ranks,) the work that each rank has from elsewhere (earlier rows of the batch).
     """
     ranks = len(already)
     room = -(-len(costs) // ranks)
-    limit = LONGEST_UNIT if cuts.any() else 1
+    for bond in bonds:
+        dealt, loads = _deal_units(_units(costs, bond, LONGEST_UNIT), costs, room, already)
+        if max(loads) * ranks <= EVEN * sum(loads):
+            return dealt
+    limit, last = LONGEST_UNIT // 2, np.minimum(bonds[-1], SHARED)
     while True:
-        dealt, loads = _deal_units(_units(costs, cuts, limit), costs, room, already)
+        dealt, loads = _deal_units(_units(costs, last, limit), costs, room, already)
         if limit == 1 or max(loads) * ranks <= EVEN * sum(loads):
             return dealt
         limit //= 2
 
 
-def _units(costs: np.ndarray, cuts: np.ndarray, limit: int) -> list[Unit]:
+def _units(costs: np.ndarray, bond: np.ndarray, limit: int) -> list[Unit]:
     units: list[Unit] = []
-    for index, cost in enumerate(costs.tolist()):
+    for index, (cost, held) in enumerate(zip(costs.tolist(), bond.tolist(), strict=True)):
         last = units[-1] if units else None
-        if last is not None and cuts[index] and last.blocks < limit:
+        if last is not None and (held == SAME or (held == SHARED and last.blocks < limit)):
             units[-1] = Unit(last.first, last.blocks + 1, last.cost + cost)
         else:
             units.append(Unit(index, 1, cost))

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flashtrain.distributed.context.balance import deal
+from flashtrain.distributed.context.balance import APART, SAME, SHARED, deal
 from flashtrain.distributed.context.bands import CAUSAL, FULL
 from flashtrain.distributed.context.costs import visible_keys
 from flashtrain.errors import UserError, unknown
@@ -27,6 +27,7 @@ from flashtrain_kernels.masks import START, Mask
 SMALLEST_BLOCK = 128  # the largest tile of queries that a kernel takes
 LARGEST_BLOCK = 2048
 BLOCKS_A_RANK = 64
+LONGEST_APART = 8  # documents that are divided one after the other; then all above half the length at once, and so on
 WHOLE_BLOCKS = 2  # a document of up to so many blocks is short: it is kept on one rank where that costs no balance
 
 
@@ -123,7 +124,7 @@ def balanced(mask: Mask, degree: int, block: int | None = None) -> Layout:
     work = [0] * degree
     for costs, starts in zip(visible_keys(mask).cpu().numpy(), mask.queries[START].cpu().numpy(), strict=True):
         sums = _block_sums(costs, block)
-        dealt = deal(sums, _cuts(starts, block), work)
+        dealt = deal(sums, _bonds(starts, block, -(-len(sums) // degree)), work)
         work = [load + int(sums[mine].sum()) for load, mine in zip(work, dealt, strict=True)]
         rows.append(dealt)
     return _of_blocks(rows, length, block, "balanced")
@@ -170,12 +171,31 @@ def _block_sums(costs: np.ndarray, block: int) -> np.ndarray:
     return padded.reshape(-1, block).sum(1)
 
 
-def _cuts(starts: np.ndarray, block: int) -> np.ndarray:
-    """Whether each block begins inside a document that is short."""
-    length = np.bincount(starts, minlength=len(starts))[starts] if len(starts) else starts
+def _bonds(starts: np.ndarray, block: int, room: int) -> list[np.ndarray]:
+    """What holds each block to the one before it, in several strengths: see balance.deal. room: blocks a rank holds.
+
+    starts: (S,) where the document of each token begins. In the first every document stays together that a rank has
+    room for, in each of the next the longest of those is divided, and further down all above half the length, a quarter
+    of it and so on.
+    """
+    if not len(starts):
+        return [np.zeros(0, dtype=np.int64)]
+    blocks = -(-len(starts) // block)
+    length = np.bincount(starts, minlength=len(starts))[starts]
     first = slice(0, len(starts), block)
-    inside = starts[first] < np.arange(len(starts))[first]
-    return inside & (length[first] <= WHOLE_BLOCKS * block)
+    shared = (starts[first] < np.arange(len(starts))[first]) & (length[first] <= WHOLE_BLOCKS * block)
+    # A block belongs to the document in its middle: what others have in it is at most half a block.
+    middle = np.minimum(np.arange(blocks) * block + block // 2, len(starts) - 1)
+    owner, long = starts[middle], length[middle]
+    same = np.concatenate(([False], owner[1:] == owner[:-1]))
+    short = WHOLE_BLOCKS * block
+    lengths = np.unique(long[(long > short) & (long <= room * block)])[::-1].tolist()
+    tried, most = lengths[:LONGEST_APART], lengths[LONGEST_APART] if len(lengths) > LONGEST_APART else 0
+    while most > short:
+        tried.append(most)
+        most //= 2
+    weak = np.where(shared, SHARED, APART)
+    return [*(np.where(same & (long <= longest), SAME, weak) for longest in tried), weak]
 
 
 def _of_blocks(rows: list[list[list[int]]], seqlen: int, block: int, name: str) -> Layout:

@@ -27,7 +27,7 @@ WAYS = (ALL_TO_ALL, ALL_GATHER, RING, HYBRID)
 # Gathered keys and values of the heads that are computed and of those that come meanwhile; past this, a ring.
 GATHER_BYTES = 4 * 2**30
 # Of other ranks' tokens, the share that a rank's queries may see for those alone to be fetched.
-MOST_FETCHED = 0.5
+MOST_FETCHED = 0.75
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,8 @@ def choose_for(
     mask: Mask, layout: Layout, way: str, *, dropout: bool, **sizes: int
 ) -> tuple[Choice, list[list[np.ndarray]] | None]:
     """choose_way for this mask in this layout, and what is needed of other ranks (traffic.needed_places) where only
-    that is to be gathered: where it is little, and "auto" or the all-gather was asked for; else None.
+    that is to be gathered, else None: where it is little, and the all-gather was asked for, or "auto" and it moves
+    least.
 
     sizes: heads, kv_heads, head_dim, held, bytes_each, as choose_way's. Every rank comes to the same choice.
     """
@@ -112,7 +113,10 @@ def choose_for(
     share = fetched_share(needed, layout.held)
     if share > MOST_FETCHED:
         return choice, None
-    return choose_way(ALL_GATHER, degree=degree, **sizes).of_seen(share), needed
+    seen = choose_way(ALL_GATHER, degree=degree, **sizes).of_seen(share)
+    if way == AUTO and seen.traffic.total >= choice.traffic.total:
+        return choice, None
+    return seen, needed
 
 
 def _does_not_divide(way: str, heads: int, degree: int) -> str:

@@ -67,6 +67,15 @@ def test_short_documents_stay_on_one_rank():
     assert remote_keys(layout, mask).max() < 0.2 * layout.held
 
 
+def test_long_documents_stay_on_one_rank_too_where_the_work_stays_even():
+    """A rank then needs a part of other ranks' keys only; with every block dealt by itself it needs nearly all."""
+    for seed, most in ((1, 0.4), (5, 0.5)):
+        mask = masks.document(heavy_tailed(seed), causal=True)
+        layout = balanced(mask, DEGREE)
+        assert fetched_share(needed_places(layout, mask), layout.held) < most
+        assert imbalance(attention_work(layout, visible_keys(mask))) <= 1.05
+
+
 def test_what_a_rank_needs_from_others_is_counted():
     mask = masks.sliding_window(64, (3, 0))
     # Each rank but the first sees the last three keys of the one before.
