@@ -9,7 +9,8 @@ B batch, n tokens a rank holds, R ranks, S sequence, H query heads, K key/value 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,13 @@ from flashtrain_kernels import Mask
 # torch 2.13 renamed both and warns at the old names.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Sum(NamedTuple):
+    """A sum over the ranks under way. result: of this rank's tokens, (B, n, 2, heads, D)."""
+
+    transfer: Transfer
+    result: Callable[[], Tensor]
 
 
 class GatherKeys:
@@ -48,7 +56,7 @@ class GatherKeys:
         pieces = pieces_of(q.shape[2], k.shape[2])
         coming = self._gather(k, v, pieces[0])
         for index, piece in enumerate(pieces):
-            keys, values = self._gathered(coming)
+            keys, values = self._gathered(coming, k, v, piece)
             if index + 1 < len(pieces):
                 coming = self._gather(k, v, pieces[index + 1])
             out, lse = call.forward(q[:, :, piece.queries], keys, values, self.part, scores, piece.queries.start)
@@ -63,9 +71,9 @@ class GatherKeys:
         pieces = pieces_of(q.shape[2], k.shape[2])
         coming = self._gather(k, v, pieces[0])
         dqs: list[Tensor] = []
-        sums: list[Transfer] = []
+        sums: list[Sum] = []
         for index, piece in enumerate(pieces):
-            keys, values = self._gathered(coming)
+            keys, values = self._gathered(coming, k, v, piece)
             if index + 1 < len(pieces):
                 coming = self._gather(k, v, pieces[index + 1])
             own = piece.queries
@@ -75,9 +83,9 @@ class GatherKeys:
             )  # fmt: skip
             dqs.append(dq)
             if sums:
-                sums[-1].arrived()  # made while this piece was computed; what was sent is no longer needed
-            sums.append(self._reduce(torch.stack((dk, dv), 2)))
-        both = torch.cat([x.arrived() for x in sums], 3)
+                sums[-1].transfer.arrived()  # made while this piece was computed; what was sent is no longer needed
+            sums.append(self._reduce(torch.stack((dk, dv), 2), k.shape[1]))
+        both = torch.cat([x.result() for x in sums], 3)
         return torch.cat(dqs, 2), both[:, :, 0].to(k.dtype), both[:, :, 1].to(v.dtype)
 
     def _gather(self, k: Tensor, v: Tensor, piece: Piece) -> Transfer:
@@ -87,18 +95,21 @@ class GatherKeys:
         work = _all_gather(gathered, held, group=self.group, async_op=True)
         return Transfer(gathered.unflatten(0, (self.size, -1)), held, [work])
 
-    def _gathered(self, coming: Transfer) -> tuple[Tensor, Tensor]:
-        """The keys and the values in the sequence's order, (B, S, heads, D) each."""
+    def _gathered(self, coming: Transfer, k: Tensor, v: Tensor, piece: Piece) -> tuple[Tensor, Tensor]:
+        """The keys and the values in the sequence's order, (B, S, heads, D) each. k, v, piece: what this rank gave."""
         joined = coming.arrived().movedim(0, 1).flatten(1, 2)
         keys, values = take(joined, self.places).unbind(2)
         return keys, values
 
-    def _reduce(self, gradients: Tensor) -> Transfer:
-        """Start adding up gradients (B, S, 2, heads, D) over the ranks: each gets those of its tokens (B, n, ...)."""
+    def _reduce(self, gradients: Tensor, held: int) -> Sum:
+        """Start adding up gradients (B, S, 2, heads, D) over the ranks: each gets those of its tokens (B, n, ...).
+
+        held: n.
+        """
         exact = gradients.to(summing_dtype(gradients.dtype))
         padding = (self.tokens < 0)[..., None, None, None]
         dealt = take(exact, self.tokens.clamp(min=0)).masked_fill(padding, 0)
         sent = dealt.unflatten(1, (self.size, -1)).movedim(1, 0).flatten(0, 1).contiguous()
         received = sent.new_empty((sent.shape[0] // self.size, *sent.shape[1:]))
-        work = _reduce_scatter(received, sent, group=self.group, async_op=True)
-        return Transfer(received, sent, [work])
+        transfer = Transfer(received, sent, [_reduce_scatter(received, sent, group=self.group, async_op=True)])
+        return Sum(transfer, transfer.arrived)

@@ -12,6 +12,7 @@ heads, K key/value heads, D head dimension.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,18 +20,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from flashtrain.distributed.context import call
 from flashtrain.distributed.context.bands import local_part
-from flashtrain.distributed.context.call import Scores, summing_dtype
+from flashtrain.distributed.context.call import summing_dtype
+from flashtrain.distributed.context.gather import GatherKeys, Sum
 from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.distributed.context.layout import Layout, take
-from flashtrain.distributed.context.transfers import Piece, Transfer, pieces_of
+from flashtrain.distributed.context.transfers import Piece, Transfer
 from flashtrain_kernels import Mask
 
 Needed = Sequence[Sequence[np.ndarray]]
 
 
-class GatherSeen:
+class GatherSeen(GatherKeys):
     """Keys and values of other ranks' tokens that this rank's queries see.
 
     mask: of the whole sequence; plan: makes a part of it ready for the kernels. needed: of traffic.needed_places.
@@ -51,44 +52,6 @@ class GatherSeen:
         self.order, self.back = order.to(device), back.to(device)
         self.part = plan(local_part(mask, own.to(device), keys.gather(1, order).to(device)))
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
-        """See Way. The log-sum-exp is of this rank's tokens, (B, H, n)."""
-        outs, lses = [], []
-        pieces = pieces_of(q.shape[2], k.shape[2])
-        coming = self._gather(k, v, pieces[0])
-        for index, piece in enumerate(pieces):
-            keys, values = self._gathered(coming, k, v, piece)
-            if index + 1 < len(pieces):
-                coming = self._gather(k, v, pieces[index + 1])
-            out, lse = call.forward(q[:, :, piece.queries], keys, values, self.part, scores, piece.queries.start)
-            outs.append(out)
-            lses.append(lse)
-        return torch.cat(outs, 2), torch.cat(lses, 1)
-
-    def backward(
-        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """See Way."""
-        pieces = pieces_of(q.shape[2], k.shape[2])
-        coming = self._gather(k, v, pieces[0])
-        dqs: list[Tensor] = []
-        sums: list[tuple[Tensor, Transfer]] = []
-        for index, piece in enumerate(pieces):
-            keys, values = self._gathered(coming, k, v, piece)
-            if index + 1 < len(pieces):
-                coming = self._gather(k, v, pieces[index + 1])
-            own = piece.queries
-            dq, dk, dv = call.backward(
-                dout[:, :, own], q[:, :, own], keys, values, out[:, :, own], lse[:, own].contiguous(), self.part,
-                scores, own.start,
-            )  # fmt: skip
-            dqs.append(dq)
-            if sums:
-                sums[-1][1].arrived()  # made while this piece was computed; what was sent is no longer needed
-            sums.append(self._give_back(torch.stack((dk, dv), 2), k.shape[1]))
-        both = torch.cat([self._summed(*x) for x in sums], 3)
-        return torch.cat(dqs, 2), both[:, :, 0].to(k.dtype), both[:, :, 1].to(v.dtype)
-
     def _gather(self, k: Tensor, v: Tensor, piece: Piece) -> Transfer:
         """Start fetching some heads of the keys and values that other ranks hold: (m, B, 2, heads, D)."""
         held = torch.stack((k[:, :, piece.keys], v[:, :, piece.keys]), 2)
@@ -100,11 +63,11 @@ class GatherSeen:
         keys, values = take(torch.cat((own, coming.arrived().movedim(0, 1)), 1), self.order).unbind(2)
         return keys, values
 
-    def _give_back(self, gradients: Tensor, held: int) -> tuple[Tensor, Transfer]:
-        """This rank's own part (B, n, 2, heads, D) of gradients (B, p, ...), and the way of the others to their ranks:
-        what comes is (w, B, ...)."""
+    def _reduce(self, gradients: Tensor, held: int) -> Sum:
+        """Start the way of gradients (B, p, ...) to the ranks that hold their tokens: what comes is (w, B, ...)."""
         found = take(gradients, self.back).to(summing_dtype(gradients.dtype))
-        return found[:, :held].contiguous(), self._exchange(found[:, held:].movedim(1, 0), self.gets, self.gives)
+        coming = self._exchange(found[:, held:].movedim(1, 0), self.gets, self.gives)
+        return Sum(coming, partial(self._summed, found[:, :held].contiguous(), coming))
 
     def _summed(self, own: Tensor, coming: Transfer) -> Tensor:
         """Own gradients and what came from each rank, in turn (a rank brings a token once): the same in every run."""
