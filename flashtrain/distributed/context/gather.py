@@ -47,7 +47,9 @@ class GatherKeys:
         self.group = group.group
         self.size = group.size
         self.places = layout.places.to(device)
-        self.tokens = layout.tokens.flatten(1).to(device)
+        tokens = layout.tokens.flatten(1).to(device)
+        self.dealt = tokens.clamp(min=0)
+        self.padding = (tokens < 0)[..., None, None, None] if layout.padding else None
         self.part = plan(local_part(mask, layout.tokens[:, group.rank], None))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
@@ -106,9 +108,9 @@ class GatherKeys:
 
         held: n.
         """
-        exact = gradients.to(summing_dtype(gradients.dtype))
-        padding = (self.tokens < 0)[..., None, None, None]
-        dealt = take(exact, self.tokens.clamp(min=0)).masked_fill(padding, 0)
+        dealt = take(gradients, self.dealt).to(summing_dtype(gradients.dtype))
+        if self.padding is not None:
+            dealt = dealt.masked_fill(self.padding, 0)
         sent = dealt.unflatten(1, (self.size, -1)).movedim(1, 0).flatten(0, 1).contiguous()
         received = sent.new_empty((sent.shape[0] // self.size, *sent.shape[1:]))
         transfer = Transfer(received, sent, [_reduce_scatter(received, sent, group=self.group, async_op=True)])
