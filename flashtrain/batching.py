@@ -113,8 +113,11 @@ def estimator(settings: Settings, hardware: Hardware, model: GPT2) -> Estimate:
     return estimate
 
 
-def compiles(settings: Settings, hardware: Hardware) -> bool:
-    """Whether the loss goes through torch.compile: as asked, or on GPUs only."""
+def compiles(settings: Settings, hardware: Hardware, layout: str = "packed") -> bool:
+    """Whether the loss goes through torch.compile: as asked, or on GPUs only; never for BERT's padded rows, which have
+    another shape in every batch."""
+    if layout == "padded":
+        return False
     return hardware.kind == "cuda" if settings.trainer.compile is None else settings.trainer.compile
 
 

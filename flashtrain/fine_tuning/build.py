@@ -107,14 +107,14 @@ def make_labelled_data(
 def make_fine_tuning_task(
     settings: Settings, hardware: Hardware, model: Head, description: dict[str, Any] | None = None
 ) -> FineTuning:
-    """The task that trains this model. Padded rows have many widths, so only packed ones are compiled."""
+    """The task that trains this model."""
     return FineTuning(
         model,
         settings.finetune.target,
         make_optimizer=optimizer_builder(settings),
         make_schedule=schedule_builder(settings),
         gradient_clip=settings.optimizer.gradient_clip,
-        compile=compiles(settings, hardware) and settings.finetune.layout == "packed",
+        compile=compiles(settings, hardware, settings.finetune.layout),
         description=description,
     )
 

@@ -117,16 +117,13 @@ def cost_of(settings: Settings) -> Cost:
 def make_masked_task(
     settings: Settings, hardware: Hardware, model: Bert, description: dict[str, Any]
 ) -> MaskedLanguageModel:
-    """The task that trains this model as the settings say: its optimiser, schedule, clipping and compilation.
-
-    Padded rows have other shapes in every batch, so only packed ones are compiled.
-    """
+    """The task that trains this model as the settings say: its optimiser, schedule, clipping and compilation."""
     return MaskedLanguageModel(
         model,
         make_optimizer=optimizer_builder(settings),
         make_schedule=schedule_builder(settings),
         gradient_clip=settings.optimizer.gradient_clip,
-        compile=compiles(settings, hardware) and settings.masked.layout == "packed",
+        compile=compiles(settings, hardware, settings.masked.layout),
         cuda_graphs=settings.trainer.cuda_graphs,
         description=description,
     )

@@ -41,7 +41,7 @@ def bert_estimate(
             head=PredictingHead(config.vocab_rows, labels) if config.masked_head else None,
             precision=hardware.precision,
             savings=savings,
-            compiled=compiles(settings, hardware) and settings.masked.layout == "packed",
+            compiled=compiles(settings, hardware, settings.masked.layout),
             attention=hardware.attention,
             master_weights=settings.optimizer.master_weights,
         )

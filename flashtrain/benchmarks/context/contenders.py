@@ -114,11 +114,11 @@ class Ours(Contender):
 
     def traffic(self, place: Place) -> Traffic:
         layout, one = place.layout(self.layout), place.case.attention
-        choice, _ = choose_for(
+        chosen = choose_for(
             place.mask, layout, self.way, dropout=False, heads=one.heads, kv_heads=one.kv_heads, head_dim=one.head_dim,
             held=layout.held, bytes_each=one.dtype.itemsize,
         )  # fmt: skip
-        return choice.traffic
+        return chosen.choice.traffic
 
     def computing_together(self, case: ContextCase) -> int:
         return self.choice(case).heads_degree

@@ -23,7 +23,7 @@ from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.distributed.context.heads import HeadsAndRings
 from flashtrain.distributed.context.layout import Layout
 from flashtrain.distributed.context.local_masks import check_whole, numbered
-from flashtrain.distributed.context.ways import ALL_GATHER, AUTO, Choice, choose_for, choose_way
+from flashtrain.distributed.context.ways import ALL_GATHER, AUTO, Choice, choose_for
 from flashtrain.errors import UserError
 from flashtrain.models.activation_checkpointing import keep_output_of
 from flashtrain_kernels import Documents, Mask, masks
@@ -42,16 +42,14 @@ class SharedAttention:
             raise UserError(f"a layout for {layout.degree} ranks in a group of {group.size}. Possible: as many ranks.")
         check_whole(mask, layout.seqlen)
         batch, held, heads, head_dim = q.shape
-        sizes = {
-            "heads": heads, "kv_heads": k.shape[2], "head_dim": head_dim, "held": batch * held,
-            "bytes_each": q.element_size(),
-        }  # fmt: skip
-        self.choice: Choice
-        self.choice, needed = choose_for(mask, layout, way, dropout=dropout, **sizes)
-        if needed is not None:
-            # Of other batches more may be seen. Groups that their way needs are made at the first batch: all ranks of
-            # the job must ask for them at once, and not all share this one.
-            group.parts(choose_way(way, degree=group.size, **sizes).heads_degree)
+        chosen = choose_for(
+            mask, layout, way, dropout=dropout, heads=heads, kv_heads=k.shape[2], head_dim=head_dim,
+            held=batch * held, bytes_each=q.element_size(),
+        )  # fmt: skip
+        self.choice: Choice = chosen.choice
+        # Of other batches more may be seen. Groups that their way needs are made at the first batch: all ranks of the
+        # job must ask for them at once, and not all share this one.
+        group.parts(chosen.usual.heads_degree)
         self.held = held
         self.group = group
         if dropout:
@@ -61,8 +59,8 @@ class SharedAttention:
             return planned(part, head_dim, q.dtype, rich=dropout)
 
         self.way: Way
-        if needed is not None:
-            self.way = GatherSeen(layout, group, mask, plan, needed)
+        if chosen.needed is not None:
+            self.way = GatherSeen(layout, group, mask, plan, chosen.needed)
         elif self.choice.way == ALL_GATHER:
             self.way = GatherKeys(layout, group, mask, plan)
         else:

@@ -18,9 +18,10 @@ from typing import NamedTuple
 import numpy as np
 
 # Blocks stay together only where the slowest rank then has at most so much more work than the mean. At 1.02 ranks would
-# have to fetch up to twice as many keys (documents of log-normal lengths, 131,072 to 524,288 tokens).
+# have to fetch up to 2.5 times as many keys (documents of log-normal lengths, 131,072 to 524,288 tokens).
 EVEN = 1.04
 LONGEST_UNIT = 8  # blocks that short documents may hold together: they hang together in chains
+LOOSER_UNITS = (4, 2, 1)  # ... where more would be uneven; one block at last, however even
 APART, SHARED, SAME = 0, 1, 2  # a block and the one before: nothing, a short document, or one document holds them
 
 
@@ -36,21 +37,17 @@ def deal(costs: np.ndarray, bonds: Sequence[np.ndarray], already: Sequence[int])
     """The blocks of each rank, ascending: at most ceil(blocks / ranks) each.
 
     costs: (blocks,) integers. bonds: (blocks,) each: APART, SHARED or SAME, what holds a block to the one before it;
-    the first under which the work is even is taken, and of the last as much as leaves it even.
+    the first under which the work is even is taken, and of the last, the weakest, as much as leaves it even.
     already: (ranks,) the work that each rank has from elsewhere (earlier rows of the batch).
     """
     ranks = len(already)
     room = -(-len(costs) // ranks)
-    for bond in bonds:
-        dealt, loads = _deal_units(_units(costs, bond, LONGEST_UNIT), costs, room, already)
-        if max(loads) * ranks <= EVEN * sum(loads):
-            return dealt
-    limit, last = LONGEST_UNIT // 2, np.minimum(bonds[-1], SHARED)
-    while True:
-        dealt, loads = _deal_units(_units(costs, last, limit), costs, room, already)
-        if limit == 1 or max(loads) * ranks <= EVEN * sum(loads):
-            return dealt
-        limit //= 2
+    tried = [(bond, LONGEST_UNIT) for bond in bonds] + [(bonds[-1], limit) for limit in LOOSER_UNITS]
+    for bond, limit in tried:
+        dealt, loads = _deal_units(_units(costs, bond, limit), costs, room, already)
+        if max(loads) * ranks <= EVEN * sum(loads) or not bond.any():
+            break
+    return dealt
 
 
 def _units(costs: np.ndarray, bond: np.ndarray, limit: int) -> list[Unit]:

@@ -29,8 +29,9 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-class Sum(NamedTuple):
-    """A sum over the ranks under way. result: of this rank's tokens, (B, n, 2, heads, D)."""
+class Coming(NamedTuple):
+    """What is under way between the ranks, and what becomes of it when it is there: keys and values in the sequence's
+    order, (B, S, 2, heads, D), or this rank's part (B, n, 2, heads, D) of a sum of their gradients."""
 
     transfer: Transfer
     result: Callable[[], Tensor]
@@ -58,7 +59,7 @@ class GatherKeys:
         pieces = pieces_of(q.shape[2], k.shape[2])
         coming = self._gather(k, v, pieces[0])
         for index, piece in enumerate(pieces):
-            keys, values = self._gathered(coming, k, v, piece)
+            keys, values = coming.result().unbind(2)
             if index + 1 < len(pieces):
                 coming = self._gather(k, v, pieces[index + 1])
             out, lse = call.forward(q[:, :, piece.queries], keys, values, self.part, scores, piece.queries.start)
@@ -73,9 +74,9 @@ class GatherKeys:
         pieces = pieces_of(q.shape[2], k.shape[2])
         coming = self._gather(k, v, pieces[0])
         dqs: list[Tensor] = []
-        sums: list[Sum] = []
+        sums: list[Coming] = []
         for index, piece in enumerate(pieces):
-            keys, values = self._gathered(coming, k, v, piece)
+            keys, values = coming.result().unbind(2)
             if index + 1 < len(pieces):
                 coming = self._gather(k, v, pieces[index + 1])
             own = piece.queries
@@ -86,32 +87,24 @@ class GatherKeys:
             dqs.append(dq)
             if sums:
                 sums[-1].transfer.arrived()  # made while this piece was computed; what was sent is no longer needed
-            sums.append(self._reduce(torch.stack((dk, dv), 2), k.shape[1]))
+            sums.append(self._reduce(torch.stack((dk, dv), 2)))
         both = torch.cat([x.result() for x in sums], 3)
         return torch.cat(dqs, 2), both[:, :, 0].to(k.dtype), both[:, :, 1].to(v.dtype)
 
-    def _gather(self, k: Tensor, v: Tensor, piece: Piece) -> Transfer:
-        """Start gathering some heads of all ranks' keys and values: (R, B, n, 2, heads, D)."""
+    def _gather(self, k: Tensor, v: Tensor, piece: Piece) -> Coming:
+        """Start gathering some heads of all ranks' keys and values."""
         held = torch.stack((k[:, :, piece.keys], v[:, :, piece.keys]), 2)
         gathered = held.new_empty((self.size * held.shape[0], *held.shape[1:]))
         work = _all_gather(gathered, held, group=self.group, async_op=True)
-        return Transfer(gathered.unflatten(0, (self.size, -1)), held, [work])
+        transfer = Transfer(gathered.unflatten(0, (self.size, -1)), held, [work])
+        return Coming(transfer, lambda: take(transfer.arrived().movedim(0, 1).flatten(1, 2), self.places))
 
-    def _gathered(self, coming: Transfer, k: Tensor, v: Tensor, piece: Piece) -> tuple[Tensor, Tensor]:
-        """The keys and the values in the sequence's order, (B, S, heads, D) each. k, v, piece: what this rank gave."""
-        joined = coming.arrived().movedim(0, 1).flatten(1, 2)
-        keys, values = take(joined, self.places).unbind(2)
-        return keys, values
-
-    def _reduce(self, gradients: Tensor, held: int) -> Sum:
-        """Start adding up gradients (B, S, 2, heads, D) over the ranks: each gets those of its tokens (B, n, ...).
-
-        held: n.
-        """
+    def _reduce(self, gradients: Tensor) -> Coming:
+        """Start adding up gradients (B, S, 2, heads, D) over the ranks: each gets those of its tokens."""
         dealt = take(gradients, self.dealt).to(summing_dtype(gradients.dtype))
         if self.padding is not None:
             dealt = dealt.masked_fill(self.padding, 0)
         sent = dealt.unflatten(1, (self.size, -1)).movedim(1, 0).flatten(0, 1).contiguous()
         received = sent.new_empty((sent.shape[0] // self.size, *sent.shape[1:]))
         transfer = Transfer(received, sent, [_reduce_scatter(received, sent, group=self.group, async_op=True)])
-        return Sum(transfer, transfer.arrived)
+        return Coming(transfer, transfer.arrived)

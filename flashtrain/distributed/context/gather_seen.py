@@ -22,9 +22,9 @@ from torch import Tensor
 
 from flashtrain.distributed.context.bands import local_part
 from flashtrain.distributed.context.call import summing_dtype
-from flashtrain.distributed.context.gather import GatherKeys, Sum
+from flashtrain.distributed.context.gather import Coming, GatherKeys
 from flashtrain.distributed.context.group import ContextGroup
-from flashtrain.distributed.context.layout import Layout, take
+from flashtrain.distributed.context.layout import Layout, ascending, inverse, take
 from flashtrain.distributed.context.transfers import Piece, Transfer
 from flashtrain_kernels import Mask
 
@@ -47,27 +47,23 @@ class GatherSeen(GatherKeys):
         own = layout.tokens[:, rank]
         others = [layout.tokens[:, other, torch.from_numpy(places)] for other, places in enumerate(needed[rank])]
         keys = torch.cat([own, *others], 1)
-        order = torch.where(keys < 0, layout.seqlen, keys).argsort(dim=1, stable=True)  # padding last
-        back = torch.empty_like(order).scatter_(1, order, torch.arange(order.shape[1]).expand_as(order))
-        self.order, self.back = order.to(device), back.to(device)
+        order = ascending(keys)
+        self.held = layout.held
+        self.order, self.back = order.to(device), inverse(order, keys.shape[1]).to(device)
         self.part = plan(local_part(mask, own.to(device), keys.gather(1, order).to(device)))
 
-    def _gather(self, k: Tensor, v: Tensor, piece: Piece) -> Transfer:
-        """Start fetching some heads of the keys and values that other ranks hold: (m, B, 2, heads, D)."""
+    def _gather(self, k: Tensor, v: Tensor, piece: Piece) -> Coming:
+        """Start fetching some heads of the keys and values that other ranks hold, (m, B, 2, heads, D); they become all
+        that there are then, (B, p, ...)."""
         held = torch.stack((k[:, :, piece.keys], v[:, :, piece.keys]), 2)
-        return self._exchange(held.index_select(1, self.sent).movedim(1, 0), self.gives, self.gets)
+        others = self._exchange(held.index_select(1, self.sent).movedim(1, 0), self.gives, self.gets)
+        return Coming(others, lambda: take(torch.cat((held, others.arrived().movedim(0, 1)), 1), self.order))
 
-    def _gathered(self, coming: Transfer, k: Tensor, v: Tensor, piece: Piece) -> tuple[Tensor, Tensor]:
-        """All keys and values that there are now, in the sequence's order, (B, p, heads, D) each."""
-        own = torch.stack((k[:, :, piece.keys], v[:, :, piece.keys]), 2)
-        keys, values = take(torch.cat((own, coming.arrived().movedim(0, 1)), 1), self.order).unbind(2)
-        return keys, values
-
-    def _reduce(self, gradients: Tensor, held: int) -> Sum:
+    def _reduce(self, gradients: Tensor) -> Coming:
         """Start the way of gradients (B, p, ...) to the ranks that hold their tokens: what comes is (w, B, ...)."""
         found = take(gradients, self.back).to(summing_dtype(gradients.dtype))
-        coming = self._exchange(found[:, held:].movedim(1, 0), self.gets, self.gives)
-        return Sum(coming, partial(self._summed, found[:, :held].contiguous(), coming))
+        coming = self._exchange(found[:, self.held :].movedim(1, 0), self.gets, self.gives)
+        return Coming(coming, partial(self._summed, found[:, : self.held].contiguous(), coming))
 
     def _summed(self, own: Tensor, coming: Transfer) -> Tensor:
         """Own gradients and what came from each rank, in turn (a rank brings a token once): the same in every run."""

@@ -21,7 +21,7 @@ from torch import Tensor
 from flashtrain.distributed.context.bands import local_part
 from flashtrain.distributed.context.call import Scores, summing_dtype
 from flashtrain.distributed.context.group import ContextGroup
-from flashtrain.distributed.context.layout import Layout, take
+from flashtrain.distributed.context.layout import Layout, ascending, inverse, take
 from flashtrain.distributed.context.ring import Ring
 from flashtrain.distributed.context.transfers import Piece, Transfer, pieces_of
 from flashtrain_kernels import Mask
@@ -44,16 +44,16 @@ class HeadsAndRings:
         if rings == 1:
             # All tokens come together: in the sequence's own order, without padding, under the mask itself.
             self.order: Tensor | None = layout.places.to(device)
-            self.back: Tensor | None = _inverse(self.order, layout.degree * layout.held)
+            self.back: Tensor | None = inverse(self.order, layout.degree * layout.held)
             self.ring = Ring(None, [plan(local_part(mask, None, None, positions=dropout))])
             return
         tokens = [_held_by(layout, ring, heads_degree) for ring in range(rings)]
-        order = _ascending(tokens[mine])
+        order = ascending(tokens[mine])
         together = heads_degree > 1
         self.order = order.to(device) if together else None
-        self.back = _inverse(order, order.shape[1]).to(device) if together else None
-        ascending = [each.gather(1, _ascending(each)).to(device) for each in tokens]
-        parts = [plan(local_part(mask, ascending[mine], keys, positions=dropout)) for keys in ascending]
+        self.back = inverse(order, order.shape[1]).to(device) if together else None
+        held = [each.gather(1, ascending(each)).to(device) for each in tokens]
+        parts = [plan(local_part(mask, held[mine], keys, positions=dropout)) for keys in held]
         self.ring = Ring(ring_group, parts)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
@@ -161,18 +161,6 @@ class _Exchange(NamedTuple):
 def _held_by(layout: Layout, ring: int, degree: int) -> Tensor:
     """(Bl, U * n): the tokens of the ranks of one ring index, one rank after the other."""
     return layout.tokens[:, ring * degree : (ring + 1) * degree].flatten(1)
-
-
-def _ascending(tokens: Tensor) -> Tensor:
-    """The order that makes tokens (Bl, p) ascending, padding last."""
-    return torch.where(tokens < 0, torch.iinfo(torch.int64).max, tokens).argsort(dim=1, stable=True)
-
-
-def _inverse(order: Tensor, length: int) -> Tensor:
-    """order (Bl, m): places among `length` -> (Bl, length): where each place is in the order, -1 for nowhere."""
-    inverse = torch.full((order.shape[0], length), -1, dtype=torch.int64, device=order.device)
-    index = torch.arange(order.shape[1], device=order.device).expand(order.shape[0], -1)
-    return inverse.scatter_(1, order, index)
 
 
 def _put_back(x: Tensor, back: Tensor) -> Tensor:

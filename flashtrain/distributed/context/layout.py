@@ -74,9 +74,7 @@ class Layout:
     def places(self) -> Tensor:
         """(Bl, S) int64: where each token of the sequence is in the ranks' parts, one after the other (R * n)."""
         flat = self.tokens.flatten(1)
-        # Padding sorts last; a stable order makes the result the same everywhere.
-        order = torch.where(flat < 0, self.seqlen, flat).argsort(dim=1, stable=True)
-        return order[:, : self.seqlen]
+        return ascending(flat)[:, : self.seqlen]
 
     def positions(self, rank: int) -> Tensor:
         """(Bl, n) int64: the place in the sequence of each of the rank's tokens; 0 for padding."""
@@ -89,6 +87,18 @@ def take(x: Tensor, index: Tensor) -> Tensor:
         return x.index_select(1, index[0])
     rows = torch.arange(x.shape[0], device=x.device)[:, None]
     return x[rows, index]
+
+
+def ascending(tokens: Tensor) -> Tensor:
+    """The order that makes tokens (Bl, p) ascending, padding last; stable, so the same everywhere."""
+    return torch.where(tokens < 0, torch.iinfo(torch.int64).max, tokens).argsort(dim=1, stable=True)
+
+
+def inverse(order: Tensor, length: int) -> Tensor:
+    """order (Bl, m): places among `length` -> (Bl, length): where each place is in the order, -1 for nowhere."""
+    places = torch.full((order.shape[0], length), -1, dtype=torch.int64, device=order.device)
+    index = torch.arange(order.shape[1], device=order.device).expand(order.shape[0], -1)
+    return places.scatter_(1, order, index)
 
 
 def contiguous(mask: Mask, degree: int) -> Layout:

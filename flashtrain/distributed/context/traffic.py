@@ -28,8 +28,9 @@ class Traffic(NamedTuple):
         return self.forward + self.backward
 
 
-def seen_keys(layout: Layout, mask: Mask) -> Iterator[tuple[int, int, np.ndarray]]:
-    """(row, rank, (S,) bool: which keys the rank's queries see), of every row of the layout or the mask and every rank.
+def seen_keys(layout: Layout, mask: Mask) -> Iterator[tuple[np.ndarray, int, np.ndarray]]:
+    """(what the ranks hold of a row (R, n), rank, which of the row's keys its queries see: (S,) bool), of every row and
+    rank.
 
     Reads the mask's numbers on the host.
     """
@@ -37,15 +38,15 @@ def seen_keys(layout: Layout, mask: Mask) -> Iterator[tuple[int, int, np.ndarray
     pairs = [(LOW, HIGH), (LOW2, HIGH2)][: 1 if len(rows) == 5 else 2]
     for row in range(max(layout.tokens.shape[0], rows.shape[1])):
         of_mask = rows[:, row if rows.shape[1] > 1 else 0]
+        tokens = layout.tokens[row if layout.tokens.shape[0] > 1 else 0].numpy()
         for rank in range(layout.degree):
-            mine = layout.tokens[row if layout.tokens.shape[0] > 1 else 0, rank].numpy()
-            mine = mine[mine >= 0]
+            mine = tokens[rank][tokens[rank] >= 0]
             edges = np.zeros(mask.seqlen_k + 1, dtype=np.int64)
             for low, high in pairs:
                 first = of_mask[low, mine].clip(0, mask.seqlen_k)
                 past = np.maximum(first, of_mask[high, mine].clip(0, mask.seqlen_k))
                 edges += np.bincount(first, minlength=len(edges)) - np.bincount(past, minlength=len(edges))
-            yield row, rank, edges.cumsum()[:-1] > 0
+            yield tokens, rank, edges.cumsum()[:-1] > 0
 
 
 def remote_keys(layout: Layout, mask: Mask) -> np.ndarray:
@@ -54,9 +55,8 @@ def remote_keys(layout: Layout, mask: Mask) -> np.ndarray:
     The least that any way of exchanging keys could bring to a rank; keeping short documents whole makes it smaller.
     """
     needed = np.zeros(layout.degree, dtype=np.int64)
-    for row, rank, seen in seen_keys(layout, mask):
-        mine = layout.tokens[row if layout.tokens.shape[0] > 1 else 0, rank].numpy()
-        seen[mine[mine >= 0]] = False
+    for tokens, rank, seen in seen_keys(layout, mask):
+        seen[tokens[rank][tokens[rank] >= 0]] = False
         needed[rank] += int(seen.sum())
     return needed
 
@@ -66,8 +66,7 @@ def needed_places(layout: Layout, mask: Mask) -> list[list[np.ndarray]]:
     row; ascending. Nothing of its own."""
     held = layout.held
     needed = np.zeros((layout.degree, layout.degree, held), dtype=bool)
-    for row, rank, seen in seen_keys(layout, mask):
-        tokens = layout.tokens[row if layout.tokens.shape[0] > 1 else 0].numpy()  # (R, n)
+    for tokens, rank, seen in seen_keys(layout, mask):
         needed[rank] |= (tokens >= 0) & seen[tokens.clip(0)]
     return [
         [np.flatnonzero(places) if other != rank else np.zeros(0, dtype=np.int64) for other, places in enumerate(mine)]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -95,28 +96,34 @@ def choose_way(
     return min(possible, key=lambda choice: choice.traffic.total)
 
 
-def choose_for(
-    mask: Mask, layout: Layout, way: str, *, dropout: bool, **sizes: int
-) -> tuple[Choice, list[list[np.ndarray]] | None]:
-    """choose_way for this mask in this layout, and what is needed of other ranks (traffic.needed_places) where only
-    that is to be gathered, else None: where it is little, and the all-gather was asked for, or "auto" and it moves
-    least.
+class Chosen(NamedTuple):
+    """choice: for one mask in one layout; usual: for any. needed: of traffic.needed_places, where only what is seen of
+    other ranks' keys is to be gathered, else None."""
+
+    choice: Choice
+    usual: Choice
+    needed: list[list[np.ndarray]] | None = None
+
+
+def choose_for(mask: Mask, layout: Layout, way: str, *, dropout: bool, **sizes: int) -> Chosen:
+    """choose_way for this mask in this layout: what is seen alone is gathered where it is little, and the all-gather
+    was asked for, or "auto" and it moves least.
 
     sizes: heads, kv_heads, head_dim, held, bytes_each, as choose_way's. Every rank comes to the same choice.
     """
     degree = layout.degree
-    choice = choose_way(way, degree=degree, **sizes)
+    usual = choose_way(way, degree=degree, **sizes)
     # Dropout draws by the keys' positions in the sequence; under a plain mask nearly everything is seen.
     if way not in (AUTO, ALL_GATHER) or degree == 1 or dropout or mask.band in PLAIN:
-        return choice, None
+        return Chosen(usual, usual)
     needed = needed_places(layout, mask)
     share = fetched_share(needed, layout.held)
     if share > MOST_FETCHED:
-        return choice, None
+        return Chosen(usual, usual)
     seen = choose_way(ALL_GATHER, degree=degree, **sizes).of_seen(share)
-    if way == AUTO and seen.traffic.total >= choice.traffic.total:
-        return choice, None
-    return seen, needed
+    if way == AUTO and seen.traffic.total >= usual.traffic.total:
+        return Chosen(usual, usual)
+    return Chosen(seen, usual, needed)
 
 
 def _does_not_divide(way: str, heads: int, degree: int) -> str:

@@ -44,7 +44,7 @@ def test_auto_takes_a_ring_on_two_ranks_else_what_moves_least_and_says_why(degre
 )
 def test_where_little_is_seen_of_other_ranks_keys_only_that_is_gathered(way, length, dropout, chosen):
     mask = masks.document(torch.arange(256)[None] // length, causal=True)
-    choice, needed = choose_for(mask, balanced(mask, 4), way, dropout=dropout, **{**GPT2, "held": 64})
+    choice, _, needed = choose_for(mask, balanced(mask, 4), way, dropout=dropout, **{**GPT2, "held": 64})
     assert choice.way == chosen
     assert (needed is not None) == (chosen == "all-gather")
     if needed is not None:
