@@ -5,6 +5,8 @@ S sequence, R devices that share it (settings.context_degree), n tokens that one
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from flashtrain.context_settings import CONTEXT
@@ -17,6 +19,7 @@ from flashtrain.errors import UserError
 from flashtrain.models.attention import Attention
 from flashtrain.models.gpt2 import GPT2, SIZES, GPT2Config
 from flashtrain.models.trainable import Trainable
+from flashtrain.run_folder import note_failure
 from flashtrain.settings import Settings
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import GIB, PRECISIONS
@@ -25,8 +28,8 @@ from flashtrain_kernels import masks
 MIB = 2**20
 
 
-def strategy_options(settings: Settings) -> dict[str, Any]:
-    """What ContextParallelStrategy is made with; nothing for another strategy."""
+def strategy_options(settings: Settings, folder: Path) -> dict[str, Any]:
+    """What ContextParallelStrategy is made with for a run in `folder`; nothing for another strategy."""
     if settings.strategy != CONTEXT:
         return {}
     return {
@@ -36,6 +39,7 @@ def strategy_options(settings: Settings) -> dict[str, Any]:
         # Without a document mask a row is one causal sequence, whatever documents it is packed of.
         "documents": "documents" if settings.data.document_mask else None,
         "timeout_seconds": settings.trainer.timeout_seconds,
+        "on_failure": partial(note_failure, folder),
     }
 
 

@@ -30,7 +30,8 @@ def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: 
 
     def note(status: str, error: str) -> None:
         # A run that could not be continued, for a mistake in the command, keeps the row that it had.
-        if _is_first_rank() and read_summary(folder).get("status", RUNNING) == RUNNING:
+        # Whichever rank fails says so: the first one may wait for it, and be ended by the launcher.
+        if (status != STOPPED or _is_first_rank()) and read_summary(folder).get("status", RUNNING) == RUNNING:
             write_summary(folder, failed_row(settings, hardware, overrides, status, error))
 
     try:

@@ -97,6 +97,13 @@ def read_summary(folder: Path) -> dict[str, Any]:
     return row if isinstance(row, dict) else {}
 
 
+def note_failure(folder: Path, error: str) -> None:
+    """Let the row of a run that was under way say that it failed; any other row stays."""
+    row = read_summary(folder)
+    if row.get("status") == RUNNING:
+        write_summary(folder, {**row, "status": FAILED, "error": error})
+
+
 def find_checkpoint(given: str, *, prefer: str) -> tuple[Path, Path]:
     """(run folder, checkpoint) for what a user gave: a run folder or a checkpoint in one.
 

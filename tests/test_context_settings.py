@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pytorch_lightning.plugins.environments import SLURMEnvironment
 from quick_settings import settings_of
@@ -79,16 +81,20 @@ def test_only_language_models_share_sequences(recipe):
 
 def test_the_strategy_is_made_as_the_settings_say():
     words = ("trainer.devices=4", "context_parallel=2", "trainer.context_way=ring", "trainer.context_layout=head-tail")
-    made = make_strategy("context", 4, **strategy_options(settings_of(*words, "trainer.timeout_seconds=7200")))
+    made = make_strategy(
+        "context", 4, **strategy_options(settings_of(*words, "trainer.timeout_seconds=7200"), Path("run"))
+    )
     assert isinstance(made, ContextParallelStrategy)
     assert (made.context_parallel_size, made.way, made.layout) == (2, "ring", "head-tail")
     assert made.watchdog.timeout == 7200
     assert made._timeout.total_seconds() > 7200  # the watchdog speaks before a collective gives up
     assert made.names.documents is None
-    masked = strategy_options(settings_of(*words, "data.document_mask=true", "trainer.timeout_seconds=null"))
+    masked = strategy_options(
+        settings_of(*words, "data.document_mask=true", "trainer.timeout_seconds=null"), Path("run")
+    )
     assert make_strategy("context", 4, **masked).names.documents == "documents"
     assert make_strategy("context", 4, **masked).watchdog is None
-    assert strategy_options(settings_of("trainer.strategy=ddp")) == {}
+    assert strategy_options(settings_of("trainer.strategy=ddp"), Path("run")) == {}
 
 
 def test_slurm_starts_the_ranks_as_for_every_strategy(monkeypatch):
@@ -100,7 +106,9 @@ def test_slurm_starts_the_ranks_as_for_every_strategy(monkeypatch):
     }  # fmt: skip
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    made = make_strategy("context", 4, **strategy_options(settings_of("trainer.devices=4", "context_parallel=2")))
+    made = make_strategy(
+        "context", 4, **strategy_options(settings_of("trainer.devices=4", "context_parallel=2"), Path("run"))
+    )
     trainer = pl.Trainer(accelerator="cpu", devices=4, strategy=made, logger=False, enable_checkpointing=False)
     environment = trainer.strategy.cluster_environment
     assert isinstance(environment, SLURMEnvironment)

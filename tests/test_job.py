@@ -140,6 +140,13 @@ def test_a_loss_that_becomes_nan_ends_the_run_with_the_step_named(tiny_runs: Tin
     assert "step" in row["error"]
 
 
+def test_whichever_rank_fails_says_so_in_the_summary(tiny_runs: TinyRuns, monkeypatch) -> None:
+    monkeypatch.setattr("flashtrain.job._is_first_rank", lambda: False)
+    status, folder = tiny_runs.run("second-rank", "optimizer.learning_rate=1e30", "optimizer.gradient_clip=0")
+    assert status == 2
+    assert json.loads((folder / "summary.json").read_text())["status"] == "failed"
+
+
 def test_a_corpus_shorter_than_one_context_is_refused(tiny_runs: TinyRuns, tmp_path) -> None:
     (tmp_path / "short.txt").write_text("short")
     status, folder = tiny_runs.run("short", f"data.path={tmp_path}")

@@ -16,6 +16,7 @@ from flashtrain.run_folder import (
     find_unfinished,
     make_unique,
     new_run_folder,
+    note_failure,
     read_settings,
     read_summary,
     write_config,
@@ -89,6 +90,15 @@ def test_resume_auto_finds_nothing_where_nothing_fits(tmp_path) -> None:
 def test_a_summary_that_is_damaged_reads_as_none(tmp_path) -> None:
     (tmp_path / "summary.json").write_text("{")
     assert read_summary(tmp_path) == {}
+
+
+def test_a_failure_is_noted_of_a_run_under_way_and_of_no_other(tmp_path) -> None:
+    write_summary(tmp_path, {"recipe": "gpt2", "status": "running"})
+    note_failure(tmp_path, "rank 1 of 2 has died")
+    assert read_summary(tmp_path) == {"recipe": "gpt2", "status": "failed", "error": "rank 1 of 2 has died"}
+    write_summary(tmp_path, {"status": "finished"})
+    note_failure(tmp_path, "too late")
+    assert read_summary(tmp_path) == {"status": "finished"}
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path) -> None:

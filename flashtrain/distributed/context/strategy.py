@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -48,6 +48,7 @@ class ContextParallelStrategy(ModelParallelStrategy):
     long the sequence is, of the labels (B, S), already shifted, of which -100 is not counted, and of document ids, by
     which the work is balanced. causal: what it is balanced for.
     timeout_seconds: after which a stuck rank ends the job, a dead one within a minute (watchdog.py); None: no watching.
+    on_failure: called with the line that names that rank, on each of the others, before the process ends.
     save_distributed_checkpoint: a folder written by all ranks (torch.distributed.checkpoint), or one file gathered on
     rank 0; either can be resumed on another number of devices and at another degree.
 
@@ -71,6 +72,7 @@ class ContextParallelStrategy(ModelParallelStrategy):
         documents: str | None = "documents",
         causal: bool = True,
         timeout_seconds: float | None = 1800.0,
+        on_failure: Callable[[str], None] | None = None,
         save_distributed_checkpoint: bool = True,
         **options: Any,
     ) -> None:
@@ -87,7 +89,7 @@ class ContextParallelStrategy(ModelParallelStrategy):
         self.layout = layout
         self.causal = causal
         self.names = BatchNames(tokens, labels, documents)
-        self.watchdog = None if timeout_seconds is None else Watchdog(timeout_seconds)
+        self.watchdog = None if timeout_seconds is None else Watchdog(timeout_seconds, on_failure=on_failure)
         self.context: ContextGroup | None = None
         self.sequence: ContextSequence | None = None
         self._data_rank = 0

@@ -101,15 +101,22 @@ class Watchdog:
     timeout: seconds after which a job in which no rank comes further is stuck: more than the longest time between two
     marks (a step, a checkpoint, an evaluation). A rank without a sign of life for as long, or for a minute, is dead.
     end: what happens then, with the line; by default it is printed and the process exits at once, for a thread that
-    waits in a collective cannot be interrupted.
+    waits in a collective cannot be interrupted. on_failure: called with that line before.
     """
 
-    def __init__(self, timeout: float, *, end: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        timeout: float,
+        *,
+        end: Callable[[str], None] | None = None,
+        on_failure: Callable[[str], None] | None = None,
+    ) -> None:
         if timeout <= 0:
             raise UserError(f"a watchdog timeout of {timeout:g} seconds. Possible: more than 0.")
         self.timeout = timeout
         self.silence = min(timeout, LONGEST_SILENCE)
         self._end = end or _exit
+        self._on_failure = on_failure
         self._progress, self._doing = 0, "the start"
         self._last_word: str | None = None
         self._stop = threading.Event()
@@ -166,7 +173,11 @@ class Watchdog:
             except (RuntimeError, OSError):  # what the store's client raises when its host is gone
                 message = None if self._stop.is_set() else _host_is_gone(record)
             if message is not None:
-                self._end(message)
+                try:
+                    if self._on_failure is not None:
+                        self._on_failure(message)
+                finally:
+                    self._end(message)
             if message is not None or self._stop.is_set():
                 return
 

@@ -22,6 +22,7 @@ class Launch:
         codes = folder / "codes.json"
         assert codes.is_file(), printed[-6000:]
         self.codes: list[int] = json.loads(codes.read_text())
+        self.told = sorted(path.read_text() for path in folder.glob("*.told"))  # what a watchdog said before its end
         self.outputs = [(folder / f"{rank}.out").read_text() for rank in range(len(self.codes))]
         files = [folder / f"{rank}.json" for rank in range(len(self.codes))]
         assert all(file.is_file() for file in files), "\n\n".join(self.outputs)[-6000:]

@@ -215,7 +215,8 @@ class Trouble(pl.Callback):
 def trouble(folder: Path, rank: int, act: Callable[[], None], **options: Any) -> None:
     """Training that cannot end well."""
     task = PlainTask()
-    watched = flashtrain.ContextParallelStrategy(timeout_seconds=4)
+    told = (folder / f"{os.environ['RANK']}.told").write_text
+    watched = flashtrain.ContextParallelStrategy(timeout_seconds=4, on_failure=told)
     trainer(folder, max_steps=9, callbacks=[Trouble(rank, act)], strategy=watched, **options).fit(task, Loaders(80))
 
 

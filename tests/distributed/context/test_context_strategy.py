@@ -64,6 +64,8 @@ def test_our_language_model_logs_what_one_process_logs(two, tmp_path):
 def test_a_stuck_rank_ends_the_job_and_is_named(four):
     assert four.codes == [EXIT_CODE] * 4
     assert all("rank 2 of 4 is stuck at a batch" in output for output in four.outputs)
+    assert len(four.told) == 4
+    assert all("rank 2 of 4 is stuck" in line for line in four.told)
 
 
 def test_a_dead_rank_ends_the_job_and_is_named(two):
