@@ -114,7 +114,8 @@ class HuggingFaceBert(BertContender):
 
     def build(self, case: BertCase, batch: int, device: torch.device) -> TrainingStep:
         model = hugging_face_bert(case, device, self.attention)
-        forward = torch.compile(model, dynamic=False) if self.compiled else model
+        # Length buckets are batches of some sixteen shapes: compiled once for all, not once for each.
+        forward = torch.compile(model, dynamic=self.batching == BUCKETS) if self.compiled else model
         batches = _kept(partial(self._batches, case, batch, device))
         return usual_step(model, partial(_hugging_face_loss, forward), cast(Any, case), device, batches=batches)
 

@@ -24,7 +24,8 @@ from flashtrain.benchmarks.masks import starts
 from flashtrain.distributed.context import call
 from flashtrain.distributed.context.bands import Part, local_part, planned
 from flashtrain.distributed.context.call import Scores
-from flashtrain.distributed.context.layout import Layout, take
+from flashtrain.distributed.context.layout import Layout
+from flashtrain.distributed.context.places import take
 from flashtrain.distributed.context.traffic import Traffic
 
 # torch 2.13 renamed both and warns at the old names.

@@ -9,7 +9,7 @@ B batch, n tokens a rank holds, R ranks, S sequence, H query heads, K key/value 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +20,8 @@ from flashtrain.distributed.context import call
 from flashtrain.distributed.context.bands import local_part
 from flashtrain.distributed.context.call import Scores, summing_dtype
 from flashtrain.distributed.context.group import ContextGroup
-from flashtrain.distributed.context.layout import Layout, take
+from flashtrain.distributed.context.layout import Layout
+from flashtrain.distributed.context.places import take
 from flashtrain.distributed.context.transfers import Piece, Transfer, pieces_of
 from flashtrain_kernels import Mask
 
@@ -31,10 +32,10 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 class Coming(NamedTuple):
     """What is under way between the ranks, and what becomes of it when it is there: keys and values in the sequence's
-    order, (B, S, 2, heads, D), or this rank's part (B, n, 2, heads, D) of a sum of their gradients."""
+    order, (B, S, heads, D) each, or this rank's parts (B, n, heads, D) of the sums of their gradients."""
 
     transfer: Transfer
-    result: Callable[[], Tensor]
+    result: Callable[[], Sequence[Tensor]]
 
 
 class GatherKeys:
@@ -59,7 +60,7 @@ class GatherKeys:
         pieces = pieces_of(q.shape[2], k.shape[2])
         coming = self._gather(k, v, pieces[0])
         for index, piece in enumerate(pieces):
-            keys, values = coming.result().unbind(2)
+            keys, values = coming.result()
             if index + 1 < len(pieces):
                 coming = self._gather(k, v, pieces[index + 1])
             out, lse = call.forward(q[:, :, piece.queries], keys, values, self.part, scores, piece.queries.start)
@@ -76,7 +77,7 @@ class GatherKeys:
         dqs: list[Tensor] = []
         sums: list[Coming] = []
         for index, piece in enumerate(pieces):
-            keys, values = coming.result().unbind(2)
+            keys, values = coming.result()
             if index + 1 < len(pieces):
                 coming = self._gather(k, v, pieces[index + 1])
             own = piece.queries
@@ -87,9 +88,9 @@ class GatherKeys:
             dqs.append(dq)
             if sums:
                 sums[-1].transfer.arrived()  # made while this piece was computed; what was sent is no longer needed
-            sums.append(self._reduce(torch.stack((dk, dv), 2)))
-        both = torch.cat([x.result() for x in sums], 3)
-        return torch.cat(dqs, 2), both[:, :, 0].to(k.dtype), both[:, :, 1].to(v.dtype)
+            sums.append(self._reduce(dk, dv))
+        dks, dvs = zip(*(x.result() for x in sums), strict=True)
+        return torch.cat(dqs, 2), torch.cat(dks, 2).to(k.dtype), torch.cat(dvs, 2).to(v.dtype)
 
     def _gather(self, k: Tensor, v: Tensor, piece: Piece) -> Coming:
         """Start gathering some heads of all ranks' keys and values."""
@@ -97,14 +98,14 @@ class GatherKeys:
         gathered = held.new_empty((self.size * held.shape[0], *held.shape[1:]))
         work = _all_gather(gathered, held, group=self.group, async_op=True)
         transfer = Transfer(gathered.unflatten(0, (self.size, -1)), held, [work])
-        return Coming(transfer, lambda: take(transfer.arrived().movedim(0, 1).flatten(1, 2), self.places))
+        return Coming(transfer, lambda: take(transfer.arrived().movedim(0, 1).flatten(1, 2), self.places).unbind(2))
 
-    def _reduce(self, gradients: Tensor) -> Coming:
-        """Start adding up gradients (B, S, 2, heads, D) over the ranks: each gets those of its tokens."""
-        dealt = take(gradients, self.dealt).to(summing_dtype(gradients.dtype))
+    def _reduce(self, keys: Tensor, values: Tensor) -> Coming:
+        """Start adding up gradients (B, S, heads, D) over the ranks: each gets those of its tokens."""
+        dealt = take(torch.stack((keys, values), 2), self.dealt).to(summing_dtype(keys.dtype))
         if self.padding is not None:
             dealt = dealt.masked_fill(self.padding, 0)
         sent = dealt.unflatten(1, (self.size, -1)).movedim(1, 0).flatten(0, 1).contiguous()
         received = sent.new_empty((sent.shape[0] // self.size, *sent.shape[1:]))
         transfer = Transfer(received, sent, [_reduce_scatter(received, sent, group=self.group, async_op=True)])
-        return Coming(transfer, transfer.arrived)
+        return Coming(transfer, lambda: transfer.arrived().unbind(2))

@@ -3,7 +3,10 @@
 For packed documents, which a layout keeps together where it can: most keys are seen by the rank that holds them alone.
 As MagiAttention's group-cast and group-reduce (SandAI 2025, https://github.com/SandAI-org/MagiAttention), by one
 exchange of unequal parts; some heads at a time, the next coming while these are computed. The gradients of keys and
-values go back the same way and are added up in float32 at least, rank after rank.
+values go back the same way, in the kernels' type, and are added up in float32 at least, rank after rank, rounded once.
+
+What a rank holds goes straight to its place among the keys, and the gradients straight back: beside the kernels that
+is most of the time, for copies of whole tensors take as long as sending a part of them.
 
 B batch, n tokens a rank holds, p keys it has after the exchange, m tokens it gets and w it gives, R ranks, H query
 heads, K key/value heads, D head dimension.
@@ -24,7 +27,8 @@ from flashtrain.distributed.context.bands import local_part
 from flashtrain.distributed.context.call import summing_dtype
 from flashtrain.distributed.context.gather import Coming, GatherKeys
 from flashtrain.distributed.context.group import ContextGroup
-from flashtrain.distributed.context.layout import Layout, ascending, inverse, take
+from flashtrain.distributed.context.layout import Layout
+from flashtrain.distributed.context.places import ascending, inverse, put, take
 from flashtrain.distributed.context.transfers import Piece, Transfer
 from flashtrain_kernels import Mask
 
@@ -40,36 +44,54 @@ class GatherSeen(GatherKeys):
     def __init__(self, layout: Layout, group: ContextGroup, mask: Mask, plan: Any, needed: Needed) -> None:
         device, rank = mask.queries.device, group.rank
         self.group = group.group
-        self.given = [torch.from_numpy(needed[other][rank]).to(device) for other in range(group.size)]
-        self.gives = [len(places) for places in self.given]
+        given = [torch.from_numpy(needed[other][rank]) for other in range(group.size)]
+        self.gives = [len(places) for places in given]
         self.gets = [len(places) for places in needed[rank]]
-        self.sent = torch.cat(self.given)
+        self.sent = torch.cat(given).to(device)
+        # What others see of this rank's tokens, each once, and where in that what each of them brings belongs.
+        wanted, which = torch.cat(given).unique(return_inverse=True)
+        self.wanted, self.which = wanted.to(device), which.to(device).split(self.gives)
         own = layout.tokens[:, rank]
         others = [layout.tokens[:, other, torch.from_numpy(places)] for other, places in enumerate(needed[rank])]
         keys = torch.cat([own, *others], 1)
         order = ascending(keys)
-        self.held = layout.held
-        self.order, self.back = order.to(device), inverse(order, keys.shape[1]).to(device)
+        back = inverse(order, keys.shape[1]).to(device)
+        self.own, self.others = back[:, : layout.held], back[:, layout.held :]
         self.part = plan(local_part(mask, own.to(device), keys.gather(1, order).to(device)))
 
     def _gather(self, k: Tensor, v: Tensor, piece: Piece) -> Coming:
-        """Start fetching some heads of the keys and values that other ranks hold, (m, B, 2, heads, D); they become all
-        that there are then, (B, p, ...)."""
-        held = torch.stack((k[:, :, piece.keys], v[:, :, piece.keys]), 2)
-        others = self._exchange(held.index_select(1, self.sent).movedim(1, 0), self.gives, self.gets)
-        return Coming(others, lambda: take(torch.cat((held, others.arrived().movedim(0, 1)), 1), self.order))
+        """Start fetching some heads of the keys and values that other ranks hold, (m, B, 2, heads, D); with its own
+        they are all that this rank needs, (B, p, heads, D)."""
+        own = k[:, :, piece.keys], v[:, :, piece.keys]
+        sent = torch.stack([x.index_select(1, self.sent) for x in own], 2)
+        coming = self._exchange(sent.movedim(1, 0), self.gives, self.gets)
+        needed = self.own.shape[1] + self.others.shape[1]
+        found = [x.new_empty((x.shape[0], needed, *x.shape[2:])) for x in own]
+        for keys, x in zip(found, own, strict=True):
+            put(keys, self.own, x)
+        return Coming(coming, partial(self._completed, found, coming))
 
-    def _reduce(self, gradients: Tensor) -> Coming:
-        """Start the way of gradients (B, p, ...) to the ranks that hold their tokens: what comes is (w, B, ...)."""
-        found = take(gradients, self.back).to(summing_dtype(gradients.dtype))
-        coming = self._exchange(found[:, self.held :].movedim(1, 0), self.gets, self.gives)
-        return Coming(coming, partial(self._summed, found[:, : self.held].contiguous(), coming))
+    def _completed(self, found: list[Tensor], coming: Transfer) -> list[Tensor]:
+        for keys, x in zip(found, coming.arrived().movedim(0, 1).unbind(2), strict=True):
+            put(keys, self.others, x)
+        return found
 
-    def _summed(self, own: Tensor, coming: Transfer) -> Tensor:
+    def _reduce(self, keys: Tensor, values: Tensor) -> Coming:
+        """Start the way of gradients (B, p, heads, D) to the ranks that hold their tokens: what comes is
+        (w, B, 2, heads, D)."""
+        away = torch.stack([take(x, self.others) for x in (keys, values)], 2)
+        coming = self._exchange(away.movedim(1, 0), self.gets, self.gives)
+        own = take(keys, self.own), take(values, self.own)
+        return Coming(coming, partial(self._summed, own, coming))
+
+    def _summed(self, own: Sequence[Tensor], coming: Transfer) -> Sequence[Tensor]:
         """Own gradients and what came from each rank, in turn (a rank brings a token once): the same in every run."""
-        for places, part in zip(self.given, coming.arrived().split(self.gives), strict=True):
-            if len(places):
-                own.index_add_(1, places, part.movedim(0, 1))
+        arrived = coming.arrived().movedim(0, 1).split(self.gives, 1)
+        for index, x in enumerate(own):
+            total = x.index_select(1, self.wanted).to(summing_dtype(x.dtype))
+            for places, part in zip(self.which, arrived, strict=True):
+                total.index_add_(1, places, part[:, :, index].to(total.dtype))
+            x.index_copy_(1, self.wanted, total.to(x.dtype))
         return own
 
     def _exchange(self, x: Tensor, gives: list[int], gets: list[int]) -> Transfer:

@@ -21,7 +21,8 @@ from torch import Tensor
 from flashtrain.distributed.context.bands import local_part
 from flashtrain.distributed.context.call import Scores, summing_dtype
 from flashtrain.distributed.context.group import ContextGroup
-from flashtrain.distributed.context.layout import Layout, ascending, inverse, take
+from flashtrain.distributed.context.layout import Layout
+from flashtrain.distributed.context.places import ascending, inverse, take
 from flashtrain.distributed.context.ring import Ring
 from flashtrain.distributed.context.transfers import Piece, Transfer, pieces_of
 from flashtrain_kernels import Mask
@@ -37,6 +38,7 @@ class HeadsAndRings:
         self, layout: Layout, group: ContextGroup, heads_degree: int, mask: Mask, plan: Any, *, dropout: bool
     ) -> None:
         self.degree = heads_degree
+        self.padded = layout.padding > 0
         self.group, ring_group = group.parts(heads_degree)
         device = mask.queries.device
         rings = group.size // heads_degree
@@ -134,7 +136,7 @@ class HeadsAndRings:
             leaving[-1].transfer.arrived()  # it left while this piece was computed: what was sent is no longer needed
         joined = torch.cat(tensors, 2) if len(tensors) > 1 else tensors[0]
         if self.back is not None:
-            joined = _put_back(joined, self.back)
+            joined = _put_back(joined, self.back) if self.padded else take(joined, self.back)
         dealt = joined.unflatten(1, (self.degree, -1)).movedim(1, 0)
         leaving.append(self._exchange(dealt, [x.shape[2] for x in tensors]))
 

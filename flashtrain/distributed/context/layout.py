@@ -21,6 +21,7 @@ from torch import Tensor
 from flashtrain.distributed.context.balance import APART, SAME, SHARED, deal
 from flashtrain.distributed.context.bands import CAUSAL, FULL
 from flashtrain.distributed.context.costs import visible_keys
+from flashtrain.distributed.context.places import ascending, take
 from flashtrain.errors import UserError, unknown
 from flashtrain_kernels.masks import START, Mask
 
@@ -79,26 +80,6 @@ class Layout:
     def positions(self, rank: int) -> Tensor:
         """(Bl, n) int64: the place in the sequence of each of the rank's tokens; 0 for padding."""
         return self.tokens[:, rank].clamp(min=0)
-
-
-def take(x: Tensor, index: Tensor) -> Tensor:
-    """x (B, m, ...) at index (B or 1, p) along its second dimension -> (B, p, ...)."""
-    if index.shape[0] == 1:
-        return x.index_select(1, index[0])
-    rows = torch.arange(x.shape[0], device=x.device)[:, None]
-    return x[rows, index]
-
-
-def ascending(tokens: Tensor) -> Tensor:
-    """The order that makes tokens (Bl, p) ascending, padding last; stable, so the same everywhere."""
-    return torch.where(tokens < 0, torch.iinfo(torch.int64).max, tokens).argsort(dim=1, stable=True)
-
-
-def inverse(order: Tensor, length: int) -> Tensor:
-    """order (Bl, m): places among `length` -> (Bl, length): where each place is in the order, -1 for nowhere."""
-    places = torch.full((order.shape[0], length), -1, dtype=torch.int64, device=order.device)
-    index = torch.arange(order.shape[1], device=order.device).expand(order.shape[0], -1)
-    return places.scatter_(1, order, index)
 
 
 def contiguous(mask: Mask, degree: int) -> Layout:
