@@ -28,7 +28,7 @@ Often used settings:
   passkey.lengths=[1024,4096]     mode=passkey checkpoint=RUN: is a number hidden in a long text found again?
   benchmark.models=[124m]         recipe=gpt2-speed and context-speed, with .contexts=[1024,4096] .batches=[16,32]
                                   .weights=[fp32,bf16] .implementations=[flashtrain,pytorch,hf-eager] .max_seconds=540
-  bert.size=base                  recipe=bert: with .family=modern, masked.unit=sentence .layout=padded,
+  bert.size=base                  recipe=bert: with .family=bert, masked.unit=sentence .layout=padded,
                                   masked.token_budget=32768, optimizer=lamb, target_accuracy=0.7
   finetune.data=files             recipe=finetune weights=BERT: with .path=FOLDER .target=labels|class|tokens
   pathfinder.side=256             recipe=pathfinder-preview: also .seed=1 .contour=easy .preview=24 (images drawn)

@@ -34,6 +34,9 @@ _LOG_FROM = 40
 # Of a panel's height: from one line of failed jobs' crosses to the next.
 _CROSSES_APART = 0.075
 
+# So many numbers at even distances are the course of something, such as every tenth step.
+_COURSE = 10
+
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -119,7 +122,10 @@ def line_figure(
 
 
 class _XAxis:
-    """Where a row stands from left to right: numbers on a linear or log2 axis, words spread evenly."""
+    """Where a row stands from left to right: numbers on a linear or log2 axis, words spread evenly.
+
+    Numbers far apart are on a log axis, except those of a course (every tenth step): many, evenly spaced.
+    """
 
     def __init__(self, rows: Rows, key: str) -> None:
         self.key = key
@@ -127,7 +133,12 @@ class _XAxis:
         self.numeric = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in self.values)
         if self.numeric:
             self.values = sorted(self.values)
-        self.log = self.numeric and self.values[0] > 0 and (self.values[-1] >= 4 * self.values[0] or key == "context")
+        wide = self.numeric and self.values[0] > 0 and self.values[-1] >= 4 * self.values[0] and not self._is_course()
+        self.log = self.numeric and self.values[0] > 0 and (wide or key == "context")
+
+    def _is_course(self) -> bool:
+        distances = {later - earlier for earlier, later in zip(self.values, self.values[1:], strict=False)}
+        return len(self.values) >= _COURSE and len(distances) == 1
 
     def place(self, row: Mapping[str, Any]) -> float:
         value = row[self.key]

@@ -118,6 +118,12 @@ def test_values_far_apart_get_a_log_axis(tmp_path: Path, drawn: list):
     assert drawn[0].axes[0].get_yscale() == "log"
 
 
+def test_the_course_of_a_run_is_drawn_evenly(tmp_path: Path, drawn: list):
+    rows = [{"step": step, "train_loss": 9.0 - step / 100} for step in range(10, 300, 10)]
+    line_figure(rows, "step", "train_loss", None, tmp_path / "line.png")
+    assert list(drawn[0].axes[0].lines[0].get_xdata()) == [row["step"] for row in rows]
+
+
 def test_words_make_an_axis_too(tmp_path: Path, drawn: list):
     rows = [{"mask": mask, "tflops": 300.0} for mask in ("full", "causal")]
     line_figure(rows, "mask", "tflops", None, tmp_path / "line.png")
