@@ -42,12 +42,12 @@ def pathx(hardware: Hardware, *words: str, stage: int = -1) -> Batching:
     return choose_stage_batching(one, hardware, model)
 
 
-def bert(hardware: Hardware, *words: str) -> Batching:
+def bert(hardware: Hardware, *words: str, padding: float | None = None) -> Batching:
     settings = compose_settings(["recipe=bert", *words])
     check_masked_step(settings)
     with torch.device("meta"):
         model = Bert(bert_config(settings, 30522))
-    return choose_masked_batching(settings, hardware, model)
+    return choose_masked_batching(settings, hardware, model, padding)
 
 
 def test_a_large_gpu_takes_all_of_a_step_at_once_and_a_small_one_a_part_of_it() -> None:
@@ -64,6 +64,15 @@ def test_what_is_asked_for_stays_and_takes_the_savings_that_it_needs() -> None:
     assert (small.micro_batch, small.savings.checkpointing) == (32768, "selective")
     assert bert(gpu(140)).savings.checkpointing == "none"
     assert bert(gpu(140), "memory=selective").savings.checkpointing == "selective"
+
+
+def test_padded_rows_need_memory_for_their_padding() -> None:
+    packed, unread, read = (
+        bert(gpu(140), "memory=none", f"masked.layout={layout}", padding=padding).estimate.activations
+        for layout, padding in (("packed", None), ("padded", None), ("padded", 1.0))
+    )
+    assert unread > 4 * packed
+    assert read < 1.5 * packed  # more than 1: padded rows are not compiled
 
 
 def test_without_a_budget_bert_takes_as_many_tokens_as_fit() -> None:

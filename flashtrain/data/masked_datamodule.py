@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from flashtrain.data.balance import Cost
 from flashtrain.data.datamodule import TextDataModule
 from flashtrain.data.masked_batch import MaskedBatch
-from flashtrain.data.masked_samples import MaskedSamples
+from flashtrain.data.masked_samples import ROUNDED_TO, MaskedSamples
 from flashtrain.data.pieces import Pieces, TokenBreaks, split_pieces
 from flashtrain.data.sources import TextSource
 from flashtrain.data.special_tokens import SpecialTokens
@@ -110,6 +110,14 @@ class MaskedTextDataModule(TextDataModule):
         """Of the latest steps: the rows' mean fill, and the worst of the costliest row over the mean row."""
         return None if self._sampler is None else self._sampler.evenness
 
+    def padding(self) -> float:
+        """Tokens that a micro-batch computes over its budget: 1 of packed rows, of padded ones about that of the first
+        epoch's longest sample over the mean one. Needs setup()."""
+        if self.layout != "padded":
+            return 1.0
+        lengths = self._masked(self.split.training, self.seed).lengths(0)
+        return float(lengths.max() / lengths.mean())
+
     def means(self) -> tuple[float, float, float]:
         """Of a token to train on, in the first epoch: pairs of attention, samples, labels. Needs setup()."""
         samples = self._masked(self.split.training, self.seed)
@@ -130,6 +138,7 @@ class MaskedTextDataModule(TextDataModule):
             rows=self.accumulate * world_size,
             cost=self.cost,
             most=samples.most,
+            padded_to=ROUNDED_TO if self.layout == "padded" else None,
             seed=self.seed,
         )
         self._sampler = TokenBudgetSampler(

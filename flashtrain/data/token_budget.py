@@ -47,6 +47,7 @@ class TokenBudgetPlan:
 
     samples: of an epoch. lengths: of an epoch's samples, (samples,) integers. budget: tokens a row. rows: of a step,
     over all micro-batches and devices. cost: of a sequence, by which rows are evened. most: sequences a row may hold.
+    padded_to: of rows whose sequences are padded, what their width is a multiple of; it counts in `fill` alone.
     seed: of the order. look_ahead: how many steps' worth of tokens are looked through for what fits.
     tolerance: see balance.share_out. UserError: numbers below 1, a sample longer than the budget.
     """
@@ -60,6 +61,7 @@ class TokenBudgetPlan:
         rows: int,
         cost: Cost | None = None,
         most: int | None = None,
+        padded_to: int | None = None,
         seed: int = 0,
         look_ahead: float = 2.0,
         tolerance: float = 1.03,
@@ -75,6 +77,7 @@ class TokenBudgetPlan:
         self.rows = rows
         self.cost = cost or Cost()
         self.most = most
+        self.padded_to = padded_to
         self.seed = seed
         self.look_ahead = look_ahead
         self.tolerance = tolerance
@@ -94,7 +97,7 @@ class TokenBudgetPlan:
         following = max(self.state.next_number, int(numbers[used].max()) + 1)
         left = numbers[~used & (numbers < following)]
         self.state = PlanState(following, tuple(left.tolist()))
-        fill, imbalance = evenness(shared, self.budget)
+        fill, imbalance = evenness(shared, self.budget, self.padded_to)
         return StepPlan([tuple(places[row.members].tolist()) for row in shared], fill, imbalance)
 
     def _window(self) -> tuple[np.ndarray, np.ndarray]:

@@ -85,7 +85,9 @@ def make_model(settings: Settings, hardware: Hardware, source: LabelledSource, s
 def choose_head_batching(settings: Settings, hardware: Hardware, model: Head) -> Batching:
     """The texts of a micro-batch, and the memory savings."""
     config, parameters = model.encoder.config, parameter_count(model)
-    estimate = bert_estimate(settings, hardware, config, parameters, tokens_each=settings.context)
+    estimate = bert_estimate(
+        settings, hardware, config, parameters, layout=settings.finetune.layout, tokens_each=settings.context
+    )
     return choose_encoder_batching(settings, hardware, micro_batches(settings), texts_per_device(settings), estimate)
 
 

@@ -16,9 +16,17 @@ from flashtrain.training.memory_choice import Estimate
 
 
 def bert_estimate(
-    settings: Settings, hardware: Hardware, config: BertConfig, parameters: int, *, tokens_each: int = 1
+    settings: Settings,
+    hardware: Hardware,
+    config: BertConfig,
+    parameters: int,
+    *,
+    layout: str,
+    tokens_each: float = 1,
 ) -> Estimate:
-    """The estimate for micro-batches of so many times `tokens_each` tokens, of a model of this shape."""
+    """The estimate for micro-batches of so many times `tokens_each` tokens, padding included, of a model of this shape.
+
+    layout: packed, or padded, which is not compiled."""
     shape = EncoderShape(
         config.layers,
         config.embed,
@@ -31,7 +39,7 @@ def bert_estimate(
     )
 
     def estimate(size: int, savings: MemorySavings) -> MemoryEstimate:
-        tokens = size * tokens_each
+        tokens = math.ceil(size * tokens_each)
         labels = math.ceil(settings.masked.share * tokens)
         return estimate_encoder_memory(
             parameters,
@@ -41,7 +49,7 @@ def bert_estimate(
             head=PredictingHead(config.vocab_rows, labels) if config.masked_head else None,
             precision=hardware.precision,
             savings=savings,
-            compiled=compiles(settings, hardware, settings.masked.layout),
+            compiled=compiles(settings, hardware, layout),
             attention=hardware.attention,
             master_weights=settings.optimizer.master_weights,
         )

@@ -52,7 +52,7 @@ def train_masked(
     data.prepare_data()
     data.setup()
     model = make_bert(settings, hardware, data.vocab_size)
-    batching = choose_masked_batching(settings, hardware, model)
+    batching = choose_masked_batching(settings, hardware, model, data.padding())
     data.token_budget, data.accumulate = batching.micro_batch, batching.accumulate
     model.save_memory(batching.savings)
     description = describe_bert(model, settings)

@@ -52,6 +52,16 @@ def test_batches_are_full_rows_of_masked_paragraphs(make):
     assert all((batch["tokens"] == data.special.mask).any() for batch in batches)
 
 
+def test_of_padded_batches_the_fill_counts_the_padding_and_so_does_what_memory_is_estimated_for(make):
+    data = make(layout="padded")
+    batches = list(data.train_dataloader())
+    fills = [batch["real_tokens"] / batch["tokens"].numel() for batch in batches]
+    assert data.evenness[0] == pytest.approx(sum(fills) / len(fills))
+    assert fills != [1.0] * len(fills)
+    largest = max(batch["tokens"].numel() for batch in batches)
+    assert largest <= 1.25 * 1024 * data.padding()
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_resumed_run_reads_what_the_uninterrupted_one_would(make, world_size):
     data = make(accumulate=2)

@@ -16,6 +16,7 @@ TINY_BERT = (
     "data.tokenizer=bytes",
     "data.validation_fraction=0.3",
     "bert.size=tiny",
+    "bert.family=bert",
     "context=64",
     "masked.unit=sentence",
     "masked.token_budget=128",
