@@ -14,7 +14,7 @@ from flashtrain.encoder_batching import memory_advice
 from flashtrain.run import deadline, make_trainer, stopped
 from flashtrain.run_folder import CHECKPOINTS, LAST
 from flashtrain.settings import Settings
-from flashtrain.training.checkpoints import checkpoint_callbacks
+from flashtrain.training.checkpoints import checkpoint_callbacks, keep_if_best
 from flashtrain.training.finite import StopOnNonFinite
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.loggers import close_loggers, log_summary
@@ -88,6 +88,7 @@ def fit(
         step = trainer.global_step
         if not (step % settings.trainer.validate_every == 0 if validated is None else validated(step)):
             trainer.validate(task, data, verbose=False)
+            keep_if_best(trainer)
         if goes_on:
             trainer.save_checkpoint(folder / CHECKPOINTS / LAST)
             signals.take_late(trainer)

@@ -31,7 +31,7 @@ from flashtrain.sample import continue_text, default_prompt
 from flashtrain.settings import Settings
 from flashtrain.summary import finished_row, model_name, planned_row
 from flashtrain.tasks import LanguageModel
-from flashtrain.training.checkpoints import AtomicCheckpointIO, checkpoint_callbacks
+from flashtrain.training.checkpoints import AtomicCheckpointIO, checkpoint_callbacks, keep_if_best
 from flashtrain.training.finite import StopOnNonFinite
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.loggers import close_loggers, log_summary, make_loggers
@@ -103,6 +103,7 @@ def train(
             raise stopped(signals, folder)
         if settings.trainer.steps % settings.trainer.validate_every:
             trainer.validate(task, data, verbose=False)
+            keep_if_best(trainer)
         validation = trainer.callback_metrics.get("validation_loss")
         row = finished_row(
             settings,

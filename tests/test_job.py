@@ -132,6 +132,14 @@ def test_a_run_that_cannot_be_continued_keeps_its_settings_and_its_row(tiny_runs
     assert {name: (folder / name).read_text() for name in before} == before
 
 
+def test_the_last_weights_are_the_best_where_the_validation_after_the_last_step_says_so(tiny_runs: TinyRuns) -> None:
+    status, folder = tiny_runs.run("late-best", "trainer.steps=7", "optimizer.learning_rate=0.0005")
+    assert status == 0
+    best = read_checkpoint(folder / "checkpoints" / "best.ckpt")
+    assert best["global_step"] == 7
+    assert all(torch.equal(value, best["state_dict"][name]) for name, value in weights(folder).items())
+
+
 def test_a_loss_that_becomes_nan_ends_the_run_with_the_step_named(tiny_runs: TinyRuns) -> None:
     status, folder = tiny_runs.run("nan", "optimizer.learning_rate=1e30", "optimizer.gradient_clip=0")
     assert status == 2

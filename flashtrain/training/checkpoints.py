@@ -169,6 +169,19 @@ def checkpoint_callbacks(
     return callbacks
 
 
+def keep_if_best(trainer: pl.Trainer) -> None:
+    """After a validation that followed the fit, let best.ckpt hold these weights where they are the best so far.
+
+    Every rank must call it, with what was validated the same on all.
+    """
+    for callback in trainer.checkpoint_callbacks:
+        if not isinstance(callback, ModelCheckpoint) or callback.monitor is None or callback.dirpath is None:
+            continue
+        score = trainer.callback_metrics.get(callback.monitor)
+        if score is not None and callback.check_monitor_top_k(trainer, score):
+            trainer.save_checkpoint(Path(callback.dirpath) / BEST, weights_only=False)
+
+
 class SaveLast(Checkpoint):
     """Writes `last.ckpt` every N optimiser steps and after the last step.
 
