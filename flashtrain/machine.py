@@ -141,7 +141,8 @@ def _demo_line(full: Settings, demo: Settings) -> str:
         )
     if demo.task in ("masked_language_model", "fine_tuning"):
         trained, meant = (f"{one.bert.family}-{one.bert.size}, {_contexts(one)}" for one in (demo, full))
-        return f"training the recipe's small demo instead ({trained}). For the recipe in full ({meant}), {where}"
+        full_size = f" ({meant})" if meant != trained else ""
+        return f"training the recipe's small demo instead ({trained}). For the recipe in full{full_size}, {where}"
     recipe = f"the recipe in full ({full.model.name}-{full.model.size}, {_contexts(full)})"
     return (
         f"training the recipe's small demo model instead ({demo.data.tokenizer} as tokens, {_contexts(demo)}). "

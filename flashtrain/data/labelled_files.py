@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,10 +17,21 @@ from flashtrain.data.labelled_documents import TokenDocuments
 from flashtrain.data.tokenizers import Tokenizer
 from flashtrain.errors import UserError
 
-Row = tuple[str, list[str]]  # a text and its labels' names
 SUFFIXES = (".jsonl", *(f".jsonl{compression}" for compression in COMPRESSIONS))
 ENCODED_AT_ONCE = 256
 ECTHR = ("coastalcph/lex_glue", "ecthr_a")  # European Court of Human Rights: which articles were violated
+
+
+class MissingSplit(UserError):
+    """A dataset that has no split of that name."""
+
+
+class Row(NamedTuple):
+    """A text and its labels' names; where it stands, in words."""
+
+    text: str
+    labels: list[str]
+    where: str = ""
 
 
 def labelled_rows(
@@ -73,7 +84,8 @@ def dataset_rows(
         rows = list(islice(table, most))
     except reading_errors() as error:
         line = (" ".join(str(error).split()) or type(error).__name__)[:200]
-        raise UserError(
+        missing = isinstance(error, ValueError) and "unknown split" in line.lower()
+        raise (MissingSplit if missing else UserError)(
             f"cannot load {where}: {line}. Check its name, configuration and split, and that this machine reaches the "
             "hub; documents on disk are read from .jsonl files."
         ) from error
@@ -83,7 +95,7 @@ def dataset_rows(
     names = getattr(inner, "names", None)
     if names is None:
         return found
-    return [(text, [names[int(label)] for label in labels]) for text, labels in found]
+    return [row._replace(labels=[names[int(label)] for label in row.labels]) for row in found]
 
 
 def encode_rows(rows: Sequence[Row], tokenizer: Tokenizer, label_names: Sequence[str] | None = None) -> TokenDocuments:
@@ -93,17 +105,23 @@ def encode_rows(rows: Sequence[Row], tokenizer: Tokenizer, label_names: Sequence
     """
     if not rows:
         raise UserError("there are no labelled documents.")
-    names = tuple(sorted({label for _, labels in rows for label in labels}) if label_names is None else label_names)
+    names = tuple(sorted({label for row in rows for label in row.labels}) if label_names is None else label_names)
     place = {name: number for number, name in enumerate(names)}
     marks = np.zeros((len(rows), len(names)), dtype=bool)
-    for number, (_, labels) in enumerate(rows):
-        for label in labels:
+    for number, row in enumerate(rows):
+        for label in row.labels:
             if label not in place:
-                raise UserError(f"document {number} has the label '{label}'. Possible: {', '.join(names) or 'none'}.")
+                raise unknown_label(label, row.where, number, names)
             marks[number, place[label]] = True
-    encoded = list(_encoded((text for text, _ in rows), tokenizer))
+    encoded = list(_encoded((row.text for row in rows), tokenizer))
     offsets = np.cumsum([0, *(len(tokens) for tokens in encoded)])
     return TokenDocuments(np.concatenate(encoded).astype(np.uint32), offsets, marks, names)
+
+
+def unknown_label(label: str, where: str, number: int, names: Sequence[str]) -> UserError:
+    """The error of a row, the one of this number, with a label that is not among the names."""
+    possible = ", ".join(names) or "none"
+    return UserError(f"{where or f'document {number}'} has the label '{label}'. Possible: {possible}.")
 
 
 def _encoded(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
@@ -134,4 +152,4 @@ def _row(row: dict[str, Any], where: str, text_column: str, labels_column: str) 
     labels = labels if isinstance(labels, list) else [labels]
     if not all(isinstance(label, str | int) and not isinstance(label, bool) for label in labels):
         raise UserError(f"{where}: '{labels_column}' holds {labels!r:.60}. Possible: strings or whole numbers.")
-    return text, [str(label) for label in labels]
+    return Row(text, [str(label) for label in labels], where)

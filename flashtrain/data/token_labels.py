@@ -13,12 +13,18 @@ import numpy as np
 
 from flashtrain.data.batch import IGNORED_LABEL
 from flashtrain.data.labelled_documents import ClassificationBatch, CutSamples
-from flashtrain.data.labelled_files import jsonl_objects
+from flashtrain.data.labelled_files import jsonl_objects, unknown_label
 from flashtrain.data.special_tokens import SpecialTokens
 from flashtrain.data.tokenizers import Tokenizer
 from flashtrain.errors import UserError
 
-WordRow = tuple[list[str], list[str]]  # words and a label's name for each
+
+class WordRow(NamedTuple):
+    """Words and a label's name for each; where they stand, in words."""
+
+    words: list[str]
+    labels: list[str]
+    where: str = ""
 
 
 class LabelledTokens(NamedTuple):
@@ -54,7 +60,7 @@ def word_rows(
         words, labels = (list(map(str, row[column])) for column in (words_column, labels_column))
         if len(words) != len(labels) or not words:
             raise UserError(f"{where}: {len(words)} words and {len(labels)} labels. Possible: one label for each word.")
-        rows.append((words, labels))
+        rows.append(WordRow(words, labels, where))
     return rows
 
 
@@ -68,17 +74,17 @@ def encode_words(
     """
     if not rows:
         raise UserError("there are no labelled texts.")
-    names = tuple(sorted({one for _, labels in rows for one in labels}) if label_names is None else label_names)
+    names = tuple(sorted({one for row in rows for one in row.labels}) if label_names is None else label_names)
     place = {name: number for number, name in enumerate(names)}
     tokens: list[int] = []
     labels: list[int] = []
     sizes = [0]
-    for number, (words, marks) in enumerate(rows):
+    for number, row in enumerate(rows):
         before = len(tokens)
-        encoded = tokenizer.encode_batch([word if not at else f" {word}" for at, word in enumerate(words)])
-        for ids, mark in zip(encoded, marks, strict=True):
+        encoded = tokenizer.encode_batch([word if not at else f" {word}" for at, word in enumerate(row.words)])
+        for ids, mark in zip(encoded, row.labels, strict=True):
             if mark not in place:
-                raise UserError(f"text {number} has the label '{mark}'. Possible: {', '.join(names) or 'none'}.")
+                raise unknown_label(mark, row.where, number, names)
             tokens.extend(int(token) for token in ids)
             if len(ids):
                 labels.extend([place[mark], *[IGNORED_LABEL] * (len(ids) - 1)])

@@ -25,7 +25,7 @@ from flashtrain.fine_tuning.splits import make_source
 from flashtrain.integrations import architecture_of, differences_from_bert_classifier, save_bert_classifier
 from flashtrain.masked_text.weights import special_tokens
 from flashtrain.models.bert_config import BertConfig
-from flashtrain.run_folder import BEST, TOKENIZER, find_checkpoint, make_unique
+from flashtrain.run_folder import BEST, TOKENIZER, find_checkpoint, make_unique, read_settings
 from flashtrain.settings import Settings
 from flashtrain.training.checkpoints import read_checkpoint, weights_in
 from flashtrain.training.hardware import Hardware
@@ -70,13 +70,20 @@ def _read(settings: Settings, hardware: Hardware) -> Tuned:
 
 
 def _evaluate(tuned: Tuned, settings: Settings, hardware: Hardware) -> int:
-    """The score on test texts, or on those held out where there are none."""
+    """The score on test texts, or on those held out where there are none; of other texts than the run's, on all of
+    those that are called test, or simply all."""
+    trained_on = read_settings(tuned.folder).finetune
+    asked = settings.finetune
+    others = asked.data != "cues" and (asked.path, asked.name, asked.config) != (
+        trained_on.path, trained_on.name, trained_on.config
+    )  # fmt: skip
     source = make_source(
         settings.finetune,
         settings.data,
         settings.context,
         tokenizer=tuned.tokenizer,
         label_names=tuned.label_names,
+        only_test=others,
     )
     task = make_fine_tuning_task(settings, hardware, tuned.model)
     trainer = pl.Trainer(

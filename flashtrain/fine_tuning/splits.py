@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from flashtrain.data.bpe import BPETokenizer, gpt2_tokenizer
 from flashtrain.data.cue_documents import CueDocuments, best_micro_f1
 from flashtrain.data.labelled_documents import LabelledDocuments, LabelledSamples
-from flashtrain.data.labelled_files import SUFFIXES, dataset_rows, encode_rows, labelled_rows
+from flashtrain.data.labelled_files import SUFFIXES, MissingSplit, dataset_rows, encode_rows, labelled_rows
 from flashtrain.data.sequences.source import ArraySource, SequenceShape
 from flashtrain.data.special_tokens import SpecialTokens
 from flashtrain.data.token_labels import TokenLabelledSamples, encode_words, word_rows
@@ -66,7 +66,7 @@ class LabelledSource(ArraySource):
     @property
     def shape(self) -> SequenceShape:
         """Classes, longest sample, tokens."""
-        return SequenceShape(len(self.label_names), self.samples["train"].context, self.special.vocab_size)
+        return SequenceShape(len(self.label_names), next(iter(self.samples.values())).context, self.special.vocab_size)
 
     def describe(self) -> str:
         """In a line: what, how many."""
@@ -94,21 +94,25 @@ def make_source(
     *,
     tokenizer: Tokenizer | None = None,
     label_names: Sequence[str] | None = None,
+    only_test: bool = False,
 ) -> LabelledSource:
     """The texts that `finetune.*` names, cut to the context.
 
     tokenizer: of trained weights (None: data.tokenizer, a bpe trained on the training texts). label_names: of a trained
-    model (None: those of the training texts). UserError: nothing to read, labels that were not trained on.
+    model (None: those of the texts to train on, before some are held out). only_test: whether none are trained on: the
+    test texts alone, or all where none are called so. UserError: nothing to read, labels that were not trained on.
     """
     asked.check_data()
     if asked.data == "cues":
         return _cues(asked, context)
-    rows = _token_rows(asked) if asked.target == "tokens" else _text_rows(asked)
-    parts = _parts(rows, asked)
-    if not parts["train"]:
-        raise UserError("there are no labelled texts to train on.")
+    rows = read_rows(asked)
+    if only_test:
+        parts = {"test": rows.get("test") or [row for name in SPLITS for row in rows.get(name, [])]}
+    else:
+        check_trainable(rows, asked)
+        parts = _parts(rows, asked)
     known = tokenizer or _tokenizer(data, [_text_of(row) for row in parts["train"]])
-    names = tuple(label_names) if label_names is not None else _names_in(parts["train"])
+    names = tuple(label_names) if label_names is not None else _names_in(rows["train"])
     if asked.target == "class":
         _check_single(parts)
     special = special_tokens(known)
@@ -121,6 +125,28 @@ def make_source(
     }
     words = f"texts of {asked.path or ' '.join(filter(None, (asked.name, asked.config)))}"
     return LabelledSource(samples, names, special, known, words)
+
+
+def read_rows(asked: FineTuningSettings) -> dict[str, list[Any]]:
+    """The rows of each split that `finetune.path` or `finetune.name` has. UserError: nothing to read, a bad line."""
+    asked.check_data()
+    return _token_rows(asked) if asked.target == "tokens" else _text_rows(asked)
+
+
+def check_trainable(rows: dict[str, list[Any]], asked: FineTuningSettings) -> None:
+    """UserError where there are no rows to train on, or too few labels to tell apart."""
+    where = asked.path or asked.name
+    if not rows.get("train"):
+        held = " and ".join(name for name in SPLITS if rows.get(name)) or "no"
+        raise UserError(f"there are no labelled texts to train on at {where}: {held} texts alone.")
+    names = _names_in(rows["train"])
+    if len(names) < (1 if asked.target == "labels" else 2):
+        raise UserError(
+            f"all texts to train on at {where} have the label {names[0]}: finetune.target={asked.target} tells two or "
+            "more apart."
+            if names
+            else f"no text to train on at {where} has a label."
+        )
 
 
 def _cues(asked: FineTuningSettings, context: int) -> LabelledSource:
@@ -164,7 +190,7 @@ def _text_rows(asked: FineTuningSettings) -> dict[str, list[Any]]:
                     most=getattr(asked, name),
                 )
                 break
-            except UserError:
+            except MissingSplit:
                 if name == "train":
                     raise
     return found
@@ -176,12 +202,16 @@ def _token_rows(asked: FineTuningSettings) -> dict[str, list[Any]]:
 
 
 def _files(given: str, read: Callable[[Path], list[Any]]) -> dict[str, list[Any]]:
-    """The rows of files named train..., validation... and test... in a folder; of anything else, all to train on."""
+    """The rows of files named train..., validation... and test... in a folder. Where none is named train..., all that
+    have no such name are to train on, and so is a file alone."""
     path = Path(given).expanduser()
     files = [file for file in sorted(path.iterdir()) if file.name.endswith(SUFFIXES)] if path.is_dir() else []
+    if not files:
+        return {"train": read(path)}
     named = {split: [file for file in files if file.name.startswith(possible)] for split, possible in _NAMES.items()}
     if not named["train"]:
-        return {"train": read(path)}
+        others = {file for found in named.values() for file in found}
+        named["train"] = [file for file in files if file not in others]
     return {split: [row for file in found for row in read(file)] for split, found in named.items() if found}
 
 
@@ -214,14 +244,15 @@ def _text_of(row: Any) -> str:
 
 
 def _names_in(rows: Sequence[Any]) -> tuple[str, ...]:
-    return tuple(sorted({label for _, labels in rows for label in labels}))
+    return tuple(sorted({label for row in rows for label in row.labels}))
 
 
 def _check_single(parts: dict[str, list[Any]]) -> None:
     for name, rows in parts.items():
-        for number, (_, labels) in enumerate(rows):
-            if len(labels) != 1:
+        for number, row in enumerate(rows):
+            if len(row.labels) != 1:
+                where = row.where or f"{name} text {number}"
                 raise UserError(
-                    f"{name} text {number} has {len(labels)} labels, and finetune.target=class has one each: "
+                    f"{where} has {len(row.labels)} labels, and finetune.target=class has one each: "
                     "finetune.target=labels takes any number."
                 )

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from flashtrain.errors import UserError
 from flashtrain.fine_tuning.figures import documents_figure
 from flashtrain.fine_tuning.plan import plan_fine_tuning
 from flashtrain.fine_tuning.rows import score_of
+from flashtrain.fine_tuning.splits import check_trainable, read_rows
 from flashtrain.fine_tuning.steps import check_fine_tuning_step
 from flashtrain.long_context.study import (
     PREFIX,
@@ -32,6 +32,7 @@ from flashtrain.long_context.study import (
     comparison_command,
     comparison_folder,
     start_training,
+    study_status,
     trained_contexts,
     training_words,
 )
@@ -91,9 +92,11 @@ def run_contexts(settings: Settings, overrides: list[str], *, started: float, st
         folder / RESULT, settings.recipe, comparison_command(settings, overrides, trained_contexts(folder)), rows
     )
     _report(settings, folder, rows)
-    seconds = round(time.time() - started, 1)
-    write_summary(folder, {**planned, "status": FINISHED, **_best(rows), "seconds": seconds})
-    return 1 if any(has_failed(row) and row.get("status") != OUT_OF_MEMORY for row in rows) else 0
+    failed = [row for row in rows if has_failed(row) and row.get("status") != OUT_OF_MEMORY]
+    # The trainings' own, those of an earlier command too.
+    seconds = round(sum(row.get("seconds") or 0.0 for row in rows), 1)
+    write_summary(folder, {**planned, **study_status(failed), **_best(rows), "seconds": seconds})
+    return 1 if failed else 0
 
 
 def contexts_plan(settings: Settings, hardware: Hardware) -> str:
@@ -132,6 +135,8 @@ def _check(settings: Settings, overrides: Sequence[str]) -> None:
         )
     for context in contexts:
         check_fine_tuning_step(replace(settings, context=context))
+    if settings.finetune.data != "cues":
+        check_trainable(read_rows(settings.finetune), settings.finetune)
 
 
 def _train(context: int, settings: Settings, folder: Path, overrides: Sequence[str], start: Start) -> int:

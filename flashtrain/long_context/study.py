@@ -36,6 +36,7 @@ from flashtrain.report.rows import RESULT, Row, has_failed, write_result
 from flashtrain.run import make_data
 from flashtrain.run_folder import (
     CHECKPOINTS,
+    FAILED,
     FINISHED,
     LAST,
     OUT_OF_MEMORY,
@@ -111,7 +112,7 @@ def run_lengths(settings: Settings, overrides: list[str], *, started: float, sta
     )
     _report(settings, folder, rows)
     failed = [row for row in rows if has_failed(row) and row.get("status") != OUT_OF_MEMORY]
-    summary = {**planned, "status": FINISHED, **_best(rows), "seconds": round(time.time() - started, 1)}
+    summary = {**planned, **study_status(failed), **_best(rows), "seconds": round(time.time() - started, 1)}
     write_summary(folder, summary)
     return 1 if failed else 0
 
@@ -123,6 +124,14 @@ def lengths_plan(settings: Settings, hardware: Hardware) -> str:
         for context in _contexts(settings)
     ]
     return "\n".join(parts)
+
+
+def study_status(failed: Sequence[Row]) -> dict[str, Any]:
+    """What a comparison's summary says: finished, or failed, with the words of the first training that did."""
+    if not failed:
+        return {"status": FINISHED}
+    first = failed[0]
+    return {"status": FAILED, "error": f"context {first.get('context')}: {first.get('error') or 'failed'}"}
 
 
 def trained_contexts(folder: Path) -> list[int]:

@@ -134,4 +134,5 @@ class FineTuning(TrainingTask):
         counts = cast(Tensor, self.trainer.strategy.reduce(self._counts, reduce_op="sum"))
         right, answers, labels = counts.tolist()
         self._counts = None
-        self.log(f"{name}_{self.score_name}", 2 * right / max(1, answers + labels), prog_bar=True)
+        # The same on every device already; Lightning asks for it to be said.
+        self.log(f"{name}_{self.score_name}", 2 * right / max(1, answers + labels), prog_bar=True, sync_dist=True)

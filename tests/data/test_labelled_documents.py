@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from flashtrain.data.labelled_documents import LabelledSamples
-from flashtrain.data.labelled_files import dataset_rows, encode_rows, labelled_rows
+from flashtrain.data.labelled_files import MissingSplit, Row, dataset_rows, encode_rows, labelled_rows
 from flashtrain.data.loader import ResumableLoader
 from flashtrain.data.sampler import StepSampler
 from flashtrain.data.special_tokens import SpecialTokens
 from flashtrain.data.tokenizers import ByteTokenizer
 from flashtrain.errors import UserError
 
-ROWS = [("a text", ["x", "y"]), ("another", []), ("the third one", ["y"])]
+ROWS = [Row("a text", ["x", "y"]), Row("another", []), Row("the third one", ["y"])]
 SPECIAL = SpecialTokens.past(257)
 
 
@@ -28,8 +28,9 @@ def test_lines_of_a_file_or_of_a_folder_of_files_are_read_in_order(tmp_path):
     write(tmp_path / "a.jsonl", {"text": "a text", "labels": ["x", "y"]}, {"text": "another", "labels": []})
     with gzip.open(tmp_path / "b.jsonl.gz", "wt") as file:
         file.write(json.dumps({"text": ["the", "third"], "labels": 7}) + "\n\n")
-    assert labelled_rows(tmp_path / "a.jsonl") == ROWS[:2]
-    assert labelled_rows(tmp_path) == [*ROWS[:2], ("the\nthird", ["7"])]
+    first = [row._replace(where=f"{tmp_path / 'a.jsonl'}:{line}") for line, row in enumerate(ROWS[:2], start=1)]
+    assert labelled_rows(tmp_path / "a.jsonl") == first
+    assert labelled_rows(tmp_path) == [*first, Row("the\nthird", ["7"], f"{tmp_path / 'b.jsonl.gz'}:1")]
 
 
 @pytest.mark.parametrize(
@@ -59,11 +60,11 @@ def test_where_nothing_is_to_be_read_is_one_line(tmp_path):
 
 def test_a_dataset_gives_its_labels_their_names(tmp_path):
     write(tmp_path / "train.jsonl", {"text": ["a", "b"], "labels": [1]}, {"text": ["c"], "labels": [0, 2]})
-    assert dataset_rows(str(tmp_path)) == [("a\nb", ["1"]), ("c", ["0", "2"])]
-    assert dataset_rows(str(tmp_path), most=1) == [("a\nb", ["1"])]
+    assert [row[:2] for row in dataset_rows(str(tmp_path))] == [("a\nb", ["1"]), ("c", ["0", "2"])]
+    assert [row[:2] for row in dataset_rows(str(tmp_path), most=1)] == [("a\nb", ["1"])]
     with pytest.raises(UserError, match=r"row 0: no column 'topics'. Possible: text, labels"):
         dataset_rows(str(tmp_path), labels_column="topics")
-    with pytest.raises(UserError, match=r"cannot load dataset .*, split test"):
+    with pytest.raises(MissingSplit, match=r"cannot load dataset .*, split test"):
         dataset_rows(str(tmp_path), split="test")
 
 
@@ -75,6 +76,8 @@ def test_documents_are_encoded_and_their_labels_numbered():
     assert documents.lengths.tolist() == [6, 7, 13]
     with pytest.raises(UserError, match=r"document 0 has the label 'x'. Possible: y"):
         encode_rows(ROWS, ByteTokenizer(), ["y"])
+    with pytest.raises(UserError, match=r"test.jsonl:7 has the label 'z'"):
+        encode_rows([Row("a", ["z"], "test.jsonl:7")], ByteTokenizer(), ["y"])
 
 
 @pytest.mark.parametrize("layout", ["packed", "padded"])

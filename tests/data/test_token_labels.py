@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from flashtrain.data.special_tokens import SpecialTokens
-from flashtrain.data.token_labels import TokenLabelledSamples, encode_words
+from flashtrain.data.token_labels import TokenLabelledSamples, WordRow, encode_words
 from flashtrain.data.tokenizers import ByteTokenizer
 from flashtrain.errors import UserError
 
 SPECIAL = SpecialTokens.past(257)
-ROWS = [(["ab", "c"], ["X", "O"]), (["d"], ["X"])]
+ROWS = [WordRow(["ab", "c"], ["X", "O"]), WordRow(["d"], ["X"])]
 
 
 def test_the_first_token_of_a_word_has_its_label() -> None:

@@ -118,6 +118,13 @@ def test_evaluating_gives_the_runs_own_score(tuned, caplog) -> None:
         run_mode(settings_from_checkpoint(["mode=generate", f"checkpoint={tuned}"]))
 
 
+def test_texts_of_ones_own_are_all_scored(tuned, tmp_path, caplog) -> None:
+    caplog.set_level("INFO")
+    path = lines(tmp_path / "mine.jsonl", [{"text": "x y", "labels": ["x"]}] * 7)
+    assert run_mode(settings_from_checkpoint(["mode=evaluate", f"checkpoint={tuned}", f"finetune.path={path}"])) == 0
+    assert "on 7 test texts" in caplog.text
+
+
 def test_an_export_is_read_by_transformers_with_the_labels_names(head_runs: TinyRuns, tuned) -> None:
     transformers = pytest.importorskip("transformers")
     status, folder = head_runs.run("exported", "finetune.pooling=first", "trainer.steps=1")

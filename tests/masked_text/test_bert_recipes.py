@@ -65,6 +65,13 @@ def check_speed(rows) -> None:
     assert all(row["without_dropout"] > 0 for row in ours if row["dropout"])
 
 
+def test_long_document_looks_at_its_texts_before_it_trains(words, tmp_path) -> None:
+    words = ["recipe=long-document", *words, *DOCUMENTS, "lengths.contexts=[16,32]"]
+    given = [*words, "finetune.data=files", f"finetune.path={tmp_path / 'nowhere'}"]
+    with pytest.raises(UserError, match="no labelled documents at"):
+        run_contexts(compose_settings(given), given, started=time.time(), start=lambda _: pytest.fail("trained"))
+
+
 def test_long_document_trains_each_context_and_draws_the_scores(words, tmp_path) -> None:
     words = ["recipe=long-document", *words, *DOCUMENTS, "lengths.contexts=[16,32]", "finetune.length=32"]
     started: list[str] = []

@@ -1,0 +1,69 @@
+"""Which texts of a folder or file are trained on, which validate and which test."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flashtrain.errors import UserError
+from flashtrain.fine_tuning.settings import FineTuningSettings
+from flashtrain.fine_tuning.splits import LabelledSource, make_source
+from flashtrain.settings import DataSettings
+
+
+def write(path: Path, labels: str, count: int = 10) -> None:
+    path.write_text("\n".join(json.dumps({"text": f"{path.name} {n}", "labels": labels[n % 2]}) for n in range(count)))
+
+
+def source_of(path: Path, **options) -> LabelledSource:
+    asked = FineTuningSettings(data="files", path=str(path), target="class", layout="padded")
+    return make_source(asked, DataSettings(tokenizer="bytes"), 16, **options)
+
+
+def counts(source: LabelledSource) -> dict[str, int]:
+    return {name: len(samples) for name, samples in source.samples.items()}
+
+
+def test_files_are_the_parts_that_they_are_named_for(tmp_path) -> None:
+    for name, count in (("train-1", 4), ("train-2", 6), ("validation", 3), ("test", 2)):
+        write(tmp_path / f"{name}.jsonl", "xy", count)
+    assert counts(source_of(tmp_path)) == {"train": 10, "validation": 3, "test": 2}
+
+
+def test_a_test_file_beside_others_is_never_trained_on(tmp_path) -> None:
+    write(tmp_path / "data.jsonl", "xy", 20)
+    write(tmp_path / "test.jsonl", "xy", 5)
+    assert counts(source_of(tmp_path)) == {"train": 18, "validation": 2, "test": 5}
+
+
+def test_a_file_alone_is_divided(tmp_path) -> None:
+    write(tmp_path / "test.jsonl", "xy", 20)
+    assert counts(source_of(tmp_path / "test.jsonl")) == {"train": 18, "validation": 2}
+
+
+def test_a_label_that_only_a_held_out_text_has_is_known(tmp_path) -> None:
+    rows = [{"text": str(n), "labels": f"rare {n}" if n < 10 else "xy"[n % 2]} for n in range(40)]
+    (tmp_path / "all.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert len(source_of(tmp_path).label_names) == 12
+
+
+def test_texts_to_score_alone_are_those_called_test_or_all(tmp_path) -> None:
+    write(tmp_path / "data.jsonl", "xy", 20)
+    trained = {"label_names": ["x", "y"], "only_test": True, "tokenizer": source_of(tmp_path).tokenizer}
+    assert counts(source_of(tmp_path, **trained)) == {"test": 20}
+    write(tmp_path / "test.jsonl", "xy", 5)
+    assert counts(source_of(tmp_path, **trained)) == {"test": 5}
+
+
+def test_what_cannot_be_trained_on_is_one_line(tmp_path) -> None:
+    write(tmp_path / "test.jsonl", "xy")
+    with pytest.raises(UserError, match=r"no labelled texts to train on at .*: test texts alone"):
+        source_of(tmp_path)
+    write(tmp_path / "train.jsonl", "xx")
+    with pytest.raises(UserError, match=r"have the label x: finetune.target=class tells two or more apart"):
+        source_of(tmp_path)
+    write(tmp_path / "train.jsonl", "xz")
+    with pytest.raises(UserError, match=r"test.jsonl:2 has the label 'y'. Possible: x, z"):
+        source_of(tmp_path)
