@@ -64,12 +64,16 @@ def curriculum_figure(rows: Rows, path: str | Path) -> Path:
     figure = Figure(figsize=(8.0, 3.8), layout="constrained")
     axis = figure.subplots()
     began, whole = 0.0, float(rows[-1][time])
+    lowest = 100 * min(float(row["validation_accuracy"]) for row in rows)
+    bottom = 41.0 if lowest >= 41 else lowest - 5  # below it the sides' names have room
     for number, (side, grouped) in enumerate(groupby(rows, lambda row: row["side"])):
         of_side = list(grouped)
         ended = float(of_side[-1][time])
         axis.axvspan(began, ended, color=_BANDS[number % 2], zorder=0)
         upright = 90 if ended - began < 0.1 * whole else 0  # a narrow band has no room for its name
-        axis.annotate(f"side {side}", ((began + ended) / 2, 42), ha="center", va="bottom", rotation=upright, fontsize=8)
+        axis.annotate(
+            f"side {side}", ((began + ended) / 2, bottom + 1), ha="center", va="bottom", rotation=upright, fontsize=8
+        )
         for contour, together in groupby(of_side, lambda row: row["contour"]):
             stage = list(together)
             minutes = [float(row[time]) for row in stage]
@@ -82,7 +86,7 @@ def curriculum_figure(rows: Rows, path: str | Path) -> Path:
             )  # fmt: skip
         began = ended
     axis.axhline(50, color="black", linestyle=":", linewidth=1)
-    axis.set_ylim(41, 104)
+    axis.set_ylim(bottom, 104)
     axis.set_xlim(0, max(1.01 * whole, 0.01))
     axis.set_xlabel("GPU minutes" if time == "gpu_minutes" else "minutes")
     axis.set_ylabel("held-out accuracy, %")

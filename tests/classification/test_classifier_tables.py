@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from matplotlib.figure import Figure
 
 from flashtrain.classification.figures import accuracy_figure, curriculum_figure
 from flashtrain.classification.tables import accuracy_rows, mean_speedups, speed_rows
@@ -33,6 +34,15 @@ def test_a_curriculums_accuracy_is_drawn_stage_by_stage(tmp_path) -> None:
     assert curriculum_figure(rows, tmp_path / "x.png").stat().st_size > 5000
     with pytest.raises(UserError, match="no contour"):
         curriculum_figure([{"side": 32, "validation_accuracy": 0.5, "minutes": 1.0}], tmp_path / "y.png")
+
+
+@pytest.mark.parametrize(("accuracy", "bottom"), [(0.8, 41), (0.41, 41), (0.37, 32), (0.0, -5)])
+def test_no_point_of_a_curriculum_is_below_its_axis(tmp_path, monkeypatch, accuracy, bottom) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    points = [{"side": 32, "contour": "3", "validation_accuracy": share, "minutes": 1.0} for share in (accuracy, 0.9)]
+    curriculum_figure(points, tmp_path / "x.png")
+    assert drawn[0].axes[0].get_ylim() == (pytest.approx(bottom), 104)
 
 
 def test_speed_is_told_over_standard_attention_at_the_same_task_batch_and_compilation() -> None:
