@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from flashtrain.classification.published import CHANCE
+from flashtrain.classification.published import chance_of, papers_task
 from flashtrain.classification.tables import accuracy_rows
 from flashtrain.errors import UserError
 from flashtrain.report.rows import values_of
@@ -38,11 +38,12 @@ def accuracy_figure(rows: Rows, path: str | Path) -> Path:
                 error = [[share - 100 * row["accuracy_low"]], [100 * row["accuracy_high"] - share]]
                 axis.errorbar(share, place, xerr=error, color="black", capsize=3)
             axis.annotate(f"{share:.1f}", (share, place), (8, 0), textcoords="offset points", va="center", fontsize=8)
-        if task in CHANCE:
-            axis.axvline(CHANCE[task], color="black", linestyle=":", linewidth=1)
+        if (chance := chance_of(task)) is not None:
+            axis.axvline(chance, color="black", linestyle=":", linewidth=1)
         axis.set_yticks(range(len(bars[task])), [str(row["implementation"]) for row in bars[task]], fontsize=8)
         axis.invert_yaxis()
-        axis.set_title(task, loc="left", fontsize=9)
+        theirs = papers_task(task)
+        axis.set_title(f"{task}\n({theirs})" if theirs else task, loc="left", fontsize=9)
         axis.spines[["top", "right"]].set_visible(False)
     panels[-1].set_xlim(0, 104)
     panels[-1].set_xlabel("test accuracy, % (dotted: chance)")
