@@ -60,10 +60,7 @@ class ByteText(ArraySource):
         if self._parts:
             return
         found = {name: self._opened(name) for name in ("train", "test")}
-        count = len(found["train"].labels)
-        if count <= self.validation:
-            raise UserError(f"{count} training reviews, of which {self.validation} are to be held out: too few.")
-        kept, out = held_out(count, self.validation, self.seed)
+        kept, out = held_out(len(found["train"].labels), self.validation, self.seed)
         self._parts = {
             "train": found["train"].chosen(kept),
             "validation": found["train"].chosen(out),

@@ -123,6 +123,22 @@ def test_images_are_read_in_grey_from_both_versions(tmp_path, version) -> None:
     assert len(source.split("train")) == 15
 
 
+def test_only_the_missing_batches_are_named(tmp_path) -> None:
+    folder = tmp_path / "cifar-10-batches-bin"
+    folder.mkdir()
+    for number in (1, 2, 4):
+        (folder / f"data_batch_{number}.bin").touch()
+    (tmp_path / "data_batch_1").touch()  # of the other version, further from whole
+    with pytest.raises(UserError) as caught:
+        GreyImages(tmp_path, cache_dir=tmp_path / "cache").prepare()
+    assert str(caught.value) == f"{folder} has no data_batch_3.bin, data_batch_5.bin of CIFAR-10."
+
+
+def test_too_few_reviews_name_the_setting_that_holds_some_out(tmp_path) -> None:
+    with pytest.raises(UserError, match=r"12 training samples are too few .*sequence\.validation=2000"):
+        ByteText(reviews(tmp_path / "data"), cache_dir=tmp_path / "cache").prepare()
+
+
 class Evil:
     def __reduce__(self):
         return print, ("ran",)
