@@ -203,6 +203,8 @@ def test_a_mode_for_language_models_is_refused(finished) -> None:
         (("sequence.data=listops",), "only pathfinder has"),
         (("sequence.data=poems",), "unknown sequence.data"),
         (("sequence.data=listops", "sequence.augment=turn", "curriculum.stages=[]"), "turns images"),
+        (("sequence.length=64",), "sequence.length=64 is not for images.*pathfinder.side"),
+        (("sequence.data=image", "sequence.length=64", "curriculum.stages=[]"), "has some of 1,024 pixels"),
         (("masked_pixels.share=0",), "between 0 and 1"),
         (("trainer.max_minutes=0",), "above 0"),
         (("task=poetry",), "unknown task"),
