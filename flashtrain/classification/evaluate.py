@@ -21,6 +21,7 @@ from flashtrain.batching import compiles
 from flashtrain.classification.build import classifier_config, make_sequence_source
 from flashtrain.classification.intervals import wilson
 from flashtrain.classification.pictures import answers_picture
+from flashtrain.classification.published import papers_task, task_of
 from flashtrain.classification.tables import accuracy_rows, accuracy_table
 from flashtrain.classification.weights import SUFFIX, SavedClassifier, read_classifier, read_notes, write_classifier
 from flashtrain.compose import compose_settings
@@ -111,6 +112,7 @@ def evaluate_classifier(settings: Settings, hardware: Hardware) -> list[Row]:
         "task": settings.sequence.data,
         "side": settings.pathfinder.side if image else None,
         "contour": settings.pathfinder.contour if image else None,
+        "length": source.shape.length,
         "seed": settings.pathfinder.seed if image else settings.sequence.seed,
         "samples": found.total,
         "accuracy": round(accuracy, 5),
@@ -128,6 +130,8 @@ def evaluate_classifier(settings: Settings, hardware: Hardware) -> list[Row]:
     )
     if any(other["implementation"].endswith("(paper)") for other in accuracy_rows([row])):
         accuracy_table([row]).print()
+    elif theirs := papers_task(task_of(row)):
+        say(f"  {task_of(row)}: not beside the papers' accuracies, since {theirs}")
     if len(found.pixels):
         title = f"{source.describe().split(',')[0]}, seed {row['seed']}: {accuracy:.2%} of {found.total:,} right"
         names = _NAMES[settings.sequence.data]

@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from flashtrain.classification.published import CHANCE
+from flashtrain.classification.published import chance_of, papers_task
 from flashtrain.classification.tables import accuracy_rows
 from flashtrain.errors import UserError
 from flashtrain.report.rows import values_of
@@ -38,11 +38,12 @@ def accuracy_figure(rows: Rows, path: str | Path) -> Path:
                 error = [[share - 100 * row["accuracy_low"]], [100 * row["accuracy_high"] - share]]
                 axis.errorbar(share, place, xerr=error, color="black", capsize=3)
             axis.annotate(f"{share:.1f}", (share, place), (8, 0), textcoords="offset points", va="center", fontsize=8)
-        if task in CHANCE:
-            axis.axvline(CHANCE[task], color="black", linestyle=":", linewidth=1)
+        if (chance := chance_of(task)) is not None:
+            axis.axvline(chance, color="black", linestyle=":", linewidth=1)
         axis.set_yticks(range(len(bars[task])), [str(row["implementation"]) for row in bars[task]], fontsize=8)
         axis.invert_yaxis()
-        axis.set_title(task, loc="left", fontsize=9)
+        theirs = papers_task(task)
+        axis.set_title(f"{task}\n({theirs})" if theirs else task, loc="left", fontsize=9)
         axis.spines[["top", "right"]].set_visible(False)
     panels[-1].set_xlim(0, 104)
     panels[-1].set_xlabel("test accuracy, % (dotted: chance)")
@@ -64,12 +65,16 @@ def curriculum_figure(rows: Rows, path: str | Path) -> Path:
     figure = Figure(figsize=(8.0, 3.8), layout="constrained")
     axis = figure.subplots()
     began, whole = 0.0, float(rows[-1][time])
+    lowest = 100 * min(float(row["validation_accuracy"]) for row in rows)
+    bottom = 41.0 if lowest >= 41 else lowest - 5  # below it the sides' names have room
     for number, (side, grouped) in enumerate(groupby(rows, lambda row: row["side"])):
         of_side = list(grouped)
         ended = float(of_side[-1][time])
         axis.axvspan(began, ended, color=_BANDS[number % 2], zorder=0)
         upright = 90 if ended - began < 0.1 * whole else 0  # a narrow band has no room for its name
-        axis.annotate(f"side {side}", ((began + ended) / 2, 42), ha="center", va="bottom", rotation=upright, fontsize=8)
+        axis.annotate(
+            f"side {side}", ((began + ended) / 2, bottom + 1), ha="center", va="bottom", rotation=upright, fontsize=8
+        )
         for contour, together in groupby(of_side, lambda row: row["contour"]):
             stage = list(together)
             minutes = [float(row[time]) for row in stage]
@@ -82,7 +87,7 @@ def curriculum_figure(rows: Rows, path: str | Path) -> Path:
             )  # fmt: skip
         began = ended
     axis.axhline(50, color="black", linestyle=":", linewidth=1)
-    axis.set_ylim(41, 104)
+    axis.set_ylim(bottom, 104)
     axis.set_xlim(0, max(1.01 * whole, 0.01))
     axis.set_xlabel("GPU minutes" if time == "gpu_minutes" else "minutes")
     axis.set_ylabel("held-out accuracy, %")

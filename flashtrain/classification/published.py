@@ -6,7 +6,11 @@ Transformer with rotary positions, pre-trained on the task's own inputs, and the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+from flashtrain.data.pathfinder.parameters import CONTOURS, contour_words
+from flashtrain.data.sequences import image, listops, retrieval, text
 
 STANDARD = "Transformer (Dao et al. 2022)"
 FLASH_ATTENTION = "FlashAttention (Dao et al. 2022)"
@@ -35,12 +39,38 @@ CHANCE = {
     "retrieval": 50.0,
     "image": 10.0,
 }
-PATHFINDERS = {128: "pathx", 256: "path256"}
+# What the papers' tasks are: Pathfinder of hard contours at these sides, the others of these lengths.
+PATHFINDERS = {32: "pathfinder", 128: "pathx", 256: "path256"}
+HARD = ("hard", str(CONTOURS["hard"]))
+LENGTHS = {"listops": listops.LONGEST, "text": text.LENGTH, "retrieval": retrieval.LENGTH, "image": image.SIDE**2}
 
 
-def task_of(row: dict[str, Any]) -> str:
-    """The task's name in these tables: Path-X and Path-256 are pathfinder at side 128 and 256."""
-    return PATHFINDERS.get(row.get("side") or 0, str(row["task"]))
+def task_of(row: Mapping[str, Any]) -> str:
+    """The name of a row's task in these tables: Path-X and Path-256 are pathfinder at side 128 and 256.
+
+    A task that is not the papers' says in what, such as "listops, length 128": no figure of theirs goes by that name.
+    """
+    task = str(row["task"])
+    if task == "pathfinder":
+        side, contour = row.get("side"), row.get("contour")
+        if side in PATHFINDERS and contour in HARD:
+            return PATHFINDERS[side]
+        return f"{task}, side {side}, {contour_words(contour or 'unknown')}"
+    length = row.get("length")
+    return task if length == LENGTHS.get(task, length) else f"{task}, length {length or 'unknown'}"
+
+
+def papers_task(task: str) -> str:
+    """What the papers' task is, for a name of `task_of` that says it is another; "" for all other names."""
+    kind, _, difference = task.partition(", ")
+    if difference and kind == "pathfinder":
+        return "the papers' task has hard contours and side 32, 128 or 256"
+    return f"the papers' task has {LENGTHS[kind]:,} tokens" if difference and kind in LENGTHS else ""
+
+
+def chance_of(task: str) -> float | None:
+    """The accuracy of a guess in percent, for a name of `task_of`; None for an unknown task."""
+    return CHANCE.get(task.partition(", ")[0])
 
 
 def paper_rows(task: str) -> list[dict[str, Any]]:

@@ -2,7 +2,8 @@
 
 runs/pathx/2026-11-21_10-15-02/
   config.yaml, summary.json, checkpoints/   as every run; last.ckpt says which stage it is of
-  learning_curve.csv, .png                  a row at each validation, through all stages and pieces
+  learning_curve.csv                        a row at each validation, through all stages and pieces
+  learning_curve.png                        at the end, of Pathfinder only: the same drawn
   result.json                               the same at the end, in the form of recipes/results
   stage-1-side-32/metrics.csv, ...          every logged number, a folder a stage (a single stage's lie in the run's)
 """

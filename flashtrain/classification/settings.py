@@ -50,9 +50,9 @@ class SequenceSettings:
     """What is classified. data: pathfinder (its images: pathfinder.*), listops, text, retrieval or image.
 
     path, name: a local folder or file, or a dataset that `datasets` loads, for text, retrieval and image. length: cut
-    sequences to so many tokens (None: the task's own). batch: samples of an optimiser step, over all devices.
-    classification_weight: of the labels' loss; 0 pre-trains on masked pixels. augment: turn (the square's eight
-    positions), mirror or none, of training images only (None: turn for pathfinder, mirror for image). It changes
+    sequences to so many tokens (None: the task's own; not for images). batch: samples of an optimiser step, over all
+    devices. classification_weight: of the labels' loss; 0 pre-trains on masked pixels. augment: turn (the square's
+    eight positions), mirror or none, of training images only (None: turn for pathfinder, mirror for image). It changes
     nothing of the attention. train, validation, test: samples of each part (None: the task's own; not for pathfinder).
     validation_samples: of them, looked at in each validation. evaluation_batch: samples at once where nothing is
     trained (None: as trained). preview: test images in the picture that mode=evaluate draws.
@@ -83,6 +83,11 @@ class SequenceSettings:
                 raise UserError(
                     f"sequence.augment={self.augment} turns images, and sequence.data={self.data} has none."
                 )
+        if self.length is not None and self.data in IMAGES:
+            size = "of pathfinder.side=... pixels a side" if self.data == "pathfinder" else "of 1,024 pixels"
+            raise UserError(
+                f"sequence.length={self.length} is not for images: sequence.data={self.data} has some {size}."
+            )
         for name in ("length", "batch", "train", "validation", "test", "validation_samples", "evaluation_batch"):
             given = getattr(self, name)
             if given is not None:

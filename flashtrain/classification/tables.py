@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from flashtrain.classification.published import CHANCE, MEAN_TASKS, PAPER_MEAN_SPEEDUP, paper_rows, task_of
+from flashtrain.classification.published import (
+    MEAN_TASKS,
+    PAPER_MEAN_SPEEDUP,
+    chance_of,
+    paper_rows,
+    papers_task,
+    task_of,
+)
 from flashtrain.errors import UserError
 from flashtrain.report.rows import Row, values_of
 from flashtrain.report.table import Table, make_table
@@ -15,25 +23,28 @@ Rows = Sequence[Mapping[str, Any]]
 
 def accuracy_rows(rows: Rows) -> list[Row]:
     """Rows of mode=evaluate with the papers' of the same tasks and chance beside them, task by task."""
-    own = [{**row, "task": task_of(dict(row))} for row in rows if row.get("accuracy") is not None and "task" in row]
+    own = [{**row, "task": task_of(row)} for row in rows if row.get("accuracy") is not None and "task" in row]
     found: list[Row] = []
     for task in dict.fromkeys(row["task"] for row in own):
         found += [row for row in own if row["task"] == task]
         found += paper_rows(task)
-        if task in CHANCE:
-            found.append({"implementation": "chance", "task": task, "accuracy": CHANCE[task] / 100})
+        if (chance := chance_of(task)) is not None:
+            found.append({"implementation": "chance", "task": task, "accuracy": chance / 100})
     return found
 
 
 def accuracy_table(rows: Rows) -> Table:
-    """Accuracy by task, ours with the 95% interval, the papers' and chance. UserError: rows of something else."""
+    """Accuracy by task, ours with the 95% interval, the papers' and chance; below it, a line for each task that is not
+    the papers'. UserError: rows of something else."""
     found = accuracy_rows(rows)
     if not found:
         raise UserError("these rows have no accuracies: mode=evaluate of a classifier writes such.")
     columns = ["task", "implementation", "accuracy", "accuracy_low", "accuracy_high", "samples", "seed", "parameters"]
-    return make_table(
+    table = make_table(
         found, [key for key in columns if values_of(found, key)], "test accuracy, the papers' beside ours"
     )
+    others = [f"{task}: {theirs}." for task in values_of(found, "task") if (theirs := papers_task(task))]
+    return replace(table, notes=(*table.notes, *others))
 
 
 def speed_rows(rows: Rows) -> list[Row]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from flashtrain.data.compressed import BROKEN_FILE_ERRORS, COMPRESSIONS, open_binary
+from flashtrain.data.json_lines import parsed_line
 from flashtrain.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -85,10 +85,7 @@ class FilesSource:
                 line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
                 if not line.strip():
                     continue
-                try:
-                    row = json.loads(line)
-                except ValueError as error:  # a JSON error, or bytes that are not UTF-8
-                    raise UserError(f"{path}:{number}: not a JSON object on a line: {_one_line(error)}.") from error
+                row = parsed_line(line, f"{path}:{number}")
                 if not isinstance(row, dict):
                     raise UserError(f"{path}:{number}: holds a JSON {_json_type(row)}, not an object with fields.")
                 if self.text_column not in row:

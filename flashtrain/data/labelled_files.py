@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -13,6 +12,7 @@ import numpy as np
 
 from flashtrain.data.compressed import BROKEN_FILE_ERRORS, COMPRESSIONS, open_binary
 from flashtrain.data.hub_source import datasets_library, reading_errors
+from flashtrain.data.json_lines import parsed_line
 from flashtrain.data.labelled_documents import TokenDocuments
 from flashtrain.data.tokenizers import Tokenizer
 from flashtrain.errors import UserError
@@ -131,10 +131,7 @@ def _encoded(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[np.ndarray]
 
 
 def _object(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        found = json.loads(line)
-    except ValueError as error:
-        raise UserError(f"{where}: not a JSON object on a line: {' '.join(str(error).split())}.") from error
+    found = parsed_line(line, where)
     if not isinstance(found, dict):
         raise UserError(f"{where}: holds a JSON {type(found).__name__}. Possible: an object with a text and labels.")
     return found

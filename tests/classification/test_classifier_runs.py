@@ -164,6 +164,13 @@ def test_a_run_and_its_exported_weights_have_one_accuracy_on_fresh_images(
     assert next(finished.glob("evaluate*/answers.png")).stat().st_size > 10_000
 
 
+def test_a_demos_accuracy_is_told_without_the_papers(finished, caplog) -> None:
+    with caplog.at_level("INFO", logger="flashtrain"):
+        run_mode(settings_from_checkpoint(["mode=evaluate", f"checkpoint={finished}"]))
+    (line,) = [record.getMessage() for record in caplog.records if "papers" in record.getMessage()]
+    assert "pathfinder, side 28, easy contours: not beside the papers' accuracies" in line
+
+
 def test_weights_that_are_no_classifier_are_refused(tmp_path) -> None:
     (tmp_path / "x.safetensors").write_bytes(b"no weights")
     with pytest.raises(UserError, match="cannot be read as safetensors"):
@@ -196,6 +203,8 @@ def test_a_mode_for_language_models_is_refused(finished) -> None:
         (("sequence.data=listops",), "only pathfinder has"),
         (("sequence.data=poems",), "unknown sequence.data"),
         (("sequence.data=listops", "sequence.augment=turn", "curriculum.stages=[]"), "turns images"),
+        (("sequence.length=64",), "sequence.length=64 is not for images.*pathfinder.side"),
+        (("sequence.data=image", "sequence.length=64", "curriculum.stages=[]"), "has some of 1,024 pixels"),
         (("masked_pixels.share=0",), "between 0 and 1"),
         (("trainer.max_minutes=0",), "above 0"),
         (("task=poetry",), "unknown task"),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from matplotlib.figure import Figure
 
 from flashtrain.classification.figures import accuracy_figure, curriculum_figure
-from flashtrain.classification.tables import accuracy_rows, mean_speedups, speed_rows
+from flashtrain.classification.tables import accuracy_rows, accuracy_table, mean_speedups, speed_rows
 from flashtrain.errors import UserError
 
-PATHX = {"implementation": "flashtrain", "task": "pathfinder", "side": 128, "accuracy": 0.8, "accuracy_low": 0.79,
-         "accuracy_high": 0.81}  # fmt: skip
+PATHX = {"implementation": "flashtrain", "task": "pathfinder", "side": 128, "contour": "hard", "accuracy": 0.8,
+         "accuracy_low": 0.79, "accuracy_high": 0.81}  # fmt: skip
 
 
 def test_path_x_stands_beside_the_papers_and_chance() -> None:
@@ -17,6 +18,41 @@ def test_path_x_stands_beside_the_papers_and_chance() -> None:
     assert found["flashtrain"] == 0.8
     assert found["FlashAttention (Dao et al. 2022) (paper)"] == pytest.approx(0.614)
     assert found["chance"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("task", "same", "others", "theirs"),
+    [
+        (
+            "pathfinder",
+            {"side": 32, "contour": "hard"},
+            [{"side": 32, "contour": "easy"}, {"side": 32}],
+            "hard contours",
+        ),
+        ("pathfinder", {"side": 128, "contour": "hard"}, [{"side": 24, "contour": "hard"}], "side 32, 128 or 256"),
+        ("pathfinder", {"side": 256, "contour": "14"}, [{"side": 256, "contour": "3-6"}], "hard contours"),
+        ("listops", {"length": 2000}, [{"length": 128}, {}], "2,000 tokens"),
+        ("text", {"length": 4096}, [{"length": 256}, {"length": 8192}], "4,096 tokens"),
+        ("retrieval", {"length": 4000}, [{"length": 256}], "4,000 tokens"),
+        ("image", {"length": 1024}, [{}], "1,024 tokens"),
+    ],
+)
+def test_the_papers_stand_beside_their_own_task_only(task, same, others, theirs) -> None:
+    row = {"implementation": "flashtrain", "task": task, "accuracy": 0.8}
+    own = accuracy_table([{**row, **same}])
+    assert any("(paper)" in line["implementation"] for line in own.rows)
+    assert own.notes == ()
+    for other in others:
+        table = accuracy_table([{**row, **other}])
+        assert [line["implementation"] for line in table.rows] == ["flashtrain", "chance"]
+        (note,) = table.notes
+        assert note.startswith(f"{task}, ")
+        assert theirs in note
+
+
+def test_a_demo_and_the_papers_task_are_two_tasks_of_one_table() -> None:
+    found = [row["task"] for row in accuracy_rows([PATHX, {**PATHX, "contour": "easy"}]) if row["accuracy"] == 0.8]
+    assert found == ["pathx", "pathfinder, side 128, easy contours"]
 
 
 def test_a_figure_is_drawn_of_accuracies_alone(tmp_path) -> None:
@@ -33,6 +69,15 @@ def test_a_curriculums_accuracy_is_drawn_stage_by_stage(tmp_path) -> None:
     assert curriculum_figure(rows, tmp_path / "x.png").stat().st_size > 5000
     with pytest.raises(UserError, match="no contour"):
         curriculum_figure([{"side": 32, "validation_accuracy": 0.5, "minutes": 1.0}], tmp_path / "y.png")
+
+
+@pytest.mark.parametrize(("accuracy", "bottom"), [(0.8, 41), (0.41, 41), (0.37, 32), (0.0, -5)])
+def test_no_point_of_a_curriculum_is_below_its_axis(tmp_path, monkeypatch, accuracy, bottom) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    points = [{"side": 32, "contour": "3", "validation_accuracy": share, "minutes": 1.0} for share in (accuracy, 0.9)]
+    curriculum_figure(points, tmp_path / "x.png")
+    assert drawn[0].axes[0].get_ylim() == (pytest.approx(bottom), 104)
 
 
 def test_speed_is_told_over_standard_attention_at_the_same_task_batch_and_compilation() -> None:

@@ -36,7 +36,7 @@ def test_lines_of_a_file_or_of_a_folder_of_files_are_read_in_order(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "a.jsonl:1: not a JSON object on a line"),
+        ("{\n", "a.jsonl:1: not a JSON object on a line: Expecting property name enclosed in double quotes.$"),
         ("[1]", "a.jsonl:1: holds a JSON list"),
         ({"text": "a"}, "a.jsonl:1: no column 'labels'. Possible: text"),
         ({"text": 3, "labels": []}, "'text' holds no text"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from flashtrain.data.sequences.samples import Sequences
+from flashtrain.errors import UserError
 
 # Byte 0 stands in no text and is the padding; where it does stand in one, it becomes a space.
 _SPACE = b" "
@@ -37,6 +38,11 @@ class ByteSequences:
 
 
 def held_out(count: int, size: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """(kept, held out): numbers below count, `size` of them drawn to be held out, the same for equal seeds."""
+    """(kept, held out): numbers below count, `size` of them drawn to be held out, the same for equal seeds.
+
+    UserError: none would be kept.
+    """
+    if count <= size:
+        raise UserError(f"{count} training samples are too few to hold out sequence.validation={size}: choose fewer.")
     order = np.random.RandomState(np.random.MT19937(np.random.SeedSequence((seed, 7)))).permutation(count)
     return np.sort(order[size:]), np.sort(order[:size])

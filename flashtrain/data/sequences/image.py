@@ -66,10 +66,7 @@ class GreyImages(ArraySource):
         if self._parts:
             return
         train, test = self._opened("train"), self._opened("test")
-        count = len(train.labels)
-        if count <= self.validation:
-            raise UserError(f"{count} training images, of which {self.validation} are to be held out: too few.")
-        kept, out = held_out(count, self.validation, self.seed)
+        kept, out = held_out(len(train.labels), self.validation, self.seed)
         self._parts = {"train": train.chosen(kept), "validation": train.chosen(out), "test": test}
 
     def split(self, name: str) -> SequenceSamples:
@@ -87,11 +84,18 @@ class GreyImages(ArraySource):
 
     def _files(self, part: str) -> list[Path]:
         folder = self.path or Path()
+        gaps: list[list[Path]] = []  # of a version that is there in part
         for inner in (folder, folder / "cifar-10-batches-py", folder / "cifar-10-batches-bin"):
             for suffix in ("", ".bin"):
                 files = [inner / f"{name}{suffix}" for name in _BATCHES[part]]
-                if all(file.is_file() for file in files):
+                missing = [file for file in files if not file.is_file()]
+                if not missing:
                     return files
+                if len(missing) < len(files):
+                    gaps.append(missing)
+        if gaps:
+            nearest = min(gaps, key=len)
+            raise UserError(f"{nearest[0].parent} has no {', '.join(file.name for file in nearest)} of CIFAR-10.")
         names = ", ".join(_BATCHES[part])
         raise UserError(f"{folder} has no {names} of CIFAR-10 (python version, or binary with .bin).")
 

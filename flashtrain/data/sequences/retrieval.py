@@ -22,8 +22,9 @@ _NAMES = {"train": "train", "validation": "eval", "test": "test"}  # as the Aren
 
 
 class Retrieval(ArraySource):
-    """path: a folder with new_aan_pairs.train.tsv, .eval.tsv and .test.tsv (any names that end so), each line: label,
-    two ids, two texts, by tabs; the label is 0 or 1. UserError: not found, or lines of another form.
+    """path: a folder with new_aan_pairs.train.tsv, .eval.tsv and .test.tsv (any names that end so; several are read in
+    the order of their names), each line: label, two ids, two texts, by tabs; the label is 0 or 1. UserError: not found,
+    or lines of another form.
     """
 
     def __init__(
@@ -56,34 +57,37 @@ class Retrieval(ArraySource):
 
     def split(self, name: str) -> SequenceSamples:
         """One of "train", "validation", "test"."""
-        file = self._file(name)
-        key = f"retrieval-{fingerprint([file])}-{self.length}-v{VERSION}"
+        files = self._files(name)
+        key = f"retrieval-{fingerprint(files)}-{self.length}-v{VERSION}"
         return SequenceSamples(
-            open_or_build(key, lambda: self._read(file), self.cache_dir), self.length, fixed=self.fixed
+            open_or_build(key, lambda: self._read(files), self.cache_dir), self.length, fixed=self.fixed
         )
 
-    def _file(self, split: str) -> Path:
+    def _files(self, split: str) -> list[Path]:
         if not self.path.is_dir():
             raise UserError(f"sequence.path={self.path} is no folder (seen from {Path.cwd()}).")
         found = sorted(self.path.glob(f"*{_NAMES[split]}.tsv"))
         if not found:
             raise UserError(f"{self.path} has no file that ends in {_NAMES[split]}.tsv.")
-        return found[0]
+        return found
 
-    def _read(self, file: Path) -> Sequences:
+    def _read(self, files: list[Path]) -> Sequences:
         pairs = ByteSequences(self.length)
-        with file.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                fields = line.rstrip(b"\r\n").split(b"\t")
-                if len(fields) != COLUMNS:
-                    raise UserError(
-                        f"{file}:{number}: {len(fields)} fields by tabs, not label, id1, id2, text1, text2."
-                    )
-                try:
-                    label = int(float(fields[0]))
-                except ValueError:
-                    label = -1
-                if label not in (0, 1):
-                    raise UserError(f"{file}:{number}: the label is neither 0 nor 1.")
-                pairs.add(label, fields[3], fields[4])
+        for file in files:
+            _add(pairs, file)
         return pairs.finish()
+
+
+def _add(pairs: ByteSequences, file: Path) -> None:
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            fields = line.rstrip(b"\r\n").split(b"\t")
+            if len(fields) != COLUMNS:
+                raise UserError(f"{file}:{number}: {len(fields)} fields by tabs, not label, id1, id2, text1, text2.")
+            try:
+                label = int(float(fields[0]))
+            except ValueError:
+                label = -1
+            if label not in (0, 1):
+                raise UserError(f"{file}:{number}: the label is neither 0 nor 1.")
+            pairs.add(label, fields[3], fields[4])

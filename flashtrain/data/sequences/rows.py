@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from flashtrain.data.labelled_files import jsonl_objects
 from flashtrain.errors import UserError
 
 Row = Mapping[str, Any]
 _AT_ONCE = 512
 
 
-def local_rows(path: Path) -> Iterator[Row]:
-    """The rows of a .jsonl or .parquet file. UserError: a file of another kind, or one that cannot be read."""
+def local_rows(path: Path) -> Iterator[tuple[Row, str]]:
+    """The rows of a .jsonl or .parquet file, and where each stands in words. UserError: a file of another kind, or one
+    that cannot be read."""
     if path.suffix == ".jsonl":
-        yield from _json_rows(path)
+        yield from jsonl_objects(path)
     elif path.suffix == ".parquet":
-        yield from _parquet_rows(path)
+        for number, row in enumerate(_parquet_rows(path), start=1):
+            yield row, f"{path}, row {number}"
     else:
         raise UserError(f"{path} is of no format that is read here: .jsonl or .parquet.")
 
 
-def find_table(folder: Path, names: Iterable[str]) -> Path | None:
-    """The first of NAME.jsonl and NAME.parquet in a folder, also with more after the name (train-00000-of-00001)."""
-    for name in names:
-        for suffix in (".jsonl", ".parquet"):
-            found = sorted(folder.glob(f"{name}*{suffix}"))
-            if found:
-                return found[0]
-    return None
+def find_table(folder: Path, name: str) -> list[Path]:
+    """A table's files in a folder, in the order of their names: NAME.jsonl, or its shards (NAME-00000-of-00002.jsonl,
+    ...), all that begin with the name; where there is no .jsonl, .parquet. Empty: none."""
+    for suffix in (".jsonl", ".parquet"):
+        found = sorted(folder.glob(f"{name}*{suffix}"))
+        if found:
+            return found
+    return []
 
 
 def hub_rows(name: str, split: str) -> Any:
@@ -64,21 +66,6 @@ def fingerprint(paths: Iterable[Path]) -> str:
         status = path.stat()
         digest.update(f"\n{path} {status.st_size} {status.st_mtime_ns}".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:16]
-
-
-def _json_rows(path: Path) -> Iterator[Row]:
-    try:
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                row = json.loads(line) if line.strip() else None
-                if row is not None and not isinstance(row, dict):
-                    raise UserError(f"{path}:{number}: not a JSON object on a line.")
-                if row is not None:
-                    yield row
-    except UserError:
-        raise
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {_one_line(error)}.") from error
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:

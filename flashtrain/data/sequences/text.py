@@ -22,9 +22,9 @@ _SENTIMENTS = {"neg": 0, "pos": 1}
 
 class ByteText(ArraySource):
     """path: the folder aclImdb (train/pos, train/neg, test/pos, test/neg, a .txt a review), or one with train.jsonl and
-    test.jsonl (or .parquet), rows with `text` and `label` (0 or 1). name: instead, a dataset that `datasets` loads,
-    with such rows, such as stanfordnlp/imdb. validation: training reviews held out, drawn by `seed`.
-    UserError: neither or not found.
+    test.jsonl (or .parquet; several files that begin so are read in the order of their names), rows with `text` and
+    `label` (0 or 1). name: instead, a dataset that `datasets` loads, with such rows, such as stanfordnlp/imdb.
+    validation: training reviews held out, drawn by `seed`. UserError: neither or not found.
     """
 
     def __init__(
@@ -60,10 +60,7 @@ class ByteText(ArraySource):
         if self._parts:
             return
         found = {name: self._opened(name) for name in ("train", "test")}
-        count = len(found["train"].labels)
-        if count <= self.validation:
-            raise UserError(f"{count} training reviews, of which {self.validation} are to be held out: too few.")
-        kept, out = held_out(count, self.validation, self.seed)
+        kept, out = held_out(len(found["train"].labels), self.validation, self.seed)
         self._parts = {
             "train": found["train"].chosen(kept),
             "validation": found["train"].chosen(out),
@@ -93,12 +90,12 @@ class ByteText(ArraySource):
         reviews = [path for name in _SENTIMENTS for path in sorted((inner / part / name).glob("*.txt"))]
         if reviews:
             return reviews
-        table = find_table(folder, (part,))
-        if table is None:
+        tables = find_table(folder, part)
+        if not tables:
             raise UserError(
                 f"{folder} has neither {part}/pos and {part}/neg with .txt reviews nor {part}.jsonl or .parquet."
             )
-        return [table]
+        return tables
 
     def _from_files(self, files: list[Path]) -> Sequences:
         found = ByteSequences(self.length)
@@ -106,8 +103,8 @@ class ByteText(ArraySource):
             if path.suffix == ".txt":
                 found.add(_SENTIMENTS[path.parent.name], path.read_bytes())
                 continue
-            for row in local_rows(path):
-                _add(found, row, str(path))
+            for row, where in local_rows(path):
+                _add(found, row, where)
         return found.finish()
 
     def _from_hub(self, part: str) -> Sequences:

@@ -7,6 +7,7 @@ import pickle
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 
 from flashtrain.data.sequences.image import GreyImages
@@ -44,6 +45,38 @@ def test_reviews_are_read_from_jsonl(tmp_path) -> None:
     assert len(source.split("train")) == 4
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_all_shards_of_a_table_are_read_in_the_order_of_their_names(tmp_path, suffix) -> None:
+    names = ["train-00001-of-00002", "train-00000-of-00002", "test-00000-of-00001"]
+    for part, first in zip(names, (3, 0, 6), strict=True):
+        rows = [{"text": f"film {first + number}", "label": 0} for number in range(3)]
+        file = tmp_path / f"{part}.{suffix}"
+        if suffix == "jsonl":
+            file.write_text("\n".join(json.dumps(row) for row in rows))
+        else:
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    train = ByteText(tmp_path, length=64, validation=1, cache_dir=tmp_path / "cache")._opened("train")
+    assert bytes(train.tokens).decode() == "".join(f"film {number}" for number in range(6))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{'text': 1}", "not a JSON object on a line: Expecting property name enclosed in double quotes."),
+        ('{"text": "cut', "not a JSON object on a line: Unterminated string."),
+        ("[1]", "holds a JSON list. Possible: an object with a text and labels."),
+        ('{"text": "a film", "label": 5}', "the label 5 is neither 0 (unfavourable) nor 1 (favourable)."),
+        ('{"text": "a film"}', "no column label or sentiment. It has text."),
+    ],
+)
+def test_a_line_of_a_table_that_cannot_be_read_is_named_by_its_own_number(tmp_path, line, message) -> None:
+    file = tmp_path / "train.jsonl"
+    file.write_text('{"text": "a film", "label": 1}\n\n' + line + "\n")
+    with pytest.raises(UserError) as caught:
+        ByteText(tmp_path, cache_dir=tmp_path / "cache").prepare()
+    assert str(caught.value) == f"{file}:3: {message}"
+
+
 def test_pairs_are_read_from_the_arenas_files(tmp_path) -> None:
     for part in ("train", "eval", "test"):
         line = "1.0\ta1\ta2\tone paper\tanother paper\n0.0\ta1\ta3\tone paper\tnone\n"
@@ -54,6 +87,13 @@ def test_pairs_are_read_from_the_arenas_files(tmp_path) -> None:
     assert batch["labels"].tolist() == [1, 0]
     assert batch["lengths"].tolist() == [[9, 13], [9, 4]]
     assert source.shape.towers == 2
+
+
+def test_pairs_of_several_files_are_read_in_the_order_of_their_names(tmp_path) -> None:
+    for number in (2, 1):
+        (tmp_path / f"{number}.train.tsv").write_text(f"1\ta\tb\tpaper {number}\tother\n")
+    first, second = Retrieval(tmp_path, length=64, cache_dir=tmp_path / "cache").split("train")[[0, 1]]["tokens"][:, 0]
+    assert (bytes(first[:7].tolist()), bytes(second[:7].tolist())) == (b"paper 1", b"paper 2")
 
 
 def test_a_line_of_another_form_is_named(tmp_path) -> None:
@@ -81,6 +121,22 @@ def test_images_are_read_in_grey_from_both_versions(tmp_path, version) -> None:
     assert "lengths" not in batch
     assert set(batch["tokens"][0].tolist()) == {76}  # 0.2989 * 255
     assert len(source.split("train")) == 15
+
+
+def test_only_the_missing_batches_are_named(tmp_path) -> None:
+    folder = tmp_path / "cifar-10-batches-bin"
+    folder.mkdir()
+    for number in (1, 2, 4):
+        (folder / f"data_batch_{number}.bin").touch()
+    (tmp_path / "data_batch_1").touch()  # of the other version, further from whole
+    with pytest.raises(UserError) as caught:
+        GreyImages(tmp_path, cache_dir=tmp_path / "cache").prepare()
+    assert str(caught.value) == f"{folder} has no data_batch_3.bin, data_batch_5.bin of CIFAR-10."
+
+
+def test_too_few_reviews_name_the_setting_that_holds_some_out(tmp_path) -> None:
+    with pytest.raises(UserError, match=r"12 training samples are too few .*sequence\.validation=2000"):
+        ByteText(reviews(tmp_path / "data"), cache_dir=tmp_path / "cache").prepare()
 
 
 class Evil:
