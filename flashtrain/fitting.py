@@ -39,6 +39,7 @@ def fit(
     advice: str,
     logs: Path | None = None,
     goes_on: bool = False,
+    settle: Callable[[], None] | None = None,
     monitor: str = "validation_loss",
     mode: str = "min",
     callbacks: Sequence[pl.Callback] = (),
@@ -49,8 +50,8 @@ def fit(
     resumed: the checkpoint to go on from. started: time.time() at the command's start. batching: the micro-batches, and
     what they are estimated to need; advice: what else needs less memory. logs: where loggers write (None: folder).
     goes_on: another training starts from where this one ends, so its end is a checkpoint too, and a signal that comes
-    while it is written still stops the run. monitor, mode: see checkpoint_callbacks. validated: whether there was
-    a validation after so many steps (None: where they are a multiple of trainer.validate_every).
+    while it is written still stops the run; settle: called before. monitor, mode: see checkpoint_callbacks. validated:
+    whether there was a validation after so many steps (None: where they are a multiple of trainer.validate_every).
     Raises Stopped after a signal or at the end of trainer.max_minutes, OutOfMemory.
     """
     signals = SaveOnSignal(until=deadline(settings, started))
@@ -90,6 +91,8 @@ def fit(
             trainer.validate(task, data, verbose=False)
             keep_if_best(trainer)
         if goes_on:
+            if settle is not None:
+                settle()
             trainer.save_checkpoint(folder / CHECKPOINTS / LAST)
             signals.take_late(trainer)
             if signals.stopped_by is not None or signals.out_of_time:

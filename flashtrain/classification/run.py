@@ -22,6 +22,7 @@ import torch
 from flashtrain.announce import say
 from flashtrain.batching import Batching, compiles
 from flashtrain.classification.batching import choose_stage_batching
+from flashtrain.classification.best_of_stage import BestOfStage
 from flashtrain.classification.build import (
     classifier_config,
     describe_stage,
@@ -144,12 +145,19 @@ def _fit(
         model.flops_per_sample() / length, tokens_per_step=stage.batch * length, peak_flops=hardware.peak_flops
     )
     by_accuracy = settings.sequence.classification_weight > 0
+    monitor, mode = ("validation_accuracy", "max") if by_accuracy else ("validation_loss", "min")
+    goes_on = stage.number + 1 < stage.count
+    best = BestOfStage(model, monitor, mode)
 
     def finish(trainer: pl.Trainer) -> dict[str, Any]:
         found = {name: metric(trainer, f"validation_{name}") for name in ("accuracy", "loss")}
         if not any(found.values()) and curve.rows:  # nothing was left to do
             found = {name: float(curve.rows[-1][f"validation_{name}"]) for name in found}
         return {f"validation_{name}": value for name, value in found.items()}
+
+    def settle() -> None:
+        if best.restore():
+            say(f"{stage.name}: the next stage starts from its best weights, of step {best.step:,}")
 
     validation = fit(
         _logged(stage, folder),
@@ -164,10 +172,11 @@ def _fit(
         batching=batching,
         advice=_ADVICE,
         logs=folder / stage.folder,
-        goes_on=stage.number + 1 < stage.count,  # with the curve's last row
-        monitor="validation_accuracy" if by_accuracy else "validation_loss",
-        mode="max" if by_accuracy else "min",
-        callbacks=[curve],
+        goes_on=goes_on,  # with the curve's last row
+        settle=settle,
+        monitor=monitor,
+        mode=mode,
+        callbacks=[curve, best] if goes_on else [curve],
         validated=lambda step: curve.has_row(stage, step),
     )
     state = {name: value.detach().cpu() for name, value in model.state_dict().items()}

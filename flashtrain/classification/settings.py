@@ -181,8 +181,8 @@ class StageSettings:
 
 @dataclass
 class CurriculumSettings:
-    """stages: trained one after another, each starting from the last one's weights; empty: one stage, as the other
-    settings say."""
+    """stages: trained one after another, each starting from the weights of the best validation of the one before;
+    empty: one stage, as the other settings say."""
 
     stages: list[StageSettings] = field(default_factory=list)
 
