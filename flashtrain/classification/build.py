@@ -62,9 +62,13 @@ def make_data(
     )
 
 
-def classifier_config(settings: ClassifierSettings, shape: SequenceShape) -> ClassifierConfig:
-    """The model that reads samples of this shape. Raises UserError for settings that do not suit them."""
+def classifier_config(
+    settings: ClassifierSettings, shape: SequenceShape, *, predicts: bool = False
+) -> ClassifierConfig:
+    """The model that reads samples of this shape. predicts: whether masked tokens are predicted, for which a model of
+    images always has a head. Raises UserError for settings that do not suit them."""
     image = shape.side is not None
+    token_bins = shape.vocab_size if predicts else 0
     return ClassifierConfig(
         classes=shape.classes,
         length=shape.length,
@@ -82,7 +86,7 @@ def classifier_config(settings: ClassifierSettings, shape: SequenceShape) -> Cla
         norm=settings.norm,
         activation=settings.activation,
         dropout=settings.dropout,
-        grey_bins=settings.grey_bins if image else 0,
+        grey_bins=settings.grey_bins if image else token_bins,
         pattern=settings.pattern,
         pattern_block=settings.pattern_block,
         pattern_local=settings.pattern_local,
@@ -92,7 +96,8 @@ def classifier_config(settings: ClassifierSettings, shape: SequenceShape) -> Cla
 
 def make_classifier(settings: Settings, hardware: Hardware, shape: SequenceShape) -> Classifier:
     """The model of a stage's settings, with random weights."""
-    return Classifier(classifier_config(settings.classifier, shape), attention=hardware.attention)
+    config = classifier_config(settings.classifier, shape, predicts=settings.masked_pixels.weight > 0)
+    return Classifier(config, attention=hardware.attention)
 
 
 def make_task(

@@ -83,7 +83,7 @@ def train_classifier(
     stages = stages_of(settings)
     for stage in stages:
         source = make_sequence_source(stage.settings, fixed=compiles(settings, hardware))
-        classifier_config(stage.settings.classifier, source.shape)
+        classifier_config(stage.settings.classifier, source.shape, predicts=stage.settings.masked_pixels.weight > 0)
     resumed = find_resumed(settings, folder, stages)
     start = _starting_weights(settings) if resumed is None else None
     curve = LearningCurve(folder / CURVE)

@@ -101,7 +101,7 @@ class SequenceSettings:
 
 @dataclass
 class MaskedPixelSettings:
-    """Masked pixels as a loss beside the labels' (flashtrain.tasks.MaskedPixels). weight 0: none of it."""
+    """Masked pixels, or tokens, as a loss beside the labels' (flashtrain.tasks.MaskedPixels). weight 0: none of it."""
 
     weight: float = 0.0
     share: float = 0.5

@@ -27,7 +27,7 @@ def describe_stage_line(
     ]
     if masked.weight:
         beside = "beside the labels" if settings.sequence.classification_weight else "alone, without labels"
-        parts.append(f"masked pixels {beside}")
+        parts.append(f"masked {'tokens' if config.inputs == 'tokens' else 'pixels'} {beside}")
     steps = f"{stage.steps:,} steps of {stage.batch} samples"
     if stage.until is not None:
         steps = f"until {stage.until:.0%} of held-out samples are right, at most {steps}"

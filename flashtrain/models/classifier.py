@@ -27,6 +27,7 @@ from flashtrain.models.normalization import normalization
 from flashtrain.models.pooling import Pooling
 from flashtrain.models.positions import LearnedPositions, RotaryPositions, check_learned
 from flashtrain_kernels import Documents, linear_cross_entropy, masks
+from flashtrain_kernels.loss_head import IGNORED
 
 INITIAL_STD = 0.1  # of what a token starts as
 
@@ -173,10 +174,10 @@ class Classifier(nn.Module):
     ) -> Losses:
         """The losses of a batch: tokens and lengths as in forward, labels (B,) int64.
 
-        masked: (C, M) int64, C at most B: the pixels of the first C rows whose grey levels are to be predicted from the
-        others (Devlin et al. 2019 for words; Amos et al. 2023, arXiv 2310.02980, for pixels). copies: those rows are
-        read a second time with these pixels masked, and the labels are predicted from whole images; otherwise the
-        labels, too, are predicted from the masked rows (all of them: C = B).
+        masked: (C, M) int64, C at most B: the pixels or tokens of the first C rows that are to be predicted from the
+        others (Devlin et al. 2019 for words; Amos et al. 2023, arXiv 2310.02980, for pixels), -1 for none. copies:
+        those rows are read a second time with these masked, and the labels are predicted from whole samples; otherwise
+        the labels, too, are predicted from the masked rows (all of them: C = B).
         In float32 at least. UserError: masked pixels for a model without a head for them.
         """
         rows, row_lengths = _rows(tokens, lengths)
@@ -186,15 +187,16 @@ class Classifier(nn.Module):
         else:
             if self.pixel_head is None:
                 raise UserError("masked pixels for a model that predicts none. Possible: grey_bins=256.")
-            count, batch = masked.shape[0], rows.shape[0]
-            hides = torch.zeros((count, rows.shape[1]), dtype=torch.bool, device=rows.device)
-            hides = hides.scatter(1, masked, True)
+            (count, _), (batch, length) = masked.shape, rows.shape
+            hides = torch.zeros((count, length + 1), dtype=torch.bool, device=rows.device)
+            hides = hides.scatter(1, torch.where(masked < 0, length, masked), True)[:, :length]
             if copies:
-                whole = torch.zeros((batch, rows.shape[1]), dtype=torch.bool, device=rows.device)
-                both = self.hidden(torch.cat((rows, rows[:count])), masked=torch.cat((whole, hides)))
+                whole = torch.zeros((batch, length), dtype=torch.bool, device=rows.device)
+                twice = None if row_lengths is None else torch.cat((row_lengths, row_lengths[:count]))
+                both = self.hidden(torch.cat((rows, rows[:count])), twice, torch.cat((whole, hides)))
                 hidden, reread = both[:batch], both[batch:]
             else:
-                hidden = reread = self.hidden(rows, masked=hides)
+                hidden = reread = self.hidden(rows, row_lengths, hides)
             pixels = self.pixel_loss(reread, rows[:count], masked)
         logits = self.logits(hidden, row_lengths)
         precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -203,12 +205,16 @@ class Classifier(nn.Module):
         return Losses(classification, pixels, correct)
 
     def pixel_loss(self, hidden: Tensor, levels: Tensor, masked: Tensor) -> Tensor:
-        """Mean cross-entropy, in nats, of the bins of the masked grey levels. hidden (C, S, E), levels (C, S)."""
+        """Mean cross-entropy, in nats, of the bins of the masked grey levels, or of the masked tokens. hidden
+        (C, S, E), levels (C, S)."""
         if self.pixel_head is None:
             raise UserError("this model predicts no pixels. Possible: grey_bins=256.")
-        states = hidden.gather(1, masked[..., None].expand(-1, -1, hidden.shape[-1]))
-        labels = levels.gather(1, masked).long() * self.config.grey_bins // GREY_LEVELS
-        return linear_cross_entropy(states, self.pixel_head.weight, labels)
+        places = masked.clamp(min=0)
+        states = hidden.gather(1, places[..., None].expand(-1, -1, hidden.shape[-1]))
+        labels = levels.gather(1, places).long()
+        if self.config.inputs != "tokens":
+            labels = labels * self.config.grey_bins // GREY_LEVELS
+        return linear_cross_entropy(states, self.pixel_head.weight, torch.where(masked < 0, IGNORED, labels))
 
     def save_memory(self, savings: MemorySavings) -> None:
         """From now on train with these savings."""
@@ -243,14 +249,24 @@ class Classifier(nn.Module):
         return self.pattern()
 
 
-def pixels_to_mask(rows: int, length: int, share: float, generator: torch.Generator) -> Tensor:
+def pixels_to_mask(
+    rows: int, length: int, share: float, generator: torch.Generator, lengths: Tensor | None = None
+) -> Tensor:
     """(rows, M) int64: for each row round(share * length) different places (1 at least), ascending, drawn anew.
 
-    On the generator's device.
+    lengths: (rows,) of rows that end before their padding: so large a share of each, and then -1. On the generator's
+    device.
     """
     count = min(length, max(1, round(share * length)))
     drawn = torch.rand((rows, length), generator=generator, device=generator.device)
-    return drawn.topk(count, dim=1).indices.sort(dim=1).values
+    if lengths is None:
+        return drawn.topk(count, dim=1).indices.sort(dim=1).values
+    padding = torch.arange(length, device=drawn.device) >= lengths[:, None]
+    places = drawn.masked_fill(padding, -1.0).topk(count, dim=1).indices
+    wanted = (share * lengths).round().clamp(min=1)
+    unwanted = torch.arange(count, device=drawn.device) >= wanted[:, None]
+    places = places.masked_fill(unwanted, length).sort(dim=1).values
+    return places.masked_fill(places == length, -1)
 
 
 def _rotary(config: ClassifierConfig) -> nn.Module | None:

@@ -32,7 +32,8 @@ class ClassifierConfig:
     positions: "learned", "rotary" (by the place in the sequence), "axial" (rotary by row and column of a square image
     of `side` pixels). rope_base None: 10000, axial 100. pooling: see Pooling.
     towers: 2 where a sample is two sequences, read by the same encoder; the head sees [a, b, a * b, a - b].
-    grey_bins: classes that masked grey levels are predicted in, dividing 256; 0: no such head.
+    grey_bins: classes that masked grey levels are predicted in, dividing 256; of tokens, all vocab_size of them, where
+    masked ones are to be predicted; 0: no such head.
     pattern, pattern_block, pattern_local, pattern_globals: see BlockPattern; "dense": every token sees every other.
     UserError, when built: sizes that cannot work together, or an unknown name.
     """
@@ -83,11 +84,15 @@ class ClassifierConfig:
             raise UserError(
                 f"attention pattern {self.pattern} for {self.length} tokens and side {self.side}: square images only."
             )
-        if self.grey_bins:
-            if self.inputs == "tokens":
-                raise UserError("masked grey levels are predicted of images: inputs=tokens has none.")
-            if self.grey_bins < 2 or GREY_LEVELS % self.grey_bins:
-                raise UserError(f"{self.grey_bins} bins of grey levels. Possible: a power of two from 2 to 256.")
+        if self.grey_bins and self.inputs == "tokens":
+            if self.towers == 2:
+                raise UserError("masked tokens of samples of two sequences. Possible: of samples of one.")
+            if self.grey_bins != self.vocab_size:
+                raise UserError(
+                    f"{self.grey_bins} classes of masked tokens. Possible: all {self.vocab_size} of them, or none."
+                )
+        elif self.grey_bins and (self.grey_bins < 2 or GREY_LEVELS % self.grey_bins):
+            raise UserError(f"{self.grey_bins} bins of grey levels. Possible: a power of two from 2 to 256.")
 
     def _check_positions(self, head_dim: int) -> None:
         if self.positions == "axial":

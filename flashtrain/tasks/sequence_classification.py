@@ -24,11 +24,11 @@ VALIDATION_STEP = -1  # masked pixels of validation are drawn as of this step: t
 
 @dataclass(frozen=True)
 class MaskedPixels:
-    """Predicting hidden grey levels from the others, as the objective or beside the labels.
+    """Predicting hidden grey levels, or tokens, from the others, as the objective or beside the labels.
 
-    weight: of its loss. share: of an image's pixels that are hidden. copies: the share of a batch's images that are
-    read a second time with pixels hidden, while all labels are predicted from whole images; 0: every image is read
-    once, hidden pixels and all, which is cheaper and the way to pre-train. UserError, when built: no such shares.
+    weight: of its loss. share: of a sample's pixels or tokens that are hidden. copies: the share of a batch's samples
+    that are read a second time with some hidden, while all labels are predicted from whole ones; 0: every sample is
+    read once, with some hidden, which is cheaper and the way to pre-train. UserError, when built: no such shares.
     """
 
     weight: float = 1.0
@@ -161,7 +161,9 @@ class SequenceClassification(TrainingTask):
         if self.masked is not None and masking:
             rows = max(1, round(self.masked.copies * len(tokens))) if copies else len(tokens)
             generator = self.generator_of(step, tokens.device)
-            masked = pixels_to_mask(rows, tokens.shape[1], self.masked.share, generator)
+            lengths = batch.get("lengths")
+            of_rows = None if lengths is None else lengths[:rows]
+            masked = pixels_to_mask(rows, tokens.shape[-1], self.masked.share, generator, of_rows)
         arguments = tokens, batch["labels"], batch.get("lengths"), masked
         if not self._replays:
             return self._losses(*arguments, copies=copies)

@@ -20,6 +20,7 @@ from flashtrain.models.pooling import Pooling
 
 TINY = {"embed": 32, "layers": 2, "heads": 2, "ffn": 64}
 TOKENS = ClassifierConfig(classes=3, length=40, vocab_size=20, inputs="tokens", positions="rotary", **TINY)
+PREDICTED = replace(TOKENS, grey_bins=20)
 PIXELS = ClassifierConfig(classes=2, length=64, side=8, grey_bins=16, **TINY)
 
 
@@ -187,12 +188,41 @@ def test_without_copies_the_labels_are_predicted_from_the_masked_images() -> Non
     assert not torch.allclose(whole.classification, hidden.classification)
 
 
-@pytest.mark.parametrize(("config", "given"), [(TOKENS, tokens()), (PIXELS, pixels())])
-def test_the_losses_are_one_graph(config, given) -> None:
+def test_of_padded_rows_only_what_is_real_is_masked() -> None:
+    lengths = torch.tensor([40, 1, 17, 33])
+    masked = pixels_to_mask(4, 40, 0.3, torch.Generator().manual_seed(0), lengths)
+    assert masked.shape == (4, 12)
+    for row, length in zip(masked.tolist(), lengths.tolist(), strict=True):
+        places = [place for place in row if place >= 0]
+        assert len(set(places)) == len(places) == max(1, round(0.3 * length))
+        assert max(places) < length
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_masked_tokens_are_hidden_and_predicted_from_the_others_whatever_the_padding(copies) -> None:
+    model = build(PREDICTED)
+    given, labels, lengths = tokens(), torch.tensor([0, 1, 0, 2]), torch.tensor([40, 3, 17, 33])
+    masked = pixels_to_mask(4, 40, 0.3, torch.Generator().manual_seed(0), lengths)
+    hides = torch.zeros(4, 41, dtype=torch.bool).scatter(1, torch.where(masked < 0, 40, masked), True)[:, :40]
+    found = model.losses(given, labels, lengths, masked, copies=copies)
+    logits = model.pixel_head(model.hidden(given, lengths, hides))[hides]
+    torch.testing.assert_close(found.pixels, torch.nn.functional.cross_entropy(logits, given[hides]))
+    elsewhere = torch.where(torch.arange(40) < lengths[:, None], given, 3)
+    again = model.losses(elsewhere, labels, lengths, masked, copies=copies)
+    torch.testing.assert_close(again.pixels, found.pixels)
+    if copies:
+        torch.testing.assert_close(found.classification, model.losses(given, labels, lengths).classification)
+
+
+@pytest.mark.parametrize("config", [TOKENS, PREDICTED, PIXELS], ids=["tokens", "masked tokens", "pixels"])
+def test_the_losses_are_one_graph(config) -> None:
     model = build(config, "sdpa")
+    given = pixels() if config is PIXELS else tokens()
     labels = torch.zeros(len(given), dtype=torch.int64)
-    lengths = torch.full((len(given),), 7) if config is TOKENS else None
-    masked = None if config is TOKENS else pixels_to_mask(2, 64, 0.5, torch.Generator().manual_seed(0))
+    lengths = None if config is PIXELS else torch.full((len(given),), 7)
+    few = None if lengths is None else lengths[:2]
+    generator = torch.Generator().manual_seed(0)
+    masked = None if config is TOKENS else pixels_to_mask(2, given.shape[1], 0.5, generator, few)
     compiled = torch.compile(model.losses, fullgraph=True, backend="aot_eager")
     expected = model.losses(given, labels, lengths, masked)
     for one, other in zip(compiled(given, labels, lengths, masked), expected, strict=True):
@@ -238,7 +268,7 @@ def test_pathx_has_under_a_million_parameters_and_the_cost_that_its_note_says() 
         ({"grey_bins": 100}, "power of two"),
         ({"pattern": "diagonal"}, "unknown attention pattern"),
         ({"pattern": "tiles", "positions": "rotary", "side": None}, "square images only"),
-        ({"inputs": "tokens"}, "inputs=tokens has none"),
+        ({"inputs": "tokens"}, "16 classes of masked tokens. Possible: all 256"),
     ],
 )
 def test_a_shape_that_cannot_be_is_one_line(changes, message) -> None:
