@@ -80,7 +80,7 @@ class LearningCurve(pl.Callback):
         train = pl_module.take_train_accuracy()
         if train is None:  # nothing was trained since the last row
             return
-        found, stage, step = trainer.callback_metrics, self._begun_stage(), trainer.global_step
+        logged, stage, step = trainer.callback_metrics, self._begun_stage(), trainer.global_step
         images = stage.settings.pathfinder if stage.settings.sequence.data == "pathfinder" else None
         row = {
             "stage": stage.number + 1,
@@ -89,8 +89,8 @@ class LearningCurve(pl.Callback):
             "step": step,
             "images": self._images_before + step * stage.batch,
             "train_accuracy": round(train, 5),
-            "validation_accuracy": round(float(found["validation_accuracy"]), 5),
-            "validation_loss": round(float(found["validation_loss"]), 5),
+            "validation_accuracy": round(float(logged["validation_accuracy"]), 5),
+            "validation_loss": round(float(logged["validation_loss"]), 5),
             "minutes": round(self.minutes, 2),
         }
         # A resumed run repeats what it had done after its checkpoint.
@@ -98,11 +98,12 @@ class LearningCurve(pl.Callback):
         self.rows = [kept for kept in self.rows if (kept["stage"], kept["step"]) < place] + [row]
         if trainer.is_global_zero:
             self.write()
-            say(
-                f"{stage.name}, step {step}, {row['images']:,} samples: "
-                f"accuracy {row['validation_accuracy']:.2%} held out, "
-                f"{row['train_accuracy']:.2%} in training, {row['minutes']:.1f} min"
+            found = (
+                f"accuracy {row['validation_accuracy']:.2%} held out, {row['train_accuracy']:.2%} in training"
+                if stage.settings.sequence.classification_weight
+                else f"loss {row['validation_loss']:.4f} of what is masked, held out"
             )
+            say(f"{stage.name}, step {step}, {row['images']:,} samples: {found}, {row['minutes']:.1f} min")
         if self._reached(stage, step):
             trainer.should_stop = True
             say(f"{stage.name}: until={stage.until:g} reached after {step:,} of {stage.steps:,} steps, it ends here")

@@ -41,9 +41,14 @@ def say_classified(row: dict[str, Any], folder: Path, settings: Settings) -> Non
         "" if row.get("samples_per_second") is None else f"{row['samples_per_second']:,.1f} samples/s{mfu}{memory}, "
     )
     what = row["data"] if row.get("side") is None else f"{row['data']}, side {row['side']}"
-    accuracy = "" if row.get("validation_accuracy") is None else f"accuracy {row['validation_accuracy']:.2%} held out, "
+    accuracy, loss = row.get("validation_accuracy"), row.get("validation_loss")
+    labelled = settings.sequence.classification_weight > 0 or bool(settings.curriculum.stages)
+    found = "" if accuracy is None else f"accuracy {accuracy:.2%} held out, "
+    if not labelled:
+        found = "" if loss is None else f"loss {loss:.4f} of what is masked, held out, "
     say("")
-    say(f"finished {row['model']} on {what}: {accuracy}after {row['samples']:,} samples")
+    say(f"finished {row['model']} on {what}: {found}after {row['samples']:,} samples")
     say(f"  {speed}{row['seconds']:.0f} s for the whole command")
     say(f"  run folder {folder} (summary.json, learning_curve.csv), checkpoints in {folder / 'checkpoints'}")
-    say(f"  try next: python -m flashtrain mode=evaluate checkpoint={folder}")
+    then = f"mode=evaluate checkpoint={folder}" if labelled else f"recipe={settings.recipe} weights={folder}"
+    say(f"  try next: python -m flashtrain {then}")

@@ -134,6 +134,23 @@ def test_a_stage_may_pre_train_on_pixels_alone(curriculum: TinyRuns) -> None:
     assert len(curve(folder)) == 2
 
 
+def test_tokens_are_pre_trained_on_and_their_weights_start_a_training(tmp_path, caplog) -> None:
+    words = (
+        "recipe=lra-listops", "hardware=cpu", "hardware.demo=never", "logger=csv", "classifier.embed=16",
+        "classifier.layers=1", "classifier.heads=1", "sequence.length=32", "sequence.train=40", "sequence.validation=8",
+        "sequence.test=8", "sequence.batch=4", "trainer.steps=2", "trainer.validate_every=2", "schedule.warmup_steps=1",
+        f"data.cache_dir={tmp_path / 'cache'}",
+    )  # fmt: skip
+    runs = TinyRuns(tmp_path, list(words))
+    with caplog.at_level("INFO", logger="flashtrain"):
+        status, before = runs.run("before", "sequence.classification_weight=0", "masked_pixels.weight=1")
+    assert status == 0
+    assert "of what is masked, held out" in caplog.text
+    status, folder = runs.run("after", f"weights={before}")
+    assert status == 0
+    assert weights(before).keys() - weights(folder).keys() == {"model.mask_embedding", "model.pixel_head.weight"}
+
+
 def test_training_starts_from_exported_weights(curriculum: TinyRuns, finished) -> None:
     run_mode(settings_from_checkpoint(["mode=export", f"checkpoint={finished}"]))
     (file,) = finished.glob("export*/classifier.safetensors")
