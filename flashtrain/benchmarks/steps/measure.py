@@ -220,8 +220,8 @@ class StepMeasurement:
     # ---------------------------------------------------------------- turns
     def _take_turns(self, effort: Effort, began: float) -> None:
         """Rounds in which every entry has one turn; who begins moves on by one a round."""
-        if len(self._entries) > 1:
-            say(f"    timing {len(self._entries)} that take turns")
+        if self._entries:
+            say(f"    timing {len(self._entries)}{' that take turns' if len(self._entries) > 1 else ''}")
         for number in range(effort.rounds):
             now = time.monotonic()
             late = (effort.until is not None and now >= effort.until) or (
