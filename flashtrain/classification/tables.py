@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from flashtrain.classification.published import (
+    LENGTHS,
     MEAN_TASKS,
     PAPER_MEAN_SPEEDUP,
     chance_of,
@@ -66,18 +67,20 @@ def speed_rows(rows: Rows) -> list[Row]:
 
 def mean_speedups(rows: Rows) -> list[Row]:
     """The mean speed-up of each implementation over the tasks that the paper's mean is of, as far as they were
-    measured, and the paper's mean beside it where it has one.
+    measured, and the paper's mean beside it where it has one and the tasks are as long as its own.
     """
     found = []
+    lengths = {**LENGTHS, "pathfinder": 32 * 32}
     for name in values_of(rows, "implementation"):
         own = [
-            row["speedup_over_standard"]
+            row
             for row in rows
             if row["implementation"] == name and row["task"] in MEAN_TASKS and row.get("speedup_over_standard")
         ]
         if own:
-            mean = round(sum(own) / len(own), 3)
-            paper = PAPER_MEAN_SPEEDUP.get(str(name).removesuffix(", eager"))
+            mean = round(sum(row["speedup_over_standard"] for row in own) / len(own), 3)
+            theirs = all(row.get("length") == lengths[row["task"]] for row in own)
+            paper = PAPER_MEAN_SPEEDUP.get(str(name).removesuffix(", eager")) if theirs else None
             found.append({"implementation": name, "tasks": len(own), "mean_speedup": mean, "paper_mean_speedup": paper})
     return found
 
