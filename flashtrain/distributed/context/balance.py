@@ -1,10 +1,9 @@
-"""Dealing blocks of a sequence to ranks: equal numbers of blocks, nearly equal work.
+"""Dealing the tokens of a sequence to ranks: equal numbers of tokens, nearly equal work.
 
-A block is a run of `block` tokens that begins at a multiple of it, so that a kernel's tile never joins far-apart
-tokens. Blocks are dealt the dearest first, each to the rank with the least work so far that has room (Graham's longest
-processing time rule, 1969; for packed documents: Zeppelin, arXiv 2509.21841, and MagiAttention, arXiv 2505.13211).
-Blocks of one document stay together as long as the work stays even: as many documents as possible, the shorter before
-the longer. Those that share a short document, too.
+Tokens are dealt in pieces: runs that end where a block or a long document ends. The dearest comes first, and each goes
+to the rank with the least work so far that has room (Graham's longest processing time rule, 1969; for packed documents:
+Zeppelin, arXiv 2509.21841, and MagiAttention, arXiv 2505.13211). Pieces of one document stay together as long as the
+work stays even: as many documents as possible, the shorter before the longer. Those that share a short document, too.
 
 Everything is integer arithmetic on the host, in a fixed order: every rank computes the same plan.
 """
@@ -13,80 +12,115 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-# Blocks stay together only where the slowest rank then has at most so much more work than the mean. At 1.02 ranks would
-# have to fetch up to 2.5 times as many keys (documents of log-normal lengths, 131,072 to 524,288 tokens).
+# Pieces stay together only where the slowest rank then has at most so much more work than the mean.
 EVEN = 1.04
-LONGEST_UNIT = 8  # blocks that short documents may hold together: they hang together in chains
-LOOSER_UNITS = (4, 2, 1)  # ... where more would be uneven; one block at last, however even
-APART, SHARED, SAME = 0, 1, 2  # a block and the one before: nothing, a short document, or one document holds them
+LONGEST_UNIT = 8  # pieces that short documents may hold together: they hang together in chains
+LOOSER_UNITS = (4, 2, 1)  # ... where more would be uneven; one piece at last, however even
+APART, SHARED, SAME = 0, 1, 2  # a piece and the one before: nothing, a short document, or one document holds them
+
+Run = tuple[int, int]  # tokens begin .. end - 1 of a row
 
 
-class Unit(NamedTuple):
-    """Blocks first .. first + blocks - 1 of a row, dealt together."""
+def deal(
+    costs: np.ndarray, edges: np.ndarray, bonds: Sequence[np.ndarray], room: int, already: Sequence[int]
+) -> tuple[list[list[Run]], list[int]]:
+    """(the runs of each rank, ascending; the work that each rank then has).
 
-    first: int
-    blocks: int
-    cost: int
-
-
-def deal(costs: np.ndarray, bonds: Sequence[np.ndarray], already: Sequence[int]) -> list[list[int]]:
-    """The blocks of each rank, ascending: at most ceil(blocks / ranks) each.
-
-    costs: (blocks,) integers. bonds: (blocks,) each: APART, SHARED or SAME, what holds a block to the one before it;
-    the first under which the work is even is taken, and of the last, the weakest, as much as leaves it even.
-    already: (ranks,) the work that each rank has from elsewhere (earlier rows of the batch).
+    costs: (S,) integers, what each token's queries cost. edges: (pieces + 1,) where pieces begin, and S. bonds:
+    (pieces,) each: APART, SHARED or SAME, what holds a piece to the one before it; the first under which the work is
+    even is taken, of the last, the weakest, as much as leaves it even, and where nothing does, what comes nearest.
+    room: tokens that a rank may hold; all ranks together at least S. already: (ranks,) the work that each rank has from
+    elsewhere (earlier rows of the batch).
     """
-    ranks = len(already)
-    room = -(-len(costs) // ranks)
+    sums = np.concatenate(([0], np.cumsum(costs, dtype=np.int64)))
     tried = [(bond, LONGEST_UNIT) for bond in bonds] + [(bonds[-1], limit) for limit in LOOSER_UNITS]
+    best: _Dealing | None = None
     for bond, limit in tried:
-        dealt, loads = _deal_units(_units(costs, bond, limit), costs, room, already)
-        if max(loads) * ranks <= EVEN * sum(loads) or not bond.any():
+        dealing = _Dealing(sums, edges, room, already)
+        dealing.deal(_units(edges, bond, limit))
+        if best is None or max(dealing.work) < max(best.work):
+            best = dealing
+        if is_even(dealing.work):
             break
-    return dealt
+    if best is None:
+        raise ValueError("no bonds to try")
+    return [_joined(runs) for runs in best.runs], best.work
 
 
-def _units(costs: np.ndarray, bond: np.ndarray, limit: int) -> list[Unit]:
-    units: list[Unit] = []
-    for index, (cost, held) in enumerate(zip(costs.tolist(), bond.tolist(), strict=True)):
-        last = units[-1] if units else None
-        if last is not None and (held == SAME or (held == SHARED and last.blocks < limit)):
-            units[-1] = Unit(last.first, last.blocks + 1, last.cost + cost)
+def is_even(work: Sequence[int]) -> bool:
+    """Whether no rank has much more to do than the mean one."""
+    return max(work) * len(work) <= EVEN * sum(work)
+
+
+def _units(edges: np.ndarray, bond: np.ndarray, limit: int) -> list[Run]:
+    """The runs that are dealt together."""
+    units: list[Run] = []
+    pieces = 0
+    for begin, end, held in zip(edges[:-1].tolist(), edges[1:].tolist(), bond.tolist(), strict=True):
+        if units and (held == SAME or (held == SHARED and pieces < limit)):
+            units[-1] = units[-1][0], end
+            pieces += 1
         else:
-            units.append(Unit(index, 1, cost))
+            units.append((begin, end))
+            pieces = 1
     return units
 
 
-def _deal_units(
-    units: list[Unit], costs: np.ndarray, room: int, already: Sequence[int]
-) -> tuple[list[list[int]], list[int]]:
-    """room: blocks that a rank may hold."""
-    ranks = len(already)
-    blocks: list[list[int]] = [[] for _ in range(ranks)]
-    heap = [(work, rank) for rank, work in enumerate(already)]
-    heapq.heapify(heap)
-    # Dearest first; a unit that fits nowhere whole comes back as its blocks.
-    queue = [(-unit.cost, unit.first, unit.blocks) for unit in units]
-    heapq.heapify(queue)
-    while queue:
-        cost, first, count = heapq.heappop(queue)
-        passed = []
-        while heap and len(blocks[heap[0][1]]) + count > room:
-            passed.append(heapq.heappop(heap))
-        if heap:
-            work, rank = heap[0]
-            blocks[rank].extend(range(first, first + count))
-            heapq.heapreplace(heap, (work - cost, rank))
+class _Dealing:
+    """One attempt: what each rank has got so far. sums: (S + 1,) of the costs before each token."""
+
+    def __init__(self, sums: np.ndarray, edges: np.ndarray, room: int, already: Sequence[int]) -> None:
+        self.sums, self.edges, self.room = sums, edges, room
+        self.work = list(already)
+        self.space = [room] * len(already)
+        self.runs: list[list[Run]] = [[] for _ in already]
+
+    def deal(self, units: Sequence[Run]) -> None:
+        """The dearest first; one that fits nowhere whole comes back as its pieces, and a piece as two parts."""
+        queue = [self._entry(*unit) for unit in units]
+        heapq.heapify(queue)
+        while queue:
+            _, begin, end = heapq.heappop(queue)
+            rank = self._least(end - begin)
+            if rank is not None:
+                self._give(rank, begin, end)
+                continue
+            low, high = np.searchsorted(self.edges, (begin, end), side="right")
+            inner = [edge for edge in self.edges[low:high].tolist() if edge < end]
+            if inner:
+                for piece in zip([begin, *inner], [*inner, end], strict=True):
+                    heapq.heappush(queue, self._entry(*piece))
+                continue
+            rank = self._least(1)
+            if rank is None:
+                raise ValueError(f"no room left for tokens {begin} to {end}")
+            cut = begin + self.space[rank]
+            self._give(rank, begin, cut)
+            heapq.heappush(queue, self._entry(cut, end))
+
+    def _entry(self, begin: int, end: int) -> tuple[int, int, int]:
+        return -int(self.sums[end] - self.sums[begin]), begin, end
+
+    def _least(self, tokens: int) -> int | None:
+        """The rank with the least work that has room for so many."""
+        able = [rank for rank, space in enumerate(self.space) if space >= tokens]
+        return min(able, key=lambda rank: (self.work[rank], rank), default=None)
+
+    def _give(self, rank: int, begin: int, end: int) -> None:
+        self.runs[rank].append((begin, end))
+        self.work[rank] += int(self.sums[end] - self.sums[begin])
+        self.space[rank] -= end - begin
+
+
+def _joined(runs: list[Run]) -> list[Run]:
+    """The same tokens, ascending, in as few runs as they make."""
+    found: list[Run] = []
+    for begin, end in sorted(runs):
+        if found and found[-1][1] == begin:
+            found[-1] = found[-1][0], end
         else:
-            for index in range(first, first + count):
-                heapq.heappush(queue, (-int(costs[index]), index, 1))
-        for entry in passed:
-            heapq.heappush(heap, entry)
-    loads = [0] * ranks
-    for work, rank in heap:
-        loads[rank] = work
-    return [sorted(each) for each in blocks], loads
+            found.append((begin, end))
+    return found

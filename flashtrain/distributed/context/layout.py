@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flashtrain.distributed.context.balance import APART, SAME, SHARED, deal
+from flashtrain.distributed.context.balance import APART, SAME, SHARED, Run, deal, is_even
 from flashtrain.distributed.context.bands import CAUSAL, FULL
 from flashtrain.distributed.context.costs import visible_keys
 from flashtrain.distributed.context.places import ascending, take
@@ -29,13 +29,15 @@ SMALLEST_BLOCK = 128  # the largest tile of queries that a kernel takes
 LARGEST_BLOCK = 2048
 BLOCKS_A_RANK = 64
 LONGEST_APART = 8  # documents that are divided one after the other; then all above half the length at once, and so on
+FINER = (1, 2, 4)  # blocks of which sizes are tried, as parts of the usual one, until the work is even
 WHOLE_BLOCKS = 2  # a document of up to so many blocks is short: it is kept on one rank where that costs no balance
 
 
 @dataclass(frozen=True)
 class Layout:
     """tokens: (Bl, R, n) int64 on the host: the place in the sequence of each token that a rank holds, ascending, and
-    -1 for padding, which comes last. seqlen: S. block: tokens that were dealt together. name: how they were dealt."""
+    -1 for padding, which comes last. seqlen: S. block: tokens that were dealt together, at most. name: how they were
+    dealt."""
 
     tokens: Tensor
     seqlen: int
@@ -86,39 +88,57 @@ def contiguous(mask: Mask, degree: int) -> Layout:
     """Rank r holds the r-th run of tokens. Under a causal mask the last rank works longest; for comparison."""
     check_degree(degree)
     held = -(-mask.seqlen_k // degree)
-    return _of_blocks([[[rank] for rank in range(degree)]], mask.seqlen_k, held, "contiguous")
+    runs = [[_run(rank, held, mask.seqlen_k)] for rank in range(degree)]
+    return _of_runs([runs], mask.seqlen_k, held, "contiguous")
 
 
 def head_tail(mask: Mask, degree: int) -> Layout:
     """2R chunks, of which rank r holds r and 2R - 1 - r ("zigzag"): even for one causal sequence, for nothing else."""
     check_degree(degree)
     chunk = -(-mask.seqlen_k // (2 * degree))
-    return _of_blocks([[[rank, 2 * degree - 1 - rank] for rank in range(degree)]], mask.seqlen_k, chunk, "head-tail")
+    runs = [[_run(number, chunk, mask.seqlen_k) for number in (rank, 2 * degree - 1 - rank)] for rank in range(degree)]
+    return _of_runs([runs], mask.seqlen_k, chunk, "head-tail")
 
 
 def balanced(mask: Mask, degree: int, block: int | None = None) -> Layout:
-    """Blocks dealt by what their queries see (balance.py): even for any mask, and for packed documents.
+    """Pieces dealt by what their queries see (balance.py): even for any mask, and for packed documents.
 
     mask: of the whole sequence, in its order (on the host: its numbers are read). block: tokens that are dealt
-    together; None: up to 2048, some 64 of them a rank; where the whole sequence is causal, or every token sees all, the
-    few long runs of head_tail and contiguous, which are as even and which the kernels are fastest with. Raises
-    UserError for a degree or block below 1.
+    together, fewer where a long document begins or ends; None: up to 2048, some 64 of them a rank; where the whole
+    sequence is causal, or every token sees all, the few long runs of head_tail and contiguous, which are as even and
+    which the kernels are fastest with. Raises UserError for a degree or block below 1.
     """
     check_degree(degree)
     length = mask.seqlen_k
     if block is None and mask.band in PLAIN and length % (2 * degree) == 0:
         return replace(PLAIN[mask.band](mask, degree), name="balanced")
-    block = _block(length, degree) if block is None else block
-    if block < 1:
+    if block is not None and block < 1:
         raise UserError(f"context blocks of {block} tokens. Possible: 1 or more.")
+    costs, starts = visible_keys(mask).cpu().numpy(), mask.queries[START].cpu().numpy()
+    first = _block(length, degree)
+    tried = [max(1, first // finer) for finer in FINER] if block is None else [block]
+    layout, least = None, 0
+    for size in tried:
+        rows, work = _dealt(costs, starts, degree, size)
+        if layout is None or max(work) < least:
+            layout, least = _of_runs(rows, length, size, "balanced"), max(work)
+        if is_even(work):
+            break
+    if layout is None:
+        raise ValueError("no size of blocks to try")
+    return layout
+
+
+def _dealt(costs: np.ndarray, starts: np.ndarray, degree: int, block: int) -> tuple[list[list[list[Run]]], list[int]]:
+    """(the runs of each row's ranks, the ranks' work), for blocks of this size. costs, starts: (rows, S)."""
+    room = -(-costs.shape[1] // degree)
     rows = []
     work = [0] * degree
-    for costs, starts in zip(visible_keys(mask).cpu().numpy(), mask.queries[START].cpu().numpy(), strict=True):
-        sums = _block_sums(costs, block)
-        dealt = deal(sums, _bonds(starts, block, -(-len(sums) // degree)), work)
-        work = [load + int(sums[mine].sum()) for load, mine in zip(work, dealt, strict=True)]
+    for of_tokens, of_documents in zip(costs, starts, strict=True):
+        edges = _edges(of_documents, block)
+        dealt, work = deal(of_tokens, edges, _bonds(of_documents, edges, block, room), room, work)
         rows.append(dealt)
-    return _of_blocks(rows, length, block, "balanced")
+    return rows, work
 
 
 # Layouts that are even for masks without documents.
@@ -156,31 +176,32 @@ def _block(length: int, degree: int) -> int:
     return smaller if length % (degree * smaller) == 0 and smaller >= min(block, SMALLEST_BLOCK) else block
 
 
-def _block_sums(costs: np.ndarray, block: int) -> np.ndarray:
-    padded = np.zeros(-(-len(costs) // block) * block, dtype=np.int64)
-    padded[: len(costs)] = costs
-    return padded.reshape(-1, block).sum(1)
+def _edges(starts: np.ndarray, block: int) -> np.ndarray:
+    """(pieces + 1,) ascending: 0, every multiple of `block`, where long documents begin and end, and S.
 
-
-def _bonds(starts: np.ndarray, block: int, room: int) -> list[np.ndarray]:
-    """What holds each block to the one before it, in several strengths: see balance.deal. room: blocks a rank holds.
-
-    starts: (S,) where the document of each token begins. In the first every document stays together that a rank has
-    room for, in each of the next the longest of those is divided, and further down all above half the length, a quarter
-    of it and so on.
+    starts: (S,) where the document of each token begins. A document whose end lies in another's block would have all of
+    it fetched by the rank that holds that block.
     """
-    if not len(starts):
-        return [np.zeros(0, dtype=np.int64)]
-    blocks = -(-len(starts) // block)
-    length = np.bincount(starts, minlength=len(starts))[starts]
-    first = slice(0, len(starts), block)
-    shared = (starts[first] < np.arange(len(starts))[first]) & (length[first] <= WHOLE_BLOCKS * block)
-    # A block belongs to the document in its middle: what others have in it is at most half a block.
-    middle = np.minimum(np.arange(blocks) * block + block // 2, len(starts) - 1)
-    owner, long = starts[middle], length[middle]
-    same = np.concatenate(([False], owner[1:] == owner[:-1]))
+    length = len(starts)
+    begins = np.unique(starts)
+    ends = np.append(begins[1:], length)
+    long = ends - begins > WHOLE_BLOCKS * block
+    return np.unique(np.concatenate((np.arange(0, length, block), begins[long], ends[long], [length])))
+
+
+def _bonds(starts: np.ndarray, edges: np.ndarray, block: int, room: int) -> list[np.ndarray]:
+    """What holds each piece to the one before it, in several strengths: see balance.deal. room: tokens a rank holds.
+
+    In the first every document stays together that a rank has room for, in each of the next the longest of those is
+    divided, and further down all above half the length, a quarter of it and so on.
+    """
+    first = edges[:-1]
+    owner = starts[first]
+    long = np.bincount(starts, minlength=len(starts) + 1)[owner]
     short = WHOLE_BLOCKS * block
-    lengths = np.unique(long[(long > short) & (long <= room * block)])[::-1].tolist()
+    shared = (owner < first) & (long <= short)
+    same = np.concatenate(([False], owner[1:] == owner[:-1])) & (long > short)
+    lengths = np.unique(long[same & (long <= room)])[::-1].tolist()
     tried, most = lengths[:LONGEST_APART], lengths[LONGEST_APART] if len(lengths) > LONGEST_APART else 0
     while most > short:
         tried.append(most)
@@ -189,16 +210,18 @@ def _bonds(starts: np.ndarray, block: int, room: int) -> list[np.ndarray]:
     return [*(np.where(same & (long <= longest), SAME, weak) for longest in tried), weak]
 
 
-def _of_blocks(rows: list[list[list[int]]], seqlen: int, block: int, name: str) -> Layout:
-    """The layout in which rank r of row b holds the blocks rows[b][r], ascending; none for what is past the end."""
-    tokens = []
-    held = max((len(mine) for ranks in rows for mine in ranks), default=0) * block
-    for ranks in rows:
-        for mine in ranks:
-            starts = np.asarray(mine, dtype=np.int64)[:, None] * block
-            places = (starts + np.arange(block)).reshape(-1)
-            places = places[places < seqlen]
-            tokens.append(np.pad(places, (0, held - len(places)), constant_values=-1))
-    stacked = np.stack(tokens).reshape(len(rows), -1, held)
-    longest = int((stacked >= 0).sum(-1).max(initial=0))
-    return Layout(torch.from_numpy(np.ascontiguousarray(stacked[..., :longest])), seqlen, block, name)
+def _run(number: int, size: int, length: int) -> Run:
+    """The run of this number, of so many tokens each, as far as there are any."""
+    return min(number * size, length), min((number + 1) * size, length)
+
+
+def _of_runs(rows: list[list[list[Run]]], seqlen: int, block: int, name: str) -> Layout:
+    """The layout in which rank r of row b holds the runs rows[b][r], ascending."""
+    parts = [
+        np.concatenate([np.arange(begin, end, dtype=np.int64) for begin, end in [*mine, (0, 0)]])
+        for ranks in rows
+        for mine in ranks
+    ]
+    held = max(map(len, parts), default=0)
+    padded = [np.pad(part, (0, held - len(part)), constant_values=-1) for part in parts]
+    return Layout(torch.from_numpy(np.stack(padded).reshape(len(rows), -1, held)), seqlen, block, name)
