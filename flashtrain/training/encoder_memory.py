@@ -30,11 +30,8 @@ from flashtrain.training.memory import (
 )
 from flashtrain_kernels.loss_head import default_chunk
 
-RESIDUALS_KEPT = 2  # the inputs of a block's two norms
-NORM_OUTPUTS_KEPT = 2  # the inputs of the QKV and of the up projection
 GATED_EXTRA = 2  # beside GELU's two tensors of width F: the up projection is twice as wide, and both halves multiply
 OUTSIDE_TENSORS = 1  # the input of the one norm that is in no block, in the weights' type where autocast is on
-DROPOUTS = 2  # a block's masks of one byte an element, for its two branches
 HEAD_STATES_KEPT = 4  # a head that predicts tokens: input, before and after its activation, after its norm
 
 
@@ -96,24 +93,35 @@ def estimate_encoder_memory(
     outside = shape.embed * (RESIDUAL_BYTES if copy else activation)
     chunked = savings.ffn_chunk is not None and savings.ffn_chunk < tokens
 
-    # One token's bytes in one block. Autocast's casts are kept where nothing fuses them.
+    # One token's bytes in one block: of its two halves, what a backward needs beside the block's input: its norm's
+    # output (and the feed-forward's its norm's input), dropout's mask of one byte an element. Autocast's casts are kept
+    # where nothing fuses them.
     extra = EAGER_EXTRA if copy and not compiled else 1.0
+    normalized = shape.embed * activation
+    dropped = shape.dropout * shape.embed
     qkv = (3 + 2 * shape.rotary) * shape.embed * activation
     attended = shape.embed * activation + 4 * shape.heads  # output and float32 LSE
-    narrow = (RESIDUALS_KEPT * stream + NORM_OUTPUTS_KEPT * shape.embed * activation + qkv + attended) * extra
-    narrow += DROPOUTS * shape.dropout * shape.embed
+    scores = shape.heads * longest * STANDARD_BYTES_PER_SCORE if attention == "standard" else 0
     wide = 0.0 if chunked else (FFN_TENSORS_KEPT + GATED_EXTRA * shape.gated) * shape.ffn * activation * extra
-    if attention == "standard":
-        narrow += shape.heads * longest * STANDARD_BYTES_PER_SCORE
-    selective = stream + (attended if attention != "standard" else 0)
-    kept = {"none": narrow + wide, "selective": selective, "full": stream}[savings.checkpointing]
+    attention_half = (normalized + qkv + attended) * extra + dropped + scores
+    ffn_half = (stream + normalized) * extra + dropped + wide
+    keeps_attention = savings.checkpointing == "selective" and attention != "standard"
+    selective = stream + (attended if keeps_attention else 0)
+    whole = stream * extra + attention_half + ffn_half
+    kept = {"none": whole, "selective": selective, "full": stream}[savings.checkpointing]
     kept = 0.0 if savings.offload else kept
 
-    # One block's backward, at its two peaks: in the feed-forward, and, when that is done, in attention.
+    # One block's backward, at its two peaks: in the feed-forward, and, when that is done, in attention. What was not
+    # kept is computed again, as memory.py counts it.
+    again_in_ffn = again_in_attention = stream if savings.offload else 0.0
+    if savings.checkpointing != "none":
+        attention_again = attention_half - (attended if keeps_attention and not savings.offload else 0)
+        again_in_ffn += ffn_half + (0 if keeps_attention and compiled else attention_again)
+        again_in_attention += attention_again
     gradients = RESIDUAL_GRADIENTS * stream + shape.embed * activation
-    in_ffn = wide + (0 if chunked else (FFN_GRADIENTS + shape.gated) * shape.ffn * activation)
+    in_ffn = 0 if chunked else (FFN_GRADIENTS + shape.gated) * shape.ffn * activation
     in_attention = qkv + shape.embed * (activation + QUERY_GRADIENT_BYTES)
-    block = narrow + gradients + max(in_ffn, in_attention) - kept
+    block = gradients + max(again_in_ffn + in_ffn, again_in_attention + in_attention)
     pieces = (CHUNK_TENSORS + 3 * shape.gated) * (savings.ffn_chunk or 0) * shape.ffn * activation if chunked else 0
 
     kept_by_head, at_loss = _of_head(head, shape.embed, activation, savings.loss_chunk)
