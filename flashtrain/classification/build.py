@@ -94,10 +94,14 @@ def classifier_config(
     )
 
 
+def trained_config(settings: Settings, shape: SequenceShape) -> ClassifierConfig:
+    """The model that a stage's settings train on samples of this shape. Raises UserError as `classifier_config`."""
+    return classifier_config(settings.classifier, shape, predicts=settings.masked_pixels.weight > 0)
+
+
 def make_classifier(settings: Settings, hardware: Hardware, shape: SequenceShape) -> Classifier:
     """The model of a stage's settings, with random weights."""
-    config = classifier_config(settings.classifier, shape, predicts=settings.masked_pixels.weight > 0)
-    return Classifier(config, attention=hardware.attention)
+    return Classifier(trained_config(settings, shape), attention=hardware.attention)
 
 
 def make_task(

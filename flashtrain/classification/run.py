@@ -24,12 +24,12 @@ from flashtrain.batching import Batching, compiles
 from flashtrain.classification.batching import choose_stage_batching
 from flashtrain.classification.best_of_stage import BestOfStage
 from flashtrain.classification.build import (
-    classifier_config,
     describe_stage,
     make_classifier,
     make_data,
     make_sequence_source,
     make_task,
+    trained_config,
 )
 from flashtrain.classification.curve import LearningCurve
 from flashtrain.classification.figures import curriculum_figure
@@ -83,7 +83,7 @@ def train_classifier(
     stages = stages_of(settings)
     for stage in stages:
         source = make_sequence_source(stage.settings, fixed=compiles(settings, hardware))
-        classifier_config(stage.settings.classifier, source.shape, predicts=stage.settings.masked_pixels.weight > 0)
+        trained_config(stage.settings, source.shape)  # says what does not suit before the first stage trains
     resumed = find_resumed(settings, folder, stages)
     start = _starting_weights(settings) if resumed is None else None
     curve = LearningCurve(folder / CURVE)
