@@ -12,6 +12,8 @@ from flashtrain.setting_checks import at_least, between, one_of
 DATA = ("pathfinder", "listops", "text", "retrieval", "image")
 IMAGES = ("pathfinder", "image")
 AUGMENTATIONS = ("none", "turn", "mirror")
+# The parts whose number of samples sequence.* sets; the others are those of pathfinder.*, or the files' own.
+_COUNTED = {"listops": ("train", "validation", "test"), "text": ("validation",), "image": ("validation",)}
 
 
 @dataclass
@@ -53,9 +55,10 @@ class SequenceSettings:
     sequences to so many tokens (None: the task's own; not for images). batch: samples of an optimiser step, over all
     devices. classification_weight: of the labels' loss; 0 pre-trains on masked pixels. augment: turn (the square's
     eight positions), mirror or none, of training images only (None: turn for pathfinder, mirror for image). It changes
-    nothing of the attention. train, validation, test: samples of each part (None: the task's own; not for pathfinder).
-    validation_samples: of them, looked at in each validation. evaluation_batch: samples at once where nothing is
-    trained (None: as trained). preview: test images in the picture that mode=evaluate draws.
+    nothing of the attention. train, validation, test: samples of each part (None: the task's own) of listops, which is
+    generated; validation also of text and image, where it is held out of the training files. validation_samples: of
+    them, looked at in each validation. evaluation_batch: samples at once where nothing is trained (None: as trained).
+    preview: test images in the picture that mode=evaluate draws.
     """
 
     data: str = "pathfinder"
@@ -88,6 +91,14 @@ class SequenceSettings:
             raise UserError(
                 f"sequence.length={self.length} is not for images: sequence.data={self.data} has some {size}."
             )
+        for name in ("train", "validation", "test"):
+            given = getattr(self, name)
+            if given is None or name in _COUNTED.get(self.data, ()):
+                continue
+            own = "there are as many as its files hold"
+            if self.data == "pathfinder":
+                own = f"use pathfinder.{name}_images={given}"
+            raise UserError(f"sequence.{name}={given} is not for sequence.data={self.data}: {own}.")
         for name in ("length", "batch", "train", "validation", "test", "validation_samples", "evaluation_batch"):
             given = getattr(self, name)
             if given is not None:

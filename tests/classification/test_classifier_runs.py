@@ -222,6 +222,8 @@ def test_a_mode_for_language_models_is_refused(finished) -> None:
         (("sequence.data=listops", "sequence.augment=turn", "curriculum.stages=[]"), "turns images"),
         (("sequence.length=64",), "sequence.length=64 is not for images.*pathfinder.side"),
         (("sequence.data=image", "sequence.length=64", "curriculum.stages=[]"), "has some of 1,024 pixels"),
+        (("sequence.train=9",), "use pathfinder.train_images=9"),
+        (("sequence.data=text", "sequence.test=9", "curriculum.stages=[]"), "as many as its files hold"),
         (("masked_pixels.share=0",), "between 0 and 1"),
         (("trainer.max_minutes=0",), "above 0"),
         (("task=poetry",), "unknown task"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from flashtrain.errors import UserError
 
 Row = Mapping[str, Any]
 _AT_ONCE = 512
+_SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)$")
 
 
 def local_rows(path: Path) -> Iterator[tuple[Row, str]]:
@@ -28,12 +30,28 @@ def local_rows(path: Path) -> Iterator[tuple[Row, str]]:
 
 def find_table(folder: Path, name: str) -> list[Path]:
     """A table's files in a folder, in the order of their names: NAME.jsonl, or its shards (NAME-00000-of-00002.jsonl,
-    ...), all that begin with the name; where there is no .jsonl, .parquet. Empty: none."""
+    ...), all that begin with the name; where there is no .jsonl, .parquet. Empty: none. UserError: a
+    shard is missing."""
     for suffix in (".jsonl", ".parquet"):
         found = sorted(folder.glob(f"{name}*{suffix}"))
         if found:
+            _check_shards(found)
             return found
     return []
+
+
+def _check_shards(files: Sequence[Path]) -> None:
+    """UserError where files say that they are some of so many, and not all of them are there."""
+    numbers: dict[tuple[str, int], set[int]] = {}
+    for path in files:
+        shard = _SHARD.match(path.stem)
+        if shard:
+            numbers.setdefault((shard[1], int(shard[3])), set()).add(int(shard[2]))
+    for (name, count), there in numbers.items():
+        missing = sorted(set(range(count)) - there)
+        if missing:
+            held = f"{count - len(missing)} of the {count} files of {name}"
+            raise UserError(f"{files[0].parent} has {held}; number {missing[0]} is missing.")
 
 
 def hub_rows(name: str, split: str) -> Any:

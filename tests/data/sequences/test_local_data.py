@@ -57,6 +57,9 @@ def test_all_shards_of_a_table_are_read_in_the_order_of_their_names(tmp_path, su
             pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
     train = ByteText(tmp_path, length=64, validation=1, cache_dir=tmp_path / "cache")._opened("train")
     assert bytes(train.tokens).decode() == "".join(f"film {number}" for number in range(6))
+    (tmp_path / f"train-00001-of-00002.{suffix}").unlink()
+    with pytest.raises(UserError, match="has 1 of the 2 files of train; number 1 is missing"):
+        ByteText(tmp_path, length=64, validation=1, cache_dir=tmp_path / "cache")._opened("train")
 
 
 @pytest.mark.parametrize(
