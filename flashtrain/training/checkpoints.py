@@ -154,7 +154,7 @@ def checkpoint_callbacks(
     callbacks: list[pl.Callback] = []
     if monitor is not None:
         callbacks.append(
-            ModelCheckpoint(
+            BestCheckpoint(
                 dirpath=folder,
                 filename=Path(BEST).stem,
                 monitor=monitor,
@@ -175,11 +175,42 @@ def keep_if_best(trainer: pl.Trainer) -> None:
     Every rank must call it, with what was validated the same on all.
     """
     for callback in trainer.checkpoint_callbacks:
-        if not isinstance(callback, ModelCheckpoint) or callback.monitor is None or callback.dirpath is None:
-            continue
-        score = trainer.callback_metrics.get(callback.monitor)
-        if score is not None and callback.check_monitor_top_k(trainer, score):
-            trainer.save_checkpoint(Path(callback.dirpath) / BEST, weights_only=False)
+        if isinstance(callback, BestCheckpoint):
+            callback.keep_if_best(trainer)
+
+
+class BestCheckpoint(ModelCheckpoint):
+    """ModelCheckpoint for one best.ckpt that is right after a fit's end and after a resumption too.
+
+    last.ckpt may know less than best.ckpt does: a validation that follows the fit comes after it was written. So a run
+    that goes on takes the score to beat from best.ckpt. (A stage that has not validated yet has nothing to beat.)
+    """
+
+    def keep_if_best(self, trainer: pl.Trainer) -> None:
+        """As the function of this name."""
+        score = trainer.callback_metrics.get(str(self.monitor))
+        if score is not None and self.check_monitor_top_k(trainer, score):
+            self._holds(score)
+            trainer.save_checkpoint(self._path, weights_only=False)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        if self.best_model_score is None or not self._path.is_file():
+            return
+        held = read_checkpoint(self._path).get("callbacks", {}).get(self.state_key, {}).get("best_model_score")
+        if held is not None and self.check_monitor_top_k(trainer, held):
+            self._holds(held)
+
+    def _holds(self, score: torch.Tensor) -> None:
+        """Remember that best.ckpt is of this score."""
+        path = str(self._path)
+        self.best_model_path = self.kth_best_model_path = path
+        self.best_model_score = self.kth_value = self.current_score = score
+        self.best_k_models = {path: score}
+
+    @property
+    def _path(self) -> Path:
+        return Path(self.dirpath or "") / BEST
 
 
 class SaveLast(Checkpoint):

@@ -17,6 +17,7 @@ from flashtrain.training.checkpoints import (
     SaveLast,
     checkpoint_callbacks,
     find_resumable,
+    keep_if_best,
     read_checkpoint,
     read_weights,
     save_atomically,
@@ -26,7 +27,7 @@ from flashtrain.training.throughput import Throughput
 
 def fit(folder, *callbacks, resume=None, task=None, **options):
     task = task or TinyTask()
-    trainer = tiny_trainer(folder, *callbacks, plugins=[AtomicCheckpointIO()], **options)
+    trainer = tiny_trainer(folder, *callbacks, **{"plugins": [AtomicCheckpointIO()], **options})
     trainer.fit(task, datamodule=TinyData(), ckpt_path=resume)
     return task
 
@@ -45,6 +46,34 @@ def test_a_second_run_in_the_folder_writes_the_same_names(tmp_path):
         options = {"max_steps": 4, "limit_val_batches": 1, "val_check_interval": 2}
         fit(tmp_path, *checkpoint_callbacks(tmp_path), **options)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.ckpt", "last.ckpt"]
+
+
+class Told(TinyTask):
+    """Its validations are of these losses, one after the other."""
+
+    def __init__(self, *losses: float) -> None:
+        super().__init__()
+        self.told = iter(losses)
+
+    def validation_step(self, batch, batch_idx):
+        self.log("validation_loss", torch.tensor(next(self.told)))
+
+
+def test_a_longer_run_compares_with_the_validation_that_followed_the_fit(tmp_path):
+    options = {"limit_val_batches": 1, "val_check_interval": 3, "plugins": [AtomicCheckpointIO()]}
+    trainer = tiny_trainer(tmp_path, *checkpoint_callbacks(tmp_path), max_steps=5, **options)
+    task, data = Told(0.9, 0.3), TinyData()
+    trainer.fit(task, datamodule=data)
+    trainer.validate(task, datamodule=data, verbose=False)
+    keep_if_best(trainer)
+    best = tmp_path / "best.ckpt"
+    assert read_checkpoint(best)["global_step"] == 5
+
+    last = str(tmp_path / "last.ckpt")
+    fit(tmp_path, *checkpoint_callbacks(tmp_path), task=Told(0.5, 0.5), resume=last, max_steps=7, **options)
+    assert read_checkpoint(best)["global_step"] == 5
+    fit(tmp_path, *checkpoint_callbacks(tmp_path), task=Told(0.2, 0.4), resume=last, max_steps=13, **options)
+    assert read_checkpoint(best)["global_step"] == 9
 
 
 def test_last_is_written_every_n_optimiser_steps(tmp_path):
