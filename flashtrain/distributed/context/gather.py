@@ -57,7 +57,7 @@ class GatherKeys:
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
         """See Way. The log-sum-exp is of this rank's tokens, (B, H, n)."""
         outs, lses = [], []
-        pieces = pieces_of(q.shape[2], k.shape[2])
+        pieces = self._pieces(q, k)
         coming = self._gather(k, v, pieces[0])
         for index, piece in enumerate(pieces):
             keys, values = coming.result()
@@ -72,7 +72,7 @@ class GatherKeys:
         self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See Way."""
-        pieces = pieces_of(q.shape[2], k.shape[2])
+        pieces = self._pieces(q, k)
         coming = self._gather(k, v, pieces[0])
         dqs: list[Tensor] = []
         sums: list[Coming] = []
@@ -91,6 +91,10 @@ class GatherKeys:
             sums.append(self._reduce(dk, dv))
         dks, dvs = zip(*(x.result() for x in sums), strict=True)
         return torch.cat(dqs, 2), torch.cat(dks, 2).to(k.dtype), torch.cat(dvs, 2).to(v.dtype)
+
+    def _pieces(self, q: Tensor, k: Tensor) -> list[Piece]:
+        """The heads that go together; the same on every rank."""
+        return pieces_of(q.shape[2], k.shape[2])
 
     def _gather(self, k: Tensor, v: Tensor, piece: Piece) -> Coming:
         """Start gathering some heads of all ranks' keys and values."""

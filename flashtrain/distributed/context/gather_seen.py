@@ -2,8 +2,9 @@
 
 For packed documents, which a layout keeps together where it can: most keys are seen by the rank that holds them alone.
 As MagiAttention's group-cast and group-reduce (SandAI 2025, https://github.com/SandAI-org/MagiAttention), by one
-exchange of unequal parts; some heads at a time, the next coming while these are computed. The gradients of keys and
-values go back the same way, in the kernels' type, and are added up in float32 at least, rank after rank, rounded once.
+exchange of unequal parts; where much is fetched, some heads at a time, the next coming while these are computed. The
+gradients of keys and values go back the same way, in the kernels' type, and are added up in float32 at least, rank
+after rank, rounded once.
 
 What a rank holds goes straight to its place among the keys, and the gradients straight back: beside the kernels that
 is most of the time, for copies of whole tensors take as long as sending a part of them.
@@ -29,10 +30,13 @@ from flashtrain.distributed.context.gather import Coming, GatherKeys
 from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.distributed.context.layout import Layout
 from flashtrain.distributed.context.places import ascending, inverse, put, take
-from flashtrain.distributed.context.transfers import Piece, Transfer
+from flashtrain.distributed.context.transfers import MOST_PIECES, Piece, Transfer, pieces_of
 from flashtrain_kernels import Mask
 
 Needed = Sequence[Sequence[np.ndarray]]
+# What must come to a rank for each further piece. The copies and launches of one more piece took up to 2 ms, forward and
+# backward, on two H200s (context-two-gpus-h200.json), as long as some 250 MiB are on their way there and back.
+PIECE_BYTES = 256 << 20
 
 
 class GatherSeen(GatherKeys):
@@ -47,6 +51,7 @@ class GatherSeen(GatherKeys):
         given = [torch.from_numpy(needed[other][rank]) for other in range(group.size)]
         self.gives = [len(places) for places in given]
         self.gets = [len(places) for places in needed[rank]]
+        self.most = max(sum(len(places) for places in of_rank) for of_rank in needed)
         self.sent = torch.cat(given).to(device)
         # What others see of this rank's tokens, each once, and where in that what each of them brings belongs.
         wanted, which = torch.cat(given).unique(return_inverse=True)
@@ -58,6 +63,10 @@ class GatherSeen(GatherKeys):
         back = inverse(order, keys.shape[1]).to(device)
         self.own, self.others = back[:, : layout.held], back[:, layout.held :]
         self.part = plan(local_part(mask, own.to(device), keys.gather(1, order).to(device)))
+
+    def _pieces(self, q: Tensor, k: Tensor) -> list[Piece]:
+        coming = self.most * 2 * k[:, 0].nbytes  # keys and values, to the rank that gets most
+        return pieces_of(q.shape[2], k.shape[2], min(MOST_PIECES, 1 + coming // PIECE_BYTES))
 
     def _gather(self, k: Tensor, v: Tensor, piece: Piece) -> Coming:
         """Start fetching some heads of the keys and values that other ranks hold, (m, B, 2, heads, D); with its own

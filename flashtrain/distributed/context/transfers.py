@@ -17,9 +17,9 @@ class Piece(NamedTuple):
     queries: slice
 
 
-def pieces_of(heads: int, kv_heads: int) -> list[Piece]:
-    """The heads in as many equal pieces as there may be."""
-    count = max(pieces for pieces in range(1, MOST_PIECES + 1) if kv_heads % pieces == 0)
+def pieces_of(heads: int, kv_heads: int, most: int = MOST_PIECES) -> list[Piece]:
+    """The heads in as many equal pieces as there may be, `most` at most."""
+    count = max(pieces for pieces in range(1, most + 1) if kv_heads % pieces == 0)
     each, group = kv_heads // count, heads // kv_heads
     ends = [(index * each, (index + 1) * each) for index in range(count)]
     return [Piece(slice(first, past), slice(first * group, past * group)) for first, past in ends]

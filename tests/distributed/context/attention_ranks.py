@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from flashtrain.distributed.context import gather_seen
 from flashtrain.distributed.context.attention import context_attention
 from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.distributed.context.layout import Layout, balanced, make_layout
@@ -55,7 +56,7 @@ MASKS = (
 
 
 class Case(NamedTuple):
-    """dropout: of the weights. layout: a name, or a block size."""
+    """dropout: of the weights. layout: a name, or a block size. whole: what is seen comes in one piece."""
 
     way: str
     mask: str
@@ -63,11 +64,13 @@ class Case(NamedTuple):
     degree: int = 4
     layout: str = "4"
     dropout: float = 0.0
+    whole: bool = False
 
     def __str__(self) -> str:
         extra = f", {self.layout}" if self.layout != "4" else ""
         dropout = ", dropout" if self.dropout else ""
-        return f"{self.way}, {self.mask}, {self.heads}, {self.degree} ranks{extra}{dropout}"
+        whole = ", one piece" if self.whole else ""
+        return f"{self.way}, {self.mask}, {self.heads}, {self.degree} ranks{extra}{dropout}{whole}"
 
 
 def cases() -> Iterator[Case]:
@@ -87,6 +90,8 @@ def cases() -> Iterator[Case]:
             yield Case(way, "causal document", "GQA", degree=2)
             yield Case(way, "causal", degree=2, dropout=0.3)  # several heads a rank, which go in pieces
             yield Case(way, "causal document", degree=2)
+    for mask in ("causal document", "causal window"):
+        yield Case("all-gather", mask, "GQA", whole=True)
 
 
 def layout_of(case: Case, mask: Mask) -> Layout:
@@ -116,6 +121,7 @@ def errors(case: Case, group: ContextGroup) -> dict[str, float]:
     heads = 6 if case.way == "hybrid" else 4
     (*whole, dout), exact = one_process(case.mask, heads, heads // (HEADS[case.heads] or heads), case.dropout)
     layout = layout_of(case, mask)
+    gather_seen.PIECE_BYTES = 1 << 28 if case.whole else 1
     mine = [layout.shard(x, group.rank).requires_grad_() for x in whole]
     out = context_attention(
         *mine, layout=layout, group=group, mask=mask, way=case.way, dropout_p=case.dropout, dropout_seed=SEED
