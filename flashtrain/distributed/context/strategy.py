@@ -239,7 +239,11 @@ class ContextParallelStrategy(ModelParallelStrategy):
 
     def _weighted(self, output: Any) -> Any:
         sequence = self.sequence
-        if sequence is None or sequence.weighted:
+        if sequence is None:
+            return output
+        loss = output.get("loss") if isinstance(output, Mapping) else output
+        # A step may log mean_over_context(loss) and return the loss that it had before.
+        if sequence.weighted and loss is not sequence.unweighted:
             return output
         if isinstance(output, Tensor):
             return output * sequence.weight
