@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,10 +16,11 @@ from flashtrain.machine import settle
 from flashtrain.pathfinder_preview import preview
 from flashtrain.quiet import quieten
 from flashtrain.run import Stopped
-from flashtrain.run_folder import FAILED, OUT_OF_MEMORY, RUNNING, STOPPED, read_summary, write_summary
+from flashtrain.run_folder import FAILED, OUT_OF_MEMORY, RUNNING, STOPPED, note_failure, read_summary, write_summary
 from flashtrain.settings import Settings
 from flashtrain.summary import failed_row
 from flashtrain.task_runs import task_run
+from flashtrain.training.killed_ranks import name_killed_ranks
 from flashtrain.training.out_of_memory import OutOfMemory
 
 
@@ -26,6 +28,7 @@ def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: 
     """Train, measure or preview in `folder`. Returns the exit status: 0 finished, or ended at trainer.max_minutes, 1
     crashed, 2 a user's mistake, 3 out of memory, 130 or 143 stopped by a signal."""
     quieten()
+    name_killed_ranks(partial(note_failure, folder))
     settings, hardware = settle(settings, overrides)
 
     def note(status: str, error: str) -> None:

@@ -29,6 +29,16 @@ from flashtrain.sample import continue_text, default_prompt
 from flashtrain.settings import Settings
 from flashtrain.tasks import LanguageModel
 
+# Groups of conf/ that the command line may name here too, and the setting that each name stands for. Hydra composes
+# nothing in these modes: the run's own settings are the ground.
+GROUPS = {
+    "attention": "name",
+    "data": "source",
+    "hardware": "accelerator",
+    "logger": "name",
+    "memory": "checkpointing",
+}
+
 
 def settings_from_checkpoint(words: Sequence[str]) -> Settings | None:
     """The settings for a mode that works on a checkpoint; None where the command line asks for another mode.
@@ -50,8 +60,13 @@ def settings_from_checkpoint(words: Sequence[str]) -> Settings | None:
     for key, override in given.items():
         if key == "recipe" or key.startswith("hydra"):
             continue
-        own_name = {"attention": "name", "logger": "name", "memory": "checkpointing"}.get(key)
+        own_name = GROUPS.get(key)
         value = override.value() if own_name is None else {own_name: override.value()}
+        if isinstance(value, str) and OmegaConf.is_dict(OmegaConf.select(config, key)):
+            raise UserError(
+                f"{key}={value} replaces all {key} settings, and mode={mode} takes the checkpoint's own: leave it out, "
+                f"or change single ones ({key}.NAME=VALUE)."
+            )
         with readable_errors():
             OmegaConf.update(config, key, value)
     return checked_settings(config)

@@ -60,6 +60,19 @@ def test_a_group_given_with_a_checkpoint_replaces_the_runs_own(trained) -> None:
     assert (settings.memory.checkpointing, settings.memory.offload, settings.logger.name) == ("full", False, "none")
 
 
+def test_data_and_hardware_are_named_with_a_checkpoint_as_in_training(trained, tmp_path) -> None:
+    words = ["data=files", f"data.path={tmp_path}", "hardware=cpu"]
+    settings = modes.settings_from_checkpoint(["mode=evaluate", f"checkpoint={trained}", *words])
+    assert settings is not None
+    assert (settings.data.source, settings.data.path) == ("files", str(tmp_path))
+    assert settings.hardware.accelerator == "cpu"
+
+
+def test_another_group_named_with_a_checkpoint_is_refused_in_words(trained) -> None:
+    with pytest.raises(UserError, match=r"schedule=linear replaces all schedule settings.*checkpoint's own"):
+        modes.settings_from_checkpoint(["mode=evaluate", f"checkpoint={trained}", "schedule=linear"])
+
+
 def test_plan_names_parameters_tokens_memory_and_time_and_starts_nothing(tiny_runs: TinyRuns) -> None:
     words = tiny_runs.settings_words("mode=plan")
     settings, hardware = settle(compose_settings(words), words)

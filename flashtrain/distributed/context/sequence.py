@@ -48,6 +48,7 @@ class ContextSequence:
         self.tokens = tokens
         self.weight: float | Tensor = group.size * counted[0] / max(1, counted[1])
         self.weighted = False  # whether the step's loss was multiplied already
+        self.unweighted: Tensor | None = None  # ... what of: a step that returns this one returns it as it was
         self.explanation: str | None = None
         self._whole = dict(whole or {})
         self._positions: Tensor | None = None
@@ -116,10 +117,10 @@ def mean_over_context(loss: Tensor) -> Tensor:
     """A mean over this rank's labels, weighted so that the mean of all ranks' results is that over all labels.
 
     For a step that logs its loss with sync_dist=True, or that calls manual_backward; the strategy does it to what
-    training_step returns unless this was called. Outside of context parallelism it is the loss itself.
+    training_step returns unless that was made with this. Outside of context parallelism it is the loss itself.
     """
     sequence = current()
     if sequence is None:
         return loss
-    sequence.weighted = True
+    sequence.weighted, sequence.unweighted = True, loss
     return loss * sequence.weight

@@ -2,7 +2,9 @@
 
     trainer = Trainer(devices=8, strategy=flashtrain.ContextParallelStrategy(context_parallel_size=8))
 
-The module's attention is flashtrain.models.Attention (or GPT2, which is made of it); nothing else of it has to change.
+The module's attention is flashtrain.models.Attention (or GPT2, which is made of it), whose rotary positions know which
+tokens a rank holds. A module that looks up learned positions asks flashtrain.models.cache.next_positions for them, with
+no cache: torch.arange would count a rank's tokens as the sequence's first ones, and nothing could tell.
 The devices are a mesh data x context: ranks of one data index share their sequences, and FSDP2 shards weights,
 gradients and optimiser states over all of them.
 """
@@ -237,7 +239,11 @@ class ContextParallelStrategy(ModelParallelStrategy):
 
     def _weighted(self, output: Any) -> Any:
         sequence = self.sequence
-        if sequence is None or sequence.weighted:
+        if sequence is None:
+            return output
+        loss = output.get("loss") if isinstance(output, Mapping) else output
+        # A step may log mean_over_context(loss) and return the loss that it had before.
+        if sequence.weighted and loss is not sequence.unweighted:
             return output
         if isinstance(output, Tensor):
             return output * sequence.weight

@@ -1,0 +1,55 @@
+"""A rank that was killed is named before the job is."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from lightning_fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
+
+from flashtrain.quiet import quieten
+from flashtrain.training.killed_ranks import LAUNCHER, name_killed_ranks
+
+
+class Observer(_ChildProcessObserver):
+    """Lightning's own, which here must not kill the process that tests."""
+
+    def _terminate_all(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def untold() -> Iterator[None]:
+    logger = logging.getLogger(LAUNCHER)
+    before = logger.level, logger.propagate, list(logger.handlers)
+    yield
+    logger.level, logger.propagate, logger.handlers = before
+
+
+def observe(*codes: str) -> None:
+    ranks = [subprocess.Popen([sys.executable, "-c", f"import os, signal; {code}"]) for code in codes]
+    for rank in ranks:
+        rank.wait()
+    Observer(main_pid=0, child_processes=ranks)._run()
+
+
+def test_a_killed_rank_is_named_and_noted(capsys) -> None:
+    noted: list[str] = []
+    quieten()
+    name_killed_ranks()
+    name_killed_ranks(noted.append)
+    observe("pass", "os.kill(os.getpid(), signal.SIGKILL)")
+    line = "rank 2 was killed (SIGKILL, as the system does where host memory runs out)"
+    assert capsys.readouterr().err == f"flashtrain: {line}. The job ends.\n"
+    assert noted == [line]
+
+
+def test_a_rank_that_ended_by_itself_has_said_why(capsys) -> None:
+    noted: list[str] = []
+    name_killed_ranks(noted.append)
+    observe("raise SystemExit(75)")
+    assert capsys.readouterr().err == ""
+    assert noted == []
