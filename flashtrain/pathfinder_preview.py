@@ -11,7 +11,7 @@ from typing import Any
 
 from flashtrain.announce import say
 from flashtrain.data.pathfinder.figure import image_grid
-from flashtrain.data.pathfinder.parameters import contour_words
+from flashtrain.data.pathfinder.parameters import contour_words, drawn_like
 from flashtrain.data.pathfinder.raster import rasterise
 from flashtrain.data.pathfinder.store import ensure
 from flashtrain.run import run_loggers
@@ -46,7 +46,8 @@ def preview(
         workers=asked.workers,
         cache_dir=asked.cache_dir,
     )
-    drawn = rasterise(images.strokes(slice(None)).to(hardware.kind), images.parameters).cpu().numpy()
+    drawing = images.parameters if asked.drawn_as is None else drawn_like(images.parameters, asked.drawn_as)
+    drawn = rasterise(images.strokes(slice(None)).to(hardware.kind), drawing).cpu().numpy()
     labels = images.labels.tolist()
     path = image_grid(
         drawn,
@@ -69,7 +70,8 @@ def preview_plan(settings: Settings, hardware: Hardware) -> str:
 
 def _describe(settings: Settings) -> str:
     asked = settings.pathfinder
-    what = f"side {asked.side}, {contour_words(asked.contour)}, seed {asked.seed}"
+    drawn = f", drawn as at side {asked.drawn_as}" if asked.drawn_as else ""
+    what = f"side {asked.side}, {contour_words(asked.contour)}{drawn}, seed {asked.seed}"
     return f"Pathfinder preview: {_count(settings)} images of {what}"
 
 

@@ -146,6 +146,7 @@ def _pathfinder(settings: Settings, fixed: bool, splits: tuple[str, ...]) -> Seq
         asked.seed,
         counts={name: counts[name] for name in splits},
         contour=asked.contour,
+        drawn_as=asked.drawn_as,
         workers=asked.workers,
         cache_dir=asked.cache_dir,
     )

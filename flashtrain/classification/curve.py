@@ -16,7 +16,8 @@ from flashtrain.report.rows import write_atomically
 from flashtrain.tasks import SequenceClassification
 
 COLUMNS = (
-    "stage", "side", "contour", "step", "images", "train_accuracy", "validation_accuracy", "validation_loss", "minutes"
+    "stage", "side", "contour", "drawn_as", "step", "images", "train_accuracy", "validation_accuracy",
+    "validation_loss", "minutes",
 )  # fmt: skip
 
 
@@ -86,6 +87,7 @@ class LearningCurve(pl.Callback):
             "stage": stage.number + 1,
             "side": images.side if images else 0,
             "contour": images.contour if images else "",
+            "drawn_as": (images.drawn_as if images else None) or "",
             "step": step,
             "images": self._images_before + step * stage.batch,
             "train_accuracy": round(train, 5),

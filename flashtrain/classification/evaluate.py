@@ -112,6 +112,7 @@ def evaluate_classifier(settings: Settings, hardware: Hardware) -> list[Row]:
         "task": settings.sequence.data,
         "side": settings.pathfinder.side if image else None,
         "contour": settings.pathfinder.contour if image else None,
+        **({"drawn_as": settings.pathfinder.drawn_as} if image and settings.pathfinder.drawn_as else {}),
         "length": source.shape.length,
         "seed": settings.pathfinder.seed if image else settings.sequence.seed,
         "samples": found.total,
@@ -216,5 +217,6 @@ def _command(settings: Settings) -> str:
     words = ["mode=evaluate", given, f"sequence.data={settings.sequence.data}"]
     if settings.sequence.data == "pathfinder":
         asked = settings.pathfinder
-        words += [f"pathfinder.{name}={getattr(asked, name)}" for name in ("side", "contour", "seed", "test_images")]
+        names = ("side", "contour", *(["drawn_as"] if asked.drawn_as else []), "seed", "test_images")
+        words += [f"pathfinder.{name}={getattr(asked, name)}" for name in names]
     return " ".join(["python -m flashtrain", *map(shlex.quote, words)])

@@ -75,15 +75,16 @@ def curriculum_figure(rows: Rows, path: str | Path) -> Path:
         axis.annotate(
             f"side {side}", ((began + ended) / 2, bottom + 1), ha="center", va="bottom", rotation=upright, fontsize=8
         )
-        for contour, together in groupby(of_side, lambda row: row["contour"]):
+        for (contour, drawn), together in groupby(of_side, lambda row: (row["contour"], row.get("drawn_as"))):
             stage = list(together)
             minutes = [float(row[time]) for row in stage]
             shares = [100 * float(row["validation_accuracy"]) for row in stage]
-            hard = contour == "hard"
-            axis.plot(minutes, shares, marker="o", markersize=3, color="#cf222e" if hard else _OURS, zorder=3)
+            named = "14" if contour == "hard" else str(contour)
+            color = "#cf222e" if contour == "hard" and not drawn else _OURS
+            axis.plot(minutes, shares, marker="o", markersize=3, color=color, zorder=3)
             axis.annotate(
-                "14" if hard else str(contour), (minutes[-1], max(shares)), (0, 5), textcoords="offset points",
-                ha="center", fontsize=6,
+                f"{named}\nas {drawn}" if drawn else named, (minutes[-1], max(shares)), (0, 5),
+                textcoords="offset points", ha="center", fontsize=6,
             )  # fmt: skip
         began = ended
     axis.axhline(50, color="black", linestyle=":", linewidth=1)

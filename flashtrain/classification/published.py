@@ -53,9 +53,11 @@ def task_of(row: Mapping[str, Any]) -> str:
     task = str(row["task"])
     if task == "pathfinder":
         side, contour = row.get("side"), row.get("contour")
-        if side in PATHFINDERS and contour in HARD:
+        drawn = row.get("drawn_as")
+        if side in PATHFINDERS and contour in HARD and not drawn:
             return PATHFINDERS[side]
-        return f"{task}, side {side}, {contour_words(contour or 'unknown')}"
+        as_other = f", drawn as at side {drawn}" if drawn else ""
+        return f"{task}, side {side}, {contour_words(contour or 'unknown')}{as_other}"
     length = row.get("length")
     return task if length == LENGTHS.get(task, length) else f"{task}, length {length or 'unknown'}"
 
@@ -64,7 +66,7 @@ def papers_task(task: str) -> str:
     """What the papers' task is, for a name of `task_of` that says it is another; "" for all other names."""
     kind, _, difference = task.partition(", ")
     if difference and kind == "pathfinder":
-        return "the papers' task has hard contours and side 32, 128 or 256"
+        return "the papers' task has hard contours and side 32, 128 or 256, drawn as its own"
     return f"the papers' task has {LENGTHS[kind]:,} tokens" if difference and kind in LENGTHS else ""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 
-from flashtrain.data.pathfinder.parameters import FEWEST_DASHES, MOST_DASHES, dashes_in, of_side
+from flashtrain.data.pathfinder.parameters import FEWEST_DASHES, MOST_DASHES, SMALLEST_SIDE, dashes_in, of_side
 from flashtrain.errors import UserError
 from flashtrain.setting_checks import at_least, between, one_of
 
@@ -131,7 +131,8 @@ class StageSettings:
 
     steps, epochs: one of them (neither: trainer.steps). until: the accuracy on held-out images at which the stage ends
     before its steps are over (None: it never does). images: the first so many training images. contour: as
-    pathfinder.contour, or 3..14: a stage like this one for each number of dashes from 3 to 14. schedule: of the
+    pathfinder.contour, or 3..14: a stage like this one for each number of dashes from 3 to 14. drawn_as: as pathfinder.
+    drawn_as. schedule: of the
     learning rate, by name: one that ends early is better constant than on its way down to where it does not get.
     """
 
@@ -146,6 +147,7 @@ class StageSettings:
     micro_batch: int | None = None
     images: int | None = None
     contour: str | None = None
+    drawn_as: int | None = None
     pattern: str | None = None
     masked_weight: float | None = None
     classification_weight: float | None = None
@@ -160,6 +162,8 @@ class StageSettings:
             )
         for stage in self.each_length():
             of_side(self.side, stage.contour or "hard")
+        if self.drawn_as is not None:
+            at_least(f"{where}.drawn_as", self.drawn_as, SMALLEST_SIDE)
         if self.until is not None and not 0 < self.until <= 1:
             raise UserError(f"{where}.until={self.until} must be a share of the images: above 0, and at most 1.")
         if self.steps is not None and self.epochs is not None:

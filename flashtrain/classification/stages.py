@@ -34,7 +34,8 @@ class Stage:
         what = f"side {images.side}" if sequence.data == "pathfinder" else sequence.data
         if self.count == 1:
             return what
-        return f"stage {self.number + 1} of {self.count}, {what}, {contour_words(images.contour)}"
+        drawn = f", drawn as at side {images.drawn_as}" if images.drawn_as else ""
+        return f"stage {self.number + 1} of {self.count}, {what}, {contour_words(images.contour)}{drawn}"
 
     @property
     def folder(self) -> str:
@@ -128,6 +129,7 @@ def _changed(settings: Settings, stage: StageSettings) -> Settings:
             settings.pathfinder,
             side=stage.side,
             contour=stage.contour or settings.pathfinder.contour,
+            drawn_as=_own(stage.drawn_as, settings.pathfinder.drawn_as),
             train_images=images,
         ),
     )

@@ -39,6 +39,14 @@ def test_a_growing_contour_is_a_stage_for_each_length() -> None:
     assert [stage.steps for stage in stages[:3]] == [9, 9, 9]
 
 
+def test_a_stage_may_draw_its_images_as_another_sides() -> None:
+    stages = stages_of(
+        compose_settings(["recipe=path256", "curriculum.stages=[{side:128,drawn_as:160},{side:128},{side:256}]"])
+    )
+    assert [stage.settings.pathfinder.drawn_as for stage in stages] == [160, None, None]
+    assert stages[0].name == "stage 1 of 3, side 128, hard contours, drawn as at side 160"
+
+
 def test_tiles_that_do_not_fill_a_stages_images_are_refused_before_any_is_made() -> None:
     settings = compose_settings(["recipe=path256", "curriculum.stages=[{side:256},{side:40}]"])
     with pytest.raises(UserError, match=r"side 40\. Possible: sides that 16 divides"):

@@ -113,6 +113,26 @@ def of_side(side: int, contour: str = "hard", **changes: Any) -> PathfinderParam
     return found
 
 
+def drawn_like(parameters: PathfinderParameters, side: int) -> PathfinderParameters:
+    """These images with discs, lines and brightness as at another side, where everything lies where it lay.
+
+    Between two of the Arena's sides in proportion to log2(side) and not rounded, so that drawings change as little from
+    side to side as one likes. UserError: a side that is too small.
+    """
+    at_least("drawn_as", side, SMALLEST_SIDE)
+    below, above, share = _neighbours(side)
+
+    def between(name: str) -> float:
+        return (1 - share) * getattr(below, name) + share * getattr(above, name)
+
+    return replace(
+        parameters,
+        marker_radius=between("marker_radius"),
+        thickness=between("thickness"),
+        contrast=between("contrast"),
+    )
+
+
 def contours_in(contour: str) -> list[str]:
     """The contours of one length each that make up a contour: itself, or all from 3 to 6 dashes of "3-6".
 
@@ -154,9 +174,7 @@ def _sized(side: int) -> PathfinderParameters:
             padding=max(1, round(nearest.padding * scale)),
             seed_distance=min((side - 1) // 4, round(nearest.seed_distance * scale)),
         )
-    low = max(known for known in _ARENA if known < side)
-    share = math.log2(side / low)
-    below, above = _ARENA[low], _ARENA[2 * low]
+    below, above, share = _neighbours(side)
 
     def between(name: str, step: float = 1.0) -> float:
         first, last = getattr(below, name), getattr(above, name)
@@ -174,3 +192,11 @@ def _sized(side: int) -> PathfinderParameters:
         distractors=int(between("distractors")),
         contrast=between("contrast", 0.05),
     )
+
+
+def _neighbours(side: int) -> tuple[PathfinderParameters, PathfinderParameters, float]:
+    """The Arena's sides below and above, and how far this one is from the first to the second, by log2; a side outside
+    of them all, or one of them, is its own neighbour."""
+    low = max((known for known in _ARENA if known <= side), default=min(_ARENA))
+    high = min((known for known in _ARENA if known >= side), default=max(_ARENA))
+    return _ARENA[low], _ARENA[high], math.log2(side / low) if low < side < high else 0.0

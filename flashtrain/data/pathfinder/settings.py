@@ -13,7 +13,9 @@ class PathfinderSettings:
     """side: of the square images; 32, 64, 128 (Path-X) and 256 (Path-256) are the Long Range Arena's, any other goes.
 
     contour: hard (14 dashes, the Arena's), intermediate (9), easy (6), a number of dashes, or a range such as 3-6, of
-    which every length has as many images. seed: of the images; train, validation and test images are different ones.
+    which every length has as many images. drawn_as: another side, whose discs, lines and brightness these images have
+    (None: their own): what a curriculum changes before it changes the side. seed: of the images; train, validation and
+    test images are different ones.
     train_images, validation_images, test_images: how many. workers: processes that generate (None: one a core).
     cache_dir: where generated sets are kept (None: FLASHTRAIN_CACHE).
     preview: images that recipe=pathfinder-preview draws (None, of the other recipes: 24 with mode=preview).
@@ -21,6 +23,7 @@ class PathfinderSettings:
 
     side: int = 32
     contour: str = "hard"
+    drawn_as: int | None = None
     seed: int = 0
     train_images: int = 160_000
     validation_images: int = 20_000
@@ -33,6 +36,8 @@ class PathfinderSettings:
         """Raise UserError for the first setting that cannot work."""
         at_least("pathfinder.side", self.side, SMALLEST_SIDE)
         of_side(self.side, self.contour)
+        if self.drawn_as is not None:
+            at_least("pathfinder.drawn_as", self.drawn_as, SMALLEST_SIDE)
         at_least("pathfinder.seed", self.seed, 0)
         for name in ("train_images", "validation_images", "test_images", "preview"):
             if getattr(self, name) is not None:

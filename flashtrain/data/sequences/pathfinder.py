@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flashtrain.data.pathfinder.parameters import contour_words, contours_in, of_side
+from flashtrain.data.pathfinder.parameters import contour_words, contours_in, drawn_like, of_side
 from flashtrain.data.pathfinder.raster import rasterise
 from flashtrain.data.pathfinder.store import PathfinderImages, ensure
 from flashtrain.data.pathfinder.strokes import Strokes, together
@@ -50,7 +50,8 @@ class StrokeSamples:
 
 
 class Pathfinder:
-    """side, contour, seed, workers, cache_dir: see flashtrain.data.pathfinder. counts: images of each split.
+    """side, contour, seed, workers, cache_dir: see flashtrain.data.pathfinder. counts: images of each split. drawn_as:
+    another side, whose discs, lines and brightness the images have (None: their own).
 
     Images are made once and kept as strokes of about 200 bytes; a batch is drawn after it has reached the device.
     """
@@ -62,11 +63,13 @@ class Pathfinder:
         *,
         counts: Mapping[str, int],
         contour: str = "hard",
+        drawn_as: int | None = None,
         workers: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        self.parameters = of_side(side, contour)
-        self.side, self.seed, self.contour = side, seed, contour
+        own = of_side(side, contour)
+        self.parameters = own if drawn_as is None else drawn_like(own, drawn_as)
+        self.side, self.seed, self.contour, self.drawn_as = side, seed, contour, drawn_as
         self.counts = dict(counts)
         self.workers, self.cache_dir = workers, cache_dir
 
@@ -76,7 +79,8 @@ class Pathfinder:
 
     def describe(self) -> str:
         counts = ", ".join(f"{count:,} {name}" for name, count in self.counts.items())
-        return f"Pathfinder-{self.side}, {contour_words(self.contour)}, seed {self.seed}: {counts} images"
+        drawn = f", drawn as at side {self.drawn_as}" if self.drawn_as else ""
+        return f"Pathfinder-{self.side}, {contour_words(self.contour)}{drawn}, seed {self.seed}: {counts} images"
 
     def prepare(self) -> None:
         """Generate what is missing of every split."""

@@ -34,7 +34,7 @@ from flashtrain.distributed.context.transfers import MOST_PIECES, Piece, Transfe
 from flashtrain_kernels import Mask
 
 Needed = Sequence[Sequence[np.ndarray]]
-# What must come to a rank for each further piece. The copies and launches of one more piece took up to 2 ms, forward and
+# What must come to a rank for each further piece. The copies and launches of one more took up to 2 ms, forward and
 # backward, on two H200s (context-two-gpus-h200.json), as long as some 250 MiB are on their way there and back.
 PIECE_BYTES = 256 << 20
 
