@@ -9,6 +9,7 @@ import torch
 
 from flashtrain.classification.batching import choose_stage_batching
 from flashtrain.classification.build import make_classifier, make_sequence_source, shape_without_data
+from flashtrain.classification.settings import DRAWN_STEP
 from flashtrain.classification.stages import Stage, stages_of
 from flashtrain.classification.words import describe_stage_line, random_start
 from flashtrain.data.pathfinder.parameters import contour_words, dashes_in
@@ -23,7 +24,8 @@ from flashtrain.training.hardware import Hardware
 def plan_classifier(settings: Settings, hardware: Hardware) -> str:
     """Parameters, samples and time of every stage, as lines to print. Builds no weights, makes no data.
 
-    Stages that differ in nothing but contours that grow dash by dash are told together, and memory where it changes.
+    Stages that differ in nothing but contours or drawings that grow step by step are told together, and memory where it
+    changes.
     """
     rate, how = expected_rate(hardware)
     stages = stages_of(settings)
@@ -32,9 +34,9 @@ def plan_classifier(settings: Settings, hardware: Hardware) -> str:
     total = 0.0
     for alike in _told_together(stages):
         stage = alike[0]
-        shape, data = _shape(
-            replace(stage.settings, pathfinder=replace(stage.settings.pathfinder, contour=_span(alike)))
-        )
+        drawn_as = stage.settings.pathfinder.drawn_as if len(alike) == 1 else None
+        images = replace(stage.settings.pathfinder, contour=_span(alike), drawn_as=drawn_as)
+        shape, data = _shape(replace(stage.settings, pathfinder=images))
         with torch.device("meta"):
             model = make_classifier(stage.settings, hardware, shape)
         batching = choose_stage_batching(stage, hardware, model)
@@ -74,25 +76,30 @@ def _shape(settings: Settings) -> tuple[SequenceShape, str]:
 
 
 def _told_together(stages: Sequence[Stage]) -> list[list[Stage]]:
-    """The stages in their order; those that differ only in the contour, by one dash from one to the next, in one."""
+    """The stages in their order; those that differ in a growing contour or drawing alone, by one step from one to the
+    next, in one."""
     found: list[list[Stage]] = []
     for stage in stages:
-        last = found[-1][-1] if found else None
-        if last is not None and _alike(last, stage) and dashes_in(_contour(stage)) == _one_more(_contour(last)):
-            found[-1].append(stage)
+        last = found[-1] if found else []
+        growth = _grows(last[-1], stage) if last else ""
+        if growth and (len(last) == 1 or growth == _grows(*last[-2:])):
+            last.append(stage)
         else:
             found.append([stage])
     return found
 
 
-def _alike(one: Stage, other: Stage) -> bool:
-    """Whether two stages differ in nothing but the contour."""
-    images = replace(other.settings.pathfinder, contour=_contour(one))
-    return one.until == other.until and one.settings == replace(other.settings, pathfinder=images)
-
-
-def _contour(stage: Stage) -> str:
-    return stage.settings.pathfinder.contour
+def _grows(one: Stage, other: Stage) -> str:
+    """What alone is one step further in the other stage, "contour" or "drawn_as"; "" for any other difference."""
+    before, after = one.settings.pathfinder, other.settings.pathfinder
+    alike = replace(other.settings, pathfinder=replace(after, contour=before.contour, drawn_as=before.drawn_as))
+    if one.until != other.until or one.settings != alike:
+        return ""
+    if before.drawn_as == after.drawn_as:
+        return "contour" if dashes_in(after.contour) == _one_more(before.contour) else ""
+    if before.contour != after.contour or before.drawn_as is None:
+        return ""
+    return "drawn_as" if after.drawn_as == before.drawn_as + DRAWN_STEP else ""
 
 
 def _one_more(contour: str) -> range | None:
@@ -106,13 +113,18 @@ def _name(alike: Sequence[Stage]) -> str:
     first, last = alike[0], alike[-1]
     if len(alike) == 1:
         return first.name
+    images = first.settings.pathfinder
+    drawn = ""
+    if images.drawn_as:
+        sides = sorted({images.drawn_as, last.settings.pathfinder.drawn_as or 0})
+        drawn = f", drawn as at side{'s' if len(sides) > 1 else ''} {' to '.join(map(str, sides))}"
     return (
-        f"stages {first.number + 1} to {last.number + 1} of {first.count}, side {first.settings.pathfinder.side}, "
-        f"{contour_words(_span(alike))} one after another"
+        f"stages {first.number + 1} to {last.number + 1} of {first.count}, side {images.side}, "
+        f"{contour_words(_span(alike))}{drawn} one after another"
     )
 
 
 def _span(alike: Sequence[Stage]) -> str:
-    """The contours of several stages as a range; the own one of a single stage."""
-    first, last = _contour(alike[0]), _contour(alike[-1])
-    return first if len(alike) == 1 else f"{dashes_in(first)[0]}-{dashes_in(last)[0]}"
+    """The contours of several stages as a range; the own one where it is the same in all."""
+    first, last = (stage.settings.pathfinder.contour for stage in (alike[0], alike[-1]))
+    return first if first == last else f"{dashes_in(first)[0]}-{dashes_in(last)[0]}"

@@ -11,6 +11,7 @@ from flashtrain.setting_checks import at_least, between, one_of
 
 DATA = ("pathfinder", "listops", "text", "retrieval", "image")
 IMAGES = ("pathfinder", "image")
+DRAWN_STEP = 8  # pixels of a side, from one drawing to the next
 AUGMENTATIONS = ("none", "turn", "mirror")
 # The parts whose number of samples sequence.* sets; the others are those of pathfinder.*, or the files' own.
 _COUNTED = {"listops": ("train", "validation", "test"), "text": ("validation",), "image": ("validation",)}
@@ -131,8 +132,8 @@ class StageSettings:
 
     steps, epochs: one of them (neither: trainer.steps). until: the accuracy on held-out images at which the stage ends
     before its steps are over (None: it never does). images: the first so many training images. contour: as
-    pathfinder.contour, or 3..14: a stage like this one for each number of dashes from 3 to 14. drawn_as: as pathfinder.
-    drawn_as. schedule: of the
+    pathfinder.contour, or 3..14: a stage like this one for each number of dashes from 3 to 14. drawn_as: as
+    pathfinder.drawn_as, or 136..256: a stage like this one for every eighth side from 136 to 256. schedule: of the
     learning rate, by name: one that ends early is better constant than on its way down to where it does not get.
     """
 
@@ -147,7 +148,7 @@ class StageSettings:
     micro_batch: int | None = None
     images: int | None = None
     contour: str | None = None
-    drawn_as: int | None = None
+    drawn_as: str | None = None
     pattern: str | None = None
     masked_weight: float | None = None
     classification_weight: float | None = None
@@ -160,10 +161,13 @@ class StageSettings:
                 f"{where}.contour={self.contour} must grow: from {FEWEST_DASHES} dashes at least to {MOST_DASHES} at "
                 "most, such as 3..14."
             )
-        for stage in self.each_length():
+        for stage in self.each_stage():
             of_side(self.side, stage.contour or "hard")
-        if self.drawn_as is not None:
-            at_least(f"{where}.drawn_as", self.drawn_as, SMALLEST_SIDE)
+        if self.drawn_as is not None and not self._drawings():
+            raise UserError(
+                f"{where}.drawn_as={self.drawn_as} must be a side from {SMALLEST_SIDE}, or grow from one, such as "
+                "136..256."
+            )
         if self.until is not None and not 0 < self.until <= 1:
             raise UserError(f"{where}.until={self.until} must be a share of the images: above 0, and at most 1.")
         if self.steps is not None and self.epochs is not None:
@@ -181,10 +185,13 @@ class StageSettings:
             if given is not None and not given > 0:
                 raise UserError(f"{where}.{name}={given} must be above 0.")
 
-    def each_length(self) -> list[StageSettings]:
-        """The stages that a growing contour stands for, one for each number of dashes; itself where none grows."""
+    def each_stage(self) -> list[StageSettings]:
+        """The stages that a growing contour or drawing stands for, one for each number of dashes and for each drawing;
+        itself where none grows."""
         growth = self._growth()
-        return [self] if growth is None else [replace(self, contour=str(dashes)) for dashes in dashes_in(growth)]
+        contours = [self.contour] if growth is None else [str(dashes) for dashes in dashes_in(growth)]
+        drawings = [self.drawn_as] if self.drawn_as is None else [str(side) for side in self._drawings()]
+        return [replace(self, contour=contour, drawn_as=drawn) for contour in contours for drawn in drawings]
 
     def _growth(self) -> str | None:
         """3..14 as the range 3-14; None for a contour that does not grow from what there is to what there is."""
@@ -192,6 +199,12 @@ class StageSettings:
         if found is None or not FEWEST_DASHES <= int(found[1]) <= int(found[2]) <= MOST_DASHES:
             return None
         return f"{found[1]}-{found[2]}"
+
+    def _drawings(self) -> range:
+        """The sides that drawn_as names; empty where they are none."""
+        found = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", self.drawn_as or "")
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+        return range(first, last + 1, DRAWN_STEP) if first >= SMALLEST_SIDE else range(0)
 
 
 @dataclass
@@ -206,5 +219,5 @@ class CurriculumSettings:
             stage.check(number)
 
     def each_stage(self) -> list[StageSettings]:
-        """The stages one by one, those of growing contours too."""
-        return [one for stage in self.stages for one in stage.each_length()]
+        """The stages one by one, those of growing contours and drawings too."""
+        return [one for stage in self.stages for one in stage.each_stage()]

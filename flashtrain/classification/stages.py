@@ -129,7 +129,7 @@ def _changed(settings: Settings, stage: StageSettings) -> Settings:
             settings.pathfinder,
             side=stage.side,
             contour=stage.contour or settings.pathfinder.contour,
-            drawn_as=_own(stage.drawn_as, settings.pathfinder.drawn_as),
+            drawn_as=settings.pathfinder.drawn_as if stage.drawn_as is None else int(stage.drawn_as),
             train_images=images,
         ),
     )

@@ -47,6 +47,20 @@ def test_a_stage_may_draw_its_images_as_another_sides() -> None:
     assert stages[0].name == "stage 1 of 3, side 128, hard contours, drawn as at side 160"
 
 
+def test_a_drawing_that_grows_is_a_stage_for_every_eighth_side() -> None:
+    growing = "{side:64,contour:hard,drawn_as:136..156,steps:9,batch:4},{side:64,steps:9,batch:4}"
+    settings = compose_settings(["recipe=path256", f"curriculum.stages=[{growing}]"])
+    assert [stage.settings.pathfinder.drawn_as for stage in stages_of(settings)] == [136, 144, 152, None]
+    told = plan_classifier(settings, detect_hardware())
+    assert "stages 1 to 3 of 4, side 64, hard contours, drawn as at sides 136 to 152 one after another" in told
+
+
+@pytest.mark.parametrize("drawn_as", ["wide", "8", "200..100", "136..."])
+def test_a_drawing_of_no_side_is_refused(drawn_as: str) -> None:
+    with pytest.raises(UserError, match=r"stages\[0\].drawn_as=.* must be a side from 24"):
+        compose_settings(["recipe=path256", f"curriculum.stages=[{{side:64,drawn_as:'{drawn_as}'}}]"])
+
+
 def test_tiles_that_do_not_fill_a_stages_images_are_refused_before_any_is_made() -> None:
     settings = compose_settings(["recipe=path256", "curriculum.stages=[{side:256},{side:40}]"])
     with pytest.raises(UserError, match=r"side 40\. Possible: sides that 16 divides"):
