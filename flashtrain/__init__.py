@@ -21,6 +21,8 @@ _PUBLIC = {
     "Throughput": "flashtrain.training.throughput",
     "UserError": "flashtrain.errors",
     "generate": "flashtrain.generation",
+    "mean_over_context": "flashtrain.distributed.context.sequence",
+    "next_positions": "flashtrain.models.cache",
     "register": "flashtrain.registry",
     "main": "flashtrain.__main__",
 }
@@ -37,16 +39,20 @@ __all__ = [
     "__version__",
     "generate",
     "main",
+    "mean_over_context",
+    "next_positions",
     "register",
 ]
 
 if TYPE_CHECKING:
     from flashtrain.__main__ import main
     from flashtrain.data.datamodule import TextDataModule
+    from flashtrain.distributed.context.sequence import mean_over_context
     from flashtrain.distributed.context.strategy import ContextParallelStrategy
     from flashtrain.errors import UserError
     from flashtrain.generation import generate
     from flashtrain.models import GPT2, Attention, GPT2Config
+    from flashtrain.models.cache import next_positions
     from flashtrain.registry import register
     from flashtrain.tasks import LanguageModel
     from flashtrain.training.throughput import Throughput

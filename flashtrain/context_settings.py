@@ -28,6 +28,11 @@ def check_context(settings: Settings) -> None:
     degree, named = settings.context_parallel, settings.trainer.strategy
     if degree is not None:
         at_least("context_parallel", degree, 1)
+    if settings.mode == "benchmark" and degree is not None and degree > 1:
+        raise UserError(
+            f"context_parallel={degree} is for trainings: recipe=long-context-benchmark measures it with "
+            f"benchmark.degrees=[{degree}]."
+        )
     if settings.mode not in ("train", "plan", "lengths"):
         return
     if settings.strategy != CONTEXT:
@@ -35,6 +40,12 @@ def check_context(settings: Settings) -> None:
             raise UserError(
                 f"context_parallel={degree} shares a sequence among devices, and trainer.strategy={named} gives each "
                 "its own: choose trainer.strategy=context, or context_parallel=1."
+            )
+        way = settings.trainer.context_way
+        if degree is None and way != "auto":
+            raise UserError(
+                f"trainer.context_way={way} says how devices share a sequence, and each has its own: add "
+                "context_parallel=2 (or more), or leave it out."
             )
         return
     _check_degree(settings)

@@ -81,7 +81,8 @@ class Record:
         alive = {rank: beat for rank, beat in self.latest.items() if beat.state == ALIVE}
         for rank, beat in alive.items():
             if now - self._heard[rank] > self.silence:
-                return f"rank {rank} of {self.size} has died at {beat.doing}: no sign of it for {self.silence:g} s"
+                ended = f"rank {rank} of {self.size} has died or hangs at {beat.doing}"
+                return f"{ended}: no sign of it for {self.silence:g} s"
         if not alive or now - self._moved <= self.timeout:
             return None
         behind = min(beat.progress for beat in alive.values())

@@ -70,7 +70,7 @@ def test_a_stuck_rank_ends_the_job_and_is_named(four):
 
 def test_a_dead_rank_ends_the_job_and_is_named(two):
     assert two.codes == [EXIT_CODE, 7]
-    assert "rank 1 of 2 has died at" in two.outputs[0]
+    assert "rank 1 of 2 has died or hangs at" in two.outputs[0]
 
 
 def test_selective_checkpointing_computes_and_communicates_attention_once(monkeypatch, tmp_path):
@@ -198,7 +198,7 @@ def test_verdicts():
     silent = record()
     for rank in (0, 2):
         silent.note(rank, Beat("alive", 2, 2, "step 2"), now=10)
-    assert silent.verdict(12) == "rank 1 of 3 has died at step 1: no sign of it for 10 s"
+    assert silent.verdict(12) == "rank 1 of 3 has died or hangs at step 1: no sign of it for 10 s"
     slow = record()
     for beats in range(2, 100):
         for rank in range(3):
