@@ -62,7 +62,6 @@ def test_samples_of_a_step_divide_over_groups_of_devices():
         (("trainer.strategy=context", "attention=standard"), "choose attention=flash"),
         (("trainer.strategy=context", "trainer.cuda_graphs=true"), "choose trainer.cuda_graphs=false"),
         (("trainer.strategy=context", "mode=lengths", "lengths.contexts=[32]"), "trains several contexts"),
-        (("mode=benchmark", "trainer.devices=2", "context_parallel=2"), r"benchmark.degrees=\[2\]"),
         (("trainer.devices=2", "trainer.context_way=ring"), "add context_parallel=2"),
         (("trainer.context_way=rings",), r"unknown trainer.context_way 'rings'\. Did you mean 'ring'"),
         (("trainer.context_layout=zigzag",), "unknown trainer.context_layout 'zigzag'"),
@@ -79,6 +78,11 @@ def test_what_cannot_be_is_refused_in_one_line(words, message):
 def test_only_language_models_share_sequences(recipe):
     with pytest.raises(UserError, match=rf"recipe={recipe} is task=.*: choose trainer.strategy=ddp"):
         compose_settings([f"recipe={recipe}", "trainer.strategy=context"])
+
+
+def test_benchmarks_of_whole_steps_share_no_sequences():
+    with pytest.raises(UserError, match=r"context_parallel=2 is for trainings: .*benchmark.degrees=\[2\]"):
+        compose_settings(["recipe=gpt2-speed", "trainer.devices=2", "context_parallel=2"])
 
 
 def test_the_strategy_is_made_as_the_settings_say():
