@@ -74,13 +74,13 @@ def save_atomically(checkpoint: dict[str, Any], path: Path) -> None:
         raise UserError(f"could not write checkpoint {path}: {cause.strerror or cause}; {kept}") from problem
 
 
-def read_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
-    """The dictionary in a checkpoint file, by torch.load with weights_only=True.
+def read_checkpoint(path: str | Path, map_location: Any = "cpu", *, mmap: bool = False) -> dict[str, Any]:
+    """The dictionary in a checkpoint file, by torch.load with weights_only=True. mmap: read tensors when they are used.
 
     Raises UserError where the file is missing, damaged, no checkpoint, or holds anything but tensors and plain values.
     """
     with readable_checkpoint_errors(Path(path)):
-        checkpoint = torch.load(path, map_location=map_location, weights_only=True)
+        checkpoint = torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
     if not isinstance(checkpoint, dict):
         raise UserError(f"{path} holds a {type(checkpoint).__name__}, not a checkpoint")
     return checkpoint
@@ -197,9 +197,17 @@ class BestCheckpoint(ModelCheckpoint):
         super().on_train_start(trainer, pl_module)
         if self.best_model_score is None or not self._path.is_file():
             return
-        held = read_checkpoint(self._path).get("callbacks", {}).get(self.state_key, {}).get("best_model_score")
+        held = self._held()
         if held is not None and self.check_monitor_top_k(trainer, held):
             self._holds(held)
+
+    def _held(self) -> torch.Tensor | None:
+        """The score that best.ckpt says it is of; None where it cannot be read: then it is no loss."""
+        with contextlib.suppress(UserError):
+            # Mapped, for of all its weights nothing is read.
+            saved = read_checkpoint(self._path, mmap=True)
+            return saved.get("callbacks", {}).get(self.state_key, {}).get("best_model_score")
+        return None
 
     def _holds(self, score: torch.Tensor) -> None:
         """Remember that best.ckpt is of this score."""

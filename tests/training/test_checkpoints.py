@@ -75,6 +75,10 @@ def test_a_longer_run_compares_with_the_validation_that_followed_the_fit(tmp_pat
     fit(tmp_path, *checkpoint_callbacks(tmp_path), task=Told(0.2, 0.4), resume=last, max_steps=13, **options)
     assert read_checkpoint(best)["global_step"] == 9
 
+    best.write_bytes(b"damaged")
+    fit(tmp_path, *checkpoint_callbacks(tmp_path), task=Told(0.1), resume=last, max_steps=16, **options)
+    assert read_checkpoint(best)["global_step"] == 15
+
 
 def test_last_is_written_every_n_optimiser_steps(tmp_path):
     written = []
