@@ -32,6 +32,7 @@ from flashtrain.classification.build import (
     trained_config,
 )
 from flashtrain.classification.curve import LearningCurve
+from flashtrain.classification.fallen import end_if_fallen
 from flashtrain.classification.figures import curriculum_figure
 from flashtrain.classification.resume import Resumed, check_same, find_resumed
 from flashtrain.classification.stages import Stage, stages_of
@@ -93,6 +94,7 @@ def train_classifier(
     if resumed is not None:
         first = resumed.stage
         if curve.is_over(stages[first], resumed.step) and first + 1 < len(stages):
+            end_if_fallen(curve.rows, stages[first], None, folder / CHECKPOINTS, first=False)
             first, start = first + 1, resumed.saved
         say(f"resuming from {resumed.checkpoint} ({stages[resumed.stage].name}, step {resumed.step})")
 
@@ -105,10 +107,11 @@ def train_classifier(
         again = resumed if resumed is not None and stage.number == resumed.stage else None
         curve.begin_stage(stage)
         fitted = _fit(stage, hardware, folder, curve, start=start, resumed=again, started=started)
+        end_if_fallen(curve.rows, stage, start, folder / CHECKPOINTS, first=_is_first_rank())
         start = fitted.saved
     if fitted is None:
         raise AssertionError("a training has a stage at least")
-    if curve.rows and (not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0):
+    if curve.rows and _is_first_rank():
         _publish(settings, folder, curve, overrides)
     return _row(settings, hardware, fitted, curve, overrides=overrides, started=started)
 
@@ -182,6 +185,10 @@ def _fit(
     state = {name: value.detach().cpu() for name, value in model.state_dict().items()}
     saved = SavedClassifier(model.config, state, describe_stage(stage, model), folder / CHECKPOINTS / LAST)
     return _Fitted(saved, throughput, batching, length, validation)
+
+
+def _is_first_rank() -> bool:
+    return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
 
 
 def _publish(settings: Settings, folder: Path, curve: LearningCurve, overrides: list[str]) -> None:

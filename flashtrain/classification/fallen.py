@@ -1,0 +1,53 @@
+"""A stage that fell to chance: the stages after it would build on nothing, for hours perhaps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flashtrain.classification.intervals import wilson
+from flashtrain.classification.stages import Stage
+from flashtrain.classification.weights import SavedClassifier, write_classifier
+from flashtrain.errors import UserError
+
+CHANCE = 0.5  # of images whose answer is yes or no, which alone have stages
+LEARNED = 0.6  # what the stage before must have been above, for the fall to be one
+
+
+def fell(rows: Sequence[Mapping[str, Any]], stage: Stage) -> bool:
+    """Whether no validation of this stage tells it from guessing, though those of the stage before did clearly.
+
+    rows: of the learning curve. The last stage's end is everybody's to see, and the first has none before it.
+    """
+    settings = stage.settings
+    if settings.sequence.classification_weight == 0 or stage.number + 1 == stage.count:
+        return False
+    images = settings.pathfinder.validation_images
+    count = min(images, settings.sequence.validation_samples or images)
+    best: dict[int, float] = {}
+    for row in rows:
+        best[row["stage"]] = max(best.get(row["stage"], 0.0), float(row["validation_accuracy"]))
+    here, before = best.get(stage.number + 1), best.get(stage.number)
+    if here is None or before is None:
+        return False
+    return wilson(round(here * count), count)[0] <= CHANCE and wilson(round(before * count), count)[0] > LEARNED
+
+
+def end_if_fallen(
+    rows: Sequence[Mapping[str, Any]], stage: Stage, start: SavedClassifier | None, folder: Path, *, first: bool
+) -> None:
+    """Raise UserError where the stage fell to chance; the first rank writes its starting weights into `folder`.
+
+    start: those weights; None where they are not at hand, in a run that was resumed within the stage.
+    """
+    if not fell(rows, stage):
+        return
+    path = folder / f"before-stage-{stage.number + 1}.safetensors"
+    if start is not None and first:
+        write_classifier(start, path)
+    kept = f" The weights that it began with: weights={path}." if start is not None or path.exists() else ""
+    raise UserError(
+        f"{stage.name} fell to chance, and the stages after it would begin there: the training ends.{kept} Possible: "
+        "smaller steps from stage to stage (contour, drawn_as, side), a lower learning rate, larger batches."
+    )
