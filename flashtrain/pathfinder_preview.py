@@ -46,7 +46,7 @@ def preview(
         workers=asked.workers,
         cache_dir=asked.cache_dir,
     )
-    drawing = images.parameters if asked.drawn_as is None else drawn_like(images.parameters, asked.drawn_as)
+    drawing = drawn_like(images.parameters, asked.drawn_as)
     drawn = rasterise(images.strokes(slice(None)).to(hardware.kind), drawing).cpu().numpy()
     labels = images.labels.tolist()
     path = image_grid(
@@ -70,8 +70,7 @@ def preview_plan(settings: Settings, hardware: Hardware) -> str:
 
 def _describe(settings: Settings) -> str:
     asked = settings.pathfinder
-    drawn = f", drawn as at side {asked.drawn_as}" if asked.drawn_as else ""
-    what = f"side {asked.side}, {contour_words(asked.contour)}{drawn}, seed {asked.seed}"
+    what = f"side {asked.side}, {contour_words(asked.contour, asked.drawn_as)}, seed {asked.seed}"
     return f"Pathfinder preview: {_count(settings)} images of {what}"
 
 

@@ -56,8 +56,7 @@ def task_of(row: Mapping[str, Any]) -> str:
         drawn = row.get("drawn_as")
         if side in PATHFINDERS and contour in HARD and not drawn:
             return PATHFINDERS[side]
-        as_other = f", drawn as at side {drawn}" if drawn else ""
-        return f"{task}, side {side}, {contour_words(contour or 'unknown')}{as_other}"
+        return f"{task}, side {side}, {contour_words(contour or 'unknown', drawn)}"
     length = row.get("length")
     return task if length == LENGTHS.get(task, length) else f"{task}, length {length or 'unknown'}"
 

@@ -34,8 +34,8 @@ class Stage:
         what = f"side {images.side}" if sequence.data == "pathfinder" else sequence.data
         if self.count == 1:
             return what
-        drawn = f", drawn as at side {images.drawn_as}" if images.drawn_as else ""
-        return f"stage {self.number + 1} of {self.count}, {what}, {contour_words(images.contour)}{drawn}"
+        contours = contour_words(images.contour, images.drawn_as)
+        return f"stage {self.number + 1} of {self.count}, {what}, {contours}"
 
     @property
     def folder(self) -> str:

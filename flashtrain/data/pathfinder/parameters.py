@@ -113,12 +113,14 @@ def of_side(side: int, contour: str = "hard", **changes: Any) -> PathfinderParam
     return found
 
 
-def drawn_like(parameters: PathfinderParameters, side: int) -> PathfinderParameters:
-    """These images with discs, lines and brightness as at another side, where everything lies where it lay.
+def drawn_like(parameters: PathfinderParameters, side: int | None) -> PathfinderParameters:
+    """These images with discs, lines and brightness as at another side, everything where it lay; None: as they are.
 
     Between two of the Arena's sides in proportion to log2(side) and not rounded, so that drawings change as little from
     side to side as one likes. UserError: a side that is too small.
     """
+    if side is None:
+        return parameters
     at_least("drawn_as", side, SMALLEST_SIDE)
     below, above, share = _neighbours(side)
 
@@ -142,11 +144,10 @@ def contours_in(contour: str) -> list[str]:
     return [names.get(dashes, str(dashes)) for dashes in dashes_in(contour)]
 
 
-def contour_words(contour: str) -> str:
-    """Such as "hard contours" or "contours of 3 to 6 dashes"."""
-    if contour in CONTOURS:
-        return f"{contour} contours"
-    return f"contours of {contour.replace('-', ' to ')} dashes"
+def contour_words(contour: str, drawn_as: int | None = None) -> str:
+    """Such as "hard contours" or "contours of 3 to 6 dashes, drawn as at side 160"."""
+    words = f"{contour} contours" if contour in CONTOURS else f"contours of {contour.replace('-', ' to ')} dashes"
+    return f"{words}, drawn as at side {drawn_as}" if drawn_as else words
 
 
 def dashes_in(contour: str) -> range:

@@ -67,8 +67,7 @@ class Pathfinder:
         workers: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        own = of_side(side, contour)
-        self.parameters = own if drawn_as is None else drawn_like(own, drawn_as)
+        self.parameters = drawn_like(of_side(side, contour), drawn_as)
         self.side, self.seed, self.contour, self.drawn_as = side, seed, contour, drawn_as
         self.counts = dict(counts)
         self.workers, self.cache_dir = workers, cache_dir
@@ -79,8 +78,8 @@ class Pathfinder:
 
     def describe(self) -> str:
         counts = ", ".join(f"{count:,} {name}" for name, count in self.counts.items())
-        drawn = f", drawn as at side {self.drawn_as}" if self.drawn_as else ""
-        return f"Pathfinder-{self.side}, {contour_words(self.contour)}{drawn}, seed {self.seed}: {counts} images"
+        what = contour_words(self.contour, self.drawn_as)
+        return f"Pathfinder-{self.side}, {what}, seed {self.seed}: {counts} images"
 
     def prepare(self) -> None:
         """Generate what is missing of every split."""

@@ -30,8 +30,8 @@ def local_rows(path: Path) -> Iterator[tuple[Row, str]]:
 
 def find_table(folder: Path, name: str) -> list[Path]:
     """A table's files in a folder, in the order of their names: NAME.jsonl, or its shards (NAME-00000-of-00002.jsonl,
-    ...), all that begin with the name; where there is no .jsonl, .parquet. Empty: none. UserError: a
-    shard is missing."""
+    ...), all that begin with the name; where there is no .jsonl, .parquet. Empty: none. UserError: a shard that is not
+    there."""
     for suffix in (".jsonl", ".parquet"):
         found = sorted(folder.glob(f"{name}*{suffix}"))
         if found:

@@ -35,7 +35,7 @@ from flashtrain_kernels import Mask
 
 Needed = Sequence[Sequence[np.ndarray]]
 # What must come to a rank for each further piece. The copies and launches of one more took up to 2 ms, forward and
-# backward, on two H200s (context-two-gpus-h200.json), as long as some 250 MiB are on their way there and back.
+# backward, on two H200s (context-documents-two-gpus-h200.json): as long as some 250 MiB take there and back.
 PIECE_BYTES = 256 << 20
 
 
