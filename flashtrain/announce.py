@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
+import torch
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 log = logging.getLogger("flashtrain")
@@ -16,3 +17,8 @@ def say(line: str) -> None:
     if not log.handlers and not logging.getLogger().handlers:
         logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     log.info(line)
+
+
+def is_first_rank() -> bool:
+    """Whether this process is the only one, or the first of those that train together: it writes what all share."""
+    return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0

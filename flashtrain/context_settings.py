@@ -41,11 +41,12 @@ def check_context(settings: Settings) -> None:
                 f"context_parallel={degree} shares a sequence among devices, and trainer.strategy={named} gives each "
                 "its own: choose trainer.strategy=context, or context_parallel=1."
             )
-        way = settings.trainer.context_way
-        if degree is None and way != "auto":
+        way, layout = settings.trainer.context_way, settings.trainer.context_layout
+        if degree is None and (way != "auto" or layout != "balanced"):
+            given = f"context_way={way}" if way != "auto" else f"context_layout={layout}"
             raise UserError(
-                f"trainer.context_way={way} says how devices share a sequence, and each has its own: add "
-                "context_parallel=2 (or more), or leave it out."
+                f"trainer.{given} says how devices share a sequence, and each has its own: add context_parallel=2 (or "
+                "more), or leave it out."
             )
         return
     _check_degree(settings)

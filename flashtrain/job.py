@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from flashtrain.announce import log, say
+from flashtrain.announce import is_first_rank, log, say
 from flashtrain.benchmarks.context.launch import RankFailed
 from flashtrain.benchmarks.start import benchmark
 from flashtrain.errors import UserError
@@ -34,7 +34,7 @@ def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: 
     def note(status: str, error: str) -> None:
         # A run that could not be continued, for a mistake in the command, keeps the row that it had.
         # Whichever rank fails says so: the first one may wait for it, and be ended by the launcher.
-        if (status != STOPPED or _is_first_rank()) and read_summary(folder).get("status", RUNNING) == RUNNING:
+        if (status != STOPPED or is_first_rank()) and read_summary(folder).get("status", RUNNING) == RUNNING:
             write_summary(folder, failed_row(settings, hardware, overrides, status, error))
 
     try:
@@ -69,7 +69,7 @@ def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: 
         traceback.print_exc()
         note(FAILED, f"{type(error).__name__}: {error}")
         return 1
-    if _is_first_rank():
+    if is_first_rank():
         write_summary(folder, row)
         if settings.mode == "train":
             task_run(settings).say(row, folder, settings)
@@ -82,7 +82,3 @@ def _leave_ranks() -> None:
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
-
-
-def _is_first_rank() -> bool:
-    return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0

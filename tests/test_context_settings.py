@@ -63,6 +63,10 @@ def test_samples_of_a_step_divide_over_groups_of_devices():
         (("trainer.strategy=context", "trainer.cuda_graphs=true"), "choose trainer.cuda_graphs=false"),
         (("trainer.strategy=context", "mode=lengths", "lengths.contexts=[32]"), "trains several contexts"),
         (("trainer.devices=2", "trainer.context_way=ring"), "add context_parallel=2"),
+        (
+            ("trainer.devices=2", "trainer.context_layout=head-tail"),
+            r"context_layout=head-tail .* add context_parallel=2",
+        ),
         (("trainer.context_way=rings",), r"unknown trainer.context_way 'rings'\. Did you mean 'ring'"),
         (("trainer.context_layout=zigzag",), "unknown trainer.context_layout 'zigzag'"),
         (("trainer.timeout_seconds=0",), r"trainer.timeout_seconds=0 must be above 0, or null"),

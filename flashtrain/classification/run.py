@@ -19,7 +19,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from flashtrain.announce import say
+from flashtrain.announce import is_first_rank, say
 from flashtrain.batching import Batching, compiles
 from flashtrain.classification.batching import choose_stage_batching
 from flashtrain.classification.best_of_stage import BestOfStage
@@ -83,7 +83,7 @@ def train_classifier(
     torch.set_float32_matmul_precision("high")
     stages = stages_of(settings)
     for stage in stages:
-        source = make_sequence_source(stage.settings, fixed=compiles(settings, hardware))
+        source = make_sequence_source(stage.settings, fixed=compiles(stage.settings, hardware))
         trained_config(stage.settings, source.shape)  # says what does not suit before the first stage trains
     resumed = find_resumed(settings, folder, stages)
     start = _starting_weights(settings) if resumed is None else None
@@ -107,11 +107,11 @@ def train_classifier(
         again = resumed if resumed is not None and stage.number == resumed.stage else None
         curve.begin_stage(stage)
         fitted = _fit(stage, hardware, folder, curve, start=start, resumed=again, started=started)
-        end_if_fallen(curve.rows, stage, start, folder / CHECKPOINTS, first=_is_first_rank())
+        end_if_fallen(curve.rows, stage, start, folder / CHECKPOINTS, first=is_first_rank())
         start = fitted.saved
     if fitted is None:
         raise AssertionError("a training has a stage at least")
-    if curve.rows and _is_first_rank():
+    if curve.rows and is_first_rank():
         _publish(settings, folder, curve, overrides)
     return _row(settings, hardware, fitted, curve, overrides=overrides, started=started)
 
@@ -185,10 +185,6 @@ def _fit(
     state = {name: value.detach().cpu() for name, value in model.state_dict().items()}
     saved = SavedClassifier(model.config, state, describe_stage(stage, model), folder / CHECKPOINTS / LAST)
     return _Fitted(saved, throughput, batching, length, validation)
-
-
-def _is_first_rank() -> bool:
-    return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
 
 
 def _publish(settings: Settings, folder: Path, curve: LearningCurve, overrides: list[str]) -> None:

@@ -135,6 +135,7 @@ class StageSettings:
     pathfinder.contour, or 3..14: a stage like this one for each number of dashes from 3 to 14. drawn_as: as
     pathfinder.drawn_as, or 136..256: a stage like this one for every eighth side from 136 to 256. schedule: of the
     learning rate, by name: one that ends early is better constant than on its way down to where it does not get.
+    compile: as trainer.compile; a stage that is short beside the compiling of its image's length is faster without.
     """
 
     side: int = 32
@@ -153,6 +154,7 @@ class StageSettings:
     masked_weight: float | None = None
     classification_weight: float | None = None
     validate_every: int | None = None
+    compile: bool | None = None
 
     def check(self, number: int) -> None:
         where = f"curriculum.stages[{number}]"

@@ -109,6 +109,7 @@ def _changed(settings: Settings, stage: StageSettings) -> Settings:
             steps=steps,
             micro_batch=stage.micro_batch or settings.trainer.micro_batch,
             validate_every=_own(stage.validate_every, settings.trainer.validate_every),
+            compile=_own(stage.compile, settings.trainer.compile),
         ),
         optimizer=replace(
             settings.optimizer, learning_rate=_own(stage.learning_rate, settings.optimizer.learning_rate)

@@ -76,6 +76,12 @@ def test_what_a_stage_does_not_say_is_the_runs_own() -> None:
     assert (two.steps, two.settings.pathfinder.train_images) == (7, 40)
 
 
+def test_a_stage_that_is_short_beside_its_compiling_may_go_without() -> None:
+    stages = stages_of(compose_settings(["recipe=path256", "trainer.compile=true"]))
+    eager = {stage.settings.pathfinder.side for stage in stages if not stage.settings.trainer.compile}
+    assert eager == {160, 192, 224}
+
+
 def test_a_recipe_without_a_curriculum_is_one_stage() -> None:
     (stage,) = stages_of(compose_settings(["recipe=lra-listops"]))
     assert (stage.name, stage.folder, stage.batch) == ("listops", "", 64)
