@@ -127,9 +127,10 @@ def _fit(
     started: float,
 ) -> _Fitted:
     """Train one stage. start: the weights to start from, None for random ones. resumed: where to go on in it."""
-    settings = stage.settings
-    # Anew for each stage, so that one that is begun by a later command is begun alike.
-    pl.seed_everything(settings.seed + stage.number, verbose=False)
+    # Another seed for each stage: short stages of the same images would read the same first few of them, over and over.
+    # Set anew here, so that a stage that is begun by a later command is begun alike.
+    settings = replace(stage.settings, seed=stage.settings.seed + stage.number)
+    pl.seed_everything(settings.seed, verbose=False)
     source = make_sequence_source(settings, fixed=compiles(settings, hardware))
     source.prepare()
     say(source.describe())

@@ -34,6 +34,17 @@ class SignalAt(pl.Callback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+class FirstImages(pl.Callback):
+    """Keeps the pixels of the first micro-batch of every stage."""
+
+    def __init__(self) -> None:
+        self.seen: list[torch.Tensor] = []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        if trainer.global_step == 0 and batch_idx == 0:
+            self.seen.append(batch["tokens"].clone())
+
+
 def weights(folder, name="last.ckpt"):
     return read_checkpoint(folder / "checkpoints" / name)["state_dict"]
 
@@ -58,6 +69,17 @@ def test_both_stages_are_trained_and_the_curve_tells_of_all(finished) -> None:
     assert (row["status"], row["steps"], row["samples"], row["side"], row["stages"]) == ("finished", 9, 36, 28, 2)
     assert not any(isinstance(value, dict | list) for value in row.values())
     assert str(row["validation_accuracy"])[:6] == rows[-1]["validation_accuracy"][:6]
+
+
+def test_stages_of_the_same_images_begin_with_others_of_them(curriculum: TinyRuns, monkeypatch) -> None:
+    first = FirstImages()
+    monkeypatch.setitem(registry._components["callback"], "first", lambda _: first)
+    stages = "curriculum.stages=[{side:24,steps:1,batch:4},{side:24,steps:1,batch:4},{side:24,steps:1,batch:4}]"
+    status, _ = curriculum.run("orders", stages, "trainer.callbacks=[first]", "sequence.augment=none")
+    assert status == 0
+    one, two, three = first.seen
+    assert not torch.equal(one, two)
+    assert not torch.equal(two, three)
 
 
 def test_the_checkpoint_says_which_stage_it_is_of(finished) -> None:
