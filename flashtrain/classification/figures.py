@@ -82,9 +82,10 @@ def curriculum_figure(rows: Rows, path: str | Path) -> Path:
             named = "14" if contour == "hard" else str(contour)
             color = "#cf222e" if contour == "hard" and not drawn else _OURS
             axis.plot(minutes, shares, marker="o", markersize=3, color=color, zorder=3)
+            place = (minutes[0] + minutes[-1]) / 2 if drawn else minutes[-1]
             axis.annotate(
-                f"{named}\nas {drawn}" if drawn else named, (minutes[-1], max(shares)), (0, 5),
-                textcoords="offset points", ha="center", fontsize=6,
+                f"{named} as {drawn}" if drawn else named, (place, max(shares)), (0, 5),
+                textcoords="offset points", ha="center", va="bottom", rotation=90 if drawn else 0, fontsize=6,
             )  # fmt: skip
         began = ended
     axis.axhline(50, color="black", linestyle=":", linewidth=1)
@@ -92,7 +93,10 @@ def curriculum_figure(rows: Rows, path: str | Path) -> Path:
     axis.set_xlim(0, max(1.01 * whole, 0.01))
     axis.set_xlabel("GPU minutes" if time == "gpu_minutes" else "minutes")
     axis.set_ylabel("held-out accuracy, %")
-    axis.set_title("numbers: dashes of the contours; red: the Arena's own images, of 14", fontsize=8, loc="left")
+    explained = "numbers: dashes of the contours; red: the Arena's own images, of 14"
+    if any(row.get("drawn_as") for row in rows):
+        explained += "; 14 as 140: drawn as at side 140"
+    axis.set_title(explained, fontsize=8, loc="left")
     axis.grid(axis="y", color=_GRID, zorder=1)
     axis.spines[["top", "right"]].set_visible(False)
     path = Path(path)

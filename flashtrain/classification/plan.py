@@ -9,7 +9,6 @@ import torch
 
 from flashtrain.classification.batching import choose_stage_batching
 from flashtrain.classification.build import make_classifier, make_sequence_source, shape_without_data
-from flashtrain.classification.settings import DRAWN_STEP
 from flashtrain.classification.stages import Stage, stages_of
 from flashtrain.classification.words import describe_stage_line, random_start
 from flashtrain.data.pathfinder.parameters import contour_words, dashes_in
@@ -90,7 +89,8 @@ def _told_together(stages: Sequence[Stage]) -> list[list[Stage]]:
 
 
 def _grows(one: Stage, other: Stage) -> str:
-    """What alone is one step further in the other stage, "contour" or "drawn_as"; "" for any other difference."""
+    """What alone is further in the other stage: "contour" by one dash, or such as "drawn_as by 8"; "" for any other
+    difference."""
     before, after = one.settings.pathfinder, other.settings.pathfinder
     alike = replace(other.settings, pathfinder=replace(after, contour=before.contour, drawn_as=before.drawn_as))
     if one.until != other.until or one.settings != alike:
@@ -99,7 +99,8 @@ def _grows(one: Stage, other: Stage) -> str:
         return "contour" if dashes_in(after.contour) == _one_more(before.contour) else ""
     if before.contour != after.contour or before.drawn_as is None:
         return ""
-    return "drawn_as" if after.drawn_as == before.drawn_as + DRAWN_STEP else ""
+    further = (after.drawn_as or 0) - before.drawn_as
+    return f"drawn_as by {further}" if further > 0 else ""
 
 
 def _one_more(contour: str) -> range | None:
@@ -116,8 +117,11 @@ def _name(alike: Sequence[Stage]) -> str:
     images = first.settings.pathfinder
     drawn = ""
     if images.drawn_as:
-        sides = sorted({images.drawn_as, last.settings.pathfinder.drawn_as or 0})
-        drawn = f", drawn as at side{'s' if len(sides) > 1 else ''} {' to '.join(map(str, sides))}"
+        drawn = f", drawn as at side {images.drawn_as}"
+        end = last.settings.pathfinder.drawn_as or 0
+        if end != images.drawn_as:
+            step = (end - images.drawn_as) // (len(alike) - 1)
+            drawn = f", drawn as at sides {images.drawn_as} to {end} in steps of {step},"
     return (
         f"stages {first.number + 1} to {last.number + 1} of {first.count}, side {images.side}, "
         f"{contour_words(_span(alike))}{drawn} one after another"

@@ -11,7 +11,6 @@ from flashtrain.setting_checks import at_least, between, one_of
 
 DATA = ("pathfinder", "listops", "text", "retrieval", "image")
 IMAGES = ("pathfinder", "image")
-DRAWN_STEP = 8  # pixels of a side, from one drawing to the next
 AUGMENTATIONS = ("none", "turn", "mirror")
 # The parts whose number of samples sequence.* sets; the others are those of pathfinder.*, or the files' own.
 _COUNTED = {"listops": ("train", "validation", "test"), "text": ("validation",), "image": ("validation",)}
@@ -133,8 +132,8 @@ class StageSettings:
     steps, epochs: one of them (neither: trainer.steps). until: the accuracy on held-out images at which the stage ends
     before its steps are over (None: it never does). images: the first so many training images. contour: as
     pathfinder.contour, or 3..14: a stage like this one for each number of dashes from 3 to 14. drawn_as: as
-    pathfinder.drawn_as, or 136..256: a stage like this one for every eighth side from 136 to 256. schedule: of the
-    learning rate, by name: one that ends early is better constant than on its way down to where it does not get.
+    pathfinder.drawn_as, or 136..256: a stage like this one for sides from 136 to 256, drawn_step apart. schedule: of
+    the learning rate, by name: one that ends early is better constant than on its way down to where it does not get.
     compile: as trainer.compile; a stage that is short beside the compiling of its image's length is faster without.
     """
 
@@ -150,6 +149,7 @@ class StageSettings:
     images: int | None = None
     contour: str | None = None
     drawn_as: str | None = None
+    drawn_step: int = 8
     pattern: str | None = None
     masked_weight: float | None = None
     classification_weight: float | None = None
@@ -165,6 +165,7 @@ class StageSettings:
             )
         for stage in self.each_stage():
             of_side(self.side, stage.contour or "hard")
+        at_least(f"{where}.drawn_step", self.drawn_step, 1)
         if self.drawn_as is not None and not self._drawings():
             raise UserError(
                 f"{where}.drawn_as={self.drawn_as} must be a side from {SMALLEST_SIDE}, or grow from one, such as "
@@ -206,7 +207,7 @@ class StageSettings:
         """The sides that drawn_as names; empty where they are none."""
         found = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", self.drawn_as or "")
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
-        return range(first, last + 1, DRAWN_STEP) if first >= SMALLEST_SIDE else range(0)
+        return range(first, last + 1, self.drawn_step) if first >= SMALLEST_SIDE else range(0)
 
 
 @dataclass

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flashtrain.errors import UserError, unknown
+from flashtrain.models.block_rows import block_rows_attention, takes_block_rows
 from flashtrain_kernels import BlockMask, Mask, dispatch, flash_attn_func, flash_attn_qkvpacked_func, masks
 
 InnerAttention = Callable[..., Tensor]
@@ -51,6 +52,9 @@ def sdpa_attention(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, mask: AnyMask | None = None, dropout: float = 0.0
 ) -> Tensor:
     """torch's scaled_dot_product_attention, which picks its own kernel (an S x S mask is built only where needed)."""
+    if takes_block_rows(q, k, v, mask):
+        check_mask(mask, q, k)
+        return block_rows_attention(q, k, v, scale=scale, mask=cast(BlockMask, mask), dropout=dropout)
     queries, keys = q.shape[1], k.shape[1]
     # torch aligns is_causal top-left, which is bottom-right only for as many queries as keys.
     plain_causal = causal and mask is None and queries == keys

@@ -47,12 +47,15 @@ def test_a_stage_may_draw_its_images_as_another_sides() -> None:
     assert stages[0].name == "stage 1 of 3, side 128, hard contours, drawn as at side 160"
 
 
-def test_a_drawing_that_grows_is_a_stage_for_every_eighth_side() -> None:
+def test_a_drawing_that_grows_is_a_stage_for_each_step_of_a_side() -> None:
     growing = "{side:64,contour:hard,drawn_as:136..156,steps:9,batch:4},{side:64,steps:9,batch:4}"
     settings = compose_settings(["recipe=path256", f"curriculum.stages=[{growing}]"])
     assert [stage.settings.pathfinder.drawn_as for stage in stages_of(settings)] == [136, 144, 152, None]
     told = plan_classifier(settings, detect_hardware())
-    assert "stages 1 to 3 of 4, side 64, hard contours, drawn as at sides 136 to 152 one after another" in told
+    assert "stages 1 to 3 of 4, side 64, hard contours, drawn as at sides 136 to 152 in steps of 8, one after" in told
+    wider = growing.replace("steps:9", "drawn_step:10,steps:9", 1)
+    stages = stages_of(compose_settings(["recipe=path256", f"curriculum.stages=[{wider}]"]))
+    assert [stage.settings.pathfinder.drawn_as for stage in stages] == [136, 146, 156, None]
 
 
 @pytest.mark.parametrize("drawn_as", ["wide", "8", "200..100", "136..."])
@@ -79,7 +82,7 @@ def test_what_a_stage_does_not_say_is_the_runs_own() -> None:
 def test_a_stage_that_is_short_beside_its_compiling_may_go_without() -> None:
     stages = stages_of(compose_settings(["recipe=path256", "trainer.compile=true"]))
     eager = {stage.settings.pathfinder.side for stage in stages if not stage.settings.trainer.compile}
-    assert eager == {160, 192, 224}
+    assert eager == {128, 160, 192}
 
 
 def test_a_recipe_without_a_curriculum_is_one_stage() -> None:
