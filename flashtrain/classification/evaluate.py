@@ -32,6 +32,7 @@ from flashtrain.errors import UserError
 from flashtrain.long_context.evaluate import autocast_dtype
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_growth import carry_weights
+from flashtrain.plan import duration
 from flashtrain.report.rows import RESULT, Row, write_result
 from flashtrain.run_folder import BEST, find_checkpoint, make_unique
 from flashtrain.settings import Settings
@@ -153,7 +154,8 @@ def answers(model: Classifier, source: SequenceSource, settings: Settings, hardw
     forward = torch.compile(model, dynamic=False) if compiles(settings, hardware) else model
     correct = torch.zeros((), dtype=torch.int64, device=device)
     kept: list[tuple[Tensor, Tensor, Tensor]] = []
-    count, said = 0, time.monotonic()
+    began = said = time.monotonic()
+    count = 0
     for loaded in packed_loader(samples, sampler):
         batch = source.finish(_to(loaded, device))
         with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
@@ -164,7 +166,8 @@ def answers(model: Classifier, source: SequenceSource, settings: Settings, hardw
         count += len(logits)
         if time.monotonic() - said > _EVERY_SECONDS:
             said = time.monotonic()
-            say(f"  {count:,} of {len(samples):,}: {int(correct) / count:.2%}")
+            left = (said - began) / count * (len(samples) - count)
+            say(f"  {count:,} of {len(samples):,}: {int(correct) / count:.2%}, {duration(left)} left")
     first = [torch.cat(parts)[:shown] for parts in zip(*kept, strict=True)] if kept else [torch.zeros(0, 0)] * 3
     return Answers(int(correct), count, *first)
 

@@ -44,6 +44,7 @@ class _StepProgress(ProgressBar):
         self._read_step, self._read_time = 0, 0.0
         # Of the current step's micro-batches; Lightning has divided each by their number, so that the sum is the mean.
         self._losses: list[torch.Tensor] = []
+        self._rate: float | None = None
 
     def disable(self) -> None:
         """Called by Lightning on every rank but the first."""
@@ -58,6 +59,12 @@ class _StepProgress(ProgressBar):
         self._read_time = time.perf_counter()
         if self._enabled:
             self._begin(trainer)
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        # Read here: when the step has ended, the schedule has already set the next one's.
+        self._rate = trainer.optimizers[0].param_groups[0]["lr"] if trainer.optimizers else None
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -89,8 +96,8 @@ class _StepProgress(ProgressBar):
             loss = torch.stack(self._losses).sum()
         if loss is not None:
             parts.append(f"loss {float(loss):.3f}")
-        if trainer.optimizers:
-            parts.append(f"lr {trainer.optimizers[0].param_groups[0]['lr']:.1e}")
+        if self._rate is not None:
+            parts.append(f"lr {self._rate:.1e}")
         speed = _tokens_per_second(trainer)
         if speed:
             parts.append(f"{compact(speed)} tokens/s")

@@ -6,6 +6,7 @@ import io
 import re
 
 import pytest
+import torch
 from rich.console import Console
 from tiny_training import TinyData, TinyTask, tiny_trainer
 
@@ -35,6 +36,17 @@ def test_the_loss_shown_is_the_mean_over_the_accumulated_batches(tmp_path, capsy
     task = fit(tmp_path, LineProgress(every_n_steps=1), max_steps=2, accumulate_grad_batches=2)
     shown = [float(line.split()[3]) for line in step_lines(capsys)]
     assert shown == pytest.approx([sum(task.losses[:2]) / 2, sum(task.losses[2:]) / 2], abs=1e-3)
+
+
+def test_the_rate_shown_is_the_one_that_the_step_took(tmp_path, capsys):
+    class Scheduled(TinyTask):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    tiny_trainer(tmp_path, LineProgress(every_n_steps=1), max_steps=2).fit(Scheduled(), datamodule=TinyData())
+    assert [re.search(r"lr (\S+)", line)[1] for line in step_lines(capsys)] == ["1.0e-01", "5.0e-02"]
 
 
 def test_a_validation_gets_its_line(tmp_path, capsys):
