@@ -105,7 +105,7 @@ def _run_folder(settings: Settings, overrides: list[str]) -> Path:
     settings, _ = settle(settings, overrides, quiet=True)
     carried = settings.task == "classification" and is_carried(str(settings.resume))
     if settings.resume not in (None, "auto") and not carried:
-        return find_checkpoint(str(settings.resume), prefer=LAST)[0]
+        return find_checkpoint(str(settings.resume), prefer=LAST, setting="resume")[0]
     parent = Path(settings.output) / settings.recipe
     if settings.resume == "auto":
         unfinished = find_unfinished(parent, settings)

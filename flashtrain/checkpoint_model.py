@@ -16,7 +16,17 @@ from flashtrain.integrations import exported_by_flashtrain, load_gpt2, load_weig
 from flashtrain.models.extension import with_context
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.models.trainable import Trainable
-from flashtrain.run_folder import BEST, CHECKPOINTS, CONFIG_FILE, LAST, TOKENIZER, find_checkpoint, read_settings
+from flashtrain.run_folder import (
+    BEST,
+    CHECKPOINTS,
+    CONFIG_FILE,
+    FINISHED,
+    LAST,
+    TOKENIZER,
+    find_checkpoint,
+    read_settings,
+    read_summary,
+)
 from flashtrain.settings import Settings
 from flashtrain.training.checkpoints import read_checkpoint, weights_in
 
@@ -131,10 +141,23 @@ def checkpoint_to_resume(settings: Settings, folder: Path, description: dict[str
         if not checkpoint.exists():
             return None
     else:
-        _, checkpoint = find_checkpoint(settings.resume, prefer=LAST)
+        _, checkpoint = find_checkpoint(settings.resume, prefer=LAST, setting="resume")
     check_same_model(checkpoint, description)
+    _check_steps_left(checkpoint, settings.trainer.steps)
     say(f"resuming from {checkpoint}")
     return checkpoint
+
+
+def _check_steps_left(checkpoint: Path, steps: int) -> None:
+    """Raise UserError where the run has made all its steps: it would write a row of nothing over its own. One that
+    ended between its last step and its summary still has that to make."""
+    made = int(read_checkpoint(checkpoint, mmap=True).get("global_step", 0))
+    finished = read_summary(checkpoint.parent.parent).get("status") == FINISHED
+    if made > steps or (made == steps and finished):
+        raise UserError(
+            f"{checkpoint} has made {made:,} steps, and trainer.steps={steps}: nothing is left to train. Possible: "
+            f"trainer.steps= above {made}, or a run of its own without resume=."
+        )
 
 
 def load_trained(given: str, *, attention: str, settings: Settings | None = None) -> TrainedModel:

@@ -116,6 +116,10 @@ def apply_demo(settings: Settings, overrides: Sequence[str]) -> Settings:
             if name not in known:
                 raise unknown_setting(name)
             OmegaConf.update(changed, name, value)
+    tokens, context = changed.trainer.tokens_per_step, changed.context
+    if changed.task == "language_model" and "trainer.tokens_per_step" not in given:
+        # The demo's step is for its own context: of another one it is whole samples too.
+        changed.trainer.tokens_per_step = context * max(1, -(-tokens // context))
     changed.is_demo = True
     demo = typed_settings(changed)
     demo.check()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from flashtrain import announce
-from flashtrain.classification.stages import stages_of
+from flashtrain.classification.stages import check_heeded, stages_of
 from flashtrain.classification.words import trained_line
 from flashtrain.compose import apply_demo, override_keys
 from flashtrain.context_run import check_heads
@@ -33,6 +34,12 @@ def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False)
         why = "no NVIDIA GPU found here" if hardware.kind == "cpu" else "hardware.demo=always"
         full, settings = settings, apply_demo(settings, overrides)
         say(f"{why}: {_demo_line(full, settings)}")
+    elif hardware.kind == "cpu" and settings.mode == "train" and settings.demo and settings.hardware.demo == "auto":
+        asked = " and ".join(f"{name}=" for name in sorted(_OF_A_MODEL & given))
+        if asked and not settings.is_demo:
+            say(f"{asked} asks for a model, so the recipe runs in full on this CPU; hardware.demo=always has its demo.")
+    if settings.mode == "train" and settings.weights is not None and not Path(settings.weights).expanduser().exists():
+        raise UserError(f"no weights at {settings.weights}: no such folder or file.")
     wanted = settings.trainer.devices
     if hardware.kind == "cuda" and wanted > hardware.count and settings.mode in ("train", "plan", "lengths"):
         raise UserError(f"trainer.devices={wanted}, but this machine has {hardware.count}: choose at most that many.")
@@ -54,6 +61,8 @@ def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False)
     if hardware.kind == "cuda" and hardware.precision == "16-mixed" and settings.hardware.precision is None:
         say(f"{_name(hardware)} has no bfloat16 tensor cores: training in float16 with loss scaling.")
     if settings.mode in ("train", "plan"):
+        if settings.task == "classification":
+            check_heeded(settings, given)
         _CHECK_STEP[settings.task](settings)
     return settings, hardware
 
@@ -62,6 +71,9 @@ def is_preview(settings: Settings) -> bool:
     """Whether images are drawn and nothing is trained; true of such a recipe's mode=plan too."""
     return settings.mode == "preview" or (settings.mode == "plan" and settings.pathfinder.preview is not None)
 
+
+# Whoever gives one of these has a model in mind that the demo's would stand in the way of.
+_OF_A_MODEL = {"model", "model.name", "model.size", "bert.size", "weights"}
 
 _CHECK_STEP: dict[str, Callable[[Settings], object]] = {
     "language_model": Settings.check_step,
@@ -103,8 +115,7 @@ def _wants_demo(settings: Settings, hardware: Hardware, given: Collection[str]) 
         return True
     if settings.benchmark.name is not None:
         return hardware.kind == "cpu"
-    asked_for_a_model = {"model", "model.name", "model.size", "bert.size", "weights"} & set(given)
-    return hardware.kind == "cpu" and not asked_for_a_model
+    return hardware.kind == "cpu" and not _OF_A_MODEL & set(given)
 
 
 def _demo_line(full: Settings, demo: Settings) -> str:

@@ -104,15 +104,16 @@ def note_failure(folder: Path, error: str) -> None:
         write_summary(folder, {**row, "status": FAILED, "error": error})
 
 
-def find_checkpoint(given: str, *, prefer: str) -> tuple[Path, Path]:
+def find_checkpoint(given: str, *, prefer: str, setting: str = "checkpoint") -> tuple[Path, Path]:
     """(run folder, checkpoint) for what a user gave: a run folder or a checkpoint in one.
 
     prefer: LAST to continue a run, BEST to use its weights; the other is taken where that one is missing.
-    Raises UserError when there is no checkpoint.
+    setting: that it was given by. Raises UserError when there is no checkpoint.
     """
     path = Path(given).expanduser()
     if not path.exists():
-        raise UserError(f"checkpoint={given} does not exist. Give a run folder or a .ckpt in one.")
+        auto = ", or resume=auto for the newest unfinished run" if setting == "resume" else ""
+        raise UserError(f"{setting}={given} does not exist. Give a run folder or a .ckpt in one{auto}.")
     if (path / CONFIG_FILE).is_file():
         order = (LAST, BEST) if prefer == LAST else (BEST, LAST)
         for name in order:

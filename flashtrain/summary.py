@@ -110,8 +110,11 @@ def say_summary(row: dict[str, Any], folder: Path, prompt: str) -> None:
     mfu = "" if row["mfu"] is None else f", MFU {row['mfu']:.1%}"
     memory = "" if row["peak_memory_gib"] is None else f", peak memory {row['peak_memory_gib']:.2f} GiB"
     first = "" if row["train_loss_first"] is None else f"{row['train_loss_first']:.3f} -> "
+    # A run that was ended after its last step, and resumed, trains no more.
+    loss = "" if row["train_loss"] is None else f" loss {first}{row['train_loss']:.3f}"
+    speed = "" if row["tokens_per_second"] is None else f"{row['tokens_per_second']:,.0f} tokens/s{mfu}{memory}, "
     say("")
-    say(f"finished {row['model']}: loss {first}{row['train_loss']:.3f}{held_out} after {row['tokens']:,} tokens")
-    say(f"  {row['tokens_per_second']:,.0f} tokens/s{mfu}{memory}, {row['seconds']:.0f} s for the whole command")
+    say(f"finished {row['model']}:{loss}{held_out} after {row['tokens']:,} tokens")
+    say(f"  {speed}{row['seconds']:.0f} s for the whole command")
     say(f"  run folder {folder} (config.yaml, summary.json, metrics.csv), checkpoints in {folder / 'checkpoints'}")
     say(f'  try next: python -m flashtrain mode=generate checkpoint={folder} prompt="{prompt}"')

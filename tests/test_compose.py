@@ -106,6 +106,14 @@ def test_the_demo_replaces_the_recipes_settings_but_not_the_command_lines() -> N
     assert (demo.model.size, demo.context, demo.data.tokenizer, demo.trainer.steps) == ("demo", 256, "bytes", 7)
 
 
+@pytest.mark.parametrize(("context", "tokens"), [(1024, 2048), (4096, 4096), (1000, 3000)])
+def test_a_demos_step_is_whole_samples_of_another_context(context, tokens) -> None:
+    words = ["recipe=gpt2", f"context={context}"]
+    assert apply_demo(compose_settings(words), words).trainer.tokens_per_step == tokens
+    words = ["recipe=gpt2", f"context={context}", "trainer.tokens_per_step=8000"]
+    assert apply_demo(compose_settings(words), words).trainer.tokens_per_step == 8000
+
+
 @pytest.mark.parametrize(
     "text",
     [

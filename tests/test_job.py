@@ -7,6 +7,7 @@ import json
 import os
 import signal
 
+import pytest
 import pytorch_lightning as pl
 import torch
 from tiny_runs import TinyRuns
@@ -88,11 +89,12 @@ def test_a_run_stopped_by_sigterm_and_resumed_equals_the_uninterrupted_one_bit_f
     assert first["train_loss_first"] == second["train_loss_first"]
 
 
-def test_ctrl_c_leaves_a_checkpoint_and_status_130(tiny_runs: TinyRuns, monkeypatch, capsys) -> None:
+def test_ctrl_c_leaves_a_checkpoint_and_status_130(tiny_runs: TinyRuns, monkeypatch, capfd) -> None:
     monkeypatch.setitem(registry._components["callback"], "stop", lambda _: SignalAt(2, signal.SIGINT))
     status, folder = tiny_runs.run("interrupted", "trainer.callbacks=[stop]")
     assert status == 130
     assert read_checkpoint(folder / "checkpoints" / "last.ckpt")["global_step"] in (2, 3)
+    assert "SIGINT: this step is finished and the checkpoint written" in capfd.readouterr().err
 
 
 def test_accumulated_micro_batches_train_like_one_batch(tiny_runs: TinyRuns, trained) -> None:
@@ -113,6 +115,15 @@ def test_a_step_may_be_one_packed_sequence(tiny_runs: TinyRuns) -> None:
 def test_documents_can_be_kept_apart(tiny_runs: TinyRuns) -> None:
     status, _ = tiny_runs.run("documents", "data.document_mask=true", "trainer.steps=2")
     assert status == 0
+
+
+@pytest.mark.parametrize("steps", [(), ("trainer.steps=3",)])
+def test_a_finished_run_with_no_step_left_keeps_its_summary(tiny_runs: TinyRuns, steps) -> None:
+    status, folder = tiny_runs.run("over", "trainer.steps=4")
+    before = (folder / "summary.json").read_text()
+    status, _ = tiny_runs.run("over", *(steps or ("trainer.steps=4",)), f"resume={folder}")
+    assert status == 2
+    assert (folder / "summary.json").read_text() == before
 
 
 def test_a_checkpoint_of_another_model_is_refused_with_what_differs(tiny_runs: TinyRuns, trained, capsys) -> None:
@@ -149,7 +160,7 @@ def test_a_loss_that_becomes_nan_ends_the_run_with_the_step_named(tiny_runs: Tin
 
 
 def test_whichever_rank_fails_says_so_in_the_summary(tiny_runs: TinyRuns, monkeypatch) -> None:
-    monkeypatch.setattr("flashtrain.job._is_first_rank", lambda: False)
+    monkeypatch.setattr("flashtrain.job.is_first_rank", lambda: False)
     status, folder = tiny_runs.run("second-rank", "optimizer.learning_rate=1e30", "optimizer.gradient_clip=0")
     assert status == 2
     assert json.loads((folder / "summary.json").read_text())["status"] == "failed"

@@ -55,7 +55,15 @@ def test_a_machine_without_a_gpu_trains_the_demo_and_says_so_in_one_line(settle)
 
 @pytest.mark.parametrize("word", ["model.size=355m", "model=modern", "hardware.demo=never"])
 def test_who_asks_for_a_model_gets_it_on_a_cpu_too(settle, word) -> None:
-    assert not settle(cpu(), word)[0].is_demo
+    settings, _, said = settle(cpu(), word)
+    assert not settings.is_demo
+    asked = word.partition("=")[0]
+    assert (f"{asked}= asks for a model, so the recipe runs in full on this CPU" in said) == ("demo" not in asked)
+
+
+def test_weights_that_are_not_there_are_told_before_anything_is_built(settle) -> None:
+    with pytest.raises(UserError, match="no weights at /nowhere"):
+        settle(cpu(), "weights=/nowhere")
 
 
 def test_the_demo_can_be_asked_for_on_a_gpu(settle) -> None:

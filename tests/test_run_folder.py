@@ -70,6 +70,8 @@ def test_a_run_folder_gives_its_last_checkpoint_to_go_on_and_its_best_to_use(tmp
 def test_a_checkpoint_that_is_not_there_is_named(tmp_path, given) -> None:
     with pytest.raises(UserError, match="does not exist"):
         find_checkpoint(str(tmp_path / given), prefer=LAST)
+    with pytest.raises(UserError, match=r"^resume=.* or resume=auto"):
+        find_checkpoint(str(tmp_path / given), prefer=LAST, setting="resume")
 
 
 def test_resume_auto_takes_the_newest_unfinished_run_of_the_same_training(tmp_path) -> None:

@@ -135,7 +135,14 @@ def describe_stage(stage: Stage, model: Classifier) -> dict[str, Any]:
         "data": settings.sequence.data,
         "contour": settings.pathfinder.contour,
         "shape": asdict(model.config),
+        **({"sequence": _parts(settings.sequence)} if settings.sequence.data == "listops" else {}),
     }
+
+
+def _parts(sequence: SequenceSettings) -> dict[str, int]:
+    """What decides which of the generated expressions are for testing: those after the others."""
+    given = {name: getattr(sequence, name) for name in ("seed", "train", "validation")}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _pathfinder(settings: Settings, fixed: bool, splits: tuple[str, ...]) -> SequenceSource:

@@ -64,8 +64,12 @@ def settings_for_weights(words: Sequence[str], given: dict[str, Override]) -> Se
         raise UserError("mode=evaluate weights=... takes a .safetensors file of a classifier; runs: checkpoint=...")
     notes = read_notes(path)
     own = [f"sequence.data={notes.get('data', 'pathfinder')}", f"pathfinder.contour={notes.get('contour', 'hard')}"]
-    side = (notes.get("shape") or {}).get("side")
-    own += [f"pathfinder.side={side}"] if side else []
+    shape = notes.get("shape") or {}
+    if shape.get("side") and notes.get("data", "pathfinder") == "pathfinder":
+        own.append(f"pathfinder.side={shape['side']}")
+    if notes.get("data") in ("listops", "text", "retrieval") and shape.get("length"):
+        own.append(f"sequence.length={shape['length']}")
+    own += [f"sequence.{name}={value}" for name, value in (notes.get("sequence") or {}).items()]
     own += [] if "recipe" in given else [f"recipe={notes.get('recipe', 'pathx')}"]
     settings = compose_settings([*own, *words])
     settings.task = "classification"

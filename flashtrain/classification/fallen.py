@@ -34,20 +34,29 @@ def fell(rows: Sequence[Mapping[str, Any]], stage: Stage) -> bool:
     return wilson(round(here * count), count)[0] <= CHANCE and wilson(round(before * count), count)[0] > LEARNED
 
 
-def end_if_fallen(
-    rows: Sequence[Mapping[str, Any]], stage: Stage, start: SavedClassifier | None, folder: Path, *, first: bool
-) -> None:
-    """Raise UserError where the stage fell to chance; the first rank writes its starting weights into `folder`.
+def keep_start(stage: Stage, start: SavedClassifier | None, folder: Path) -> None:
+    """Write the weights that a stage after the first begins with into `folder`, as end_if_fallen names them: a run that
+    is resumed within the stage has them still."""
+    if start is not None and stage.number > 0:
+        write_classifier(start, _path(stage, folder))
 
-    start: those weights; None where they are not at hand, in a run that was resumed within the stage.
-    """
+
+def forget_start(stage: Stage, folder: Path) -> None:
+    """Remove what keep_start wrote: the stage ended well."""
+    _path(stage, folder).unlink(missing_ok=True)
+
+
+def end_if_fallen(rows: Sequence[Mapping[str, Any]], stage: Stage, folder: Path) -> None:
+    """Raise UserError where the stage fell to chance, naming the weights that keep_start wrote into `folder`."""
     if not fell(rows, stage):
         return
-    path = folder / f"before-stage-{stage.number + 1}.safetensors"
-    if start is not None and first:
-        write_classifier(start, path)
-    kept = f" The weights that it began with: weights={path}." if start is not None or path.exists() else ""
+    path = _path(stage, folder)
+    kept = f" The weights that it began with: weights={path}." if path.exists() else ""
     raise UserError(
         f"{stage.name} fell to chance, and the stages after it would begin there: the training ends.{kept} Possible: "
         "smaller steps from stage to stage (contour, drawn_as, side), a lower learning rate, larger batches."
     )
+
+
+def _path(stage: Stage, folder: Path) -> Path:
+    return folder / f"before-stage-{stage.number + 1}.safetensors"

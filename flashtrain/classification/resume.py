@@ -56,7 +56,7 @@ def find_resumed(settings: Settings, folder: Path, stages: Sequence[Stage]) -> R
     elif is_carried(settings.resume):
         checkpoint = Path(settings.resume).expanduser()
     else:
-        _, checkpoint = find_checkpoint(settings.resume, prefer=LAST)
+        _, checkpoint = find_checkpoint(settings.resume, prefer=LAST, setting="resume")
     saved = read_classifier(checkpoint)
     stage = int(saved.notes.get("stage", 0))
     if saved.notes.get("task") != TASK or stage >= len(stages):

@@ -32,7 +32,7 @@ from flashtrain.classification.build import (
     trained_config,
 )
 from flashtrain.classification.curve import LearningCurve
-from flashtrain.classification.fallen import end_if_fallen
+from flashtrain.classification.fallen import end_if_fallen, forget_start, keep_start
 from flashtrain.classification.figures import curriculum_figure
 from flashtrain.classification.resume import Resumed, check_same, find_resumed
 from flashtrain.classification.stages import Stage, stages_of
@@ -94,7 +94,7 @@ def train_classifier(
     if resumed is not None:
         first = resumed.stage
         if curve.is_over(stages[first], resumed.step) and first + 1 < len(stages):
-            end_if_fallen(curve.rows, stages[first], None, folder / CHECKPOINTS, first=False)
+            end_if_fallen(curve.rows, stages[first], folder / CHECKPOINTS)
             first, start = first + 1, resumed.saved
         say(f"resuming from {resumed.checkpoint} ({stages[resumed.stage].name}, step {resumed.step})")
 
@@ -106,8 +106,12 @@ def train_classifier(
     for stage in stages[first:]:
         again = resumed if resumed is not None and stage.number == resumed.stage else None
         curve.begin_stage(stage)
+        if is_first_rank():
+            keep_start(stage, start, folder / CHECKPOINTS)
         fitted = _fit(stage, hardware, folder, curve, start=start, resumed=again, started=started)
-        end_if_fallen(curve.rows, stage, start, folder / CHECKPOINTS, first=is_first_rank())
+        end_if_fallen(curve.rows, stage, folder / CHECKPOINTS)
+        if is_first_rank():
+            forget_start(stage, folder / CHECKPOINTS)
         start = fitted.saved
     if fitted is None:
         raise AssertionError("a training has a stage at least")

@@ -11,6 +11,7 @@ from flashtrain.setting_checks import at_least, between, one_of
 
 DATA = ("pathfinder", "listops", "text", "retrieval", "image")
 IMAGES = ("pathfinder", "image")
+DRAWN_STEP = 8  # pixels of a side, from one drawing to the next
 AUGMENTATIONS = ("none", "turn", "mirror")
 # The parts whose number of samples sequence.* sets; the others are those of pathfinder.*, or the files' own.
 _COUNTED = {"listops": ("train", "validation", "test"), "text": ("validation",), "image": ("validation",)}
@@ -132,9 +133,10 @@ class StageSettings:
     steps, epochs: one of them (neither: trainer.steps). until: the accuracy on held-out images at which the stage ends
     before its steps are over (None: it never does). images: the first so many training images. contour: as
     pathfinder.contour, or 3..14: a stage like this one for each number of dashes from 3 to 14. drawn_as: as
-    pathfinder.drawn_as, or 136..256: a stage like this one for sides from 136 to 256, drawn_step apart. schedule: of
-    the learning rate, by name: one that ends early is better constant than on its way down to where it does not get.
-    compile: as trainer.compile; a stage that is short beside the compiling of its image's length is faster without.
+    pathfinder.drawn_as, or 136..256: a stage like this one for sides from 136 to 256, drawn_step (8) apart, and for
+    the last. schedule: of the learning rate, by name: one that ends early is better constant than on its way down to
+    where it does not get. compile: as trainer.compile; a stage that is short beside the compiling of its image's
+    length is faster without.
     """
 
     side: int = 32
@@ -149,7 +151,7 @@ class StageSettings:
     images: int | None = None
     contour: str | None = None
     drawn_as: str | None = None
-    drawn_step: int = 8
+    drawn_step: int | None = None
     pattern: str | None = None
     masked_weight: float | None = None
     classification_weight: float | None = None
@@ -163,9 +165,12 @@ class StageSettings:
                 f"{where}.contour={self.contour} must grow: from {FEWEST_DASHES} dashes at least to {MOST_DASHES} at "
                 "most, such as 3..14."
             )
+        if self.drawn_step is not None:
+            at_least(f"{where}.drawn_step", self.drawn_step, 1)
+            if ".." not in (self.drawn_as or ""):
+                raise UserError(f"{where}.drawn_step={self.drawn_step} is of a drawing that grows: drawn_as=136..256.")
         for stage in self.each_stage():
             of_side(self.side, stage.contour or "hard")
-        at_least(f"{where}.drawn_step", self.drawn_step, 1)
         if self.drawn_as is not None and not self._drawings():
             raise UserError(
                 f"{where}.drawn_as={self.drawn_as} must be a side from {SMALLEST_SIDE}, or grow from one, such as "
@@ -203,11 +208,13 @@ class StageSettings:
             return None
         return f"{found[1]}-{found[2]}"
 
-    def _drawings(self) -> range:
+    def _drawings(self) -> list[int]:
         """The sides that drawn_as names; empty where they are none."""
         found = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", self.drawn_as or "")
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
-        return range(first, last + 1, self.drawn_step) if first >= SMALLEST_SIDE else range(0)
+        if not SMALLEST_SIDE <= first <= last:
+            return []
+        return [*range(first, last, self.drawn_step or DRAWN_STEP), last]
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -75,6 +76,39 @@ def stages_of(settings: Settings) -> list[Stage]:
         if until is not None and one.sequence.classification_weight == 0:
             raise UserError(f"a stage that learns no labels never gets until={until:g} of them right: leave it out.")
     return [Stage(number, len(changed), one, until) for number, (one, until) in enumerate(changed)]
+
+
+# Settings of a run, and what of a stage stands in their place; a stage always says its side.
+_SAID_BY_STAGES = {
+    "trainer.steps": ("steps", "epochs"),
+    "trainer.validate_every": ("validate_every",),
+    "trainer.compile": ("compile",),
+    "optimizer.learning_rate": ("learning_rate",),
+    "schedule.name": ("schedule",),
+    "schedule.warmup_steps": ("warmup_steps",),
+    "sequence.batch": ("batch",),
+    "sequence.classification_weight": ("classification_weight",),
+    "masked_pixels.weight": ("masked_weight",),
+    "classifier.pattern": ("pattern",),
+    "pathfinder.side": ("side",),
+    "pathfinder.contour": ("contour",),
+    "pathfinder.train_images": ("images",),
+}
+
+
+def check_heeded(settings: Settings, given: Collection[str]) -> None:
+    """Raise UserError for a setting of the command line (`given`: their names) that every stage of the recipe says
+    anew. Whoever gives stages too knows what they say."""
+    stages = settings.curriculum.stages
+    if "curriculum.stages" in given:
+        return
+    for name in given:
+        of_stage = _SAID_BY_STAGES.get(name.lstrip("+~"), ())
+        if stages and of_stage and all(any(getattr(one, key) is not None for key in of_stage) for one in stages):
+            raise UserError(
+                f"{name} changes nothing: each of curriculum.stages has its own {' or '.join(of_stage)}. Possible: "
+                "curriculum.stages=[] for one stage as the other settings say, or stages of your own."
+            )
 
 
 def check_batch(settings: Settings) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib
 import logging
 import os
 from collections.abc import Iterator
@@ -161,12 +163,9 @@ def reading_errors() -> tuple[type[Exception], ...]:
         errors.append(datasets.exceptions.DatasetsError)
     except ImportError:  # the hub is asked for a commit without datasets
         pass
-    try:
-        import httpx
-
-        errors.append(httpx.HTTPError)
-    except ImportError:  # huggingface_hub below 1.0 speaks through requests, whose errors are OSErrors
-        pass
+    for client in ("httpx", "httpx2"):  # what huggingface_hub speaks through; below 1.0 requests, with OSErrors
+        with contextlib.suppress(ImportError):
+            errors.append(importlib.import_module(client).HTTPError)
     return tuple(errors)
 
 

@@ -51,7 +51,7 @@ def split_documents(offsets: np.ndarray, *, fraction: float, context: int, seed:
     if total < sample:
         raise UserError(
             f"the corpus has {total:,} tokens, fewer than the {sample:,} of one sample with context={context}; "
-            f"use a context of at most {max(total - 1, 1)}, or more text."
+            f"use {f'a context of at most {total - 1}, or ' if total > 16 else ''}more text."
         )
     if fraction == 0:
         return Split(Spans(begins, ends), None)

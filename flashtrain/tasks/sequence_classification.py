@@ -94,7 +94,9 @@ class SequenceClassification(TrainingTask):
         self._compile = compile
         self._replays = compile and cuda_graphs
         self._losses: Callable[..., Losses] = model.losses
-        self._corrects: list[Tensor] = []
+        # Of the micro-batches since the last report: the sum of their shares of right answers, and their number.
+        self._correct: tuple[Tensor | float, int] = (0.0, 0)
+        self._step_corrects: list[Tensor] = []
         self._step_pixels: list[Tensor] = []
         self._generator: torch.Generator | None = None
 
@@ -117,16 +119,19 @@ class SequenceClassification(TrainingTask):
             batch = {**batch, "tokens": self.augment(batch["tokens"], generator)}
         losses = self.batch_losses(batch, step=batch_idx)
         loss = self.total(losses)
-        self._corrects.append(losses.correct.detach())
+        total, count = self._correct
+        self._correct = (losses.correct.detach() + total, count + 1)
+        self._step_corrects.append(losses.correct.detach())
         self._step_pixels.append(losses.pixels.detach())
         step_loss = self.record_loss(loss, batch_idx)
         if step_loss is not None:
             if self.is_logged_step():
                 several = self.trainer.world_size > 1
                 self.log("train_loss", step_loss, prog_bar=True, sync_dist=several)
-                self.log("train_accuracy", losses.correct, prog_bar=True, sync_dist=several)
+                self.log("train_accuracy", torch.stack(self._step_corrects).mean(), prog_bar=True, sync_dist=several)
                 if self.masked is not None:
                     self.log("pixel_loss", torch.stack(self._step_pixels).mean(), sync_dist=several)
+            self._step_corrects.clear()
             self._step_pixels.clear()
         return loss
 
@@ -172,20 +177,20 @@ class SequenceClassification(TrainingTask):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """As every task, and the training accuracy that is still to be reported."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint["corrects"] = [float(share) for share in self._corrects]
+        total, count = self._correct
+        checkpoint["correct"] = {"sum": float(total), "micro_batches": count}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take up what on_save_checkpoint kept."""
         super().on_load_checkpoint(checkpoint)
-        self._corrects = [torch.tensor(share, device=self.device) for share in checkpoint.get("corrects", [])]
+        kept = checkpoint.get("correct", {})
+        self._correct = (float(kept.get("sum", 0.0)), int(kept.get("micro_batches", 0)))
 
     def take_train_accuracy(self) -> float | None:
         """The mean accuracy of the micro-batches since this was last called; None where there are none."""
-        if not self._corrects:
-            return None
-        mean = float(torch.stack([share.cpu() for share in self._corrects]).mean())
-        self._corrects.clear()
-        return mean
+        total, count = self._correct
+        self._correct = (0.0, 0)
+        return float(total) / count if count else None
 
     def generator_of(self, step: int, device: torch.device, purpose: int = MASKING) -> torch.Generator:
         """The generator of a micro-batch's draws: a function of seed, step, rank and purpose alone."""

@@ -57,7 +57,8 @@ class MetricsFile(Logger):
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         step = 0 if step is None else int(step)
         self._begin(step)
-        repeated = any(name in self._row for name in metrics if name != "epoch")
+        # The same again is no other row: the learning rate comes with every micro-batch of a step.
+        repeated = any(name in self._row and self._row[name] != metrics[name] for name in metrics if name != "epoch")
         if self._row and (self._row[STEP] != step or repeated):
             self._write()
         self._row = {**self._row, STEP: step, **metrics}

@@ -69,10 +69,12 @@ class _StepProgress(ProgressBar):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        if not self._enabled:
+            return
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if isinstance(loss, torch.Tensor):
             self._losses.append(loss)
-        if not self._steps.ended(trainer) or not self._enabled:
+        if not self._steps.ended(trainer):
             return
         step, interval = trainer.global_step, self.every_n_steps or log_interval(trainer)
         due = step % interval == 0 or step == self._first_step + 1 or step == total_steps(trainer)

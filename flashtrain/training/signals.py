@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -52,6 +53,7 @@ class SaveOnSignal(pl.Callback):
         self._previous: dict[signal.Signals, Any] = {}
         self._steps = OptimizerStepCounter()
         self._group: Any = None
+        self._speaks = False
         self._steps_to_agreement = 1
         self._agreed_at = 0.0
         self._agreed_step = 0
@@ -66,6 +68,7 @@ class SaveOnSignal(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.stopped_by, self.stopped_at, self._received, self.out_of_time = None, None, None, False
         self._late = None
+        self._speaks = trainer.is_global_zero
         self._steps.start(trainer)
         self._steps_to_agreement, self._agreed_at, self._agreed_step = 1, time.monotonic(), trainer.global_step
         if trainer.world_size > 1 and dist.is_initialized():
@@ -126,6 +129,13 @@ class SaveOnSignal(pl.Callback):
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._received is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
+        if self._received is None and self._speaks:
+            # Not print: what was interrupted may be printing.
+            name = signal.Signals(number).name
+            os.write(
+                2,
+                f"\n{name}: this step is finished and the checkpoint written (Ctrl-C again: not even that)\n".encode(),
+            )
         self._received = signal.Signals(number)
 
     def _told(self) -> int:

@@ -173,6 +173,23 @@ def test_tokens_are_pre_trained_on_and_their_weights_start_a_training(tmp_path, 
     assert weights(before).keys() - weights(folder).keys() == {"model.mask_embedding", "model.pixel_head.weight"}
 
 
+def test_exported_weights_are_tested_on_the_task_that_they_were_trained_on(tmp_path) -> None:
+    words = (
+        "recipe=lra-listops", "hardware=cpu", "hardware.demo=never", "logger=csv", "classifier.embed=16",
+        "classifier.layers=1", "classifier.heads=1", "sequence.length=32", "sequence.train=40", "sequence.validation=8",
+        "sequence.test=8", "sequence.seed=3", "sequence.batch=4", "trainer.steps=2", "trainer.validate_every=2",
+        "schedule.warmup_steps=1", f"data.cache_dir={tmp_path / 'cache'}",
+    )  # fmt: skip
+    status, folder = TinyRuns(tmp_path, list(words)).run("tokens")
+    assert status == 0
+    run_mode(settings_from_checkpoint(["mode=export", f"checkpoint={folder}"]))
+    (file,) = folder.glob("export*/classifier.safetensors")
+    found = settings_from_checkpoint(["mode=evaluate", f"weights={file}", "sequence.test=5"]).sequence
+    assert (found.data, found.length, found.seed, found.train, found.validation, found.test) == (
+        "listops", 32, 3, 40, 8, 5,
+    )  # fmt: skip
+
+
 def test_training_starts_from_exported_weights(curriculum: TinyRuns, finished) -> None:
     run_mode(settings_from_checkpoint(["mode=export", f"checkpoint={finished}"]))
     (file,) = finished.glob("export*/classifier.safetensors")

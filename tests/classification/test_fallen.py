@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_classifier_runs import summary
+from test_classifier_runs import SignalAt, summary
 from tiny_runs import TinyRuns
 
+from flashtrain import registry
 from flashtrain.classification.fallen import fell
 from flashtrain.classification.stages import stages_of
 from flashtrain.classification.weights import read_classifier
@@ -59,3 +60,23 @@ def test_the_training_ends_and_the_weights_before_the_fall_are_named(curriculum:
     status, again = curriculum.run("fallen", stages, f"resume={folder}")
     assert (status, summary(folder)["status"]) == (2, "failed")
     assert "fell to chance" in summary(again)["error"]
+
+
+def test_a_run_that_was_stopped_within_the_stage_names_them_too_and_a_good_stage_leaves_none(
+    curriculum: TinyRuns, monkeypatch
+) -> None:
+    stages = "curriculum.stages=[{side:24,steps:3,batch:4},{side:28,steps:4,batch:4},{side:32,steps:3,batch:4}]"
+    stop = SignalAt(5)  # of all stages: the second one's second
+    monkeypatch.setitem(registry._components["callback"], "stop", lambda _: stop)
+    status, folder = curriculum.run("fallen-later", stages, "trainer.callbacks=[stop]")
+    assert status == 143
+    kept = folder / "checkpoints" / "before-stage-2.safetensors"
+    assert kept.is_file()
+    with monkeypatch.context() as falls:
+        falls.setattr("flashtrain.classification.fallen.fell", lambda rows, stage: stage.number == 1)
+        status, _ = curriculum.run("fallen-later", stages, f"resume={folder}")
+    assert status == 2
+    assert f"weights={kept}" in summary(folder)["error"]
+    status, folder = curriculum.run("fallen-not", stages)
+    assert status == 0
+    assert not list((folder / "checkpoints").glob("before-stage-*"))

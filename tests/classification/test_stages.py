@@ -13,6 +13,7 @@ from flashtrain.classification.words import random_start
 from flashtrain.compose import compose_settings
 from flashtrain.data.sequences.source import SequenceShape
 from flashtrain.errors import UserError
+from flashtrain.machine import settle
 from flashtrain.models import Classifier
 from flashtrain.tasks import SequenceClassification
 from flashtrain.training.checkpoints import save_atomically
@@ -50,12 +51,25 @@ def test_a_stage_may_draw_its_images_as_another_sides() -> None:
 def test_a_drawing_that_grows_is_a_stage_for_each_step_of_a_side() -> None:
     growing = "{side:64,contour:hard,drawn_as:136..156,steps:9,batch:4},{side:64,steps:9,batch:4}"
     settings = compose_settings(["recipe=path256", f"curriculum.stages=[{growing}]"])
-    assert [stage.settings.pathfinder.drawn_as for stage in stages_of(settings)] == [136, 144, 152, None]
+    assert [stage.settings.pathfinder.drawn_as for stage in stages_of(settings)] == [136, 144, 152, 156, None]
     told = plan_classifier(settings, detect_hardware())
-    assert "stages 1 to 3 of 4, side 64, hard contours, drawn as at sides 136 to 152 in steps of 8, one after" in told
+    assert "stages 1 to 3 of 5, side 64, hard contours, drawn as at sides 136 to 152 in steps of 8, one after" in told
     wider = growing.replace("steps:9", "drawn_step:10,steps:9", 1)
     stages = stages_of(compose_settings(["recipe=path256", f"curriculum.stages=[{wider}]"]))
     assert [stage.settings.pathfinder.drawn_as for stage in stages] == [136, 146, 156, None]
+
+
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        ("{side:64,drawn_as:'136..156',drawn_step:0}", r"drawn_step=0 must be at least 1"),
+        ("{side:64,drawn_as:'136',drawn_step:4}", r"drawn_step=4 is of a drawing that grows"),
+        ("{side:64,drawn_step:4}", r"drawn_step=4 is of a drawing that grows"),
+    ],
+)
+def test_a_step_of_drawings_that_leads_nowhere_is_refused(stage, message) -> None:
+    with pytest.raises(UserError, match=message):
+        compose_settings(["recipe=path256", f"curriculum.stages=[{stage}]"])
 
 
 @pytest.mark.parametrize("drawn_as", ["wide", "8", "200..100", "136..."])
@@ -83,6 +97,25 @@ def test_a_stage_that_is_short_beside_its_compiling_may_go_without() -> None:
     stages = stages_of(compose_settings(["recipe=path256", "trainer.compile=true"]))
     eager = {stage.settings.pathfinder.side for stage in stages if not stage.settings.trainer.compile}
     assert eager == {128, 160, 192}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("recipe=pathx", "trainer.steps=10"), r"trainer\.steps changes nothing: .* its own steps or epochs"),
+        (("recipe=pathx", "pathfinder.side=64"), r"pathfinder\.side changes nothing"),
+        (("recipe=lra-pathfinder", "hardware.demo=always", "trainer.steps=10"), r"trainer\.steps changes nothing"),
+    ],
+)
+def test_a_setting_that_every_stage_of_a_recipe_says_anew_is_refused(words, message) -> None:
+    with pytest.raises(UserError, match=message):
+        settle(compose_settings([*words, "hardware=cpu"]), [*words, "hardware=cpu"])
+
+
+def test_a_setting_that_some_stage_takes_or_that_stands_beside_stages_of_ones_own_is_not() -> None:
+    stages = "curriculum.stages=[{side:32,steps:5}]"
+    for words in (["recipe=path256", "optimizer.learning_rate=1e-4"], ["recipe=pathx", "trainer.steps=10", stages]):
+        settle(compose_settings([*words, "hardware=cpu"]), [*words, "hardware=cpu", "hardware.demo=never"])
 
 
 def test_a_recipe_without_a_curriculum_is_one_stage() -> None:

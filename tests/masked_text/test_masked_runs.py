@@ -158,6 +158,7 @@ def test_a_plan_starts_nothing(bert_runs: TinyRuns) -> None:
         (("masked.balance=luck",), "unknown masked.balance"),
         (("target_accuracy=2",), "target_accuracy=2.0 must be above 0, and at most 1"),
         (("recipe=gpt2", "target_accuracy=0.5"), "is of recipe=bert"),
+        (("weights=nowhere",), "no weights at nowhere"),
     ],
 )
 def test_settings_that_cannot_work_are_one_line(bert_runs: TinyRuns, words, message) -> None:
@@ -170,7 +171,6 @@ def test_settings_that_cannot_work_are_one_line(bert_runs: TinyRuns, words, mess
     ("words", "message"),
     [
         (("bert.activation=cube",), "unknown activation 'cube'"),
-        (("weights=nowhere",), "no weights at nowhere"),
         (("masked.pairs=true", "weights=TRAINED"), "no next-sentence head"),
         (("context=65", "masked.token_budget=256", "weights=TRAINED"), "longer than the 64 positions"),
         (("bert.size=base", "resume=TRAINED"), "embed is 128 there and 768 here"),

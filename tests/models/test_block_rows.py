@@ -26,7 +26,11 @@ def by_the_whole_matrix(q, k, v, mask):
 
 
 @pytest.mark.parametrize(("queries", "keys", "kv_heads"), [(96, 96, 4), (64, 128, 2), (32, 80, 1)])
-def test_it_is_the_attention_of_the_whole_matrix(queries, keys, kv_heads) -> None:
+def test_it_is_the_attention_of_the_whole_matrix_and_builds_none(queries, keys, kv_heads, monkeypatch) -> None:
+    def built(*_):
+        raise AssertionError("a matrix of all queries and keys was built")
+
+    monkeypatch.setattr("flashtrain.models.attention_functions.visible_keys", built)
     q, k, v = random_qkv(queries, keys, kv_heads=kv_heads)
     blocks = torch.rand(1, queries // 16, keys // 16) < 0.4
     blocks[0, 1] = False  # these queries see nothing

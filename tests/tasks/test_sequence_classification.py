@@ -90,6 +90,27 @@ def test_masks_are_drawn_from_seed_and_step_alone() -> None:
     assert drawn[2] != drawn[0]
 
 
+def test_the_accuracy_logged_is_the_mean_over_the_steps_micro_batches() -> None:
+    shares = []
+
+    class Kept(SequenceClassification):
+        def batch_losses(self, batch, **options):
+            losses = super().batch_losses(batch, **options)
+            shares.append(float(losses.correct))
+            return losses
+
+    torch.manual_seed(0)
+    learner = Kept(Classifier(CONFIG, "sdpa"), make_optimizer=lambda model: adamw(model, lr=5e-3, weight_decay=0.0))
+    trainer = pl.Trainer(
+        accelerator="cpu", max_steps=2, accumulate_grad_batches=3, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1,
+    )  # fmt: skip
+    trainer.fit(learner, DataLoader(batches(6, 8), batch_size=None))
+    assert float(trainer.callback_metrics["train_accuracy"]) == pytest.approx(sum(shares[3:]) / 3, abs=1e-6)
+    assert learner.take_train_accuracy() == pytest.approx(sum(shares) / 6, abs=1e-6)
+    assert learner.take_train_accuracy() is None
+
+
 def test_turning_keeps_the_pixels_and_reaches_all_eight_positions() -> None:
     picture = torch.arange(16, dtype=torch.uint8).expand(400, -1)
     turned = turned_and_mirrored(picture, torch.Generator().manual_seed(0))

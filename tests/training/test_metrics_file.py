@@ -44,6 +44,15 @@ def test_the_same_metric_twice_in_a_step_is_two_rows(path):
     assert [row["loss"] for row in read_metrics(path)[1]] == ["2.0", "1.0"]
 
 
+def test_what_comes_again_with_every_micro_batch_is_no_row_of_its_own(path):
+    logger = MetricsFile(path)
+    for _ in range(3):
+        logger.log_metrics({"lr": 0.5}, step=4)
+    logger.log_metrics({"loss": 1.0}, step=4)
+    logger.finalize("success")
+    assert [(row["lr"], row["loss"]) for row in read_metrics(path)[1]] == [("0.5", "1.0")]
+
+
 def test_rows_are_on_disk_while_the_run_goes_on(path):
     logger = MetricsFile(path)
     for step in range(3):

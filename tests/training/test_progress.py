@@ -49,6 +49,17 @@ def test_the_rate_shown_is_the_one_that_the_step_took(tmp_path, capsys):
     assert [re.search(r"lr (\S+)", line)[1] for line in step_lines(capsys)] == ["1.0e-01", "5.0e-02"]
 
 
+def test_a_rank_that_shows_nothing_keeps_no_losses(tmp_path):
+    class Disabled(LineProgress):
+        def setup(self, trainer, pl_module, stage):
+            super().setup(trainer, pl_module, stage)
+            self.disable()  # as Lightning does on every rank but the first
+
+    progress = Disabled(every_n_steps=1)
+    fit(tmp_path, progress, max_steps=3)
+    assert not progress._losses
+
+
 def test_a_validation_gets_its_line(tmp_path, capsys):
     fit(tmp_path, LineProgress(), max_steps=4, limit_val_batches=1, val_check_interval=4)
     assert re.fullmatch(r"step 4 validation loss \d+\.\d{3}", step_lines(capsys)[-1])

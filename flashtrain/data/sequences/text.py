@@ -63,7 +63,7 @@ class ByteText(ArraySource):
         kept, out = held_out(len(found["train"].labels), self.validation, self.seed)
         self._parts = {
             "train": found["train"].chosen(kept),
-            "validation": found["train"].chosen(out),
+            "validation": _shuffled(found["train"].chosen(out)),
             "test": _shuffled(found["test"]),
         }
 

@@ -37,6 +37,16 @@ def test_reviews_are_read_from_folders_of_text_files(tmp_path) -> None:
             assert text.endswith("é")
 
 
+def test_the_first_reviews_of_what_is_held_out_are_of_both_kinds(tmp_path) -> None:
+    for part in ("train", "test"):
+        rows = [{"text": f"film {number}", "label": number // 100} for number in range(200)]
+        (tmp_path / f"{part}.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    source = ByteText(tmp_path, length=64, validation=80, cache_dir=tmp_path / "cache")
+    for split in ("validation", "test"):
+        first = source.split(split)[list(range(24))]["labels"]
+        assert 4 < int(first.sum()) < 20
+
+
 def test_reviews_are_read_from_jsonl(tmp_path) -> None:
     for part in ("train", "test"):
         rows = [{"text": f"film {number}", "label": number % 2} for number in range(5)]
