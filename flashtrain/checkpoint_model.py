@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -117,12 +118,12 @@ def describe_model(model: Trainable, settings: Settings, *, vocab_size: int) -> 
     return {"name": settings.model.name, "size": settings.model.size, "vocab_size": vocab_size, "shape": shape}
 
 
-def check_same_model(checkpoint: Path, description: dict[str, Any]) -> None:
-    """Raise UserError unless the checkpoint holds the model described, naming what differs."""
-    saved = read_checkpoint(checkpoint).get("flashtrain", {})
+def check_same_model(checkpoint: Path, saved: Mapping[str, Any], description: dict[str, Any]) -> None:
+    """Raise UserError unless what was saved in the checkpoint is of the model described, naming what differs."""
+    notes = saved.get("flashtrain", {})
     here = {"name": description["name"], **description["shape"]}
     # A field that the checkpoint's flashtrain did not know yet had the value that is its default now.
-    there = {**_defaults(), "name": saved.get("name"), **saved.get("shape", {})}
+    there = {**_defaults(), "name": notes.get("name"), **notes.get("shape", {})}
     differing = [key for key in here if here[key] != there.get(key)]
     if differing:
         parts = ", ".join(f"{key} is {there.get(key)} there and {here[key]} here" for key in differing)
@@ -142,16 +143,16 @@ def checkpoint_to_resume(settings: Settings, folder: Path, description: dict[str
             return None
     else:
         _, checkpoint = find_checkpoint(settings.resume, prefer=LAST, setting="resume")
-    check_same_model(checkpoint, description)
-    _check_steps_left(checkpoint, settings.trainer.steps)
+    saved = read_checkpoint(checkpoint, mmap=True)  # of all its weights nothing is read here
+    check_same_model(checkpoint, saved, description)
+    _check_steps_left(checkpoint, int(saved.get("global_step", 0)), settings.trainer.steps)
     say(f"resuming from {checkpoint}")
     return checkpoint
 
 
-def _check_steps_left(checkpoint: Path, steps: int) -> None:
+def _check_steps_left(checkpoint: Path, made: int, steps: int) -> None:
     """Raise UserError where the run has made all its steps: it would write a row of nothing over its own. One that
     ended between its last step and its summary still has that to make."""
-    made = int(read_checkpoint(checkpoint, mmap=True).get("global_step", 0))
     finished = read_summary(checkpoint.parent.parent).get("status") == FINISHED
     if made > steps or (made == steps and finished):
         raise UserError(

@@ -22,6 +22,7 @@ from flashtrain.classification.build import classifier_config, make_sequence_sou
 from flashtrain.classification.intervals import wilson
 from flashtrain.classification.pictures import answers_picture
 from flashtrain.classification.published import papers_task, task_of
+from flashtrain.classification.settings import IMAGES
 from flashtrain.classification.tables import accuracy_rows, accuracy_table
 from flashtrain.classification.weights import SUFFIX, SavedClassifier, read_classifier, read_notes, write_classifier
 from flashtrain.compose import compose_settings
@@ -63,12 +64,11 @@ def settings_for_weights(words: Sequence[str], given: dict[str, Override]) -> Se
     if not path.endswith(SUFFIX):
         raise UserError("mode=evaluate weights=... takes a .safetensors file of a classifier; runs: checkpoint=...")
     notes = read_notes(path)
-    own = [f"sequence.data={notes.get('data', 'pathfinder')}", f"pathfinder.contour={notes.get('contour', 'hard')}"]
-    shape = notes.get("shape") or {}
-    if shape.get("side") and notes.get("data", "pathfinder") == "pathfinder":
-        own.append(f"pathfinder.side={shape['side']}")
-    if notes.get("data") in ("listops", "text", "retrieval") and shape.get("length"):
-        own.append(f"sequence.length={shape['length']}")
+    data = notes.get("data", "pathfinder")
+    own = [f"sequence.data={data}", f"pathfinder.contour={notes.get('contour', 'hard')}"]
+    name, key = ("pathfinder.side", "side") if data in IMAGES else ("sequence.length", "length")
+    size = (notes.get("shape") or {}).get(key)
+    own += [f"{name}={size}"] if size else []
     own += [f"sequence.{name}={value}" for name, value in (notes.get("sequence") or {}).items()]
     own += [] if "recipe" in given else [f"recipe={notes.get('recipe', 'pathx')}"]
     settings = compose_settings([*own, *words])

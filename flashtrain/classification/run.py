@@ -49,6 +49,7 @@ from flashtrain.run_folder import (
     LAST,
     RUNNING,
     find_checkpoint,
+    read_summary,
     write_config,
     write_summary,
 )
@@ -93,9 +94,15 @@ def train_classifier(
     first = 0
     if resumed is not None:
         first = resumed.stage
-        if curve.is_over(stages[first], resumed.step) and first + 1 < len(stages):
+        over = curve.is_over(stages[first], resumed.step)
+        if over and first + 1 < len(stages):
             end_if_fallen(curve.rows, stages[first], folder / CHECKPOINTS)
             first, start = first + 1, resumed.saved
+        elif over or resumed.step >= stages[first].steps:
+            before = read_summary(folder)
+            if first + 1 == len(stages) and before.get("status") == FINISHED:  # what it measured stays
+                say(f"the run in {folder} is finished: nothing is left to train.")
+                return before
         say(f"resuming from {resumed.checkpoint} ({stages[resumed.stage].name}, step {resumed.step})")
 
     write_config(settings, folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Set
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -79,8 +79,9 @@ def stages_of(settings: Settings) -> list[Stage]:
 
 
 # Settings of a run, and what of a stage stands in their place; a stage always says its side.
-_SAID_BY_STAGES = {
+SAID_BY_STAGES = {
     "trainer.steps": ("steps", "epochs"),
+    "trainer.micro_batch": ("micro_batch",),
     "trainer.validate_every": ("validate_every",),
     "trainer.compile": ("compile",),
     "optimizer.learning_rate": ("learning_rate",),
@@ -92,19 +93,20 @@ _SAID_BY_STAGES = {
     "classifier.pattern": ("pattern",),
     "pathfinder.side": ("side",),
     "pathfinder.contour": ("contour",),
+    "pathfinder.drawn_as": ("drawn_as",),
     "pathfinder.train_images": ("images",),
 }
 
 
-def check_heeded(settings: Settings, given: Collection[str]) -> None:
+def check_heeded(settings: Settings, given: Set[str]) -> None:
     """Raise UserError for a setting of the command line (`given`: their names) that every stage of the recipe says
     anew. Whoever gives stages too knows what they say."""
     stages = settings.curriculum.stages
-    if "curriculum.stages" in given:
+    if not stages or "curriculum.stages" in given:
         return
-    for name in given:
-        of_stage = _SAID_BY_STAGES.get(name.lstrip("+~"), ())
-        if stages and of_stage and all(any(getattr(one, key) is not None for key in of_stage) for one in stages):
+    for name in sorted(SAID_BY_STAGES.keys() & given):
+        of_stage = SAID_BY_STAGES[name]
+        if all(any(getattr(one, key) is not None for key in of_stage) for one in stages):
             raise UserError(
                 f"{name} changes nothing: each of curriculum.stages has its own {' or '.join(of_stage)}. Possible: "
                 "curriculum.stages=[] for one stage as the other settings say, or stages of your own."

@@ -119,9 +119,9 @@ class SequenceClassification(TrainingTask):
             batch = {**batch, "tokens": self.augment(batch["tokens"], generator)}
         losses = self.batch_losses(batch, step=batch_idx)
         loss = self.total(losses)
-        total, count = self._correct
-        self._correct = (losses.correct.detach() + total, count + 1)
-        self._step_corrects.append(losses.correct.detach())
+        correct, (total, count) = losses.correct.detach(), self._correct
+        self._correct = (correct + total, count + 1)
+        self._step_corrects.append(correct)
         self._step_pixels.append(losses.pixels.detach())
         step_loss = self.record_loss(loss, batch_idx)
         if step_loss is not None:

@@ -143,6 +143,17 @@ def test_a_finished_stage_leads_to_the_next(curriculum: TinyRuns, finished) -> N
     assert curve(folder) == curve(finished)
 
 
+@pytest.mark.parametrize("until", ["", ",until:0.01"])
+def test_a_finished_run_that_is_resumed_keeps_its_row(curriculum: TinyRuns, until) -> None:
+    stages = f"curriculum.stages=[{{side:24,steps:5,batch:4{until}}}]"
+    status, folder = curriculum.run(f"over{len(until)}", stages)
+    assert status == 0
+    before = summary(folder)
+    status, _ = curriculum.run(f"over{len(until)}", stages, f"resume={folder}")
+    assert status == 0
+    assert summary(folder) == before
+
+
 def test_a_checkpoint_of_another_model_is_refused_with_what_differs(curriculum: TinyRuns, finished) -> None:
     status, folder = curriculum.run("other", f"resume={finished}", "classifier.embed=32")
     assert status == 2

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 import torch
 
 from flashtrain.classification.build import classifier_config
 from flashtrain.classification.intervals import wilson
 from flashtrain.classification.plan import plan_classifier
-from flashtrain.classification.stages import stages_of
+from flashtrain.classification.settings import StageSettings
+from flashtrain.classification.stages import SAID_BY_STAGES, stages_of
 from flashtrain.classification.words import random_start
 from flashtrain.compose import compose_settings
 from flashtrain.data.sequences.source import SequenceShape
@@ -18,6 +21,7 @@ from flashtrain.models import Classifier
 from flashtrain.tasks import SequenceClassification
 from flashtrain.training.checkpoints import save_atomically
 from flashtrain.training.hardware import detect_hardware
+from flashtrain.typed_settings import setting_names
 
 
 def test_pathx_is_trained_on_growing_images() -> None:
@@ -110,6 +114,12 @@ def test_a_stage_that_is_short_beside_its_compiling_may_go_without() -> None:
 def test_a_setting_that_every_stage_of_a_recipe_says_anew_is_refused(words, message) -> None:
     with pytest.raises(UserError, match=message):
         settle(compose_settings([*words, "hardware=cpu"]), [*words, "hardware=cpu"])
+
+
+def test_whatever_a_stage_may_say_is_known_to_stand_in_a_runs_settings_place() -> None:
+    known = {key for of_stage in SAID_BY_STAGES.values() for key in of_stage}
+    assert known == {one.name for one in fields(StageSettings)} - {"until", "drawn_step"}  # of stages alone
+    assert set(SAID_BY_STAGES) <= set(setting_names())
 
 
 def test_a_setting_that_some_stage_takes_or_that_stands_beside_stages_of_ones_own_is_not() -> None:
