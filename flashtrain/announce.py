@@ -8,15 +8,20 @@ import sys
 import torch
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
+from flashtrain.errors import printable
+
 log = logging.getLogger("flashtrain")
 
 
 @rank_zero_only
 def say(line: str) -> None:
-    """Print a line through the `flashtrain` logger, which a program of your own may redirect or silence."""
+    """Print a line through the `flashtrain` logger, which a program of your own may redirect or silence.
+
+    What files and models wrote may be in it: a terminal obeys none of its control characters.
+    """
     if not log.handlers and not logging.getLogger().handlers:
         logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    log.info(line)
+    log.info(printable(line))
 
 
 def is_first_rank() -> bool:
