@@ -12,10 +12,10 @@ from flashtrain.announce import is_first_rank, log, say
 from flashtrain.benchmarks.context.launch import RankFailed
 from flashtrain.benchmarks.start import benchmark
 from flashtrain.errors import UserError
+from flashtrain.fitting import Stopped
 from flashtrain.machine import settle
 from flashtrain.pathfinder_preview import preview
 from flashtrain.quiet import quieten
-from flashtrain.run import Stopped
 from flashtrain.run_folder import FAILED, OUT_OF_MEMORY, RUNNING, STOPPED, note_failure, read_summary, write_summary
 from flashtrain.settings import Settings
 from flashtrain.summary import failed_row

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,40 +13,25 @@ from flashtrain.announce import say
 from flashtrain.batching import Batching, choose_batching, compiles
 from flashtrain.checkpoint_model import build_model, checkpoint_to_resume, describe_model
 from flashtrain.components import (
-    make_callbacks,
     make_source,
     make_tokenizer_spec,
     optimizer_builder,
     schedule_builder,
 )
-from flashtrain.context_run import check_model, context_columns, describe_context, strategy_options
+from flashtrain.context_run import check_model, context_columns, describe_context
 from flashtrain.data.datamodule import TextDataModule
 from flashtrain.distributed.sharding import full_state_dict
-from flashtrain.distributed.strategies import make_strategy
+from flashtrain.fitting import fit, metric
 from flashtrain.models.gpt2 import GPT2
 from flashtrain.models.trainable import Trainable
-from flashtrain.run_folder import CHECKPOINTS, LAST, RUNNING, TOKENIZER, write_config, write_summary
+from flashtrain.run_folder import RUNNING, TOKENIZER, write_config, write_summary
 from flashtrain.sample import continue_text, default_prompt
 from flashtrain.settings import Settings
 from flashtrain.summary import finished_row, model_name, planned_row
 from flashtrain.tasks import LanguageModel
-from flashtrain.training.checkpoints import AtomicCheckpointIO, checkpoint_callbacks, keep_if_best
-from flashtrain.training.finite import StopOnNonFinite
 from flashtrain.training.hardware import Hardware
-from flashtrain.training.loggers import close_loggers, log_summary, make_loggers
 from flashtrain.training.memory import FREE_SHARE, GIB
-from flashtrain.training.out_of_memory import OutOfMemory, is_out_of_memory, out_of_memory_line
-from flashtrain.training.progress import make_progress
-from flashtrain.training.signals import SaveOnSignal
 from flashtrain.training.throughput import Throughput
-
-
-class Stopped(Exception):
-    """A signal ended the run early; its checkpoint is written. `status` is the exit status to end with."""
-
-    def __init__(self, line: str, status: int) -> None:
-        super().__init__(line)
-        self.status = status
 
 
 def train(
@@ -81,30 +65,8 @@ def train(
     throughput = Throughput(
         model.flops_per_token(settings.context), settings.trainer.tokens_per_step, peak_flops=hardware.peak_flops
     )
-    signals = SaveOnSignal(until=deadline(settings, started))
-    callbacks = [
-        throughput,
-        StopOnNonFinite(),
-        signals,
-        *checkpoint_callbacks(folder / CHECKPOINTS, every_n_steps=settings.trainer.checkpoint_every),
-        pl.callbacks.LearningRateMonitor(logging_interval="step"),
-        make_progress(settings.trainer.log_every),
-        *make_callbacks(settings),
-    ]
-    trainer = make_trainer(settings, hardware, folder, callbacks, accumulate=batching.accumulate)
-    try:
-        try:
-            trainer.fit(task, data, ckpt_path=str(resumed) if resumed else None, weights_only=True)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            raise _out_of_memory(error, settings, hardware, batching, folder) from error
-        if signals.stopped_by is not None or signals.out_of_time:
-            raise stopped(signals, folder)
-        if settings.trainer.steps % settings.trainer.validate_every:
-            trainer.validate(task, data, verbose=False)
-            keep_if_best(trainer)
-        validation = trainer.callback_metrics.get("validation_loss")
+
+    def finish(trainer: pl.Trainer) -> dict[str, Any]:
         row = finished_row(
             settings,
             hardware,
@@ -113,7 +75,7 @@ def train(
             data=data,
             throughput=throughput,
             micro_batch=batching.micro_batch,
-            validation_loss=None if validation is None else float(validation),
+            validation_loss=metric(trainer, "validation_loss"),
             steps=trainer.global_step,
             seconds=time.time() - started,
             overrides=overrides,
@@ -122,11 +84,20 @@ def train(
         row["memory"] = batching.savings.describe() or "none"
         row["memory_estimate_gib"] = None if batching.estimate is None else round(batching.estimate.total / GIB, 2)
         _say_sample(settings, hardware, model, data, first=trainer.is_global_zero)
-        if trainer.is_global_zero:
-            log_summary(trainer.loggers, row)
-    finally:
-        close_loggers(trainer.loggers)
-    return row
+        return row
+
+    return fit(
+        settings,
+        hardware,
+        folder,
+        task,
+        data,
+        throughput,
+        resumed=resumed,
+        started=started,
+        finish=finish,
+        batching=batching,
+    )
 
 
 def make_task(settings: Settings, hardware: Hardware, model: Trainable, description: dict[str, Any]) -> LanguageModel:
@@ -162,48 +133,6 @@ def make_data(settings: Settings, hardware: Hardware) -> TextDataModule:
     )
 
 
-def make_trainer(
-    settings: Settings, hardware: Hardware, folder: Path, callbacks: list[pl.Callback], *, accumulate: int
-) -> pl.Trainer:
-    """Lightning's Trainer for these settings, writing into `folder`."""
-    options = settings.trainer
-    accelerator = "gpu" if hardware.kind == "cuda" else "cpu"
-    return pl.Trainer(
-        accelerator=accelerator,
-        devices=options.devices,
-        num_nodes=options.nodes,
-        strategy=make_strategy(
-            settings.strategy, options.devices, options.nodes, accelerator, **strategy_options(settings, folder)
-        ),
-        precision=hardware.precision,  # type: ignore[arg-type]
-        max_steps=options.steps,
-        max_epochs=-1,
-        accumulate_grad_batches=accumulate,
-        val_check_interval=min(options.validate_every, options.steps) * accumulate,
-        log_every_n_steps=min(options.log_every, options.steps),
-        num_sanity_val_steps=0,
-        use_distributed_sampler=False,
-        enable_model_summary=False,
-        callbacks=callbacks,
-        logger=run_loggers(settings, folder),
-        plugins=[AtomicCheckpointIO()],
-        default_root_dir=str(folder),
-    )
-
-
-def run_loggers(settings: Settings, folder: Path) -> list[Any]:
-    """The loggers that the settings name, writing into `folder`: of a training, or of a run that measures."""
-    return make_loggers(
-        settings.logger.name,
-        folder,
-        project=settings.logger.project,
-        name=settings.logger.run_name or f"{settings.recipe}-{folder.name}",
-        group=settings.logger.group,
-        config=asdict(settings),
-        mode=settings.logger.mode,
-    )
-
-
 def describe(settings: Settings, hardware: Hardware, model: Trainable, batching: Batching) -> str:
     """The line that says what is about to be trained, on what, in what portions."""
     parameters = model.parameter_count() / 1e6
@@ -236,40 +165,3 @@ def _say_sample(settings: Settings, hardware: Hardware, model: Trainable, data: 
     model.to(hardware.kind)  # Lightning leaves the weights in main memory when a fit ends
     text = continue_text(model, data.tokenizer, prompt, settings.generate, seed=settings.seed)
     say(f"\na sample of what it writes now:\n{text}")
-
-
-def deadline(settings: Settings, started: float) -> float | None:
-    """The moment of time.time() at which trainer.max_minutes are over; None without a limit."""
-    minutes = settings.trainer.max_minutes
-    return None if minutes is None else started + 60 * minutes
-
-
-def stopped(signals: SaveOnSignal, folder: Path) -> Stopped:
-    """What a run ends with that a signal or its time limit stopped; the latter is no failure (exit status 0)."""
-    if signals.out_of_time:
-        return Stopped(
-            f"trainer.max_minutes are over at step {signals.stopped_at}; the checkpoint is written. "
-            f"To go on: the same command with resume={folder}",
-            0,
-        )
-    name = signals.stopped_by.name if signals.stopped_by else "a signal"
-    return Stopped(
-        f"stopped by {name} at step {signals.stopped_at}; the checkpoint is written. "
-        f"To go on: the same command with resume={folder}",
-        signals.exit_code,
-    )
-
-
-def _out_of_memory(
-    error: BaseException, settings: Settings, hardware: Hardware, batching: Batching, folder: Path
-) -> OutOfMemory:
-    saved = folder if (folder / CHECKPOINTS / LAST).exists() else None
-    return OutOfMemory(
-        out_of_memory_line(
-            error,
-            batching.estimate,
-            free_bytes=hardware.free_memory_bytes,
-            alternatives=batching.alternatives,
-            saved=saved,
-        )
-    )

@@ -12,6 +12,7 @@ import pytorch_lightning as pl
 
 from flashtrain.announce import say
 from flashtrain.classification.stages import Stage
+from flashtrain.errors import UserError
 from flashtrain.report.rows import write_atomically
 from flashtrain.tasks import SequenceClassification
 
@@ -64,12 +65,7 @@ class LearningCurve(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._began = time.monotonic()
-        stage, step = self._begun_stage(), trainer.global_step
-        # Stopped by a signal at this step, or killed, before the validation that was due: an uninterrupted run made it.
-        due = step > 0 and step % stage.settings.trainer.validate_every == 0
-        if due and not self.has_row(stage, step):
-            _validate(trainer)
-        if self._reached(stage, step):
+        if self._reached(self._begun_stage(), trainer.global_step):
             trainer.should_stop = True
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -138,14 +134,16 @@ class LearningCurve(pl.Callback):
         return {"rows": [dict(row) for row in self.rows], "seconds": 60 * self.minutes}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.rows = [dict(row) for row in state_dict["rows"]]
-        self._seconds_before = float(state_dict["seconds"])
-
-
-def _validate(trainer: pl.Trainer) -> None:
-    """A validation inside a fit, as between two of its steps."""
-    loop = trainer.fit_loop.epoch_loop.val_loop
-    loop.restarting = False
-    trainer.validating = True
-    loop.run()
-    trainer.training = True
+        """Go on with the rows of a checkpoint. Raises UserError unless they are rows."""
+        rows, seconds = state_dict.get("rows"), state_dict.get("seconds")
+        words = ("contour", "drawn_as")
+        fits = isinstance(rows, list) and all(
+            isinstance(row, dict)
+            and set(row) == set(COLUMNS)
+            and all(isinstance(value, str if name in words else (int, float)) for name, value in row.items())
+            for row in rows
+        )
+        if not fits or not isinstance(seconds, (int, float)):
+            raise UserError("the checkpoint's learning curve is damaged: it holds no rows of a validation each.")
+        self.rows = [dict(row) for row in rows or ()]
+        self._seconds_before = float(seconds)

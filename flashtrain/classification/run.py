@@ -192,7 +192,6 @@ def _fit(
         monitor=monitor,
         mode=mode,
         callbacks=[curve, best] if goes_on else [curve],
-        validated=lambda step: curve.has_row(stage, step),
     )
     state = {name: value.detach().cpu() for name, value in model.state_dict().items()}
     saved = SavedClassifier(model.config, state, describe_stage(stage, model), folder / CHECKPOINTS / LAST)
