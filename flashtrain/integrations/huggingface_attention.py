@@ -4,8 +4,9 @@
     model = AutoModel.from_config(config, attn_implementation=name)        # or model.set_attn_implementation(name)
 
 Works for the models that take their attention from transformers' AttentionInterface (GPT-2, BERT, Llama, Qwen,
-ModernBERT, Gemma and most others), with padding on either side, packed rows, sliding windows, grouped heads, soft caps,
-attention sinks, dropout, position biases and caches in generation.
+ModernBERT, Gemma and most others; BLOOM, Falcon and others with attention of their own are refused), with padding on
+either side, packed rows, sliding windows, grouped heads, soft caps, attention sinks, dropout, position biases and
+caches in generation.
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dim.
 """
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from flashtrain.errors import UserError
+from flashtrain.integrations.huggingface_architectures import refuse_other_architectures
 from flashtrain.integrations.huggingface_documents import with_documents
 from flashtrain.integrations.huggingface_masks import AttentionMask, attention_mask, dense_bias
 from flashtrain_kernels import flash_attn_func
@@ -30,7 +32,8 @@ def register_with_transformers(name: str = NAME) -> str:
     """Makes our attention known to transformers under a name, with its mask function; returns the name.
 
     May be called again, also with another name. UserError: transformers is not installed or too old, or a name that
-    transformers gives a meaning of its own ("flash" or "/" or "|" in it, "eager", "sdpa" and the like).
+    transformers gives a meaning of its own ("flash" or "/" or "|" in it, "eager", "sdpa" and the like). From then on a
+    model that would not ask for this attention (BLOOM, Falcon, MPT) is refused by a UserError when given the name.
     """
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
@@ -53,6 +56,7 @@ def register_with_transformers(name: str = NAME) -> str:
         raise UserError(f"name {name!r} is taken by another attention implementation. Possible: {NAME!r}.")
     AttentionInterface.register(name, attention)
     AttentionMaskInterface.register(name, attention_mask)
+    refuse_other_architectures(name)
     return name
 
 
