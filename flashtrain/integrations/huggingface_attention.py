@@ -22,6 +22,7 @@ from flashtrain.errors import UserError
 from flashtrain.integrations.huggingface_architectures import refuse_other_architectures
 from flashtrain.integrations.huggingface_documents import with_documents
 from flashtrain.integrations.huggingface_masks import AttentionMask, attention_mask, dense_bias
+from flashtrain.models.spread import spread_sequence
 from flashtrain_kernels import flash_attn_func
 
 # transformers treats every name with "flash" in it as flash-attn or as a kernel of its hub, so it cannot be our name.
@@ -83,9 +84,13 @@ def attention(
     module's. softcap: as in Gemma 2. position_bias: (B or 1, H, Sq, Sk), added to the scores, with its gradient, as in
     T5. s_aux: (H,) learnable sinks, one more score a row whose value is nothing, as in gpt-oss.
     Of the others cu_seq_lens_q and cu_seq_lens_k, and position_ids, say where packed documents begin.
-    Returns ((B, Sq, H, Dv), None). UserError for what cannot be expressed; flash_attn_func's errors pass through.
+    Returns ((B, Sq, H, Dv), None). UserError for what cannot be expressed, and under context parallelism for a device's own
+    part of a sequence; flash_attn_func's errors pass through.
     """
     _refuse(others)
+    spread = spread_sequence()
+    if spread is not None:  # not shared yet: transformers' layers come with masks of this device's tokens alone
+        spread.refuse_own_part(key.shape[2], f"transformers' {type(module).__name__}: attention")
     query, key, value = (x.transpose(1, 2) for x in _one_dtype(query, key, value))
     width, value = value.shape[3], _as_wide(value, query.shape[3])
     batch, seqlen_q = query.shape[:2]
