@@ -84,8 +84,8 @@ def attention(
     module's. softcap: as in Gemma 2. position_bias: (B or 1, H, Sq, Sk), added to the scores, with its gradient, as in
     T5. s_aux: (H,) learnable sinks, one more score a row whose value is nothing, as in gpt-oss.
     Of the others cu_seq_lens_q and cu_seq_lens_k, and position_ids, say where packed documents begin.
-    Returns ((B, Sq, H, Dv), None). UserError for what cannot be expressed, and under context parallelism for a device's own
-    part of a sequence; flash_attn_func's errors pass through.
+    Returns ((B, Sq, H, Dv), None). UserError for what cannot be expressed, and, under context parallelism, for a
+    device's own part of a sequence; flash_attn_func's errors pass through.
     """
     _refuse(others)
     spread = spread_sequence()

@@ -4,7 +4,8 @@
 
 The module's attention is flashtrain.models.Attention (or GPT2, which is made of it), whose rotary positions know which
 tokens a rank holds. A module that looks up learned positions asks flashtrain.next_positions for them, with no cache:
-torch.arange would count a rank's tokens as the sequence's first ones, and nothing could tell.
+torch.arange would count a rank's tokens as the sequence's first ones, and nothing could tell. Attention of any other
+kind is refused in the first step (attention_check.py).
 The devices are a mesh data x context: ranks of one data index share their sequences, and FSDP2 shards weights,
 gradients and optimiser states over all of them.
 """
