@@ -30,6 +30,7 @@ from flashtrain.run_folder import (
 )
 from flashtrain.settings import Settings
 from flashtrain.training.checkpoints import read_checkpoint, weights_in
+from flashtrain.training.resuming import check_resumable
 
 DECODERS = ("gpt2", "modern")  # what a checkpoint calls the models that its shape alone rebuilds
 
@@ -120,7 +121,9 @@ def describe_model(model: Trainable, settings: Settings, *, vocab_size: int) -> 
 
 def check_same_model(checkpoint: Path, saved: Mapping[str, Any], description: dict[str, Any]) -> None:
     """Raise UserError unless what was saved in the checkpoint is of the model described, naming what differs."""
-    notes = saved.get("flashtrain", {})
+    notes = saved.get("flashtrain")
+    if not isinstance(notes, dict) or not isinstance(notes.get("shape", {}), dict):
+        raise UserError(f"{checkpoint} is damaged, or no run's: it does not say which model it holds.")
     here = {"name": description["name"], **description["shape"]}
     # A field that the checkpoint's flashtrain did not know yet had the value that is its default now.
     there = {**_defaults(), "name": notes.get("name"), **notes.get("shape", {})}
@@ -145,7 +148,7 @@ def checkpoint_to_resume(settings: Settings, folder: Path, description: dict[str
         _, checkpoint = find_checkpoint(settings.resume, prefer=LAST, setting="resume")
     saved = read_checkpoint(checkpoint, mmap=True)  # of all its weights nothing is read here
     check_same_model(checkpoint, saved, description)
-    _check_steps_left(checkpoint, int(saved.get("global_step", 0)), settings.trainer.steps)
+    _check_steps_left(checkpoint, check_resumable(saved, checkpoint), settings.trainer.steps)
     say(f"resuming from {checkpoint}")
     return checkpoint
 

@@ -97,11 +97,15 @@ def test_ctrl_c_leaves_a_checkpoint_and_status_130(tiny_runs: TinyRuns, monkeypa
     assert "SIGINT: this step is finished and the checkpoint written" in capfd.readouterr().err
 
 
-def test_accumulated_micro_batches_train_like_one_batch(tiny_runs: TinyRuns, trained) -> None:
-    status, folder = tiny_runs.run("whole_batch", "trainer.micro_batch=8")
-    assert status == 0
-    one, other = weights(trained), weights(folder)
-    assert all(torch.allclose(one[name], other[name], atol=1e-5) for name in one)
+def test_accumulated_micro_batches_train_like_one_batch(tiny_runs: TinyRuns) -> None:
+    # In float64: in float32 the two differ by about 1e-5, by more or less on one processor and another.
+    folders = []
+    for rows in (4, 8):
+        status, folder = tiny_runs.run(f"rows_{rows}", f"trainer.micro_batch={rows}", "hardware.precision=64-true")
+        assert status == 0
+        folders.append(folder)
+    one, other = map(weights, folders)
+    assert all(torch.allclose(one[name], other[name], atol=1e-10) for name in one)
 
 
 def test_a_step_may_be_one_packed_sequence(tiny_runs: TinyRuns) -> None:

@@ -287,9 +287,10 @@ class SaveLast(Checkpoint):
         self._steps.start(trainer)
         self._saved_step = trainer.global_step  # nothing new to save yet
         self._loops = _loops_of(trainer)
-        for logger in trainer.loggers:
-            if isinstance(logger, MetricsFile):
-                logger.continue_from(trainer.global_step)
+        _continue_metrics(trainer)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        _continue_metrics(trainer)  # of a run that died in its last validation, and trains no more
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -325,6 +326,12 @@ class SaveLast(Checkpoint):
 def _loops_of(trainer: pl.Trainer) -> dict[str, Any]:
     loops = ("fit_loop", "validate_loop", "test_loop", "predict_loop")  # as Lightning's checkpoints have them
     return copy.deepcopy({name: getattr(trainer, name).state_dict() for name in loops})
+
+
+def _continue_metrics(trainer: pl.Trainer) -> None:
+    for logger in trainer.loggers:
+        if isinstance(logger, MetricsFile):
+            logger.continue_from(trainer.global_step)
 
 
 def _flush_metrics(trainer: pl.Trainer) -> None:

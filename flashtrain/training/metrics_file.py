@@ -79,8 +79,10 @@ class MetricsFile(Logger):
     @rank_zero_only
     def continue_from(self, done: int) -> None:
         """A run goes on after so many optimiser steps: the rows of those stay, and the last of them may gain values."""
+        if self._begun:
+            return
         self._begin(done)
-        if self._row or not self.path.is_file() or not done:
+        if not self.path.is_file() or not done:
             return
         _, rows = read_metrics(self.path)
         if rows and int(rows[-1][STEP]) == done - 1:

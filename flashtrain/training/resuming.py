@@ -66,11 +66,23 @@ def raised_while_restoring(error: BaseException) -> bool:
 
 class CheckRestored(pl.Callback):
     """Looks once, before a resumed run's first step, at what the optimiser was given: finite numbers and tensors of the
-    weights' shapes. Raises UserError. torch's own load_state_dict takes anything, and fails in the step."""
+    weights' shapes, and the step that the checkpoint names. Raises UserError. torch's own load_state_dict takes
+    anything, and fails in the step."""
+
+    _step: Any = None
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self._step = checkpoint.get("global_step")
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.ckpt_path is None:
             return
+        if trainer.global_step != self._step:
+            raise UserError(
+                f"{trainer.ckpt_path} is damaged: it says step {self._step}, and its loops step {trainer.global_step}."
+            )
         for optimizer in trainer.optimizers:
             for group in optimizer.param_groups:
                 self._check_group(group, str(trainer.ckpt_path))
