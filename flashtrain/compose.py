@@ -97,7 +97,7 @@ def quote_prompt(word: str) -> str:
 
 def quoted(text: str) -> str:
     """Any text as a value in Hydra's grammar."""
-    text = text.replace("${", "\\${")  # OmegaConf would look for a setting of that name
+    text = literal(text)  # OmegaConf would look for a setting of that name
     # In Hydra's quoted text a backslash escapes only before a quote, the closing one included.
     escaped = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
     return f"'{escaped}'"

@@ -113,9 +113,7 @@ def remove_unused(folder: Path) -> None:
 
 def write_config(settings: Settings, folder: Path) -> None:
     """Write the resolved settings to config.yaml, such that read_settings gives every text as it is."""
-    content = yaml.dump(
-        asdict(settings), Dumper=get_omega_conf_dumper(), default_flow_style=False, allow_unicode=True, sort_keys=False
-    )
+    content = yaml.dump(asdict(settings), Dumper=_dumper(), allow_unicode=True, sort_keys=False)
     write_atomically(folder / CONFIG_FILE, content)
 
 
@@ -210,11 +208,10 @@ def find_same(folders: Iterable[Path], settings: Settings, *, take: bool = False
 def newest_first(parent: Path) -> list[Path]:
     """The folders in `parent`, whose names are times, the newest first; none where it cannot be listed."""
     try:
-        with os.scandir(parent) as entries:
-            names = [entry.name for entry in entries if entry.is_dir()]
+        names = sorted(os.listdir(parent), reverse=True)  # noqa: PTH208
     except OSError:
         return []
-    return [parent / name for name in sorted(names, reverse=True)]
+    return [parent / name for name in names if _is_dir(parent / name)]
 
 
 def _of_the_same(folders: Iterable[Path], settings: Settings) -> Iterator[tuple[Path, Settings]]:
@@ -252,6 +249,19 @@ def _what_is_trained(settings: Settings) -> dict[str, Any]:
     return {**plain, **groups, "trainer": trainer}
 
 
+def _dumper() -> type[yaml.SafeDumper]:
+    base = get_omega_conf_dumper()  # quotes the texts that would be read as numbers
+
+    class Dumper(base):  # type: ignore[misc, valid-type]
+        """OmegaConf's, and what is no printable text between double quotes: other line ends would be read as spaces."""
+
+        def represent_scalar(self, tag: str, value: Any, style: str | None = None) -> yaml.ScalarNode:
+            quotes = '"' if isinstance(value, str) and not value.isprintable() else style
+            return super().represent_scalar(tag, value, quotes)
+
+    return Dumper
+
+
 def _fits(key: str, value: Any) -> bool:
     """Whether a value may stand under this key of a summary row."""
     if key == "status":
@@ -261,9 +271,13 @@ def _fits(key: str, value: Any) -> bool:
     return value is None or isinstance(value, (str, int, float))
 
 
+# Path's own raise where a folder above cannot be entered.
 def _is_file(path: Path) -> bool:
-    # Path's own raises where a folder above cannot be entered.
     return os.path.isfile(path)  # noqa: PTH113
+
+
+def _is_dir(path: Path) -> bool:
+    return os.path.isdir(path)  # noqa: PTH112
 
 
 def _new(parent: Path) -> Path:
@@ -314,7 +328,7 @@ def _make(folder: Path) -> list[Path]:
         except OSError as error:
             _remove_empty(made)
             raise UserError(f"cannot make the folder {folder}: {error.strerror}.") from error
-    if not os.path.isdir(folder):  # noqa: PTH112 - as in _is_file
+    if not _is_dir(folder):
         raise UserError(f"cannot make the folder {folder}: a file of that name is there.")
     return made
 
