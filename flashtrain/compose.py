@@ -22,9 +22,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from flashtrain.errors import UserError, unknown
+from flashtrain.foreign_files import literal
 from flashtrain.locate import conf_folder, recipe_files
 from flashtrain.settings import Settings
-from flashtrain.typed_settings import setting_names, typed_settings, unknown_setting
+from flashtrain.typed_settings import setting_names, settings_config, typed_settings, unknown_setting
 
 CONFIG_NAME = "config"
 
@@ -71,7 +72,7 @@ def checked_settings(config: DictConfig) -> Settings:
         plain = OmegaConf.to_container(config, resolve=True)
     if not isinstance(plain, dict):
         raise UserError("the configuration is not a mapping of settings.")
-    settings = typed_settings(OmegaConf.create({key: value for key, value in plain.items() if key != "hydra"}))
+    settings = typed_settings(OmegaConf.create(literal({key: value for key, value in plain.items() if key != "hydra"})))
     settings.check()
     return settings
 
@@ -96,7 +97,7 @@ def quote_prompt(word: str) -> str:
 
 def quoted(text: str) -> str:
     """Any text as a value in Hydra's grammar."""
-    text = text.replace("${", "\\${")  # OmegaConf would look for a setting of that name
+    text = literal(text)  # OmegaConf would look for a setting of that name
     # In Hydra's quoted text a backslash escapes only before a quote, the closing one included.
     escaped = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
     return f"'{escaped}'"
@@ -110,7 +111,7 @@ def override_keys(words: Sequence[str]) -> set[str]:
 def apply_demo(settings: Settings, overrides: Sequence[str]) -> Settings:
     """The same settings with the recipe's demo in place, except where the command line says otherwise."""
     given, known = override_keys(overrides), set(setting_names())
-    changed = OmegaConf.structured(settings)
+    changed = settings_config(settings)
     for name, value in settings.demo.items():
         if name not in given:
             if name not in known:

@@ -28,6 +28,7 @@ from flashtrain.run_folder import BEST, find_checkpoint, make_unique, read_setti
 from flashtrain.sample import continue_text, default_prompt
 from flashtrain.settings import Settings
 from flashtrain.tasks import LanguageModel
+from flashtrain.typed_settings import settings_config
 
 # Groups of conf/ that the command line may name here too, and the setting that each name stands for. Hydra composes
 # nothing in these modes: the run's own settings are the ground.
@@ -55,7 +56,7 @@ def settings_from_checkpoint(words: Sequence[str]) -> Settings | None:
         raise UserError(f"mode={mode} needs checkpoint=..., a run folder or a checkpoint in one.")
     folder, _ = find_checkpoint(str(given["checkpoint"].value()), prefer=BEST)
     own = read_settings(folder)
-    config = OmegaConf.structured(of_last_stage(own) if own.task == "classification" else own)
+    config = settings_config(of_last_stage(own) if own.task == "classification" else own)
     OmegaConf.set_struct(config, True)
     for key, override in given.items():
         if key == "recipe" or key.startswith("hydra"):
