@@ -19,8 +19,17 @@ from hydra.core.hydra_config import HydraConfig  # noqa: E402
 from omegaconf import DictConfig  # noqa: E402
 
 from flashtrain.command_help import help_text  # noqa: E402
-from flashtrain.compose import CONFIG_NAME, checked_settings, compose_settings, override_keys, quote_prompt, quoted  # noqa: E402
+from flashtrain.compose import (  # noqa: E402
+    CONFIG_NAME,
+    check_given_once,
+    checked_settings,
+    compose_settings,
+    override_keys,
+    quote_prompt,
+    quoted,
+)
 from flashtrain.errors import UserError  # noqa: E402
+from flashtrain.heeded import check_all_heeded  # noqa: E402
 from flashtrain.locate import conf_folder  # noqa: E402
 from flashtrain.settings import Settings  # noqa: E402
 
@@ -47,6 +56,7 @@ def _command(words: list[str]) -> int:
     if arguments.help or not words:
         print(help_text())
         return 0
+    check_given_once(arguments.overrides)
     keys = override_keys(arguments.overrides)
     if arguments.multirun and not any(key.startswith(("hydra/launcher", "hydra/sweeper")) for key in keys):
         from flashtrain.sweep import run_sweep
@@ -54,6 +64,10 @@ def _command(words: list[str]) -> int:
         return run_sweep(arguments.overrides)
     if not arguments.multirun and not (arguments.cfg or arguments.info or arguments.hydra_help):
         composed = None if "mode" in keys else compose_settings(arguments.overrides)
+        # One that is told its folder is a job of a sweep or a comparison, whose command was checked as a whole.
+        is_job = "hydra.run.dir" in keys
+        if composed is not None and not is_job:
+            check_all_heeded(composed, arguments.overrides)
         from flashtrain import modes
         from flashtrain.benchmarks.start import benchmark_plan
         from flashtrain.fine_tuning.study import contexts_plan, run_contexts
@@ -64,6 +78,8 @@ def _command(words: list[str]) -> int:
 
         settings = composed or modes.settings_from_checkpoint(arguments.overrides)
         settings = settings or compose_settings(arguments.overrides)
+        if composed is None and not is_job:
+            check_all_heeded(settings, arguments.overrides)
         if settings.mode == "plan":
             settings, hardware = settle(settings, arguments.overrides)
             describe = task_run(settings).plan if settings.benchmark.name is None else benchmark_plan
@@ -78,7 +94,7 @@ def _command(words: list[str]) -> int:
             return run(settings, arguments.overrides, started=STARTED)
         if settings.mode not in ("train", "benchmark", "preview"):
             return modes.run_mode(settings)
-        if "hydra.run.dir" not in keys:
+        if not is_job:
             folder = _run_folder(settings, arguments.overrides)
             sys.argv.append(f"hydra.run.dir={quoted(str(folder))}")
     hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=CONFIG_NAME)(_hydra_job)()

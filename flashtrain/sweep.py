@@ -18,6 +18,7 @@ from pathlib import Path
 
 from flashtrain.compose import compose_settings, parse_overrides, quoted
 from flashtrain.errors import UserError
+from flashtrain.heeded import check_heeded_by_a_job
 from flashtrain.machine import settle
 from flashtrain.report.sweep import report_sweep
 from flashtrain.run_folder import (
@@ -60,7 +61,9 @@ def run_sweep(words: Sequence[str]) -> int:
     """
     words = [word for word in words if not word.startswith("hydra.sweep.dir=")]
     jobs = expand(words)
-    settings = [settle(compose_settings(job), job, quiet=True)[0] for job in jobs]
+    composed = [compose_settings(job) for job in jobs]
+    check_heeded_by_a_job(composed, jobs)
+    settings = [settle(one, job, quiet=True)[0] for one, job in zip(composed, jobs, strict=True)]
     varying = [key for key in {word.split("=", 1)[0]: None for word in words} if _values(jobs, key) > 1]
     folder = make_unique(Path(settings[0].output) / f"{settings[0].recipe}-sweep", time.strftime("%Y-%m-%d_%H-%M-%S"))
     logger = settings[0].logger
@@ -71,7 +74,8 @@ def run_sweep(words: Sequence[str]) -> int:
         print(f"\n=== job {number + 1} of {len(jobs)}: {label}", flush=True)
         job_folder = folder / f"{number:02d}"
         job_folder.mkdir()
-        status = _run_job([*job, f"logger.group={quoted(logger.group)}", f"hydra.run.dir={quoted(str(job_folder))}"])
+        told = [word for word in job if not word.startswith(("logger.group=", "hydra.run.dir="))]
+        status = _run_job([*told, f"logger.group={quoted(logger.group)}", f"hydra.run.dir={quoted(str(job_folder))}"])
         if status == -signal.SIGINT or status == 130:
             print("stopped by Ctrl-C: the table holds the jobs so far.", flush=True)
             break
