@@ -22,6 +22,7 @@ from omegaconf import DictConfig  # noqa: E402
 from flashtrain.command_help import help_text  # noqa: E402
 from flashtrain.compose import (  # noqa: E402
     CONFIG_NAME,
+    check_given_once,
     checked_settings,
     compose_settings,
     override_keys,
@@ -31,6 +32,7 @@ from flashtrain.compose import (  # noqa: E402
     readable_errors,
 )
 from flashtrain.errors import UserError  # noqa: E402
+from flashtrain.heeded import check_all_heeded  # noqa: E402
 from flashtrain.job_process import end_with_parent  # noqa: E402
 from flashtrain.locate import conf_folder  # noqa: E402
 from flashtrain.settings import Settings  # noqa: E402
@@ -60,6 +62,7 @@ def _command(words: list[str]) -> int:
     if arguments.help or not words:
         print(help_text())
         return 0
+    check_given_once(arguments.overrides)
     keys = override_keys(arguments.overrides)
     if arguments.multirun and not any(key.startswith(("hydra/launcher", "hydra/sweeper")) for key in keys):
         from flashtrain.sweep import run_sweep
@@ -67,6 +70,10 @@ def _command(words: list[str]) -> int:
         return run_sweep(arguments.overrides)
     if not arguments.multirun and not (arguments.cfg or arguments.info or arguments.hydra_help):
         composed = None if "mode" in keys else compose_settings(arguments.overrides)
+        # One that is told its folder is a job of a sweep or a comparison, whose command was checked as a whole.
+        is_job = "hydra.run.dir" in keys
+        if composed is not None and not is_job:
+            check_all_heeded(composed, arguments.overrides)
         from flashtrain import modes
         from flashtrain.benchmarks.start import benchmark_plan
         from flashtrain.fine_tuning.study import contexts_plan, run_contexts
@@ -77,6 +84,8 @@ def _command(words: list[str]) -> int:
 
         settings = composed or modes.settings_from_checkpoint(arguments.overrides)
         settings = settings or compose_settings(arguments.overrides)
+        if composed is None and not is_job:
+            check_all_heeded(settings, arguments.overrides)
         if settings.mode == "plan":
             settings, hardware = settle(settings, arguments.overrides)
             describe = task_run(settings).plan if settings.benchmark.name is None else benchmark_plan

@@ -105,7 +105,28 @@ def quoted(text: str) -> str:
 
 def override_keys(words: Sequence[str]) -> set[str]:
     """The settings and groups that these overrides name, without +, ++ or ~."""
-    return {override.get_key_element().lstrip("+~").split("@")[0] for override in parse_overrides(words)}
+    return {key_of(override) for override in parse_overrides(words)}
+
+
+def key_of(override: Override) -> str:
+    """The setting or group that an override names, without +, ++ or ~."""
+    return override.get_key_element().lstrip("+~").split("@")[0]
+
+
+def check_given_once(words: Sequence[str]) -> None:
+    """Raise UserError for a setting or group that a command line gives twice, of which Hydra would take the last.
+
+    Hydra's own settings may be: Lightning names a run's folder again where it starts further ranks.
+    """
+    first: dict[str, str] = {}
+    for word, override in zip(words, parse_overrides(words), strict=True):
+        key = key_of(override)
+        if key in first and key.split(".")[0].split("/")[0] != "hydra":
+            raise UserError(
+                f"{key} is given twice, as {first[key]} and as {word}: give it once, or with -m and commas between the "
+                "values to run each of them."
+            )
+        first[key] = word
 
 
 def apply_demo(settings: Settings, overrides: Sequence[str]) -> Settings:

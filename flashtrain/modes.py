@@ -58,6 +58,11 @@ def settings_from_checkpoint(words: Sequence[str]) -> Settings | None:
     own = read_settings(folder)
     config = settings_config(of_last_stage(own) if own.task == "classification" else own)
     OmegaConf.set_struct(config, True)
+    if "recipe" in given and str(given["recipe"].value()) != own.recipe:
+        raise UserError(
+            f"recipe={given['recipe'].value()}: the run in {folder} is of recipe={own.recipe}, whose settings "
+            f"mode={mode} takes: leave recipe= out."
+        )
     for key, override in given.items():
         if key == "recipe" or key.startswith("hydra"):
             continue

@@ -23,6 +23,7 @@ from flashtrain.announce import say
 from flashtrain.compose import compose_settings, parse_overrides, quoted
 from flashtrain.errors import UserError
 from flashtrain.foreign_files import MIB, read_json_object
+from flashtrain.heeded import check_heeded_by_a_job
 from flashtrain.job_process import JobProcesses
 from flashtrain.machine import settle
 from flashtrain.report.rows import write_atomically
@@ -81,7 +82,9 @@ def run_sweep(words: Sequence[str]) -> int:
     """
     words, resume = _without_resume([word for word in words if not word.startswith("hydra.sweep.dir=")])
     jobs = expand(words)
-    settings = [settle(compose_settings(job), job, quiet=True)[0] for job in jobs]
+    composed = [compose_settings(job) for job in jobs]
+    check_heeded_by_a_job(composed, jobs)
+    settings = [settle(one, job, quiet=True)[0] for one, job in zip(composed, jobs, strict=True)]
     folder = _sweep_folder(settings[0], jobs, resume)
     try:
         return _run_held(folder, jobs, settings[0], _varying(words, jobs))
