@@ -151,17 +151,31 @@ def describe(settings: Settings, hardware: Hardware, model: Trainable, batching:
 
 
 def _say_sample(settings: Settings, hardware: Hardware, model: Trainable, data: TextDataModule, *, first: bool) -> None:
-    """Print, on the first rank, what the trained model writes; every rank calls it, since shards are gathered."""
+    """Print, on the first rank, what the trained model writes; every rank calls it, since shards are gathered.
+
+    Whatever goes wrong in it is said in a line: the training is finished.
+    """
     if not isinstance(model, GPT2):
         return
+    try:
+        text = _sample(settings, hardware, model, data, first=first)
+    except Exception as problem:  # noqa: BLE001 - said, and whatever it is, no failure of the training
+        reason = " ".join(str(problem).split())[:300] or type(problem).__name__
+        say(f"no sample of what it writes: {reason}")
+        return
+    if text is not None:
+        say(f"\na sample of what it writes now:\n{text}")
+
+
+def _sample(settings: Settings, hardware: Hardware, model: GPT2, data: TextDataModule, *, first: bool) -> str | None:
+    """What the trained model writes; None on the other ranks."""
     if settings.shards_weights:
         weights = full_state_dict(model)
         if first:
             model = GPT2(model.config, attention=hardware.attention, residual=model.residual)
             model.load_state_dict(weights, assign=True)
     if not first:
-        return
+        return None
     prompt = settings.prompt or default_prompt(settings.data.source)
     model.to(hardware.kind)  # Lightning leaves the weights in main memory when a fit ends
-    text = continue_text(model, data.tokenizer, prompt, settings.generate, seed=settings.seed)
-    say(f"\na sample of what it writes now:\n{text}")
+    return continue_text(model, data.tokenizer, prompt, settings.generate, seed=settings.seed)

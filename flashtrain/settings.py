@@ -198,7 +198,7 @@ class GenerateSettings:
 
     def check(self) -> None:
         at_least("generate.tokens", self.tokens, 1)
-        at_least("generate.temperature", self.temperature, 0)
+        between("generate.temperature", self.temperature, 0, 1e6)
         at_least("generate.top_k", self.top_k, 1)
 
 

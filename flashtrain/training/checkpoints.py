@@ -123,14 +123,41 @@ def readable_checkpoint_errors(path: Path) -> Iterator[None]:
     if not path.is_file():
         raise UserError(f"there is no checkpoint {path}{_nearby(path)}")
     try:
+        _check_archive(path)
         yield
+    except UserError:
+        raise
     except pickle.UnpicklingError as problem:
         raise UserError(
             f"checkpoint {path} is refused: it is damaged, or holds more than tensors and plain values, and reading it"
             " could run code"
         ) from problem
-    except (RuntimeError, EOFError, zipfile.BadZipFile, ValueError) as problem:
+    except PermissionError as problem:
+        raise UserError(f"checkpoint {path} cannot be read: {problem.strerror}") from problem
+    except Exception as problem:  # reading a changed file, torch lets through whatever goes wrong in it
         raise UserError(f"checkpoint {path} is damaged or incomplete ({_first_line(problem)})") from problem
+
+
+def _check_archive(path: Path) -> None:
+    """UserError unless the file is an archive as torch.save writes it: every entry as it is, none compressed, together
+    no larger than the file. (torch unpacks compressed ones: gigabytes of zeros from a small file.)
+
+    Raises zipfile's errors for a damaged one.
+    """
+    with path.open("rb") as file:
+        if file.read(2) != b"PK":
+            raise UserError(f"{path} is no checkpoint: torch.save writes a zip archive, and this is none")
+    with zipfile.ZipFile(path) as archive:
+        entries = archive.infolist()
+        stored = all(
+            entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size for entry in entries
+        )
+        if not stored or sum(entry.file_size for entry in entries) > path.stat().st_size:
+            raise UserError(f"checkpoint {path} is refused: entries of it are compressed, or claim more than it holds")
+        for entry in entries:
+            # Of all that weights_only lets a file make, this alone takes memory that the file does not have.
+            if entry.filename.endswith("/data.pkl") and b"bytearray" in archive.read(entry):
+                raise UserError(f"checkpoint {path} is refused: it holds more than tensors and plain values")
 
 
 def read_weights(path: str | Path, prefix: str = "") -> dict[str, torch.Tensor]:
@@ -146,7 +173,7 @@ def read_weights(path: str | Path, prefix: str = "") -> dict[str, torch.Tensor]:
 def weights_in(checkpoint: dict[str, Any], path: str | Path, prefix: str = "") -> dict[str, torch.Tensor]:
     """As `read_weights`, for a checkpoint that has been read from `path` already."""
     state = checkpoint.get("state_dict")
-    if not isinstance(state, dict):
+    if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
         raise UserError(f"{path} holds no model weights (no 'state_dict')")
     plain = {name.replace("_orig_mod.", ""): value for name, value in state.items()}
     weights = {name[len(prefix) :]: value for name, value in plain.items() if name.startswith(prefix)}
