@@ -32,6 +32,9 @@ from flashtrain.tasks import LanguageModel
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import FREE_SHARE, GIB
 from flashtrain.training.throughput import Throughput
+from flashtrain.training.validation_share import describe_validation, held_out_samples
+
+MOST_VALIDATION_TOKENS = 524_288  # of each validation, where data.validation_tokens says nothing
 
 
 def train(
@@ -58,6 +61,9 @@ def train(
 
     # Everything that a user can have got wrong is checked: from here on the folder is this run's.
     say(describe(settings, hardware, model, batching))
+    if data.validation_tokens:
+        asked, every = settings.data.validation_tokens, settings.trainer.validate_every
+        say(describe_validation(data.held_out_rows, asked, every, "data.validation_tokens"))
     write_config(settings, folder)
     data.tokenizer.save(folder / TOKENIZER)
     write_summary(folder, {**planned_row(settings, hardware, overrides), "status": RUNNING})
@@ -116,7 +122,7 @@ def make_task(settings: Settings, hardware: Hardware, model: Trainable, descript
 
 def make_data(settings: Settings, hardware: Hardware) -> TextDataModule:
     """The data module of these settings; its micro-batch is set once the model is known."""
-    workers = settings.data.workers
+    workers, asked = settings.data.workers, settings.data.validation_tokens
     return TextDataModule(
         make_source(settings),
         make_tokenizer_spec(settings),
@@ -127,7 +133,13 @@ def make_data(settings: Settings, hardware: Hardware) -> TextDataModule:
         document_mask=settings.data.document_mask,
         validation_fraction=settings.data.validation_fraction,
         split_context=settings.data.split_context,
-        validation_samples=max(1, settings.data.validation_tokens // settings.context),
+        validation_samples=held_out_samples(
+            None if asked is None else max(1, asked // settings.context),
+            settings.trainer.validate_every,
+            settings.samples_per_step,
+            most=max(1, MOST_VALIDATION_TOKENS // settings.context),
+        ),
+        validation_batch=settings.trainer.validation_micro_batch,
         num_workers=(2 if hardware.kind == "cuda" else 0) if workers is None else workers,
         cache_dir=settings.data.cache_dir,
     )

@@ -76,6 +76,7 @@ class ModelSettings:
 class DataSettings:
     """conf/data: where text comes from, how it becomes tokens, and how tokens become samples.
 
+    validation_tokens: held-out tokens of each validation (None: at most 524,288, and a tenth of the training's time).
     split_context: hold out as for samples of this length (None: `context`): see TextDataModule.
     """
 
@@ -93,7 +94,7 @@ class DataSettings:
     merges: str | None = None
     document_mask: bool = False
     validation_fraction: float = 0.02
-    validation_tokens: int = 524288
+    validation_tokens: int | None = None
     split_context: int | None = None
     workers: int | None = None
     cache_dir: str | None = None
@@ -111,7 +112,8 @@ class DataSettings:
         if (self.vocab is None) != (self.merges is None):
             raise UserError("data.vocab and data.merges belong together: give both files, or neither to use the hub's.")
         between("data.validation_fraction", self.validation_fraction, 0.0, 0.5)
-        at_least("data.validation_tokens", self.validation_tokens, 1)
+        if self.validation_tokens is not None:
+            at_least("data.validation_tokens", self.validation_tokens, 1)
         if self.split_context is not None:
             at_least("data.split_context", self.split_context, 1)
         if self.workers is not None:
