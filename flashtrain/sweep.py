@@ -207,8 +207,10 @@ def _job_words(job: list[str], folder: Path, group: str) -> list[str]:
 
 def _wait_for_orphan(folder: Path) -> None:
     """A job whose sweep was killed may still be writing its checkpoint. Makes the folder where it is new."""
-    if not try_hold(folder):
-        say(f"waiting at most {_STOPPING_SECONDS} seconds for it")
+    try:
+        hold(folder)
+    except Busy as error:
+        say(f"{error} Waiting at most {_STOPPING_SECONDS} seconds.")
         hold(folder, wait=_STOPPING_SECONDS)
     let_go(folder)
 

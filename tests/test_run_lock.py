@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -15,8 +16,10 @@ import filelock
 import pytest
 from tiny_runs import ROOT, TinyRuns
 
+from flashtrain.__main__ import _command, main
 from flashtrain.compose import compose_settings
 from flashtrain.errors import UserError
+from flashtrain.report.rows import write_atomically
 from flashtrain.run_folder import (
     find_same,
     find_unfinished,
@@ -103,8 +106,6 @@ def test_a_job_in_a_folder_that_is_held_changes_nothing_there(live: Path, tiny_r
 
 
 def test_hydra_run_dir_of_a_run_that_lives_is_refused_before_hydra_writes_there(live: Path, monkeypatch) -> None:
-    from flashtrain.__main__ import _command
-
     words = ["recipe=gpt2", "hardware=cpu", f"hydra.run.dir='{live}'"]
     monkeypatch.setattr(sys, "argv", ["flashtrain", *words])
     with pytest.raises(Busy):
@@ -201,6 +202,42 @@ def test_a_folder_with_a_row_and_a_folder_of_others_are_never_removed(tmp_path: 
     others.mkdir()
     remove_unused(others)
     assert others.is_dir()
+
+
+@pytest.fixture
+def logging_as_before() -> Iterator[None]:
+    """The command sets up logging for its whole process."""
+    root = logging.getLogger()
+    handlers, level, raising = list(root.handlers), root.level, logging.raiseExceptions
+    yield
+    root.handlers, logging.raiseExceptions = handlers, raising
+    root.setLevel(level)
+
+
+@pytest.mark.parametrize("where", ["hydra", "log", "run"])
+def test_a_disk_that_is_full_before_training_is_one_line_and_leaves_nothing(
+    tiny_runs: TinyRuns, tmp_path: Path, monkeypatch, capfd, logging_as_before, where: str
+) -> None:
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device", "some/file")
+
+    if where == "hydra":
+        monkeypatch.setattr("hydra.core.utils._save_config", full)
+    elif where == "log":
+        monkeypatch.setattr("logging.FileHandler._open", full)
+    else:
+        monkeypatch.setattr("flashtrain.run.write_config", full)
+        monkeypatch.setattr("flashtrain.job.write_summary", lambda *_: write_atomically("/proc/none/summary.json", ""))
+    words = tiny_runs.settings_words(f"output={tmp_path}/runs")
+    monkeypatch.setattr(sys, "argv", ["flashtrain", *words])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    told = "".join(capfd.readouterr())
+    assert "Traceback" not in told
+    assert "flashtrain: the disk is full: cannot write some/file (No space left on device)." in told
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"process": [[1]], "host": "\\u001b[2J"}', "x" * 10**6])
