@@ -156,7 +156,8 @@ def _read_pickle(file: Path, content: bytes) -> tuple[np.ndarray, np.ndarray]:
 
 def _check_operations(content: bytes) -> None:
     """UnpicklingError for more operations than a batch has, or a place far down the list of remembered objects: the
-    unpickler makes that list as long as the largest place, which a few bytes may say is in the thousands of millions."""
+    unpickler makes that list as long as the largest place, and a few bytes may say that it is the two thousand
+    millionth."""
     for number, (operation, argument, _) in enumerate(pickletools.genops(content)):
         if number > MOST_OPERATIONS or ("PUT" in operation.name and int(argument) > MOST_OPERATIONS):
             raise pickle.UnpicklingError("it has more parts than a batch of images")
