@@ -89,10 +89,10 @@ class GreyImages(ArraySource):
     def _opened(self, part: str) -> Sequences:
         if self.path is None:
             key = f"image-{str(self.name).replace('/', '--')}-{part}-v{VERSION}"
-            return open_or_build(key, lambda: self._from_hub(part), self.cache_dir)
+            return open_or_build(key, lambda: self._from_hub(part), self.cache_dir, self.shape)
         files = self._files(part)
         key = f"image-{fingerprint(files)}-{part}-v{VERSION}"
-        return open_or_build(key, lambda: _sequences([_read(file) for file in files]), self.cache_dir)
+        return open_or_build(key, lambda: _sequences([_read(file) for file in files]), self.cache_dir, self.shape)
 
     def _files(self, part: str) -> list[Path]:
         folder = self.path or Path()
