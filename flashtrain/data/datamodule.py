@@ -151,7 +151,14 @@ class TextDataModule(ResumableDataModule):
 
     def _samples(self, spans: Spans) -> PackedSamples:
         cache = self.cache
-        return PackedSamples(cache.tokens_path, cache.meta.dtype, spans, self.context, self.document_mask)
+        return PackedSamples(
+            cache.tokens_path,
+            cache.meta.dtype,
+            spans,
+            self.context,
+            self.document_mask,
+            vocab_size=self.tokenizer.vocab_size,
+        )
 
     def _check(self) -> None:
         for name in ("context", "batch_size", "total_steps", "accumulate", "validation_samples"):

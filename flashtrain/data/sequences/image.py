@@ -89,10 +89,10 @@ class GreyImages(ArraySource):
     def _opened(self, part: str) -> Sequences:
         if self.path is None:
             key = f"image-{str(self.name).replace('/', '--')}-{part}-v{VERSION}"
-            return open_or_build(key, lambda: self._from_hub(part), self.cache_dir)
+            return open_or_build(key, lambda: self._from_hub(part), self.cache_dir, self.shape)
         files = self._files(part)
         key = f"image-{fingerprint(files)}-{part}-v{VERSION}"
-        return open_or_build(key, lambda: _sequences([_read(file) for file in files]), self.cache_dir)
+        return open_or_build(key, lambda: _sequences([_read(file) for file in files]), self.cache_dir, self.shape)
 
     def _files(self, part: str) -> list[Path]:
         folder = self.path or Path()
@@ -155,12 +155,11 @@ def _read_pickle(file: Path, content: bytes) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _check_operations(content: bytes) -> None:
-    """UnpicklingError for more operations than a batch has, or a place far down the list of remembered objects.
-
-    The unpickler makes that list as long as the largest place, which a few bytes may put in the thousands of millions.
-    """
+    """UnpicklingError for more operations than a batch has, or a place far down the list of remembered objects: the
+    unpickler makes that list as long as the largest place, and a few bytes may say that it is the two thousand
+    millionth."""
     for number, (operation, argument, _) in enumerate(pickletools.genops(content)):
-        if number > MOST_OPERATIONS or ("PUT" in operation.name and int(argument or 0) > MOST_OPERATIONS):
+        if number > MOST_OPERATIONS or ("PUT" in operation.name and int(argument) > MOST_OPERATIONS):
             raise pickle.UnpicklingError("it has more parts than a batch of images")
 
 

@@ -63,7 +63,7 @@ class Retrieval(ArraySource):
         files = self._files(name)
         key = f"retrieval-{fingerprint(files)}-{self.length}-v{VERSION}"
         return SequenceSamples(
-            open_or_build(key, lambda: self._read(files), self.cache_dir), self.length, fixed=self.fixed
+            open_or_build(key, lambda: self._read(files), self.cache_dir, self.shape), self.length, fixed=self.fixed
         )
 
     def _files(self, split: str) -> list[Path]:

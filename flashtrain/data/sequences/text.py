@@ -79,13 +79,13 @@ class ByteText(ArraySource):
         if self.path is None:
             key = str(self.name).replace("/", "--")
             return open_or_build(
-                f"text-{key}-{part}-{self.length}-v{VERSION}", lambda: self._from_hub(part), self.cache_dir
+                f"text-{key}-{part}-{self.length}-v{VERSION}", lambda: self._from_hub(part), self.cache_dir, self.shape
             )
         if not self.path.is_dir():
             raise UserError(f"sequence.path={self.path} is no folder (seen from {Path.cwd()}).")
         files = self._files(part)
         name = f"text-{fingerprint(files)}-{part}-{self.length}-v{VERSION}"
-        return open_or_build(name, lambda: self._from_files(files), self.cache_dir)
+        return open_or_build(name, lambda: self._from_files(files), self.cache_dir, self.shape)
 
     def _files(self, part: str) -> list[Path]:
         folder = self.path or Path()
