@@ -12,7 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy
@@ -69,7 +69,7 @@ def _read_header(file: BinaryIO, dtype: str, dimensions: int) -> tuple[int, ...]
     """The shape that the header tells; the file then stands at the content. Raises DamagedArrayError."""
     try:
         version = npy.read_magic(file)
-        read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
+        read: Any = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
         if read is None:
             raise DamagedArrayError(f"its version is {version}")
         shape, fortran, kind = read(file, max_header_size=LONGEST_HEADER)
