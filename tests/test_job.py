@@ -258,3 +258,16 @@ def test_weights_and_biases_offline_gets_the_configuration_and_the_resumed_run_k
     assert len(runs) >= 1
     # offline-run-TIME-ID, and a number after that where both began within a second
     assert {name.split("-")[3] for name in runs} == {first.strip()}
+
+
+@pytest.mark.parametrize("fails", ["flashtrain.run.continue_text", "flashtrain.data.tokenizers.ByteTokenizer.decode"])
+def test_a_sample_that_fails_is_said_and_the_training_stays_finished(tiny_runs, monkeypatch, caplog, fails) -> None:
+    def failing(*_: object, **__: object) -> str:
+        raise RuntimeError("probability tensor contains\n inf or nan")
+
+    monkeypatch.setattr(fails, failing)
+    with caplog.at_level("INFO"):
+        status, folder = tiny_runs.run(f"no_sample_{fails}", "trainer.steps=1")
+    assert status == 0
+    assert "no sample of what it writes: probability tensor contains inf or nan" in caplog.text
+    assert json.loads((folder / "summary.json").read_text())["status"] == "finished"
