@@ -40,13 +40,14 @@ def hold(folder: Path, *, wait: float = 0) -> None:
 
     Nothing happens where this process holds it already, and in a rank that is not the first.
     wait: seconds to wait for another process. Raises Busy where one still holds it, UserError where the folder cannot
-    be written. A file system without locks is said in a line, and the run goes on.
+    be written, or holds links that lead out of it. A file system without locks is said in a line, and the run goes on.
     """
     key = folder.resolve()
     if key in _held or not is_first_of_job():
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        _refuse_links(folder)
         lock = _locked(folder, wait)
     except filelock.Timeout as error:
         line = f"another process runs in {folder}: {holder(folder)}. Wait for its end, or take another folder."
@@ -115,6 +116,18 @@ def slurm_job() -> str | None:
         return None
     step, restart = (os.environ.get(f"SLURM_{name}", "0") for name in ("STEP_ID", "RESTART_COUNT"))
     return f"slurm-{os.environ['SLURM_JOB_ID']}-{step}-{restart}"
+
+
+def _refuse_links(folder: Path) -> None:
+    """Raise UserError where writing into the folder would write elsewhere: it may have come from anybody. (W&B's own
+    folder has links to its logs; a run goes on in a new one there.)"""
+    inside = folder.resolve()
+    for current, folders, files in os.walk(inside):
+        for name in (*folders, *files):
+            path = Path(current, name)
+            if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(inside):
+                raise UserError(f"{path} is a link that leads out of its run folder: nothing is written through it.")
+        folders[:] = [name for name in folders if name != "wandb"]
 
 
 def _locked(folder: Path, wait: float) -> filelock.BaseFileLock | None:

@@ -246,3 +246,23 @@ def test_what_a_holder_is_said_to_be_is_never_believed(tmp_path: Path, content: 
     assert len(holder(tmp_path)) < 300
     hold(tmp_path)  # the lock counts, and not the file
     let_go(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["metrics.csv", "checkpoints", "checkpoints/last.ckpt.partial", LOCK])
+def test_a_folder_with_a_link_that_leads_out_of_it_is_not_written_into(tmp_path: Path, name: str) -> None:
+    victim, folder = tmp_path / "victim", tmp_path / "run"
+    victim.mkdir()
+    (folder / name).parent.mkdir(parents=True)
+    (folder / name).symlink_to(victim / "file")
+    with pytest.raises(UserError, match="a link that leads out"):
+        hold(folder)
+    assert not list(victim.iterdir())
+
+
+def test_links_within_a_folder_and_those_of_wandb_are_no_matter(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    (folder / "wandb").mkdir(parents=True)
+    (folder / "wandb" / "debug.log").symlink_to(tmp_path / "log")
+    (folder / "latest").symlink_to(folder / "wandb")
+    hold(folder)
+    let_go(folder)
