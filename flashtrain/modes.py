@@ -26,7 +26,7 @@ from flashtrain.quiet import quieten
 from flashtrain.run import make_data
 from flashtrain.run_folder import BEST, find_checkpoint, make_unique, read_settings
 from flashtrain.sample import continue_text, default_prompt
-from flashtrain.settings import Settings
+from flashtrain.settings import Settings, forget_unheeded
 from flashtrain.tasks import LanguageModel
 
 # Groups of conf/ that the command line may name here too, and the setting that each name stands for. Hydra composes
@@ -69,6 +69,7 @@ def settings_from_checkpoint(words: Sequence[str]) -> Settings | None:
             )
         with readable_errors():
             OmegaConf.update(config, key, value)
+    forget_unheeded(config.data, given)  # what the run was told of another source, or by a demo
     return checked_settings(config)
 
 

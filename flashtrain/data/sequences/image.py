@@ -159,7 +159,7 @@ def _check_operations(content: bytes) -> None:
     unpickler makes that list as long as the largest place, and a few bytes may say that it is the two thousand
     millionth."""
     for number, (operation, argument, _) in enumerate(pickletools.genops(content)):
-        if number > MOST_OPERATIONS or ("PUT" in operation.name and int(argument) > MOST_OPERATIONS):
+        if number > MOST_OPERATIONS or ("PUT" in operation.name and int(argument or 0) > MOST_OPERATIONS):
             raise pickle.UnpicklingError("it has more parts than a batch of images")
 
 
