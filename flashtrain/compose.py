@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from flashtrain.errors import UserError, unknown
 from flashtrain.foreign_files import literal
 from flashtrain.locate import conf_folder, recipe_files
-from flashtrain.settings import Settings
+from flashtrain.settings import Settings, forget_unheeded
 from flashtrain.typed_settings import setting_names, settings_config, typed_settings, unknown_setting
 
 CONFIG_NAME = "config"
@@ -138,6 +138,7 @@ def apply_demo(settings: Settings, overrides: Sequence[str]) -> Settings:
             if name not in known:
                 raise unknown_setting(name)
             OmegaConf.update(changed, name, value)
+    forget_unheeded(changed.data, given)
     tokens, context = changed.trainer.tokens_per_step, changed.context
     if changed.task == "language_model" and "trainer.tokens_per_step" not in given:
         # The demo's step is for its own context: of another one it is whole samples too.

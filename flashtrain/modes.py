@@ -27,7 +27,7 @@ from flashtrain.quiet import quieten
 from flashtrain.run import make_data
 from flashtrain.run_folder import BEST, find_checkpoint, read_settings
 from flashtrain.sample import continue_text, default_prompt
-from flashtrain.settings import Settings
+from flashtrain.settings import Settings, forget_unheeded
 from flashtrain.tasks import LanguageModel
 from flashtrain.typed_settings import settings_config
 
@@ -76,6 +76,7 @@ def settings_from_checkpoint(words: Sequence[str]) -> Settings | None:
             )
         with readable_errors():
             OmegaConf.update(config, key, value)
+    forget_unheeded(config.data, given)  # what the run was told of another source, or by a demo
     return checked_settings(config)
 
 

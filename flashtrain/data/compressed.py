@@ -24,7 +24,7 @@ BROKEN_FILE_ERRORS = (OSError, EOFError, lzma.LZMAError, zlib.error, zstandard.Z
 """What reading a damaged or truncated compressed file raises."""
 
 CHUNK = 1 << 20
-ZSTD_CHUNK = 2 << 10  # its decompressor gives all that its input holds at once, up to 32,768 times as much
+ZSTD_CHUNK = 512  # its decompressor gives all that its input holds at once, up to 32,768 times as much
 LARGEST_WINDOW = 128 << 20  # bytes that unpacking may keep: as `zstd` itself; twice what the strongest `xz -9` needs
 DEFAULT_LONGEST = 256 << 20  # bytes of one document, where no setting says otherwise
 
@@ -71,7 +71,7 @@ class _UnpackedFile(io.RawIOBase):
         super().__init__()
         self._file = path.open("rb")
         self._frame: Any = None  # the decompressor of the current frame
-        self._ready = b""
+        self._ready = memoryview(b"")
 
     @abstractmethod
     def _new_frame(self) -> Any: ...
@@ -89,7 +89,7 @@ class _UnpackedFile(io.RawIOBase):
             if not read:
                 return False
         self._frame = self._new_frame()
-        self._ready = self._unpacked(packed)
+        self._ready = memoryview(self._unpacked(packed))
         return True
 
     def readable(self) -> bool:
@@ -106,7 +106,7 @@ class _UnpackedFile(io.RawIOBase):
             packed = self._file.read(self.chunk) if hungry else b""
             if hungry and not packed:
                 raise EOFError("the file ends in the middle of a compressed frame")
-            self._ready = self._unpacked(packed)
+            self._ready = memoryview(self._unpacked(packed))
         count = min(len(buffer), len(self._ready))
         buffer[:count] = self._ready[:count]
         self._ready = self._ready[count:]

@@ -59,9 +59,7 @@ def decode_text(content: bytes | bytearray, path: Path, encoding: str = UTF_8, r
     """
     if encoding in _OWN_BYTE_ORDER and content and not content.startswith(_OWN_BYTE_ORDER[encoding]):
         # Python would read such a file in this machine's byte order, and find some text in almost any bytes.
-        raise UserError(
-            f"{path} has no byte order mark: say data.encoding={encoding}-le or data.encoding={encoding}-be."
-        )
+        raise UserError(f"{path} has no byte order mark: say data.encoding={encoding}-le or {encoding}-be.")
     allowed = max(1, int(MOST_INVALID * len(content)))
     try:
         text = content.decode(encoding)
@@ -113,7 +111,7 @@ class Utf8Reader(io.RawIOBase):
 
 def _is_text(name: str) -> bool:
     try:
-        b"".decode(name)
+        b"x".decode(name, "replace")
     except LookupError:
         return False
     return codecs.lookup(name).name.replace("_", "-") not in _NO_FILE_ENCODINGS
