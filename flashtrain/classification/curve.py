@@ -6,14 +6,16 @@ import csv
 import io
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import pytorch_lightning as pl
 
 from flashtrain.announce import say
 from flashtrain.classification.stages import Stage
 from flashtrain.errors import UserError
+from flashtrain.report.formats import is_finite
 from flashtrain.report.rows import write_atomically
+from flashtrain.spreadsheet import csv_value
 from flashtrain.tasks import SequenceClassification
 
 COLUMNS = (
@@ -127,23 +129,39 @@ class LearningCurve(pl.Callback):
         text = io.StringIO()
         writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(self.rows)
+        writer.writerows({key: csv_value(value) for key, value in row.items()} for row in self.rows)
         write_atomically(self.path, text.getvalue())
 
     def state_dict(self) -> dict[str, Any]:
         return {"rows": [dict(row) for row in self.rows], "seconds": 60 * self.minutes}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with the rows of a checkpoint. Raises UserError unless they are rows."""
         rows, seconds = state_dict.get("rows"), state_dict.get("seconds")
-        words = ("contour", "drawn_as")
-        fits = isinstance(rows, list) and all(
-            isinstance(row, dict)
-            and set(row) == set(COLUMNS)
-            and all(isinstance(value, str if name in words else (int, float)) for name, value in row.items())
-            for row in rows
-        )
-        if not fits or not isinstance(seconds, (int, float)):
-            raise UserError("the checkpoint's learning curve is damaged: it holds no rows of a validation each.")
-        self.rows = [dict(row) for row in rows or ()]
+        if not isinstance(rows, list) or not all(map(_is_row, rows)) or not _is_number(seconds):
+            raise UserError(
+                "the checkpoint's learning curve is damaged: its rows must have numbers or short words under "
+                f"{', '.join(COLUMNS)}."
+            )
+        self.rows = [dict(row) for row in rows]
         self._seconds_before = float(seconds)
+
+
+_WORDS = ("contour", "drawn_as")
+_LONGEST_WORD = 100
+
+
+def _is_row(row: Any) -> bool:
+    """Whether this is a row of a curve: a checkpoint may come from anywhere."""
+    if not isinstance(row, dict) or not set(COLUMNS) - {"drawn_as"} <= set(row) <= set(COLUMNS):
+        return False
+    return all(_is_number(value) or (key in _WORDS and _is_word(value)) for key, value in row.items())
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= _LONGEST_WORD
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    if isinstance(value, int):
+        return not isinstance(value, bool) and is_finite(value)
+    return isinstance(value, float)  # NaN too: a loss may have been

@@ -72,7 +72,7 @@ def _read_header(file: BinaryIO, dtype: str, dimensions: int) -> tuple[int, ...]
         read: Any = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
         if read is None:
             raise DamagedArrayError(f"its version is {version}")
-        shape, fortran, kind = read(file, max_header_size=LONGEST_HEADER)  # type: ignore[call-arg]
+        shape, fortran, kind = read(file, max_header_size=LONGEST_HEADER)
     # numpy parses the header as a Python expression, and these are what odd expressions make it raise.
     except (ValueError, TypeError, LookupError, SyntaxError, ArithmeticError, RecursionError, MemoryError) as error:
         raise DamagedArrayError(f"its header cannot be understood ({type(error).__name__})") from error

@@ -153,7 +153,6 @@ BERT_RULES = (
 
 CLASSIFIER_RULES = (
     Rule("sequence", does(*TRAININGS, "evaluate", task=(CLASSES,)), "classifiers (recipe=pathx, path256, lra-*)"),
-    Rule("sequence.preview", does("evaluate"), "mode=evaluate of a classifier of images"),
     Rule(
         "sequence.augment sequence.classification_weight sequence.validation_samples",
         trains(CLASSES),
@@ -182,7 +181,8 @@ CLASSIFIER_RULES = (
     ),
     Rule("pathfinder.preview", does("preview"), "recipe=pathfinder-preview; mode=evaluate has sequence.preview"),
     Rule("pathfinder.train_images pathfinder.validation_images", trains(CLASSES), "trainings of a classifier"),
-    Rule("pathfinder.test_images", does("evaluate"), "mode=evaluate of a classifier"),
+    # a training keeps it for the mode=evaluate of its run
+    Rule("pathfinder.test_images", does(*TRAININGS, "evaluate"), "mode=evaluate of a classifier"),
     Rule(
         "classifier masked_pixels curriculum",
         trains(CLASSES),

@@ -14,9 +14,14 @@ from typing import Any
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
+from flashtrain.announce import say
 from flashtrain.errors import UserError
+from flashtrain.foreign_files import MIB, read_text
+from flashtrain.spreadsheet import csv_value
 
 STEP = "step"
+MOST_BYTES = 512 * MIB  # a million rows of a run are some 200
+_LARGEST_STEP = 18  # digits
 
 
 class MetricsFile(Logger):
@@ -97,7 +102,8 @@ class MetricsFile(Logger):
             return
         self._add_columns()
         text = io.StringIO(newline="")
-        csv.DictWriter(text, self._columns, restval="").writerow(self._row)
+        values = {name: csv_value(value) for name, value in self._row.items()}
+        csv.DictWriter(text, self._columns, restval="").writerow(values)
         try:
             with self.path.open("r+b" if self.path.exists() else "wb") as file:
                 self._row_at = file.seek(0, 2) if self._row_at is None else file.seek(self._row_at)
@@ -112,10 +118,22 @@ class MetricsFile(Logger):
             return
         self._begun = True
         if self.path.is_file():
-            columns, rows = read_metrics(self.path)
+            try:
+                columns, rows = read_metrics(self.path)
+            except UserError as error:
+                self._set_aside(error)
+                return
             self._columns = columns
-            kept = [row for row in rows if row.get(STEP, "").isdigit() and int(row[STEP]) < step]
-            self._rewrite(kept)
+            self._rewrite([row for row in rows if (at := _step_of(row)) is not None and at < step])
+
+    def _set_aside(self, error: UserError) -> None:
+        """Keep a file that is no metrics.csv under another name: the run goes on with a new one."""
+        kept = self.path.with_name(f"{self.path.name}.unreadable")
+        try:
+            self.path.replace(kept)
+        except OSError as problem:
+            raise _unwritable(self.path, problem) from problem
+        say(f"{error} It is kept as {kept}, and a new one begins.")
 
     def _close_row(self) -> None:
         self.flush()
@@ -136,19 +154,33 @@ class MetricsFile(Logger):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with partial.open("w", newline="") as file:
                 writer = csv.DictWriter(file, self._columns, restval="", extrasaction="ignore")
-                writer.writeheader()
-                writer.writerows(rows)
+                writer.writerow({name: csv_value(name) for name in self._columns})
+                writer.writerows({name: csv_value(value) for name, value in row.items()} for row in rows)
             partial.replace(self.path)
         except OSError as problem:
             raise _unwritable(self.path, problem) from problem
 
 
 def read_metrics(path: str | Path) -> tuple[list[str], list[dict[str, str]]]:
-    """(columns, rows) of a metrics.csv, all values as text, "" where a row has none."""
-    with Path(path).open(newline="") as file:
-        reader = csv.DictReader(file, restval="")
+    """(columns, rows) of a metrics.csv, all values as text, "" where a row has none.
+
+    Raises UserError for a file that is none: no text, a field of more than 131,072 characters, no column of steps.
+    """
+    reader = csv.DictReader(io.StringIO(read_text(path, MOST_BYTES), newline=""), restval="")
+    try:
         rows = [{name: value or "" for name, value in row.items() if name is not None} for row in reader]
-        return list(reader.fieldnames or []), rows
+    except csv.Error as error:
+        raise UserError(f"{path}, line {reader.line_num + 1}, is no line of a metrics.csv: {error}.") from error
+    columns = list(reader.fieldnames or [])
+    if columns and (STEP not in columns or len(set(columns)) < len(columns)):
+        raise UserError(f"{path} is no metrics.csv: its first line must name each metric once, and {STEP}.")
+    return columns, rows
+
+
+def _step_of(row: dict[str, str]) -> int | None:
+    """The step of a row; None where it is no number."""
+    text = row.get(STEP, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _LARGEST_STEP else None
 
 
 def _unwritable(path: Path, problem: OSError) -> UserError:
