@@ -75,7 +75,7 @@ def _round(scene: Scene, target: Target, chosen: random.Random, name: str) -> Ro
     fitting = CHANGES.get(file.suffix)
     changes = [fitting] * 6 if fitting else []
     change = chosen.choice([*changes, mutate.some_bytes, mutate.some_bytes, mutate.some_bytes, mutate.whole])
-    how = f"{change.__name__}: {change(chosen, file, lures)}"
+    how = "as it is" if target.name == "bomb" and chosen.random() < 0.8 else _changed(change, chosen, file, lures)
     if target.repaired is not None and chosen.random() < 0.8:
         target.repaired(at)
     places = {"at": at, "root": scene.root, "new": work / "new", "recipes": at}
@@ -90,6 +90,13 @@ def _round(scene: Scene, target: Target, chosen: random.Random, name: str) -> Ro
         failure = "secret: it was printed"
     shown = f"{target.name}: {file.relative_to(at if at.is_dir() else at.parent)} ({how}) read by {command}"
     return Round.of(f"{target.name} {command}", name, outcome, failure, shown)
+
+
+def _changed(change: Change, chosen: random.Random, file: Path, lures: Lures) -> str:
+    try:
+        return f"{change.__name__}: {change(chosen, file, lures)}"
+    except (ValueError, RecursionError):  # a bomb has no values that can be changed
+        return f"some_bytes: {mutate.some_bytes(chosen, file, lures)}"
 
 
 def all_targets(scene: Scene) -> list[Target]:
@@ -138,7 +145,7 @@ def all_targets(scene: Scene) -> list[Target]:
         "save": ["{at}", "--save", "{new}/result.json"],
     }
     unfinished = {
-        "auto": [*_with(lm, "output={root}/work/copies", "data.tokenizer=bpe", "data.vocab_size=300"), "resume=auto"],
+        "auto": [*_with(lm, "output={root}/work/copies/of", "data.tokenizer=bpe", "data.vocab_size=300"), "resume=auto"],
         "generate": lm_uses["generate"],
     }
     return [
@@ -155,7 +162,7 @@ def all_targets(scene: Scene) -> list[Target]:
         Target("classifier's run", CLASSIFIER, (*run_files, "learning_curve.csv", "stage-*/metrics.csv", "result.json"),
                classifier_uses),
         *[Target("classifier's weights", f"{CLASSIFIER}/export/classifier.safetensors", (), {
-            "evaluate": ["mode=evaluate", "weights={at}", "hardware=cpu", "pathfinder.test_images=8"],
+            "evaluate": ["mode=evaluate", "weights={at}", "hardware=cpu", "pathfinder.test_images=8", "output={new}"],
             "start": [*classifier, "weights={at}", new]})] * 3,
         *[Target("Hugging Face's GPT-2", "data/hf-gpt2", ("*.json", "*.safetensors"), {
             "weights": lm_uses["weights"]})] * 2,

@@ -127,7 +127,7 @@ def some_bytes(chosen: random.Random, path: Path, lures: Lures) -> str:
     elif how == "zeroed":
         content[place : place + length] = bytes(len(content[place : place + length]))
     elif how == "doubled":
-        content += content
+        content += bytes(content)
     elif how == "inserted":
         content[place:place] = chosen.choice((chosen.randbytes(length), b"\x1b[31m", b"\x00", b"\xff\xfe", b"[" * 5000))
     elif how == "swapped":
