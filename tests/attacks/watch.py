@@ -29,6 +29,7 @@ GIB = 2**30
 MOST_MEMORY = 4 * GIB  # resident, of one attempt
 HARD_LIMIT = 6 * GIB  # of private memory: beyond it an allocation fails, so that the machine lives on
 LONGEST_LINE = 2400  # characters: UserError cuts its text at 2,000
+PATIENCE = 5.0  # seconds
 OUTSIDE = 99  # the exit status of an attempt that reached outside
 CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x80-\x9f\u202a-\u202e\u2066-\u2069]")
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -52,7 +53,8 @@ PROGRAMS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn")
 
 @dataclass
 class Outcome:
-    """How an attempt ended. status: its exit status, below 0 the signal that ended it. peak: bytes, resident."""
+    """How an attempt ended. status: its exit status, below 0 the signal that ended it. peak: bytes, resident. left:
+    processes that it started and that outlived it by PATIENCE."""
 
     status: int
     output: str
@@ -60,6 +62,7 @@ class Outcome:
     peak: int
     hung: bool = False
     outside: list[str] = field(default_factory=list)
+    left: int = 0
 
     def failure(self, allowed: Sequence[int] = (0, 2)) -> str | None:
         """What is wrong with it, in a word or two and a line of its output; None where it ended as it should.
@@ -127,10 +130,17 @@ def attempt(
             while_running(process, time.monotonic() - began)
         time.sleep(0.005)
     taken = time.monotonic() - began
-    _kill_group(process)  # what it left running
+    left = _session(process)
+    until = time.monotonic() + PATIENCE
+    while left and time.monotonic() < until:
+        time.sleep(0.05)
+        left = _session(process)
+    for orphan in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(orphan, signal.SIGKILL)
     output = log.read_bytes().decode("utf-8", errors="replace") if log.exists() else ""
     outside = notes.read_text(errors="replace").splitlines() if notes.exists() else []
-    return Outcome(os.waitstatus_to_exitcode(status), output, taken, usage.ru_maxrss * 1024, hung, outside)
+    return Outcome(os.waitstatus_to_exitcode(status), output, taken, usage.ru_maxrss * 1024, hung, outside, len(left))
 
 
 def snapshot(root: Path, without: Iterable[Path] = ()) -> dict[str, str]:
@@ -203,7 +213,6 @@ class _Hook:
         self.notes = notes
         self.on_change = on_change
         self.programs = programs
-        self.process = os.getpid()
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
@@ -223,7 +232,7 @@ class _Hook:
 
     def _changes(self, event: str, path: str) -> None:
         if any(path == folder or path.startswith(folder + os.sep) for folder in self.folders):
-            if self.on_change is not None and os.getpid() == self.process:
+            if self.on_change is not None:
                 self.on_change(event, path)
         elif not path.startswith(("/dev/", "/proc/", "pipe:", "socket:")):
             self._note(f"{event} {path}")
@@ -255,6 +264,21 @@ def _exception_line(output: str) -> str:
     return f"{told} ({where[1]}:{where[2]})" if where else told
 
 
+def _session(leader: int) -> list[int]:
+    """The living processes of the session that a process led, itself aside."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            told = (entry / "stat").read_text().rpartition(")")[2].split()
+            if int(told[3]) == leader and told[0] != "Z" and int(entry.name) != leader:
+                found.append(int(entry.name))
+    return found
+
+
 def _kill_group(process: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process, signal.SIGKILL)
