@@ -54,7 +54,9 @@ def main() -> int:
             records.append(record)
             took = time.monotonic() - began
             done = sum(record.kinds.values())
-            print(f"{name}: {done} rounds, {len(record.failed)} failed, {took:.0f} s, peak {record.peak / 2**30:.1f} GiB")
+            print(
+                f"{name}: {done} rounds, {len(record.failed)} failed, {took:.0f} s, peak {record.peak / 2**30:.1f} GiB"
+            )
     finally:
         if options.root is None:
             shutil.rmtree(scene.root, ignore_errors=True)

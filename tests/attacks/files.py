@@ -145,7 +145,10 @@ def all_targets(scene: Scene) -> list[Target]:
         "save": ["{at}", "--save", "{new}/result.json"],
     }
     unfinished = {
-        "auto": [*_with(lm, "output={root}/work/copies/of", "data.tokenizer=bpe", "data.vocab_size=300"), "resume=auto"],
+        "auto": [
+            *_with(lm, "output={root}/work/copies/of", "data.tokenizer=bpe", "data.vocab_size=300"),
+            "resume=auto",
+        ],
         "generate": lm_uses["generate"],
     }
     return [

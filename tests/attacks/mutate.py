@@ -73,9 +73,13 @@ def structure(chosen: random.Random, content: Any, lures: Lures) -> Any:
         if how < 0.15:
             del holder[key]
         elif how < 0.25 and isinstance(holder, dict):
-            holder[chosen.choice(("extra", "", 7, "model", "../../x", "state", "shape", "\x1b[31m"))] = value(chosen, lures)
+            holder[chosen.choice(("extra", "", 7, "model", "../../x", "state", "shape", "\x1b[31m"))] = value(
+                chosen, lures
+            )
         else:
-            holder[key] = _tensor(chosen, holder[key]) if hasattr(holder[key], "dtype") else value(chosen, lures, holder[key])
+            holder[key] = (
+                _tensor(chosen, holder[key]) if hasattr(holder[key], "dtype") else value(chosen, lures, holder[key])
+            )
     return content
 
 
@@ -116,7 +120,9 @@ def some_bytes(chosen: random.Random, path: Path, lures: Lures) -> str:
     place = chosen.randrange(len(content) + 1)
     # The ends of a file hold what says how the rest is read.
     if chosen.random() < 0.5:
-        place = chosen.choice((min(len(content), chosen.randrange(200)), max(0, len(content) - chosen.randrange(1, 600))))
+        place = chosen.choice(
+            (min(len(content), chosen.randrange(200)), max(0, len(content) - chosen.randrange(1, 600)))
+        )
     length = chosen.choice((1, 4, 16, 512, 4096))
     if how == "cut":
         del content[place:]

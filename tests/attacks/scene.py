@@ -1,12 +1,12 @@
 """What the attacks are made on: trained runs of every task, their files, and a folder around them that must not change.
 
-    ROOT/canary/    files that nothing may touch: mutated files name them
-    ROOT/cwd/       where commands are run; must stay empty
-    ROOT/home/      HOME; only .cache may be written
-    ROOT/cache/     FLASHTRAIN_CACHE
-    ROOT/data/      texts, samples, vocabularies
-    ROOT/runs/      the trained runs
-    ROOT/work/      copies for one attempt
+ROOT/canary/    files that nothing may touch: mutated files name them
+ROOT/cwd/       where commands are run; must stay empty
+ROOT/home/      HOME; only .cache may be written
+ROOT/cache/     FLASHTRAIN_CACHE
+ROOT/data/      texts, samples, vocabularies
+ROOT/runs/      the trained runs
+ROOT/work/      copies for one attempt
 """
 
 from __future__ import annotations
