@@ -10,6 +10,7 @@ import time
 STARTED = time.time()  # before the heavy imports, so that a run's summary counts the whole command
 
 import logging  # noqa: E402
+import os  # noqa: E402
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 
@@ -19,8 +20,20 @@ from hydra.core.hydra_config import HydraConfig  # noqa: E402
 from omegaconf import DictConfig  # noqa: E402
 
 from flashtrain.command_help import help_text  # noqa: E402
-from flashtrain.compose import CONFIG_NAME, checked_settings, compose_settings, override_keys, quote_prompt, quoted  # noqa: E402
+from flashtrain.compose import (  # noqa: E402
+    CONFIG_NAME,
+    check_given_once,
+    checked_settings,
+    compose_settings,
+    override_keys,
+    parse_overrides,
+    quote_prompt,
+    quoted,
+    readable_errors,
+)
 from flashtrain.errors import UserError  # noqa: E402
+from flashtrain.heeded import check_all_heeded  # noqa: E402
+from flashtrain.job_process import end_with_parent  # noqa: E402
 from flashtrain.locate import conf_folder  # noqa: E402
 from flashtrain.settings import Settings  # noqa: E402
 
@@ -30,7 +43,9 @@ from flashtrain.settings import Settings  # noqa: E402
 
 def main() -> None:
     """The command. A program of your own that registers components calls this to have the same command."""
+    end_with_parent()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    logging.raiseExceptions = False  # on a full disk every line of the log would be a traceback
     try:
         sys.argv[1:] = [quote_prompt(word) for word in sys.argv[1:]]
         status = _command(sys.argv[1:])
@@ -47,6 +62,7 @@ def _command(words: list[str]) -> int:
     if arguments.help or not words:
         print(help_text())
         return 0
+    check_given_once(arguments.overrides)
     keys = override_keys(arguments.overrides)
     if arguments.multirun and not any(key.startswith(("hydra/launcher", "hydra/sweeper")) for key in keys):
         from flashtrain.sweep import run_sweep
@@ -54,6 +70,10 @@ def _command(words: list[str]) -> int:
         return run_sweep(arguments.overrides)
     if not arguments.multirun and not (arguments.cfg or arguments.info or arguments.hydra_help):
         composed = None if "mode" in keys else compose_settings(arguments.overrides)
+        # One that is told its folder is a job of a sweep or a comparison, whose command was checked as a whole.
+        is_job = "hydra.run.dir" in keys
+        if composed is not None and not is_job:
+            check_all_heeded(composed, arguments.overrides)
         from flashtrain import modes
         from flashtrain.benchmarks.start import benchmark_plan
         from flashtrain.fine_tuning.study import contexts_plan, run_contexts
@@ -64,6 +84,8 @@ def _command(words: list[str]) -> int:
 
         settings = composed or modes.settings_from_checkpoint(arguments.overrides)
         settings = settings or compose_settings(arguments.overrides)
+        if composed is None and not is_job:
+            check_all_heeded(settings, arguments.overrides)
         if settings.mode == "plan":
             settings, hardware = settle(settings, arguments.overrides)
             describe = task_run(settings).plan if settings.benchmark.name is None else benchmark_plan
@@ -78,10 +100,40 @@ def _command(words: list[str]) -> int:
             return run(settings, arguments.overrides, started=STARTED)
         if settings.mode not in ("train", "benchmark", "preview"):
             return modes.run_mode(settings)
-        if "hydra.run.dir" not in keys:
-            folder = _run_folder(settings, arguments.overrides)
-            sys.argv.append(f"hydra.run.dir={quoted(str(folder))}")
+        return _run(settings, arguments.overrides)
     hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=CONFIG_NAME)(_hydra_job)()
+    return 0
+
+
+def _run(settings: Settings, overrides: list[str]) -> int:
+    """Run one job in its folder, which is taken before Hydra writes into it. Raises UserError; a disk that is full or
+    cannot be written is one, and a folder that nothing came into is removed."""
+    from flashtrain.disk import disk_line
+    from flashtrain.run_folder import remove_unused
+    from flashtrain.run_lock import hold, let_go
+
+    if "hydra.run.dir" in override_keys(overrides):
+        folder = _named_folder(overrides)
+    else:
+        folder = _run_folder(settings, overrides)
+        sys.argv.append(f"hydra.run.dir={quoted(str(folder))}")
+    try:
+        if folder is not None:
+            hold(folder)
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # what goes wrong in Hydra itself is raised, and told below
+        with readable_errors():
+            hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=CONFIG_NAME)(_hydra_job)()
+    except UserError:
+        raise
+    except Exception as error:
+        line = disk_line(error)
+        if line is None:
+            raise
+        raise UserError(line) from error
+    finally:
+        if folder is not None:
+            let_go(folder)
+            remove_unused(folder)
     return 0
 
 
@@ -95,24 +147,24 @@ def _hydra_job(config: DictConfig) -> None:
         sys.exit(status)
 
 
+def _named_folder(overrides: list[str]) -> Path | None:
+    """The folder that hydra.run.dir=... names; None where it is asked of other settings, which Hydra looks up."""
+    values = [o.value() for o in parse_overrides(overrides) if o.get_key_element().lstrip("+") == "hydra.run.dir"]
+    return Path(values[-1]) if values and isinstance(values[-1], str) and "${" not in values[-1] else None
+
+
 def _run_folder(settings: Settings, overrides: list[str]) -> Path:
     """The folder of the run to continue, or a new one; made only once the settings are known to work here."""
-    from flashtrain.announce import say
     from flashtrain.classification.resume import is_carried
     from flashtrain.machine import settle
-    from flashtrain.run_folder import LAST, find_checkpoint, find_unfinished, new_run_folder
+    from flashtrain.run_folder import LAST, find_checkpoint, new_run_folder, unfinished_or_new
 
     settings, _ = settle(settings, overrides, quiet=True)
     carried = settings.task == "classification" and is_carried(str(settings.resume))
     if settings.resume not in (None, "auto") and not carried:
         return find_checkpoint(str(settings.resume), prefer=LAST, setting="resume")[0]
     parent = Path(settings.output) / settings.recipe
-    if settings.resume == "auto":
-        unfinished = find_unfinished(parent, settings)
-        if unfinished is not None:
-            return unfinished
-        say("resume=auto: no unfinished run of this kind is there, starting a new one.")
-    return new_run_folder(parent)
+    return unfinished_or_new(parent, settings) if settings.resume == "auto" else new_run_folder(parent)
 
 
 if __name__ == "__main__":

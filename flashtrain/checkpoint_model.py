@@ -14,6 +14,8 @@ from flashtrain.components import make_model
 from flashtrain.data.tokenizers import Tokenizer, load_tokenizer
 from flashtrain.errors import UserError
 from flashtrain.integrations import exported_by_flashtrain, load_gpt2, load_weights
+from flashtrain.integrations.described_models import check_stored, check_weights, described_config, trained_steps
+from flashtrain.integrations.safetensors_files import shown
 from flashtrain.models.extension import with_context
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.models.trainable import Trainable
@@ -30,7 +32,9 @@ from flashtrain.run_folder import (
 )
 from flashtrain.settings import Settings
 from flashtrain.training.checkpoints import read_checkpoint, weights_in
+from flashtrain.training.resuming import check_resumable
 
+PLAIN = (bool, int, float, str, list, type(None))  # what a description consists of
 DECODERS = ("gpt2", "modern")  # what a checkpoint calls the models that its shape alone rebuilds
 
 
@@ -121,9 +125,12 @@ def describe_model(model: Trainable, settings: Settings, *, vocab_size: int) -> 
 def check_same_model(checkpoint: Path, saved: Mapping[str, Any], description: dict[str, Any]) -> None:
     """Raise UserError unless what was saved in the checkpoint is of the model described, naming what differs."""
     notes = saved.get("flashtrain", {})
+    values = notes.get("shape", {}) if isinstance(notes, dict) else None
+    if not isinstance(values, dict) or not all(isinstance(one, PLAIN) for one in (notes.get("name"), *values.values())):
+        raise UserError(f"{checkpoint} is damaged: it does not say which model it holds.")
     here = {"name": description["name"], **description["shape"]}
     # A field that the checkpoint's flashtrain did not know yet had the value that is its default now.
-    there = {**_defaults(), "name": notes.get("name"), **notes.get("shape", {})}
+    there = {**_defaults(), "name": notes.get("name"), **values}
     differing = [key for key in here if here[key] != there.get(key)]
     if differing:
         parts = ", ".join(f"{key} is {there.get(key)} there and {here[key]} here" for key in differing)
@@ -145,7 +152,7 @@ def checkpoint_to_resume(settings: Settings, folder: Path, description: dict[str
         _, checkpoint = find_checkpoint(settings.resume, prefer=LAST, setting="resume")
     saved = read_checkpoint(checkpoint, mmap=True)  # of all its weights nothing is read here
     check_same_model(checkpoint, saved, description)
-    _check_steps_left(checkpoint, int(saved.get("global_step", 0)), settings.trainer.steps)
+    _check_steps_left(checkpoint, check_resumable(saved, checkpoint), settings.trainer.steps)
     say(f"resuming from {checkpoint}")
     return checkpoint
 
@@ -170,20 +177,20 @@ def load_trained(given: str, *, attention: str, settings: Settings | None = None
     saved, description = _described(path)
     state = weights_in(saved, path, prefix="model.")
     if description["name"] in DECODERS:
-        config = GPT2Config(**description["shape"])
+        config = _decoder_config(description, state, path)
         if settings is not None:
             config, state = at_context(settings, config, state, where=path)
         residual = (settings or read_settings(folder)).model.residual
         model: Trainable = GPT2(config, attention=attention, residual=residual)
     else:
-        model = make_model(read_settings(folder), vocab_size=description["vocab_size"], attention=attention)
+        vocab_size = _vocab_size(description, state, path)
+        model = make_model(read_settings(folder), vocab_size=vocab_size, attention=attention)
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
         raise UserError(f"{path} does not fit its model: {str(error).splitlines()[0]}") from error
     tokenizer = load_tokenizer(folder / TOKENIZER)
-    step = int(saved.get("global_step", 0))
-    return TrainedModel(model.eval(), tokenizer, folder, path, step)
+    return TrainedModel(model.eval(), tokenizer, folder, path, trained_steps(saved, path))
 
 
 def move(model: Trainable, kind: str, precision: str) -> Trainable:
@@ -197,14 +204,32 @@ def _checkpoint_weights(path: Path) -> tuple[GPT2Config, dict[str, torch.Tensor]
     saved, description = _described(checkpoint)
     if description["name"] not in DECODERS:
         raise UserError(f"{checkpoint} holds a model of kind {description['name']}. Possible: {', '.join(DECODERS)}.")
-    return GPT2Config(**description["shape"]), weights_in(saved, checkpoint, prefix="model.")
+    state = weights_in(saved, checkpoint, prefix="model.")
+    return _decoder_config(description, state, checkpoint), state
+
+
+def _decoder_config(description: dict[str, Any], state: dict[str, torch.Tensor], path: Path) -> GPT2Config:
+    """The shape of a decoder of ours that a checkpoint describes. UserError: its weights are of another."""
+    config = described_config(GPT2Config, description.get("shape"), state, str(path))
+    check_weights(lambda: GPT2(config, attention="sdpa"), state, str(path))
+    return config
+
+
+def _vocab_size(description: dict[str, Any], state: dict[str, torch.Tensor], path: Path) -> int:
+    """The tokens that a registered model knows, for which some tensor of its checkpoint has as many rows at least."""
+    check_stored(state, str(path))
+    most = max(max(tensor.shape, default=0) for tensor in state.values())
+    given = description.get("vocab_size")
+    if type(given) is not int or not 1 <= given <= most:
+        raise UserError(f"{path} is damaged: its vocab_size is {shown(given)}. Possible: 1 to {most}, by its tensors.")
+    return given
 
 
 def _described(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """(checkpoint, what it says of its model). Raises UserError for one that says nothing."""
     saved = read_checkpoint(path)
     description = saved.get("flashtrain")
-    if not isinstance(description, dict):
+    if not isinstance(description, dict) or not isinstance(description.get("name"), str):
         raise UserError(f"{path} was not written by flashtrain: it does not say which model it holds.")
     return saved, description
 

@@ -70,7 +70,12 @@ def build_standard_library(settings: DataSettings) -> TextSource:
 
 @register("source", "files")
 def build_files(settings: DataSettings) -> TextSource:
-    return FilesSource(str(settings.path), text_column=settings.text_column)
+    return FilesSource(
+        str(settings.path),
+        text_column=settings.text_column,
+        encoding=settings.encoding,
+        longest_document=settings.longest_document,
+    )
 
 
 @register("source", "hub")

@@ -22,9 +22,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from flashtrain.errors import UserError, unknown
+from flashtrain.foreign_files import literal
 from flashtrain.locate import conf_folder, recipe_files
-from flashtrain.settings import Settings
-from flashtrain.typed_settings import setting_names, typed_settings, unknown_setting
+from flashtrain.settings import Settings, forget_unheeded
+from flashtrain.typed_settings import setting_names, settings_config, typed_settings, unknown_setting
 
 CONFIG_NAME = "config"
 
@@ -71,7 +72,7 @@ def checked_settings(config: DictConfig) -> Settings:
         plain = OmegaConf.to_container(config, resolve=True)
     if not isinstance(plain, dict):
         raise UserError("the configuration is not a mapping of settings.")
-    settings = typed_settings(OmegaConf.create({key: value for key, value in plain.items() if key != "hydra"}))
+    settings = typed_settings(OmegaConf.create(literal({key: value for key, value in plain.items() if key != "hydra"})))
     settings.check()
     return settings
 
@@ -96,7 +97,7 @@ def quote_prompt(word: str) -> str:
 
 def quoted(text: str) -> str:
     """Any text as a value in Hydra's grammar."""
-    text = text.replace("${", "\\${")  # OmegaConf would look for a setting of that name
+    text = literal(text)  # OmegaConf would look for a setting of that name
     # In Hydra's quoted text a backslash escapes only before a quote, the closing one included.
     escaped = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
     return f"'{escaped}'"
@@ -104,18 +105,40 @@ def quoted(text: str) -> str:
 
 def override_keys(words: Sequence[str]) -> set[str]:
     """The settings and groups that these overrides name, without +, ++ or ~."""
-    return {override.get_key_element().lstrip("+~").split("@")[0] for override in parse_overrides(words)}
+    return {key_of(override) for override in parse_overrides(words)}
+
+
+def key_of(override: Override) -> str:
+    """The setting or group that an override names, without +, ++ or ~."""
+    return override.get_key_element().lstrip("+~").split("@")[0]
+
+
+def check_given_once(words: Sequence[str]) -> None:
+    """Raise UserError for a setting or group that a command line gives twice, of which Hydra would take the last.
+
+    Hydra's own settings may be: Lightning names a run's folder again where it starts further ranks.
+    """
+    first: dict[str, str] = {}
+    for word, override in zip(words, parse_overrides(words), strict=True):
+        key = key_of(override)
+        if key in first and key.split(".")[0].split("/")[0] != "hydra":
+            raise UserError(
+                f"{key} is given twice, as {first[key]} and as {word}: give it once, or with -m and commas between the "
+                "values to run each of them."
+            )
+        first[key] = word
 
 
 def apply_demo(settings: Settings, overrides: Sequence[str]) -> Settings:
     """The same settings with the recipe's demo in place, except where the command line says otherwise."""
     given, known = override_keys(overrides), set(setting_names())
-    changed = OmegaConf.structured(settings)
+    changed = settings_config(settings)
     for name, value in settings.demo.items():
         if name not in given:
             if name not in known:
                 raise unknown_setting(name)
             OmegaConf.update(changed, name, value)
+    forget_unheeded(changed.data, given)
     tokens, context = changed.trainer.tokens_per_step, changed.context
     if changed.task == "language_model" and "trainer.tokens_per_step" not in given:
         # The demo's step is for its own context: of another one it is whole samples too.

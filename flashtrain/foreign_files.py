@@ -22,6 +22,7 @@ from flashtrain.errors import UserError
 MIB = 2**20
 SETTINGS_BYTES = MIB  # a config.yaml: ours have some 5 KB
 JSON_BYTES = 64 * MIB  # tokenizer.json of the largest vocabularies is 33 MB
+MOST_COUNTED = 2**53  # steps, samples, tokens: no run has so many, and such numbers are exact everywhere
 DEEPEST = 100  # brackets within brackets
 
 
@@ -104,6 +105,11 @@ def literal(value: Any) -> Any:
     if isinstance(value, str):
         return re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + "\\${", value)
     return value
+
+
+def is_count(value: Any) -> bool:
+    """Whether the value is a whole number from 0 up, as steps, samples and tokens are counted."""
+    return type(value) is int and 0 <= value < MOST_COUNTED
 
 
 def _loader() -> type[yaml.SafeLoader]:

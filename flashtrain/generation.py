@@ -11,6 +11,9 @@ from torch import Tensor
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2
 
+LARGEST_TEMPERATURE = 1e6  # all tokens are as likely long before
+SMALLEST_TEMPERATURE = 1e-30  # float32 has hardly less; below, as at 0, the likeliest is taken
+
 
 def generate(
     model: GPT2,
@@ -32,7 +35,7 @@ def generate(
     the last context // 2 tokens are read anew as a fresh window, so that what it sees varies between half a context and
     a whole one, and reading stays cheap on average. Rows must be of equal length: there is no padding.
     Runs without gradients, in evaluation mode, on the model's device; the model's mode is restored.
-    UserError: an empty prompt, tokens outside the vocabulary, options out of range.
+    UserError: an empty prompt, tokens outside the vocabulary, options out of range, predictions that are no numbers.
     """
     _check(model, tokens, max_new_tokens, temperature, top_k, end_of_text)
     device = model.token_embedding.weight.device
@@ -65,10 +68,13 @@ def generate(
 
 
 def _draw(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> Tensor:
-    """One token a row, (B, 1), from logits (B, V)."""
-    if temperature == 0:
+    """One token a row, (B, 1), from logits (B, V). UserError: logits that are no numbers."""
+    largest = logits.max(dim=-1, keepdim=True).values
+    if not bool(largest.isfinite().all()):  # the largest of a row with a NaN is NaN
+        raise UserError("the model predicts no numbers (NaN or infinite): its weights are spoilt.")
+    if temperature < SMALLEST_TEMPERATURE:
         return logits.argmax(dim=-1, keepdim=True)
-    logits = logits.float() / temperature
+    logits = (logits - largest).float() / temperature  # so a small temperature leaves the largest where it is
     if top_k is not None and top_k < logits.shape[-1]:
         smallest_kept = logits.topk(top_k, dim=-1).values[:, -1:]
         logits = logits.masked_fill(logits < smallest_kept, -torch.inf)
@@ -87,8 +93,8 @@ def _check(
         raise UserError(f"token {outside} in the prompt. Possible: 0 to {vocabulary - 1}, the model's vocabulary.")
     if max_new_tokens < 0:
         raise UserError(f"max_new_tokens {max_new_tokens}. Possible: 0 or more.")
-    if temperature < 0:
-        raise UserError(f"temperature {temperature:g}. Possible: 0 (greedy) or more.")
+    if not 0 <= temperature <= LARGEST_TEMPERATURE:
+        raise UserError(f"temperature {temperature:g}. Possible: 0 (greedy) or more, up to {LARGEST_TEMPERATURE:g}.")
     if top_k is not None and top_k < 1:
         raise UserError(f"top_k {top_k}. Possible: 1 or more, or none for the whole vocabulary.")
     if end_of_text is not None and not 0 <= end_of_text < vocabulary:

@@ -11,12 +11,14 @@ import torch
 from flashtrain.announce import is_first_rank, log, say
 from flashtrain.benchmarks.context.launch import RankFailed
 from flashtrain.benchmarks.start import benchmark
+from flashtrain.disk import disk_line
 from flashtrain.errors import UserError
+from flashtrain.fitting import Stopped
 from flashtrain.machine import settle
 from flashtrain.pathfinder_preview import preview
 from flashtrain.quiet import quieten
-from flashtrain.run import Stopped
 from flashtrain.run_folder import FAILED, OUT_OF_MEMORY, RUNNING, STOPPED, note_failure, read_summary, write_summary
+from flashtrain.run_lock import hold, let_go
 from flashtrain.settings import Settings
 from flashtrain.summary import failed_row
 from flashtrain.task_runs import task_run
@@ -26,8 +28,22 @@ from flashtrain.training.out_of_memory import OutOfMemory
 
 def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: float) -> int:
     """Train, measure or preview in `folder`. Returns the exit status: 0 finished, or ended at trainer.max_minutes, 1
-    crashed, 2 a user's mistake, 3 out of memory, 130 or 143 stopped by a signal."""
+    crashed, 2 a user's mistake, 3 out of memory, 130 or 143 stopped by a signal.
+
+    The folder is held meanwhile: one in which another process runs is left as it is, with status 2."""
     quieten()
+    try:
+        hold(folder)
+    except UserError as error:
+        log.error("flashtrain: %s", error)
+        return 2
+    try:
+        return _run_held(settings, folder, overrides=overrides, started=started)
+    finally:
+        let_go(folder)
+
+
+def _run_held(settings: Settings, folder: Path, *, overrides: list[str], started: float) -> int:
     name_killed_ranks(partial(note_failure, folder))
     settings, hardware = settle(settings, overrides)
 
@@ -35,7 +51,10 @@ def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: 
         # A run that could not be continued, for a mistake in the command, keeps the row that it had.
         # Whichever rank fails says so: the first one may wait for it, and be ended by the launcher.
         if (status != STOPPED or is_first_rank()) and read_summary(folder).get("status", RUNNING) == RUNNING:
-            write_summary(folder, failed_row(settings, hardware, overrides, status, error))
+            try:
+                write_summary(folder, failed_row(settings, hardware, overrides, status, error))
+            except UserError as second:  # a full disk takes no row either; what led here has been said
+                log.error("flashtrain: %s", second)
 
     try:
         do = {"benchmark": benchmark, "preview": preview}.get(settings.mode, task_run(settings).train)
@@ -66,6 +85,11 @@ def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: 
         note(OUT_OF_MEMORY, line)
         return 3
     except Exception as error:  # noqa: BLE001 - the row must say so before the traceback is shown
+        told = disk_line(error)
+        if told is not None:
+            log.error("flashtrain: %s", told)
+            note(FAILED, told)
+            return 2
         traceback.print_exc()
         note(FAILED, f"{type(error).__name__}: {error}")
         return 1

@@ -16,18 +16,20 @@ from flashtrain.checkpoint_model import TrainedModel, load_trained, move
 from flashtrain.classification.evaluate import of_last_stage, run_classifier_mode, settings_for_weights
 from flashtrain.compose import checked_settings, parse_overrides, readable_errors
 from flashtrain.errors import UserError
+from flashtrain.export_folder import new_folder
 from flashtrain.fine_tuning.evaluate import run_fine_tuning_mode
-from flashtrain.integrations import differences_from_gpt2, save_gpt2, save_weights
+from flashtrain.integrations import differences_from_gpt2, save_gpt2, save_tokenizer, save_weights
 from flashtrain.long_context.passkey_run import evaluate_passkey
 from flashtrain.machine import settle
 from flashtrain.masked_text.evaluate import run_masked_mode
 from flashtrain.models.gpt2 import GPT2
 from flashtrain.quiet import quieten
 from flashtrain.run import make_data
-from flashtrain.run_folder import BEST, find_checkpoint, make_unique, read_settings
+from flashtrain.run_folder import BEST, find_checkpoint, read_settings
 from flashtrain.sample import continue_text, default_prompt
-from flashtrain.settings import Settings
+from flashtrain.settings import Settings, forget_unheeded
 from flashtrain.tasks import LanguageModel
+from flashtrain.typed_settings import settings_config
 
 # Groups of conf/ that the command line may name here too, and the setting that each name stands for. Hydra composes
 # nothing in these modes: the run's own settings are the ground.
@@ -55,8 +57,13 @@ def settings_from_checkpoint(words: Sequence[str]) -> Settings | None:
         raise UserError(f"mode={mode} needs checkpoint=..., a run folder or a checkpoint in one.")
     folder, _ = find_checkpoint(str(given["checkpoint"].value()), prefer=BEST)
     own = read_settings(folder)
-    config = OmegaConf.structured(of_last_stage(own) if own.task == "classification" else own)
+    config = settings_config(of_last_stage(own) if own.task == "classification" else own)
     OmegaConf.set_struct(config, True)
+    if "recipe" in given and str(given["recipe"].value()) != own.recipe:
+        raise UserError(
+            f"recipe={given['recipe'].value()}: the run in {folder} is of recipe={own.recipe}, whose settings "
+            f"mode={mode} takes: leave recipe= out."
+        )
     for key, override in given.items():
         if key == "recipe" or key.startswith("hydra"):
             continue
@@ -69,6 +76,7 @@ def settings_from_checkpoint(words: Sequence[str]) -> Settings | None:
             )
         with readable_errors():
             OmegaConf.update(config, key, value)
+    forget_unheeded(config.data, given)  # what the run was told of another source, or by a demo
     return checked_settings(config)
 
 
@@ -116,13 +124,15 @@ def _export(trained: TrainedModel) -> int:
     """Write the weights as safetensors: in Hugging Face's GPT-2 layout where the model is one, else in our own."""
     if not isinstance(trained.model, GPT2):
         raise UserError(f"{type(trained.model).__name__} cannot be exported: only flashtrain's own models can.")
-    folder = make_unique(trained.folder, "export")
-    if not differences_from_gpt2(trained.model.config):
-        save_gpt2(trained.model, folder, end_of_text=trained.tokenizer.end_of_text)
-        how = "Hugging Face's GPT-2 layout: transformers.GPT2LMHeadModel.from_pretrained reads it"
-    else:
-        save_weights(trained.model, folder)
-        how = "flashtrain's own layout: flashtrain.integrations.load_weights reads it"
-    trained.tokenizer.save(folder / "tokenizer")
-    say(f"exported step {trained.step} to {folder} ({how})")
+    config = trained.model.config
+    with new_folder(trained.folder, "export") as folder:
+        if not differences_from_gpt2(config):
+            save_gpt2(trained.model, folder, end_of_text=trained.tokenizer.end_of_text)
+            how = "Hugging Face's GPT-2 layout: transformers.GPT2LMHeadModel.from_pretrained reads it"
+        else:
+            save_weights(trained.model, folder)
+            how = "flashtrain's own layout: flashtrain.integrations.load_weights reads it"
+        context = config.context if config.positions == "learned" else None
+        tokenizer = save_tokenizer(trained.tokenizer, folder, context=context)
+    say(f"exported step {trained.step} to {folder} ({how}; {tokenizer})")
     return 0

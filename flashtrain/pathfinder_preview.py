@@ -14,7 +14,7 @@ from flashtrain.data.pathfinder.figure import image_grid
 from flashtrain.data.pathfinder.parameters import contour_words, drawn_like
 from flashtrain.data.pathfinder.raster import rasterise
 from flashtrain.data.pathfinder.store import ensure
-from flashtrain.run import run_loggers
+from flashtrain.fitting import run_loggers
 from flashtrain.run_folder import FINISHED, RUNNING, write_config, write_summary
 from flashtrain.settings import Settings
 from flashtrain.summary import planned_row

@@ -6,24 +6,32 @@ runs/gpt2/2026-11-21_10-15-02/
   metrics.csv      every logged number
   checkpoints/     last.ckpt, best.ckpt
   tokenizer/       the tokenizer that the tokens were made with
+  .lock            held while a run lives (run_lock.py)
+
+A run folder may come from elsewhere: its files are read bounded, and believed only where they are of the kind expected.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+import yaml
+from omegaconf import OmegaConf
+from omegaconf._utils import get_omega_conf_dumper
 from torch.distributed import TCPStore
 
+from flashtrain.announce import say
 from flashtrain.errors import UserError
+from flashtrain.foreign_files import MIB, literal, read_json_object, read_yaml
 from flashtrain.report.rows import write_atomically
+from flashtrain.run_lock import hold, is_first_of_job, is_held_by_job, let_go, slurm_job, try_hold
 from flashtrain.settings import Settings
 from flashtrain.training.checkpoints import BEST, LAST
 from flashtrain.typed_settings import typed_settings
@@ -35,6 +43,13 @@ TOKENIZER = "tokenizer"
 
 # What a summary row's `status` says; RUNNING stays where a run was killed.
 RUNNING, FINISHED, STOPPED, FAILED, OUT_OF_MEMORY = "running", "finished", "stopped", "failed", "out of memory"
+# Of a summary row, what is counted with: anything but a number there is left out.
+_NUMBERS = ("seconds", "samples", "tokens", "tokens_per_second", "micro_f1", "accuracy", "best_micro_f1")
+_SUMMARY_BYTES = MIB
+_SLURM_SECONDS = 600.0  # in which the first rank of a job of SLURM's takes a folder
+
+# The new folders of this process, each with what else was made for it, innermost first.
+_made: dict[Path, list[Path]] = {}
 
 
 def new_run_folder(parent: Path) -> Path:
@@ -42,15 +57,34 @@ def new_run_folder(parent: Path) -> Path:
 
     Raises UserError when the folder cannot be made.
     """
-    shared = _shared_by_ranks(parent)
-    if shared is not None:
-        return _make(shared)
-    return make_unique(parent, time.strftime("%Y-%m-%d_%H-%M-%S"))
+    if slurm_job() is not None and "TORCHELASTIC_RUN_ID" not in os.environ:
+        return _new(parent)
+    return _agreed(lambda: _new(parent), parent)
+
+
+def unfinished_or_new(parent: Path, settings: Settings) -> Path:
+    """What resume=auto goes on with, held by this process: find_unfinished's folder, or a new one where none is free.
+
+    The same on every rank of a job of torchrun's or SLURM's. Raises UserError when a folder cannot be made.
+    """
+
+    def choose() -> Path:
+        folder = find_unfinished(parent, settings, take=True)
+        if folder is None:
+            say("resume=auto: no unfinished run of this kind is free here, starting a new one.")
+            folder = _new(parent)
+            hold(folder)
+        return folder
+
+    return _agreed(choose, parent)
 
 
 def make_unique(parent: Path, name: str) -> Path:
-    """Make the folder `parent`/`name`, or `name`-2, -3, ... where that exists already."""
-    _make(parent)
+    """Make the folder `parent`/`name`, or `name`-2, -3, ... where that exists already.
+
+    Raises UserError where it cannot be made; nothing is left behind then.
+    """
+    parents = _make(parent)
     number = 1
     while True:
         folder = parent / (name if number == 1 else f"{name}-{number}")
@@ -59,28 +93,43 @@ def make_unique(parent: Path, name: str) -> Path:
         except FileExistsError:
             number += 1
         except OSError as error:
+            _remove_empty(parents)
             raise UserError(f"cannot make the folder {folder}: {error.strerror}.") from error
         else:
+            _made[folder.absolute()] = parents
             return folder
 
 
+def remove_unused(folder: Path) -> None:
+    """Remove a folder that this process has made, where neither settings nor a row came into it: a run that could not
+    begin leaves nothing behind."""
+    parents = _made.pop(folder.absolute(), None)
+    if parents is None or any(os.path.lexists(folder / name) for name in (CONFIG_FILE, SUMMARY_FILE)):
+        return
+    let_go(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    _remove_empty(parents)
+
+
 def write_config(settings: Settings, folder: Path) -> None:
-    """Write the resolved settings to config.yaml."""
-    write_atomically(folder / CONFIG_FILE, OmegaConf.to_yaml(OmegaConf.structured(settings)))
+    """Write the resolved settings to config.yaml, such that read_settings gives every text as it is."""
+    content = yaml.dump(asdict(settings), Dumper=_dumper(), allow_unicode=True, sort_keys=False)
+    write_atomically(folder / CONFIG_FILE, content)
 
 
 def read_settings(folder: Path) -> Settings:
-    """The settings of the run that left `folder`. Raises UserError when it is no run folder."""
+    """The settings of the run that left `folder`. Raises UserError when it is no run folder, or a damaged one.
+
+    Nothing in the file is looked up: `${oc.env:NAME}` is a text.
+    """
     path = folder / CONFIG_FILE
-    if not path.is_file():
+    if not _is_file(path):
         raise UserError(f"{folder} is no run folder: it holds no {CONFIG_FILE}.")
+    content = read_yaml(path)
     try:
-        config = OmegaConf.load(path)
-    except (OSError, ValueError, OmegaConfBaseException) as error:
-        raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
-    if not isinstance(config, DictConfig):
-        raise UserError(f"{path} holds no settings.")
-    return typed_settings(config)
+        return typed_settings(OmegaConf.create(literal(content)))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
 
 
 def write_summary(folder: Path, row: dict[str, Any]) -> None:
@@ -89,12 +138,15 @@ def write_summary(folder: Path, row: dict[str, Any]) -> None:
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """A run's summary row; empty when it has none yet or the file is not readable."""
+    """A run's summary row; empty when it has none yet or the file is not readable.
+
+    What cannot stand in a row is left out: lists and mappings, a status that is no text, texts in place of numbers.
+    """
     try:
-        row = json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        row = read_json_object(folder / SUMMARY_FILE, _SUMMARY_BYTES)
+    except UserError:
         return {}
-    return row if isinstance(row, dict) else {}
+    return {key: value for key, value in row.items() if _fits(key, value)}
 
 
 def note_failure(folder: Path, error: str) -> None:
@@ -111,54 +163,73 @@ def find_checkpoint(given: str, *, prefer: str, setting: str = "checkpoint") -> 
     setting: that it was given by. Raises UserError when there is no checkpoint.
     """
     path = Path(given).expanduser()
-    if not path.exists():
+    if not os.path.exists(path):  # noqa: PTH110 - as in _is_file
         auto = ", or resume=auto for the newest unfinished run" if setting == "resume" else ""
         raise UserError(f"{setting}={given} does not exist. Give a run folder or a .ckpt in one{auto}.")
-    if (path / CONFIG_FILE).is_file():
+    if _is_file(path / CONFIG_FILE):
         order = (LAST, BEST) if prefer == LAST else (BEST, LAST)
         for name in order:
-            if (path / CHECKPOINTS / name).exists():
+            if _is_file(path / CHECKPOINTS / name):
                 return path, path / CHECKPOINTS / name
         raise UserError(f"the run in {path} left no checkpoint yet.")
     folder = path.parent.parent
-    if not (folder / CONFIG_FILE).is_file():
+    if not _is_file(folder / CONFIG_FILE):
         raise UserError(f"{given} is neither a run folder nor a checkpoint in one: no {CONFIG_FILE} beside it.")
     return folder, path
 
 
-def find_unfinished(parent: Path, settings: Settings) -> Path | None:
-    """The newest run folder below `parent` that trains the same thing, has a checkpoint and is not finished."""
-    if not parent.is_dir():
-        return None
-    wanted = _what_is_trained(settings)
-    for folder in sorted((path for path in parent.iterdir() if path.is_dir()), reverse=True):
-        if not (folder / CHECKPOINTS / LAST).exists() or read_summary(folder).get("status") == FINISHED:
-            continue
-        try:
-            found = _what_is_trained(read_settings(folder))
-        except UserError:
-            continue
-        if found == wanted:
+def find_unfinished(parent: Path, settings: Settings, *, take: bool = False) -> Path | None:
+    """The newest run folder below `parent` that trains the same thing, has a checkpoint and is not finished.
+
+    take: hold it for this process, passing over those in which another runs.
+    """
+    for folder, _ in _of_the_same((path for path in newest_first(parent) if _is_unfinished(path)), settings):
+        if not take:
+            return folder
+        if try_hold(folder):
+            if _is_unfinished(folder):
+                return folder
+            let_go(folder)  # it has finished since
+    return None
+
+
+def find_same(folders: Iterable[Path], settings: Settings, *, take: bool = False) -> Path | None:
+    """The first of these folders whose config.yaml asks for the same, in the same mode, attention and precision.
+
+    take: hold it for this process, passing over those in which another runs.
+    """
+    wanted = (settings.mode, settings.attention, settings.hardware.precision)
+    for folder, there in _of_the_same((path for path in folders if os.path.lexists(path / CONFIG_FILE)), settings):
+        if (there.mode, there.attention, there.hardware.precision) == wanted and (not take or try_hold(folder)):
             return folder
     return None
 
 
-def find_same(folders: Iterable[Path], settings: Settings) -> Path | None:
-    """The first of these folders whose config.yaml asks for the same, in the same mode, attention and precision."""
+def newest_first(parent: Path) -> list[Path]:
+    """The folders in `parent`, whose names are times, the newest first; none where it cannot be listed."""
+    try:
+        names = sorted(os.listdir(parent), reverse=True)  # noqa: PTH208
+    except OSError:
+        return []
+    return [parent / name for name in names if _is_dir(parent / name)]
+
+
+def _of_the_same(folders: Iterable[Path], settings: Settings) -> Iterator[tuple[Path, Settings]]:
+    """Of these folders those that hold the same training, with their settings. One whose settings cannot be read is
+    named, and passed over."""
     wanted = _what_is_trained(settings)
     for folder in folders:
-        if not (folder / CONFIG_FILE).is_file():
-            continue
         try:
             there = read_settings(folder)
-        except UserError:
+        except UserError as error:
+            say(f"passing over {folder}: {error}")
             continue
-        alike = (there.mode, there.attention, there.hardware.precision) == (
-            settings.mode, settings.attention, settings.hardware.precision
-        )  # fmt: skip
-        if alike and _what_is_trained(there) == wanted:
-            return folder
-    return None
+        if _what_is_trained(there) == wanted:
+            yield folder, there
+
+
+def _is_unfinished(folder: Path) -> bool:
+    return _is_file(folder / CHECKPOINTS / LAST) and read_summary(folder).get("status") != FINISHED
 
 
 def _what_is_trained(settings: Settings) -> dict[str, Any]:
@@ -178,22 +249,93 @@ def _what_is_trained(settings: Settings) -> dict[str, Any]:
     return {**plain, **groups, "trainer": trainer}
 
 
-def _shared_by_ranks(parent: Path) -> Path | None:
-    """One folder for ranks that were each started by itself: SLURM's job names it, or torchrun's store carries it."""
+def _dumper() -> type[yaml.SafeDumper]:
+    base = get_omega_conf_dumper()  # quotes the texts that would be read as numbers
+
+    class Dumper(base):  # type: ignore[misc, valid-type]
+        """OmegaConf's, and what is no printable text between double quotes: other line ends would be read as spaces."""
+
+        def represent_scalar(self, tag: str, value: Any, style: str | None = None) -> yaml.ScalarNode:
+            quotes = '"' if isinstance(value, str) and not value.isprintable() else style
+            return super().represent_scalar(tag, value, quotes)
+
+    return Dumper
+
+
+def _fits(key: str, value: Any) -> bool:
+    """Whether a value may stand under this key of a summary row."""
+    if key == "status":
+        return isinstance(value, str)
+    if key in _NUMBERS:
+        return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
+    return value is None or isinstance(value, (str, int, float))
+
+
+# Path's own raise where a folder above cannot be entered.
+def _is_file(path: Path) -> bool:
+    return os.path.isfile(path)  # noqa: PTH113
+
+
+def _is_dir(path: Path) -> bool:
+    return os.path.isdir(path)  # noqa: PTH112
+
+
+def _new(parent: Path) -> Path:
+    """A new folder for this rank, or the one named by SLURM's job."""
+    if slurm_job() is None or "TORCHELASTIC_RUN_ID" in os.environ:
+        return make_unique(parent, time.strftime("%Y-%m-%d_%H-%M-%S"))
+    folder = parent / f"slurm-{os.environ['SLURM_JOB_ID']}-{os.environ.get('SLURM_STEP_ID', '0')}"
+    _make(folder)
+    return folder
+
+
+def _agreed(choose: Callable[[], Path], parent: Path) -> Path:
+    """The folder below `parent` that the first rank chooses, where a launcher has started every rank by itself.
+
+    torchrun's store carries the name; SLURM's ranks look for the folder that their first one holds.
+    """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
         key = f"flashtrain/run_folder/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         if os.environ["RANK"] == "0":
-            store.set(key, str(make_unique(parent, time.strftime("%Y-%m-%d_%H-%M-%S"))))
+            store.set(key, str(choose()))
         return Path(store.get(key).decode())
-    if "SLURM_JOB_ID" in os.environ and int(os.environ.get("SLURM_NTASKS", "1")) > 1:
-        return parent / f"slurm-{os.environ['SLURM_JOB_ID']}-{os.environ.get('SLURM_STEP_ID', '0')}"
-    return None
+    job = slurm_job()
+    return choose() if job is None or is_first_of_job() else _held_by_job(job, parent)
 
 
-def _make(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the folder {folder}: {error.strerror}.") from error
-    return folder
+def _held_by_job(job: str, parent: Path) -> Path:
+    """The folder below `parent` that the first rank of this job has taken, waited for. Raises UserError."""
+    until = time.monotonic() + _SLURM_SECONDS
+    while time.monotonic() < until:
+        for folder in newest_first(parent):
+            if is_held_by_job(folder, job):
+                return folder
+        time.sleep(0.5)
+    raise UserError(f"the first rank of this job has taken no folder in {parent} within {_SLURM_SECONDS:.0f} seconds.")
+
+
+def _make(folder: Path) -> list[Path]:
+    """Make a folder and those above it. Returns the new ones, innermost first. Raises UserError, leaving none."""
+    missing = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
+    made: list[Path] = []
+    for path in reversed(missing):
+        try:
+            path.mkdir()
+            made.insert(0, path)
+        except FileExistsError:
+            continue  # made by another process in between
+        except OSError as error:
+            _remove_empty(made)
+            raise UserError(f"cannot make the folder {folder}: {error.strerror}.") from error
+    if not _is_dir(folder):
+        raise UserError(f"cannot make the folder {folder}: a file of that name is there.")
+    return made
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        try:
+            folder.rmdir()
+        except OSError:
+            return  # another process has put something into it

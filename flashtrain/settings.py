@@ -7,6 +7,7 @@ the settings.py of each task). A None means "decided from the machine or the mod
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,9 @@ from flashtrain.classification.settings import (
     SequenceSettings,
 )
 from flashtrain.context_settings import CONTEXT, check_context, strategy_of
+from flashtrain.data.compressed import DEFAULT_LONGEST
 from flashtrain.data.pathfinder.settings import PathfinderSettings
+from flashtrain.data.text_encoding import UTF_8, check_encoding
 from flashtrain.errors import UserError
 from flashtrain.fine_tuning.settings import FineTuningSettings
 from flashtrain.long_context.settings import LengthsSettings, PasskeySettings
@@ -37,6 +40,22 @@ ATTENTIONS = ("flash", "sdpa", "standard")
 ACCELERATORS = ("auto", "cpu", "gpu")
 PRECISIONS = ("bf16-mixed", "16-mixed", "32-true", "bf16-true", "64-true")
 TOKENIZERS = ("bytes", "bpe", "gpt2")
+SOURCES = ("stdlib", "files", "hub")
+# Settings of conf/data that not every source, or not every tokenizer, heeds, and which ones do.
+HEEDED_BY = {
+    "path": "data=files",
+    "name": "data=hub",
+    "config": "data=hub",
+    "split": "data=hub",
+    "streaming": "data=hub",
+    "text_column": "data=files or data=hub",
+    "encoding": "data=files",
+    "longest_document": "data=files",
+    "include_tests": "data=stdlib",
+    "options": "data=SOURCE, one that a program of your own registered",
+    "vocab": "data.tokenizer=gpt2",
+    "merges": "data.tokenizer=gpt2",
+}
 CHECKPOINTING = ("none", "selective", "full", "auto")
 LOGGERS = ("none", "csv", "wandb")
 
@@ -76,7 +95,9 @@ class ModelSettings:
 class DataSettings:
     """conf/data: where text comes from, how it becomes tokens, and how tokens become samples.
 
-    split_context: hold out as for samples of this length (None: `context`): see TextDataModule.
+    validation_tokens: held-out tokens of each validation (None: at most 524,288, and a tenth of the training's time).
+    split_context: hold out as for samples of this length (None: `context`): see TextDataModule. encoding: of text files
+    (any of Python's text encodings). longest_document: bytes, uncompressed, of a text file or a line of .jsonl.
     """
 
     source: str = "stdlib"
@@ -85,6 +106,8 @@ class DataSettings:
     config: str | None = None
     split: str = "train"
     text_column: str = "text"
+    encoding: str = UTF_8
+    longest_document: int = DEFAULT_LONGEST
     streaming: bool = True
     include_tests: bool = True
     tokenizer: str = "bpe"
@@ -93,7 +116,7 @@ class DataSettings:
     merges: str | None = None
     document_mask: bool = False
     validation_fraction: float = 0.02
-    validation_tokens: int = 524288
+    validation_tokens: int | None = None
     split_context: int | None = None
     workers: int | None = None
     cache_dir: str | None = None
@@ -107,15 +130,51 @@ class DataSettings:
                 "data=hub needs data.name=..., a dataset of the Hugging Face hub such as roneneldan/TinyStories."
             )
         one_of("data.tokenizer", self.tokenizer, TOKENIZERS)
+        check_encoding(self.encoding)
+        at_least("data.longest_document", self.longest_document, 1)
         at_least("data.vocab_size", self.vocab_size, 257)
         if (self.vocab is None) != (self.merges is None):
             raise UserError("data.vocab and data.merges belong together: give both files, or neither to use the hub's.")
+        for name in unheeded(self):
+            raise UserError(
+                f"data.{name}={getattr(self, name)} is for {HEEDED_BY[name]}, and this is data={self.source} "
+                f"data.tokenizer={self.tokenizer}: leave it out."
+            )
         between("data.validation_fraction", self.validation_fraction, 0.0, 0.5)
-        at_least("data.validation_tokens", self.validation_tokens, 1)
+        if self.validation_tokens is not None:
+            at_least("data.validation_tokens", self.validation_tokens, 1)
         if self.split_context is not None:
             at_least("data.split_context", self.split_context, 1)
         if self.workers is not None:
             at_least("data.workers", self.workers, 0)
+
+
+def unheeded(data: DataSettings) -> list[str]:
+    """The settings of `data` that are not at their defaults, and that its source or tokenizer knows nothing of.
+
+    Of a source that a program registered nobody knows what it heeds.
+    """
+    plain = DataSettings()
+    changed = [name for name in HEEDED_BY if getattr(data, name) != getattr(plain, name)]
+    heeded = [f"data.tokenizer={data.tokenizer}", f"data={data.source}"]
+    ours = data.source in SOURCES
+    return [
+        name
+        for name in changed
+        if not any(word in HEEDED_BY[name].split(" or ") for word in heeded)
+        and (ours or "tokenizer" in HEEDED_BY[name])
+    ]
+
+
+def forget_unheeded(data: DataSettings, given: Collection[str]) -> None:
+    """Set what `data` does not heed back to its default: what a demo or an earlier run said of another source.
+
+    given: dotted settings that the user named; they stay, and DataSettings.check says that they are not heeded.
+    """
+    plain = DataSettings()
+    for name in unheeded(data):
+        if f"data.{name}" not in given:
+            setattr(data, name, getattr(plain, name))
 
 
 @dataclass
@@ -198,7 +257,7 @@ class GenerateSettings:
 
     def check(self) -> None:
         at_least("generate.tokens", self.tokens, 1)
-        at_least("generate.temperature", self.temperature, 0)
+        between("generate.temperature", self.temperature, 0, 1e6)
         at_least("generate.top_k", self.top_k, 1)
 
 

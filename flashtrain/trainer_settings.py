@@ -61,6 +61,8 @@ class ScheduleSettings:
 class TrainerSettings:
     """conf/trainer: how long, how much a step, on how many devices, and how often to log, validate and save.
 
+    validation_micro_batch: samples at once in a language model's validation, which keeps nothing for a backward (None:
+    micro_batch, for which compiled code is there already).
     max_minutes: after so long (from the command's start) the run writes its checkpoint and ends; resume=auto goes on.
     context_way, context_layout, timeout_seconds: of strategy=context, one sequence over several devices: how attention
     is shared (flashtrain/distributed/context/ways.py), who holds which tokens (layout.py), and after how long without
@@ -70,6 +72,7 @@ class TrainerSettings:
     steps: int = 500
     tokens_per_step: int = 65536
     micro_batch: int | None = None
+    validation_micro_batch: int | None = None
     devices: int = 1
     nodes: int = 1
     strategy: str = "auto"
@@ -92,8 +95,9 @@ class TrainerSettings:
     def check(self) -> None:
         for name in ("steps", "tokens_per_step", "devices", "nodes", "log_every", "validate_every", "checkpoint_every"):
             at_least(f"trainer.{name}", getattr(self, name), 1)
-        if self.micro_batch is not None:
-            at_least("trainer.micro_batch", self.micro_batch, 1)
+        for name in ("micro_batch", "validation_micro_batch"):
+            if getattr(self, name) is not None:
+                at_least(f"trainer.{name}", getattr(self, name), 1)
         if self.max_minutes is not None and not self.max_minutes > 0:
             raise UserError(f"trainer.max_minutes={self.max_minutes} must be above 0.")
         one_of("trainer.strategy", self.strategy, STRATEGIES)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from flashtrain.errors import UserError, unknown
+from flashtrain.foreign_files import literal
 from flashtrain.settings import Settings
 
 
@@ -28,6 +31,14 @@ def typed_settings(config: DictConfig) -> Settings:
     if not isinstance(settings, Settings):
         raise TypeError(f"expected Settings, built {type(settings).__name__}")
     return settings
+
+
+def settings_config(settings: Settings) -> DictConfig:
+    """Settings as a configuration that can be changed; `${...}` in a text is that text and asks for nothing."""
+    config = OmegaConf.merge(OmegaConf.structured(Settings), literal(asdict(settings)))
+    if not isinstance(config, DictConfig):
+        raise TypeError(f"expected a DictConfig, built {type(config).__name__}")
+    return config
 
 
 def unknown_setting(given: str) -> UserError:

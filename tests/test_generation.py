@@ -85,6 +85,8 @@ def test_the_models_mode_is_restored_and_no_gradient_is_kept(model):
         ({"tokens": torch.zeros(1, 0, dtype=torch.int64)}, "a prompt of shape \\(1, 0\\)"),
         ({"tokens": torch.tensor([[50]])}, "token 50 in the prompt. Possible: 0 to 49"),
         ({"temperature": -1.0}, "temperature -1. Possible: 0 \\(greedy\\) or more"),
+        ({"temperature": float("inf")}, "temperature inf. Possible: 0 \\(greedy\\) or more"),
+        ({"temperature": float("nan")}, "temperature nan. Possible: 0 \\(greedy\\) or more"),
         ({"top_k": 0}, "top_k 0. Possible: 1 or more"),
         ({"max_new_tokens": -1}, "max_new_tokens -1"),
         ({"end_of_text": 50}, "end_of_text 50. Possible: 0 to 49"),
@@ -94,6 +96,20 @@ def test_mistakes_are_refused_in_one_line(model, options, message):
     given = {"tokens": PROMPT, "max_new_tokens": 3, **options}
     with pytest.raises(UserError, match=message):
         generate(model, **given)
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_said_in_one_line(model, temperature, value):
+    next(model.blocks[0].parameters()).data.fill_(value)
+    with pytest.raises(UserError, match="the model predicts no numbers"):
+        generate(model, PROMPT, 3, temperature=temperature)
+
+
+@pytest.mark.parametrize("temperature", [1e-40, 1e-20, 1e-5])
+def test_a_temperature_near_0_takes_the_likeliest_token(model, temperature):
+    greedy = generate(model, PROMPT, 10, temperature=0)
+    assert torch.equal(generate(model, PROMPT, 10, temperature=temperature), greedy)
 
 
 @pytest.mark.parametrize(("prompt", "new", "tokens"), [(3, 5, 8), (3, 40, CONTEXT), (CONTEXT + 5, 1, CONTEXT)])

@@ -97,11 +97,15 @@ def test_ctrl_c_leaves_a_checkpoint_and_status_130(tiny_runs: TinyRuns, monkeypa
     assert "SIGINT: this step is finished and the checkpoint written" in capfd.readouterr().err
 
 
-def test_accumulated_micro_batches_train_like_one_batch(tiny_runs: TinyRuns, trained) -> None:
-    status, folder = tiny_runs.run("whole_batch", "trainer.micro_batch=8")
-    assert status == 0
-    one, other = weights(trained), weights(folder)
-    assert all(torch.allclose(one[name], other[name], atol=1e-5) for name in one)
+def test_accumulated_micro_batches_train_like_one_batch(tiny_runs: TinyRuns) -> None:
+    # In float64: in float32 the two differ by about 1e-5, by more or less on one processor and another.
+    folders = []
+    for rows in (4, 8):
+        status, folder = tiny_runs.run(f"rows_{rows}", f"trainer.micro_batch={rows}", "hardware.precision=64-true")
+        assert status == 0
+        folders.append(folder)
+    one, other = map(weights, folders)
+    assert all(torch.allclose(one[name], other[name], atol=1e-10) for name in one)
 
 
 def test_a_step_may_be_one_packed_sequence(tiny_runs: TinyRuns) -> None:
@@ -254,3 +258,16 @@ def test_weights_and_biases_offline_gets_the_configuration_and_the_resumed_run_k
     assert len(runs) >= 1
     # offline-run-TIME-ID, and a number after that where both began within a second
     assert {name.split("-")[3] for name in runs} == {first.strip()}
+
+
+@pytest.mark.parametrize("fails", ["flashtrain.run.continue_text", "flashtrain.data.tokenizers.ByteTokenizer.decode"])
+def test_a_sample_that_fails_is_said_and_the_training_stays_finished(tiny_runs, monkeypatch, caplog, fails) -> None:
+    def failing(*_: object, **__: object) -> str:
+        raise RuntimeError("probability tensor contains\n inf or nan")
+
+    monkeypatch.setattr(fails, failing)
+    with caplog.at_level("INFO"):
+        status, folder = tiny_runs.run(f"no_sample_{fails}", "trainer.steps=1")
+    assert status == 0
+    assert "no sample of what it writes: probability tensor contains inf or nan" in caplog.text
+    assert json.loads((folder / "summary.json").read_text())["status"] == "finished"

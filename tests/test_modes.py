@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
+
 import pytest
 import torch
 from tiny_runs import TinyRuns
@@ -11,6 +14,7 @@ from flashtrain.compose import compose_settings
 from flashtrain.errors import UserError
 from flashtrain.machine import settle
 from flashtrain.plan import plan
+from flashtrain.training.checkpoints import read_checkpoint
 
 
 def run_mode(*words: str) -> int:
@@ -42,6 +46,63 @@ def test_export_writes_what_transformers_reads(trained, capsys) -> None:
     assert run_mode("mode=export", f"checkpoint={trained}") == 0
     model = transformers.GPT2LMHeadModel.from_pretrained(trained / "export")
     assert model(torch.zeros(1, 4, dtype=torch.long)).logits.shape == (1, 4, 257)
+
+
+def test_an_export_has_the_tokenizer_that_the_model_was_trained_with(trained) -> None:
+    transformers = pytest.importorskip("transformers")
+    assert run_mode("mode=export", f"checkpoint={trained}") == 0
+    newest = max(trained.glob("export*"), key=lambda path: path.stat().st_mtime)
+    model, tokenizer = (
+        kind.from_pretrained(newest) for kind in (transformers.GPT2LMHeadModel, transformers.AutoTokenizer)
+    )
+    assert len(tokenizer) == model.config.vocab_size == 257
+    assert tokenizer("thé").input_ids == list("thé".encode())
+    assert (tokenizer.eos_token_id, tokenizer.model_max_length) == (256, 32)
+    assert not (newest / "tokenizer").exists()
+
+
+@pytest.mark.parametrize("part", ["model.safetensors", "tokenizer.json"])
+def test_an_export_to_a_full_disk_is_one_line_and_leaves_nothing(trained, monkeypatch, part) -> None:
+    before = set(trained.iterdir())
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if part == "model.safetensors":
+        monkeypatch.setattr("flashtrain.integrations.safetensors_files.save_file", full)
+    else:
+        monkeypatch.setattr("pathlib.Path.write_text", full)
+    with pytest.raises(UserError, match="No space left on device"):
+        run_mode("mode=export", f"checkpoint={trained}")
+    assert set(trained.iterdir()) == before
+
+
+def test_an_interrupted_export_leaves_nothing(trained, monkeypatch) -> None:
+    before = set(trained.iterdir())
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("flashtrain.modes.save_tokenizer", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_mode("mode=export", f"checkpoint={trained}")
+    assert set(trained.iterdir()) == before
+
+
+def test_generate_with_weights_that_are_no_numbers_is_one_line(trained, tmp_path) -> None:
+    shutil.copytree(trained, tmp_path / "run")
+    path = tmp_path / "run" / "checkpoints" / "best.ckpt"
+    saved = read_checkpoint(path)
+    saved["state_dict"]["model.final_norm.weight"].fill_(float("nan"))
+    torch.save(saved, path)
+    with pytest.raises(UserError, match="the model predicts no numbers"):
+        run_mode("mode=generate", f"checkpoint={path}")
+
+
+@pytest.mark.parametrize("value", ["inf", "nan", "-1", "1e30"])
+def test_a_temperature_that_is_no_finite_number_is_refused_as_a_setting(trained, value) -> None:
+    with pytest.raises(UserError, match=r"generate\.temperature=.* must be in \[0, 1000000"):
+        modes.settings_from_checkpoint(["mode=generate", f"checkpoint={trained}", f"generate.temperature={value}"])
 
 
 def test_a_mode_that_needs_a_checkpoint_says_so() -> None:

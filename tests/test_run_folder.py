@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
+import hypothesis
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from flashtrain.compose import compose_settings
+from flashtrain.compose import compose_settings, quote_prompt
 from flashtrain.errors import UserError
+from flashtrain.modes import settings_from_checkpoint
 from flashtrain.run_folder import (
     BEST,
     CHECKPOINTS,
     LAST,
     find_checkpoint,
+    find_same,
     find_unfinished,
     make_unique,
     new_run_folder,
@@ -22,6 +29,7 @@ from flashtrain.run_folder import (
     write_config,
     write_summary,
 )
+from flashtrain.settings import Settings
 
 
 def leave_run(parent: Path, name: str, words: list[str], *, status: str | None = None, checkpoint: bool = True) -> Path:
@@ -107,3 +115,154 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot make the folder"):
         new_run_folder(tmp_path / "file" / "runs")
+
+
+TEXTS = [
+    "${x}",
+    "${oc.env:HOME}",
+    "\\${x}",
+    "\\\\",
+    "a\\",
+    "${",
+    "1e-4",
+    "yes",
+    "null",
+    " #: &a *a",
+    "\x1b\0\x85\ufeff\n\t\ud800😀",
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_every_text_comes_back_from_config_yaml_as_it_was(tmp_path, text) -> None:
+    settings = with_text(text)
+    write_config(settings, tmp_path)
+    assert read_settings(tmp_path) == settings
+
+
+@given(st.text())
+@hypothesis.settings(max_examples=40, deadline=None)
+def test_any_text_comes_back_from_config_yaml_as_it_was(tmp_path_factory, text) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    write_config(with_text(text), folder)
+    assert read_settings(folder) == with_text(text)
+
+
+def with_text(text: str) -> Settings:
+    settings = Settings(prompt=text, output=text, demo={"prompt": text})
+    settings.data.path = text
+    settings.model.options = {"name": [text]}
+    return settings
+
+
+def test_a_prompt_on_the_command_line_is_the_text_that_was_typed() -> None:
+    for text in TEXTS[:6]:
+        assert compose_settings(["recipe=gpt2", quote_prompt(f"prompt={text}")]).prompt == text
+
+
+def test_nothing_is_looked_up_for_a_config_yaml_from_elsewhere(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("SECRET", "hunter2")
+    folder = leave_run(tmp_path, "a", [])
+    config = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(config.replace("prompt: ''", "prompt: ${oc.env:SECRET}"))
+    assert read_settings(folder).prompt == "${oc.env:SECRET}"
+    for mode in ("generate", "evaluate", "export"):  # the run's settings with the command line's on top
+        settings = settings_from_checkpoint([f"mode={mode}", f"checkpoint={folder}"])
+        assert settings is not None
+        assert settings.prompt == "${oc.env:SECRET}"
+
+
+def make_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+BAD_CONFIGS = {
+    "no YAML": lambda path: path.write_text("a: [1"),
+    "NUL": lambda path: path.write_bytes(b"recipe: gpt2\0"),
+    "no UTF-8": lambda path: path.write_bytes(b"\xff\xfe\xff"),
+    "nesting": lambda path: path.write_text("a: " + "[" * 5000),
+    "aliases": lambda path: path.write_text("a: &a [1]\nb: [*a, *a]"),
+    "size": lambda path: path.write_bytes(b"#" * 2**21),
+    "a list": lambda path: path.write_text("[1, 2]"),
+    "wrong types": lambda path: path.write_text("context: [1]\nmodel: 3"),
+    "other settings": lambda path: path.write_text("nonsense: 1"),
+    "interpolation": lambda path: path.write_text("context: ${seed}"),
+    "a folder": lambda path: path.mkdir(),
+    "a pipe": make_fifo,
+    "a dangling link": lambda path: path.symlink_to("nowhere"),
+    "a loop of links": lambda path: path.symlink_to(path.name),
+}
+
+
+@pytest.mark.parametrize("attack", BAD_CONFIGS)
+def test_a_bad_config_yaml_is_named_in_one_line_and_passed_over(tmp_path, caplog, attack) -> None:
+    wanted = leave_run(tmp_path, "2026-01-01_00-00-00", [])
+    bad = leave_run(tmp_path, "2026-01-02_00-00-00", [])
+    (bad / "config.yaml").unlink()
+    BAD_CONFIGS[attack](bad / "config.yaml")
+    with pytest.raises(UserError, match=r"config\.yaml") as refusal:
+        read_settings(bad)
+    assert "\n" not in str(refusal.value)
+    settings = compose_settings(["recipe=gpt2"])
+    with caplog.at_level("INFO"):
+        assert find_unfinished(tmp_path, settings) == wanted
+        assert find_same([bad, wanted], settings) == wanted
+    lines = [record.message for record in caplog.records]
+    assert [line.startswith(f"passing over {bad}: ") for line in lines] == [True, True]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[" * 100_000,
+        '{"status": ["finished"], "versions": {"a": 1}, "seconds": "long"}',
+        '{"status": 3, "seconds": true}',
+        "[1]",
+        '{"status": "finished", "x": "' + "x" * 2**21 + '"}',
+        '{"seconds": ' + "9" * 10_000 + "}",
+        "\0",
+    ],
+    ids=["nested", "wrong types", "numbers", "a list", "huge", "many digits", "NUL"],
+)
+def test_a_bad_summary_json_holds_nothing_up(tmp_path, content) -> None:
+    folder = leave_run(tmp_path, "a", [])
+    (folder / "summary.json").write_text(content)
+    assert read_summary(folder) == {}
+    assert find_unfinished(tmp_path, compose_settings(["recipe=gpt2"])) == folder
+    note_failure(folder, "killed")
+
+
+def test_a_summary_that_is_a_pipe_is_not_waited_for(tmp_path) -> None:
+    os.mkfifo(tmp_path / "summary.json")
+    assert read_summary(tmp_path) == {}
+
+
+def test_dangling_links_and_folders_that_cannot_be_entered_are_passed_over(tmp_path, monkeypatch) -> None:
+    (tmp_path / "2026-01-03").symlink_to("nowhere")
+    (tmp_path / "2026-01-04").symlink_to("2026-01-04")
+    wanted = leave_run(tmp_path, "2026-01-01", [])
+    closed = leave_run(tmp_path, "2026-01-02", [])
+    stat = os.stat
+
+    def refused(path, *args, **kwargs):
+        if str(path).startswith(f"{closed}{os.sep}"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "stat", refused)
+    assert find_unfinished(tmp_path, compose_settings(["recipe=gpt2"])) == wanted
+    with pytest.raises(UserError):
+        find_checkpoint(str(closed), prefer=LAST)
+
+
+def test_a_folder_that_could_not_be_made_leaves_none_of_its_parents(tmp_path, monkeypatch) -> None:
+    mkdir = Path.mkdir
+
+    def full(self, *args, **kwargs):
+        if self.name.startswith("20"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        mkdir(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(UserError, match=r"cannot make the folder .*: No space left on device"):
+        new_run_folder(tmp_path / "runs" / "gpt2")
+    assert not list(tmp_path.iterdir())

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
+import filelock
 import pytest
+import torch
+from tiny_runs import ROOT, TinyRuns
 
 from flashtrain import sweep
 from flashtrain.errors import UserError
 from flashtrain.run_folder import write_summary
+from flashtrain.run_lock import LOCK
+from flashtrain.training.checkpoints import read_checkpoint
 
 
 def test_it_is_the_product_of_all_values_listed() -> None:
@@ -46,3 +57,190 @@ def test_a_job_that_told_how_it_ended_is_left_as_it_is(tmp_path) -> None:
     write_summary(tmp_path, {"status": "out of memory", "error": "out of memory"})
     sweep.note_failure(tmp_path, ["context=512"], 3)
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "out of memory"
+
+
+class Jobs:
+    """Stands in for the jobs' processes: notes their words, and leaves the rows that `ends` names, a job each."""
+
+    def __init__(self, *ends: str, stop_after: int | None = None) -> None:
+        self.ends = list(ends)
+        self.stop_after = stop_after
+        self.words: list[list[str]] = []
+        self.stopped_by: signal.Signals | None = None
+
+    def __call__(self) -> Jobs:
+        return self
+
+    def __enter__(self) -> Jobs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def run(self, words: list[str]) -> int:
+        folder = Path(dict(word.split("=", 1) for word in words)["hydra.run.dir"].strip("'"))
+        end = self.ends[len(self.words)]
+        self.words.append(words)
+        if end == "stopped":
+            (folder / "checkpoints").mkdir(exist_ok=True)
+            (folder / "checkpoints" / "last.ckpt").write_bytes(b"x")
+        write_summary(folder, {"status": end, "context": 32, "overrides": " ".join(words)})
+        if self.stop_after == len(self.words):
+            self.stopped_by = signal.SIGTERM
+            return 143
+        return 0 if end == "finished" else 1
+
+    @property
+    def seeds(self) -> list[str]:
+        return [word for words in self.words for word in words if word.startswith("seed=")]
+
+
+@pytest.fixture
+def run_jobs(monkeypatch, tmp_path):
+    """Runs a sweep over seed=0,1,2 whose jobs end as told. Returns (exit status, the jobs)."""
+
+    def run(jobs: Jobs, *words: str, seeds: str = "seed=0,1,2") -> tuple[int, Jobs]:
+        monkeypatch.setattr(sweep, "JobProcesses", jobs)
+        return sweep.run_sweep(["recipe=gpt2", "hardware=cpu", "logger=csv", f"output={tmp_path}", seeds, *words]), jobs
+
+    return run
+
+
+def sweeps(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "gpt2-sweep").iterdir())
+
+
+def test_a_sweep_that_is_told_to_end_shows_the_jobs_so_far_and_says_how_to_go_on(run_jobs, tmp_path, capsys) -> None:
+    status, jobs = run_jobs(Jobs("finished", "stopped", stop_after=2))
+    assert (status, jobs.seeds) == (143, ["seed=0", "seed=1"])
+    (folder,) = sweeps(tmp_path)
+    assert "1" in (folder / "sweep.csv").read_text()
+    assert f"resume={folder}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("how", ["auto", "its folder"])
+def test_resuming_a_sweep_keeps_what_is_done_goes_on_with_what_was_stopped_and_runs_the_rest(
+    run_jobs, tmp_path, how
+) -> None:
+    run_jobs(Jobs("finished", "stopped", stop_after=2))
+    (folder,) = sweeps(tmp_path)
+    status, jobs = run_jobs(Jobs("finished", "finished"), f"resume={'auto' if how == 'auto' else folder}")
+    assert status == 0
+    assert jobs.seeds == ["seed=1", "seed=2"]
+    assert ["resume=auto" in words for words in jobs.words] == [True, False]
+    assert [words[-1].strip("'").rsplit("/", 1)[1] for words in jobs.words] == ["01", "02"]
+    assert sweeps(tmp_path) == [folder]
+
+
+def test_what_ran_out_of_memory_is_a_result_and_what_failed_is_tried_again(run_jobs, tmp_path) -> None:
+    assert run_jobs(Jobs("out of memory", "failed", "finished"))[0] == 1
+    status, jobs = run_jobs(Jobs("finished"), "resume=auto")
+    assert (status, jobs.seeds) == (0, ["seed=1"])
+
+
+def test_other_words_are_another_sweep(run_jobs, tmp_path) -> None:
+    run_jobs(Jobs("stopped", stop_after=1))
+    (first,) = sweeps(tmp_path)
+    run_jobs(Jobs("finished", "finished"), "resume=auto", seeds="seed=0,1")
+    assert len(sweeps(tmp_path)) == 2
+    with pytest.raises(UserError, match="is a sweep of other words"):
+        run_jobs(Jobs(), f"resume={first}", seeds="seed=0,1")
+
+
+def test_a_sweep_that_is_done_is_not_gone_on_with(run_jobs, tmp_path) -> None:
+    run_jobs(Jobs("finished"), seeds="seed=0")
+    _, jobs = run_jobs(Jobs("finished"), "resume=auto", seeds="seed=0")
+    assert jobs.seeds == ["seed=0"]
+    assert len(sweeps(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", "{}", '{"jobs": "seed=0"}', '{"jobs": [[1]]}', "[" * 100_000, "\0", '{"jobs": [{}]}']
+)
+def test_a_bad_sweep_json_is_named_and_passed_over_and_nothing_in_it_is_run(
+    run_jobs, tmp_path, caplog, content
+) -> None:
+    run_jobs(Jobs("stopped", stop_after=1), seeds="seed=0")
+    (folder,) = sweeps(tmp_path)
+    (folder / "sweep.json").write_text(content)
+    with caplog.at_level("INFO"):
+        _, jobs = run_jobs(Jobs("finished"), "resume=auto", seeds="seed=0")
+    assert f"passing over {folder}: " in caplog.text
+    assert jobs.words[0][:2] == ["recipe=gpt2", "hardware=cpu"]
+    with pytest.raises(UserError, match=r"sweep\.json"):
+        run_jobs(Jobs(), f"resume={folder}", seeds="seed=0")
+
+
+def test_a_checkpoint_to_start_every_job_from_is_no_sweep_to_go_on_with(run_jobs, tmp_path) -> None:
+    _, jobs = run_jobs(Jobs("finished", "finished"), "resume=some/last.ckpt", seeds="seed=0,1")
+    assert all("resume=some/last.ckpt" in words for words in jobs.words)
+
+
+def test_a_job_that_still_writes_its_checkpoint_is_waited_for(run_jobs, tmp_path, monkeypatch, caplog) -> None:
+    run_jobs(Jobs("stopped", stop_after=1), seeds="seed=0")
+    (folder,) = sweeps(tmp_path)
+    monkeypatch.setattr(sweep, "_STOPPING_SECONDS", 1)
+    jobs = Jobs()
+    with filelock.FileLock(str(folder / "00" / LOCK)), pytest.raises(UserError, match="another process runs in"):
+        run_jobs(jobs, "resume=auto", seeds="seed=0")
+    assert not jobs.words
+    assert run_jobs(Jobs("finished"), "resume=auto", seeds="seed=0")[0] == 0
+
+
+def test_a_row_of_a_job_that_still_runs_is_its_own(tmp_path) -> None:
+    write_summary(tmp_path, {"status": "running"})
+    with filelock.FileLock(str(tmp_path / LOCK)):
+        sweep.note_failure(tmp_path, ["context=512"], 2)
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"status": "running"}
+
+
+def test_a_sweep_that_cannot_say_what_it_is_of_leaves_no_folder(run_jobs, tmp_path, monkeypatch) -> None:
+    def full(*_):
+        raise UserError("cannot write sweep.json: No space left on device.")
+
+    monkeypatch.setattr(sweep, "write_atomically", full)
+    with pytest.raises(UserError, match="No space left"):
+        run_jobs(Jobs())
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.timeout(400)
+def test_a_killed_sweep_takes_its_job_along_and_goes_on_to_the_same_weights(
+    tiny_runs: TinyRuns, trained: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "kill_the_sweep.py"
+    script.write_text(
+        "import os, signal, sys, time, pytorch_lightning as pl, flashtrain\n"
+        "class Kill(pl.Callback):\n"
+        "    def on_train_batch_end(self, trainer, *_):\n"
+        "        if 'KILL' in os.environ and trainer.global_step == 2:\n"
+        "            os.kill(int(os.environ.pop('KILL')), signal.SIGKILL)\n"
+        "            time.sleep(1.5)\n"
+        "flashtrain.register('callback', 'kill')(lambda settings: Kill())\n"
+        "if '-m' in sys.argv and 'resume=auto' not in sys.argv: os.environ['KILL'] = str(os.getpid())\n"
+        "flashtrain.main()\n"
+    )
+    words = tiny_runs.settings_words(f"output={tmp_path / 'runs'}", "trainer.callbacks=[kill]", "trainer.steps=6,4")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])}
+
+    def run(*extra: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(script), "-m", *extra, *words]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)  # until all end
+
+    killed = run()
+    assert killed.returncode == -signal.SIGKILL
+    (folder,) = (tmp_path / "runs" / "gpt2-sweep").iterdir()
+    row = json.loads((folder / "00" / "summary.json").read_text())
+    assert row["status"] == "stopped"
+    assert re.search(r"SIGTERM at step [23];", row["error"])
+    assert not (folder / "01").exists()
+
+    done = run("resume=auto")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+    rows = [json.loads((folder / job / "summary.json").read_text()) for job in ("00", "01")]
+    assert [(row["status"], row["steps"]) for row in rows] == [("finished", 6), ("finished", 4)]
+    weights, expected = (
+        read_checkpoint(run / "checkpoints" / "last.ckpt")["state_dict"] for run in (folder / "00", trained)
+    )
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)

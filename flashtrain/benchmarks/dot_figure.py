@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 
 from flashtrain.errors import UserError
 from flashtrain.report.figures import DPI, GRID, INK, WIDTH_INCHES, colour, marker, save
+from flashtrain.report.formats import figure_text
 from flashtrain.report.rows import values_of
 
 Rows = Sequence[Mapping[str, Any]]
@@ -47,13 +48,13 @@ def dot_figure(rows: Rows, path: str | Path) -> Path:
             )
         panel.set_ylim(len(shapes) - 0.4, -0.6)
         panel.set_xlim(left=0)
-        panel.set_yticks(range(len(shapes)), [_label(shape) for shape in shapes] if place == 0 else [])
+        panel.set_yticks(range(len(shapes)), [figure_text(_label(shape)) for shape in shapes] if place == 0 else [])
         panel.tick_params(labelsize=7.5, colors=INK, length=0)
         for side in panel.spines.values():
             side.set_visible(False)
     handles = [
-        Line2D([], [], color=colour(i), marker=marker(i), markersize=7 if i == 0 else 5, linestyle="", label=name)
-        for i, name in enumerate(names)
+        Line2D([], [], color=colour(i), marker=marker(i), markersize=7 if i == 0 else 5, linestyle="", label=label)
+        for i, label in enumerate(map(figure_text, names))
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8, labelcolor=INK)
     return save(figure, Path(path))

@@ -23,6 +23,7 @@ from flashtrain.models.classifier_config import ClassifierConfig
 from flashtrain.settings import Settings
 from flashtrain.tasks import MaskedPixels, SequenceClassification
 from flashtrain.training.hardware import Hardware
+from flashtrain.training.validation_share import held_out_samples
 
 # What each task's images may be turned into without changing their labels.
 _OWN_AUGMENTATION = {"pathfinder": "turn", "image": "mirror"}
@@ -56,7 +57,9 @@ def make_data(
         total_steps=settings.trainer.steps,
         accumulate=accumulate,
         seed=settings.seed,
-        validation_samples=sequence.validation_samples,
+        validation_samples=held_out_samples(
+            sequence.validation_samples, settings.trainer.validate_every, sequence.batch
+        ),
         evaluation_batch=sequence.evaluation_batch,
         num_workers=(2 if hardware.kind == "cuda" else 0) if sequence.workers is None else sequence.workers,
     )

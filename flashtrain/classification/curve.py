@@ -6,13 +6,16 @@ import csv
 import io
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import pytorch_lightning as pl
 
 from flashtrain.announce import say
 from flashtrain.classification.stages import Stage
+from flashtrain.errors import UserError
+from flashtrain.report.formats import is_finite
 from flashtrain.report.rows import write_atomically
+from flashtrain.spreadsheet import csv_value
 from flashtrain.tasks import SequenceClassification
 
 COLUMNS = (
@@ -64,12 +67,7 @@ class LearningCurve(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._began = time.monotonic()
-        stage, step = self._begun_stage(), trainer.global_step
-        # Stopped by a signal at this step, or killed, before the validation that was due: an uninterrupted run made it.
-        due = step > 0 and step % stage.settings.trainer.validate_every == 0
-        if due and not self.has_row(stage, step):
-            _validate(trainer)
-        if self._reached(stage, step):
+        if self._reached(self._begun_stage(), trainer.global_step):
             trainer.should_stop = True
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -131,21 +129,39 @@ class LearningCurve(pl.Callback):
         text = io.StringIO()
         writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(self.rows)
+        writer.writerows({key: csv_value(value) for key, value in row.items()} for row in self.rows)
         write_atomically(self.path, text.getvalue())
 
     def state_dict(self) -> dict[str, Any]:
         return {"rows": [dict(row) for row in self.rows], "seconds": 60 * self.minutes}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.rows = [dict(row) for row in state_dict["rows"]]
-        self._seconds_before = float(state_dict["seconds"])
+        rows, seconds = state_dict.get("rows"), state_dict.get("seconds")
+        if not isinstance(rows, list) or not all(map(_is_row, rows)) or not _is_number(seconds):
+            raise UserError(
+                "the checkpoint's learning curve is damaged: its rows must have numbers or short words under "
+                f"{', '.join(COLUMNS)}."
+            )
+        self.rows = [dict(row) for row in rows]
+        self._seconds_before = float(seconds)
 
 
-def _validate(trainer: pl.Trainer) -> None:
-    """A validation inside a fit, as between two of its steps."""
-    loop = trainer.fit_loop.epoch_loop.val_loop
-    loop.restarting = False
-    trainer.validating = True
-    loop.run()
-    trainer.training = True
+_WORDS = ("contour", "drawn_as")
+_LONGEST_WORD = 100
+
+
+def _is_row(row: Any) -> bool:
+    """Whether this is a row of a curve: a checkpoint may come from anywhere."""
+    if not isinstance(row, dict) or not set(COLUMNS) - {"drawn_as"} <= set(row) <= set(COLUMNS):
+        return False
+    return all(_is_number(value) or (key in _WORDS and _is_word(value)) for key, value in row.items())
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= _LONGEST_WORD
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    if isinstance(value, int):
+        return not isinstance(value, bool) and is_finite(value)
+    return isinstance(value, float)  # NaN too: a loss may have been

@@ -30,6 +30,7 @@ from flashtrain.data.loader import packed_loader
 from flashtrain.data.sampler import FixedSampler
 from flashtrain.data.sequences.source import SequenceSource
 from flashtrain.errors import UserError
+from flashtrain.export_folder import new_folder
 from flashtrain.long_context.evaluate import autocast_dtype
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_growth import carry_weights
@@ -67,9 +68,9 @@ def settings_for_weights(words: Sequence[str], given: dict[str, Override]) -> Se
     data = notes.get("data", "pathfinder")
     own = [f"sequence.data={data}", f"pathfinder.contour={notes.get('contour', 'hard')}"]
     name, key = ("pathfinder.side", "side") if data in IMAGES else ("sequence.length", "length")
-    size = (notes.get("shape") or {}).get(key)
-    own += [f"{name}={size}"] if size else []
-    own += [f"sequence.{name}={value}" for name, value in (notes.get("sequence") or {}).items()]
+    size = notes["shape"].get(key)
+    own += [f"{name}={size}"] if type(size) is int else []
+    own += [f"sequence.{name}={value}" for name, value in notes.get("sequence", {}).items()]
     own += [] if "recipe" in given else [f"recipe={notes.get('recipe', 'pathx')}"]
     settings = compose_settings([*own, *words])
     settings.task = "classification"
@@ -211,9 +212,9 @@ def _export(settings: Settings) -> int:
     """Write the run's best weights as one safetensors file."""
     folder, path = find_checkpoint(str(settings.checkpoint), prefer=BEST)
     saved = read_classifier(path)
-    target = make_unique(folder, "export") / f"classifier{SUFFIX}"
-    write_classifier(saved, target, precision=settings.export_precision)
-    size = target.stat().st_size / 1e6
+    with new_folder(folder, "export") as made:
+        target = write_classifier(saved, made / f"classifier{SUFFIX}", precision=settings.export_precision)
+        size = target.stat().st_size / 1e6
     say(f"exported step {saved.notes['step']} to {target} ({size:.1f} MB, {settings.export_precision})")
     say(f"  test it: python -m flashtrain mode=evaluate weights={target}")
     return 0

@@ -10,6 +10,7 @@ from flashtrain.classification.intervals import wilson
 from flashtrain.classification.stages import Stage
 from flashtrain.classification.weights import SavedClassifier, write_classifier
 from flashtrain.errors import UserError
+from flashtrain.training.validation_share import held_out_samples
 
 CHANCE = 0.5  # of images whose answer is yes or no, which alone have stages
 LEARNED = 0.6  # what the stage before must have been above, for the fall to be one
@@ -24,7 +25,9 @@ def fell(rows: Sequence[Mapping[str, Any]], stage: Stage) -> bool:
     if settings.sequence.classification_weight == 0 or stage.number + 1 == stage.count:
         return False
     images = settings.pathfinder.validation_images
-    count = min(images, settings.sequence.validation_samples or images)
+    sequence = settings.sequence
+    looked_at = held_out_samples(sequence.validation_samples, settings.trainer.validate_every, sequence.batch)
+    count = min(images, looked_at)
     best: dict[int, float] = {}
     for row in rows:
         best[row["stage"]] = max(best.get(row["stage"], 0.0), float(row["validation_accuracy"]))

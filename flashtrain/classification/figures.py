@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from flashtrain.classification.published import chance_of, papers_task
 from flashtrain.classification.tables import accuracy_rows
 from flashtrain.errors import UserError
+from flashtrain.report.formats import figure_text
 from flashtrain.report.rows import values_of
 
 Rows = Sequence[Mapping[str, Any]]
@@ -40,10 +41,13 @@ def accuracy_figure(rows: Rows, path: str | Path) -> Path:
             axis.annotate(f"{share:.1f}", (share, place), (8, 0), textcoords="offset points", va="center", fontsize=8)
         if (chance := chance_of(task)) is not None:
             axis.axvline(chance, color="black", linestyle=":", linewidth=1)
-        axis.set_yticks(range(len(bars[task])), [str(row["implementation"]) for row in bars[task]], fontsize=8)
+        axis.set_yticks(
+            range(len(bars[task])), [figure_text(str(row["implementation"])) for row in bars[task]], fontsize=8
+        )
         axis.invert_yaxis()
         theirs = papers_task(task)
-        axis.set_title(f"{task}\n({theirs})" if theirs else task, loc="left", fontsize=9)
+        named = figure_text(task)
+        axis.set_title(f"{named}\n({theirs})" if theirs else named, loc="left", fontsize=9)
         axis.spines[["top", "right"]].set_visible(False)
     panels[-1].set_xlim(0, 104)
     panels[-1].set_xlabel("test accuracy, % (dotted: chance)")
@@ -73,18 +77,23 @@ def curriculum_figure(rows: Rows, path: str | Path) -> Path:
         axis.axvspan(began, ended, color=_BANDS[number % 2], zorder=0)
         upright = 90 if ended - began < 0.1 * whole else 0  # a narrow band has no room for its name
         axis.annotate(
-            f"side {side}", ((began + ended) / 2, bottom + 1), ha="center", va="bottom", rotation=upright, fontsize=8
+            figure_text(f"side {side}"),
+            ((began + ended) / 2, bottom + 1),
+            ha="center",
+            va="bottom",
+            rotation=upright,
+            fontsize=8,
         )
         for (contour, drawn), together in groupby(of_side, lambda row: (row["contour"], row.get("drawn_as"))):
             stage = list(together)
             minutes = [float(row[time]) for row in stage]
             shares = [100 * float(row["validation_accuracy"]) for row in stage]
-            named = "14" if contour == "hard" else str(contour)
+            named = "14" if contour == "hard" else figure_text(str(contour))
             color = "#cf222e" if contour == "hard" and not drawn else _OURS
             axis.plot(minutes, shares, marker="o", markersize=3, color=color, zorder=3)
             place = (minutes[0] + minutes[-1]) / 2 if drawn else minutes[-1]
             axis.annotate(
-                f"{named} as {drawn}" if drawn else named, (place, max(shares)), (0, 5),
+                f"{named} as {figure_text(str(drawn))}" if drawn else named, (place, max(shares)), (0, 5),
                 textcoords="offset points", ha="center", va="bottom", rotation=90 if drawn else 0, fontsize=6,
             )  # fmt: skip
         began = ended

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from flashtrain.errors import UserError
+from flashtrain.report.formats import figure_text
 
 COLUMNS = 6
 RIGHT, WRONG = "#1a7f37", "#cf222e"
@@ -37,7 +38,7 @@ def answers_picture(
         words = f"{names[answer]} ({float(sure[place]):.0%})"
         right = answer == label
         axis.set_title(words if right else f"{words}, is {names[label]}", fontsize=8, color=RIGHT if right else WRONG)
-    figure.suptitle(title, fontsize=10)
+    figure.suptitle(figure_text(title), fontsize=10)
     path = Path(path)
     try:
         figure.savefig(path, dpi=110)

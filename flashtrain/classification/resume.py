@@ -16,6 +16,7 @@ from flashtrain.models.classifier_config import ClassifierConfig
 from flashtrain.run_folder import CHECKPOINTS, CONFIG_FILE, LAST, find_checkpoint
 from flashtrain.settings import Settings
 from flashtrain.training.checkpoints import read_checkpoint
+from flashtrain.training.resuming import check_resumable
 
 # What a training may be continued with changed: nothing of it has weights.
 _FREE = ("dropout", "pattern", "pattern_block", "pattern_local", "pattern_globals")
@@ -61,7 +62,9 @@ def find_resumed(settings: Settings, folder: Path, stages: Sequence[Stage]) -> R
     stage = int(saved.notes.get("stage", 0))
     if saved.notes.get("task") != TASK or stage >= len(stages):
         raise UserError(f"{checkpoint} is of stage {stage + 1}, and this training has {len(stages)}.")
-    curve = read_checkpoint(checkpoint).get("callbacks", {}).get(LearningCurve.__qualname__)
+    whole = read_checkpoint(checkpoint, mmap=True)
+    check_resumable(whole, checkpoint)
+    curve = whole.get("callbacks", {}).get(LearningCurve.__qualname__)
     return Resumed(checkpoint, stage, int(saved.notes["step"]), curve, saved)
 
 

@@ -57,6 +57,7 @@ from flashtrain.settings import Settings
 from flashtrain.summary import planned_row
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.throughput import Throughput
+from flashtrain.training.validation_share import describe_validation
 
 CURVE = "learning_curve.csv"
 _ADVICE = "a smaller trainer.micro_batch=, memory=full, or trainer.devices on more GPUs"
@@ -154,6 +155,8 @@ def _fit(
     model.save_memory(batching.savings)
     say(describe_stage_line(stage, hardware, model, batching))
     data = make_data(settings, hardware, source, micro_batch=batching.micro_batch, accumulate=batching.accumulate)
+    asked, every = settings.sequence.validation_samples, settings.trainer.validate_every
+    say(describe_validation(data.held_out_samples, asked, every, "sequence.validation_samples"))
     task = make_task(settings, hardware, model, describe_stage(stage, model))
     length = source.shape.length * source.shape.towers
     throughput = Throughput(
@@ -192,7 +195,6 @@ def _fit(
         monitor=monitor,
         mode=mode,
         callbacks=[curve, best] if goes_on else [curve],
-        validated=lambda step: curve.has_row(stage, step),
     )
     state = {name: value.detach().cpu() for name, value in model.state_dict().items()}
     saved = SavedClassifier(model.config, state, describe_stage(stage, model), folder / CHECKPOINTS / LAST)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+import re
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,17 @@ from torch import Tensor
 
 from flashtrain.classification.build import TASK
 from flashtrain.errors import UserError, unknown
+from flashtrain.foreign_files import parse_json
+from flashtrain.integrations.described_models import check_weights, described_config, trained_steps
+from flashtrain.integrations.safetensors_files import read_tensors, shown
+from flashtrain.models.block_patterns import DENSE
+from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
 from flashtrain.training.checkpoints import read_checkpoint, weights_in
 
 KEY = "flashtrain"  # of the metadata: a JSON object
 SUFFIX = ".safetensors"
+MOST_BLOCKS = 8192  # of a pattern, which lists pairs of them
 PRECISIONS = {"float32": torch.float32, "float16": torch.float16}
 
 
@@ -39,28 +46,26 @@ def read_classifier(path: str | Path) -> SavedClassifier:
         notes, state = _read_safetensors(path)
     else:
         saved = read_checkpoint(path)
-        notes = dict(saved.get(KEY) or {})
-        if notes.get("task") != TASK:
-            raise UserError(f"{path} holds no classifier: it was not written by a run with task=classification.")
+        notes = _checked(saved.get(KEY), f"{path} holds no classifier: it was not written by a run with task={TASK}.")
         state = weights_in(saved, path, prefix="model.")
-        notes["step"] = int(saved.get("global_step", 0))
-    return SavedClassifier(_config(notes.pop("shape", None), path), state, notes, path)
+        notes["step"] = trained_steps(saved, path)
+    notes.setdefault("step", 0)
+    config = _config(notes.pop("shape", None), state, path)
+    return SavedClassifier(config, state, notes, path)
 
 
 def read_notes(path: str | Path) -> dict[str, Any]:
-    """What a .safetensors file of ours says of its classifier. UserError: it is none."""
+    """What a .safetensors file of ours says of its classifier, in plain values. UserError: it is none."""
     path = Path(path).expanduser()
     if not path.is_file():
         raise UserError(f"there is no weights file {path}.")
     try:
         with safe_open(path, framework="pt") as file:
             found = (file.metadata() or {}).get(KEY)
-        notes = json.loads(found) if found else None
-    except (OSError, SafetensorError, ValueError) as error:
+    except (OSError, SafetensorError) as error:
         raise UserError(f"{path} cannot be read as safetensors: {' '.join(str(error).split())}.") from error
-    if not isinstance(notes, dict) or notes.get("task") != TASK:
-        raise UserError(f"{path} does not say which classifier it holds: mode=export writes files that do.")
-    return notes
+    notes = parse_json(found, f"what {path} says of its classifier") if found else None
+    return _checked(notes, f"{path} does not say which classifier it holds: mode=export writes files that do.")
 
 
 def write_classifier(saved: SavedClassifier, path: str | Path, *, precision: str = "float32") -> Path:
@@ -86,12 +91,44 @@ def write_classifier(saved: SavedClassifier, path: str | Path, *, precision: str
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     notes = read_notes(path)
-    with safe_open(path, framework="pt") as file:
-        return notes, {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118 - no mapping
+    return notes, {name: tensor.float() for name, tensor in read_tensors(path).items()}
 
 
-def _config(shape: Any, path: Path) -> ClassifierConfig:
+def _checked(notes: Any, otherwise: str) -> dict[str, Any]:
+    """The notes, where they are those of a classifier: names for settings, and counts. UserError for anything else.
+
+    Some become words of a command (see settings_for_weights): a value must be a mere name or number.
+    """
+    if not isinstance(notes, dict) or notes.get("task") != TASK:
+        raise UserError(otherwise)
+    shape, sequence = notes.get("shape"), notes.get("sequence", {})
+    if not isinstance(shape, dict) or not isinstance(sequence, dict):
+        raise UserError(otherwise)
+    kept = {name: value for name, value in notes.items() if name not in ("shape", "sequence")}
+    for name, value in (*kept.items(), *sequence.items()):
+        counts = name in ("stage", "step") or name in sequence
+        if not re.fullmatch(r"\w{1,40}", str(name)) or not (_is_count(value) if counts else _is_plain(value)):
+            raise UserError(f"{otherwise.split(' ')[0]} is damaged: its {str(name)[:40]} is {shown(value)}.")
+    return dict(notes)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_plain(value: Any) -> bool:
+    """Nothing, a count, or a name that no setting takes for more than itself."""
+    return value is None or _is_count(value) or (type(value) is str and bool(re.fullmatch(r"[\w.-]{1,200}", value)))
+
+
+def _config(shape: Any, state: dict[str, Tensor], path: Path) -> ClassifierConfig:
     known = {field.name for field in fields(ClassifierConfig)}
     if not isinstance(shape, dict) or not {"classes", "length"} <= shape.keys() <= known:
         raise UserError(f"{path} does not say the shape of its classifier, or one that this version does not know.")
-    return ClassifierConfig(**shape)
+    config = described_config(ClassifierConfig, shape, state, str(path))
+    blocks = -(-config.length // max(config.pattern_block, 1))
+    if config.pattern != DENSE and blocks > MOST_BLOCKS:
+        raise UserError(f"{path}: {blocks:,} blocks of attention. Possible: up to {MOST_BLOCKS:,}.")
+    # A pattern has no weights, and its lists would be made.
+    check_weights(lambda: Classifier(replace(config, pattern=DENSE), attention="sdpa"), state, str(path))
+    return config

@@ -18,6 +18,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as RustTokenizer
 
 from flashtrain.errors import UserError
+from flashtrain.foreign_files import parse_json, read_json_object, read_text
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,8 @@ _threads_ran_in: int | None = None
 
 class BPETokenizer:
     """A byte-level BPE with the end of text as its one special token. Made by train, load or gpt2_tokenizer."""
+
+    kind = "bpe"
 
     def __init__(self, tokenizer: RustTokenizer) -> None:
         end = tokenizer.token_to_id(END_OF_TEXT)
@@ -86,12 +89,12 @@ class BPETokenizer:
         """Read tokenizer.json from the folder. Raises UserError when it is missing or damaged."""
         path = Path(folder) / "tokenizer.json"
         try:
-            model = json.loads(path.read_text(encoding="utf-8"))["model"]
+            model = read_json_object(path)["model"]
             merges = [tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in model["merges"]]
             return cls(_from_vocabulary(model["vocab"], merges, str(path)))
         except UserError:
             raise
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path} is no tokenizer of flashtrain's, or is damaged.") from error
 
     def encode(self, text: str) -> list[int]:
@@ -109,6 +112,10 @@ class BPETokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._tokenizer.decode([int(token) for token in ids], skip_special_tokens=False)
+
+    def library_form(self) -> RustTokenizer:
+        """A copy of the Hugging Face library's tokenizer, in which "<|endoftext|>" in a text is the special token."""
+        return RustTokenizer.from_str(self._tokenizer.to_str())
 
     def describe(self) -> str:
         return f"byte-level BPE ({self.vocab_size:,} tokens)"
@@ -130,7 +137,7 @@ class BPETokenizer:
             "eos_token": END_OF_TEXT,
             "unk_token": END_OF_TEXT,
             "clean_up_tokenization_spaces": False,
-            "flashtrain": {"kind": "bpe"},
+            "flashtrain": {"kind": self.kind},
         }
         (folder / "tokenizer.json").write_text(self._tokenizer.to_str(), encoding="utf-8")
         (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
@@ -147,10 +154,7 @@ def gpt2_tokenizer(
     if vocab is None and merges is None:
         vocab, merges = _download("vocab.json"), _download("merges.txt")
     vocabulary_text, merges_text = _gpt2_files(vocab, merges)
-    try:
-        vocabulary = json.loads(vocabulary_text)
-    except ValueError as error:
-        raise UserError(f"{vocab} is no vocabulary: it must be one JSON object of token to id.") from error
+    vocabulary = parse_json(vocabulary_text, f"{vocab} is no vocabulary, a JSON object of token to id: it")
     pairs = [tuple(line.split(" ")) for line in merges_text.splitlines() if line and not line.startswith("#version")]
     return BPETokenizer(_from_vocabulary(vocabulary, pairs, f"{vocab} with {merges}"))
 
@@ -200,6 +204,15 @@ def rust_threads() -> Iterator[None]:
         os.environ[PARALLELISM] = OFF
 
 
+def byte_level_without_merges() -> RustTokenizer:
+    """The bytes of UTF-8 as ids 0 to 255, and 256 for the end of text."""
+    # GPT-2's alphabet, in which a printable byte is its own character and the others follow from 256 on.
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(BYTES) if byte not in printable]
+    symbols = {byte: chr(byte) for byte in printable} | {byte: chr(BYTES + n) for n, byte in enumerate(others)}
+    return _from_vocabulary({symbols[byte]: byte for byte in range(BYTES)}, [], "the bytes")
+
+
 def _byte_level(model: models.BPE) -> RustTokenizer:
     tokenizer = RustTokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -211,13 +224,21 @@ def _from_vocabulary(vocabulary: object, merges: Sequence[tuple[str, ...]], wher
     """Checked here, since the library raises a bare Exception for what does not fit."""
     if not isinstance(vocabulary, dict) or not all(type(token) is int for token in vocabulary.values()):
         raise UserError(f"{where}: the vocabulary must be one JSON object of token to id.")
+    ids = vocabulary.values()
+    # A hole or two among the ids would do no harm; every id below the largest gets a row of the model's.
+    if len(set(ids)) < len(ids) or not 0 <= min(ids, default=-1) <= max(ids, default=-1) < 2 * len(ids):
+        raise UserError(f"{where}: the ids of the vocabulary's {len(ids):,} tokens must be 0 to {len(ids) - 1:,}.")
     missing = [symbol for symbol in pre_tokenizers.ByteLevel.alphabet() if symbol not in vocabulary]
     if missing:
         raise UserError(f"{where}: no byte-level vocabulary; {len(missing)} of its 256 byte symbols are missing.")
     for pair in merges:
         if len(pair) != 2 or any(part not in vocabulary for part in (*pair, "".join(pair))):
             raise UserError(f"{where}: the merge '{' '.join(pair)}' does not fit the vocabulary.")
-    tokenizer = _byte_level(models.BPE(vocab=vocabulary, merges=[(left, right) for left, right in merges]))
+    try:
+        model = models.BPE(vocab=vocabulary, merges=[(left, right) for left, right in merges])
+    except Exception as error:  # the library raises no other
+        raise UserError(f"{where}: {' '.join(str(error).split())}.") from error
+    tokenizer = _byte_level(model)
     tokenizer.add_special_tokens([AddedToken(END_OF_TEXT, normalized=False, special=True)])
     return tokenizer
 
@@ -229,10 +250,9 @@ def _gpt2_files(vocab: str | os.PathLike[str] | None, merges: str | os.PathLike[
     texts = []
     for name, path in (("vocab", vocab), ("merges", merges)):
         try:
-            texts.append(Path(path).expanduser().read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-            raise UserError(f"cannot read GPT-2's {name} file {path}: {reason}.") from error
+            texts.append(read_text(Path(path).expanduser()))
+        except UserError as error:
+            raise UserError(f"cannot read GPT-2's {name} file {path}: {error}") from error
     return texts[0], texts[1]
 
 

@@ -1,4 +1,8 @@
-"""Opening a file that may be compressed: the suffix says how (.gz, .xz, .zst)."""
+"""Opening a file that may be compressed: the suffix says how (.gz, .xz, .zst).
+
+Content is unpacked as it is read, some MiB at a time: a small file may hold gigabytes, and its reader says how many of
+them it wants. What a file may ask of the memory to be unpacked at all is bounded here.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,13 @@ import gzip
 import io
 import lzma
 import zlib
+from abc import abstractmethod
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import zstandard
+
+from flashtrain.errors import UserError
 
 COMPRESSIONS = (".gz", ".xz", ".zst")
 
@@ -17,6 +24,9 @@ BROKEN_FILE_ERRORS = (OSError, EOFError, lzma.LZMAError, zlib.error, zstandard.Z
 """What reading a damaged or truncated compressed file raises."""
 
 CHUNK = 1 << 20
+ZSTD_CHUNK = 512  # its decompressor gives all that its input holds at once, up to 32,768 times as much
+LARGEST_WINDOW = 128 << 20  # bytes that unpacking may keep: as `zstd` itself; twice what the strongest `xz -9` needs
+DEFAULT_LONGEST = 256 << 20  # bytes of one document, where no setting says otherwise
 
 
 def open_binary(path: Path) -> BinaryIO:
@@ -25,37 +35,78 @@ def open_binary(path: Path) -> BinaryIO:
     if suffix == ".gz":
         return cast(BinaryIO, gzip.open(path, "rb"))
     if suffix == ".xz":
-        return cast(BinaryIO, lzma.open(path, "rb"))
+        return cast(BinaryIO, io.BufferedReader(_XzFile(path), CHUNK))
     if suffix == ".zst":
         return cast(BinaryIO, io.BufferedReader(_ZstdFile(path), CHUNK))
     return path.open("rb")
 
 
-class _ZstdFile(io.RawIOBase):
-    """Reads .zst files of one or many frames, and notices one that ends midway; zstandard's own reader does not."""
+def read_whole(path: Path, longest: int, setting: str | None = "data.longest_document") -> bytearray:
+    """The file's content, of at most `longest` bytes uncompressed. Raises UserError above, else as open_binary.
+
+    setting: its name in the error; None where there is none.
+    """
+    content = bytearray()
+    with open_binary(path) as file:
+        while piece := file.read(min(CHUNK, longest + 1 - len(content))):
+            content += piece
+            if len(content) > longest:
+                raise too_long(str(path), longest, setting)
+    return content
+
+
+def too_long(where: str, longest: int, setting: str | None = "data.longest_document") -> UserError:
+    """The error of a document of more than `longest` bytes."""
+    more = f"; {setting}=... allows more" if setting else ""
+    return UserError(f"{where}: one document of more than {longest:,} bytes of text{more}.")
+
+
+class _UnpackedFile(io.RawIOBase):
+    """A file of one or many compressed frames, none of which may end midway."""
+
+    chunk = CHUNK
+    padding = b""  # bytes that may stand between two frames
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._file = path.open("rb")
-        self._frame = zstandard.ZstdDecompressor().decompressobj()
-        self._frame_begun = False
-        self._ready = b""
+        self._frame: Any = None  # the decompressor of the current frame
+        self._ready = memoryview(b"")
+
+    @abstractmethod
+    def _new_frame(self) -> Any: ...
+
+    @abstractmethod
+    def _unpacked(self, packed: bytes) -> bytes:
+        """What the frame gives for more input, or without any."""
+
+    def _begin_frame(self) -> bool:
+        """Begin the next frame with what the last one left over; False where the file ends."""
+        packed = b"" if self._frame is None else self._frame.unused_data.lstrip(self.padding)
+        while not packed:
+            read = self._file.read(self.chunk)
+            packed = read if self._frame is None else read.lstrip(self.padding)
+            if not read:
+                return False
+        self._frame = self._new_frame()
+        self._ready = memoryview(self._unpacked(packed))
+        return True
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
+        """As many bytes as there are, or as fit."""
         while not self._ready:
-            packed = self._frame.unused_data if self._frame.eof else b""
-            packed = packed or self._file.read(CHUNK)
-            if not packed:
-                if self._frame_begun and not self._frame.eof:
-                    raise EOFError("the file ends in the middle of a compressed frame")
-                return 0
-            if self._frame.eof:
-                self._frame = zstandard.ZstdDecompressor().decompressobj()
-            self._frame_begun = True
-            self._ready = self._frame.decompress(packed)
+            if self._frame is None or self._frame.eof:
+                if not self._begin_frame():
+                    return 0
+                continue
+            hungry = getattr(self._frame, "needs_input", True)  # lzma's may have more of what it got
+            packed = self._file.read(self.chunk) if hungry else b""
+            if hungry and not packed:
+                raise EOFError("the file ends in the middle of a compressed frame")
+            self._ready = memoryview(self._unpacked(packed))
         count = min(len(buffer), len(self._ready))
         buffer[:count] = self._ready[:count]
         self._ready = self._ready[count:]
@@ -64,3 +115,27 @@ class _ZstdFile(io.RawIOBase):
     def close(self) -> None:
         self._file.close()
         super().close()
+
+
+class _ZstdFile(_UnpackedFile):
+    """zstandard's own reader does not notice a frame that ends midway."""
+
+    chunk = ZSTD_CHUNK
+
+    def _new_frame(self) -> Any:
+        return zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW).decompressobj()
+
+    def _unpacked(self, packed: bytes) -> bytes:
+        return cast(bytes, self._frame.decompress(packed))
+
+
+class _XzFile(_UnpackedFile):
+    """lzma's own reader knows no limit of memory."""
+
+    padding = b"\0"
+
+    def _new_frame(self) -> Any:
+        return lzma.LZMADecompressor(memlimit=LARGEST_WINDOW)
+
+    def _unpacked(self, packed: bytes) -> bytes:
+        return cast(bytes, self._frame.decompress(packed, CHUNK))

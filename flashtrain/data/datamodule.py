@@ -34,6 +34,7 @@ class TextDataModule(ResumableDataModule):
     split_context: hold out as for samples of this length (None: `context`). What is held out depends a little on it, so
         runs of several contexts that are to be compared name the longest.
     validation_samples: rows read at each validation, over all devices; fewer when fewer are held out.
+    validation_batch: rows of a micro-batch there (None: batch_size).
     num_workers: processes that build batches, on each device; 0 builds them in the training process.
     cache_dir: where the token file lives (flashtrain.data.cache_folder says where otherwise).
 
@@ -59,6 +60,7 @@ class TextDataModule(ResumableDataModule):
         validation_fraction: float = 0.01,
         split_context: int | None = None,
         validation_samples: int = 256,
+        validation_batch: int | None = None,
         num_workers: int = 0,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -74,6 +76,7 @@ class TextDataModule(ResumableDataModule):
         self.validation_fraction = validation_fraction
         self.split_context = split_context
         self.validation_samples = validation_samples
+        self.validation_batch = validation_batch
         self.num_workers = num_workers
         self.cache_dir = Path(cache_dir) if cache_dir is not None else None
         self._cache: TokenCache | None = None
@@ -120,6 +123,12 @@ class TextDataModule(ResumableDataModule):
         """Tokens of the held-out documents."""
         return self.split.validation.tokens if self.split.validation is not None else 0
 
+    @property
+    def held_out_rows(self) -> int:
+        """Rows of each validation, over all devices."""
+        held_out = self.split.validation
+        return 0 if held_out is None else min(self.validation_samples, len(self._samples(held_out)))
+
     def describe(self) -> str:
         """The corpus in one line: source, tokenizer, counts, and where the tokens lie. Needs setup()."""
         return (
@@ -138,11 +147,18 @@ class TextDataModule(ResumableDataModule):
         held_out = self.split.validation
         if held_out is None:
             return []
-        return self._once(self._samples(held_out), self.validation_samples, self.batch_size)
+        return self._once(self._samples(held_out), self.validation_samples, self.validation_batch or self.batch_size)
 
     def _samples(self, spans: Spans) -> PackedSamples:
         cache = self.cache
-        return PackedSamples(cache.tokens_path, cache.meta.dtype, spans, self.context, self.document_mask)
+        return PackedSamples(
+            cache.tokens_path,
+            cache.meta.dtype,
+            spans,
+            self.context,
+            self.document_mask,
+            vocab_size=self.tokenizer.vocab_size,
+        )
 
     def _check(self) -> None:
         for name in ("context", "batch_size", "total_steps", "accumulate", "validation_samples"):

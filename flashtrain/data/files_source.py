@@ -7,10 +7,16 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from flashtrain.data.compressed import BROKEN_FILE_ERRORS, COMPRESSIONS, open_binary
-from flashtrain.data.json_lines import parsed_line
-from flashtrain.errors import UserError
+from flashtrain.data.compressed import BROKEN_FILE_ERRORS, COMPRESSIONS, DEFAULT_LONGEST, read_whole
+from flashtrain.data.json_lines import json_lines, one_line
+from flashtrain.data.parquet_rows import parquet_rows
+from flashtrain.data.text_encoding import UTF_8, check_encoding, decode_text
+from flashtrain.errors import UserError, printable
+
+if TYPE_CHECKING:
+    import pyarrow
 
 log = logging.getLogger(__name__)
 
@@ -21,26 +27,41 @@ READABLE = f"{', '.join(FORMATS)} (all but .parquet also with {', '.join(COMPRES
 TYPICAL_RATIO = {".gz": 3.0, ".xz": 3.5, ".zst": 3.0, ".parquet": 2.0}
 """Bytes of text in a byte of file, roughly, for English and code."""
 
-PARQUET_ROWS = 256
+LONGEST = "data.longest_document"
 
 
 class FilesSource:
     """A file, or every readable file below a folder in the order of their paths; hidden files are left out.
 
     path: file or folder. text_column: the field of .jsonl objects and .parquet rows that holds the text; rows where
-    it is null are left out. Bytes that are not UTF-8 become U+FFFD, with one logged line naming the file.
-    Raises UserError for a missing path, no readable file, a malformed file or line, and a missing column.
+    it is null are left out. encoding: of .txt, .md and .jsonl (text_encoding.check_encoding); in the first two, bytes
+    that are not of it become U+FFFD, with one logged line naming the file and their number. longest_document: bytes,
+    uncompressed, of a text file, a line of .jsonl or a text in .parquet: what is in memory at once.
+    Raises UserError for a missing path, no readable file, a malformed file or line, a missing column, too long a
+    document, an unknown encoding, and a file of which more than 1% is no text.
     """
 
-    def __init__(self, path: str | os.PathLike[str], text_column: str = "text") -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        text_column: str = "text",
+        *,
+        encoding: str = UTF_8,
+        longest_document: int = DEFAULT_LONGEST,
+    ) -> None:
         self.path = Path(path).expanduser()
         self.text_column = text_column
+        self.encoding = check_encoding(encoding)
+        self.longest_document = longest_document
+        self._told: set[Path] = set()  # files whose replaced bytes were told of: they are read more than once
 
     def describe(self) -> str:
         return f"files in {self.path}" if self.path.is_dir() else f"file {self.path}"
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(f"files {self.text_column}".encode())
+        # Without UTF-8's name: token caches of before there were others are found again.
+        encoding = "" if self.encoding == UTF_8 else f"\nencoding {self.encoding}"
+        digest = hashlib.sha256(f"files {self.text_column}{encoding}".encode())
         base = self.path if self.path.is_dir() else self.path.parent
         for path in self._files():
             status = path.stat()
@@ -53,7 +74,7 @@ class FilesSource:
             try:
                 yield from self._read(path)
             except BROKEN_FILE_ERRORS as error:
-                raise UserError(f"cannot read {path}: {_one_line(error)}.") from error
+                raise UserError(f"cannot read {path}: {one_line(error)}.") from error
 
     def approximate_bytes(self) -> int:
         ratio = (TYPICAL_RATIO.get(path.suffix.lower(), 1.0) * path.stat().st_size for path in self._files())
@@ -77,53 +98,41 @@ class FilesSource:
             return self._read_parquet(path)
         if kind == ".jsonl":
             return self._read_jsonl(path)
-        return _read_whole(path)
+        return self._read_whole(path)
+
+    def _read_whole(self, path: Path) -> Iterator[str]:
+        text, invalid = decode_text(read_whole(path, self.longest_document, LONGEST), path, self.encoding)
+        if invalid and path not in self._told:
+            self._told.add(path)
+            where = printable(str(path))
+            log.warning("%s: %s bytes are no %s and become U+FFFD", where, f"{invalid:,}", self.encoding.upper())
+        yield text
 
     def _read_jsonl(self, path: Path) -> Iterator[str]:
-        with open_binary(path) as lines:
-            for number, line in enumerate(lines, start=1):
-                line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-                if not line.strip():
-                    continue
-                row = parsed_line(line, f"{path}:{number}")
-                if not isinstance(row, dict):
-                    raise UserError(f"{path}:{number}: holds a JSON {_json_type(row)}, not an object with fields.")
-                if self.text_column not in row:
-                    raise _no_column(f"{path}:{number}", self.text_column, row)
-                text = row[self.text_column]
-                if isinstance(text, str):
-                    yield text
-                elif text is not None:
-                    raise UserError(f"{path}:{number}: '{self.text_column}' holds a JSON {_json_type(text)}, not text.")
+        lines = json_lines(path, encoding=self.encoding, longest=self.longest_document, setting=LONGEST)
+        for where, row, _ in lines:
+            if not isinstance(row, dict):
+                raise UserError(f"{where}: holds a JSON {_json_type(row)}, not an object with fields.")
+            if self.text_column not in row:
+                raise _no_column(where, self.text_column, row)
+            text = row[self.text_column]
+            if isinstance(text, str):
+                yield text
+            elif text is not None:
+                raise UserError(f"{where}: '{self.text_column}' holds a JSON {_json_type(text)}, not text.")
 
     def _read_parquet(self, path: Path) -> Iterator[str]:
-        import pyarrow  # here, since it is slow to import and most sources need none of it
-        import pyarrow.parquet
+        def columns(schema: pyarrow.Schema) -> list[str]:
+            if self.text_column not in schema.names:
+                raise _no_column(str(path), self.text_column, schema.names)
+            kind = schema.field(self.text_column).type
+            if str(kind) not in ("string", "large_string"):
+                raise UserError(f"{path}: column '{self.text_column}' holds {kind}, not text.")
+            return [self.text_column]
 
-        try:
-            with pyarrow.parquet.ParquetFile(path) as table:
-                names = table.schema_arrow.names
-                if self.text_column not in names:
-                    raise _no_column(str(path), self.text_column, names)
-                kind = table.schema_arrow.field(self.text_column).type
-                if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-                    raise UserError(f"{path}: column '{self.text_column}' holds {kind}, not text.")
-                for batch in table.iter_batches(batch_size=PARQUET_ROWS, columns=[self.text_column]):
-                    for text in batch.column(0).to_pylist():
-                        if text is not None:
-                            yield text
-        except pyarrow.ArrowException as error:
-            raise UserError(f"cannot read {path} as parquet: {_one_line(error)}.") from error
-
-
-def _read_whole(path: Path) -> Iterator[str]:
-    with open_binary(path) as file:
-        content = file.read()
-    try:
-        yield content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        log.warning("%s holds bytes that are not UTF-8; they become U+FFFD", path)
-        yield content.decode("utf-8-sig", errors="replace")
+        for row in parquet_rows(path, columns, longest=self.longest_document, setting=LONGEST):
+            if row[self.text_column] is not None:
+                yield row[self.text_column]
 
 
 def _format(path: Path) -> str | None:
@@ -155,14 +164,9 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 def _no_column(where: str, given: str, possible: Iterable[str]) -> UserError:
     columns = ", ".join(map(str, possible)) or "none"
-    return UserError(f"{where}: no column '{given}'. Possible: {columns} (set it with text_column).")
+    return UserError(f"{where}: no column '{given}'. Possible: {columns} (set it with data.text_column).")
 
 
 def _json_type(value: object) -> str:
     names = {bool: "true or false", int: "number", float: "number", str: "string", list: "list", dict: "object"}
     return names.get(type(value), "null")
-
-
-def _one_line(error: BaseException) -> str:
-    text = str(error) or type(error).__name__
-    return text.splitlines()[0].rstrip(".")

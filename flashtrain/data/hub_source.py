@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import logging
 import os
+import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -14,11 +15,15 @@ from types import ModuleType
 from typing import Any
 
 from flashtrain.data.cache_folder import default_cache_dir
+from flashtrain.data.compressed import BROKEN_FILE_ERRORS
+from flashtrain.data.json_lines import one_line
 from flashtrain.errors import UserError
+from flashtrain.foreign_files import read_text
 
 log = logging.getLogger(__name__)
 
 HUB_TIMEOUT_SECONDS = 10
+LONGEST_COMMIT = 100  # characters
 
 
 class HubSource:
@@ -71,7 +76,7 @@ class HubSource:
                 if self.text_column not in row:
                     raise UserError(
                         f"dataset {self.name}: no column '{self.text_column}'. Possible: {', '.join(row)} "
-                        "(set it with text_column)."
+                        "(set it with data.text_column)."
                     )
                 text = row[self.text_column]
                 if text is not None and not isinstance(text, str):
@@ -84,7 +89,7 @@ class HubSource:
             if isinstance(error, UserError):
                 raise
             raise UserError(
-                f"reading {self.describe()} failed after {count:,} documents: {_one_line(error)}."
+                f"reading {self.describe()} failed after {count:,} documents: {one_line(error)}."
             ) from error
 
     def approximate_bytes(self) -> int | None:
@@ -107,7 +112,7 @@ class HubSource:
                 )
             except reading_errors() as error:
                 raise UserError(
-                    f"cannot load {self.describe()}: {_one_line(error)}. Check its name, configuration and split, and "
+                    f"cannot load {self.describe()}: {one_line(error)}. Check its name, configuration and split, and "
                     "that this machine reaches the hub; text on disk is read with data=files."
                 ) from error
         return self._rows
@@ -119,9 +124,10 @@ class HubSource:
         try:
             commit = _ask_hub(self.name, self.revision)
         except reading_errors() as error:
-            if remembered.is_file():
+            last = _remembered_commit(remembered)
+            if last is not None:
                 log.info("the hub cannot be asked about %s; using the version seen last", self.name)
-                return remembered.read_text(encoding="utf-8")
+                return last
             log.debug("no commit known for %s: %s", self.name, error)
             return "unknown"
         try:
@@ -156,11 +162,12 @@ def reading_errors() -> tuple[type[Exception], ...]:
     """What datasets and huggingface_hub raise for names, versions, files and networks that fail them."""
     import huggingface_hub.errors
 
-    errors: list[type[Exception]] = [OSError, ValueError, huggingface_hub.errors.HfHubHTTPError]
+    errors: list[type[Exception]] = [*BROKEN_FILE_ERRORS, ValueError, huggingface_hub.errors.HfHubHTTPError]
     try:
         import datasets.exceptions
+        import pyarrow
 
-        errors.append(datasets.exceptions.DatasetsError)
+        errors += [datasets.exceptions.DatasetsError, pyarrow.ArrowException]
     except ImportError:  # the hub is asked for a commit without datasets
         pass
     for client in ("httpx", "httpx2"):  # what huggingface_hub speaks through; below 1.0 requests, with OSErrors
@@ -169,14 +176,18 @@ def reading_errors() -> tuple[type[Exception], ...]:
     return tuple(errors)
 
 
+def _remembered_commit(path: Path) -> str | None:
+    """What an earlier run noted; None where there is nothing, or something else than a commit."""
+    try:
+        commit = read_text(path, LONGEST_COMMIT)
+    except UserError:
+        return None
+    return commit if re.fullmatch(r"[0-9A-Za-z._-]+", commit) else None
+
+
 def _folder_version(folder: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         status = path.stat()
         digest.update(f"\n{path.relative_to(folder).as_posix()} {status.st_size} {status.st_mtime_ns}".encode())
     return digest.hexdigest()
-
-
-def _one_line(error: BaseException) -> str:
-    text = str(error) or type(error).__name__
-    return text.splitlines()[0].rstrip(".")

@@ -10,15 +10,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flashtrain.data.compressed import BROKEN_FILE_ERRORS, COMPRESSIONS, open_binary
+from flashtrain.data.compressed import COMPRESSIONS
 from flashtrain.data.hub_source import datasets_library, reading_errors
-from flashtrain.data.json_lines import parsed_line
+from flashtrain.data.json_lines import json_lines
 from flashtrain.data.labelled_documents import TokenDocuments
 from flashtrain.data.tokenizers import Tokenizer
 from flashtrain.errors import UserError
 
 SUFFIXES = (".jsonl", *(f".jsonl{compression}" for compression in COMPRESSIONS))
 ENCODED_AT_ONCE = 256
+MOST_BYTES = 2**30  # of lines, uncompressed, where all of them are kept in memory
 ECTHR = ("coastalcph/lex_glue", "ecthr_a")  # European Court of Human Rights: which articles were violated
 
 
@@ -42,24 +43,28 @@ def labelled_rows(
     A line is an object with a text (or a list of paragraphs, which are joined by line feeds) and a list of labels (or
     one alone): strings or whole numbers. UserError: nothing to read, and what is wrong in which line.
     """
-    return [_row(row, where, text_column, labels_column) for row, where in jsonl_objects(path)]
+    return [_row(row, where, text_column, labels_column) for row, where in jsonl_objects(path, most=MOST_BYTES)]
 
 
-def jsonl_objects(path: str | os.PathLike[str]) -> Iterator[tuple[dict[str, Any], str]]:
-    """Each line's object, and where it stands in words, of such a file or folder. UserError: as labelled_rows."""
+def jsonl_objects(path: str | os.PathLike[str], *, most: int | None = None) -> Iterator[tuple[dict[str, Any], str]]:
+    """Each line's object, and where it stands in words, of such a file or folder. most: bytes of all lines together.
+
+    UserError: as labelled_rows.
+    """
     path = Path(path).expanduser()
     files = sorted(p for p in path.iterdir() if p.name.endswith(SUFFIXES)) if path.is_dir() else [path]
     if not files or not files[0].is_file() or not files[0].name.endswith(SUFFIXES):
         raise UserError(f"no labelled documents at {path}. Possible: a {SUFFIXES[0]} file, or a folder with some.")
+    total = 0
     for file in files:
-        try:
-            with open_binary(file) as lines:
-                for number, line in enumerate(lines, start=1):
-                    where = f"{file}:{number}"
-                    if line.strip():
-                        yield _object(line, where), where
-        except BROKEN_FILE_ERRORS as error:
-            raise UserError(f"cannot read {file}: {' '.join(str(error).split())}.") from error
+        for where, found, size in json_lines(file):
+            total += size
+            if most is not None and total > most:
+                raise UserError(f"{where}: the labelled texts of {path} are longer than {most:,} bytes together.")
+            if not isinstance(found, dict):
+                kind = type(found).__name__
+                raise UserError(f"{where}: holds a JSON {kind}. Possible: an object with a text and labels.")
+            yield found, where
 
 
 def dataset_rows(
@@ -128,13 +133,6 @@ def _encoded(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[np.ndarray]
     iterator = iter(texts)
     while some := list(islice(iterator, ENCODED_AT_ONCE)):
         yield from tokenizer.encode_batch(some)
-
-
-def _object(line: bytes, where: str) -> dict[str, Any]:
-    found = parsed_line(line, where)
-    if not isinstance(found, dict):
-        raise UserError(f"{where}: holds a JSON {type(found).__name__}. Possible: an object with a text and labels.")
-    return found
 
 
 def _row(row: dict[str, Any], where: str, text_column: str, labels_column: str) -> Row:

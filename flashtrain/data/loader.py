@@ -12,6 +12,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from flashtrain.data.sampler import FixedSampler, StepSampler
+from flashtrain.errors import UserError
+from flashtrain.foreign_files import is_count
 
 log = logging.getLogger(__name__)
 
@@ -106,8 +108,12 @@ class ResumableLoader(DataLoader[Any]):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on after the steps that the state counts: with exactly the next sample, also at another batch size.
 
-        A stream made of other data, context or seed has no such sample: that is logged as a warning.
+        A stream made of other data, context or seed has no such sample: that is logged as a warning. Raises UserError
+        for a state that holds no counts.
         """
+        odd = [name for name in self.state_dict() if not is_count(state_dict.get(name))]
+        if odd or not state_dict["accumulate"]:
+            raise UserError(f"the checkpoint's place in the data is damaged: {', '.join(odd or ['accumulate'])}.")
         changed = [
             f"{name} {state_dict[name]} -> {now}"
             for name, now in self.state_dict().items()

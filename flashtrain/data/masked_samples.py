@@ -24,6 +24,7 @@ from flashtrain.data.masked_batch import MaskedBatch
 from flashtrain.data.masking import mask_tokens, masked_count
 from flashtrain.data.pieces import Pieces
 from flashtrain.data.special_tokens import SpecialTokens
+from flashtrain.data.token_cache import check_ids
 from flashtrain.errors import UserError, unknown
 
 LAYOUTS = ("packed", "padded")
@@ -232,7 +233,9 @@ class MaskedSamples(Dataset[MaskedBatch]):
         if self._tokens is None:
             # The plain array: slices of numpy's memmap class cost ten times as much to make.
             self._tokens = np.asarray(np.memmap(self.tokens_path, dtype=self.dtype, mode="r"))
-        return self._tokens[self.pieces.begins[piece] : self.pieces.ends[piece]].astype(np.int64)
+        found = self._tokens[self.pieces.begins[piece] : self.pieces.ends[piece]].astype(np.int64)
+        check_ids(found, self.special.vocab_size, self.tokens_path)
+        return found
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_tokens": None, "_epochs": {}}

@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 
 from flashtrain.data.batch import IGNORED_LABEL, Batch
 from flashtrain.data.split import Spans
+from flashtrain.data.token_cache import check_ids
 from flashtrain.errors import UserError
 
 
@@ -29,18 +30,27 @@ class PackedSamples(Dataset[Batch]):
     tokens_path, dtype: the token file. spans: the split's documents in it. context: S.
     document_mask: positions restart at each document, and the label that would be the next document's first token is
     -100; without it rows are plain text with end_of_text in between. `documents` are given either way.
-    Raises UserError when the spans hold fewer than S + 1 tokens.
+    vocab_size: ids are below it (None: not checked).
+    Raises UserError when the spans hold fewer than S + 1 tokens; when read, a token that is none of the vocabulary's.
 
     Cheap to send to worker processes: the file is memory-mapped where it is first read.
     """
 
     def __init__(
-        self, tokens_path: str | os.PathLike[str], dtype: str, spans: Spans, context: int, document_mask: bool = False
+        self,
+        tokens_path: str | os.PathLike[str],
+        dtype: str,
+        spans: Spans,
+        context: int,
+        document_mask: bool = False,
+        *,
+        vocab_size: int | None = None,
     ) -> None:
         self.tokens_path = Path(tokens_path)
         self.dtype = dtype
         self.context = context
         self.document_mask = document_mask
+        self.vocab_size = vocab_size
         # Where each document ends in the stream.
         self._ends = (spans.ends - spans.begins).cumsum()
         # Documents that are neighbours in the file are read at once: a run, of which there are few.
@@ -74,6 +84,7 @@ class PackedSamples(Dataset[Batch]):
                 raise IndexError(f"sample {sample} of {len(self)}")
             begin = sample * size
             self._read(begin, window[row])
+            check_ids(window[row], self.vocab_size, self.tokens_path)
             ends = self._document_ends(begin)
             begun[row, ends[ends < size]] = 1
             crossings.append(ends - 1)

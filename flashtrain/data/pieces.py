@@ -6,11 +6,13 @@ T tokens of a document, P pieces.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from flashtrain.data.split import Spans
+from flashtrain.data.token_cache import check_ids
 from flashtrain.data.tokenizers import Tokenizer
 from flashtrain.errors import UserError, unknown
 
@@ -78,7 +80,7 @@ def split_pieces(
     aside. Within these, what is longer than `longest` is cut there. White space stays with what it follows.
     shortest: a shorter piece is joined to the next of its document (the last one to the one before), unless they are
     together too long. A heading is no sample of its own, that is to say.
-    UserError: an unknown unit, lengths that make no sense.
+    UserError: an unknown unit, lengths that make no sense, tokens that are none of the vocabulary's.
     """
     if unit not in UNITS:
         raise unknown("unit of samples", unit, UNITS)
@@ -89,7 +91,11 @@ def split_pieces(
     documents: list[int] = []
     for first, last in _groups(spans):
         low, high = int(spans.begins[first]), int(spans.ends[last - 1])
-        starts = low + _starts(np.asarray(tokens[low:high]), breaks, unit) if unit != "document" else None
+        starts = None
+        if unit != "document":
+            some = np.asarray(tokens[low:high])
+            check_ids(some, len(breaks.blank), Path(getattr(tokens, "filename", None) or "the token file"))
+            starts = low + _starts(some, breaks, unit)
         for document in range(first, last):
             begin, end = int(spans.begins[document]), int(spans.ends[document])
             if end > begin and end_of_text is not None and tokens[end - 1] == end_of_text:

@@ -14,6 +14,7 @@ from flashtrain.data.masked_batch import MaskedBatch
 from flashtrain.data.masked_samples import MaskedSamples, Row
 from flashtrain.data.token_budget import PlanState, StepPlan, TokenBudgetPlan, rows_once
 from flashtrain.errors import UserError
+from flashtrain.foreign_files import is_count
 
 log = logging.getLogger(__name__)
 
@@ -165,8 +166,15 @@ class TokenBudgetLoader(ResumableLoader):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on after the steps that the state counts: with exactly what is left, also with other rows a step."""
+        """Go on after the steps that the state counts: with exactly what is left, also with other rows a step.
+
+        Raises UserError for a state that holds no counts.
+        """
         now = self.state_dict()
+        waiting = state_dict.get("waiting")
+        odd = [name for name in now if name != "waiting" and not is_count(state_dict.get(name))]
+        if odd or not isinstance(waiting, list) or not all(map(is_count, waiting)) or not state_dict["accumulate"]:
+            raise UserError(f"the checkpoint's place in the data is damaged: {', '.join(odd or ['waiting'])}.")
         changed = [f"{n} {state_dict[n]} -> {now[n]}" for n in ("seed", "samples", "tokens") if state_dict[n] != now[n]]
         if changed:
             log.warning("resuming on other data than before (%s): samples may repeat", ", ".join(changed))

@@ -18,15 +18,19 @@ import json
 import logging
 import os
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import numpy as np
 
 from flashtrain.data.cache_folder import default_cache_dir, only_writer
+from flashtrain.data.npy_files import DamagedArrayError, map_npy
 from flashtrain.data.sources import TextSource
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, load_tokenizer
+from flashtrain.errors import UserError
+from flashtrain.foreign_files import read_json_object
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +42,23 @@ SAMPLED_BLOCKS = 256
 BLOCK = 64 * 2**10
 
 
+TOKENS, DOCUMENTS = "tokens.bin", "documents.npy"
+DTYPES = ("uint16", "uint32")
+
+
 class DamagedCacheError(Exception):
     """A cache folder that is not what its builder left; its text says in which way."""
+
+
+class Expected(NamedTuple):
+    """What a cache is asked for: its text and its tokenizer. tokenizer: a Tokenizer knows its vocabulary itself."""
+
+    source_fingerprint: str
+    tokenizer_key: str
+    tokenizer: TokenizerSpec | Tokenizer
+
+
+_META_KINDS = {"int": int, "str": str}
 
 
 @dataclass(frozen=True)
@@ -62,13 +81,25 @@ class CacheMeta:
 
     @classmethod
     def read(cls, folder: Path) -> CacheMeta:
-        """Raises DamagedCacheError."""
+        """Raises DamagedCacheError, for a field that is missing, too many, or no builder's."""
         try:
-            return cls(**json.loads((folder / "meta.json").read_text(encoding="utf-8")))
-        except OSError as error:
-            raise DamagedCacheError("meta.json is missing or cannot be read") from error
-        except (ValueError, TypeError) as error:
-            raise DamagedCacheError("meta.json cannot be understood") from error
+            told = read_json_object(folder / "meta.json")
+        except UserError as error:
+            raise DamagedCacheError(f"meta.json is missing or cannot be understood: {error}") from error
+        kinds = {field.name: _META_KINDS.get(str(field.type), dict) for field in fields(cls)}
+        odd = sorted(set(told) ^ set(kinds)) + [
+            name for name, kind in kinds.items() if name in told and type(told[name]) is not kind
+        ]
+        if odd or told["format"] != FORMAT or told["dtype"] not in DTYPES:
+            raise DamagedCacheError(f"meta.json is not understood: {odd[0] if odd else 'its format or dtype'}")
+        if min(told["tokens"], told["documents"]) < 1 or told["text_bytes"] < 0:
+            raise DamagedCacheError("meta.json counts less than nothing")
+        for name, noted in told["files"].items():
+            _check_noted(name, noted)
+        missing = {TOKENS, DOCUMENTS} - set(told["files"])
+        if missing:
+            raise DamagedCacheError(f"meta.json names no {min(missing)}")
+        return cls(**told)
 
 
 @dataclass(frozen=True)
@@ -80,12 +111,12 @@ class TokenCache:
 
     @property
     def tokens_path(self) -> Path:
-        return self.folder / "tokens.bin"
+        return self.folder / TOKENS
 
     @cached_property
     def offsets(self) -> np.ndarray:
         """(documents + 1,) int64, memory-mapped: where each document begins and ends in the token file."""
-        return np.load(self.folder / "documents.npy", mmap_mode="r", allow_pickle=False)
+        return map_npy(self.folder / DOCUMENTS, "int64")
 
     @cached_property
     def tokens(self) -> np.ndarray:
@@ -108,23 +139,30 @@ def open_or_build(
     """
     from flashtrain.data.token_builder import build, remove_leftovers  # it needs this module's names
 
-    folder = cache_folder(source, tokenizer, cache_dir)
-    found = _open_checked(folder)
+    fingerprint = source.fingerprint()
+    folder = _folder(source, fingerprint, tokenizer, cache_dir)
+    expected = Expected(fingerprint, tokenizer_key(tokenizer), tokenizer)
+    found = _open_checked(folder, expected)
     if found is not None:
         return found
-    with only_writer(folder, "cache_dir"):
-        found = _open_checked(folder, warn=True)
+    with only_writer(folder, "data.cache_dir"):
+        found = _open_checked(folder, expected, warn=True)
         remove_leftovers(folder)
         if found is None:
             build(source, tokenizer, folder)
-            found = open_cache(folder)
+            try:
+                found = open_cache(folder, expected)
+            except DamagedCacheError as damage:
+                raise UserError(f"the token cache {folder} was written, and cannot be used: {damage}.") from damage
     return found
 
 
-def open_cache(folder: str | os.PathLike[str]) -> TokenCache:
-    """Open and check a cache folder. Raises DamagedCacheError."""
+def open_cache(folder: str | os.PathLike[str], expected: Expected | None = None) -> TokenCache:
+    """Open and check a cache folder; expected: what it was asked for. Raises DamagedCacheError."""
     folder = Path(folder)
     meta = CacheMeta.read(folder)
+    if expected is not None and (meta.source_fingerprint, meta.tokenizer_key) != expected[:2]:
+        raise DamagedCacheError("it is of another text or tokenizer than its name says")
     for name, noted in meta.files.items():
         path = folder / name
         if not path.is_file():
@@ -135,8 +173,17 @@ def open_cache(folder: str | os.PathLike[str]) -> TokenCache:
         if checksum(path) != noted["checksum"]:
             raise DamagedCacheError(f"{name} has changed since it was written")
     cache = TokenCache(folder, meta)
-    if meta.format != FORMAT or len(cache.offsets) != meta.documents + 1 or len(cache.tokens) != meta.tokens:
-        raise DamagedCacheError("meta.json does not fit the files beside it")
+    if meta.files[TOKENS]["bytes"] != meta.tokens * np.dtype(meta.dtype).itemsize:
+        raise DamagedCacheError("meta.json does not fit tokens.bin")
+    try:
+        _check_offsets(cache.offsets, meta)
+        given = expected.tokenizer if expected is not None else None
+        known = cache.tokenizer if given is None or isinstance(given, TokenizerSpec) else given
+    except (DamagedArrayError, UserError) as error:
+        raise DamagedCacheError(str(error)) from error
+    largest = _largest(cache.tokens)
+    if largest >= known.vocab_size:
+        raise DamagedCacheError(f"tokens.bin holds token {largest}, and its tokenizer knows {known.vocab_size:,}")
     return cache
 
 
@@ -144,7 +191,16 @@ def cache_folder(
     source: TextSource, tokenizer: TokenizerSpec | Tokenizer, cache_dir: str | os.PathLike[str] | None = None
 ) -> Path:
     """Where the cache of this source and tokenizer lies, whether or not it exists yet."""
-    parts = (FORMAT, source.fingerprint(), tokenizer_key(tokenizer))
+    return _folder(source, source.fingerprint(), tokenizer, cache_dir)
+
+
+def _folder(
+    source: TextSource,
+    fingerprint: str,
+    tokenizer: TokenizerSpec | Tokenizer,
+    cache_dir: str | os.PathLike[str] | None,
+) -> Path:
+    parts = (FORMAT, fingerprint, tokenizer_key(tokenizer))
     digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
     kind = tokenizer.kind if isinstance(tokenizer, TokenizerSpec) else "tokens"
     words = re.sub(r"[^a-z0-9]+", "-", source.describe().lower()).strip("-")
@@ -174,11 +230,51 @@ def checksum(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _open_checked(folder: Path, *, warn: bool = False) -> TokenCache | None:
+def check_ids(tokens: np.ndarray, vocab_size: int | None, path: Path) -> None:
+    """Raise UserError where a token is none of the vocabulary's (None: nobody knows how many).
+
+    Looking such a one up ends the process on a GPU. A long file was looked at in samples only when it was opened.
+    """
+    if vocab_size is not None and tokens.size and tokens.max() >= vocab_size:
+        raise UserError(
+            f"{path} holds token {tokens.max()}, and its tokenizer knows {vocab_size:,}: delete the folder "
+            f"{path.parent}, and it is made anew."
+        )
+
+
+def _largest(tokens: np.ndarray) -> int:
+    """The largest id; of a long file, in the blocks that its checksum looks at."""
+    size = tokens.nbytes
+    if size <= WHOLE_CHECKSUM_LIMIT:
+        return int(tokens.max())
+    count = BLOCK // tokens.itemsize
+    begins = ((size - BLOCK) * number // (SAMPLED_BLOCKS - 1) // tokens.itemsize for number in range(SAMPLED_BLOCKS))
+    return max(int(tokens[begin : begin + count].max()) for begin in begins)
+
+
+def _check_offsets(offsets: np.ndarray, meta: CacheMeta) -> None:
+    """Every document is at least its end of text, and together they are all tokens."""
+    if len(offsets) != meta.documents + 1 or offsets[0] != 0 or offsets[-1] != meta.tokens:
+        raise DamagedCacheError("meta.json does not fit documents.npy")
+    if (offsets[1:] <= offsets[:-1]).any():
+        raise DamagedCacheError("documents.npy is not in order")
+
+
+def _check_noted(name: str, noted: object) -> None:
+    """A file in meta.json: its name stays within the folder."""
+    parts = PurePosixPath(name).parts
+    if not parts or name.startswith("/") or ".." in parts or "\\" in name or "\0" in name or ":" in name:
+        raise DamagedCacheError("meta.json names a file that is not in the folder")
+    kinds = {key: type(value) for key, value in noted.items()} if isinstance(noted, dict) else {}
+    if kinds != {"bytes": int, "checksum": str}:
+        raise DamagedCacheError(f"meta.json does not say what {name} is")
+
+
+def _open_checked(folder: Path, expected: Expected, *, warn: bool = False) -> TokenCache | None:
     if not folder.exists():
         return None
     try:
-        return open_cache(folder)
+        return open_cache(folder, expected)
     except DamagedCacheError as damage:
         if warn:
             log.warning("the token cache %s is damaged (%s): building it again", folder, damage)

@@ -13,7 +13,7 @@ import numpy as np
 
 from flashtrain.data.batch import IGNORED_LABEL
 from flashtrain.data.labelled_documents import ClassificationBatch, CutSamples
-from flashtrain.data.labelled_files import jsonl_objects, unknown_label
+from flashtrain.data.labelled_files import MOST_BYTES, jsonl_objects, unknown_label
 from flashtrain.data.special_tokens import SpecialTokens
 from flashtrain.data.tokenizers import Tokenizer
 from flashtrain.errors import UserError
@@ -52,7 +52,7 @@ def word_rows(
     UserError: nothing to read, and what is wrong in which line: a column missing, no two lists of one length.
     """
     rows = []
-    for row, where in jsonl_objects(path):
+    for row, where in jsonl_objects(path, most=MOST_BYTES):
         for column in (words_column, labels_column):
             given = row.get(column)
             if not isinstance(given, list) or not all(isinstance(one, str | int) for one in given):

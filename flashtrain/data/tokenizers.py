@@ -11,11 +11,19 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+from tokenizers import Tokenizer as RustTokenizer
 
-from flashtrain.data.bpe import END_OF_TEXT, BPETokenizer, gpt2_files_version, gpt2_tokenizer
+from flashtrain.data.bpe import (
+    END_OF_TEXT,
+    BPETokenizer,
+    byte_level_without_merges,
+    gpt2_files_version,
+    gpt2_tokenizer,
+)
 from flashtrain.data.sources import TextSource
 from flashtrain.data.wordpiece import WordPieceTokenizer
 from flashtrain.errors import UserError, unknown
+from flashtrain.foreign_files import read_json_object
 
 __all__ = [
     "BPETokenizer",
@@ -29,6 +37,8 @@ __all__ = [
 
 KINDS = ("bytes", "bpe", "gpt2")
 CONFIG_NAME = "tokenizer_config.json"
+MARK = "flashtrain"  # in that file: {"kind": ...}, what the tokenizer is to flashtrain
+BELOW = "tokenizer"
 
 
 @runtime_checkable
@@ -73,6 +83,7 @@ class Tokenizer(Protocol):
 class ByteTokenizer:
     """The 256 bytes of UTF-8, and id 256 for the end of a text."""
 
+    kind = "bytes"
     vocab_size = 257
     end_of_text = 256
 
@@ -96,10 +107,14 @@ class ByteTokenizer:
     def fingerprint(self) -> str:
         return hashlib.sha256(b"bytes 257").hexdigest()
 
+    def library_form(self) -> RustTokenizer:
+        """The same ids by the Hugging Face library: a byte-level BPE of 256 bytes that never merges."""
+        return byte_level_without_merges()
+
     def save(self, folder: str | os.PathLike[str]) -> None:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        config = {"flashtrain": {"kind": "bytes"}}
+        config = {MARK: {"kind": self.kind}}
         (folder / CONFIG_NAME).write_text(json.dumps(config, indent=1), encoding="utf-8")
 
 
@@ -145,14 +160,19 @@ def make_tokenizer(spec: TokenizerSpec, source: TextSource) -> Tokenizer:
 
 
 def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
-    """The tokenizer that `save` wrote to this folder. Raises UserError when there is none, or it is damaged."""
-    path = Path(folder) / CONFIG_NAME
+    """The tokenizer that `save` or an export wrote to this folder, or below it, where exports had it once.
+
+    Raises UserError when there is none, or it is damaged.
+    """
+    folder = Path(folder)
+    if not (folder / CONFIG_NAME).is_file() and (folder / BELOW / CONFIG_NAME).is_file():
+        folder = folder / BELOW
+    path = folder / CONFIG_NAME
     if not path.is_file():
         raise UserError(f"no tokenizer in {folder}: {CONFIG_NAME} is missing.")
-    try:
-        kind = json.loads(path.read_text(encoding="utf-8"))["flashtrain"]["kind"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} does not describe a tokenizer that flashtrain saved.") from error
+    kind = _kind(path)
+    if kind is None:
+        raise UserError(f"{path} does not describe a tokenizer that flashtrain saved.")
     if kind == "bytes":
         return ByteTokenizer()
     if kind == "bpe":
@@ -162,7 +182,20 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
         if found is None:
             raise UserError(f"no tokenizer in {folder}: its file is missing.")
         return found
-    raise unknown("kind of saved tokenizer", str(kind), ("bytes", "bpe", "wordpiece"))
+    raise unknown("kind of saved tokenizer", kind, ("bytes", "bpe", "wordpiece"))
+
+
+def holds_tokenizer(folder: str | os.PathLike[str]) -> bool:
+    """Whether load_tokenizer finds one there; False of a Hugging Face folder. UserError: a damaged file."""
+    places = (Path(folder), Path(folder) / BELOW)
+    return any((place / CONFIG_NAME).is_file() and _kind(place / CONFIG_NAME) is not None for place in places)
+
+
+def _kind(path: Path) -> str | None:
+    """What a tokenizer_config.json says that flashtrain saved; None where it is another program's."""
+    told = read_json_object(path).get(MARK)
+    kind = told.get("kind") if isinstance(told, dict) else None
+    return kind if isinstance(kind, str) else None
 
 
 def _first_bytes(documents: Iterable[str], limit: int) -> Iterator[str]:

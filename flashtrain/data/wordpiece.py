@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as RustTokenizer
 
 from flashtrain.data.special_tokens import SpecialTokens
 from flashtrain.errors import UserError
+from flashtrain.foreign_files import read_json_object, read_text
 
 SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[MASK]")
 FILE, VOCABULARY, SETTINGS = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
@@ -29,6 +30,8 @@ class WordPieceTokenizer:
     UserError: one of the four is missing.
     """
 
+    kind = "wordpiece"
+
     def __init__(self, tokenizer: RustTokenizer) -> None:
         known = {token: tokenizer.token_to_id(token) for token in SPECIAL}
         ids = [number for number in known.values() if number is not None]
@@ -38,7 +41,10 @@ class WordPieceTokenizer:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self._tokenizer = tokenizer
-        self.vocab_size: int = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        numbers = tokenizer.get_vocab(with_added_tokens=True).values()
+        self.vocab_size: int = max(numbers) + 1
+        if self.vocab_size > 2 * len(numbers):  # every id below the largest gets a row of the model's
+            raise UserError(f"the tokenizer has {len(numbers):,} tokens, and ids up to {max(numbers):,}.")
         pad, classify, separate, mask = ids
         self.special = SpecialTokens(pad, classify, separate, mask, max(ids) + 1, self.vocab_size, self.vocab_size)
         self.end_of_text: int = separate
@@ -52,14 +58,14 @@ class WordPieceTokenizer:
         folder = Path(folder)
         try:
             if (folder / FILE).is_file():
-                return cls(RustTokenizer.from_file(str(folder / FILE)))
+                return cls(RustTokenizer.from_str(read_text(folder / FILE)))
             if not (folder / VOCABULARY).is_file():
                 return None
-            words = (folder / VOCABULARY).read_text("utf-8").splitlines()
+            words = read_text(folder / VOCABULARY).splitlines()
             missing = [token for token in SPECIAL if token not in words]
             if missing:
                 raise UserError(f"{folder / VOCABULARY} has no {', '.join(missing)}. Possible: that of a BERT.")
-            told = json.loads((folder / SETTINGS).read_text("utf-8")) if (folder / SETTINGS).is_file() else {}
+            told = read_json_object(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
             lower = bool(told.get("do_lower_case", True))
             made = BertWordPieceTokenizer(str(folder / VOCABULARY), lowercase=lower)
             return cls(RustTokenizer.from_str(made.to_str()))
@@ -67,6 +73,10 @@ class WordPieceTokenizer:
             raise
         except Exception as error:
             raise UserError(f"the tokenizer in {folder} cannot be read: {' '.join(str(error).split())}.") from error
+
+    def library_form(self) -> RustTokenizer:
+        """A copy of the Hugging Face library's tokenizer."""
+        return RustTokenizer.from_str(self._tokenizer.to_str())
 
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -88,4 +98,4 @@ class WordPieceTokenizer:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / FILE).write_text(self._tokenizer.to_str(), encoding="utf-8")
-        (folder / SETTINGS).write_text(json.dumps({"flashtrain": {"kind": "wordpiece"}}, indent=1), encoding="utf-8")
+        (folder / SETTINGS).write_text(json.dumps({"flashtrain": {"kind": self.kind}}, indent=1), encoding="utf-8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytorch_lightning as pl
 
@@ -12,6 +12,7 @@ from flashtrain.announce import say
 from flashtrain.data.special_tokens import SpecialTokens
 from flashtrain.data.tokenizers import Tokenizer, load_tokenizer
 from flashtrain.errors import UserError
+from flashtrain.export_folder import new_folder
 from flashtrain.fine_tuning.build import (
     TASK,
     Head,
@@ -23,9 +24,10 @@ from flashtrain.fine_tuning.build import (
 from flashtrain.fine_tuning.rows import score_of
 from flashtrain.fine_tuning.splits import make_source
 from flashtrain.integrations import architecture_of, differences_from_bert_classifier, save_bert_classifier
-from flashtrain.masked_text.weights import special_tokens
+from flashtrain.integrations.described_models import check_weights, described_config, trained_steps
+from flashtrain.masked_text.weights import save_encoder_tokenizer, special_tokens
 from flashtrain.models.bert_config import BertConfig
-from flashtrain.run_folder import BEST, TOKENIZER, find_checkpoint, make_unique, read_settings
+from flashtrain.run_folder import BEST, TOKENIZER, find_checkpoint, read_settings
 from flashtrain.settings import Settings
 from flashtrain.training.checkpoints import read_checkpoint, weights_in
 from flashtrain.training.hardware import Hardware
@@ -57,16 +59,22 @@ def run_fine_tuning_mode(settings: Settings, hardware: Hardware) -> int:
 def _read(settings: Settings, hardware: Hardware) -> Tuned:
     folder, path = find_checkpoint(str(settings.checkpoint), prefer=BEST)
     saved = read_checkpoint(path)
-    notes = saved.get("flashtrain") or {}
-    if notes.get("task") != TASK:
+    notes = saved.get("flashtrain")
+    if not isinstance(notes, dict) or notes.get("task") != TASK:
         raise UserError(f"{path} holds no fine-tuned BERT: it was not written by a run with task={TASK}.")
-    shape: dict[str, Any] = dict(notes["shape"])
-    labels = shape["labels"]
-    config = BertConfig(**{field.name: shape[field.name] for field in fields(BertConfig) if field.name in shape})
+    state = weights_in(saved, path, prefix="model.")
+    shape = notes["shape"] if isinstance(notes.get("shape"), dict) else {}
+    labels = shape.get("labels")
+    if not isinstance(labels, list) or not labels or not all(type(label) is str for label in labels):
+        raise UserError(f"{path} is damaged: it does not name its labels.")
+    names = {field.name for field in fields(BertConfig)}
+    given = {name: value for name, value in shape.items() if name in names}
+    config = described_config(BertConfig, given, state, str(path))
     tokenizer = load_tokenizer(folder / TOKENIZER) if (folder / TOKENIZER).is_dir() else None
+    check_weights(lambda: make_head(settings, hardware, config, len(labels)), state, str(path))
     model = make_head(settings, hardware, config, len(labels))
-    model.load_state_dict(weights_in(saved, path, prefix="model."))
-    return Tuned(model, labels, tokenizer, folder, path, int(saved.get("global_step", 0)))
+    model.load_state_dict(state)
+    return Tuned(model, labels, tokenizer, folder, path, trained_steps(saved, path))
 
 
 def _evaluate(tuned: Tuned, settings: Settings, hardware: Hardware) -> int:
@@ -114,10 +122,12 @@ def _export(tuned: Tuned) -> int:
         special = special_tokens(tuned.tokenizer)
     if differences_from_bert_classifier(tuned.model):  # before a folder is made
         save_bert_classifier(tuned.model, tuned.folder, tuned.label_names)
-    folder = make_unique(tuned.folder, "export")
-    save_bert_classifier(tuned.model, folder, tuned.label_names, pad_token=special.pad)
-    if tuned.tokenizer is not None:
-        tuned.tokenizer.save(folder / TOKENIZER)
+    with new_folder(tuned.folder, "export") as folder:
+        save_bert_classifier(tuned.model, folder, tuned.label_names, pad_token=special.pad)
+        if tuned.tokenizer is None:
+            tokenizer = "it has no tokenizer: its documents were made up"
+        else:
+            tokenizer = save_encoder_tokenizer(tuned.tokenizer, folder, tuned.model.encoder.config)
     name = architecture_of(tuned.model)
-    say(f"exported step {tuned.step} to {folder} (transformers.{name}.from_pretrained reads it)")
+    say(f"exported step {tuned.step} to {folder} (transformers.{name}.from_pretrained reads it; {tokenizer})")
     return 0

@@ -73,7 +73,11 @@ def run_contexts(settings: Settings, overrides: list[str], *, started: float, st
     quieten()
     settings, hardware = settle(settings, overrides)
     _check(settings, overrides)
-    folder = comparison_folder(settings, overrides)
+    with comparison_folder(settings, overrides) as folder:
+        return _compare(settings, hardware, folder, overrides, start=start)
+
+
+def _compare(settings: Settings, hardware: Hardware, folder: Path, overrides: list[str], *, start: Start) -> int:
     write_config(settings, folder)
     contexts = sorted(settings.lengths.contexts or [])
     planned = planned_row(settings, hardware, overrides)

@@ -8,14 +8,14 @@ model.load_state_dict(state_dict)
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from flashtrain.errors import UserError, unknown
+from flashtrain.integrations.described_models import check_stored, described_config, shapes_of
 from flashtrain.integrations.safetensors_files import CONFIG, check_tensors, read_folder, read_json, write_folder
 from flashtrain.models.bert import Bert
 from flashtrain.models.bert_config import BertConfig
@@ -63,19 +63,8 @@ def load_weights(folder_or_file: str | Path, kind: str = "gpt2") -> tuple[Any, d
     if name != kind:
         raise UserError(f"{folder_or_file} holds a {name}. Possible: a {kind}.")
     config_class, module = MODELS[name]
-    config = _config(config_class, content.get("config"), folder_or_file)
-    with torch.device("meta"):
-        expected = {key: tuple(tensor.shape) for key, tensor in module(config, attention="sdpa").state_dict().items()}
-    check_tensors(tensors, expected, folder_or_file)
+    where = f"{folder_or_file}/{CONFIG}" if Path(folder_or_file).is_dir() else f"the {CONFIG} beside {folder_or_file}"
+    config = described_config(config_class, content.get("config"), tensors, where)
+    check_stored(tensors, str(folder_or_file))
+    check_tensors(tensors, shapes_of(lambda: module(config, attention="sdpa"), where), folder_or_file)
     return config, tensors
-
-
-def _config(config_class: type[Any], given: Any, where: str | Path) -> Any:
-    names = {field.name for field in fields(config_class)}
-    if not isinstance(given, dict) or set(given) - names:
-        unfit = sorted(set(given) - names)[0] if isinstance(given, dict) else "config"
-        raise unknown(f"entry of {where}/{CONFIG}", unfit, names)
-    try:
-        return config_class(**given)
-    except TypeError as error:
-        raise UserError(f"{where}/{CONFIG} does not describe a model: {error}.") from error

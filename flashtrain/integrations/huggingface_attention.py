@@ -4,8 +4,9 @@
     model = AutoModel.from_config(config, attn_implementation=name)        # or model.set_attn_implementation(name)
 
 Works for the models that take their attention from transformers' AttentionInterface (GPT-2, BERT, Llama, Qwen,
-ModernBERT, Gemma and most others), with padding on either side, packed rows, sliding windows, grouped heads, soft caps,
-attention sinks, dropout, position biases and caches in generation.
+ModernBERT, Gemma and most others; BLOOM, Falcon and others with attention of their own are refused), with padding on
+either side, packed rows, sliding windows, grouped heads, soft caps, attention sinks, dropout, position biases and
+caches in generation.
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dim.
 """
@@ -18,8 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from flashtrain.errors import UserError
+from flashtrain.integrations.huggingface_architectures import refuse_other_architectures
 from flashtrain.integrations.huggingface_documents import with_documents
 from flashtrain.integrations.huggingface_masks import AttentionMask, attention_mask, dense_bias
+from flashtrain.models.spread import spread_sequence
 from flashtrain_kernels import flash_attn_func
 
 # transformers treats every name with "flash" in it as flash-attn or as a kernel of its hub, so it cannot be our name.
@@ -30,7 +33,8 @@ def register_with_transformers(name: str = NAME) -> str:
     """Makes our attention known to transformers under a name, with its mask function; returns the name.
 
     May be called again, also with another name. UserError: transformers is not installed or too old, or a name that
-    transformers gives a meaning of its own ("flash" or "/" or "|" in it, "eager", "sdpa" and the like).
+    transformers gives a meaning of its own ("flash" or "/" or "|" in it, "eager", "sdpa" and the like). From then on a
+    model that would not ask for this attention (BLOOM, Falcon, MPT) is refused by a UserError when given the name.
     """
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
@@ -53,6 +57,7 @@ def register_with_transformers(name: str = NAME) -> str:
         raise UserError(f"name {name!r} is taken by another attention implementation. Possible: {NAME!r}.")
     AttentionInterface.register(name, attention)
     AttentionMaskInterface.register(name, attention_mask)
+    refuse_other_architectures(name)
     return name
 
 
@@ -79,9 +84,13 @@ def attention(
     module's. softcap: as in Gemma 2. position_bias: (B or 1, H, Sq, Sk), added to the scores, with its gradient, as in
     T5. s_aux: (H,) learnable sinks, one more score a row whose value is nothing, as in gpt-oss.
     Of the others cu_seq_lens_q and cu_seq_lens_k, and position_ids, say where packed documents begin.
-    Returns ((B, Sq, H, Dv), None). UserError for what cannot be expressed; flash_attn_func's errors pass through.
+    Returns ((B, Sq, H, Dv), None). UserError for what cannot be expressed, and, under context parallelism, for a
+    device's own part of a sequence; flash_attn_func's errors pass through.
     """
     _refuse(others)
+    spread = spread_sequence()
+    if spread is not None:  # not shared yet: transformers' layers come with masks of this device's tokens alone
+        spread.refuse_own_part(key.shape[2], f"transformers' {type(module).__name__}: attention")
     query, key, value = (x.transpose(1, 2) for x in _one_dtype(query, key, value))
     width, value = value.shape[3], _as_wide(value, query.shape[3])
     batch, seqlen_q = query.shape[:2]

@@ -21,7 +21,14 @@ import torch
 from torch import Tensor
 
 from flashtrain.errors import UserError
-from flashtrain.integrations.safetensors_files import check_tensors, read_architecture, read_folder, write_folder
+from flashtrain.integrations.described_models import described_config, shapes_of
+from flashtrain.integrations.safetensors_files import (
+    CONFIG,
+    check_tensors,
+    read_architecture,
+    read_folder,
+    write_folder,
+)
 from flashtrain.models.bert import Bert
 from flashtrain.models.bert_config import BERT_EPSILON, BertConfig
 from flashtrain.models.gpt2 import round_up
@@ -72,8 +79,7 @@ def load_bert(folder_or_file: str | Path, *, vocab_rows: int | None = None) -> t
     tensors = _bare(tensors)
     config = _our_config(content, tensors, vocab_rows, folder_or_file)
     tensors = _without_tied(tensors, folder_or_file)
-    with torch.device("meta"):
-        ours = {name: tuple(tensor.shape) for name, tensor in Bert(config, attention="sdpa").state_dict().items()}
+    ours = shapes_of(lambda: Bert(config, attention="sdpa"), str(folder_or_file))
     expected = {}
     for name, shape in ours.items():
         if name in WITH_VOCABULARY:
@@ -192,21 +198,22 @@ def _our_config(
     content: dict[str, Any], tensors: dict[str, Tensor], vocab_rows: int | None, where: str | Path
 ) -> BertConfig:
     sizes = read_architecture(content, "bert", COMPUTATION, SIZES, where)
-    return BertConfig(
-        vocab_size=sizes["vocab_size"],
-        vocab_rows=round_up(sizes["vocab_size"], 64) if vocab_rows is None else vocab_rows,
-        context=sizes["max_position_embeddings"],
-        layers=sizes["num_hidden_layers"],
-        heads=sizes["num_attention_heads"],
-        embed=sizes["hidden_size"],
-        ffn=content.get("intermediate_size") or 4 * sizes["hidden_size"],
-        segments=content.get("type_vocab_size", 2),
-        activation=ACTIVATIONS[content.get("hidden_act", "gelu")],
-        epsilon=content.get("layer_norm_eps", BERT_EPSILON),
-        masked_head=any(name.startswith("cls.predictions.") for name in tensors),
-        pooler=any(name.startswith("pooler.") for name in tensors),
-        next_sentence=any(name.startswith("cls.seq_relationship.") for name in tensors),
-    )
+    given = {
+        "vocab_size": sizes["vocab_size"],
+        "vocab_rows": round_up(sizes["vocab_size"], 64) if vocab_rows is None else vocab_rows,
+        "context": sizes["max_position_embeddings"],
+        "layers": sizes["num_hidden_layers"],
+        "heads": sizes["num_attention_heads"],
+        "embed": sizes["hidden_size"],
+        "ffn": content.get("intermediate_size") or 4 * sizes["hidden_size"],
+        "segments": content.get("type_vocab_size", 2),
+        "activation": ACTIVATIONS[content.get("hidden_act", "gelu")],
+        "epsilon": content.get("layer_norm_eps", BERT_EPSILON),
+        "masked_head": any(name.startswith("cls.predictions.") for name in tensors),
+        "pooler": any(name.startswith("pooler.") for name in tensors),
+        "next_sentence": any(name.startswith("cls.seq_relationship.") for name in tensors),
+    }
+    return described_config(BertConfig, given, tensors, f"{where} ({CONFIG})")
 
 
 def _their_names(name: str) -> tuple[str, ...]:

@@ -18,7 +18,14 @@ import torch
 from torch import Tensor
 
 from flashtrain.errors import UserError
-from flashtrain.integrations.safetensors_files import check_tensors, read_architecture, read_folder, write_folder
+from flashtrain.integrations.described_models import described_config, shapes_of
+from flashtrain.integrations.safetensors_files import (
+    CONFIG,
+    check_tensors,
+    read_architecture,
+    read_folder,
+    write_folder,
+)
 from flashtrain.models.gpt2 import GPT2, GPT2Config, round_up
 from flashtrain.models.normalization import EPSILON
 
@@ -57,10 +64,9 @@ def load_gpt2(folder_or_file: str | Path, *, vocab_rows: int | None = None) -> t
     UserError: nothing there, another architecture, a computation GPT2 does not have, tensors that do not fit.
     """
     content, tensors = read_folder(folder_or_file)
-    config = _our_config(content, vocab_rows, folder_or_file)
+    config = _our_config(content, tensors, vocab_rows, folder_or_file)
     tensors = _known(tensors, config)
-    with torch.device("meta"):
-        ours = {name: tuple(tensor.shape) for name, tensor in GPT2(config, attention="sdpa").state_dict().items()}
+    ours = shapes_of(lambda: GPT2(config, attention="sdpa"), str(folder_or_file))
     expected = {_their_name(name): _their_shape(name, shape, config) for name, shape in ours.items()}
     check_tensors(tensors, expected, folder_or_file)
     state_dict = {}
@@ -131,19 +137,22 @@ def differences_from_gpt2(config: GPT2Config) -> list[str]:
     return [name for name, differs in differences.items() if differs]
 
 
-def _our_config(content: dict[str, Any], vocab_rows: int | None, where: str | Path) -> GPT2Config:
+def _our_config(
+    content: dict[str, Any], tensors: dict[str, Tensor], vocab_rows: int | None, where: str | Path
+) -> GPT2Config:
     sizes = read_architecture(content, "gpt2", COMPUTATION, SIZES, where)
-    return GPT2Config(
-        vocab_size=sizes["vocab_size"],
-        vocab_rows=round_up(sizes["vocab_size"], 64) if vocab_rows is None else vocab_rows,
-        context=sizes["n_positions"],
-        layers=sizes["n_layer"],
-        heads=sizes["n_head"],
-        kv_heads=sizes["n_head"],
-        embed=sizes["n_embd"],
-        ffn=content.get("n_inner") or 4 * sizes["n_embd"],
-        tie_embeddings=bool(content.get("tie_word_embeddings", True)),
-    )
+    given = {
+        "vocab_size": sizes["vocab_size"],
+        "vocab_rows": round_up(sizes["vocab_size"], 64) if vocab_rows is None else vocab_rows,
+        "context": sizes["n_positions"],
+        "layers": sizes["n_layer"],
+        "heads": sizes["n_head"],
+        "kv_heads": sizes["n_head"],
+        "embed": sizes["n_embd"],
+        "ffn": content.get("n_inner") or 4 * sizes["n_embd"],
+        "tie_embeddings": content.get("tie_word_embeddings", True),
+    }
+    return described_config(GPT2Config, given, tensors, f"{where} ({CONFIG})")
 
 
 def _known(tensors: dict[str, Tensor], config: GPT2Config) -> dict[str, Tensor]:

@@ -11,11 +11,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from flashtrain import foreign_files
 from flashtrain.errors import UserError
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
+SHOWN = 80  # characters of a value from a file that a message shows
 
 
 def read_folder(folder_or_file: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -32,11 +34,22 @@ def read_folder(folder_or_file: str | Path) -> tuple[dict[str, Any], dict[str, T
     config = read_json(folder / CONFIG)
     tensors: dict[str, Tensor] = {}
     for file in _weight_files(path):
-        try:
-            tensors.update(load_file(file))
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"{file} cannot be read as safetensors: {_one_line(error)}.") from error
+        tensors.update(read_tensors(file))
     return config, tensors
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """Every tensor of a safetensors file, on the CPU; the library checks its header against the file's size.
+
+    UserError: a file that cannot be read.
+    """
+    if not file.is_file():
+        raise UserError(f"there is no weights file {file}.")
+    try:
+        return load_file(file)
+    # Beside its own errors the library lets through torch's, of a type or a shape that torch has not.
+    except (OSError, SafetensorError, LookupError, AttributeError, TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"{file} cannot be read as safetensors: {_one_line(error)}.") from error
 
 
 def write_folder(folder: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Path:
@@ -60,13 +73,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file. UserError: no such file, or not a JSON object."""
     if not path.is_file():
         raise UserError(f"no {path.name} in {path.parent}. Possible: a folder with {CONFIG} and {WEIGHTS}.")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read as JSON: {_one_line(error)}.") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} holds a {type(content).__name__}. Possible: a JSON object.")
-    return content
+    return foreign_files.read_json_object(path)
 
 
 def read_architecture(
@@ -86,33 +93,43 @@ def read_architecture(
     given = content.get("model_type", "no model_type")
     if given != model_type:
         raise UserError(
-            f"{where} holds another architecture ({CONFIG} says {given}). Possible: model_type {model_type}."
+            f"{where} holds another architecture ({CONFIG} says {shown(given)}). Possible: model_type {model_type}."
         )
     for name, possible in computation.items():
         if content.get(name, possible[0]) not in possible:
             raise UserError(
-                f"{where}: {name}={content[name]} in {CONFIG}. Possible: {' or '.join(map(str, possible))}."
+                f"{where}: {name}={shown(content[name])} in {CONFIG}. Possible: {' or '.join(map(str, possible))}."
             )
     for name in sizes:
-        if not isinstance(content.get(name), int):
-            raise UserError(f"{where}: {name} in {CONFIG} is {content.get(name)}. Possible: a whole number.")
+        if type(content.get(name)) is not int or not 1 <= content[name] < 2**31:
+            raise UserError(f"{where}: {name} in {CONFIG} is {shown(content.get(name))}. Possible: a whole number.")
     return {name: content[name] for name in sizes}
 
 
-def check_tensors(found: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], where: str | Path) -> None:
-    """UserError naming the first tensor that is missing, too many, or of another shape than its configuration says."""
+def check_tensors(
+    found: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], where: str | Path, says: str = f"its {CONFIG}"
+) -> None:
+    """UserError naming the first tensor that is missing, too many, or of another shape than its configuration says.
+
+    says: what of `where` the configuration stands in.
+    """
     for name, shape in expected.items():
         if name not in found:
-            raise UserError(f"{where} has no tensor '{name}', which its {CONFIG} calls for.")
+            raise UserError(f"{where} has no tensor '{name}', which {says} calls for.")
         if tuple(found[name].shape) != shape:
-            raise UserError(
-                f"{where}: '{name}' has shape {tuple(found[name].shape)} where its {CONFIG} calls for {shape}."
-            )
+            raise UserError(f"{where}: '{name}' has shape {tuple(found[name].shape)} where {says} calls for {shape}.")
     surplus = sorted(found.keys() - expected.keys())
     if surplus:
-        raise UserError(
-            f"{where} holds {len(surplus)} tensors that its {CONFIG} does not call for: '{surplus[0]}', ..."
-        )
+        raise UserError(f"{where} holds {len(surplus)} tensors that {says} does not call for: '{surplus[0]}', ...")
+
+
+def shown(value: Any) -> str:
+    """A value from a file, in a message: short, whatever it is."""
+    if type(value) is int and value.bit_length() > 200:  # Python refuses to write out one of thousands of digits
+        return f"a number of {value.bit_length():,} bits"
+    if value is None or isinstance(value, bool | int | float | str):
+        return str(value)[:SHOWN]
+    return f"a {type(value).__name__}"
 
 
 def _weight_files(path: Path) -> list[Path]:
@@ -126,8 +143,7 @@ def _weight_files(path: Path) -> list[Path]:
         weight_map = read_json(path / INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise UserError(f"{path / INDEX} has no weight_map. Possible: an index as transformers writes it.")
-        # Names only: an index must not lead to files outside its folder.
-        shards = sorted({Path(str(name)).name for name in weight_map.values()})
+        shards = sorted({_shard_name(name, path / INDEX) for name in weight_map.values()})
         for shard in shards:
             if not (path / shard).is_file():
                 raise UserError(f"no {shard} in {path}, which {INDEX} names.")
@@ -137,6 +153,14 @@ def _weight_files(path: Path) -> list[Path]:
     raise UserError(
         f"no {WEIGHTS} in {path}. Possible: a folder with {CONFIG} and {WEIGHTS} (or its shards and {INDEX})."
     )
+
+
+def _shard_name(name: Any, index: Path) -> str:
+    """UserError unless it is a mere name of a safetensors file: an index must not lead out of its folder."""
+    plain = isinstance(name, str) and name == Path(name).name and not set(name) & {"\\", "\0"}
+    if not plain or not name.endswith(".safetensors"):
+        raise UserError(f"{index} names the shard {str(name)[:80]!r}. Possible: a .safetensors file of its own folder.")
+    return str(name)
 
 
 def _replace(path: Path, write: Callable[[Path], object]) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-import zipfile
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from flashtrain.announce import say
 from flashtrain.checkpoint_model import load_trained, move
+from flashtrain.data.npy_files import DamagedArrayError, read_npz
 from flashtrain.errors import UserError
 from flashtrain.long_context.compare import Scores
 from flashtrain.long_context.scoring import score_windows
@@ -31,12 +32,15 @@ def kept_scores(
     key = hashlib.blake2b(windows.numpy().tobytes(), digest_size=16)
     key.update(f"{context} {scored} {stride}".encode())
     file = run / KEPT_SCORES
+    losses = ("float32", (len(windows), scored))
     try:
-        with np.load(file, allow_pickle=False) as kept:
-            if str(kept["key"]) == key.hexdigest():
-                return Scores(kept["whole"], kept["sliding"])
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
-        pass  # none yet, or a broken one: scored anew
+        noted = read_npz(file, {"key": (f"<U{len(key.hexdigest())}", ())})["key"]
+        if str(noted) == key.hexdigest():
+            return Scores(**read_npz(file, {"whole": losses, "sliding": losses}))
+    except FileNotFoundError:
+        pass
+    except DamagedArrayError as damage:
+        say(f"{file} is not what was written there ({damage}): scoring again")
     found = score_run(run / checkpoint, windows, hardware, context=context, scored=scored, stride=stride)
     if hardware.kind == "cuda":
         torch.cuda.empty_cache()  # the next training is another process, and needs the memory

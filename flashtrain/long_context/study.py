@@ -14,9 +14,9 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from typing import Any
 from flashtrain.announce import say
 from flashtrain.compose import override_keys, parse_overrides, quoted
 from flashtrain.errors import UserError
+from flashtrain.job_process import JobProcesses
 from flashtrain.long_context.compare import LENGTHS, Scores, length_rows, position_rows, remarks
 from flashtrain.long_context.evaluate import KEPT_SCORES, kept_scores
 from flashtrain.long_context.figures import lengths_figure, positions_figure
@@ -44,13 +45,16 @@ from flashtrain.run_folder import (
     STOPPED,
     find_same,
     new_run_folder,
+    newest_first,
     read_summary,
+    remove_unused,
     write_config,
     write_summary,
 )
+from flashtrain.run_lock import hold, let_go
 from flashtrain.settings import Settings
 from flashtrain.summary import planned_row
-from flashtrain.sweep import job_command, note_failure
+from flashtrain.sweep import note_failure
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.loggers import log_figure
 
@@ -66,15 +70,11 @@ def start_training(words: list[str]) -> int:
 
     A signal that ends this command is passed on, and waited for: the training writes its checkpoint.
     """
-    process = subprocess.Popen([*job_command(), *words], env={**os.environ, "PYTHONUNBUFFERED": "1"})
-    before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
-    try:
-        return process.wait()
-    except KeyboardInterrupt:
-        process.wait()  # the terminal's Ctrl-C went to both
-        return 128 + signal.SIGINT
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with JobProcesses() as processes:
+        status = processes.run(words)
+    if processes.stopped_by is None:
+        return status
+    return -signal.SIGINT if processes.stopped_by == signal.SIGINT else -signal.SIGTERM
 
 
 def run_lengths(settings: Settings, overrides: list[str], *, started: float, start: Start = start_training) -> int:
@@ -88,7 +88,20 @@ def run_lengths(settings: Settings, overrides: list[str], *, started: float, sta
     settings, hardware = settle(settings, overrides)
     settings = _prepared(settings, hardware, overrides)
     windows = _windows(settings, hardware)
-    folder = comparison_folder(settings, overrides)
+    with comparison_folder(settings, overrides) as folder:
+        return _compare(settings, hardware, folder, windows, overrides, started=started, start=start)
+
+
+def _compare(
+    settings: Settings,
+    hardware: Hardware,
+    folder: Path,
+    windows: Windows,
+    overrides: list[str],
+    *,
+    started: float,
+    start: Start,
+) -> int:
     write_config(settings, folder)
     planned = _planned(settings, hardware, overrides)
     write_summary(folder, {**planned, "status": RUNNING})
@@ -169,8 +182,22 @@ def _planned(settings: Settings, hardware: Hardware, overrides: list[str]) -> Ro
     return row
 
 
-def comparison_folder(settings: Settings, overrides: Sequence[str]) -> Path:
-    """The folder of the comparison to go on with, or a new one; a sweep over comparisons names its own."""
+@contextmanager
+def comparison_folder(settings: Settings, overrides: Sequence[str]) -> Iterator[Path]:
+    """The folder of the comparison to go on with, or a new one, held by this process within the context.
+
+    A sweep over comparisons names its own. Raises UserError where another process runs in the folder named.
+    """
+    folder = _folder(settings, overrides)
+    try:
+        hold(folder)
+        yield folder
+    finally:
+        let_go(folder)
+        remove_unused(folder)
+
+
+def _folder(settings: Settings, overrides: Sequence[str]) -> Path:
     parent = Path(settings.output) / settings.recipe
     for override in parse_overrides(overrides):
         if override.get_key_element() == "hydra.run.dir":
@@ -182,7 +209,7 @@ def comparison_folder(settings: Settings, overrides: Sequence[str]) -> Path:
         if find_same([given], settings) is None:
             raise UserError(f"resume={given} is no comparison of these settings: name its folder, or say resume=auto.")
         return given
-    found = find_same(sorted(parent.iterdir(), reverse=True) if parent.is_dir() else [], settings)
+    found = find_same(newest_first(parent), settings, take=True)
     if found is None:
         return new_run_folder(parent)
     say(f"going on with {found}: what is finished there is not trained again (resume=null starts anew).")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flashtrain.data.packing import PackedSamples
 from flashtrain.data.split import Spans
-from flashtrain.data.token_cache import TokenCache
+from flashtrain.data.token_cache import TokenCache, check_ids
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ def held_out_windows(cache: TokenCache, held_out: Spans, *, window: int, most: i
     ][:most]
     begins = [int(held_out.begins[document]) + turn * window for document, turn in chosen]
     tokens = np.stack([cache.tokens[begin : begin + window + 1] for begin in begins]).astype(np.int64)
+    check_ids(tokens, cache.tokenizer.vocab_size, cache.tokens_path)
     documents = np.array([document for document, _ in chosen])
     if len(np.unique(documents)) < 2:
         return Windows(torch.from_numpy(tokens), np.arange(len(chosen)), "windows")
@@ -57,7 +58,9 @@ def held_out_windows(cache: TokenCache, held_out: Spans, *, window: int, most: i
 
 
 def _across_documents(cache: TokenCache, held_out: Spans, window: int, most: int) -> Windows:
-    samples = PackedSamples(cache.tokens_path, cache.meta.dtype, held_out, window)
+    samples = PackedSamples(
+        cache.tokens_path, cache.meta.dtype, held_out, window, vocab_size=cache.tokenizer.vocab_size
+    )
     count = min(most, len(samples))
     batch = samples[range(count)]
     tokens = torch.cat((batch["tokens"], batch["labels"][:, -1:]), dim=1)

@@ -9,12 +9,12 @@ import pytorch_lightning as pl
 from flashtrain.announce import say
 from flashtrain.checkpoint_model import move
 from flashtrain.errors import UserError
+from flashtrain.export_folder import new_folder
 from flashtrain.integrations import differences_from_bert, save_bert, save_weights
 from flashtrain.masked_text.build import check_context, make_masked_data
-from flashtrain.masked_text.weights import SavedBert, read_bert
+from flashtrain.masked_text.weights import SavedBert, read_bert, save_encoder_tokenizer
 from flashtrain.models.bert import Bert
 from flashtrain.models.trainable import Trainable
-from flashtrain.run_folder import make_unique
 from flashtrain.settings import Settings
 from flashtrain.tasks import MaskedLanguageModel
 from flashtrain.training.hardware import Hardware
@@ -65,14 +65,14 @@ def _export(saved: SavedBert) -> int:
     """Write the weights as safetensors: in Hugging Face's layout where the model is a BERT of theirs, else in ours."""
     model = Bert(saved.config, "sdpa")
     model.load_state_dict(saved.state)
-    folder = make_unique(saved.folder, "export")
-    if not differences_from_bert(saved.config):
-        save_bert(model, folder, pad_token=saved.special.pad)
-        which = "BertForPreTraining" if saved.config.next_sentence else "BertForMaskedLM"
-        how = f"Hugging Face's BERT layout: transformers.{which}.from_pretrained reads it"
-    else:
-        save_weights(model, folder)
-        how = "flashtrain's own layout: flashtrain.integrations.load_weights reads it"
-    saved.needed_tokenizer().save(folder / "tokenizer")
-    say(f"exported step {saved.step} to {folder} ({how})")
+    with new_folder(saved.folder, "export") as folder:
+        if not differences_from_bert(saved.config):
+            save_bert(model, folder, pad_token=saved.special.pad)
+            which = "BertForPreTraining" if saved.config.next_sentence else "BertForMaskedLM"
+            how = f"Hugging Face's BERT layout: transformers.{which}.from_pretrained reads it"
+        else:
+            save_weights(model, folder)
+            how = "flashtrain's own layout: flashtrain.integrations.load_weights reads it"
+        tokenizer = save_encoder_tokenizer(saved.needed_tokenizer(), folder, saved.config)
+    say(f"exported step {saved.step} to {folder} ({how}; {tokenizer})")
     return 0

@@ -89,9 +89,6 @@ def train_masked(
         batching=batching,
         advice=ADVICE,
         callbacks=[] if target is None else [target],
-        validated=None
-        if target is None
-        else lambda step: target.seconds is not None or step % settings.trainer.validate_every == 0,
     )
 
 

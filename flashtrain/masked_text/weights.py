@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from flashtrain.data.special_tokens import SpecialTokens
-from flashtrain.data.tokenizers import CONFIG_NAME, Tokenizer, load_tokenizer
+from flashtrain.data.tokenizers import Tokenizer, holds_tokenizer, load_tokenizer
 from flashtrain.data.wordpiece import WordPieceTokenizer
 from flashtrain.errors import UserError
-from flashtrain.integrations import exported_by_flashtrain, load_bert, load_weights
+from flashtrain.integrations import exported_by_flashtrain, load_bert, load_weights, save_tokenizer
+from flashtrain.integrations.described_models import check_weights, described_config, trained_steps
+from flashtrain.models.bert import Bert
 from flashtrain.models.bert_config import BertConfig
 from flashtrain.run_folder import BEST, CONFIG_FILE, TOKENIZER, find_checkpoint
 from flashtrain.training.checkpoints import read_checkpoint, weights_in
@@ -54,6 +55,13 @@ def special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
     return SpecialTokens.past(tokenizer.vocab_size)
 
 
+def save_encoder_tokenizer(tokenizer: Tokenizer, folder: Path, config: BertConfig) -> str:
+    """Write the tokenizer of an encoder of this shape into its export, as integrations.save_tokenizer does."""
+    context = config.context if config.positions == "learned" else None
+    special = special_tokens(tokenizer)
+    return save_tokenizer(tokenizer, folder, context=context, special=special, segments=config.segments > 0)
+
+
 def read_bert(given: str | Path) -> SavedBert:
     """The BERT that `given` names: a run folder or checkpoint (its best weights), an export of ours, or a Hugging Face
     folder or safetensors file with config.json beside. UserError: anything else."""
@@ -76,18 +84,11 @@ def _of_run(given: str) -> SavedBert:
     if not isinstance(shape, dict):
         raise UserError(f"{path} holds no BERT: it was not written by a run with task=masked_language_model.")
     state = weights_in(saved, path, prefix="model.")
-    return SavedBert(
-        _config(shape, path), state, load_tokenizer(folder / TOKENIZER), folder, path, int(saved.get("global_step", 0))
-    )
+    config = described_config(BertConfig, shape, state, str(path))
+    check_weights(lambda: Bert(config, "sdpa"), state, str(path))
+    return SavedBert(config, state, load_tokenizer(folder / TOKENIZER), folder, path, trained_steps(saved, path))
 
 
 def _tokenizer_beside(folder: Path) -> Tokenizer | None:
-    if (folder / TOKENIZER / CONFIG_NAME).is_file():
-        return load_tokenizer(folder / TOKENIZER)
-    return WordPieceTokenizer.beside(folder)
-
-
-def _config(shape: dict[str, Any], path: Path) -> BertConfig:
-    if not shape.keys() <= {field.name for field in fields(BertConfig)}:
-        raise UserError(f"{path} does not say the shape of its BERT, or one that this version does not know.")
-    return BertConfig(**shape)
+    """An export's, or a Hugging Face folder's."""
+    return load_tokenizer(folder) if holds_tokenizer(folder) else WordPieceTokenizer.beside(folder)

@@ -32,6 +32,10 @@ class SpreadSequence(Protocol):
         mask: of the whole sequence; None: causal or full.
         """
 
+    def refuse_own_part(self, keys: int, what: str) -> None:
+        """UserError where attention (`what`, in words) that is computed on this device alone, over so many keys, is to
+        this device's part of the sequence: what knows no way to share it asks before it computes."""
+
 
 # One for the whole process, not for a thread: the backward's recomputation runs on autograd's own threads.
 _in_force: SpreadSequence | None = None

@@ -111,7 +111,16 @@ def _figure(options: argparse.Namespace, rows: Sequence[Mapping[str, Any]], path
         return line_figure(rows, options.x, options.y.split(","), group, path)
     if options.figure not in FIGURES:
         raise unknown("figure", options.figure, FIGURES)
-    return FIGURES[options.figure](rows, path)
+    try:
+        return FIGURES[options.figure](rows, path)
+    except UserError:
+        raise
+    except (TypeError, ValueError, KeyError, IndexError, ArithmeticError) as error:
+        # Each figure knows its own columns: rows of a file from anywhere may hold words where it computes.
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(
+            f"figure {options.figure} cannot be drawn of these rows, which do not suit it ({told})."
+        ) from error
 
 
 def _parser() -> argparse.ArgumentParser:

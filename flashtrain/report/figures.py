@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from flashtrain.errors import UserError, unknown
-from flashtrain.report.formats import COLUMNS, cell, heading
+from flashtrain.report.formats import COLUMNS, cell, figure_text, heading, is_finite
 from flashtrain.report.rows import has_failed, status_text, values_of
 from flashtrain.report.table import available_columns
 
@@ -88,7 +88,7 @@ def line_figure(
     for key in measures:
         if key not in present and key not in COLUMNS:  # a known measure that no row has is a panel that says so
             raise unknown("column", key, present)
-    placed = [row for row in rows if row.get(x) is not None]
+    placed = [row for row in rows if _can_be_placed(row.get(x))]
     if not placed:
         raise UserError(f"no row has a value for '{x}': there is nothing to draw.")
 
@@ -100,15 +100,16 @@ def line_figure(
     FigureCanvasAgg(figure)
     for position, measure in enumerate(measures):
         panel = figure.add_subplot(1, len(measures), position + 1)
-        _style(panel, heading(measure))
+        _style(panel, figure_text(heading(measure)))
         _draw_lines(panel, lines, axis, measure, log_y)
         axis.apply(panel)
         _mark_failures(panel, lines, axis, measure)
     if title:
-        figure.suptitle(title, fontsize=10, color=INK)
+        figure.suptitle(figure_text(title), fontsize=10, color=INK)
     if len(lines) > 1:
         handles = [
-            Line2D([], [], color=colour(i), marker=marker(i), markersize=5, label=n) for i, n in enumerate(lines)
+            Line2D([], [], color=colour(i), marker=marker(i), markersize=5, label=figure_text(n))
+            for i, n in enumerate(lines)
         ]
         figure.legend(
             handles=handles,
@@ -119,6 +120,11 @@ def line_figure(
             labelcolor=INK,
         )
     return save(figure, Path(path))
+
+
+def _can_be_placed(value: Any) -> bool:
+    """Whether a row with this x has a place: words have, and numbers but NaN and infinities."""
+    return value is not None and (not isinstance(value, (int, float)) or is_finite(value))
 
 
 class _XAxis:
@@ -150,7 +156,8 @@ class _XAxis:
         places = [self.place({self.key: value}) for value in self.values]
         margin = 0.08 * (places[-1] - places[0]) or 0.5
         panel.set_xlim(places[0] - margin, places[-1] + margin)
-        panel.set_xlabel(f"{heading(self.key)} (tokens)" if self.key == "context" else heading(self.key))
+        named = figure_text(heading(self.key))
+        panel.set_xlabel(f"{named} (tokens)" if self.key == "context" else named)
         if self.numeric and not self.log:
             return
         ticks = list(zip(places, self.values, strict=True))
@@ -161,7 +168,7 @@ class _XAxis:
         panel.xaxis.set_minor_locator(NullLocator())
 
     def _label(self, value: Any) -> str:
-        return tokens_label(value) if self.numeric else cell(self.key, value)
+        return tokens_label(value) if self.numeric else figure_text(cell(self.key, value))
 
 
 def tokens_label(value: float) -> str:
@@ -188,7 +195,7 @@ def _draw_lines(panel: Axes, lines: Mapping[str, Rows], axis: _XAxis, measure: s
         points: dict[float, list[float]] = {}
         for row in rows:
             value = row.get(measure)
-            if isinstance(value, (int, float)) and math.isfinite(value) and not has_failed(row):
+            if isinstance(value, (int, float)) and is_finite(value) and not has_failed(row):
                 points.setdefault(axis.place(row), []).append(value)
         places = sorted(points)
         medians = [statistics.median(points[place]) for place in places]
@@ -239,7 +246,8 @@ def _draw_intervals(panel: Axes, rows: Rows, axis: _XAxis, measure: str, colour:
     ends = []
     for row in rows:
         low, high = row.get(f"{measure}_low"), row.get(f"{measure}_high")
-        if isinstance(low, (int, float)) and isinstance(high, (int, float)) and row.get(measure) is not None:
+        ends_there = all(isinstance(end, (int, float)) and is_finite(end) for end in (low, high))
+        if low is not None and high is not None and ends_there and row.get(measure) is not None:
             panel.vlines(axis.place(row), low, high, color=colour, linewidth=1.2, zorder=2)
             ends += [low, high]
     return ends
@@ -269,7 +277,7 @@ def _mark_failures(panel: Axes, lines: Mapping[str, Rows], axis: _XAxis, measure
         left, right = panel.get_xlim()
         side = -1 if place > (left + right) / 2 else 1  # towards the panel's middle, where there is room
         panel.annotate(
-            words,
+            figure_text(words),
             (place, level),
             xycoords=panel.get_xaxis_transform(),
             xytext=(6 * side, 0),

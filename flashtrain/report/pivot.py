@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flashtrain.errors import UserError, unknown
+from flashtrain.report.formats import cell, is_finite
 from flashtrain.report.rows import Row, has_failed, status_text, values_of
 from flashtrain.report.table import Table, available_columns, make_table
 
@@ -74,7 +75,7 @@ def pivoted(rows: Sequence[Mapping[str, Any]], index: Sequence[str], pivot: str,
     """
     places: dict[tuple[Any, ...], dict[str, list[Any]]] = {}
     for row in rows:
-        cells = places.setdefault(tuple(row.get(key) for key in index), {})
+        cells = places.setdefault(tuple(_plain(key, row.get(key)) for key in index), {})
         found = status_text(row) if has_failed(row) else row.get(value)
         if found is not None and row.get(pivot) is not None:
             cells.setdefault(str(row[pivot]), []).append(found)
@@ -84,12 +85,17 @@ def pivoted(rows: Sequence[Mapping[str, Any]], index: Sequence[str], pivot: str,
     ]
 
 
+def _plain(key: str, value: Any) -> Any:
+    """The value, or its words where it is a list or a mapping."""
+    return cell(key, value) if isinstance(value, (list, tuple, dict)) else value
+
+
 def _columns(view: View, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [*(view.columns or []), *[str(name) for name in values_of(rows, str(view.pivot))]]
 
 
 def _middle(found: list[Any]) -> Any:
-    numbers = [value for value in found if isinstance(value, (int, float)) and not isinstance(value, bool)]
+    numbers = [v for v in found if isinstance(v, (int, float)) and not isinstance(v, bool) and is_finite(v)]
     return statistics.median(numbers) if numbers else found[0]
 
 

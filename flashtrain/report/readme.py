@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashtrain.errors import UserError, unknown
+from flashtrain.report.formats import one_line
 from flashtrain.report.pivot import OPTIONS, View, view_of
 from flashtrain.report.rows import ResultFile, read_result, write_atomically
+from flashtrain.report.table import markdown_text
 
 _START = re.compile(r"^<!--\s*table:\s*(?P<words>.*?)\s*-->\s*$")
 _END = re.compile(r"^<!--\s*end table\s*-->\s*$")
@@ -76,10 +78,12 @@ def table_text(result: ResultFile, view: View) -> str:
 def source_line(result: ResultFile) -> str:
     """Date, device, versions and command of a result, in one line of Markdown."""
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    command = one_line(result.command)
     # a code span ends at a run of backticks of its own length
-    fence = "``" if "`" in result.command else "`"
-    command = " ".join(result.command.split())
-    return f"Measured {result.date} on {result.device} ({versions}): {fence}{command}{fence}"
+    fence = "`" * (1 + max(map(len, re.findall("`+", command)), default=0))
+    room = " " if command.startswith("`") or command.endswith("`") else ""
+    measured = f"Measured {result.date} on {markdown_text(result.device)} ({markdown_text(versions)})"
+    return f"{measured}: {fence}{room}{command}{room}{fence}"
 
 
 def _table_lines(place: _Place, readme: Path, results: Path) -> list[str]:

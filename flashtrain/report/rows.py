@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,17 +15,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
 from flashtrain.errors import UserError, unknown
+from flashtrain.foreign_files import MIB, read_json_object, read_yaml
 from flashtrain.report import machine
+from flashtrain.report.formats import cell, is_finite
 
 Row = dict[str, Any]
 
 SUMMARY = "summary.json"
 CONFIG = "config.yaml"
+SUMMARY_BYTES = MIB  # ours have a few KB
 # What a run that measures leaves: its rows, as a result file.
 RESULT = "result.json"
 
@@ -34,6 +32,8 @@ RESULT = "result.json"
 FINISHED = ("ok", "finished", "completed", "done")
 NO_SUMMARY = "no summary"
 OUT_OF_MEMORY = "out of memory"
+
+_MAY_BE_NESTED = ("overrides", "versions")
 
 # Folders that lie inside a sweep's folder without being a run of it.
 _NOT_RUNS = ("wandb", "checkpoints", "cache", "__pycache__")
@@ -58,13 +58,10 @@ class ResultFile:
 
 def read_result(path: str | Path) -> ResultFile:
     """Read and check a result file. Raises UserError (one line: the file, and what is wrong with it)."""
-    path = Path(path)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read the result file {path}: {error.strerror}.") from error
-    except ValueError as error:  # not JSON, or not UTF-8
-        raise UserError(f"the result file {path} is not valid JSON: {error}.") from error
+        content = read_json_object(path)
+    except UserError as error:
+        raise UserError(f"cannot read the result file {path}: {error}") from error
     return _checked(content, str(path))
 
 
@@ -89,7 +86,7 @@ def write_result(
         "date": datetime.date.today().isoformat() if date is None else date,
         "device": machine.device_name() if device is None else device,
         "versions": machine.versions() if versions is None else dict(versions),
-        "rows": [{key: _finite(value) for key, value in row.items()} for row in rows],
+        "rows": [dict(row) for row in rows],
     }
     result = _checked(content, str(path))
     write_atomically(path, json.dumps(asdict(result), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
@@ -102,7 +99,8 @@ def write_atomically(path: str | Path, text: str) -> Path:
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(text, encoding="utf-8", newline="\n")
+        # half a character, which JSON can say and UTF-8 cannot, is written as JSON says it
+        unfinished.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
         unfinished.replace(path)
     except OSError as error:
         unfinished.unlink(missing_ok=True)
@@ -122,7 +120,10 @@ def collect_summaries(folder: str | Path) -> list[Row]:
         raise UserError(f"there is no run or sweep folder '{folder}'.")
     if (folder / SUMMARY).is_file():
         return [_summary_row(folder, folder.name)]
-    rows = [_summary_row(run, run.relative_to(folder).as_posix()) for run in _run_folders(folder)]
+    try:
+        rows = [_summary_row(run, run.relative_to(folder).as_posix()) for run in _run_folders(folder)]
+    except OSError as error:
+        raise UserError(f"cannot read {error.filename or folder}: {error.strerror}.") from error
     if not rows:
         raise UserError(f"no run has left a {SUMMARY} in or below '{folder}'.")
     return rows
@@ -162,6 +163,8 @@ def _run_folders(folder: Path) -> Iterator[Path]:
     for child in sorted((entry for entry in folder.iterdir() if entry.is_dir()), key=_in_number_order):
         if child.name.startswith(".") or child.name in _NOT_RUNS:
             continue
+        if child.is_symlink() and folder.resolve().is_relative_to(child.resolve()):  # round and round
+            continue
         holds_runs = any(True for name in (SUMMARY, CONFIG) for _ in child.glob(f"*/**/{name}"))
         if not _is_run(child) and holds_runs:
             yield from _run_folders(child)
@@ -184,11 +187,8 @@ def _summary_row(folder: Path, name: str) -> Row:
     problem = "the job ended without writing summary.json"
     if file.is_file():
         try:
-            row = json.loads(file.read_text(encoding="utf-8"))
-            if isinstance(row, dict):
-                return {"run": name, **row}
-            problem = "summary.json is not one flat row"
-        except (ValueError, OSError) as error:
+            return {"run": name, **_plain(read_json_object(file, SUMMARY_BYTES))}
+        except UserError as error:
             problem = f"summary.json cannot be read: {error}"
     return {"run": name, **_told_by_config(folder / CONFIG), "status": NO_SUMMARY, "error": problem}
 
@@ -198,18 +198,27 @@ def _told_by_config(path: Path) -> Row:
     if not path.is_file():
         return {}
     try:
-        config = OmegaConf.load(path)
-        if not isinstance(config, DictConfig):
-            return {}
-        keys = [key for key in ("recipe", "model", "attention", "context", "batch") if key in config]
-        found = {key: config[key] for key in keys}
-    except (OSError, UnicodeDecodeError, YAMLError, OmegaConfBaseException):
+        config = read_yaml(path)
+    except UserError:
         return {}  # the row already says that the run is broken
-    return {key: value for key, value in found.items() if isinstance(value, (str, int, float))}
+    found = {key: config.get(key) for key in ("recipe", "model", "attention", "context", "batch")}
+    return _plain({key: value for key, value in found.items() if isinstance(value, (str, int, float))})
+
+
+def _plain(row: Mapping[str, Any]) -> Row:
+    """A row of a file from anywhere such that every value can be shown, compared and drawn: what is nested (but the
+    overrides and versions, which may be) and whole numbers beyond every float are told in words."""
+    return {
+        key: value if key in _MAY_BE_NESTED or not _is_odd(value) else cell(key, value) for key, value in row.items()
+    }
+
+
+def _is_odd(value: Any) -> bool:
+    return isinstance(value, (list, dict)) or (isinstance(value, int) and not is_finite(value))
 
 
 def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return None if isinstance(value, float) and not is_finite(value) else value
 
 
 def _checked(content: Any, where: str) -> ResultFile:
@@ -241,4 +250,7 @@ def _checked(content: Any, where: str) -> ResultFile:
                 raise UserError(
                     f"the result file {where}: row {number} is not flat, '{key}' is a {type(value).__name__}."
                 )
-    return ResultFile(**{field: content[field] for field in fields})
+            if isinstance(value, int) and not is_finite(value):
+                raise UserError(f"the result file {where}: row {number}, '{key}' is a number of too many digits.")
+    told = [{key: _finite(value) for key, value in row.items()} for row in rows]
+    return ResultFile(**{**{field: content[field] for field in fields}, "rows": told})

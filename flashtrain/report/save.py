@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flashtrain.errors import UserError
-from flashtrain.report.formats import cell
+from flashtrain.foreign_files import parse_json
+from flashtrain.report.formats import cell, one_line
 from flashtrain.report.rows import RESULT, ResultFile, Row, collect_summaries, read_result, values_of, write_result
 from flashtrain.report.sweep import override_texts, varied_keys, with_overrides
 
@@ -48,10 +48,10 @@ def save_result(path: str | Path, folder: str | Path, command: str | None = None
     left_out = {*_LEFT_OUT, *(["device"] if len(devices) == 1 else [])} - ({"recipe"} if len(recipes) > 1 else set())
     return write_result(
         path,
-        recipe=", ".join(recipes),
+        recipe=", ".join(map(str, recipes)),
         command=command or reproducing_command(rows),
         rows=[_flat(row, left_out) for row in rows],
-        device="; ".join(devices),
+        device="; ".join(map(str, devices)),
         versions=_versions(versions[0]) if versions else None,
     )
 
@@ -111,8 +111,10 @@ def _versions(recorded: Any) -> dict[str, str]:
     """Versions as a mapping, from a mapping, its JSON, or a text such as "torch 2.13.0, triton 3.7.1"."""
     if isinstance(recorded, str):
         try:
-            recorded = json.loads(recorded)
-        except ValueError:
+            recorded = parse_json(recorded, "versions")
+        except UserError:
             pairs = [part.replace("=", " ").split() for part in recorded.split(",")]
             recorded = {pair[0]: pair[-1] for pair in pairs if pair}
-    return {str(name): str(version) for name, version in dict(recorded).items()}
+    if not isinstance(recorded, Mapping):
+        raise UserError(f"the runs' versions are no names with versions, but {one_line(str(recorded))}.")
+    return {str(name): str(version) for name, version in recorded.items()}

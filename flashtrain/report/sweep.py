@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from flashtrain.errors import UserError
+from flashtrain.foreign_files import parse_json
 from flashtrain.report.figures import sweep_figure
+from flashtrain.report.formats import is_finite
 from flashtrain.report.rows import Row, collect_summaries, values_of, write_atomically
-from flashtrain.report.table import Table, constants, make_table
+from flashtrain.report.table import Table, constants, make_table, markdown_text
 
 # What tells runs apart; a column of the table where it differs, a part of the caption where it does not.
 _IDENTITY = ("recipe", "implementation", "model", "attention", "context", "batch")
@@ -35,7 +37,7 @@ def report_sweep(folder: str | Path, console: Console | None = None) -> dict[str
     table.print(console)
     written = {
         "csv": write_atomically(folder / "sweep.csv", table.csv()),
-        "markdown": write_atomically(folder / "sweep.md", f"{table.title}\n\n{table.markdown()}"),
+        "markdown": write_atomically(folder / "sweep.md", f"{markdown_text(table.title)}\n\n{table.markdown()}"),
     }
     x = _figure_axis(rows, varied)
     if x and any(values_of(rows, measure) for measure in _MEASURES):
@@ -83,7 +85,8 @@ def override_texts(row: Mapping[str, Any]) -> dict[str, str]:
     overrides = row.get("overrides") or []
     if isinstance(overrides, Mapping):
         overrides = [f"{key}={value}" for key, value in overrides.items()]
-    words = overrides.split() if isinstance(overrides, str) else [str(word) for word in overrides]
+    listed = [str(word) for word in overrides] if isinstance(overrides, (list, tuple)) else []
+    words = overrides.split() if isinstance(overrides, str) else listed
     pairs = [word.partition("=") for word in words]
     # where a job writes is not what it does
     return {key: text for key, sign, text in pairs if sign and not key.lstrip("+~").startswith(_NOT_SETTINGS)}
@@ -92,10 +95,10 @@ def override_texts(row: Mapping[str, Any]) -> dict[str, str]:
 def _typed(text: str) -> Any:
     """3 for "3", 0.1 for "0.1", True for "true"; any other text as it is."""
     try:
-        value = json.loads(text)
-    except ValueError:
+        value = parse_json(text, "an override")
+    except UserError:
         return text
-    return value if isinstance(value, (int, float)) else text
+    return value if isinstance(value, (int, float)) and is_finite(value) else text
 
 
 def _figure_axis(rows: Sequence[Row], varied: Sequence[str]) -> str | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,8 +20,9 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from flashtrain.errors import UserError, unknown
-from flashtrain.report.formats import COLUMNS, MISSING, NOT_SHOWN, cell, heading
+from flashtrain.report.formats import COLUMNS, MISSING, NOT_SHOWN, cell, heading, one_line
 from flashtrain.report.rows import Row, has_failed, status_text, values_of
+from flashtrain.spreadsheet import csv_value
 
 # An error in a line below the table: long enough for its meaning, short enough to stay a line.
 _ERROR_LENGTH = 200
@@ -53,28 +55,30 @@ class Table:
         """The table as GitHub Markdown, numbers to the right, failures in a list below it; ends with a newline."""
         rule = ["---:" if self._is_numeric(column) else ":---" for column in self.columns]
         lines = [self.headings, rule, *self.cells]
-        text = "\n".join("| " + " | ".join(_escaped(part) for part in line) + " |" for line in lines) + "\n"
+        text = "\n".join("| " + " | ".join(markdown_text(part) for part in line) + " |" for line in lines) + "\n"
         if self.notes:
-            text += "\n" + "".join(f"- {_escaped(note)}\n" for note in self.notes)
+            text += "\n" + "".join(f"- {markdown_text(note)}\n" for note in self.notes)
         return text
 
     def csv(self) -> str:
-        """The values as measured, under their keys, missing ones empty; an error column where a row has one."""
+        """The values as measured, under their keys, missing ones empty; an error column where a row has one. Text that
+        a spreadsheet would take for a formula begins with an apostrophe."""
         columns = list(self.columns)
         if "error" not in columns and any(row.get("error") is not None for row in self.rows):
             columns.append("error")
         buffer = io.StringIO()
         writer = csv.writer(buffer, lineterminator="\n")
-        writer.writerow(columns)
+        writer.writerow([csv_value(column) for column in columns])
         for row in self.rows:
             values = [row.get(column) for column in columns]
-            writer.writerow([cell("", value) if isinstance(value, (list, tuple, dict)) else value for value in values])
+            told = [cell("", value) if isinstance(value, (list, tuple, dict)) else value for value in values]
+            writer.writerow([csv_value(value) for value in told])
         return buffer.getvalue()
 
     def print(self, console: Console | None = None) -> None:
         """Print the table on the terminal. No figure is ever cut: what is too wide runs past the terminal's edge."""
         console = console or Console()
-        title = Text(self.title) if self.title else None
+        title = Text(one_line(self.title)) if self.title else None
         drawn = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
         for column, text in zip(self.columns, self.headings, strict=True):
             numeric = self._is_numeric(column)
@@ -162,6 +166,6 @@ def _error(row: Mapping[str, Any]) -> str:
     return f" ({text if len(text) <= _ERROR_LENGTH else text[: _ERROR_LENGTH - 3] + '...'})"
 
 
-def _escaped(text: str) -> str:
-    """Text that Markdown shows as it is: no column break, no HTML tag."""
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+def markdown_text(text: str) -> str:
+    """Text that Markdown shows as it is, in one line: no column break, HTML tag, code span, link or picture."""
+    return re.sub(r"([\\|`\[\]])", r"\\\1", one_line(text)).replace("<", "&lt;")

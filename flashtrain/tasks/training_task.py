@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from flashtrain.errors import UserError
 from flashtrain.training.gradients import clip_gradients, gradient_scale
 from flashtrain.training.optimizers import adamw
 
@@ -93,22 +94,35 @@ class TrainingTask(pl.LightningModule):
     def on_train_end(self) -> None:
         """Make the latest losses those of all ranks: each computed another part of the step."""
         if self._last_losses:
-            means = self._over_ranks(torch.stack([loss.float() for loss in self._last_losses]))
+            means = self._over_ranks(self._latest())
             self._last_losses = deque(means, maxlen=LOSSES_KEPT)
+
+    def _latest(self) -> Tensor:
+        """This rank's latest losses, of which the earlier ones may come from a checkpoint."""
+        device = self._last_losses[-1].device
+        return torch.stack([loss.float().to(device) for loss in self._last_losses])
 
     def _over_ranks(self, losses: Tensor) -> Tensor:
         """The mean over all ranks, of which every one must call this."""
         return losses if self.trainer.world_size == 1 else self.trainer.strategy.reduce(losses, reduce_op="mean")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep what rebuilds the model beside its weights, and the first loss for the run's summary."""
+        """Keep what rebuilds the model beside its weights, and the first and latest losses for the run's summary.
+
+        Every rank calls this: the latest losses are kept as the means over all.
+        """
         checkpoint["flashtrain"] = self.description
         checkpoint["first_loss"] = self.first_loss
+        checkpoint["last_losses"] = self._over_ranks(self._latest()).tolist() if self._last_losses else []
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take the first loss of the run that this one continues."""
-        first = checkpoint.get("first_loss")
+        """Take the losses of the run that this one continues. Raises UserError where they are no numbers."""
+        first, latest = checkpoint.get("first_loss"), checkpoint.get("last_losses", [])
+        numbers = latest if first is None or not isinstance(latest, list) else [first, *latest]
+        if not isinstance(numbers, list) or not all(type(number) is float for number in numbers):
+            raise UserError("the checkpoint is damaged: the losses that it notes are no numbers.")
         self._first_loss = None if first is None else torch.tensor(first)
+        self._last_losses = deque((torch.tensor(loss) for loss in latest), maxlen=LOSSES_KEPT)
 
     @property
     def first_loss(self) -> float | None:

@@ -7,6 +7,7 @@ and `best.ckpt` (lowest validation loss). Both are single files under every stra
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import os
 import pickle
@@ -21,10 +22,12 @@ from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from pytorch_lightning.callbacks import Checkpoint, ModelCheckpoint
 
 from flashtrain.errors import UserError
+from flashtrain.training.metrics_file import MetricsFile
 from flashtrain.training.steps import OptimizerStepCounter
 
 LAST = "last.ckpt"
 BEST = "best.ckpt"
+_PATH_KEYS = ("best_model_path", "kth_best_model_path", "last_model_path")  # of ModelCheckpoint's state
 PARTIAL = ".partial"  # ends the name of a file that is still being written
 # No space, no quota left (which Windows does not know), or larger than the file system allows.
 DISK_FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
@@ -46,7 +49,33 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(
         self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
     ) -> dict[str, Any]:
-        return read_checkpoint(path, map_location=map_location)
+        checkpoint = read_checkpoint(path, map_location=map_location)
+        rebuild_paths(checkpoint, Path(path).absolute().parent)
+        return checkpoint
+
+
+def rebuild_paths(checkpoint: dict[str, Any], folder: Path) -> None:
+    """Let no path in a loaded checkpoint's callbacks be believed: Lightning's ModelCheckpoint deletes the file that a
+    better one replaces, wherever its state says that it lies. Of each path the last name is kept, as a .ckpt file in
+    `folder`, the checkpoint's own, where there is such a file."""
+
+    def here(path: Any) -> str:
+        name = Path(path).name if isinstance(path, str) and "\0" not in path else ""
+        return str(folder / name) if name.endswith(".ckpt") and (folder / name).is_file() else ""
+
+    callbacks = checkpoint.get("callbacks")
+    for state in callbacks.values() if isinstance(callbacks, dict) else ():
+        if not isinstance(state, dict) or not any(key in state for key in _PATH_KEYS):
+            continue
+        for key in _PATH_KEYS:
+            if key in state:
+                state[key] = here(state[key])
+        if "dirpath" in state:
+            state["dirpath"] = str(folder)
+        scores = state.get("best_k_models")
+        if "best_k_models" in state:
+            known = scores.items() if isinstance(scores, dict) else ()
+            state["best_k_models"] = {here(path): score for path, score in known if here(path)}
 
 
 def save_atomically(checkpoint: dict[str, Any], path: Path) -> None:
@@ -94,14 +123,41 @@ def readable_checkpoint_errors(path: Path) -> Iterator[None]:
     if not path.is_file():
         raise UserError(f"there is no checkpoint {path}{_nearby(path)}")
     try:
+        _check_archive(path)
         yield
+    except UserError:
+        raise
     except pickle.UnpicklingError as problem:
         raise UserError(
             f"checkpoint {path} is refused: it is damaged, or holds more than tensors and plain values, and reading it"
             " could run code"
         ) from problem
-    except (RuntimeError, EOFError, zipfile.BadZipFile, ValueError) as problem:
+    except PermissionError as problem:
+        raise UserError(f"checkpoint {path} cannot be read: {problem.strerror}") from problem
+    except Exception as problem:  # reading a changed file, torch lets through whatever goes wrong in it
         raise UserError(f"checkpoint {path} is damaged or incomplete ({_first_line(problem)})") from problem
+
+
+def _check_archive(path: Path) -> None:
+    """UserError unless the file is an archive as torch.save writes it: every entry as it is, none compressed, together
+    no larger than the file. (torch unpacks compressed ones: gigabytes of zeros from a small file.)
+
+    Raises zipfile's errors for a damaged one.
+    """
+    with path.open("rb") as file:
+        if file.read(2) != b"PK":
+            raise UserError(f"{path} is no checkpoint: torch.save writes a zip archive, and this is none")
+    with zipfile.ZipFile(path) as archive:
+        entries = archive.infolist()
+        stored = all(
+            entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size for entry in entries
+        )
+        if not stored or sum(entry.file_size for entry in entries) > path.stat().st_size:
+            raise UserError(f"checkpoint {path} is refused: entries of it are compressed, or claim more than it holds")
+        for entry in entries:
+            # Of all that weights_only lets a file make, this alone takes memory that the file does not have.
+            if entry.filename.endswith("/data.pkl") and b"bytearray" in archive.read(entry):
+                raise UserError(f"checkpoint {path} is refused: it holds more than tensors and plain values")
 
 
 def read_weights(path: str | Path, prefix: str = "") -> dict[str, torch.Tensor]:
@@ -117,7 +173,7 @@ def read_weights(path: str | Path, prefix: str = "") -> dict[str, torch.Tensor]:
 def weights_in(checkpoint: dict[str, Any], path: str | Path, prefix: str = "") -> dict[str, torch.Tensor]:
     """As `read_weights`, for a checkpoint that has been read from `path` already."""
     state = checkpoint.get("state_dict")
-    if not isinstance(state, dict):
+    if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
         raise UserError(f"{path} holds no model weights (no 'state_dict')")
     plain = {name.replace("_orig_mod.", ""): value for name, value in state.items()}
     weights = {name[len(prefix) :]: value for name, value in plain.items() if name.startswith(prefix)}
@@ -184,7 +240,16 @@ class BestCheckpoint(ModelCheckpoint):
 
     last.ckpt may know less than best.ckpt does: a validation that follows the fit comes after it was written. So a run
     that goes on takes the score to beat from best.ckpt. (A stage that has not validated yet has nothing to beat.)
+    Its state is that score alone: where best.ckpt lies is known, and a path in a checkpoint is not believed.
     """
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best_model_score": self.best_model_score}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        score = _score(state_dict.get("best_model_score"))
+        if score is not None and self._path.is_file():
+            self._holds(score)
 
     def keep_if_best(self, trainer: pl.Trainer) -> None:
         """As the function of this name."""
@@ -205,8 +270,9 @@ class BestCheckpoint(ModelCheckpoint):
         """The score that best.ckpt says it is of; None where it cannot be read: then it is no loss."""
         with contextlib.suppress(UserError):
             # Mapped, for of all its weights nothing is read.
-            saved = read_checkpoint(self._path, mmap=True)
-            return saved.get("callbacks", {}).get(self.state_key, {}).get("best_model_score")
+            state = read_checkpoint(self._path, mmap=True).get("callbacks")
+            own = state.get(self.state_key) if isinstance(state, dict) else None
+            return _score(own.get("best_model_score")) if isinstance(own, dict) else None
         return None
 
     def _holds(self, score: torch.Tensor) -> None:
@@ -226,7 +292,11 @@ class SaveLast(Checkpoint):
 
     The last step's file is written before the loop closes its epoch, so that a longer run can continue from it with
     exactly the next sample (ModelCheckpoint's own `save_last` is written only when some other checkpoint is).
-    `last_saved` is the path once it has been written.
+    `last_saved` is the path once it has been written. Before it is, what metrics.csv has of its steps is flushed: a run
+    that goes on does not log them again.
+
+    Every checkpoint that is written during a validation (best.ckpt, or last.ckpt after a signal) says that the training
+    stood before that validation: Lightning would count a validation that was cut off as half made.
     """
 
     def __init__(self, folder: str | Path, every_n_steps: int | None = None) -> None:
@@ -238,10 +308,16 @@ class SaveLast(Checkpoint):
         self.last_saved: str | None = None
         self._saved_step = -1
         self._steps = OptimizerStepCounter()
+        self._loops: dict[str, Any] | None = None  # where the loops stood before the validation under way
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._steps.start(trainer)
         self._saved_step = trainer.global_step  # nothing new to save yet
+        self._loops = _loops_of(trainer)
+        _continue_metrics(trainer)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        _continue_metrics(trainer)  # of a run that died in its last validation, and trains no more
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -251,6 +327,15 @@ class SaveLast(Checkpoint):
         due = self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0
         if due or trainer.global_step == trainer.max_steps:
             self.save(trainer)
+        every = trainer.val_check_batch
+        if trainer.is_last_batch or (isinstance(every, int) and (batch_idx + 1) % every == 0):
+            self._loops = _loops_of(trainer)
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        if trainer.state.fn == "fit" and trainer.validating and self._loops is not None:
+            checkpoint["loops"] = self._loops
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.save(trainer)
@@ -259,9 +344,43 @@ class SaveLast(Checkpoint):
         """Write last.ckpt now, unless this optimiser step already has; every rank must call it."""
         if trainer.fast_dev_run or self._saved_step == trainer.global_step:  # type: ignore[attr-defined]
             return
+        _flush_metrics(trainer)
         trainer.save_checkpoint(self.path, weights_only=False)
         self._saved_step = trainer.global_step
         self.last_saved = str(self.path)
+
+
+def _loops_of(trainer: pl.Trainer) -> dict[str, Any]:
+    loops = ("fit_loop", "validate_loop", "test_loop", "predict_loop")  # as Lightning's checkpoints have them
+    return copy.deepcopy({name: getattr(trainer, name).state_dict() for name in loops})
+
+
+def _continue_metrics(trainer: pl.Trainer) -> None:
+    for logger in trainer.loggers:
+        if isinstance(logger, MetricsFile):
+            logger.continue_from(trainer.global_step)
+
+
+def _flush_metrics(trainer: pl.Trainer) -> None:
+    """Have what this step logged in metrics.csv. Lightning hands a step's metrics to the loggers after the hook in
+    which its checkpoint is written; the same again is no other row."""
+    connector = trainer._logger_connector
+    step = trainer.fit_loop.epoch_loop._batches_that_stepped
+    for logger in trainer.loggers:
+        if not isinstance(logger, MetricsFile):
+            continue
+        if trainer.training and connector.should_update_logs and trainer._results is not None:
+            values = {name: float(value) for name, value in connector.metrics["log"].items()}
+            if values:
+                logger.log_metrics({**values, "epoch": trainer.current_epoch}, step=step)
+        logger.flush()
+
+
+def _score(value: Any) -> torch.Tensor | None:
+    """A validation's figure as a checkpoint has it; None for anything else."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_floating_point():
+        return value.detach().cpu().reshape(())
+    return None
 
 
 def _os_error(problem: BaseException) -> OSError | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import netrc
 import os
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from pytorch_lightning.loggers import Logger, WandbLogger
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_only
 
 from flashtrain.errors import UserError, unknown
+from flashtrain.foreign_files import read_text
 from flashtrain.training.metrics_file import MetricsFile
 
 KINDS = ("none", "csv", "wandb")
@@ -179,8 +181,10 @@ def _wandb(
 def _remembered_id(run_dir: Path, run_id: str | None) -> str:
     """The W&B id of the run in this folder, written down so that resuming continues the same W&B run."""
     file = run_dir / RUN_ID
-    if run_id is None and file.is_file():
-        run_id = file.read_text().strip() or None
+    if run_id is None and file.exists():
+        run_id = read_text(file, most=1000).strip()
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", run_id):  # the file may be anybody's
+            raise UserError(f"{file} holds no id of a W&B run: remove it, and a new W&B run begins.")
     if run_id is None:
         run_id = secrets.token_hex(4)
     if not getattr(rank_zero_only, "rank", 0):

@@ -16,6 +16,7 @@ from flashtrain.training.steps import OptimizerStepCounter, log_interval
 from flashtrain.training.throughput import Throughput
 
 REFRESH_SECONDS = 0.2
+VALIDATION_SECONDS = 10.0  # between two words about a validation that takes long
 
 
 def make_progress(every_n_steps: int | None = None, terminal: bool | None = None) -> ProgressBar:
@@ -45,6 +46,7 @@ class _StepProgress(ProgressBar):
         # Of the current step's micro-batches; Lightning has divided each by their number, so that the sum is the mean.
         self._losses: list[torch.Tensor] = []
         self._rate: float | None = None
+        self._validation_began = self._validation_told = 0.0
 
     def disable(self) -> None:
         """Called by Lightning on every rank but the first."""
@@ -81,6 +83,26 @@ class _StepProgress(ProgressBar):
         self._advance(step, self._read(trainer) if due else None)
         self._losses.clear()
 
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._validation_began = self._validation_told = time.perf_counter()
+
+    def on_validation_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        now = time.perf_counter()
+        if not self._enabled or trainer.sanity_checking or now - self._validation_told < VALIDATION_SECONDS:
+            return
+        self._validation_told = now
+        done, total = batch_idx + 1, trainer.num_val_batches[dataloader_idx]
+        left = clock((now - self._validation_began) / done * (total - done))
+        self._advance_validation(f"step {trainer.global_step} validating {done}/{total} {left} left")
+
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._enabled and not trainer.sanity_checking and trainer.state.fn == "fit":
             losses = [value for name, value in trainer.callback_metrics.items() if name == "validation_loss"]
@@ -116,6 +138,10 @@ class _StepProgress(ProgressBar):
     def _advance(self, step: int, reading: str | None) -> None:
         """Step `step` has ended; reading: the text of its figures, where they were read."""
         raise NotImplementedError
+
+    def _advance_validation(self, reading: str) -> None:
+        """A validation goes on; reading: how far it is."""
+        self._say(reading)
 
     def _say(self, line: str) -> None:
         raise NotImplementedError
@@ -175,6 +201,12 @@ class TerminalProgress(_StepProgress):
             self._bar.update(self._task, completed=step)
             if reading is not None:
                 self._bar.update(self._task, description=reading)
+
+    def _advance_validation(self, reading: str) -> None:
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, description=reading)
+        else:  # a validation after the fit
+            self._say(reading)
 
     def _say(self, line: str) -> None:
         self._console.print(line, highlight=False)

@@ -18,19 +18,26 @@ from flashtrain.training.checkpoints import LAST, SaveLast
 from flashtrain.training.steps import OptimizerStepCounter
 
 AGREE_SECONDS = 1.0  # how often ranks ask each other whether one of them was told to stop
-MOST_STEPS = 100  # and at the latest after so many optimiser steps
+MOST_STEPS = 100  # and at the latest after so many optimiser steps, or batches of a validation
 TIME_IS_UP = 1000  # what ranks tell each other beside the numbers of signals
+
+
+class StoppedInValidation(Exception):
+    """A signal, or time that was up, ended a validation or test midway. Trainer.fit, .validate or .test raise it."""
 
 
 class SaveOnSignal(pl.Callback):
     """On SIGTERM or Ctrl-C (SIGINT): finish the current optimiser step, write last.ckpt, and end the fit.
+
+    In a validation or a test the batch is finished instead, last.ckpt written where the Trainer fits, and
+    StoppedInValidation raised: half a validation has no result, and must not be waited for.
 
     folder: where last.ckpt is written; None where the Trainer has a `SaveLast` callback, whose file is then used.
     until: the moment of time.time() after which the fit ends in the same way; `out_of_time` then says so.
 
     Afterwards `stopped_by` is the signal (None where the fit ended by itself), `stopped_at` the optimiser step, and
     `exit_code` what a command should exit with (143 for SIGTERM, 130 for Ctrl-C). A second Ctrl-C does not wait: it
-    raises KeyboardInterrupt at once. Validation is not run on the way out.
+    raises KeyboardInterrupt at once. No validation is run on the way out.
 
     Several ranks: a signal may reach only some of them, and at different steps. About once a second they compare, by a
     two-number all-reduce between the hosts' CPUs, and all stop after the same step.
@@ -56,7 +63,8 @@ class SaveOnSignal(pl.Callback):
         self._speaks = False
         self._steps_to_agreement = 1
         self._agreed_at = 0.0
-        self._agreed_step = 0
+        self._asked = 0  # how often this rank could have asked since
+        self._shared_batches = 0  # of the evaluation under way: every rank has so many
         self._validation_limit: Any = None
 
     @property
@@ -68,24 +76,34 @@ class SaveOnSignal(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.stopped_by, self.stopped_at, self._received, self.out_of_time = None, None, None, False
         self._late = None
-        self._speaks = trainer.is_global_zero
         self._steps.start(trainer)
-        self._steps_to_agreement, self._agreed_at, self._agreed_step = 1, time.monotonic(), trainer.global_step
-        if trainer.world_size > 1 and dist.is_initialized():
-            # A group of its own on the CPU: asking must not wait for the work queued on a GPU.
-            self._group = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
-            _silence_lightning(trainer)
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._previous[number] = signal.signal(number, self._on_signal)
+        self._begin(trainer)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._begin_evaluation(trainer, trainer.num_val_batches)
+
+    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._begin_evaluation(trainer, trainer.num_test_batches)
+
+    def on_validation_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._end_evaluation_batch(trainer, batch_idx, dataloader_idx)
+
+    on_test_batch_end = on_validation_batch_end
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if not self._steps.ended(trainer):
             return
-        told = self._agree(trainer)
+        told = self._agree()
         if told is None:
             return
         if trainer.global_step == trainer.max_steps:  # the fit is over anyway
@@ -103,6 +121,9 @@ class SaveOnSignal(pl.Callback):
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._restore(trainer)
 
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        self._restore(trainer)
+
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         self._restore(trainer)
         if isinstance(exception, KeyboardInterrupt) and self.stopped_by is None:
@@ -113,12 +134,48 @@ class SaveOnSignal(pl.Callback):
         as having stopped it. Every rank calls this."""
         if self._late is None:
             self._steps_to_agreement = 1
-            told = self._agree(trainer)
+            told = self._agree()
             self._late = None if told is None else (told, trainer.global_step)
         if self._late is not None:
             self._note(*self._late)
 
     # ---------------------------------------------------------------- inside
+    def _begin(self, trainer: pl.Trainer) -> None:
+        """Listen from here on."""
+        self._speaks = trainer.is_global_zero
+        self._steps_to_agreement, self._agreed_at, self._asked = 1, time.monotonic(), 0
+        if trainer.world_size > 1 and dist.is_initialized() and self._group is None:
+            # A group of its own on the CPU: asking must not wait for the work queued on a GPU.
+            self._group = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+        if self._group is not None and trainer.state.fn == "fit":
+            _silence_lightning(trainer)
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._previous[number] = signal.signal(number, self._on_signal)
+
+    def _begin_evaluation(self, trainer: pl.Trainer, batches: Any) -> None:
+        if trainer.state.fn != "fit" and not self._previous:
+            self._begin(trainer)
+        count = sum(int(number) for number in batches if number != float("inf"))
+        if self._group is not None:  # a rank may have a batch more, after which nobody would answer it
+            least = torch.tensor(count, dtype=torch.int64)
+            dist.all_reduce(least, op=dist.ReduceOp.MIN, group=self._group)
+            count = int(least)
+        self._shared_batches = count
+
+    def _end_evaluation_batch(self, trainer: pl.Trainer, batch_idx: int, dataloader_idx: int) -> None:
+        listens = self._previous or self._group is not None
+        if trainer.sanity_checking or not listens or dataloader_idx or batch_idx >= self._shared_batches:
+            return
+        told = self._agree()
+        if told is None:
+            return
+        self._note(told, trainer.global_step)
+        if trainer.state.fn == "fit":
+            self._save(trainer)
+        raise StoppedInValidation(f"stopped in a validation after step {trainer.global_step}")
+
     def _note(self, told: int, step: int) -> None:
         self.stopped_at = step
         if told == TIME_IS_UP:
@@ -144,21 +201,22 @@ class SaveOnSignal(pl.Callback):
             return int(self._received)
         return TIME_IS_UP if self.until is not None and time.time() >= self.until else 0
 
-    def _agree(self, trainer: pl.Trainer) -> int | None:
+    def _agree(self) -> int | None:
         """What any rank was told, the same answer on every rank; None for nothing."""
         if self._group is None:
             return self._told() or None
         self._steps_to_agreement -= 1
+        self._asked += 1
         if self._steps_to_agreement > 0:
             return None
         now = time.monotonic()
-        seconds_per_step = (now - self._agreed_at) / max(1, trainer.global_step - self._agreed_step)
+        seconds_per_step = (now - self._agreed_at) / self._asked
         wanted = min(MOST_STEPS, max(1, int(AGREE_SECONDS / max(seconds_per_step, 1e-6))))
         # Every rank proposes when to ask next; the largest proposal holds for all, so that they ask at the same step.
         both = torch.tensor([self._told(), wanted], dtype=torch.int64)
         dist.all_reduce(both, op=dist.ReduceOp.MAX, group=self._group)
         number, self._steps_to_agreement = both.tolist()
-        self._agreed_at, self._agreed_step = now, trainer.global_step
+        self._agreed_at, self._asked = now, 0
         return number or None
 
     def _save(self, trainer: pl.Trainer) -> None:

@@ -134,7 +134,9 @@ def test_an_export_is_read_by_transformers_with_the_labels_names(head_runs: Tiny
     theirs = transformers.BertForSequenceClassification.from_pretrained(exported)
     assert theirs.config.id2label == {0: "x", 1: "y"}
     assert theirs.config.pad_token_id == 257
-    assert (exported / "tokenizer").is_dir()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(exported)
+    assert len(tokenizer) == theirs.config.vocab_size
+    assert tokenizer("ab").input_ids == [tokenizer.cls_token_id, 97, 98, tokenizer.sep_token_id]
     with pytest.raises(UserError, match="pooling=max is not one transformers' BERT can hold"):
         run_mode(settings_from_checkpoint(["mode=export", f"checkpoint={tuned}"]))
     assert not list(tuned.glob("export*"))

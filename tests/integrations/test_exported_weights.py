@@ -78,7 +78,7 @@ def test_a_configuration_that_lacks_an_entry_is_refused(tmp_path):
 def test_a_configuration_that_is_no_json_is_refused(tmp_path):
     save_weights(demo(), tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(UserError, match=r"config.json cannot be read as JSON"):
+    with pytest.raises(UserError, match=r"config.json is not valid JSON"):
         load_weights(tmp_path)
 
 

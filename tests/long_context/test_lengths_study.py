@@ -172,7 +172,7 @@ def test_a_length_that_fails_is_a_row_and_the_others_go_on(tiny_runs: TinyRuns, 
 )
 def test_a_training_is_a_process_whose_end_is_told_and_which_gets_our_sigterm(monkeypatch, script, status) -> None:
     command = [sys.executable, "-c", f"import os, time; {script}"]
-    monkeypatch.setattr("flashtrain.long_context.study.job_command", lambda: command)
+    monkeypatch.setattr("flashtrain.job_process.job_command", lambda: command)
     before = signal.getsignal(signal.SIGTERM)
     assert start_training(["recipe=gpt2"]) == status
     assert signal.getsignal(signal.SIGTERM) is before

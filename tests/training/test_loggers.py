@@ -128,3 +128,10 @@ def test_a_table_may_have_numbers_and_words_in_a_column() -> None:
     logger = Kept()
     log_table([logger], "rows", [{"length": 128, "rate": 2.5}, {"length": "paragraph"}, {"length": None, "rate": 1.0}])
     assert logger.table.data == [["128", 2.5], ["paragraph", None], [None, 1.0]]
+
+
+@pytest.mark.parametrize("content", ["../../other", "a b", "\x1b[2J", "x" * 2000])
+def test_a_file_from_elsewhere_names_no_run_but_a_plain_one(tmp_path, content):
+    (tmp_path / "wandb_id.txt").write_text(content)
+    with pytest.raises(UserError, match=r"wandb_id\.txt"):
+        make_loggers("wandb", tmp_path, mode="offline")

@@ -88,3 +88,51 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
     logger.log_metrics({"loss": 1.0}, step=0)
     with pytest.raises(UserError, match=r"could not write .*metrics\.csv"):
         logger.finalize("success")
+
+
+NO_METRICS = {
+    "a long field": "step,loss\n0," + "9" * 200_000 + "\n",
+    "no steps": "epoch,loss\n0,1\n",
+    "a column twice": "step,loss,loss\n0,1,2\n",
+    "no UTF-8": "step,loss\n0,\udcff\n",
+    "no rows of text": "\x00\x01\x02",
+}
+
+
+@pytest.mark.parametrize("content", NO_METRICS.values(), ids=NO_METRICS.keys())
+def test_a_file_that_is_none_is_one_line(path, content):
+    path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(UserError, match=r"metrics\.csv") as caught:
+        read_metrics(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", NO_METRICS.values(), ids=NO_METRICS.keys())
+def test_a_run_that_finds_such_a_file_keeps_it_beside_its_own(path, content, caplog):
+    path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    before = path.read_bytes()
+    logger = MetricsFile(path)
+    with caplog.at_level("INFO"):
+        logger.log_metrics({"loss": 1.0}, step=5)
+    logger.finalize("success")
+    assert read_metrics(path) == (["step", "loss"], [{"step": "5", "loss": "1.0"}])
+    assert path.with_name("metrics.csv.unreadable").read_bytes() == before
+    assert "metrics.csv.unreadable" in caplog.text
+
+
+@pytest.mark.parametrize("step", ["\u00b2", "9" * 5000, "-1", "x", "", "1.5"])
+def test_rows_without_a_step_are_left_out(path, step):
+    path.write_text(f"step,loss\n0,1.0\n{step},2.0\n3\n1,2,3,4\n", encoding="utf-8")
+    logger = MetricsFile(path)
+    logger.log_metrics({"loss": 1.0}, step=5)
+    logger.finalize("success")
+    assert [row["step"] for row in read_metrics(path)[1]] == ["0", "3", "1", "5"]
+
+
+def test_a_spreadsheet_computes_nothing_of_what_was_there(path):
+    path.write_text('step,=A1,loss\n0,"=1+1\x1b[2J",-1.5\n', encoding="utf-8")
+    logger = MetricsFile(path)
+    logger.log_metrics({"loss": 1.0}, step=5)
+    logger.finalize("success")
+    lines = path.read_text(encoding="utf-8").split("\n")
+    assert lines[:2] == ["step,'=A1,loss", "0,'=1+1\\x1b[2J,-1.5"]

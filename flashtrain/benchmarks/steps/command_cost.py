@@ -22,9 +22,9 @@ from flashtrain.benchmarks.steps.case import StepCase, batch_of
 from flashtrain.benchmarks.steps.contenders import Contender
 from flashtrain.benchmarks.steps.measure import NO_TIME, rates
 from flashtrain.compose import quoted
+from flashtrain.job_process import job_command
 from flashtrain.run_folder import FAILED, FINISHED, read_summary
 from flashtrain.settings import Settings
-from flashtrain.sweep import job_command
 from flashtrain.training.loggers import METRICS
 from flashtrain.training.metrics_file import read_metrics
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from flashtrain.errors import UserError, unknown
@@ -18,6 +18,7 @@ from flashtrain.setting_checks import at_least
 CONTOURS = {"hard": 14, "intermediate": 9, "easy": 6}
 FEWEST_DASHES, MOST_DASHES = 2, 20
 SMALLEST_SIDE = 24
+LARGEST = 2**16  # above any length in pixels: coordinates are stored in two bytes
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,17 @@ class PathfinderParameters:
     def from_dict(cls, values: dict[str, Any]) -> PathfinderParameters:
         """The inverse of as_dict. Raises UserError for values of another version."""
         try:
-            return cls(**{**values, "margins": tuple(values["margins"])})
+            found = cls(**{**values, "margins": tuple(values["margins"])})
         except (TypeError, KeyError) as error:
             raise UserError(f"these Pathfinder parameters are of another version: {error}.") from error
+        for field in fields(cls):
+            given = getattr(found, field.name)
+            numbers = given if field.name == "margins" else (given,)
+            kinds = (int, float) if field.type == "float" else (int,)
+            if not all(type(number) in kinds and abs(number) < LARGEST for number in numbers):
+                raise UserError(f"Pathfinder parameters: {field.name} holds {given!r:.60}, which no generator wrote.")
+        found.check()
+        return found
 
 
 _ARENA = {

@@ -16,6 +16,7 @@ import numpy as np
 
 from flashtrain.data.pathfinder.parameters import PathfinderParameters
 from flashtrain.errors import UserError
+from flashtrain.foreign_files import parse_json
 
 MAGIC = "flashtrain pathfinder"
 # Raised when the same seed would give other images, or the file's form changes.
@@ -37,8 +38,11 @@ class Header:
         """The inverse of as_dict. Raises UserError for what another version wrote."""
         try:
             parameters = PathfinderParameters.from_dict(told["parameters"])
-            return cls(parameters, int(told["seed"]), str(told["split"]), int(told["version"]))
-        except (KeyError, TypeError, ValueError) as error:
+            seed, split, version = told["seed"], told["split"], told["version"]
+            if (type(seed), type(split), type(version)) != (int, str, int):
+                raise TypeError("seed and version are whole numbers, split is a name")
+            return cls(parameters, seed, split, version)
+        except (KeyError, TypeError) as error:
             raise UserError(f"this header of Pathfinder images is of another version: {error}.") from error
 
     def as_dict(self) -> dict[str, Any]:
@@ -54,14 +58,19 @@ class Header:
 def read_header(path: Path) -> Header:
     """The header of a file. Raises UserError for a file of another kind or version."""
     try:
+        if path.exists() and not path.is_file():  # a pipe may never end
+            raise UserError(f"{path} is no file of Pathfinder images.")
         with path.open("rb") as file:
-            told = json.loads(file.read(HEADER_BYTES))
-        known = told["format"] == MAGIC
+            head = file.read(HEADER_BYTES)
     except OSError as error:
         raise UserError(f"cannot read the Pathfinder images {path}: {error.strerror}.") from error
-    except (ValueError, KeyError, TypeError) as error:
+    try:
+        told = parse_json(head, str(path))
+    except UserError as error:
         raise UserError(f"{path} is no file of Pathfinder images.") from error
-    if not known or told.get("version") != GENERATOR_VERSION:
+    if not isinstance(told, dict) or told.get("format") != MAGIC:
+        raise UserError(f"{path} is no file of Pathfinder images.")
+    if told.get("version") != GENERATOR_VERSION:
         raise UserError(
             f"{path} was written by another version of the generator ({told.get('version')}, "
             f"this is {GENERATOR_VERSION}): delete it, and it is made anew."
@@ -93,10 +102,14 @@ def seal(records: np.ndarray) -> None:
 
 
 def sound(records: np.ndarray) -> int:
-    """How many records, from the first, carry their checksum."""
+    """How many records, from the first, carry their checksum and say what a generator may have drawn."""
     size = records.dtype.itemsize
     data = memoryview(records.tobytes())
+    whole = len(records)
     for number, noted in enumerate(records["checksum"].tolist()):
         if zlib.crc32(data[number * size : (number + 1) * size - 4]) != noted:
-            return number
-    return len(records)
+            whole = number
+            break
+    some = records[:whole]
+    possible = (some["label"] <= 1) & (some["start"] <= 1) & (some["count"] <= records.dtype["angles"].shape[0])
+    return whole if possible.all() else int(possible.argmin())

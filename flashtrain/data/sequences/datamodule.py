@@ -58,6 +58,12 @@ class SequenceDataModule(ResumableDataModule):
         """Make or read what is missing. Lightning calls this in one process a machine."""
         self.source.prepare()
 
+    @property
+    def held_out_samples(self) -> int:
+        """Samples of each validation, over all devices. Needs prepare_data()."""
+        count, limit = len(self.source.split("validation")), self.limits["validation"]
+        return count if limit is None else min(limit, count)
+
     def train_dataloader(self) -> ResumableLoader:
         """The run's micro-batches for this device, from the step that the trainer stands at."""
         return self._training(self.source.split("train"))

@@ -13,10 +13,13 @@ from flashtrain.data.sequences.byte_sequences import ByteSequences
 from flashtrain.data.sequences.rows import fingerprint
 from flashtrain.data.sequences.samples import Sequences, SequenceSamples
 from flashtrain.data.sequences.source import ArraySource, SequenceShape
+from flashtrain.data.text_encoding import decode_text
 from flashtrain.errors import UserError
 
 VERSION = 1
 LENGTH = 4000  # the Arena's, of each text
+LONGEST_LINE = 2**24  # bytes of a pair
+LOOKED_AT = 2**20  # bytes of a file, whether they are text
 COLUMNS = 5  # label, id1, id2, text1, text2
 _NAMES = {"train": "train", "validation": "eval", "test": "test"}  # as the Arena's files have them
 
@@ -60,7 +63,7 @@ class Retrieval(ArraySource):
         files = self._files(name)
         key = f"retrieval-{fingerprint(files)}-{self.length}-v{VERSION}"
         return SequenceSamples(
-            open_or_build(key, lambda: self._read(files), self.cache_dir), self.length, fixed=self.fixed
+            open_or_build(key, lambda: self._read(files), self.cache_dir, self.shape), self.length, fixed=self.fixed
         )
 
     def _files(self, split: str) -> list[Path]:
@@ -80,14 +83,20 @@ class Retrieval(ArraySource):
 
 def _add(pairs: ByteSequences, file: Path) -> None:
     with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
+        decode_text(lines.read(LOOKED_AT), file, remedy="pairs are UTF-8.")
+        lines.seek(0)
+        number = 0
+        while line := lines.readline(LONGEST_LINE + 1):
+            number += 1
+            if len(line) > LONGEST_LINE:
+                raise UserError(f"{file}:{number}: a line of more than {LONGEST_LINE:,} bytes.")
             fields = line.rstrip(b"\r\n").split(b"\t")
             if len(fields) != COLUMNS:
                 raise UserError(f"{file}:{number}: {len(fields)} fields by tabs, not label, id1, id2, text1, text2.")
             try:
-                label = int(float(fields[0]))
+                label = float(fields[0])
             except ValueError:
                 label = -1
             if label not in (0, 1):
                 raise UserError(f"{file}:{number}: the label is neither 0 nor 1.")
-            pairs.add(label, fields[3], fields[4])
+            pairs.add(int(label), fields[3], fields[4])

@@ -6,13 +6,17 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from flashtrain.data.json_lines import one_line
 from flashtrain.data.labelled_files import jsonl_objects
+from flashtrain.data.parquet_rows import is_plain, parquet_rows
 from flashtrain.errors import UserError
 
+if TYPE_CHECKING:
+    import pyarrow
+
 Row = Mapping[str, Any]
-_AT_ONCE = 512
 _SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)$")
 
 
@@ -22,7 +26,7 @@ def local_rows(path: Path) -> Iterator[tuple[Row, str]]:
     if path.suffix == ".jsonl":
         yield from jsonl_objects(path)
     elif path.suffix == ".parquet":
-        for number, row in enumerate(_parquet_rows(path), start=1):
+        for number, row in enumerate(parquet_rows(path, _plain_columns), start=1):
             yield row, f"{path}, row {number}"
     else:
         raise UserError(f"{path} is of no format that is read here: .jsonl or .parquet.")
@@ -64,7 +68,7 @@ def hub_rows(name: str, split: str) -> Any:
         return datasets.load_dataset(name, split=split)
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(
-            f"cannot load the dataset {name}, split {split}: {_one_line(error)}. Check its name, and that this machine "
+            f"cannot load the dataset {name}, split {split}: {one_line(error)}. Check its name, and that this machine "
             "reaches the hub; sequence.path=... reads local files."
         ) from error
 
@@ -77,6 +81,10 @@ def value_of(row: Row, names: Iterable[str], where: str) -> Any:
     raise UserError(f"{where}: no column {' or '.join(names)}. It has {', '.join(map(str, row))}.")
 
 
+def _plain_columns(schema: pyarrow.Schema) -> list[str]:
+    return [field.name for field in schema if is_plain(field.type)]
+
+
 def fingerprint(paths: Iterable[Path]) -> str:
     """A short key of files by path, size and time."""
     digest = hashlib.sha256()
@@ -84,19 +92,3 @@ def fingerprint(paths: Iterable[Path]) -> str:
         status = path.stat()
         digest.update(f"\n{path} {status.st_size} {status.st_mtime_ns}".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:16]
-
-
-def _parquet_rows(path: Path) -> Iterator[Row]:
-    import pyarrow  # here, since it is slow to import
-    import pyarrow.parquet
-
-    try:
-        with pyarrow.parquet.ParquetFile(path) as table:
-            for batch in table.iter_batches(batch_size=_AT_ONCE):
-                yield from batch.to_pylist()
-    except (OSError, pyarrow.ArrowException) as error:
-        raise UserError(f"{path} cannot be read as parquet: {_one_line(error)}.") from error
-
-
-def _one_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

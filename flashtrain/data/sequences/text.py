@@ -12,10 +12,13 @@ from flashtrain.data.sequences.byte_sequences import ByteSequences, held_out
 from flashtrain.data.sequences.rows import find_table, fingerprint, hub_rows, local_rows, value_of
 from flashtrain.data.sequences.samples import Sequences, SequenceSamples
 from flashtrain.data.sequences.source import ArraySource, SequenceShape
+from flashtrain.data.text_encoding import decode_text
 from flashtrain.errors import UserError
+from flashtrain.foreign_files import read_bytes
 
 VERSION = 1
 LENGTH = 4096  # the Arena's
+LONGEST_REVIEW = 2**24  # bytes of a .txt file
 HELD_OUT = 2000  # training reviews that validate: the data set has no split for it
 _SENTIMENTS = {"neg": 0, "pos": 1}
 
@@ -76,13 +79,13 @@ class ByteText(ArraySource):
         if self.path is None:
             key = str(self.name).replace("/", "--")
             return open_or_build(
-                f"text-{key}-{part}-{self.length}-v{VERSION}", lambda: self._from_hub(part), self.cache_dir
+                f"text-{key}-{part}-{self.length}-v{VERSION}", lambda: self._from_hub(part), self.cache_dir, self.shape
             )
         if not self.path.is_dir():
             raise UserError(f"sequence.path={self.path} is no folder (seen from {Path.cwd()}).")
         files = self._files(part)
         name = f"text-{fingerprint(files)}-{part}-{self.length}-v{VERSION}"
-        return open_or_build(name, lambda: self._from_files(files), self.cache_dir)
+        return open_or_build(name, lambda: self._from_files(files), self.cache_dir, self.shape)
 
     def _files(self, part: str) -> list[Path]:
         folder = self.path or Path()
@@ -101,7 +104,7 @@ class ByteText(ArraySource):
         found = ByteSequences(self.length)
         for path in files:
             if path.suffix == ".txt":
-                found.add(_SENTIMENTS[path.parent.name], path.read_bytes())
+                found.add(_SENTIMENTS[path.parent.name], _review(path))
                 continue
             for row, where in local_rows(path):
                 _add(found, row, where)
@@ -119,6 +122,13 @@ def _shuffled(part: Sequences) -> Sequences:
     count = len(part.labels)
     order = np.random.RandomState(np.random.MT19937(np.random.SeedSequence((0, 9)))).permutation(count)
     return part.chosen(order)
+
+
+def _review(path: Path) -> bytes:
+    """A review's bytes, as they are: the model reads bytes. UserError: they are no text."""
+    content = read_bytes(path, LONGEST_REVIEW)
+    decode_text(content, path, remedy="reviews are UTF-8.")
+    return content
 
 
 def _add(found: ByteSequences, row: object, where: str) -> None:

@@ -47,6 +47,7 @@ class ContextSequence:
         self.counted = counted
         self.tokens = tokens
         self.weight: float | Tensor = group.size * counted[0] / max(1, counted[1])
+        self.refuses_own_part = True  # ... a user may say that attention to a device's own part is meant
         self.weighted = False  # whether the step's loss was multiplied already
         self.unweighted: Tensor | None = None  # ... what of: a step that returns this one returns it as it was
         self.explanation: str | None = None
@@ -86,6 +87,21 @@ class ContextSequence:
             return None
         self._whole[name] = self._whole[name].to(device, non_blocking=True)
         return self._whole[name]
+
+    def is_own_part(self, tokens: int) -> bool:
+        """Whether so many tokens are the ones that this rank holds: of a row (one may be cut off or added), of all."""
+        held, rows = self.layout.held, max(1, self.tokens // self.layout.seqlen)
+        return abs(tokens - held) <= 1 or tokens == rows * held
+
+    def refuse_own_part(self, keys: int, what: str) -> None:
+        """See models/spread.py."""
+        if self.refuses_own_part and self.layout.degree > 1 and self.is_own_part(keys):
+            raise UserError(
+                f"{what} of {keys} keys under context parallelism, where {self.layout.degree} devices hold "
+                f"{self.layout.held} of a sequence's {self.layout.seqlen} tokens each: a token would see its own "
+                "device's part alone. Possible: flashtrain.Attention in its place, another strategy (fsdp, ddp), or "
+                "ContextParallelStrategy(check_attention=False) where this is meant."
+            )
 
     def _check(self, tokens: int) -> None:
         if tokens != self.layout.held:

@@ -4,7 +4,8 @@
 
 The module's attention is flashtrain.models.Attention (or GPT2, which is made of it), whose rotary positions know which
 tokens a rank holds. A module that looks up learned positions asks flashtrain.next_positions for them, with no cache:
-torch.arange would count a rank's tokens as the sequence's first ones, and nothing could tell.
+torch.arange would count a rank's tokens as the sequence's first ones, and nothing could tell. Attention of any other
+kind is refused in the first step (attention_check.py).
 The devices are a mesh data x context: ranks of one data index share their sequences, and FSDP2 shards weights,
 gradients and optimiser states over all of them.
 """
@@ -26,6 +27,7 @@ from pytorch_lightning.strategies import ModelParallelStrategy
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor
 
+from flashtrain.distributed.context.attention_check import AttentionCheck
 from flashtrain.distributed.context.batches import BatchNames, deal_batch, same_everywhere
 from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.distributed.context.layout import LAYOUTS
@@ -53,14 +55,17 @@ class ContextParallelStrategy(ModelParallelStrategy):
     on_failure: called with the line that names that rank, on each of the others, before the process ends.
     save_distributed_checkpoint: a folder written by all ranks (torch.distributed.checkpoint), or one file gathered on
     rank 0; either can be resumed on another number of devices and at another degree.
+    check_attention: refuse, in the first step of training, validation, test and prediction, a step without any
+    attention that the devices share, or with attention to one device's own part (attention_check.py). False for a model
+    whose tokens are not to see each other, or only those of their device.
 
     What training_step returns counts as the mean over the rank's labels, and is weighted so that gradients are those
     of the mean over all labels of the micro-batch, on all devices. A step that logs
     its loss wraps it in `mean_over_context`. A mask is made from the whole sequence, `whole(batch, "documents")`.
     configure_model shards the module over `self.device_mesh` (one dimension, data_parallel, all devices); without one
     each of the module's children is sharded, block by block where it has `blocks`.
-    Raises UserError for names that do not exist, and, before anything is built, for degrees that do not fit the devices
-    or the heads.
+    Raises UserError for names that do not exist, before anything is built for degrees that do not fit the devices or
+    the heads, and in a step for attention that is not shared.
     """
 
     def __init__(
@@ -76,6 +81,7 @@ class ContextParallelStrategy(ModelParallelStrategy):
         timeout_seconds: float | None = 1800.0,
         on_failure: Callable[[str], None] | None = None,
         save_distributed_checkpoint: bool = True,
+        check_attention: bool = True,
         **options: Any,
     ) -> None:
         # The base class's sizes describe another mesh, which is never made.
@@ -97,6 +103,9 @@ class ContextParallelStrategy(ModelParallelStrategy):
         self._data_rank = 0
         self._data_group: Any = None
         self._compared = False
+        self.check_attention = check_attention
+        self._checked: set[str] = set()  # the kinds of step of which one was watched
+        self._check: AttentionCheck | None = None
 
     # --- the devices --------------------------------------------------------------------------------------------
 
@@ -142,6 +151,7 @@ class ContextParallelStrategy(ModelParallelStrategy):
 
     def setup(self, trainer: pl.Trainer) -> None:
         self._check_heads()  # of what configure_model built
+        self._checked.clear()
         for attention in self._attentions():
             shared = math.gcd(attention.heads, self._degree)
             if self.context is not None and shared < self._degree:
@@ -199,33 +209,49 @@ class ContextParallelStrategy(ModelParallelStrategy):
         )
         if self.data_ranks > 1:
             self.sequence.weight = self._weight_among_all(*self.sequence.counted)
+        self.sequence.refuses_own_part = self.check_attention
         return super().batch_to_device(part, device, dataloader_idx)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         self._mark(f"training step {self._module.global_step + 1}")
-        with self._spread():
-            output = super().training_step(*args, **kwargs)
-            return self._weighted(output)
+        return self._weighted(self._step("training", super().training_step, *args, **kwargs))
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         self._mark("a validation step")
-        with self._spread():
-            return super().validation_step(*args, **kwargs)
+        return self._step("validation", super().validation_step, *args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
         self._mark("a test step")
-        with self._spread():
-            return super().test_step(*args, **kwargs)
+        return self._step("test", super().test_step, *args, **kwargs)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
         self._mark("a prediction step")
-        with self._spread():
-            return super().predict_step(*args, **kwargs)
+        return self._step("prediction", super().predict_step, *args, **kwargs)
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
         self._mark(f"backward of step {self._module.global_step + 1}")
+        if self._check is not None:  # a step that steps the optimiser itself
+            self._check.require_shared(self._degree)
         with self._spread():  # activation checkpointing computes blocks again
             return super().backward(closure_loss, optimizer, *args, **kwargs)
+
+    def _step(self, kind: str, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A step of the module with its sequence spread; the first of its kind is watched."""
+        with self._spread():
+            if kind in self._checked or not self.check_attention or self._degree == 1:
+                return step(*args, **kwargs)
+            self._check = AttentionCheck(self.sequence, kind)
+            try:
+                with self._check:
+                    output = step(*args, **kwargs)
+                # A training step that returns nothing is passed over, or has called backward.
+                if kind != "training" or output is not None:
+                    self._check.require_shared(self._degree)
+                if self._check.shared:
+                    self._checked.add(kind)
+            finally:
+                self._check = None
+            return output
 
     def _weight_among_all(self, here: int, together: int) -> Tensor:
         """Labels here over the mean of all devices: a sum over the data ranks, for which the host does not wait."""

@@ -23,9 +23,11 @@ import torch
 from ranks import fork
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
+from unshared_models import UNSHARED
 
 import flashtrain
 from flashtrain.distributed.context.sequence import mean_over_context, whole
+from flashtrain.errors import UserError
 from flashtrain.models import GPT2, GPT2Config, MemorySavings, RotaryPositions
 from flashtrain.tasks import LanguageModel
 from flashtrain_kernels import masks
@@ -75,6 +77,24 @@ class PlainTask(pl.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.parameters(), lr=3e-2)
+
+
+class ManualTask(PlainTask):
+    """A step that steps its optimiser itself, and returns nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.steps_taken = 0
+
+    def training_step(self, batch: dict[str, Tensor], index: int) -> None:
+        optimizer = self.optimizers()
+        self.manual_backward(mean_over_context(self.loss(batch)))
+        optimizer.step()
+        self.steps_taken += 1
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        pass
 
 
 class DocumentTask(PlainTask):
@@ -228,6 +248,37 @@ def our_task(folder: Path, **options: Any) -> dict[str, Any]:
     return {name: float(fit.callback_metrics[name]) for name in ("train_loss", "validation_loss", "gradient_norm")}
 
 
+def refused(task: pl.LightningModule, folder: Path, **options: Any) -> str:
+    """What training under the strategy ends with, and how many steps its optimiser took."""
+    own = flashtrain.ContextParallelStrategy(timeout_seconds=None)
+    fit = trainer(folder, max_steps=2, devices=2, strategy=own, **options)
+    try:
+        fit.fit(task, Loaders(8))
+    except UserError as error:
+        return f"{fit.global_step} steps: {error}"
+    return f"{fit.global_step} steps"
+
+
+def of(model: nn.Module, task: PlainTask) -> PlainTask:
+    task.decoder = model.double()
+    return task
+
+
+def unshared(folder: Path) -> tuple[dict[str, Any], list[Any]]:
+    """What becomes of models whose attention knows nothing of other devices: in training, and in validation before it;
+    their losses where the strategy is told not to look. And of a step that steps its optimiser itself: refused, steps
+    taken; with shared attention."""
+    found: dict[str, Any] = {}
+    for name, make in UNSHARED.items():
+        trained = refused(of(make(), PlainTask()), folder)
+        validated = refused(of(make(), PlainTask()), folder, limit_val_batches=1, num_sanity_val_steps=1)
+        told = of(make(), PlainTask())
+        trainer(folder, max_steps=1, devices=2, strategy=strategy(check_attention=False)).fit(told, Loaders(8))
+        found[name] = {"trained": trained, "validated": validated, "unchecked": told.losses}
+    manual = of(UNSHARED["no attention"](), ManualTask())
+    return found, [refused(manual, folder), manual.steps_taken, refused(ManualTask(), folder)]
+
+
 def strategy(degree: int | None = None, **options: Any) -> flashtrain.ContextParallelStrategy:
     return flashtrain.ContextParallelStrategy(degree, timeout_seconds=120, **options)
 
@@ -252,6 +303,7 @@ def two(folder: Path, checkpoint: Path) -> None:
     found: dict[str, Any] = {"resumed": resumed(folder, 6, checkpoint, devices=2, strategy=strategy(2))}
     found["twenty"] = twenty_steps(folder, devices=2, strategy=strategy())
     found["our task"] = our_task(folder, devices=2, strategy=strategy())
+    found["unshared"], found["unshared_by_hand"] = unshared(folder)
     (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
     trouble(folder, 1, partial(os._exit, 7), devices=2)
 

@@ -1,0 +1,85 @@
+"""Arrays in .npy and .npz files that anybody may have written: mapped or read only once their header fits their size.
+
+numpy believes a header: it makes an array of whatever size, and of objects where asked. Here the caller says what kind
+of array it expects, and no byte is read beyond what the file has.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.lib import format as npy
+
+LONGEST_HEADER = 10_000  # bytes: numpy's own limit for headers that are not trusted
+
+
+class DamagedArrayError(ValueError):
+    """A file that does not hold the array that is expected; its text says in which way."""
+
+
+def map_npy(path: Path, dtype: str, dimensions: int = 1) -> np.ndarray:
+    """The array in a .npy file, memory-mapped and read-only. dtype: as numpy writes it, such as "int64".
+
+    Raises DamagedArrayError for anything but one array of this type, in C order, that fills the file to its end.
+    """
+    try:
+        with path.open("rb") as file:
+            shape = _read_header(file, dtype, dimensions)
+            begin = file.tell()
+        if path.stat().st_size != begin + math.prod(shape) * np.dtype(dtype).itemsize:
+            raise DamagedArrayError(f"{path.name} is not as long as its header says")
+        if 0 in shape:  # nothing can be mapped
+            return np.zeros(shape, dtype)
+        return np.memmap(path, dtype=dtype, mode="r", offset=begin, shape=shape)
+    except OSError as error:
+        raise DamagedArrayError(f"{path.name} cannot be read: {error.strerror or error}") from error
+
+
+def read_npz(path: Path, wanted: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, np.ndarray]:
+    """Arrays of a .npz file, by name. wanted: the type and shape that each has.
+
+    Raises DamagedArrayError for anything else; FileNotFoundError where there is no file.
+    """
+    found = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for name, (dtype, shape) in wanted.items():
+                size = math.prod(shape) * np.dtype(dtype).itemsize
+                with archive.open(f"{name}.npy") as member:
+                    content = io.BytesIO(member.read(LONGEST_HEADER + size + 1))
+                fits = _read_header(content, dtype, len(shape)) == shape
+                if not fits or len(content.getbuffer()) != content.tell() + size:
+                    raise DamagedArrayError(f"{name} of {path.name} is of another shape than {shape}")
+                found[name] = np.frombuffer(content.read(), dtype=dtype).reshape(shape)
+    except FileNotFoundError:
+        raise
+    except (OSError, EOFError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        raise DamagedArrayError(f"{path.name} cannot be read: {error}") from error
+    return found
+
+
+def _read_header(file: BinaryIO, dtype: str, dimensions: int) -> tuple[int, ...]:
+    """The shape that the header tells; the file then stands at the content. Raises DamagedArrayError."""
+    try:
+        version = npy.read_magic(file)
+        read: Any = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
+        if read is None:
+            raise DamagedArrayError(f"its version is {version}")
+        shape, fortran, kind = read(file, max_header_size=LONGEST_HEADER)
+    # numpy parses the header as a Python expression, and these are what odd expressions make it raise.
+    except (ValueError, TypeError, LookupError, SyntaxError, ArithmeticError, RecursionError, MemoryError) as error:
+        raise DamagedArrayError(f"its header cannot be understood ({type(error).__name__})") from error
+    if kind.hasobject or kind != np.dtype(dtype) or kind.fields is not None:
+        raise DamagedArrayError(f"it holds {kind}, not {dtype}")
+    if fortran and len(shape) > 1:
+        raise DamagedArrayError("its order is not C's")
+    if len(shape) != dimensions or any(isinstance(size, bool) or size < 0 for size in shape):
+        raise DamagedArrayError(f"its shape is {shape}")
+    return tuple(shape)

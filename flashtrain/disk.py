@@ -1,0 +1,25 @@
+"""What is said where a disk is full, or a place cannot be written: one line, whoever was writing."""
+
+from __future__ import annotations
+
+import errno
+
+# No space, no quota left (which Windows does not know), or larger than the file system allows.
+FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
+UNWRITABLE = {errno.EROFS, errno.EACCES, errno.EPERM}
+
+
+def disk_line(error: BaseException) -> str | None:
+    """The line for an error that stems from a full or unwritable disk; None for any other.
+
+    Libraries raise errors of their own from an OSError: what led to this one is looked through.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) and seen.errno in FULL | UNWRITABLE:
+            where = f" {seen.filename}" if seen.filename else ""
+            if seen.errno in FULL:
+                return f"the disk is full: cannot write{where} ({seen.strerror})."
+            return f"cannot read or write{where}: {seen.strerror}."
+        seen = seen.__cause__ or seen.__context__
+    return None

@@ -1,0 +1,84 @@
+"""Whether a step's attention is shared by the devices of a sequence: watched in the first step of each kind.
+
+A model that computes attention by itself (transformers', nn.MultiheadAttention, scaled_dot_product_attention) sees only
+the tokens of its own device, and nothing else in a training shows that its loss is wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from flashtrain.distributed.context.attention import CONTEXT_ATTENTION
+from flashtrain.distributed.context.sequence import ContextSequence
+from flashtrain.errors import UserError
+
+# Where the number of keys stands in an operator's tensor of that name, from the end. flash-attn's layout, and ours:
+# (B, S, H, D) or (T, H, D), packed tensors with one dimension more.
+KEYS = {"key": -3, "k": -3, "kv": -4, "qkv": -4}
+# torch's own: (B, H, S, D), or (B, S, E).
+TORCH_ATTENTION = ("aten::_scaled_dot_product", "aten::_native_multi_head_attention")
+SOFTMAX = ("aten::_softmax", "aten::_safe_softmax")
+
+
+class AttentionCheck(TorchDispatchMode):
+    """While open, counts attention that devices share, and refuses attention to one device's own part of the sequence.
+
+    sequence: the step's; None where its batch was not dealt. step: what is watched, in words ("training").
+    shared: how many times attention was shared.
+
+    Refused are operators that are given as many keys as this device holds tokens: torch's, ours, flash-attn's, flex
+    attention, and softmax over a matrix of tokens by tokens. In code that torch.compile made, what it fused is not
+    seen. Every torch call costs some microseconds more on the host while it is open.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, sequence: ContextSequence | None, step: str) -> None:
+        super().__init__()
+        self.sequence = sequence
+        self.step = step
+        self.shared = 0
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # else compiled code would run uncompiled in this step, in more memory
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func is CONTEXT_ATTENTION:
+            self.shared += 1
+        elif self.sequence is not None and torch._C._current_graph_task_id() == -1:
+            # Not within a backward: that of shared attention computes with each device's keys, outside its operator.
+            self._look_at(self.sequence, func, args)
+        return func(*args, **(kwargs or {}))
+
+    def require_shared(self, degree: int) -> None:
+        """UserError where no attention was shared."""
+        if self.shared == 0:
+            raise UserError(
+                f"a {self.step} step in which no attention is shared by the {degree} devices that hold parts of each "
+                "sequence: every token would see its own device's part alone. Possible: a model made of "
+                "flashtrain.Attention, another strategy (fsdp, ddp) for a model with attention of its own, or "
+                "ContextParallelStrategy(check_attention=False) where tokens are not to see each other."
+            )
+
+    def _look_at(self, sequence: ContextSequence, func: Any, args: tuple) -> None:
+        schema = getattr(func, "_schema", None)
+        if schema is None:  # a higher-order operator
+            if "flex_attention" in str(func) and len(args) > 1 and isinstance(args[1], Tensor):
+                sequence.refuse_own_part(args[1].shape[-2], "flex_attention")
+            return
+        if schema.name in SOFTMAX:
+            shape = args[0].shape
+            if len(shape) > 2 and args[1] in (-1, len(shape) - 1) and sequence.is_own_part(shape[-2]):
+                sequence.refuse_own_part(shape[-1], "softmax")
+            return
+        for argument, given in zip(schema.arguments, args, strict=False):
+            if argument.name in KEYS and isinstance(given, Tensor):
+                place = -2 if schema.name.startswith(TORCH_ATTENTION) else KEYS[argument.name]
+                if given.is_floating_point() and given.dim() >= -place:
+                    sequence.refuse_own_part(given.shape[place], schema.name.partition("::")[2].strip("_"))
+                return

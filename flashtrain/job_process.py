@@ -1,0 +1,120 @@
+"""Jobs as processes of their own, one after the other: of a sweep, and of a comparison of contexts.
+
+A job does not outlive the command that started it: signals are passed on, and where the command is killed outright the
+job notices, finishes its step, writes its checkpoint and ends, as on SIGTERM.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+PARENT = "FLASHTRAIN_PARENT"  # in a job's environment: the process that started it
+_SECONDS = 0.5  # between a job's looks at whether that is still there
+_HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
+
+
+class JobProcesses:
+    """Within the context, signals that end this command end the job that runs, and are waited for: the job writes its
+    checkpoint. `stopped_by` is the first of them; nothing new should be started then."""
+
+    def __init__(self) -> None:
+        self.stopped_by: signal.Signals | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> JobProcesses:
+        if threading.current_thread() is threading.main_thread():
+            for number in filter(None, (signal.SIGINT, signal.SIGTERM, _HANGUP)):
+                if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+                    self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._before = {}
+
+    def run(self, words: list[str]) -> int:
+        """Run the command with these words, and return its exit status, negative for a signal."""
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", PARENT: str(os.getpid())}
+        self._process = subprocess.Popen([*job_command(), *words], env=environment)
+        try:
+            if self.stopped_by is not None:  # it came while the process was being started
+                self._process.terminate()
+            return self._process.wait()
+        except BaseException:  # no handler stands outside the main thread
+            self._process.terminate()
+            self._process.wait()
+            raise
+        finally:
+            self._process = None
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        self.stopped_by = self.stopped_by or signal.Signals(number)
+        if number == _HANGUP:
+            _leave_terminal()
+        # A job at the same terminal gets its Ctrl-C by itself, and a second one would not wait for the checkpoint.
+        if self._process is not None and not (number == signal.SIGINT and _at_terminal()):
+            self._process.terminate()
+
+
+def job_command() -> list[str]:
+    """How to start this program again: as `python -m flashtrain`, or as the user's own script that calls main()."""
+    main_module = sys.modules["__main__"]
+    spec = getattr(main_module, "__spec__", None)
+    if spec is None:
+        return [sys.executable, str(Path(sys.argv[0]).resolve())]
+    return [sys.executable, "-m", spec.name.removesuffix(".__main__")]
+
+
+def end_with_parent() -> None:
+    """In a job that JobProcesses started: end it as SIGTERM does once its parent is gone, or its terminal is."""
+    parent = os.environ.pop(PARENT, "")  # not for what this process starts itself
+    if not parent.isdecimal():
+        return
+    threading.Thread(target=_watch, args=(int(parent),), daemon=True, name="parent-watch").start()
+    if _HANGUP is not None and signal.getsignal(_HANGUP) != signal.SIG_IGN:
+        signal.signal(_HANGUP, _end_at_hangup)
+
+
+def _watch(parent: int) -> None:
+    # An orphan is given to another parent; there is no other sign of it that every system has.
+    while os.getppid() == parent:
+        time.sleep(_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _end_at_hangup(*_: object) -> None:
+    _leave_terminal()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _leave_terminal() -> None:
+    """Print nowhere from now on: printing to a terminal that is gone would fail."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        if os.isatty(stream):
+            os.dup2(nowhere, stream)
+    os.close(nowhere)
+
+
+def _at_terminal() -> bool:
+    """Whether this process is in the foreground of a terminal."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except (OSError, AttributeError):  # there is none; Windows
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)

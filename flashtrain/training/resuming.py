@@ -1,0 +1,138 @@
+"""What a checkpoint is asked before a run goes on from it: it may have been damaged, or written by anybody."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+
+from flashtrain.errors import UserError
+from flashtrain.foreign_files import is_count
+
+DEEPEST = 30
+# Where torch's and Lightning's own reading of a state raises, in words of its own.
+_RESTORING = ("load_state_dict", "on_load_checkpoint", "_load_combined_loader_states", "set_optimizer_state_dict")
+_RESTORING_FILE = "checkpoint_connector.py"
+
+
+def check_resumable(saved: Mapping[str, Any], checkpoint: Path) -> int:
+    """The optimiser steps that the checkpoint has made. Raises UserError unless a run can go on from it.
+
+    Looks at what is there and of which kind, not at the weights.
+    """
+
+    def damaged(what: str) -> UserError:
+        return UserError(f"{checkpoint} is damaged, or no training's checkpoint: {what}.")
+
+    step: Any = saved.get("global_step")
+    if not is_count(step):
+        raise damaged(f"its global_step is {_short(step)}, not a number of steps")
+    state = saved.get("state_dict")
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise damaged("its state_dict holds no weights")
+    missing = [
+        words for key, words in (("optimizer_states", "optimiser"), ("lr_schedulers", "schedule")) if not saved.get(key)
+    ]
+    if missing:
+        raise UserError(
+            f"{checkpoint} has no state of the {' and '.join(missing)}: a run that went on from it would be another "
+            f"one. Its weights can be trained further: weights={checkpoint}, without resume=."
+        )
+    for key in ("optimizer_states", "lr_schedulers"):
+        if not isinstance(saved[key], list) or not all(isinstance(entry, dict) for entry in saved[key]):
+            raise damaged(f"its {key} are of another kind")
+    callbacks = saved.get("callbacks", {})
+    if not isinstance(callbacks, dict) or not all(isinstance(entry, dict) for entry in callbacks.values()):
+        raise damaged("its callbacks are of another kind")
+    loops = saved.get("loops")
+    if not isinstance(loops, dict) or not isinstance(loops.get("fit_loop"), dict):
+        raise damaged("it does not say where its training stood")
+    odd = _odd_count(loops, "loops")
+    if odd is not None:
+        raise damaged(f"{odd} is no count")
+    return step
+
+
+def raised_while_restoring(error: BaseException) -> bool:
+    """Whether an exception was raised by reading a checkpoint's state back, and not by training."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(frame.name in _RESTORING or frame.filename.endswith(_RESTORING_FILE) for frame in frames)
+
+
+class CheckRestored(pl.Callback):
+    """Looks once, before a resumed run's first step, at what the optimiser was given: finite numbers and tensors of the
+    weights' shapes, and the step that the checkpoint names. Raises UserError. torch's own load_state_dict takes
+    anything, and fails in the step."""
+
+    _step: Any = None
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self._step = checkpoint.get("global_step")
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.ckpt_path is None:
+            return
+        if trainer.global_step != self._step:
+            raise UserError(
+                f"{trainer.ckpt_path} is damaged: it says step {self._step}, and its loops step {trainer.global_step}."
+            )
+        for optimizer in trainer.optimizers:
+            for group in optimizer.param_groups:
+                self._check_group(group, str(trainer.ckpt_path))
+                for parameter in group["params"]:
+                    self._check_state(parameter, optimizer.state.get(parameter, {}), str(trainer.ckpt_path))
+
+    def _check_group(self, group: dict[str, Any], where: str) -> None:
+        for name, value in group.items():
+            if name == "params":
+                continue
+            for number in value if isinstance(value, (list, tuple)) else (value,):
+                plain = number is None or isinstance(number, (bool, str))
+                known = isinstance(number, Real) or (isinstance(number, torch.Tensor) and number.numel() == 1)
+                if name in ("lr", "initial_lr", "weight_decay", "eps", "betas", "momentum"):
+                    plain = False
+                if not plain and not (known and torch.isfinite(torch.as_tensor(number)).item()):
+                    raise UserError(f"{where} is damaged: the optimiser's {name} is {_short(value)}.")
+
+    def _check_state(self, parameter: torch.Tensor, state: Any, where: str) -> None:
+        for name, value in state.items() if isinstance(state, dict) else [("state", state)]:
+            fits = isinstance(value, Real) or (
+                isinstance(value, torch.Tensor) and (value.numel() == 1 or value.shape == parameter.shape)
+            )
+            if not fits:
+                raise UserError(
+                    f"{where} is damaged: the optimiser's {name} of a weight of shape {tuple(parameter.shape)} is "
+                    f"{_short(value)}."
+                )
+
+
+def _odd_count(value: Any, name: str, depth: int = 0) -> str | None:
+    """The name of the first entry that is neither a count nor a plain word; None where all are."""
+    if depth > DEEPEST:
+        return name
+    if isinstance(value, dict):
+        entries = [(f"{name}.{key}", entry) for key, entry in value.items()]
+    elif isinstance(value, (list, tuple)):
+        entries = [(name, entry) for entry in value]
+    else:
+        fine = value is None or isinstance(value, (bool, str)) or is_count(value)
+        return None if fine else name
+    for path, entry in entries:
+        odd = _odd_count(entry, path, depth + 1)
+        if odd is not None:
+            return odd
+    return None
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."

@@ -1,0 +1,106 @@
+"""Models whose attention knows nothing of other devices: under ContextParallelStrategy each must be refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+
+import flashtrain
+from flashtrain.integrations import register_with_transformers
+from flashtrain.models.attention_functions import flash_attention
+from flashtrain_kernels import flash_attn_func
+
+VOCABULARY, WIDTH, HEADS = 29, 16, 2
+
+
+class OfTransformers(nn.Module):
+    """A tiny Llama on our registered attention, on torch's, or on its own."""
+
+    def __init__(self, implementation: str) -> None:
+        super().__init__()
+        config = transformers.LlamaConfig(
+            vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=24, num_hidden_layers=1,
+            num_attention_heads=HEADS, num_key_value_heads=HEADS, pad_token_id=0,
+        )  # fmt: skip
+        self.model = transformers.LlamaForCausalLM._from_config(config, attn_implementation=implementation)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.model(input_ids=tokens, use_cache=False).logits
+
+
+class Mixing(nn.Module):
+    """An embedding, (B, S, E) -> (B, S, E) that mixes tokens, and a head; before them, or not, shared attention."""
+
+    def __init__(self, mixer: nn.Module, *, shared: bool = False) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.shared = flashtrain.Attention(WIDTH, HEADS) if shared else nn.Identity()
+        self.mixer = mixer
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.mixer(self.shared(self.embedding(tokens))))
+
+
+def heads(x: Tensor) -> Tensor:
+    """(B, S, E) -> (B, H, S, D)"""
+    return x.unflatten(2, (HEADS, -1)).transpose(1, 2)
+
+
+class Sdpa(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(heads(x), heads(x), heads(x), is_causal=True).transpose(1, 2).flatten(2)
+
+
+class MultiHead(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, x, x, need_weights=False)[0]
+
+
+class ByHand(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(x @ x.transpose(1, 2), -1) @ x
+
+
+class Flash(nn.Module):
+    """Our kernels' function, and the framework's."""
+
+    def __init__(self, framework: bool) -> None:
+        super().__init__()
+        self.framework = framework
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = x.unflatten(2, (HEADS, -1))
+        if self.framework:
+            return flash_attention(q, q, q, causal=True, scale=1.0).flatten(2)
+        return flash_attn_func(q, q, q, causal=True).flatten(2)
+
+
+class Averaged(nn.Module):
+    """No attention at all, and yet tokens see each other; what does it is no operator that could be known."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.cumsum(1) / 7
+
+
+UNSHARED: dict[str, Callable[[], nn.Module]] = {
+    "a Llama on our attention": lambda: OfTransformers(register_with_transformers()),
+    "a Llama on torch's": partial(OfTransformers, "sdpa"),
+    "a Llama on its own": partial(OfTransformers, "eager"),
+    "scaled_dot_product_attention": lambda: Mixing(Sdpa()),
+    "scaled_dot_product_attention beside shared attention": lambda: Mixing(Sdpa(), shared=True),
+    "MultiheadAttention": lambda: Mixing(MultiHead()),
+    "softmax beside shared attention": lambda: Mixing(ByHand(), shared=True),
+    "our kernels beside shared attention": lambda: Mixing(Flash(framework=False), shared=True),
+    "our function beside shared attention": lambda: Mixing(Flash(framework=True), shared=True),
+    "no attention": lambda: Mixing(Averaged()),
+}

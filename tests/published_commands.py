@@ -1,0 +1,58 @@
+"""Every command that the pages and the result files tell a reader to type: the words after `python -m flashtrain`."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shlex
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ("README.md", "recipes/README.md", "recipes/results/README.md", "kernels/README.md", "kernels/OPTIMISATION.md")
+_START = re.compile(r"(?:python3?|torchrun\s[^\n`|]*?)\s+-m flashtrain(?=[ \n`]|$)")
+
+
+def published_commands() -> list[str]:
+    """Sorted, each once; what a page leaves open in brackets (`[a | b]`) is told in every way."""
+    texts = [(ROOT / page).read_text(encoding="utf-8") for page in PAGES if (ROOT / page).is_file()]
+    for path in sorted((ROOT / "recipes" / "results").glob("*.json")):
+        texts.append(str(json.loads(path.read_text(encoding="utf-8")).get("command", "")))
+    found = {words for text in texts for command in _commands(text) for words in _choices(command)}
+    return sorted(found)
+
+
+def _commands(text: str) -> list[str]:
+    """What stands behind each `python -m flashtrain` of a text, to where the command ends."""
+    found = []
+    for start in _START.finditer(text):
+        rest = text[start.end() :].splitlines()[0] if text[start.end() :] else ""
+        rest = re.split(r"`|;| # | {2,}#|, where | \(|  ", rest)[0]
+        found.append(rest.strip().rstrip(",.: "))
+    return found
+
+
+def _choices(command: str) -> list[str]:
+    """The command with each `[a | b]` as a, and as b; a lone `[a]` of settings given and left out."""
+    parts = re.split(r"(\[[^\[\]]*(?:\|| )[^\[\]]*\]|(?<= )\[[a-z_.]+=[^|]*?\]+(?= |$))", command)
+    ways: list[list[str]] = []
+    for part in parts:
+        if re.match(r"\[[a-z]", part) and "=" in part:
+            inside = part[1:-1].split(" | ")
+            ways.append([*inside, ""] if len(inside) == 1 else inside)
+        else:
+            ways.append([part])
+    made = (" ".join("".join(way).split()) for way in itertools.product(*ways))
+    return [one.replace("ddp|fsdp", "fsdp").replace("=$d", "=144") for one in made]
+
+
+def words_of(command: str) -> list[str]:
+    """The settings of a published command; words that are none (-m, prose, a shell's) are left out."""
+    told = command.split(", at half ")[0].replace(", ...]", "]").replace("...", "etc")
+    return [word for word in shlex.split(told) if re.match(r"[+~]*[a-z_.]+=", word)]
+
+
+def asked_alike(command: str) -> frozenset[str]:
+    """The settings that a command names, with values that are words: two commands that differ in numbers and lists
+    alone are alike here."""
+    return frozenset(word if re.search(r"=[a-z-]+$", word) else word.split("=")[0] for word in words_of(command))

@@ -1,0 +1,106 @@
+"""A job's process: it ends with the command that started it, and signals reach it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tiny_runs import ROOT
+
+from flashtrain import job_process
+from flashtrain.job_process import PARENT, JobProcesses, end_with_parent
+
+# A job that writes where it is, and "saved" when it is told to end.
+JOB = """
+import os, pathlib, signal, sys, time
+from flashtrain.job_process import end_with_parent
+folder = pathlib.Path(sys.argv[1])
+def save(*_):
+    (folder / "saved").write_text("")
+    raise SystemExit(143)
+signal.signal(signal.SIGTERM, save)
+end_with_parent()
+(folder / "job.new").write_text(str(os.getpid()))
+(folder / "job.new").rename(folder / "job")
+time.sleep(60)
+"""
+PARENT_SCRIPT = """
+import sys
+from flashtrain import job_process
+job_process.job_command = lambda: [sys.executable, "-c", sys.argv[2]]
+with job_process.JobProcesses() as processes:
+    status = processes.run([sys.argv[1]])
+print(status, processes.stopped_by.name)
+"""
+
+
+def wait_for(condition, seconds: float = 20) -> bool:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text() if Path("/proc/self").exists() else True
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_job_saves_and_ends_when_its_command_is_killed_or_told_to_end(tmp_path: Path, number) -> None:
+    path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT_SCRIPT, str(tmp_path), JOB],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # no terminal whose Ctrl-C would reach the job by itself
+    )
+    try:
+        assert wait_for((tmp_path / "job").exists)
+        job = int((tmp_path / "job").read_text())
+        parent.send_signal(number)
+        assert wait_for(lambda: not is_alive(job), 5)
+        assert (tmp_path / "saved").exists()
+        told, _ = parent.communicate(timeout=20)
+        assert told == ("" if number == signal.SIGKILL else f"143 {number.name}\n")
+    finally:
+        parent.kill()
+        parent.wait()
+
+
+def test_a_process_that_no_sweep_has_started_watches_nothing(monkeypatch) -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    monkeypatch.delenv(PARENT, raising=False)
+    end_with_parent()
+    assert signal.getsignal(signal.SIGHUP) is before
+
+
+def test_what_a_job_starts_itself_is_not_told_of_the_sweep(monkeypatch) -> None:
+    monkeypatch.setenv(PARENT, str(os.getppid()))
+    monkeypatch.setattr(job_process, "_watch", lambda parent: None)
+    before = signal.getsignal(signal.SIGHUP)
+    end_with_parent()
+    signal.signal(signal.SIGHUP, before)
+    assert PARENT not in os.environ
+
+
+def test_handlers_are_as_they_were_afterwards_and_nohup_stays_in_force() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with JobProcesses():
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -1,0 +1,189 @@
+"""A run that died goes on as if it had not: dropout, losses, metrics, validations; and what a checkpoint may not do."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from tiny_runs import TinyRuns
+
+from flashtrain import registry
+from flashtrain.training.checkpoints import read_checkpoint, save_atomically
+
+DROPOUT = ("model.dropout=0.1", "trainer.log_every=2")
+
+
+class Died(Exception):
+    """What stands for a process that was killed: nothing of the run is told."""
+
+
+class InValidation(pl.Callback):
+    """Does something in the first batch of the first validation after `step`."""
+
+    def __init__(self, step: int, act: Any) -> None:
+        self.step, self.act, self.done = step, act, False
+
+    def on_validation_batch_start(self, trainer, *_) -> None:
+        if trainer.global_step == self.step and not self.done:
+            self.done = True
+            self.act()
+
+
+def die() -> None:
+    raise Died
+
+
+def ask_to_stop() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """What must not depend on whether a run was interrupted."""
+    row = json.loads((folder / "summary.json").read_text())
+    lines = (folder / "metrics.csv").read_text().splitlines()
+    names = lines[0].split(",")
+    timed = {"tokens_per_second", "model_tflops", "mfu", "step_seconds", "peak_memory_gib"}
+    rows = [{n: v for n, v in zip(names, line.split(","), strict=True) if n not in timed} for line in lines[1:]]
+    saved = {name: read_checkpoint(folder / "checkpoints" / f"{name}.ckpt") for name in ("last", "best")}
+    return {
+        "row": {name: row[name] for name in ("status", "train_loss_first", "train_loss", "validation_loss", "steps")},
+        "metrics": rows,
+        "steps": {name: checkpoint["global_step"] for name, checkpoint in saved.items()},
+        "weights": {
+            (name, key): value.tolist()
+            for name, checkpoint in saved.items()
+            for key, value in checkpoint["state_dict"].items()
+        },
+    }
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tiny_runs: TinyRuns) -> dict[str, Any]:
+    status, folder = tiny_runs.run("uninterrupted", *DROPOUT)
+    assert status == 0
+    return outcome(folder)
+
+
+@pytest.mark.parametrize("step", [3, 6], ids=["midway", "after the last step"])
+@pytest.mark.parametrize(("act", "status"), [(die, 1), (ask_to_stop, 143)], ids=["killed", "SIGTERM"])
+def test_a_run_that_ends_in_a_validation_goes_on_to_the_same_end(
+    tiny_runs: TinyRuns, uninterrupted, monkeypatch, step: int, act: Any, status: int
+) -> None:
+    callback = InValidation(step, act)
+    monkeypatch.setitem(registry._components["callback"], "strike", lambda _: callback)
+    found, folder = tiny_runs.run(f"struck-{step}-{status}", *DROPOUT, "trainer.callbacks=[strike]")
+    assert found == status
+    said = json.loads((folder / "summary.json").read_text())
+    if status == 143:
+        assert said["status"] == "stopped"
+        assert f"at step {step}" in said["error"]
+    assert read_checkpoint(folder / "checkpoints" / "last.ckpt")["global_step"] == step
+    found, _ = tiny_runs.run(folder.name, *DROPOUT, f"resume={folder}")
+    assert found == 0
+    assert outcome(folder) == uninterrupted
+
+
+def test_sigterm_in_a_validation_at_which_no_checkpoint_was_due_leaves_one_of_that_step(
+    tiny_runs: TinyRuns, monkeypatch
+) -> None:
+    words = (*DROPOUT, "trainer.checkpoint_every=100")
+    status, whole = tiny_runs.run("rare", *words)
+    assert status == 0
+    callback = InValidation(3, ask_to_stop)
+    monkeypatch.setitem(registry._components["callback"], "strike", lambda _: callback)
+    status, folder = tiny_runs.run("rare-struck", *words, "trainer.callbacks=[strike]")
+    assert status == 143
+    assert read_checkpoint(folder / "checkpoints" / "last.ckpt")["global_step"] == 3
+    status, _ = tiny_runs.run(folder.name, *words, f"resume={folder}")
+    assert status == 0
+    assert outcome(folder) == outcome(whole)
+
+
+@pytest.fixture(scope="module")
+def half(tiny_runs: TinyRuns) -> Path:
+    """A run that was stopped after its third step of six."""
+    callback = InValidation(3, ask_to_stop)
+    registry.register("callback", "half")(lambda _: callback)
+    status, folder = tiny_runs.run("half", "trainer.callbacks=[half]")
+    assert status == 143
+    return folder
+
+
+def resumed(tiny_runs: TinyRuns, half: Path, name: str, change: Any) -> tuple[int, dict[str, Any], Path]:
+    """Go on from a copy of that run whose checkpoint was changed. Returns (status, summary row, folder)."""
+    folder = tiny_runs.folder / name
+    (folder / "checkpoints").mkdir(parents=True)
+    for file in ("config.yaml", "summary.json", "metrics.csv"):
+        (folder / file).write_bytes((half / file).read_bytes())
+    checkpoint = read_checkpoint(half / "checkpoints" / "last.ckpt")
+    change(checkpoint, folder)
+    save_atomically(checkpoint, folder / "checkpoints" / "last.ckpt")
+    (folder / "checkpoints" / "best.ckpt").write_bytes((half / "checkpoints" / "last.ckpt").read_bytes())
+    status, _ = tiny_runs.run(name, f"resume={folder}")
+    return status, json.loads((folder / "summary.json").read_text()), folder
+
+
+@pytest.mark.parametrize("where", ["local://{}", "{}", "checkpoints/../../{name}"])
+def test_a_path_in_a_checkpoint_is_never_believed(tiny_runs: TinyRuns, half: Path, tmp_path: Path, where) -> None:
+    victim = tiny_runs.folder / f"victim-{len(where)}"
+    victim.write_text("somebody else's")
+
+    def poison(checkpoint: dict[str, Any], folder: Path) -> None:
+        path = where.format(victim, name=victim.name)
+        path = path if "{}" in where or path.startswith("local") else str(folder / path)
+        state = {
+            "monitor": "validation_loss", "best_model_score": torch.tensor(99.0), "best_model_path": path,
+            "current_score": torch.tensor(99.0), "dirpath": str(folder / "checkpoints"),
+            "best_k_models": {path: torch.tensor(99.0)}, "kth_best_model_path": path,
+            "kth_value": torch.tensor(99.0), "last_model_path": path,
+        }  # fmt: skip
+        for key in checkpoint["callbacks"]:
+            if key.startswith("BestCheckpoint"):
+                checkpoint["callbacks"][key] = state
+
+    status, row, _ = resumed(tiny_runs, half, f"poisoned-{len(where)}", poison)
+    assert (status, row["status"]) == (0, "finished")
+    assert victim.read_text() == "somebody else's"
+
+
+def first_group(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    return checkpoint["optimizer_states"][0]["param_groups"][0]
+
+
+def first_state(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    return next(iter(checkpoint["optimizer_states"][0]["state"].values()))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("no-optimiser", lambda c: c.pop("optimizer_states"), "no state of the optimiser"),
+        ("no-schedule", lambda c: c.update(lr_schedulers=[]), "no state of the schedule"),
+        ("step", lambda c: c.update(global_step="many"), "global_step"),
+        ("negative", lambda c: c.update(global_step=-1), "global_step"),
+        ("loops", lambda c: c.update(loops=7), "where its training stood"),
+        ("count", lambda c: c["loops"]["fit_loop"]["epoch_loop.batch_progress"].update(total=-4), "is no count"),
+        ("progress", lambda c: c["loops"]["fit_loop"].pop("epoch_loop.automatic_optimization.optim_progress"), "loops"),
+        ("group", lambda c: c["optimizer_states"].__setitem__(0, {"state": 1}), "cannot be gone on from"),
+        ("rate", lambda c: first_group(c).update(lr=float("nan")), "the optimiser's lr"),
+        ("betas", lambda c: first_group(c).update(betas="no"), "the optimiser's betas"),
+        ("moment", lambda c: first_state(c).update(exp_avg=torch.zeros(3)), "the optimiser's exp_avg"),
+        ("schedule", lambda c: c["lr_schedulers"].__setitem__(0, {"last_epoch": "x"}), ""),
+        ("losses", lambda c: c.update(last_losses="all"), "losses"),
+        ("random", lambda c: c["random_states"][0].update(cpu=torch.zeros(3)), "random states are damaged"),
+        ("callbacks", lambda c: c.update(callbacks=[1]), "its callbacks"),
+        ("description", lambda c: c.update(flashtrain="a model"), ""),
+    ],
+    ids=lambda value: value if isinstance(value, str) and " " not in value else "",
+)
+def test_a_damaged_checkpoint_is_one_line(tiny_runs: TinyRuns, half: Path, name, change, words, capsys) -> None:
+    status, row, _ = resumed(tiny_runs, half, f"damaged-{name}", lambda checkpoint, _: change(checkpoint))
+    assert status == 2
+    assert words in row["error"] or row["status"] == "stopped"  # refused before the row was this run's
+    assert "Traceback" not in "".join(capsys.readouterr())

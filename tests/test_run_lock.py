@@ -1,0 +1,268 @@
+"""One process at a time in a run's folder, and a lock that ends with its process."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import filelock
+import pytest
+from tiny_runs import ROOT, TinyRuns
+
+from flashtrain.__main__ import _command, main
+from flashtrain.compose import compose_settings
+from flashtrain.errors import UserError
+from flashtrain.report.rows import write_atomically
+from flashtrain.run_folder import (
+    find_same,
+    find_unfinished,
+    new_run_folder,
+    read_summary,
+    remove_unused,
+    unfinished_or_new,
+    write_config,
+    write_summary,
+)
+from flashtrain.run_lock import HOLDER, LOCK, Busy, hold, holder, is_first_of_job, let_go
+
+
+class Other:
+    """Another process that holds a folder, until it is killed."""
+
+    def __init__(self, folder: Path) -> None:
+        script = (
+            "import sys, time, pathlib; from flashtrain.run_lock import hold\n"
+            f"hold(pathlib.Path({str(folder)!r})); print('held', flush=True); time.sleep(120)"
+        )
+        path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "held\n"
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An unfinished run in which another process lives."""
+    folder = tmp_path_factory.mktemp("runs") / "2026-01-02_00-00-00"
+    leave_unfinished(folder)
+    other = Other(folder)
+    yield folder
+    other.kill()
+
+
+def leave_unfinished(folder: Path) -> None:
+    (folder / "checkpoints").mkdir(parents=True)
+    write_config(compose_settings(["recipe=gpt2"]), folder)
+    (folder / "checkpoints" / "last.ckpt").write_bytes(b"x")
+    write_summary(folder, {"status": "running"})
+
+
+def test_a_folder_in_which_another_process_runs_is_refused_and_says_whose_it_is(live: Path) -> None:
+    with pytest.raises(Busy, match=r"another process runs in .*: process \d+ on .* since 20") as refusal:
+        hold(live)
+    assert "\n" not in str(refusal.value)
+
+
+def test_resume_auto_passes_over_a_run_that_lives(live: Path, tmp_path: Path, caplog) -> None:
+    settings = compose_settings(["recipe=gpt2"])
+    assert find_unfinished(live.parent, settings) == live
+    with caplog.at_level("INFO"):
+        assert find_unfinished(live.parent, settings, take=True) is None
+    assert f"passing over {live}: another process runs in" in caplog.text
+    assert find_same([live], settings, take=True) is None
+
+    older = live.parent / "2026-01-01_00-00-00"
+    leave_unfinished(older)
+    assert find_unfinished(live.parent, settings, take=True) == older
+    let_go(older)
+
+
+def test_where_every_unfinished_run_lives_resume_auto_takes_a_new_folder(live: Path) -> None:
+    settings = compose_settings(["recipe=gpt2", "seed=7"])
+    folder = unfinished_or_new(live.parent, settings)
+    assert folder != live
+    let_go(folder)
+
+
+def test_a_job_in_a_folder_that_is_held_changes_nothing_there(live: Path, tiny_runs: TinyRuns, monkeypatch) -> None:
+    before = {path.name: path.read_bytes() for path in live.iterdir() if path.is_file()}
+    monkeypatch.setattr(tiny_runs, "folder", live.parent)
+    status, _ = tiny_runs.run(live.name, "resume=auto")
+    assert status == 2
+    assert {path.name: path.read_bytes() for path in live.iterdir() if path.is_file()} == before
+
+
+def test_hydra_run_dir_of_a_run_that_lives_is_refused_before_hydra_writes_there(live: Path, monkeypatch) -> None:
+    words = ["recipe=gpt2", "hardware=cpu", f"hydra.run.dir='{live}'"]
+    monkeypatch.setattr(sys, "argv", ["flashtrain", *words])
+    with pytest.raises(Busy):
+        _command(words)
+    assert not (live / ".hydra").exists()
+
+
+def test_a_lock_ends_with_its_process_however_that_ended(tmp_path: Path) -> None:
+    other = Other(tmp_path)
+    other.kill()
+    hold(tmp_path)
+    assert json.loads((tmp_path / HOLDER).read_text())["process"] == os.getpid()
+    hold(tmp_path)  # it is this process's own
+    let_go(tmp_path)
+    assert not (tmp_path / HOLDER).exists()
+    let_go(tmp_path)
+
+
+def test_a_run_lets_go_of_its_folder_at_its_end(trained: Path) -> None:
+    assert not (trained / HOLDER).exists()
+    with filelock.FileLock(str(trained / LOCK), timeout=0):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("environment", "first"),
+    [
+        ({}, True),
+        ({"RANK": "1", "LOCAL_RANK": "1"}, False),  # torchrun
+        ({"RANK": "8", "LOCAL_RANK": "0"}, False),  # of another machine
+        ({"LOCAL_RANK": "1"}, False),  # Lightning has started it with the first rank's words
+        ({"LOCAL_RANK": "0", "NODE_RANK": "0"}, True),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "SLURM_PROCID": "1"}, False),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, True),
+    ],
+)
+def test_of_ranks_that_train_together_the_first_holds_the_folder(
+    live: Path, monkeypatch, environment: dict[str, str], first: bool
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert is_first_of_job() is first
+    if not first:
+        hold(live)  # its first rank's: no refusal
+
+
+def test_slurms_other_ranks_go_where_their_first_one_has_gone(live: Path, monkeypatch) -> None:
+    settings = compose_settings(["recipe=gpt2", "seed=8"])
+    for name, value in {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "2", "SLURM_PROCID": "0"}.items():
+        monkeypatch.setenv(name, value)
+    first = unfinished_or_new(live.parent, settings)
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    assert unfinished_or_new(live.parent, settings) == first == live.parent / "slurm-77-0"
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    let_go(first)
+
+
+def test_a_file_system_without_locks_is_said_and_the_run_goes_on(tmp_path: Path, monkeypatch, caplog) -> None:
+    def no_locks(*_, **__):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(filelock.FileLock, "acquire", no_locks)
+    with caplog.at_level("INFO"):
+        hold(tmp_path)
+    let_go(tmp_path)
+    assert "without locks" in caplog.text
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / LOCK).mkdir()
+    with pytest.raises(UserError, match="cannot write into the folder"):
+        hold(tmp_path)
+
+
+def test_a_disk_that_takes_no_byte_leaves_no_folder_behind(tmp_path: Path, monkeypatch) -> None:
+    folder = new_run_folder(tmp_path / "runs" / "gpt2")
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(UserError, match="No space left on device"):
+        hold(folder)
+    remove_unused(folder)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_with_a_row_and_a_folder_of_others_are_never_removed(tmp_path: Path) -> None:
+    used = new_run_folder(tmp_path)
+    write_summary(used, {"status": "failed"})
+    remove_unused(used)
+    assert read_summary(used) == {"status": "failed"}
+    others = tmp_path / "others"
+    others.mkdir()
+    remove_unused(others)
+    assert others.is_dir()
+
+
+@pytest.fixture
+def logging_as_before() -> Iterator[None]:
+    """The command sets up logging for its whole process."""
+    root = logging.getLogger()
+    handlers, level, raising = list(root.handlers), root.level, logging.raiseExceptions
+    yield
+    root.handlers, logging.raiseExceptions = handlers, raising
+    root.setLevel(level)
+
+
+@pytest.mark.parametrize("where", ["hydra", "log", "run"])
+def test_a_disk_that_is_full_before_training_is_one_line_and_leaves_nothing(
+    tiny_runs: TinyRuns, tmp_path: Path, monkeypatch, capfd, logging_as_before, where: str
+) -> None:
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device", "some/file")
+
+    if where == "hydra":
+        monkeypatch.setattr("hydra.core.utils._save_config", full)
+    elif where == "log":
+        monkeypatch.setattr("logging.FileHandler._open", full)
+    else:
+        monkeypatch.setattr("flashtrain.run.write_config", full)
+        monkeypatch.setattr("flashtrain.job.write_summary", lambda *_: write_atomically("/proc/none/summary.json", ""))
+    words = tiny_runs.settings_words(f"output={tmp_path}/runs")
+    monkeypatch.setattr(sys, "argv", ["flashtrain", *words])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    told = "".join(capfd.readouterr())
+    assert "Traceback" not in told
+    assert "flashtrain: the disk is full: cannot write some/file (No space left on device)." in told
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"process": [[1]], "host": "\\u001b[2J"}', "x" * 10**6])
+def test_what_a_holder_is_said_to_be_is_never_believed(tmp_path: Path, content: str) -> None:
+    (tmp_path / HOLDER).write_text(content)
+    assert len(holder(tmp_path)) < 300
+    hold(tmp_path)  # the lock counts, and not the file
+    let_go(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["metrics.csv", "checkpoints", "checkpoints/last.ckpt.partial", LOCK])
+def test_a_folder_with_a_link_that_leads_out_of_it_is_not_written_into(tmp_path: Path, name: str) -> None:
+    victim, folder = tmp_path / "victim", tmp_path / "run"
+    victim.mkdir()
+    (folder / name).parent.mkdir(parents=True)
+    (folder / name).symlink_to(victim / "file")
+    with pytest.raises(UserError, match="a link that leads out"):
+        hold(folder)
+    assert not list(victim.iterdir())
+
+
+def test_links_within_a_folder_and_those_of_wandb_are_no_matter(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    (folder / "wandb").mkdir(parents=True)
+    (folder / "wandb" / "debug.log").symlink_to(tmp_path / "log")
+    (folder / "latest").symlink_to(folder / "wandb")
+    hold(folder)
+    let_go(folder)
