@@ -34,7 +34,8 @@ SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 ORDER = (
     "decoder 3 3", "decoder 4 2", "decoder 5 1", "ranks 3 3", "encoder", "decoder 3 3", "decoder 2 4", "classifier",
     "ranks 4 2", "decoder 3 3", "decoder 4 2", "decoder 5 1", "head", "ranks 3 3", "decoder 2 4", "decoder 3 3",
-    "decoder 4 2", "ranks 4 2", "classifier", "decoder 5 1", "encoder", "decoder 3 3", "decoder 2 4", "sweep", "launched",
+    "decoder 4 2", "ranks 4 2", "classifier", "decoder 5 1", "encoder", "decoder 3 3", "decoder 2 4", "sweep",
+    "launched",
 )  # fmt: skip
 
 
