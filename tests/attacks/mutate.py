@@ -236,7 +236,8 @@ def npy_file(chosen: random.Random, path: Path, lures: Lures) -> str:
         return "header"
     changed = chosen.choice(
         (-array, array[::-1], array * 10**6, array[:-1], array.astype("float32"), array[:0], np.array(7),
-         array[:, None], np.repeat(array, 2), array + 1, np.zeros_like(array), array.astype("int16"), array.astype("complex64"))
+         array[:, None], np.repeat(array, 2), array + 1, np.zeros_like(array), array.astype("int16"),
+         array.astype("complex64"))
     )  # fmt: skip
     np.save(path, changed)
     return "array"
