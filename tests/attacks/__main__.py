@@ -53,10 +53,8 @@ def main() -> int:
                     print((scene.root / "logs/attempt.log").read_text(errors="replace")[-6000:])
             records.append(record)
             took = time.monotonic() - began
-            done = sum(record.kinds.values())
-            print(
-                f"{name}: {done} rounds, {len(record.failed)} failed, {took:.0f} s, peak {record.peak / 2**30:.1f} GiB"
-            )
+            done, failed, peak = sum(record.kinds.values()), len(record.failed), record.peak / 2**30
+            print(f"{name}: {done} rounds, {failed} failed, {took:.0f} s, peak {peak:.1f} GiB", flush=True)
     finally:
         if options.root is None:
             shutil.rmtree(scene.root, ignore_errors=True)

@@ -66,11 +66,15 @@ def _round(scene: Scene, target: Target, chosen: random.Random, name: str) -> Ro
     at = copy_run(scene.root / target.base, work / "copies/of" / Path(target.base).name)
     if target.base in (LM, BERT, HEAD, CLASSIFIER):
         remove(at / "export")
-    command = chosen.choice(sorted(target.commands))
+    # Going on from a checkpoint believes most of it: half of the rounds that can are that.
+    resumes = "resume" in target.commands and chosen.random() < 0.5
+    command = "resume" if resumes else chosen.choice(sorted(target.commands))
     found = sorted({path for pattern in target.files for path in at.glob(pattern) if path.is_file()})
     if at.is_file():
         found = [at]
     file = chosen.choice(found)
+    if target.name == "bomb":
+        at = file
     lures = Lures(scene.root / "canary", file.parent)
     fitting = CHANGES.get(file.suffix)
     changes = [fitting] * 6 if fitting else []
@@ -145,10 +149,7 @@ def all_targets(scene: Scene) -> list[Target]:
         "save": ["{at}", "--save", "{new}/result.json"],
     }
     unfinished = {
-        "auto": [
-            *_with(lm, "output={root}/work/copies/of", "data.tokenizer=bpe", "data.vocab_size=300"),
-            "resume=auto",
-        ],
+        "auto": _with(lm, "output={root}/work/copies/of", "data.tokenizer=bpe", "data.vocab_size=300", "resume=auto"),
         "generate": lm_uses["generate"],
     }
     return [
@@ -184,8 +185,7 @@ def all_targets(scene: Scene) -> list[Target]:
         Target("sequences", "data/sequences", ("*/*.npy",), {
             "train": [*_with(arena, "sequence.cache_dir={at}"), "sequence.path={root}/data/reviews"]}),
         *[Target("text", "data/texts", ("*",), {"train": [*_with(text, "data.path={at}"), new]})] * 4,
-        *[Target("bomb", f"data/bombs/{name}", (), {"train": [*_with(text, "data.path={at}"), new]})
-          for name in ("zeros.txt.zst", "line.jsonl.xz", "deep.jsonl", "depth.jsonl.gz", "bomb.parquet")],
+        Target("bomb", "data/bombs", ("*",), {"train": [*_with(text, "data.path={at}"), new]}),
         Target("labelled texts", "data/labelled", ("*.jsonl",), {
             "train": [*_with(head, "finetune.path={at}"), new]}),
         Target("reviews", "data/reviews", ("*.jsonl",), {"train": [*arena, "sequence.path={at}"]}),

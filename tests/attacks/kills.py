@@ -34,7 +34,8 @@ SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 ORDER = (
     "decoder 3 3", "decoder 4 2", "decoder 5 1", "ranks 3 3", "encoder", "decoder 3 3", "decoder 2 4", "classifier",
     "ranks 4 2", "decoder 3 3", "decoder 4 2", "decoder 5 1", "head", "ranks 3 3", "decoder 2 4", "decoder 3 3",
-    "decoder 4 2", "ranks 4 2", "classifier", "decoder 5 1", "encoder", "decoder 3 3", "decoder 2 4", "sweep", "launched",
+    "decoder 4 2", "ranks 4 2", "classifier", "decoder 5 1", "encoder", "decoder 3 3", "decoder 2 4", "sweep",
+    "launched",
 )  # fmt: skip
 
 
@@ -191,7 +192,7 @@ def _round(scene: Scene, kind: str, training: Training, chosen: random.Random, n
         outcome = _start(scene, training, words, place, **killed)
         told.append(f"{how} -> {outcome.status}")
         peak = max(peak, outcome.peak)
-        failure = _wrong(outcome, bool(killed))
+        failure = _wrong(outcome, bool(killed), training.ranks)
         if failure is not None or outcome.status == 0:
             break
     else:
@@ -226,7 +227,7 @@ def _resuming(training: Training, place: Path, chosen: random.Random) -> tuple[l
     return _with(training.words, f"resume={runs[-1].parent.parent}"), "named"
 
 
-def _wrong(outcome: Outcome, killed: bool) -> str | None:
+def _wrong(outcome: Outcome, killed: bool, ranks: int) -> str | None:
     """What is wrong with an attempt; None where it ended as its kill or its words would have it."""
     if not killed:
         return outcome.failure(allowed=(0,))
@@ -236,6 +237,8 @@ def _wrong(outcome: Outcome, killed: bool) -> str | None:
         return None  # before it trains it has no handlers
     if outcome.status in (1, 130) and "KeyboardInterrupt" in outcome.output:
         return None
+    if ranks > 1 and not outcome.hung and not outcome.outside:
+        return None  # the rank that is left loses its connection, wherever it is, and says so in its own way
     return outcome.failure(allowed=(0, 1, 130, 143, *(128 + n for n in (2, 9, 15))))
 
 

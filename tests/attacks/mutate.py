@@ -34,7 +34,7 @@ class Lures:
         relative = os.path.relpath(victim, self.folder)
         return [
             str(victim), f"local://{victim}", f"file://{victim}", str(best), f"{self.folder}/{relative}", relative,
-            "../canary/victim", f"~/../canary/victim", str(self.canary / "folder-0"), f"{self.canary}/made/anew",
+            "../canary/victim", "~/../canary/victim", str(self.canary / "folder-0"), f"{self.canary}/made/anew",
         ]  # fmt: skip
 
 
@@ -63,7 +63,7 @@ def value(chosen: random.Random, lures: Lures, old: Any = None) -> Any:
 
 
 def structure(chosen: random.Random, content: Any, lures: Lures) -> Any:
-    """The same nested lists and dictionaries with one to three places changed. Tensors are shared, containers copied."""
+    """The same nested lists and dictionaries with one to three places changed; tensors are shared with the old ones."""
     content = _copied(content)
     for _ in range(chosen.choice((1, 1, 1, 2, 3))):
         holder, key = _place(chosen, content)
@@ -73,21 +73,16 @@ def structure(chosen: random.Random, content: Any, lures: Lures) -> Any:
         if how < 0.15:
             del holder[key]
         elif how < 0.25 and isinstance(holder, dict):
-            holder[chosen.choice(("extra", "", 7, "model", "../../x", "state", "shape", "\x1b[31m"))] = value(
-                chosen, lures
-            )
+            name = chosen.choice(("extra", "", 7, "model", "../../x", "state", "shape", "\x1b[31m"))
+            holder[name] = value(chosen, lures)
         else:
-            holder[key] = (
-                _tensor(chosen, holder[key]) if hasattr(holder[key], "dtype") else value(chosen, lures, holder[key])
-            )
+            old = holder[key]
+            holder[key] = _tensor(chosen, old) if hasattr(old, "dtype") else value(chosen, lures, old)
     return content
 
 
 def whole(chosen: random.Random, path: Path, lures: Lures) -> str:
     """Put something else in the file's place. Returns what."""
-    content = path.read_bytes() if path.is_file() else b""
-    if path.is_dir():
-        return "left"
     forms: dict[str, Callable[[], object]] = {
         "empty": lambda: path.write_bytes(b""),
         "missing": path.unlink,
@@ -109,7 +104,6 @@ def whole(chosen: random.Random, path: Path, lures: Lures) -> str:
     }
     name = chosen.choice(sorted(forms))
     forms[name]()
-    del content
     return name
 
 
@@ -120,9 +114,8 @@ def some_bytes(chosen: random.Random, path: Path, lures: Lures) -> str:
     place = chosen.randrange(len(content) + 1)
     # The ends of a file hold what says how the rest is read.
     if chosen.random() < 0.5:
-        place = chosen.choice(
-            (min(len(content), chosen.randrange(200)), max(0, len(content) - chosen.randrange(1, 600)))
-        )
+        near_the_end = max(0, len(content) - chosen.randrange(1, 600))
+        place = chosen.choice((min(len(content), chosen.randrange(200)), near_the_end))
     length = chosen.choice((1, 4, 16, 512, 4096))
     if how == "cut":
         del content[place:]
@@ -226,24 +219,25 @@ def npy_file(chosen: random.Random, path: Path, lures: Lures) -> str:
     import numpy as np
 
     array = np.load(path)
-    headers = [
-        "{'descr': '|O', 'fortran_order': False, 'shape': (%d,), }" % len(array),
-        "{'descr': '<i8', 'fortran_order': False, 'shape': (%d,), }" % 10**15,
-        "{'descr': '<i8', 'fortran_order': True, 'shape': (-1,), }",
-        "{'descr': '<i8', 'fortran_order': False, 'shape': (), }",
-        "{'descr': [('a', '<i8'), ('b', '|O')], 'fortran_order': False, 'shape': (2,), }",
-        "{'descr': '<f8', 'fortran_order': False, 'shape': (%d, 1), }" % len(array),
-        "__import__('os').system('true')",
-        "(" * 5000,
-        "{'descr': '|V99999999', 'fortran_order': False, 'shape': (1,), }",
+    forms = [
+        ("'|O'", False, f"({len(array)},)"),
+        ("'<i8'", False, f"({10**15},)"),
+        ("'<i8'", True, "(-1,)"),
+        ("'<i8'", False, "()"),
+        ("[('a', '<i8'), ('b', '|O')]", False, "(2,)"),
+        ("'<f8'", False, f"({len(array)}, 1)"),
+        ("'|V99999999'", False, "(1,)"),
     ]
+    headers = [f"{{'descr': {kind}, 'fortran_order': {order}, 'shape': {shape}, }}" for kind, order, shape in forms]
+    headers += ["__import__('os').system('true')", "(" * 5000]
     if chosen.random() < 0.5:
         header = chosen.choice(headers).encode()
         path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header) + 1) + header + b"\n" + array.tobytes())
         return "header"
     changed = chosen.choice(
-        (-array, array[::-1], array * 10**6, array[:-1], array.astype("float32"), array[:0], np.array(7), array[:, None],
-         np.repeat(array, 2), array + 1, np.zeros_like(array), array.astype("int16"), array.astype("complex64"))
+        (-array, array[::-1], array * 10**6, array[:-1], array.astype("float32"), array[:0], np.array(7),
+         array[:, None], np.repeat(array, 2), array + 1, np.zeros_like(array), array.astype("int16"),
+         array.astype("complex64"))
     )  # fmt: skip
     np.save(path, changed)
     return "array"
@@ -255,10 +249,10 @@ def checkpoint(chosen: random.Random, path: Path, lures: Lures) -> str:
 
     content = torch.load(path, map_location="cpu", weights_only=True)
     how = chosen.random()
-    if how < 0.25:
+    if how < 0.3:
         content = lured(chosen, _copied(content), lures)
         told = "paths"
-    elif how < 0.3:
+    elif how < 0.35:
         content["extra"] = _Runs(f"touch {lures.canary}/ran")
         told = "a pickle that runs"
     else:
@@ -284,7 +278,7 @@ def lured(chosen: random.Random, content: Any, lures: Lures) -> Any:
             elif isinstance(old, str) and "/" in old:
                 state[key] = bait
             elif key == "best_k_models" and isinstance(old, dict):
-                state[key] = {bait: score * 100 for score in old.values()}
+                state[key] = dict.fromkeys([bait], next(iter(old.values()), 0) * 100)
             elif key in ("best_model_score", "kth_value", "current_score") and hasattr(old, "dtype"):
                 state[key] = old * 100
     return content
@@ -389,7 +383,7 @@ def _tensor(chosen: random.Random, old: Any) -> Any:
         return None
     wide = torch.zeros(1).expand(10**6, 10**5) if chosen.random() < 0.3 else torch.full_like(old.float(), float("inf"))
     return chosen.choice(
-        (old.double(), old.to(torch.int64), old.flatten()[:0], old.flatten(), old[None], old.float() * float("nan"), None,
-         old > 0, old.to(torch.complex64), old.to(torch.bfloat16), wide, old.flatten()[:3].tolist(), "tensor",
+        (old.double(), old.to(torch.int64), old.flatten()[:0], old.flatten(), old[None], old.float() * float("nan"),
+         None, old > 0, old.to(torch.complex64), old.to(torch.bfloat16), wide, old.flatten()[:3].tolist(), "tensor",
          torch.tensor(-1), old.float().to_sparse() if old.dim() else old.float())
     )  # fmt: skip

@@ -12,8 +12,10 @@ ROOT/work/      copies for one attempt
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
+import pkgutil
 import shutil
 import sys
 import tempfile
@@ -199,17 +201,14 @@ def must(outcome: Outcome) -> None:
 
 def _import_all() -> None:
     """Import what commands import, so that a fork need not."""
-    import matplotlib.pyplot
-    import pyarrow.parquet
     import torch
     import transformers  # noqa: F401
 
-    import flashtrain.__main__
-    import flashtrain.job
-    import flashtrain.modes
-    import flashtrain.report.__main__
-    import flashtrain.sweep  # noqa: F401
+    import flashtrain
 
+    for module in pkgutil.walk_packages(flashtrain.__path__, "flashtrain."):
+        with contextlib.suppress(ImportError):  # what needs a GPU's libraries
+            importlib.import_module(module.name)
     torch.set_num_threads(1)
 
 

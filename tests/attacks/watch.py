@@ -144,7 +144,7 @@ def attempt(
 
 
 def snapshot(root: Path, without: Iterable[Path] = ()) -> dict[str, str]:
-    """Everything below `root` but the folders `without`: path -> kind, size and content's hash. Links are not followed."""
+    """Everything below `root` but the folders `without`: path -> kind and content's hash. Links are not followed."""
     skipped = {str(path) for path in without}
     found: dict[str, str] = {}
     for current, folders, files in os.walk(root):
@@ -188,6 +188,8 @@ def _child(
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(handle, 1)
         os.dup2(handle, 2)
+        sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
         resource.setrlimit(resource.RLIMIT_DATA, (HARD_LIMIT, HARD_LIMIT))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         sys.addaudithook(_Hook(folders, noted, on_change, programs))
@@ -226,9 +228,8 @@ class _Hook:
                 self._changes(event, _place(arguments[place], folder))
         elif event in PROGRAMS and not self.programs:
             self._note(f"{event} {str(arguments[0])[:200]}")
-        elif event == "socket.connect" and arguments[0].family != socket.AF_UNIX:
-            if str(arguments[1][0]) not in ("127.0.0.1", "localhost", "::1"):
-                self._note(f"{event} {arguments[1]}")
+        elif event == "socket.connect" and _leaves_machine(*arguments):
+            self._note(f"{event} {arguments[1]}")
 
     def _changes(self, event: str, path: str) -> None:
         if any(path == folder or path.startswith(folder + os.sep) for folder in self.folders):
@@ -250,8 +251,12 @@ def _place(path: Any, folder: Any) -> str:
     text = os.fsdecode(path)
     if isinstance(folder, int) and folder >= 0 and not os.path.isabs(text):  # noqa: PTH117
         text = os.path.join(os.path.realpath(f"/proc/self/fd/{folder}"), text)  # noqa: PTH118
-    parent, name = os.path.split(os.path.abspath(text))  # noqa: PTH100, PTH206
+    parent, name = os.path.split(os.path.abspath(text))  # noqa: PTH100
     return os.path.join(os.path.realpath(parent), name)  # noqa: PTH118
+
+
+def _leaves_machine(connection: Any, address: Any) -> bool:
+    return connection.family != socket.AF_UNIX and str(address[0]) not in ("127.0.0.1", "localhost", "::1")
 
 
 def _exception_line(output: str) -> str:
