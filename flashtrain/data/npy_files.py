@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -18,6 +19,11 @@ import numpy as np
 from numpy.lib import format as npy
 
 LONGEST_HEADER = 10_000  # bytes: numpy's own limit for headers that are not trusted
+
+# numpy takes a header for a Python expression, and these are what odd expressions make it raise.
+HEADER_ERRORS = (
+    ValueError, TypeError, LookupError, SyntaxError, ArithmeticError, RecursionError, MemoryError, tokenize.TokenError,
+)  # fmt: skip
 
 
 class DamagedArrayError(ValueError):
@@ -73,8 +79,7 @@ def _read_header(file: BinaryIO, dtype: str, dimensions: int) -> tuple[int, ...]
         if read is None:
             raise DamagedArrayError(f"its version is {version}")
         shape, fortran, kind = read(file, max_header_size=LONGEST_HEADER)  # type: ignore[call-arg]
-    # numpy parses the header as a Python expression, and these are what odd expressions make it raise.
-    except (ValueError, TypeError, LookupError, SyntaxError, ArithmeticError, RecursionError, MemoryError) as error:
+    except HEADER_ERRORS as error:
         raise DamagedArrayError(f"its header cannot be understood ({type(error).__name__})") from error
     if kind.hasobject or kind != np.dtype(dtype) or kind.fields is not None:
         raise DamagedArrayError(f"it holds {kind}, not {dtype}")
