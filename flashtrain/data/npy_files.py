@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import struct
 import tokenize
 import zipfile
 import zlib
@@ -23,6 +24,11 @@ LONGEST_HEADER = 10_000  # bytes: numpy's own limit for headers that are not tru
 # numpy takes a header for a Python expression, and these are what odd expressions make it raise.
 HEADER_ERRORS = (
     ValueError, TypeError, LookupError, SyntaxError, ArithmeticError, RecursionError, MemoryError, tokenize.TokenError,
+)  # fmt: skip
+# What zipfile raises for archives that are damaged, or of a kind that it does not read.
+ARCHIVE_ERRORS = (
+    OSError, EOFError, LookupError, ValueError, RuntimeError, ArithmeticError, MemoryError, struct.error, zlib.error,
+    zipfile.BadZipFile,
 )  # fmt: skip
 
 
@@ -64,9 +70,9 @@ def read_npz(path: Path, wanted: Mapping[str, tuple[str, tuple[int, ...]]]) -> d
                 if not fits or len(content.getbuffer()) != content.tell() + size:
                     raise DamagedArrayError(f"{name} of {path.name} is of another shape than {shape}")
                 found[name] = np.frombuffer(content.read(), dtype=dtype).reshape(shape)
-    except FileNotFoundError:
+    except (FileNotFoundError, DamagedArrayError):
         raise
-    except (OSError, EOFError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+    except ARCHIVE_ERRORS as error:
         raise DamagedArrayError(f"{path.name} cannot be read: {error}") from error
     return found
 
