@@ -52,7 +52,13 @@ def compose_settings(overrides: Sequence[str]) -> Settings:
     """
     register_configs()
     with readable_errors(), initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        config = compose(CONFIG_NAME, overrides=list(overrides))
+        try:
+            config = compose(CONFIG_NAME, overrides=list(overrides))
+        except (ValueError, TypeError, AttributeError, AssertionError, LookupError, RecursionError) as error:
+            # Hydra takes some odd values for granted (recipe=float(1) is no name), and asserts others.
+            if isinstance(error, (HydraException, OmegaConfBaseException)):
+                raise
+            raise UserError(f"configuration: {_first_line(error)}") from error
     return checked_settings(config)
 
 

@@ -136,3 +136,9 @@ def test_a_prompt_may_be_any_text(text: str) -> None:
 
 def test_override_keys_names_settings_without_their_signs() -> None:
     assert override_keys(["+a.b=1", "++c=2", "recipe=gpt2"]) == {"a.b", "c", "recipe"}
+
+
+@pytest.mark.parametrize("word", ["recipe=float(1)", "recipe={a:1}", "model=[1]", "data@x=files"])
+def test_a_group_that_is_given_no_name_is_one_line(word: str) -> None:
+    with pytest.raises(UserError):
+        compose_settings([word] if "recipe" in word else ["recipe=gpt2", word])
