@@ -72,7 +72,7 @@ def _round(scene: Scene, target: Target, chosen: random.Random, name: str) -> Ro
     found = sorted({path for pattern in target.files for path in at.glob(pattern) if path.is_file()})
     if at.is_file():
         found = [at]
-    file = chosen.choice(found)
+    file = chosen.choice([path for path in found if resumes and path.name == "last.ckpt"] or found)
     if target.name == "bomb":
         at = file
     lures = Lures(scene.root / "canary", file.parent)
@@ -99,7 +99,7 @@ def _round(scene: Scene, target: Target, chosen: random.Random, name: str) -> Ro
 def _changed(change: Change, chosen: random.Random, file: Path, lures: Lures) -> str:
     try:
         return f"{change.__name__}: {change(chosen, file, lures)}"
-    except (ValueError, RecursionError):  # a bomb has no values that can be changed
+    except (ValueError, TypeError, RecursionError, OverflowError):  # it has no values that can be changed so
         return f"some_bytes: {mutate.some_bytes(chosen, file, lures)}"
 
 

@@ -33,7 +33,8 @@ class Lures:
         victim, best = self.canary / "victim", self.canary / "best.ckpt"
         relative = os.path.relpath(victim, self.folder)
         return [
-            str(victim), f"local://{victim}", f"file://{victim}", str(best), f"{self.folder}/{relative}", relative,
+            str(victim), f"local://{victim}", f"local://{best}", f"file://{victim}", str(best), relative,
+            f"{self.folder}/{relative}", f"{self.folder}/{os.path.relpath(best, self.folder)}",
             "../canary/victim", "~/../canary/victim", str(self.canary / "folder-0"), f"{self.canary}/made/anew",
         ]  # fmt: skip
 
@@ -267,20 +268,21 @@ def checkpoint(chosen: random.Random, path: Path, lures: Lures) -> str:
 
 
 def lured(chosen: random.Random, content: Any, lures: Lures) -> Any:
-    """Every path that a callback remembers leads to the canary; scores are such that the next one is better."""
+    """Every path that a callback remembers leads to the canary, as of a run that was always in this folder."""
+    factor = chosen.choice((1, 1, 100))  # of scores: equal to what best.ckpt has, or worse than all
     for state in content.get("callbacks", {}).values():
         if not isinstance(state, dict):
             continue
         bait = chosen.choice(lures.paths())
         for key, old in list(state.items()):
             if key == "dirpath":
-                state[key] = chosen.choice((old, str(lures.canary)))
+                state[key] = chosen.choice((str(lures.folder), str(lures.folder), str(lures.canary)))
             elif isinstance(old, str) and "/" in old:
                 state[key] = bait
             elif key == "best_k_models" and isinstance(old, dict):
-                state[key] = dict.fromkeys([bait], next(iter(old.values()), 0) * 100)
+                state[key] = dict.fromkeys([bait], next(iter(old.values()), 0) * factor)
             elif key in ("best_model_score", "kth_value", "current_score") and hasattr(old, "dtype"):
-                state[key] = old * 100
+                state[key] = old * factor
     return content
 
 
