@@ -42,6 +42,7 @@ PRECISIONS = ("bf16-mixed", "16-mixed", "32-true", "bf16-true", "64-true")
 TOKENIZERS = ("bytes", "bpe", "gpt2")
 SOURCES = ("stdlib", "files", "hub")
 # Settings of conf/data that not every source, or not every tokenizer, heeds, and which ones do.
+# (include_tests is not among them: commands of published results name it beside data=files.)
 HEEDED_BY = {
     "path": "data=files",
     "name": "data=hub",
@@ -51,7 +52,6 @@ HEEDED_BY = {
     "text_column": "data=files or data=hub",
     "encoding": "data=files",
     "longest_document": "data=files",
-    "include_tests": "data=stdlib",
     "options": "data=SOURCE, one that a program of your own registered",
     "vocab": "data.tokenizer=gpt2",
     "merges": "data.tokenizer=gpt2",

@@ -24,7 +24,6 @@ GPT2 = ["data.vocab=v.json", "data.merges=m.txt"]
         ([*FILES, "data.streaming=false"], r"data\.streaming=False is for data=hub, and this is data=files"),
         ([*FILES, "data.split=test"], r"data\.split=test is for data=hub"),
         ([*FILES, "data.config=en"], r"data\.config=en is for data=hub"),
-        ([*FILES, "data.include_tests=false"], r"data\.include_tests=False is for data=stdlib"),
         ([*FILES, "+data.options.depth=3"], r"data\.options=.* is for data=SOURCE, one that a program"),
         ([*HUB, "data.path=BOOKS"], r"data\.path=BOOKS is for data=files, and this is data=hub"),
         ([*HUB, "data.longest_document=10"], r"data\.longest_document=10 is for data=files"),
@@ -44,6 +43,7 @@ def test_a_setting_that_the_source_does_not_heed_is_refused_before_any_work(word
         [*FILES, "data.encoding=cp1252", "data.longest_document=1000", "data.text_column=body"],
         [*HUB, "data.streaming=false", "data.split=test", *GPT2],
         ["data.include_tests=false", "data.tokenizer=bytes"],
+        [*FILES, "data.include_tests=false"],  # as commands of published results have it
         [*FILES, "data.tokenizer=gpt2", *GPT2],
     ],
 )
@@ -54,16 +54,13 @@ def test_settings_that_are_heeded_are_not(words) -> None:
 @pytest.mark.parametrize("recipe", ["gpt2", "gpt2-long", "bert", "bert-speed"])
 def test_a_demo_for_the_standard_library_goes_with_other_text(recipe) -> None:
     words = [f"recipe={recipe}", *FILES]
-    demo = apply_demo(compose_settings(words), words)
-    assert demo.data.include_tests
-    words = [f"recipe={recipe}"]
-    assert not apply_demo(compose_settings(words), words).data.include_tests
+    assert apply_demo(compose_settings(words), words).data.path == "BOOKS"
 
 
 def test_what_an_earlier_run_was_told_of_another_source_is_forgotten_unless_given() -> None:
-    data = DataSettings(source="files", path="BOOKS", include_tests=False, streaming=False)
+    data = DataSettings(source="files", path="BOOKS", name="x/y", streaming=False)
     forget_unheeded(data, {"data.streaming"})
-    assert (data.path, data.include_tests, data.streaming) == ("BOOKS", True, False)
+    assert (data.path, data.name, data.streaming) == ("BOOKS", None, False)
     with pytest.raises(UserError, match=r"data\.streaming=False is for data=hub"):
         data.check()
 
