@@ -21,7 +21,7 @@ from flashtrain.batching import compiles
 from flashtrain.classification.build import classifier_config, make_sequence_source
 from flashtrain.classification.intervals import wilson
 from flashtrain.classification.pictures import answers_picture
-from flashtrain.classification.published import papers_task, task_of
+from flashtrain.classification.published import OWN, papers_task, task_of
 from flashtrain.classification.settings import IMAGES
 from flashtrain.classification.tables import accuracy_rows, accuracy_table
 from flashtrain.classification.weights import SUFFIX, SavedClassifier, read_classifier, read_notes, write_classifier
@@ -45,6 +45,7 @@ _NAMES = {
     "pathfinder": ("apart", "joined"),
     "image": ("airplane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
 }
+DRAWN_HERE = ", drawn by flashtrain's own generator"
 _EVERY_SECONDS = 20.0  # between two lines that say how far it is
 
 
@@ -119,6 +120,7 @@ def evaluate_classifier(settings: Settings, hardware: Hardware) -> list[Row]:
         "side": settings.pathfinder.side if image else None,
         "contour": settings.pathfinder.contour if image else None,
         **({"drawn_as": settings.pathfinder.drawn_as} if image and settings.pathfinder.drawn_as else {}),
+        **({"images": OWN} if image else {}),
         "length": source.shape.length,
         "seed": settings.pathfinder.seed if image else settings.sequence.seed,
         "samples": found.total,
@@ -132,7 +134,8 @@ def evaluate_classifier(settings: Settings, hardware: Hardware) -> list[Row]:
     target = make_unique(folder, "evaluate")
     write_result(target / RESULT, settings.recipe, _command(settings), [row])
     say(
-        f"{saved.path}: accuracy {accuracy:.2%} on {found.total:,} test samples of seed {row['seed']} "
+        f"{saved.path}: accuracy {accuracy:.2%} on {found.total:,} test samples of seed {row['seed']}"
+        f"{DRAWN_HERE if image else ''} "
         f"(95% interval {low:.2%} to {high:.2%}), {row['seconds']:.0f} s; rows: {target / RESULT}"
     )
     if any(other["implementation"].endswith("(paper)") for other in accuracy_rows([row])):

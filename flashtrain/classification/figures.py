@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -17,6 +18,7 @@ from flashtrain.report.rows import values_of
 
 Rows = Sequence[Mapping[str, Any]]
 _OURS, _OTHERS, _GRID = "#0969da", "#afb8c1", "#e3e3e3"
+_TITLE_WIDTH = 70  # characters above a panel, which is half of the figure
 _BANDS = ("#f3f6f9", "#ffffff")  # behind one side of the images, and the next
 
 
@@ -47,7 +49,8 @@ def accuracy_figure(rows: Rows, path: str | Path) -> Path:
         axis.invert_yaxis()
         theirs = papers_task(task)
         named = figure_text(task)
-        axis.set_title(f"{named}\n({theirs})" if theirs else named, loc="left", fontsize=9)
+        below = "\n".join(textwrap.wrap(f"({theirs})", _TITLE_WIDTH)) if theirs else ""
+        axis.set_title(f"{named}\n{below}" if below else named, loc="left", fontsize=9)
         axis.spines[["top", "right"]].set_visible(False)
     panels[-1].set_xlim(0, 104)
     panels[-1].set_xlabel("test accuracy, % (dotted: chance)")
@@ -102,7 +105,7 @@ def curriculum_figure(rows: Rows, path: str | Path) -> Path:
     axis.set_xlim(0, max(1.01 * whole, 0.01))
     axis.set_xlabel("GPU minutes" if time == "gpu_minutes" else "minutes")
     axis.set_ylabel("held-out accuracy, %")
-    explained = "numbers: dashes of the contours; red: the Arena's own images, of 14"
+    explained = "images of flashtrain's own generator; numbers: dashes of the contours; red: 14, as the Arena's"
     if any(row.get("drawn_as") for row in rows):
         explained += "; 14 as 140: drawn as at side 140"
     axis.set_title(explained, fontsize=8, loc="left")

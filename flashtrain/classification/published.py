@@ -2,6 +2,10 @@
 
 Of FlashAttention (Dao et al. 2022, arXiv 2205.14135) tables 3 and 6; of Amos et al. 2023 (arXiv 2310.02980) their
 Transformer with rotary positions, pre-trained on the task's own inputs, and the same trained from scratch.
+
+The papers' Pathfinder images are the original program's (github.com/drewlinsley/pathfinder). Ours are drawn by a
+generator of our own, and weights trained on them are at chance on the original ones: the papers' figures of Pathfinder,
+Path-X and Path-256 stand beside rows of original images only (`images` of a row).
 """
 
 from __future__ import annotations
@@ -42,20 +46,28 @@ CHANCE = {
 # What the papers' tasks are: Pathfinder of hard contours at these sides, the others of these lengths.
 PATHFINDERS = {32: "pathfinder", 128: "pathx", 256: "path256"}
 HARD = ("hard", str(CONTOURS["hard"]))
+# What a row of Pathfinder says under "images": whose program drew them. Rows that say nothing are of our own.
+ORIGINAL, OWN = "original", "own"
+_OWN_IMAGES = (
+    "images drawn by flashtrain's own generator; not the task's original images, on which the published weights are at "
+    "chance"
+)
 LENGTHS = {"listops": listops.LONGEST, "text": text.LENGTH, "retrieval": retrieval.LENGTH, "image": image.SIDE**2}
 
 
 def task_of(row: Mapping[str, Any]) -> str:
     """The name of a row's task in these tables: Path-X and Path-256 are pathfinder at side 128 and 256.
 
-    A task that is not the papers' says in what, such as "listops, length 128": no figure of theirs goes by that name.
+    A task that is not the papers' says in what, such as "listops, length 128" or "pathx, own images": no figure of
+    theirs goes by that name.
     """
     task = str(row["task"])
     if task == "pathfinder":
         side, contour = row.get("side"), row.get("contour")
         drawn = row.get("drawn_as")
         if side in PATHFINDERS and contour in HARD and not drawn:
-            return PATHFINDERS[side]
+            images = str(row.get("images") or OWN)
+            return PATHFINDERS[side] if images == ORIGINAL else f"{PATHFINDERS[side]}, {images} images"
         return f"{task}, side {side}, {contour_words(contour or 'unknown', drawn)}"
     length = row.get("length")
     return task if length == LENGTHS.get(task, length) else f"{task}, length {length or 'unknown'}"
@@ -64,8 +76,12 @@ def task_of(row: Mapping[str, Any]) -> str:
 def papers_task(task: str) -> str:
     """What the papers' task is, for a name of `task_of` that says it is another; "" for all other names."""
     kind, _, difference = task.partition(", ")
+    if difference == f"{OWN} images":
+        return _OWN_IMAGES
+    if difference and kind in PATHFINDERS.values() and difference.endswith(" images"):
+        return "the papers' task has the images of its original program"
     if difference and kind == "pathfinder":
-        return "the papers' task has hard contours and side 32, 128 or 256, drawn as its own"
+        return "the papers' task has hard contours and side 32, 128 or 256, drawn as its own by the original program"
     return f"the papers' task has {LENGTHS[kind]:,} tokens" if difference and kind in LENGTHS else ""
 
 

@@ -2,22 +2,61 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from matplotlib.figure import Figure
 
 from flashtrain.classification.figures import accuracy_figure, curriculum_figure
 from flashtrain.classification.tables import accuracy_rows, accuracy_table, mean_speedups, speed_rows
 from flashtrain.errors import UserError
+from flashtrain.report.rows import read_result
+
+RESULTS = Path(__file__).resolve().parents[2] / "recipes" / "results"
 
 PATHX = {"implementation": "flashtrain", "task": "pathfinder", "side": 128, "contour": "hard", "accuracy": 0.8,
          "accuracy_low": 0.79, "accuracy_high": 0.81}  # fmt: skip
 
 
-def test_path_x_stands_beside_the_papers_and_chance() -> None:
-    found = {row["implementation"]: row["accuracy"] for row in accuracy_rows([PATHX])}
+ORIGINAL = {**PATHX, "images": "original"}
+
+
+def test_path_x_on_the_tasks_original_images_stands_beside_the_papers_and_chance() -> None:
+    found = {row["implementation"]: row["accuracy"] for row in accuracy_rows([ORIGINAL])}
     assert found["flashtrain"] == 0.8
     assert found["FlashAttention (Dao et al. 2022) (paper)"] == pytest.approx(0.614)
     assert found["chance"] == 0.5
+    assert accuracy_table([ORIGINAL]).notes == ()
+
+
+@pytest.mark.parametrize("side", [32, 128, 256])
+@pytest.mark.parametrize("images", [{}, {"images": "own"}, {"images": None}])
+def test_on_images_of_our_own_generator_no_paper_stands_beside_it_and_the_table_says_why(side, images) -> None:
+    table = accuracy_table([{**PATHX, **images, "side": side}])
+    assert [row["implementation"] for row in table.rows] == ["flashtrain", "chance"]
+    (note,) = table.notes
+    for part in ("own images", "images drawn by flashtrain's own generator; not the task's original images", "chance"):
+        assert part in note
+
+
+def test_neither_on_those_of_a_third_program() -> None:
+    table = accuracy_table([{**PATHX, "images": "blender"}])
+    assert [row["task"] for row in table.rows] == ["pathx, blender images"] * 2
+    assert "of its original program" in table.notes[0]
+
+
+@pytest.mark.parametrize("name", ["lra-h200", "pathx-h200", "path256-h200", "path256-answers-cpu"])
+def test_no_published_accuracy_of_our_images_stands_beside_a_papers(name: str) -> None:
+    rows = read_result(RESULTS / f"{name}.json").rows
+    beside = {row["task"] for row in accuracy_rows(rows) if row["implementation"].endswith("(paper)")}
+    assert beside <= {"listops"}
+
+
+def test_the_published_weights_are_at_chance_on_the_original_images() -> None:
+    rows = read_result(RESULTS / "pathfinder-original-cpu.json").rows
+    assert {row["images"] for row in rows} == {"original"}
+    assert [row["side"] for row in rows] == [32, 128, 256]
+    assert all(row["accuracy_low"] < 0.5 < row["accuracy_high"] for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -25,12 +64,22 @@ def test_path_x_stands_beside_the_papers_and_chance() -> None:
     [
         (
             "pathfinder",
-            {"side": 32, "contour": "hard"},
+            {"side": 32, "contour": "hard", "images": "original"},
             [{"side": 32, "contour": "easy"}, {"side": 32}],
             "hard contours",
         ),
-        ("pathfinder", {"side": 128, "contour": "hard"}, [{"side": 24, "contour": "hard"}], "side 32, 128 or 256"),
-        ("pathfinder", {"side": 256, "contour": "14"}, [{"side": 256, "contour": "3-6"}], "hard contours"),
+        (
+            "pathfinder",
+            {"side": 128, "contour": "hard", "images": "original"},
+            [{"side": 24, "contour": "hard", "images": "original"}],
+            "side 32, 128 or 256",
+        ),
+        (
+            "pathfinder",
+            {"side": 256, "contour": "14", "images": "original"},
+            [{"side": 256, "contour": "3-6", "images": "original"}],
+            "hard contours",
+        ),
         ("listops", {"length": 2000}, [{"length": 128}, {}], "2,000 tokens"),
         ("text", {"length": 4096}, [{"length": 256}, {"length": 8192}], "4,096 tokens"),
         ("retrieval", {"length": 4000}, [{"length": 256}], "4,000 tokens"),
@@ -52,7 +101,7 @@ def test_the_papers_stand_beside_their_own_task_only(task, same, others, theirs)
 
 def test_a_demo_and_the_papers_task_are_two_tasks_of_one_table() -> None:
     found = [row["task"] for row in accuracy_rows([PATHX, {**PATHX, "contour": "easy"}]) if row["accuracy"] == 0.8]
-    assert found == ["pathx", "pathfinder, side 128, easy contours"]
+    assert found == ["pathx, own images", "pathfinder, side 128, easy contours"]
 
 
 def test_a_figure_is_drawn_of_accuracies_alone(tmp_path) -> None:
