@@ -51,14 +51,8 @@ def compose_settings(overrides: Sequence[str]) -> Settings:
     Raises UserError, one line, for anything that cannot be composed or cannot work.
     """
     register_configs()
-    with readable_errors(), initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        try:
-            config = compose(CONFIG_NAME, overrides=list(overrides))
-        except (ValueError, TypeError, AttributeError, AssertionError, LookupError, RecursionError) as error:
-            # Hydra takes some odd values for granted (recipe=float(1) is no name), and asserts others.
-            if isinstance(error, (HydraException, OmegaConfBaseException)):
-                raise
-            raise UserError(f"configuration: {_first_line(error)}") from error
+    with readable_errors(), initialize_config_dir(str(conf_folder()), version_base="1.3"), _odd_values():
+        config = compose(CONFIG_NAME, overrides=list(overrides))
     return checked_settings(config)
 
 
@@ -85,7 +79,7 @@ def checked_settings(config: DictConfig) -> Settings:
 
 def parse_overrides(words: Sequence[str]) -> list[Override]:
     """The command line's `key=value` words, parsed by Hydra's grammar. Raises UserError for a word it refuses."""
-    with readable_errors():
+    with readable_errors(), _odd_values():
         return OverridesParser.create().parse_overrides(list(words))
 
 
@@ -168,6 +162,20 @@ def readable_errors() -> Iterator[None]:
     except ConfigCompositionException as error:
         raise _composition_error(error) from error
     except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(f"configuration: {_first_line(error)}") from error
+
+
+@contextmanager
+def _odd_values() -> Iterator[None]:
+    """What Hydra raises for values that it does not foresee: recipe=float(1), numbers of 5,000 digits, a hundred
+    brackets within one another."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, UserError):
+        raise
+    except RecursionError as error:
+        raise UserError("configuration: a value is nested too deeply.") from error
+    except (ValueError, TypeError, AttributeError, AssertionError, LookupError) as error:
         raise UserError(f"configuration: {_first_line(error)}") from error
 
 

@@ -142,3 +142,12 @@ def test_override_keys_names_settings_without_their_signs() -> None:
 def test_a_group_that_is_given_no_name_is_one_line(word: str) -> None:
     with pytest.raises(UserError):
         compose_settings([word] if "recipe" in word else ["recipe=gpt2", word])
+
+
+@pytest.mark.parametrize("value", ["[" * 2000 + "]" * 2000, "1" * 5000], ids=["nested", "long number"])
+def test_a_value_that_no_parser_takes_is_one_line(value: str) -> None:
+    for words in (["recipe=gpt2", f"trainer.steps={value}"], [f"recipe={value}"]):
+        with pytest.raises(UserError):
+            compose_settings(words)
+        with pytest.raises(UserError):
+            parse_overrides(words)

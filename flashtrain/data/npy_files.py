@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import io
 import math
+import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -18,6 +20,16 @@ import numpy as np
 from numpy.lib import format as npy
 
 LONGEST_HEADER = 10_000  # bytes: numpy's own limit for headers that are not trusted
+
+# numpy takes a header for a Python expression, and these are what odd expressions make it raise.
+HEADER_ERRORS = (
+    ValueError, TypeError, LookupError, SyntaxError, ArithmeticError, RecursionError, MemoryError, tokenize.TokenError,
+)  # fmt: skip
+# What zipfile raises for archives that are damaged, or of a kind that it does not read.
+ARCHIVE_ERRORS = (
+    OSError, EOFError, LookupError, ValueError, RuntimeError, ArithmeticError, MemoryError, struct.error, zlib.error,
+    zipfile.BadZipFile,
+)  # fmt: skip
 
 
 class DamagedArrayError(ValueError):
@@ -58,9 +70,9 @@ def read_npz(path: Path, wanted: Mapping[str, tuple[str, tuple[int, ...]]]) -> d
                 if not fits or len(content.getbuffer()) != content.tell() + size:
                     raise DamagedArrayError(f"{name} of {path.name} is of another shape than {shape}")
                 found[name] = np.frombuffer(content.read(), dtype=dtype).reshape(shape)
-    except FileNotFoundError:
+    except (FileNotFoundError, DamagedArrayError):
         raise
-    except (OSError, EOFError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+    except ARCHIVE_ERRORS as error:
         raise DamagedArrayError(f"{path.name} cannot be read: {error}") from error
     return found
 
@@ -73,8 +85,7 @@ def _read_header(file: BinaryIO, dtype: str, dimensions: int) -> tuple[int, ...]
         if read is None:
             raise DamagedArrayError(f"its version is {version}")
         shape, fortran, kind = read(file, max_header_size=LONGEST_HEADER)
-    # numpy parses the header as a Python expression, and these are what odd expressions make it raise.
-    except (ValueError, TypeError, LookupError, SyntaxError, ArithmeticError, RecursionError, MemoryError) as error:
+    except HEADER_ERRORS as error:
         raise DamagedArrayError(f"its header cannot be understood ({type(error).__name__})") from error
     if kind.hasobject or kind != np.dtype(dtype) or kind.fields is not None:
         raise DamagedArrayError(f"it holds {kind}, not {dtype}")

@@ -40,9 +40,9 @@ def parquet_rows(
             for name in names:
                 _check_plain(path, name, table.schema_arrow.field(name).type)
             texts = [name for name in names if _is_text(table.schema_arrow.field(name).type)]
-            rows = _rows_at_once(path, table.metadata, texts, longest, setting)
+            rows, shared = _plan(path, table.metadata, texts, longest, setting)
         # A long text that many rows share stays one text in memory: as a number in a dictionary, as the file has it.
-        with pyarrow.parquet.ParquetFile(path, read_dictionary=texts) as table:
+        with pyarrow.parquet.ParquetFile(path, read_dictionary=shared) as table:
             for batch in table.iter_batches(batch_size=rows, columns=names):
                 columns_of = [_values(path, batch.column(name), longest, setting) for name in names]
                 for values in zip(*columns_of, strict=True):
@@ -72,35 +72,42 @@ def _check_plain(path: Path, name: str, kind: pyarrow.DataType) -> None:
         raise UserError(f"{path}: column '{name}' holds {kind}, not text.")
 
 
-def _rows_at_once(
+def _plan(
     path: Path, metadata: pyarrow.parquet.FileMetaData, texts: Sequence[str], longest: int, setting: str | None
-) -> int:
-    """Rows of a batch: fewer where the texts are long, one where a few bytes may stand for a long text."""
-    most = ROWS
+) -> tuple[int, list[str]]:
+    """Rows of a batch, fewer where the texts are long; and which texts are read as numbers in a dictionary."""
+    rows, shared = ROWS, set(texts)
     for group in range(metadata.num_row_groups):
         for index in range(metadata.num_columns):
             column = metadata.row_group(group).column(index)
-            if column.path_in_schema not in texts or not column.num_values:
+            name = column.path_in_schema
+            if name not in texts or not column.num_values:
                 continue
             mean = column.total_uncompressed_size // column.num_values
             if mean > longest:
                 raise too_long(str(path), longest, setting)
-            most = min(most, max(1, BATCH_BYTES // max(1, mean)))
-            if "DELTA_BYTE_ARRAY" in column.encodings:  # each text is the one before, and some more
-                most = 1
-    return most
+            rows = min(rows, max(1, BATCH_BYTES // max(1, mean)))
+            if "DELTA_BYTE_ARRAY" in column.encodings:
+                rows = 1  # a few bytes may stand for a long text: the one before, and some more
+            if any(encoding.startswith("DELTA") for encoding in column.encodings):
+                shared.discard(name)  # pyarrow cannot
+    return rows, sorted(shared)
 
 
 def _values(path: Path, column: pyarrow.Array, longest: int, setting: str | None) -> Iterator[Any]:
     import pyarrow
 
-    if not isinstance(column, pyarrow.DictionaryArray):
+    if not isinstance(column, pyarrow.DictionaryArray) and not _is_text(column.type):
         yield from column.to_pylist()
         return
-    dictionary = column.dictionary
-    for place in column.indices.to_pylist():
-        text = None if place is None else dictionary[place]
-        buffer = None if text is None else text.as_buffer()
-        if buffer is not None and buffer.size > longest:
+    texts, places = column, iter(range(len(column)))
+    if isinstance(column, pyarrow.DictionaryArray):
+        texts, places = column.dictionary, iter(column.indices.to_pylist())
+    for place in places:
+        text = None if place is None else texts[place]
+        if text is None or not text.is_valid:
+            yield None
+            continue
+        if text.as_buffer().size > longest:
             raise too_long(str(path), longest, setting)
-        yield None if text is None else text.as_py()
+        yield text.as_py()

@@ -63,7 +63,7 @@ def decode_text(content: bytes | bytearray, path: Path, encoding: str = UTF_8, r
     allowed = max(1, int(MOST_INVALID * len(content)))
     try:
         text = content.decode(encoding)
-    except UnicodeDecodeError:
+    except UnicodeError:
         return _counted(content, path, encoding, allowed, remedy)
     controls = _controls_in(text)
     if controls > allowed:
@@ -92,9 +92,10 @@ class Utf8Reader(io.RawIOBase):
             self._ended = not piece
             try:
                 text = self._decoder.decode(piece, final=self._ended)
-            except UnicodeDecodeError as error:
+            except UnicodeError as error:
+                reason = error.reason if isinstance(error, UnicodeDecodeError) else error
                 raise UserError(
-                    f"{self._path} is no {self._encoding} text ({error.reason}): say in data.encoding what it is."
+                    f"{self._path} is no {self._encoding} text ({reason}): say in data.encoding what it is."
                 ) from error
             if text and not self._begun:
                 text, self._begun = text.removeprefix("\ufeff"), True
@@ -125,7 +126,10 @@ def _counted(content: bytes | bytearray, path: Path, encoding: str, allowed: int
     _seen.invalid = controls = 0
     for begin in range(0, len(view), _PIECE):
         end = min(begin + _PIECE, len(view))
-        parts.append(decoder.decode(bytes(view[begin:end]), final=end == len(view)))
+        try:
+            parts.append(decoder.decode(bytes(view[begin:end]), final=end == len(view)))
+        except UnicodeError as error:  # some codecs say so of the whole, not of a byte
+            raise UserError(f"{path} is no {encoding} text: {error}.") from error
         controls += _controls_in(parts[-1])
         if _seen.invalid + controls > allowed:
             raise _no_text(content, path, encoding, remedy, _seen.invalid + controls, end)

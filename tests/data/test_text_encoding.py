@@ -105,6 +105,9 @@ def test_a_byte_order_mark_is_hinted_at_and_missed(tmp_path) -> None:
     assert "say data.encoding=utf-16." in told(tmp_path)
     (tmp_path / "a.txt").write_bytes(FRENCH.encode())
     assert "no byte order mark: say data.encoding=utf-16-le or utf-16-be" in told(tmp_path, encoding="utf-16")
+    (tmp_path / "a.txt").unlink()
+    (tmp_path / "a.jsonl").write_bytes('{"text": "é"}\n'.encode("utf-16-le"))
+    assert "a.jsonl is no utf-16 text (UTF-16 stream does not start with BOM)" in told(tmp_path, encoding="utf-16")
 
 
 def test_what_is_no_text_in_another_encoding_either_is_refused(tmp_path) -> None:
