@@ -50,6 +50,7 @@ def main() -> int:
             for one in ATTACKS[name](scene, seed, count, only):
                 record.add(one)
                 if only is not None:
+                    print(f"{one.name} {one.failure or 'passed'}: {one.shown}")
                     print((scene.root / "logs/attempt.log").read_text(errors="replace")[-6000:])
             records.append(record)
             took = time.monotonic() - began
