@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from flashtrain.errors import UserError, unknown
-from flashtrain.foreign_files import literal
+from flashtrain.foreign_files import SETTINGS_BYTES, literal, read_text
 from flashtrain.locate import conf_folder, recipe_files
 from flashtrain.settings import Settings, forget_unheeded
 from flashtrain.typed_settings import setting_names, settings_config, typed_settings, unknown_setting
@@ -204,9 +204,12 @@ def _first_line(error: BaseException) -> str:
 
 
 def _read_recipe(name: str, path: Path) -> dict[str, object]:
+    text = read_text(path, SETTINGS_BYTES)
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+        content = yaml.safe_load(text)  # a user's own page: it may have aliases and interpolations
+    except RecursionError as error:
+        raise UserError(f"recipe file {path} is nested too deeply.") from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date of a 13th month
         raise UserError(f"recipe file {path} is no valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise UserError(f"recipe file {path} must hold settings, one `name: value` a line.")

@@ -99,6 +99,17 @@ def test_a_recipe_file_that_is_no_yaml_is_named(tmp_path, monkeypatch) -> None:
         compose_settings(["recipe=broken"])
 
 
+@pytest.mark.parametrize(
+    "content", [b"\xff\xfe", b"[" * 10**5, b"context: 2026-13-45\n", b"- a\n", b"#" * 2**21], ids=range(5)
+)
+def test_so_is_one_that_is_no_page_of_settings(content: bytes, tmp_path, monkeypatch) -> None:
+    (tmp_path / "broken.yaml").write_bytes(content)
+    monkeypatch.setenv("FLASHTRAIN_RECIPES", str(tmp_path))
+    with pytest.raises(UserError, match=r"broken\.yaml") as caught:
+        compose_settings(["recipe=broken"])
+    assert "\n" not in str(caught.value)
+
+
 def test_the_demo_replaces_the_recipes_settings_but_not_the_command_lines() -> None:
     words = ["recipe=gpt2", "trainer.steps=7"]
     demo = apply_demo(compose_settings(words), words)
