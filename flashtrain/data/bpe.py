@@ -252,7 +252,8 @@ def _gpt2_files(vocab: str | os.PathLike[str] | None, merges: str | os.PathLike[
         try:
             texts.append(read_text(Path(path).expanduser()))
         except UserError as error:
-            raise UserError(f"cannot read GPT-2's {name} file {path}: {error}") from error
+            reason = error if Path(path).expanduser().exists() else "No such file."
+            raise UserError(f"cannot read GPT-2's {name} file {path}: {reason}") from error
     return texts[0], texts[1]
 
 

@@ -18,7 +18,12 @@ def corpus(folder, lengths):
     tokens = np.arange(sum(lengths), dtype="uint16")
     tokens.tofile(folder / "tokens.bin")
     ends = np.cumsum(lengths)
-    cache = SimpleNamespace(tokens=tokens, tokens_path=folder / "tokens.bin", meta=SimpleNamespace(dtype="uint16"))
+    cache = SimpleNamespace(
+        tokens=tokens,
+        tokens_path=folder / "tokens.bin",
+        meta=SimpleNamespace(dtype="uint16"),
+        tokenizer=SimpleNamespace(vocab_size=2**16),
+    )
     return cache, Spans(ends - lengths, ends)
 
 
