@@ -182,8 +182,8 @@ def _remembered_id(run_dir: Path, run_id: str | None) -> str:
     """The W&B id of the run in this folder, written down so that resuming continues the same W&B run."""
     file = run_dir / RUN_ID
     if run_id is None and file.exists():
-        run_id = read_text(file, most=1000).strip()
-        if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", run_id):  # the file may be anybody's
+        run_id = read_text(file, most=1000).strip() or None  # empty: written by a run that was killed meanwhile
+        if run_id is not None and not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", run_id):  # the file may be anybody's
             raise UserError(f"{file} holds no id of a W&B run: remove it, and a new W&B run begins.")
     if run_id is None:
         run_id = secrets.token_hex(4)
