@@ -91,16 +91,22 @@ class MetricsFile(Logger):
             return
         _, rows = read_metrics(self.path)
         if rows and int(rows[-1][STEP]) == done - 1:
-            self._rewrite(rows[:-1])
             self._row = {name: value for name, value in rows[-1].items() if value != ""}
-            self.flush()
+            self._row_at = self._rewrite(rows)
 
     @rank_zero_only
     def flush(self) -> None:
         """Have the row of the step in progress in the file: what a checkpoint of this step does not log again."""
         if not self._row:
             return
-        self._add_columns()
+        new = [name for name in self._row if name not in self._columns]
+        if new:
+            # In one go with the row: a run killed in between would have lost a row that its checkpoint has behind it.
+            rows = read_metrics(self.path)[1] if self.path.is_file() else []
+            earlier = rows if self._row_at is None else rows[:-1]
+            self._columns = list(dict.fromkeys([*(self._columns or [STEP]), *new]))
+            self._row_at = self._rewrite([*earlier, self._row])
+            return
         text = io.StringIO(newline="")
         values = {name: csv_value(value) for name, value in self._row.items()}
         csv.DictWriter(text, self._columns, restval="").writerow(values)
@@ -139,26 +145,22 @@ class MetricsFile(Logger):
         self.flush()
         self._row, self._row_at = {}, None
 
-    def _add_columns(self) -> None:
-        new = [name for name in self._row if name not in self._columns]
-        if new:
-            first = [STEP] if not self._columns else []
-            self._columns = first + self._columns + [name for name in new if name not in first]
-            rows = read_metrics(self.path)[1] if self.path.is_file() else []
-            self._rewrite(rows if self._row_at is None else rows[:-1])
-            self._row_at = None
-
-    def _rewrite(self, rows: list[dict[str, str]]) -> None:
+    def _rewrite(self, rows: list[dict[str, Any]]) -> int:
+        """Have these rows alone in the file; returns where the last of them begins, in bytes."""
         partial = self.path.with_name(self.path.name + ".partial")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with partial.open("w", newline="") as file:
+            with partial.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.DictWriter(file, self._columns, restval="", extrasaction="ignore")
                 writer.writerow({name: csv_value(name) for name in self._columns})
-                writer.writerows({name: csv_value(value) for name, value in row.items()} for row in rows)
+                table = [{name: csv_value(value) for name, value in row.items()} for row in rows]
+                writer.writerows(table[:-1])
+                last = file.tell()
+                writer.writerows(table[-1:])
             partial.replace(self.path)
         except OSError as problem:
             raise _unwritable(self.path, problem) from problem
+        return last
 
 
 def read_metrics(path: str | Path) -> tuple[list[str], list[dict[str, str]]]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
+
 import pytest
 from tiny_training import TinyData, TinyTask, tiny_trainer
 
@@ -80,6 +83,53 @@ def test_a_resumed_run_continues_the_file_and_replaces_what_it_repeats(tmp_path)
     assert [row["step"] for row in resumed] == ["0", "1", "2", "3", "4", "5"]
     assert resumed[:2] == first
     assert all(row["train_loss"] and row["gradient_norm"] for row in resumed)
+
+
+def test_a_run_killed_while_a_column_is_added_has_every_row_that_was_flushed(path, monkeypatch):
+    metrics = MetricsFile(path)
+    metrics.log_metrics({"loss": 2.0}, 0)
+    metrics.log_metrics({"loss": 1.0}, 1)
+    metrics.flush()  # as a checkpoint of this step has it behind it
+    metrics.log_metrics({"validation_loss": 3.0}, 1)
+    seen = []
+    real = {name: getattr(Path, name) for name in ("replace", "open")}
+
+    def watched(name):
+        def call(*words, **named):
+            with monkeypatch.context() as as_it_is:
+                as_it_is.setattr(Path, "open", real["open"])
+                seen.append(losses(path))
+            return real[name](*words, **named)
+
+        return call
+
+    for name in real:
+        monkeypatch.setattr(Path, name, watched(name))
+    metrics.finalize("success")
+    monkeypatch.undo()
+    assert len(seen) >= 2
+    assert all(found == ["2.0", "1.0"] for found in seen)
+    assert losses(path) == ["2.0", "1.0"]
+
+
+def test_a_run_that_goes_on_writes_into_the_row_of_its_checkpoints_step(path):
+    first = MetricsFile(path)
+    first.log_metrics({"loss": 2.0}, 0)
+    first.log_metrics({"loss": 1.0}, 1)
+    first.flush()
+    second = MetricsFile(path)
+    second.continue_from(2)
+    second.log_metrics({"validation_loss": 3.0}, 1)
+    second.log_metrics({"loss": 0.5}, 2)
+    second.finalize("success")
+    _, rows = read_metrics(path)
+    assert [row["loss"] for row in rows] == ["2.0", "1.0", "0.5"]
+    assert [row["validation_loss"] for row in rows] == ["", "3.0", ""]
+
+
+def losses(path):
+    with path.open(newline="") as file:
+        return [row["loss"] for row in csv.DictReader(file)]
 
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
