@@ -9,6 +9,11 @@ import time
 
 STARTED = time.time()  # before the heavy imports, so that a run's summary counts the whole command
 
+import signal  # noqa: E402
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the imports below without a traceback; see main()
+
 import logging  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
@@ -33,7 +38,7 @@ from flashtrain.compose import (  # noqa: E402
 )
 from flashtrain.errors import UserError  # noqa: E402
 from flashtrain.heeded import check_all_heeded  # noqa: E402
-from flashtrain.job_process import end_with_parent  # noqa: E402
+from flashtrain.job_process import CtrlC, end_with_parent  # noqa: E402
 from flashtrain.locate import conf_folder  # noqa: E402
 from flashtrain.settings import Settings  # noqa: E402
 
@@ -46,13 +51,24 @@ def main() -> None:
     end_with_parent()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     logging.raiseExceptions = False  # on a full disk every line of the log would be a traceback
+    interrupted = CtrlC()
     try:
         sys.argv[1:] = [quote_prompt(word) for word in sys.argv[1:]]
         status = _command(sys.argv[1:])
-    except UserError as error:
-        print(f"flashtrain: {error}", file=sys.stderr)
-        status = 2
+    except (Exception, KeyboardInterrupt) as error:
+        # An import that is broken off fails in whatever way the library has.
+        status, line = (130, "stopped by Ctrl-C") if interrupted else (2, _one_line(error))
+        if line is None:
+            raise
+        print(f"flashtrain: {line}", file=sys.stderr)
     sys.exit(status)
+
+
+def _one_line(error: BaseException) -> str | None:
+    """What a user's mistake, or a disk that is full or cannot be written, is told as; None for anything else."""
+    from flashtrain.disk import disk_line
+
+    return str(error) if isinstance(error, UserError) else disk_line(error)
 
 
 def _command(words: list[str]) -> int:
@@ -106,9 +122,8 @@ def _command(words: list[str]) -> int:
 
 
 def _run(settings: Settings, overrides: list[str]) -> int:
-    """Run one job in its folder, which is taken before Hydra writes into it. Raises UserError; a disk that is full or
-    cannot be written is one, and a folder that nothing came into is removed."""
-    from flashtrain.disk import disk_line
+    """Run one job in its folder, which is taken before Hydra writes into it. A folder that nothing came into is
+    removed. Raises UserError."""
     from flashtrain.run_folder import remove_unused
     from flashtrain.run_lock import hold, let_go
 
@@ -123,13 +138,6 @@ def _run(settings: Settings, overrides: list[str]) -> int:
         os.environ["HYDRA_FULL_ERROR"] = "1"  # what goes wrong in Hydra itself is raised, and told below
         with readable_errors():
             hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=CONFIG_NAME)(_hydra_job)()
-    except UserError:
-        raise
-    except Exception as error:
-        line = disk_line(error)
-        if line is None:
-            raise
-        raise UserError(line) from error
     finally:
         if folder is not None:
             let_go(folder)

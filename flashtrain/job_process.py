@@ -66,6 +66,24 @@ class JobProcesses:
             self._process.terminate()
 
 
+class CtrlC:
+    """From now on Ctrl-C raises KeyboardInterrupt, as Python has it, and makes this true: what it breaks off may end
+    in any other exception. Where SIGINT is ignored, as in a shell script's background, it stays so."""
+
+    def __init__(self) -> None:
+        self._pressed = False
+        mine = (signal.SIG_DFL, signal.default_int_handler)
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) in mine:
+            signal.signal(signal.SIGINT, self._on_signal)
+
+    def __bool__(self) -> bool:
+        return self._pressed
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._pressed = True
+        raise KeyboardInterrupt
+
+
 def job_command() -> list[str]:
     """How to start this program again: as `python -m flashtrain`, or as the user's own script that calls main()."""
     main_module = sys.modules["__main__"]

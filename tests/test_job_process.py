@@ -13,7 +13,7 @@ import pytest
 from tiny_runs import ROOT
 
 from flashtrain import job_process
-from flashtrain.job_process import PARENT, JobProcesses, end_with_parent
+from flashtrain.job_process import PARENT, CtrlC, JobProcesses, end_with_parent
 
 # A job that writes where it is, and "saved" when it is told to end.
 JOB = """
@@ -96,11 +96,37 @@ def test_what_a_job_starts_itself_is_not_told_of_the_sweep(monkeypatch) -> None:
 
 
 def test_handlers_are_as_they_were_afterwards_and_nohup_stays_in_force() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    hangup, terminate = signal.signal(signal.SIGHUP, signal.SIG_IGN), signal.getsignal(signal.SIGTERM)
     try:
         with JobProcesses():
             assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-            assert signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
-        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+            assert signal.getsignal(signal.SIGTERM) != terminate
+        assert signal.getsignal(signal.SIGTERM) == terminate
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(signal.SIGHUP, hangup)
+
+
+def test_ctrl_c_before_a_training_is_one_line_and_status_130_wherever_it_comes() -> None:
+    # What an import that is broken off raises is the library's choice.
+    broken_off = (
+        "import os, signal, sys; from flashtrain import __main__ as command\n"
+        "def work(words):\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "    except KeyboardInterrupt:\n"
+        "        raise ImportError('partially initialized module')\n"
+        "command._command = work\n"
+        "command.main()"
+    )
+    ended = subprocess.run([sys.executable, "-c", broken_off], capture_output=True, text=True, cwd=ROOT)
+    assert (ended.returncode, ended.stderr) == (130, "flashtrain: stopped by Ctrl-C\n")
+
+
+def test_a_command_for_which_ctrl_c_is_ignored_goes_on() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        pressed = CtrlC()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert not pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
