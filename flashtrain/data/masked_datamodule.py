@@ -163,8 +163,17 @@ class MaskedTextDataModule(TextDataModule):
             return []
         samples = self._masked(held_out, VALIDATION_SEED)
         world_size, rank = self._place()
-        sampler = RowsOnce(samples, min(self.validation_samples, len(samples)), world_size=world_size, rank=rank)
+        sampler = RowsOnce(samples, self._validated(samples), world_size=world_size, rank=rank)
         return evaluation_loader(samples, sampler, num_workers=self.num_workers, pin_memory=self._pin_memory())
+
+    @property
+    def held_out_samples(self) -> int:
+        """Samples of each validation, over all devices. Needs setup()."""
+        held_out = self.split.validation
+        return 0 if held_out is None else self._validated(self._masked(held_out, VALIDATION_SEED))
+
+    def _validated(self, samples: MaskedSamples) -> int:
+        return min(self.validation_samples, len(samples))
 
     def pieces(self, spans: Spans) -> Pieces:
         """The pieces that the documents of a split are cut into."""

@@ -19,8 +19,11 @@ from flashtrain.models.bert_config import BertConfig
 from flashtrain.settings import Settings
 from flashtrain.tasks import MaskedLanguageModel
 from flashtrain.training.hardware import Hardware
+from flashtrain.training.validation_share import held_out_samples
 
 TASK = "masked_language_model"
+
+MOST_VALIDATED = 10_000  # samples of a validation, where masked.validation_samples is null
 
 # Tokens of a padded batch over its budget, where paragraphs of 82 tokens in the mean are cut at 512: of books, and of
 # Python's standard library.
@@ -113,7 +116,12 @@ def make_masked_data(settings: Settings, hardware: Hardware) -> MaskedTextDataMo
         accumulate=max(1, tokens_per_device(settings) // budget),
         seed=settings.seed,
         validation_fraction=settings.data.validation_fraction,
-        validation_samples=asked.validation_samples,
+        validation_samples=held_out_samples(
+            asked.validation_samples,
+            settings.trainer.validate_every,
+            settings.trainer.tokens_per_step // settings.context,  # at least so many: most are shorter
+            most=MOST_VALIDATED,
+        ),
         num_workers=(2 if hardware.kind == "cuda" else 0) if workers is None else workers,
         cache_dir=settings.data.cache_dir,
     )

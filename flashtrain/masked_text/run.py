@@ -33,6 +33,7 @@ from flashtrain.tasks import MaskedLanguageModel
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.target_accuracy import StopAtTarget
 from flashtrain.training.throughput import Throughput
+from flashtrain.training.validation_share import describe_validation
 
 ADVICE = "a smaller masked.token_budget=, memory=full, or trainer.devices on more GPUs"
 
@@ -59,6 +60,9 @@ def train_masked(
     resumed = checkpoint_to_resume(settings, folder, description)
     say(data.describe())
     say(describe_training(settings, hardware, model, batching, data))
+    if data.held_out_samples:
+        asked, every = settings.masked.validation_samples, settings.trainer.validate_every
+        say(describe_validation(data.held_out_samples, asked, every, "masked.validation_samples"))
 
     # Everything that a user can have got wrong is checked: from here on the folder is this run's.
     write_config(settings, folder)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
+from flashtrain.compose import compose_settings
+from flashtrain.masked_text.build import make_masked_data
+from flashtrain.training.hardware import detect_hardware
 from flashtrain.training.validation_share import describe_validation, held_out_samples
 
 
@@ -24,3 +29,11 @@ def test_the_line_names_the_setting_only_where_the_number_was_chosen() -> None:
     assert describe_validation(512, 512, 100, "data.validation_tokens") == (
         "validation: 512 held-out samples every 100 steps"
     )
+
+
+@pytest.mark.parametrize(("asked", "samples"), [([], 12), (["masked.validation_samples=3"], 3)])
+def test_a_masked_trainings_validation_is_bounded_too(asked, samples):
+    words = ["recipe=bert", "context=128", "trainer.tokens_per_step=512", "masked.token_budget=512"]
+    settings = compose_settings([*words, "trainer.validate_every=10", "hardware.demo=never", *asked])
+    data = make_masked_data(settings, detect_hardware("cpu"))
+    assert data.validation_samples == samples  # 0.3 x 10 steps x 4 samples
