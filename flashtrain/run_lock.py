@@ -20,7 +20,7 @@ import filelock
 from flashtrain.announce import say
 from flashtrain.errors import UserError
 from flashtrain.foreign_files import read_json_object
-from flashtrain.report.rows import write_atomically
+from flashtrain.report.rows import UNFINISHED, write_atomically
 
 LOCK, HOLDER = ".lock", ".lock.json"
 _HOLDER_BYTES = 4096
@@ -57,6 +57,8 @@ def hold(folder: Path, *, wait: float = 0) -> None:
     if lock is None:
         say(f"{folder} is on a file system without locks: a second run in it would not be noticed.")
     _held[key] = lock
+    if lock is not None:
+        _remove_half_written(folder)
     told = {"process": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
     try:
         write_atomically(folder / HOLDER, json.dumps({**told, "job": slurm_job()}) + "\n")
@@ -116,6 +118,13 @@ def slurm_job() -> str | None:
         return None
     step, restart = (os.environ.get(f"SLURM_{name}", "0") for name in ("STEP_ID", "RESTART_COUNT"))
     return f"slurm-{os.environ['SLURM_JOB_ID']}-{step}-{restart}"
+
+
+def _remove_half_written(folder: Path) -> None:
+    """Remove what a run that was killed left of files that it was writing: no other process writes here now."""
+    for path in folder.glob(f".*{UNFINISHED}"):
+        with suppress(OSError):
+            path.unlink()
 
 
 def _refuse_links(folder: Path) -> None:

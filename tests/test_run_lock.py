@@ -259,6 +259,16 @@ def test_a_folder_with_a_link_that_leads_out_of_it_is_not_written_into(tmp_path:
     assert not list(victim.iterdir())
 
 
+def test_what_a_killed_process_had_half_written_goes_when_the_folder_is_taken_again(tmp_path: Path) -> None:
+    half, whole = tmp_path / ".summary.json.4711.unfinished", tmp_path / "summary.json"
+    half.write_text("{")
+    whole.write_text("{}")
+    hold(tmp_path)
+    let_go(tmp_path)
+    assert not half.exists()
+    assert whole.read_text() == "{}"
+
+
 def test_links_within_a_folder_and_those_of_wandb_are_no_matter(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     (folder / "wandb").mkdir(parents=True)

@@ -27,6 +27,7 @@ CONFIG = "config.yaml"
 SUMMARY_BYTES = MIB  # ours have a few KB
 # What a run that measures leaves: its rows, as a result file.
 RESULT = "result.json"
+UNFINISHED = ".unfinished"  # ends the name of a file that is still being written
 
 # What a summary row may say under "status" when its run did what was asked.
 FINISHED = ("ok", "finished", "completed", "done")
@@ -96,7 +97,7 @@ def write_result(
 def write_atomically(path: str | Path, text: str) -> Path:
     """Write a text file so that a reader sees the old text or the new, never half of one. Raises UserError."""
     path = Path(path)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # half a character, which JSON can say and UTF-8 cannot, is written as JSON says it
