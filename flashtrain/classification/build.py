@@ -10,6 +10,7 @@ from flashtrain.batching import compiles
 from flashtrain.classification.settings import ClassifierSettings, SequenceSettings
 from flashtrain.classification.stages import Stage
 from flashtrain.components import optimizer_builder, schedule_builder
+from flashtrain.data.pathfinder.image_files import PathfinderFiles
 from flashtrain.data.sequences.augmentation import augmentation
 from flashtrain.data.sequences.datamodule import SequenceDataModule
 from flashtrain.data.sequences.image import GreyImages
@@ -150,6 +151,15 @@ def _parts(sequence: SequenceSettings) -> dict[str, int]:
 
 def _pathfinder(settings: Settings, fixed: bool, splits: tuple[str, ...]) -> SequenceSource:
     asked = settings.pathfinder
+    if settings.sequence.path is not None:
+        return PathfinderFiles(
+            settings.sequence.path,
+            asked.side,
+            contour=asked.contour,
+            validation=settings.sequence.validation,
+            test=settings.sequence.test,
+            seed=settings.sequence.seed,
+        )
     counts = {"train": asked.train_images, "validation": asked.validation_images, "test": asked.test_images}
     return Pathfinder(
         asked.side,

@@ -113,16 +113,16 @@ def evaluate_classifier(settings: Settings, hardware: Hardware) -> list[Row]:
     found = answers(model, source, settings, hardware)
     accuracy = found.correct / found.total
     low, high = wilson(found.correct, found.total)
-    image = settings.sequence.data == "pathfinder"
+    image, read = settings.sequence.data == "pathfinder", settings.sequence.path is not None
     row: Row = {
         "implementation": "flashtrain",
         "task": settings.sequence.data,
         "side": settings.pathfinder.side if image else None,
         "contour": settings.pathfinder.contour if image else None,
         **({"drawn_as": settings.pathfinder.drawn_as} if image and settings.pathfinder.drawn_as else {}),
-        **({"images": OWN} if image else {}),
+        **({"images": drawn_by(settings)} if image else {}),
         "length": source.shape.length,
-        "seed": settings.pathfinder.seed if image else settings.sequence.seed,
+        "seed": settings.sequence.seed if read or not image else settings.pathfinder.seed,
         "samples": found.total,
         "accuracy": round(accuracy, 5),
         "accuracy_low": round(low, 5),
@@ -135,7 +135,7 @@ def evaluate_classifier(settings: Settings, hardware: Hardware) -> list[Row]:
     write_result(target / RESULT, settings.recipe, _command(settings), [row])
     say(
         f"{saved.path}: accuracy {accuracy:.2%} on {found.total:,} test samples of seed {row['seed']}"
-        f"{DRAWN_HERE if image else ''} "
+        f"{DRAWN_HERE if image and not read else ''} "
         f"(95% interval {low:.2%} to {high:.2%}), {row['seconds']:.0f} s; rows: {target / RESULT}"
     )
     if any(other["implementation"].endswith("(paper)") for other in accuracy_rows([row])):
@@ -148,6 +148,12 @@ def evaluate_classifier(settings: Settings, hardware: Hardware) -> list[Row]:
         picture = answers_picture(found.pixels, found.labels, found.logits, target / PICTURE, names=names, title=title)
         say(f"  the first {len(found.pixels)} test images with the model's answers: {picture}")
     return [row]
+
+
+def drawn_by(settings: Settings) -> str:
+    """What the tables say of Pathfinder images: whose program drew them."""
+    asked = settings.sequence
+    return OWN if asked.path is None else asked.name or Path(asked.path).stem
 
 
 @torch.no_grad()
@@ -226,8 +232,12 @@ def _export(settings: Settings) -> int:
 def _command(settings: Settings) -> str:
     given = f"checkpoint={settings.checkpoint}" if settings.checkpoint else f"weights={settings.weights}"
     words = ["mode=evaluate", given, f"sequence.data={settings.sequence.data}"]
-    if settings.sequence.data == "pathfinder":
-        asked = settings.pathfinder
+    asked = settings.pathfinder
+    if settings.sequence.path is not None:
+        of_files = {name: getattr(settings.sequence, name) for name in ("path", "name", "test", "seed")}
+        words += [f"sequence.{name}={value}" for name, value in of_files.items() if value is not None]
+        words += [f"pathfinder.side={asked.side}"] if settings.sequence.data == "pathfinder" else []
+    elif settings.sequence.data == "pathfinder":
         names = ("side", "contour", *(["drawn_as"] if asked.drawn_as else []), "seed", "test_images")
         words += [f"pathfinder.{name}={getattr(asked, name)}" for name in names]
     return " ".join(["python -m flashtrain", *map(shlex.quote, words)])

@@ -52,12 +52,15 @@ class ClassifierSettings:
 class SequenceSettings:
     """What is classified. data: pathfinder (its images: pathfinder.*), listops, text, retrieval or image.
 
-    path, name: a local folder or file, or a dataset that `datasets` loads, for text, retrieval and image. length: cut
+    path, name: a local folder or file, or a dataset that `datasets` loads, for text, retrieval and image. Pathfinder's
+    images come from path where it is given (flashtrain.data.pathfinder.image_files), and name is what tables call them
+    ("original": the task's own program drew them; None: the path's last name). length: cut
     sequences to so many tokens (None: the task's own; not for images). batch: samples of an optimiser step, over all
     devices. classification_weight: of the labels' loss; 0 pre-trains on masked pixels. augment: turn (the square's
     eight positions), mirror or none, of training images only (None: turn for pathfinder, mirror for image). It changes
     nothing of the attention. train, validation, test: samples of each part (None: the task's own) of listops, which is
-    generated; validation also of text and image, where it is held out of the training files. validation_samples: of
+    generated; validation also of text and image, where it is held out of the training files, and validation and test of
+    Pathfinder's images from files. validation_samples: of
     them, looked at in each validation. evaluation_batch: samples at once where nothing is trained (None: as trained).
     preview: test images in the picture that mode=evaluate draws.
     """
@@ -92,12 +95,14 @@ class SequenceSettings:
             raise UserError(
                 f"sequence.length={self.length} is not for images: sequence.data={self.data} has some {size}."
             )
+        from_files = self.data == "pathfinder" and self.path is not None
+        counted = ("validation", "test") if from_files else _COUNTED.get(self.data, ())
         for name in ("train", "validation", "test"):
             given = getattr(self, name)
-            if given is None or name in _COUNTED.get(self.data, ()):
+            if given is None or name in counted:
                 continue
             own = "there are as many as its files hold"
-            if self.data == "pathfinder":
+            if self.data == "pathfinder" and not from_files:
                 own = f"use pathfinder.{name}_images={given}"
             raise UserError(f"sequence.{name}={given} is not for sequence.data={self.data}: {own}.")
         for name in ("length", "batch", "train", "validation", "test", "validation_samples", "evaluation_batch"):

@@ -77,8 +77,60 @@ def read_npz(path: Path, wanted: Mapping[str, tuple[str, tuple[int, ...]]]) -> d
     return found
 
 
+def read_whole_npz(path: Path, wanted: Mapping[str, int], most: int) -> dict[str, np.ndarray]:
+    """Arrays of plain numbers of a .npz file, of whatever size, by name. wanted: the dimensions of each. most: bytes of
+    all of them.
+
+    Raises DamagedArrayError for anything else; FileNotFoundError where there is no file.
+    """
+    found = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for name, dimensions in wanted.items():
+                with archive.open(f"{name}.npy") as member:
+                    content = member.read(most + 1)
+                most -= len(content)
+                if most < 0:
+                    raise DamagedArrayError("it holds more bytes than are read")
+                found[name] = _array(content, dimensions, "biuf")
+    except (FileNotFoundError, DamagedArrayError):
+        raise
+    except ARCHIVE_ERRORS as error:
+        raise DamagedArrayError(f"{path.name} cannot be read: {error}") from error
+    return found
+
+
+def read_words(content: bytes) -> list[list[str]]:
+    """The rows of a .npy file's table of text. Raises DamagedArrayError for another array."""
+    return [
+        [word if isinstance(word, str) else word.decode("latin-1") for word in row]
+        for row in _array(content, 2, "US").tolist()
+    ]
+
+
+def _array(content: bytes, dimensions: int, kinds: str) -> np.ndarray:
+    """The array of a .npy file's bytes, of one of these kinds of type and of as many bytes as its header says."""
+    file = io.BytesIO(content)
+    shape, fortran, kind = _header(file)
+    if kind.kind not in kinds or kind.hasobject or kind.fields is not None:
+        raise DamagedArrayError(f"it holds {kind}")
+    _check_shape(shape, fortran, dimensions)
+    if len(content) != file.tell() + math.prod(shape) * kind.itemsize:
+        raise DamagedArrayError("it is not as long as its header says")
+    return np.frombuffer(content, dtype=kind, offset=file.tell()).reshape(shape)
+
+
 def _read_header(file: BinaryIO, dtype: str, dimensions: int) -> tuple[int, ...]:
     """The shape that the header tells; the file then stands at the content. Raises DamagedArrayError."""
+    shape, fortran, kind = _header(file)
+    if kind.hasobject or kind != np.dtype(dtype) or kind.fields is not None:
+        raise DamagedArrayError(f"it holds {kind}, not {dtype}")
+    _check_shape(shape, fortran, dimensions)
+    return shape
+
+
+def _header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether the order is Fortran's, and type. Raises DamagedArrayError."""
     try:
         version = npy.read_magic(file)
         read: Any = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
@@ -87,10 +139,11 @@ def _read_header(file: BinaryIO, dtype: str, dimensions: int) -> tuple[int, ...]
         shape, fortran, kind = read(file, max_header_size=LONGEST_HEADER)
     except HEADER_ERRORS as error:
         raise DamagedArrayError(f"its header cannot be understood ({type(error).__name__})") from error
-    if kind.hasobject or kind != np.dtype(dtype) or kind.fields is not None:
-        raise DamagedArrayError(f"it holds {kind}, not {dtype}")
+    return tuple(shape), fortran, kind
+
+
+def _check_shape(shape: tuple[int, ...], fortran: bool, dimensions: int) -> None:
     if fortran and len(shape) > 1:
         raise DamagedArrayError("its order is not C's")
     if len(shape) != dimensions or any(isinstance(size, bool) or size < 0 for size in shape):
         raise DamagedArrayError(f"its shape is {shape}")
-    return tuple(shape)

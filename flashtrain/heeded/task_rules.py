@@ -32,6 +32,11 @@ def _data(*names: str) -> Condition:
     return lambda settings: settings.sequence.data in names
 
 
+def _from_files(settings: Settings) -> bool:
+    """Whether Pathfinder's images are read, not drawn."""
+    return settings.sequence.data == "pathfinder" and settings.sequence.path is not None
+
+
 def _labelled(*names: str) -> Condition:
     """Whether these are what is fine-tuned on."""
     return lambda settings: settings.finetune.data in names
@@ -160,13 +165,17 @@ CLASSIFIER_RULES = (
     ),
     Rule(
         "sequence.path",
-        _data("text", "retrieval", "image"),
-        "sequence.data=text, retrieval, image; the others are generated",
+        _data("text", "retrieval", "image", "pathfinder"),
+        "sequence.data=pathfinder, text, retrieval, image; listops is generated",
     ),
-    Rule("sequence.name", _data("text", "image"), "sequence.data=text, image"),
+    Rule(
+        "sequence.name",
+        either(_data("text", "image"), _from_files),
+        "sequence.data=text, image, and Pathfinder's images from sequence.path",
+    ),
     Rule(
         "sequence.seed",
-        _data("listops", "text", "image"),
+        either(_data("listops", "text", "image"), _from_files),
         "sequence.data=listops, text, image; Pathfinder has pathfinder.seed",
     ),
     Rule(
@@ -178,6 +187,12 @@ CLASSIFIER_RULES = (
         "pathfinder",
         either(does("preview"), _reads_pathfinder),
         "classifiers of sequence.data=pathfinder, and recipe=pathfinder-preview",
+    ),
+    Rule(
+        "pathfinder.seed pathfinder.drawn_as pathfinder.train_images pathfinder.validation_images "
+        "pathfinder.test_images pathfinder.workers pathfinder.cache_dir",
+        lambda settings: not _from_files(settings),
+        "images that are drawn; those of sequence.path have sequence.seed, sequence.validation and sequence.test",
     ),
     Rule("pathfinder.preview", does("preview"), "recipe=pathfinder-preview; mode=evaluate has sequence.preview"),
     Rule("pathfinder.train_images pathfinder.validation_images", trains(CLASSES), "trainings of a classifier"),
