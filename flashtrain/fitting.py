@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -88,9 +89,14 @@ def fit(
     try:
         try:
             trainer.fit(task, data, ckpt_path=str(resumed) if resumed else None, weights_only=True)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
+        except UserError:
+            raise
+        except Exception as error:
+            if not isinstance(error, RuntimeError | MemoryError) or not is_out_of_memory(error):
+                if resumed is None or not raised_while_restoring(error):
+                    raise
+                reason = " ".join(str(error).split())[:200]
+                raise UserError(f"{resumed} cannot be gone on from ({type(error).__name__}: {reason}).") from error
             saved = folder if (folder / CHECKPOINTS / LAST).exists() else None
             raise OutOfMemory(
                 out_of_memory_line(
@@ -102,18 +108,12 @@ def fit(
                     advice=None if advice is None else memory_advice(batching, advice),
                 )
             ) from error
-        except UserError:
-            raise
-        except Exception as error:
-            if resumed is None or not raised_while_restoring(error):
-                raise
-            reason = " ".join(str(error).split())[:200]
-            raise UserError(f"{resumed} cannot be gone on from ({type(error).__name__}: {reason}).") from error
         if signals.stopped_by is not None or signals.out_of_time:
             raise stopped(signals, folder)
         step = trainer.global_step
         if not due.has(step):
-            trainer.validate(task, data, verbose=False)
+            with _logged_with_last_step(trainer):
+                trainer.validate(task, data, verbose=False)
             keep_if_best(trainer)
         if goes_on:
             if settle is not None:
@@ -122,7 +122,8 @@ def fit(
             signals.take_late(trainer)
             if signals.stopped_by is not None or signals.out_of_time:
                 raise stopped(signals, folder)
-        row = finish(trainer)
+        with _logged_with_last_step(trainer):
+            row = finish(trainer)
         if trainer.is_global_zero:
             log_summary(trainer.loggers, row)
     except StoppedInValidation:
@@ -130,6 +131,18 @@ def fit(
     finally:
         close_loggers(trainer.loggers)
     return row
+
+
+@contextlib.contextmanager
+def _logged_with_last_step(trainer: pl.Trainer) -> Iterator[None]:
+    """What is validated or tested after the fit belongs to its last step, as a validation within the fit does;
+    Lightning would log it under the next one, or, in a run that died and goes on, under either."""
+    loop = trainer.fit_loop.epoch_loop
+    before, loop._batches_that_stepped = loop._batches_that_stepped, max(0, trainer.global_step - 1)
+    try:
+        yield
+    finally:
+        loop._batches_that_stepped = before
 
 
 def metric(trainer: pl.Trainer, name: str) -> float | None:

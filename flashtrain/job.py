@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from functools import partial
 from pathlib import Path
@@ -51,10 +52,8 @@ def _run_held(settings: Settings, folder: Path, *, overrides: list[str], started
         # A run that could not be continued, for a mistake in the command, keeps the row that it had.
         # Whichever rank fails says so: the first one may wait for it, and be ended by the launcher.
         if (status != STOPPED or is_first_rank()) and read_summary(folder).get("status", RUNNING) == RUNNING:
-            try:
+            with contextlib.suppress(UserError):  # a full disk takes no row either; what led here has been said
                 write_summary(folder, failed_row(settings, hardware, overrides, status, error))
-            except UserError as second:  # a full disk takes no row either; what led here has been said
-                log.error("flashtrain: %s", second)
 
     try:
         do = {"benchmark": benchmark, "preview": preview}.get(settings.mode, task_run(settings).train)

@@ -69,7 +69,9 @@ def settings_from_checkpoint(words: Sequence[str]) -> Settings | None:
             continue
         own_name = GROUPS.get(key)
         value = override.value() if own_name is None else {own_name: override.value()}
-        if isinstance(value, str) and OmegaConf.is_dict(OmegaConf.select(config, key)):
+        with readable_errors():
+            replaces = isinstance(value, str) and OmegaConf.is_dict(OmegaConf.select(config, key))
+        if replaces:
             raise UserError(
                 f"{key}={value} replaces all {key} settings, and mode={mode} takes the checkpoint's own: leave it out, "
                 f"or change single ones ({key}.NAME=VALUE)."

@@ -122,9 +122,11 @@ def slurm_job() -> str | None:
 
 def _remove_half_written(folder: Path) -> None:
     """Remove what a run that was killed left of files that it was writing: no other process writes here now."""
-    for path in folder.glob(f".*{UNFINISHED}"):
-        with suppress(OSError):
-            path.unlink()
+    for current, _, files in os.walk(folder):
+        for name in files:
+            if name.startswith(".") and name.endswith(UNFINISHED):
+                with suppress(OSError):
+                    Path(current, name).unlink()
 
 
 def _refuse_links(folder: Path) -> None:

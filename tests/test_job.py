@@ -70,6 +70,15 @@ def test_every_step_is_in_metrics_csv(trained) -> None:
     assert len(losses(trained)) == 6
 
 
+def test_the_validation_after_the_last_step_stands_in_that_steps_row(tiny_runs: TinyRuns) -> None:
+    status, folder = tiny_runs.run("validated-after-the-fit", "trainer.steps=4", "trainer.validate_every=3")
+    assert status == 0
+    with (folder / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["step"] for row in rows] == ["0", "1", "2", "3"]
+    assert [bool(row["validation_loss"]) for row in rows] == [False, False, True, True]
+
+
 def test_a_run_stopped_by_sigterm_and_resumed_equals_the_uninterrupted_one_bit_for_bit(
     tiny_runs: TinyRuns, trained, monkeypatch
 ) -> None:

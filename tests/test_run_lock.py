@@ -260,7 +260,8 @@ def test_a_folder_with_a_link_that_leads_out_of_it_is_not_written_into(tmp_path:
 
 
 def test_what_a_killed_process_had_half_written_goes_when_the_folder_is_taken_again(tmp_path: Path) -> None:
-    half, whole = tmp_path / ".summary.json.4711.unfinished", tmp_path / "summary.json"
+    half, whole = tmp_path / "stage-1" / ".summary.json.4711.unfinished", tmp_path / "summary.json"
+    half.parent.mkdir()
     half.write_text("{")
     whole.write_text("{}")
     hold(tmp_path)

@@ -19,7 +19,7 @@ from flashtrain.errors import UserError
 from flashtrain.foreign_files import MIB, read_text
 from flashtrain.spreadsheet import csv_value
 
-STEP = "step"
+STEP, EPOCH = "step", "epoch"
 MOST_BYTES = 512 * MIB  # a million rows of a run are some 200
 _LARGEST_STEP = 18  # digits
 
@@ -66,11 +66,13 @@ class MetricsFile(Logger):
         self._begin(step)
         # The same again is no other row: the learning rate comes with every micro-batch of a step.
         repeated = any(
-            name in self._row and str(self._row[name]) != str(metrics[name]) for name in metrics if name != "epoch"
+            name in self._row and str(self._row[name]) != str(metrics[name]) for name in metrics if name != EPOCH
         )
         if self._row and (int(self._row[STEP]) != step or repeated):
             self._close_row()
-        self._row = {**self._row, STEP: step, **metrics}
+        # The epoch is that of the row's step: the validation after the last one comes when the epoch is over.
+        epoch = {EPOCH: self._row[EPOCH]} if EPOCH in self._row else {}
+        self._row = {**self._row, STEP: step, **metrics, **epoch}
 
     @rank_zero_only
     def save(self) -> None:
@@ -78,8 +80,8 @@ class MetricsFile(Logger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Write the last row."""
-        self._close_row()
+        """Write the last row, which a validation that follows the fit may still add to."""
+        self.flush()
 
     @rank_zero_only
     def continue_from(self, done: int) -> None:

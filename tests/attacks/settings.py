@@ -50,7 +50,7 @@ def rounds(scene: Scene, seed: int, count: int, only: int | None = None) -> Iter
         inside = [scene.root / "work"]
         # A mode that works on a checkpoint writes into its run: a copy of it.
         for word in words:
-            if word.startswith("checkpoint="):
+            if word.startswith("checkpoint=runs/"):
                 inside.append(copy_run(scene.root / _task_of(word), scene.root / "work/checkpoint"))
         words = [
             f"checkpoint={scene.root}/work/checkpoint" if word.startswith("checkpoint=runs/") else word

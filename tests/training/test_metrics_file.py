@@ -29,6 +29,14 @@ def test_what_is_logged_for_one_step_is_one_row(path):
     assert [tuple(row.values()) for row in rows] == [("0", "2.0", "0.1"), ("1", "1.5", "0.2")]
 
 
+def test_a_row_has_the_epoch_of_its_step_though_its_validation_came_after_the_epoch(path):
+    metrics = MetricsFile(path)
+    metrics.log_metrics({"loss": 1.0, "epoch": 0}, 3)
+    metrics.log_metrics({"validation_loss": 2.0, "epoch": 1}, 3)
+    metrics.finalize("success")
+    assert read_metrics(path)[1] == [{"step": "3", "loss": "1.0", "epoch": "0", "validation_loss": "2.0"}]
+
+
 def test_a_later_metric_adds_its_column_and_keeps_the_rows(path):
     logger = MetricsFile(path)
     logger.log_metrics({"train_loss": 2.0}, step=0)
