@@ -137,6 +137,7 @@ def describe_stage(stage: Stage, model: Classifier) -> dict[str, Any]:
         "stage": stage.number,
         "data": settings.sequence.data,
         "contour": settings.pathfinder.contour,
+        "drawing": settings.pathfinder.drawing,
         "shape": asdict(model.config),
         **({"sequence": _parts(settings.sequence)} if settings.sequence.data == "listops" else {}),
     }
@@ -156,6 +157,7 @@ def _pathfinder(settings: Settings, fixed: bool, splits: tuple[str, ...]) -> Seq
         asked.seed,
         counts={name: counts[name] for name in splits},
         contour=asked.contour,
+        drawing=asked.drawing,
         drawn_as=asked.drawn_as,
         workers=asked.workers,
         cache_dir=asked.cache_dir,

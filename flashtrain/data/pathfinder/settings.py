@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flashtrain.data.pathfinder.parameters import SMALLEST_SIDE, of_side
-from flashtrain.setting_checks import at_least
+from flashtrain.data.pathfinder.parameters import DRAWINGS, ORIGINAL, SMALLEST_SIDE, of_side
+from flashtrain.setting_checks import at_least, one_of
 
 
 @dataclass
@@ -13,7 +13,9 @@ class PathfinderSettings:
     """side: of the square images; 32, 64, 128 (Path-X) and 256 (Path-256) are the Long Range Arena's, any other goes.
 
     contour: hard (14 dashes, the Arena's), intermediate (9), easy (6), a number of dashes, or a range such as 3-6, of
-    which every length has as many images. drawn_as: another side, whose discs, lines and brightness these images have
+    which every length has as many images. drawing: original (the images of the task's own program, pixel by pixel) or
+    smooth (of a generator of our own, as all images were before there was a choice: round ends, even brightness, no
+    halo, other curves). drawn_as: another side, whose discs, lines and brightness these images have
     (None: their own): what a curriculum changes before it changes the side. seed: of the images; train, validation and
     test images are different ones.
     train_images, validation_images, test_images: how many. workers: processes that generate (None: one a core).
@@ -23,6 +25,7 @@ class PathfinderSettings:
 
     side: int = 32
     contour: str = "hard"
+    drawing: str = ORIGINAL
     drawn_as: int | None = None
     seed: int = 0
     train_images: int = 160_000
@@ -36,6 +39,7 @@ class PathfinderSettings:
         """Raise UserError for the first setting that cannot work."""
         at_least("pathfinder.side", self.side, SMALLEST_SIDE)
         of_side(self.side, self.contour)
+        one_of("pathfinder.drawing", self.drawing, DRAWINGS)
         if self.drawn_as is not None:
             at_least("pathfinder.drawn_as", self.drawn_as, SMALLEST_SIDE)
         at_least("pathfinder.seed", self.seed, 0)
