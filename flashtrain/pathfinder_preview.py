@@ -49,12 +49,12 @@ def preview(
     )
     parameters = drawn_like(images.parameters, asked.drawn_as)
     drawn = rasterise(images.strokes(slice(None)).to(hardware.kind), parameters, asked.drawing).cpu().numpy()
-    labels = images.labels.tolist()
+    labels, contours = images.labels.tolist(), contour_words(asked.contour, None, asked.drawing)
     path = image_grid(
         drawn,
         [ANSWERS[label] for label in labels],
         folder / "samples.png",
-        title=f"Pathfinder, side {asked.side}, {contour_words(asked.contour, None, asked.drawing)}: do the two discs lie on one curve?",
+        title=f"Pathfinder, side {asked.side}, {contours}: do the two discs lie on one curve?",
     )
     say(f"{sum(labels)} of {len(labels)} with both discs on one curve; picture: {path}; stored set: {images.path}")
     loggers = run_loggers(settings, folder)

@@ -10,7 +10,8 @@ from flashtrain.batching import compiles
 from flashtrain.classification.settings import ClassifierSettings, SequenceSettings
 from flashtrain.classification.stages import Stage
 from flashtrain.components import optimizer_builder, schedule_builder
-from flashtrain.data.sequences.augmentation import augmentation
+from flashtrain.data.pathfinder.variation import varied
+from flashtrain.data.sequences.augmentation import Augment, augmentation, in_turn
 from flashtrain.data.sequences.datamodule import SequenceDataModule
 from flashtrain.data.sequences.image import GreyImages
 from flashtrain.data.sequences.listops import COUNTS, ListOps
@@ -112,7 +113,6 @@ def make_task(
 ) -> SequenceClassification:
     """The task that trains this model as a stage's settings say."""
     sequence, masked = settings.sequence, settings.masked_pixels
-    augment = sequence.augment or _OWN_AUGMENTATION.get(sequence.data, "none")
     return SequenceClassification(
         model,
         make_optimizer=optimizer_builder(settings),
@@ -120,12 +120,21 @@ def make_task(
         classification_weight=sequence.classification_weight,
         masked=MaskedPixels(masked.weight, masked.share, masked.copies) if masked.weight else None,
         gradient_clip=settings.optimizer.gradient_clip,
-        augment=augmentation(augment),
+        augment=_augmentation(settings),
         seed=settings.seed,
         compile=compiles(settings, hardware),
         cuda_graphs=settings.trainer.cuda_graphs,
         description=description,
     )
+
+
+def _augmentation(settings: Settings) -> Augment | None:
+    """What training images are turned into."""
+    sequence = settings.sequence
+    found = [augmentation(sequence.augment or _OWN_AUGMENTATION.get(sequence.data, "none"))]
+    if sequence.data == "pathfinder" and settings.pathfinder.variation:
+        found.insert(0, varied(settings.pathfinder.variation))
+    return in_turn([one for one in found if one is not None])
 
 
 def describe_stage(stage: Stage, model: Classifier) -> dict[str, Any]:

@@ -180,7 +180,11 @@ CLASSIFIER_RULES = (
         "classifiers of sequence.data=pathfinder, and recipe=pathfinder-preview",
     ),
     Rule("pathfinder.preview", does("preview"), "recipe=pathfinder-preview; mode=evaluate has sequence.preview"),
-    Rule("pathfinder.train_images pathfinder.validation_images", trains(CLASSES), "trainings of a classifier"),
+    Rule(
+        "pathfinder.train_images pathfinder.validation_images pathfinder.variation",
+        trains(CLASSES),
+        "trainings of a classifier",
+    ),
     # a training keeps it for the mode=evaluate of its run
     Rule("pathfinder.test_images", does(*TRAININGS, "evaluate"), "mode=evaluate of a classifier"),
     Rule(

@@ -81,8 +81,8 @@ def ensure(
     """The first `count` images of a set, after generating those that its file does not hold yet.
 
     The same (side, contour, drawing, seed, split) has the same images everywhere, whatever `count` and `workers`;
-    splits share none. Processes that ask at one time generate once, the others wait. workers: None is one a core. cache_dir: where
-    sets are kept, FLASHTRAIN_CACHE by default.
+    splits share none. Processes that ask at one time generate once, the others wait. workers: None is one a core.
+    cache_dir: where sets are kept, FLASHTRAIN_CACHE by default.
     Raises UserError: wrong settings, no numba where images are missing, a folder that cannot be written.
     """
     one_of("split", split, SPLITS)

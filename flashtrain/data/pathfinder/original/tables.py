@@ -32,8 +32,8 @@ class WalkTables(NamedTuple):
     dash_pixels[dash_start[d]:dash_start[d + 1]] with dash_values (uint8, 1 to 255). run_start (361,): of a first dash,
     the rows of fully occupied pixels, as (y, x, length) in runs[run_start[d]:run_start[d + 1]].
     possible (360,) bool: whether a curve begins in this direction (_surrounded). disc: the pixels within the margin.
-    limits (256,) int64: beside a mask of this value, how much of a dash collides. frame (rows * stride,) uint8: an image
-    without dashes; nothing outside of it.
+    limits (256,) int64: beside a mask of this value, how much of a dash collides. frame (rows * stride,) uint8: an
+    image without dashes; nothing outside of it.
     """
 
     to_head: np.ndarray
