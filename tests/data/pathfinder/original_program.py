@@ -1,4 +1,4 @@
-"""The task's own program in NumPy and Pillow, as we understand it: slow and plain, on whole images, to compare with.
+"""What the task's own program draws, in NumPy and Pillow, as we understand it: slow and plain, to compare with.
 
 Positions are (y, x), as there; angles are radians. Masks and images are fractions of full brightness.
 """

@@ -52,11 +52,11 @@ def test_shapes_stay_in_their_places(drawn: Tensor) -> None:
 
 
 def test_black_stays_black_and_white_white() -> None:
-    plain = torch.zeros(50, 9, 9, dtype=torch.uint8)
-    plain[25:, 2:7, 2:7] = 255
-    found = changed(plain.flatten(1), 1.0).view(-1, 9, 9)
+    plain = torch.zeros(50, 11, 11, dtype=torch.uint8)
+    plain[25:, 3:8, 3:8] = 255
+    found = changed(plain.flatten(1), 1.0).view(-1, 11, 11)
     assert (found[:25] == 0).all()
-    assert (found[25:, 4, 4] == 255).all()
+    assert (found[25:, 5, 5] == 255).all()
     assert (found[25:, 0] == 0).all()
 
 
