@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from flashtrain.announce import say
+from flashtrain.data.pathfinder.drawing import rasterise
 from flashtrain.data.pathfinder.figure import image_grid
 from flashtrain.data.pathfinder.parameters import contour_words, drawn_like
-from flashtrain.data.pathfinder.raster import rasterise
 from flashtrain.data.pathfinder.store import ensure
 from flashtrain.fitting import run_loggers
 from flashtrain.run_folder import FINISHED, RUNNING, write_config, write_summary
@@ -43,17 +43,18 @@ def preview(
         asked.seed,
         _count(settings),
         contour=asked.contour,
+        drawing=asked.drawing,
         workers=asked.workers,
         cache_dir=asked.cache_dir,
     )
-    drawing = drawn_like(images.parameters, asked.drawn_as)
-    drawn = rasterise(images.strokes(slice(None)).to(hardware.kind), drawing).cpu().numpy()
-    labels = images.labels.tolist()
+    parameters = drawn_like(images.parameters, asked.drawn_as)
+    drawn = rasterise(images.strokes(slice(None)).to(hardware.kind), parameters, asked.drawing).cpu().numpy()
+    labels, contours = images.labels.tolist(), contour_words(asked.contour, None, asked.drawing)
     path = image_grid(
         drawn,
         [ANSWERS[label] for label in labels],
         folder / "samples.png",
-        title=f"Pathfinder, side {asked.side}, {contour_words(asked.contour)}: do the two discs lie on one curve?",
+        title=f"Pathfinder, side {asked.side}, {contours}: do the two discs lie on one curve?",
     )
     say(f"{sum(labels)} of {len(labels)} with both discs on one curve; picture: {path}; stored set: {images.path}")
     loggers = run_loggers(settings, folder)
@@ -70,7 +71,7 @@ def preview_plan(settings: Settings, hardware: Hardware) -> str:
 
 def _describe(settings: Settings) -> str:
     asked = settings.pathfinder
-    what = f"side {asked.side}, {contour_words(asked.contour, asked.drawn_as)}, seed {asked.seed}"
+    what = f"side {asked.side}, {contour_words(asked.contour, asked.drawn_as, asked.drawing)}, seed {asked.seed}"
     return f"Pathfinder preview: {_count(settings)} images of {what}"
 
 

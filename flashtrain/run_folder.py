@@ -28,6 +28,7 @@ from omegaconf._utils import get_omega_conf_dumper
 from torch.distributed import TCPStore
 
 from flashtrain.announce import say
+from flashtrain.data.pathfinder.parameters import SMOOTH
 from flashtrain.errors import UserError
 from flashtrain.foreign_files import MIB, literal, read_json_object, read_yaml
 from flashtrain.report.rows import write_atomically
@@ -126,6 +127,9 @@ def read_settings(folder: Path) -> Settings:
     if not _is_file(path):
         raise UserError(f"{folder} is no run folder: it holds no {CONFIG_FILE}.")
     content = read_yaml(path)
+    images = content.get("pathfinder") if isinstance(content, dict) else None
+    if isinstance(images, dict):
+        images.setdefault("drawing", SMOOTH)  # the only one when runs did not say which
     try:
         return typed_settings(OmegaConf.create(literal(content)))
     except UserError as error:

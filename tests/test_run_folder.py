@@ -49,6 +49,15 @@ def test_settings_survive_the_way_through_config_yaml(tmp_path) -> None:
     assert read_settings(tmp_path) == settings
 
 
+def test_a_run_of_before_pathfinder_had_two_drawings_has_the_smooth_one(tmp_path) -> None:
+    settings = compose_settings(["recipe=pathx"])
+    assert settings.pathfinder.drawing == "original"
+    write_config(settings, tmp_path)
+    path = tmp_path / "config.yaml"
+    path.write_text(path.read_text().replace("  drawing: original\n", ""))
+    assert read_settings(tmp_path).pathfinder.drawing == "smooth"
+
+
 def test_two_folders_of_the_same_name_are_two_folders(tmp_path) -> None:
     assert [make_unique(tmp_path, "a").name for _ in range(3)] == ["a", "a-2", "a-3"]
 

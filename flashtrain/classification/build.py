@@ -11,7 +11,8 @@ from flashtrain.classification.settings import ClassifierSettings, SequenceSetti
 from flashtrain.classification.stages import Stage
 from flashtrain.components import optimizer_builder, schedule_builder
 from flashtrain.data.pathfinder.image_files import PathfinderFiles
-from flashtrain.data.sequences.augmentation import augmentation
+from flashtrain.data.pathfinder.variation import varied
+from flashtrain.data.sequences.augmentation import Augment, augmentation, in_turn
 from flashtrain.data.sequences.datamodule import SequenceDataModule
 from flashtrain.data.sequences.image import GreyImages
 from flashtrain.data.sequences.listops import COUNTS, ListOps
@@ -113,7 +114,6 @@ def make_task(
 ) -> SequenceClassification:
     """The task that trains this model as a stage's settings say."""
     sequence, masked = settings.sequence, settings.masked_pixels
-    augment = sequence.augment or _OWN_AUGMENTATION.get(sequence.data, "none")
     return SequenceClassification(
         model,
         make_optimizer=optimizer_builder(settings),
@@ -121,12 +121,21 @@ def make_task(
         classification_weight=sequence.classification_weight,
         masked=MaskedPixels(masked.weight, masked.share, masked.copies) if masked.weight else None,
         gradient_clip=settings.optimizer.gradient_clip,
-        augment=augmentation(augment),
+        augment=_augmentation(settings),
         seed=settings.seed,
         compile=compiles(settings, hardware),
         cuda_graphs=settings.trainer.cuda_graphs,
         description=description,
     )
+
+
+def _augmentation(settings: Settings) -> Augment | None:
+    """What training images are turned into."""
+    sequence = settings.sequence
+    found = [augmentation(sequence.augment or _OWN_AUGMENTATION.get(sequence.data, "none"))]
+    if sequence.data == "pathfinder" and settings.pathfinder.variation:
+        found.insert(0, varied(settings.pathfinder.variation))
+    return in_turn([one for one in found if one is not None])
 
 
 def describe_stage(stage: Stage, model: Classifier) -> dict[str, Any]:
@@ -138,6 +147,7 @@ def describe_stage(stage: Stage, model: Classifier) -> dict[str, Any]:
         "stage": stage.number,
         "data": settings.sequence.data,
         "contour": settings.pathfinder.contour,
+        "drawing": settings.pathfinder.drawing,
         "shape": asdict(model.config),
         **({"sequence": _parts(settings.sequence)} if settings.sequence.data == "listops" else {}),
     }
@@ -166,6 +176,7 @@ def _pathfinder(settings: Settings, fixed: bool, splits: tuple[str, ...]) -> Seq
         asked.seed,
         counts={name: counts[name] for name in splits},
         contour=asked.contour,
+        drawing=asked.drawing,
         drawn_as=asked.drawn_as,
         workers=asked.workers,
         cache_dir=asked.cache_dir,

@@ -21,12 +21,14 @@ from flashtrain.batching import compiles
 from flashtrain.classification.build import classifier_config, make_sequence_source
 from flashtrain.classification.intervals import wilson
 from flashtrain.classification.pictures import answers_picture
-from flashtrain.classification.published import OWN, papers_task, task_of
+from flashtrain.classification.published import ORIGINAL, OWN, papers_task, task_of
 from flashtrain.classification.settings import IMAGES
 from flashtrain.classification.tables import accuracy_rows, accuracy_table
 from flashtrain.classification.weights import SUFFIX, SavedClassifier, read_classifier, read_notes, write_classifier
 from flashtrain.compose import compose_settings
 from flashtrain.data.loader import packed_loader
+from flashtrain.data.pathfinder.parameters import ORIGINAL as DRAWN_ORIGINAL
+from flashtrain.data.pathfinder.parameters import SMOOTH
 from flashtrain.data.sampler import FixedSampler
 from flashtrain.data.sequences.source import SequenceSource
 from flashtrain.errors import UserError
@@ -45,7 +47,12 @@ _NAMES = {
     "pathfinder": ("apart", "joined"),
     "image": ("airplane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
 }
-DRAWN_HERE = ", drawn by flashtrain's own generator"
+# Images of drawing=original are those of the task's own program, pixel by pixel, from the same random numbers.
+_IMAGES_OF = {DRAWN_ORIGINAL: ORIGINAL, SMOOTH: OWN}
+DRAWN = {
+    DRAWN_ORIGINAL: ", drawn as the task's own program draws them",
+    SMOOTH: ", drawn by flashtrain's own generator",
+}
 _EVERY_SECONDS = 20.0  # between two lines that say how far it is
 
 
@@ -68,6 +75,7 @@ def settings_for_weights(words: Sequence[str], given: dict[str, Override]) -> Se
     notes = read_notes(path)
     data = notes.get("data", "pathfinder")
     own = [f"sequence.data={data}", f"pathfinder.contour={notes.get('contour', 'hard')}"]
+    own += [f"pathfinder.drawing={notes.get('drawing', SMOOTH)}"]  # the only one when weights did not say which
     name, key = ("pathfinder.side", "side") if data in IMAGES else ("sequence.length", "length")
     size = notes["shape"].get(key)
     own += [f"{name}={size}"] if type(size) is int else []
@@ -135,7 +143,7 @@ def evaluate_classifier(settings: Settings, hardware: Hardware) -> list[Row]:
     write_result(target / RESULT, settings.recipe, _command(settings), [row])
     say(
         f"{saved.path}: accuracy {accuracy:.2%} on {found.total:,} test samples of seed {row['seed']}"
-        f"{DRAWN_HERE if image and not read else ''} "
+        f"{DRAWN[settings.pathfinder.drawing] if image and not read else ''} "
         f"(95% interval {low:.2%} to {high:.2%}), {row['seconds']:.0f} s; rows: {target / RESULT}"
     )
     if any(other["implementation"].endswith("(paper)") for other in accuracy_rows([row])):
@@ -153,7 +161,7 @@ def evaluate_classifier(settings: Settings, hardware: Hardware) -> list[Row]:
 def drawn_by(settings: Settings) -> str:
     """What the tables say of Pathfinder images: whose program drew them."""
     asked = settings.sequence
-    return OWN if asked.path is None else asked.name or Path(asked.path).stem
+    return _IMAGES_OF[settings.pathfinder.drawing] if asked.path is None else asked.name or Path(asked.path).stem
 
 
 @torch.no_grad()
@@ -238,6 +246,6 @@ def _command(settings: Settings) -> str:
         words += [f"sequence.{name}={value}" for name, value in of_files.items() if value is not None]
         words += [f"pathfinder.side={asked.side}"] if settings.sequence.data == "pathfinder" else []
     elif settings.sequence.data == "pathfinder":
-        names = ("side", "contour", *(["drawn_as"] if asked.drawn_as else []), "seed", "test_images")
+        names = ("side", "contour", "drawing", *(["drawn_as"] if asked.drawn_as else []), "seed", "test_images")
         words += [f"pathfinder.{name}={getattr(asked, name)}" for name in names]
     return " ".join(["python -m flashtrain", *map(shlex.quote, words)])

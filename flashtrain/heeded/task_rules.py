@@ -189,13 +189,17 @@ CLASSIFIER_RULES = (
         "classifiers of sequence.data=pathfinder, and recipe=pathfinder-preview",
     ),
     Rule(
-        "pathfinder.seed pathfinder.drawn_as pathfinder.train_images pathfinder.validation_images "
+        "pathfinder.drawing pathfinder.seed pathfinder.drawn_as pathfinder.train_images pathfinder.validation_images "
         "pathfinder.test_images pathfinder.workers pathfinder.cache_dir",
         lambda settings: not _from_files(settings),
         "images that are drawn; those of sequence.path have sequence.seed, sequence.validation and sequence.test",
     ),
     Rule("pathfinder.preview", does("preview"), "recipe=pathfinder-preview; mode=evaluate has sequence.preview"),
-    Rule("pathfinder.train_images pathfinder.validation_images", trains(CLASSES), "trainings of a classifier"),
+    Rule(
+        "pathfinder.train_images pathfinder.validation_images pathfinder.variation",
+        trains(CLASSES),
+        "trainings of a classifier",
+    ),
     # a training keeps it for the mode=evaluate of its run
     Rule("pathfinder.test_images", does(*TRAININGS, "evaluate"), "mode=evaluate of a classifier"),
     Rule(

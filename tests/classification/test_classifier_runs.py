@@ -15,9 +15,11 @@ from tiny_runs import TinyRuns
 
 from flashtrain import registry
 from flashtrain.classification.stages import stages_of
-from flashtrain.classification.weights import read_classifier, read_notes
+from flashtrain.classification.weights import SavedClassifier, read_classifier, read_notes, write_classifier
 from flashtrain.compose import compose_settings
 from flashtrain.errors import UserError
+from flashtrain.models.classifier import Classifier
+from flashtrain.models.classifier_config import ClassifierConfig
 from flashtrain.modes import run_mode, settings_from_checkpoint
 from flashtrain.training.checkpoints import read_checkpoint
 
@@ -229,6 +231,32 @@ def test_a_run_and_its_exported_weights_have_one_accuracy_on_fresh_images(
     assert (found[0]["samples"], found[0]["seed"], found[0]["side"], found[0]["contour"]) == (40, 5, 28, "easy")
     assert found[0]["accuracy_low"] < found[0]["accuracy"] < found[0]["accuracy_high"]
     assert next(finished.glob("evaluate*/answers.png")).stat().st_size > 10_000
+
+
+def test_weights_are_tested_on_the_drawing_that_they_were_trained_on(tmp_path) -> None:
+    from_before = "recipes/results/pathx-h200.safetensors"  # weights of when there was one drawing, and no name for it
+    assert "drawing" not in read_notes(from_before)
+    config = ClassifierConfig(classes=2, length=784, embed=8, layers=1, heads=1, ffn=8, side=28, positions="axial")
+    state = Classifier(config, attention="sdpa").state_dict()
+    notes = {"task": "classification", "recipe": "pathx", "data": "pathfinder", "contour": "hard", "step": 1}
+    saved = SavedClassifier(config, state, {**notes, "drawing": "original"}, tmp_path)
+    since = write_classifier(saved, tmp_path / "since.safetensors")
+    for file, drawing in ((from_before, "smooth"), (since, "original")):
+        found = settings_from_checkpoint(["mode=evaluate", f"weights={file}"])
+        assert found.pathfinder.drawing == drawing
+        other = settings_from_checkpoint(["mode=evaluate", f"weights={file}", "pathfinder.drawing=smooth"])
+        assert other.pathfinder.drawing == "smooth"
+
+
+def test_a_row_says_which_images_the_answers_are_to(finished, tmp_path) -> None:
+    for drawing in ("original", "smooth"):
+        words = [f"checkpoint={finished}", f"pathfinder.drawing={drawing}", "pathfinder.seed=6"]
+        run_mode(settings_from_checkpoint(["mode=evaluate", *words]))
+    rows = [json.loads(path.read_text()) for path in finished.glob("evaluate*/result.json")]
+    of_seed = {
+        (row["rows"][0]["images"], "drawing=original" in row["command"]) for row in rows if "seed=6" in row["command"]
+    }
+    assert of_seed == {("original", True), ("own", False)}
 
 
 def test_a_demos_accuracy_is_told_without_the_papers(finished, caplog) -> None:

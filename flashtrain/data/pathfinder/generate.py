@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
-from flashtrain.data.pathfinder.parameters import PathfinderParameters
+from flashtrain.data.pathfinder.original import tables as original_tables
+from flashtrain.data.pathfinder.parameters import ORIGINAL, PathfinderParameters
 from flashtrain.data.pathfinder.records import Header, record_type, seal
-from flashtrain.data.pathfinder.tables import WalkTables, walk_tables
+from flashtrain.data.pathfinder.tables import walk_tables
 from flashtrain.errors import UserError
 
 
@@ -25,7 +27,8 @@ def stream_key(header: Header) -> int:
 def generate_records(header: Header, first: int, count: int) -> np.ndarray:
     """The records (count,) of images number `first` on. Raises UserError where no curves fit the image, or no numba."""
     try:
-        from flashtrain.data.pathfinder.walk import MOST_ATTEMPTS, grow_images
+        from flashtrain.data.pathfinder import walk
+        from flashtrain.data.pathfinder.original import walk as original_walk
     except ImportError as error:
         raise UserError(
             f"generating Pathfinder images needs numba, which cannot be imported here ({error}): pip install numba, "
@@ -36,18 +39,22 @@ def generate_records(header: Header, first: int, count: int) -> np.ndarray:
     heads = np.zeros((count, parameters.most_dashes, 2), dtype=np.int64)
     angles = np.zeros((count, parameters.most_dashes), dtype=np.uint16)
     facts = np.zeros((count, 5), dtype=np.int64)
-    sizes = (
+    sizes: tuple[int, ...] = (
         parameters.side,
         parameters.seed_distance,
         parameters.contour_dashes,
         parameters.distractors,
         parameters.distractor_dashes,
     )
-    grow_images(np.uint64(stream_key(header)), first, sizes, _tables(parameters), heads, angles, facts)
+    key, tables = np.uint64(stream_key(header)), _tables(parameters, header.drawing)
+    if header.drawing == ORIGINAL:
+        original_walk.grow_images(key, first, (*sizes, parameters.padding), tables, heads, angles, facts)
+    else:
+        walk.grow_images(key, first, sizes, tables, heads, angles, facts)
     if not facts[:, 4].all():
         raise UserError(
             f"no two curves of {parameters.contour_dashes} dashes fit an image of side {parameters.side} after "
-            f"{MOST_ATTEMPTS:,} attempts: choose an easier contour, a larger side, or shorter dashes."
+            f"{walk.MOST_ATTEMPTS:,} attempts: choose an easier contour, a larger side, or shorter dashes."
         )
     records["heads"], records["angles"] = heads, angles
     records["count"], records["label"], records["start"] = facts[:, 0], facts[:, 1], facts[:, 2]
@@ -57,5 +64,6 @@ def generate_records(header: Header, first: int, count: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=8)
-def _tables(parameters: PathfinderParameters) -> tuple[WalkTables, ...]:
-    return tuple(walk_tables(parameters, margin) for margin in parameters.margins)
+def _tables(parameters: PathfinderParameters, drawing: str) -> tuple[Any, ...]:
+    make = original_tables.walk_tables if drawing == ORIGINAL else walk_tables
+    return tuple(make(parameters, margin) for margin in parameters.margins)

@@ -17,6 +17,9 @@ from flashtrain.setting_checks import at_least
 # Dashes of each of the two long curves: the more, the harder to follow from end to end.
 CONTOURS = {"hard": 14, "intermediate": 9, "easy": 6}
 FEWEST_DASHES, MOST_DASHES = 2, 20
+# Where dashes lie and how they are drawn: by the rules of the task's own program, or by ours, of before.
+ORIGINAL, SMOOTH = "original", "smooth"
+DRAWINGS = (ORIGINAL, SMOOTH)
 SMALLEST_SIDE = 24
 LARGEST = 2**16  # above any length in pixels: coordinates are stored in two bytes
 
@@ -153,10 +156,11 @@ def contours_in(contour: str) -> list[str]:
     return [names.get(dashes, str(dashes)) for dashes in dashes_in(contour)]
 
 
-def contour_words(contour: str, drawn_as: int | None = None) -> str:
-    """Such as "hard contours" or "contours of 3 to 6 dashes, drawn as at side 160"."""
+def contour_words(contour: str, drawn_as: int | None = None, drawing: str = ORIGINAL) -> str:
+    """Such as "hard contours" or "contours of 3 to 6 dashes, drawn as at side 160"; drawing=smooth is said too."""
     words = f"{contour} contours" if contour in CONTOURS else f"contours of {contour.replace('-', ' to ')} dashes"
-    return f"{words}, drawn as at side {drawn_as}" if drawn_as else words
+    words += f", drawn as at side {drawn_as}" if drawn_as else ""
+    return words if drawing == ORIGINAL else f"{words}, {drawing} drawing"
 
 
 def dashes_in(contour: str) -> range:

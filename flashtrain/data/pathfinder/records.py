@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from flashtrain.data.pathfinder.parameters import PathfinderParameters
+from flashtrain.data.pathfinder.parameters import DRAWINGS, ORIGINAL, SMOOTH, PathfinderParameters
 from flashtrain.errors import UserError
 from flashtrain.foreign_files import parse_json
 
 MAGIC = "flashtrain pathfinder"
-# Raised when the same seed would give other images, or the file's form changes.
-GENERATOR_VERSION = 1
+# Raised when the same seed would give other images, or the file's form changes: of each drawing. A file that names no
+# drawing is of the first, which was the only one.
+GENERATOR_VERSIONS = {SMOOTH: 1, ORIGINAL: 2}
 HEADER_BYTES = 1024
 
 
@@ -31,24 +32,30 @@ class Header:
     parameters: PathfinderParameters
     seed: int
     split: str
-    version: int = GENERATOR_VERSION
+    drawing: str = ORIGINAL
+
+    @property
+    def version(self) -> int:
+        """Of the drawing's generator."""
+        return GENERATOR_VERSIONS[self.drawing]
 
     @classmethod
     def from_dict(cls, told: dict[str, Any]) -> Header:
         """The inverse of as_dict. Raises UserError for what another version wrote."""
         try:
             parameters = PathfinderParameters.from_dict(told["parameters"])
-            seed, split, version = told["seed"], told["split"], told["version"]
-            if (type(seed), type(split), type(version)) != (int, str, int):
-                raise TypeError("seed and version are whole numbers, split is a name")
-            return cls(parameters, seed, split, version)
+            seed, split, drawing = told["seed"], told["split"], told.get("drawing", SMOOTH)
+            if (type(seed), type(split)) != (int, str) or drawing not in DRAWINGS:
+                raise TypeError("seed is a whole number, split a name, drawing one that is known")
+            return cls(parameters, seed, split, drawing)
         except (KeyError, TypeError) as error:
             raise UserError(f"this header of Pathfinder images is of another version: {error}.") from error
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values."""
         told = {"format": MAGIC, "version": self.version, "seed": self.seed, "split": self.split}
-        return {**told, "parameters": self.parameters.as_dict()}
+        own = {} if self.drawing == SMOOTH else {"drawing": self.drawing}
+        return {**told, **own, "parameters": self.parameters.as_dict()}
 
     def to_bytes(self) -> bytes:
         """HEADER_BYTES bytes."""
@@ -70,16 +77,22 @@ def read_header(path: Path) -> Header:
         raise UserError(f"{path} is no file of Pathfinder images.") from error
     if not isinstance(told, dict) or told.get("format") != MAGIC:
         raise UserError(f"{path} is no file of Pathfinder images.")
-    if told.get("version") != GENERATOR_VERSION:
+    drawing = told.get("drawing", SMOOTH)
+    here = GENERATOR_VERSIONS.get(drawing) if isinstance(drawing, str) else None
+    if here is None or told.get("version") != here:
         raise UserError(
-            f"{path} was written by another version of the generator ({told.get('version')}, "
-            f"this is {GENERATOR_VERSION}): delete it, and it is made anew."
+            f"{path} was written by another version of the generator ({str(told.get('version'))[:20]}, "
+            f"this is {here or ' and '.join(map(str, GENERATOR_VERSIONS.values()))}): delete it, and it is made anew."
         )
     return Header.from_dict(told)
 
 
 def record_type(parameters: PathfinderParameters) -> np.dtype[np.void]:
-    """One image: the dashes' heads (x, y) and angle codes, and the facts about it; checksum last."""
+    """One image: its dashes, and the facts about it; checksum last.
+
+    drawing=smooth: the dashes' heads (x, y) and angle codes. drawing=original: the tips (x, y) that dashes are drawn
+    from, and their directions' numbers (original.windows.directions).
+    """
     dashes = parameters.most_dashes
     return np.dtype(
         [

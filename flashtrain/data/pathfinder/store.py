@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from flashtrain.data.cache_folder import default_cache_dir, only_writer
-from flashtrain.data.pathfinder.parameters import PathfinderParameters, contours_in, of_side
-from flashtrain.data.pathfinder.records import GENERATOR_VERSION, HEADER_BYTES, Header, read_header, record_type, sound
+from flashtrain.data.pathfinder.original.windows import DEGREES, directions
+from flashtrain.data.pathfinder.parameters import DRAWINGS, ORIGINAL, PathfinderParameters, contours_in, of_side
+from flashtrain.data.pathfinder.records import GENERATOR_VERSIONS, HEADER_BYTES, Header, read_header, record_type, sound
 from flashtrain.data.pathfinder.strokes import Strokes
 from flashtrain.data.pathfinder.tables import unit_vectors
 from flashtrain.errors import UserError
@@ -40,6 +41,10 @@ class PathfinderImages:
         self._records = self._records[: whole if count is None else count]
 
     @property
+    def drawing(self) -> str:
+        return self.header.drawing
+
+    @property
     def parameters(self) -> PathfinderParameters:
         return self.header.parameters
 
@@ -59,7 +64,7 @@ class PathfinderImages:
     def strokes(self, indices: Sequence[int] | np.ndarray | Tensor | slice) -> Strokes:
         """The images of these numbers, in this order."""
         chosen = indices if isinstance(indices, slice) else np.asarray(indices, dtype=np.int64)
-        return strokes_of(np.array(self._records[chosen]), self.parameters)
+        return strokes_of(np.array(self._records[chosen]), self.parameters, self.drawing)
 
 
 def ensure(
@@ -69,21 +74,23 @@ def ensure(
     *,
     split: str = "train",
     contour: str = "hard",
+    drawing: str = ORIGINAL,
     workers: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> PathfinderImages:
     """The first `count` images of a set, after generating those that its file does not hold yet.
 
-    The same (side, contour, seed, split) has the same images everywhere, whatever `count` and `workers`; splits share
-    none. Processes that ask at one time generate once, the others wait. workers: None is one a core. cache_dir: where
-    sets are kept, FLASHTRAIN_CACHE by default.
+    The same (side, contour, drawing, seed, split) has the same images everywhere, whatever `count` and `workers`;
+    splits share none. Processes that ask at one time generate once, the others wait. workers: None is one a core.
+    cache_dir: where sets are kept, FLASHTRAIN_CACHE by default.
     Raises UserError: wrong settings, no numba where images are missing, a folder that cannot be written.
     """
     one_of("split", split, SPLITS)
+    one_of("drawing", drawing, DRAWINGS)
     at_least("seed", seed, 0)
     at_least("count", count, 1)
-    header = Header(of_side(side, contour), seed, split)
-    path = set_path(side, seed, split=split, contour=contour, cache_dir=cache_dir)
+    header = Header(of_side(side, contour), seed, split, drawing)
+    path = set_path(side, seed, split=split, contour=contour, drawing=drawing, cache_dir=cache_dir)
     if _whole(path, header) < count:
         _generate(path, header, count, workers)
     return PathfinderImages(path, count)
@@ -95,6 +102,7 @@ def set_path(
     *,
     split: str = "train",
     contour: str = "hard",
+    drawing: str = ORIGINAL,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Path:
     """Where the file of a set lies, whether or not it exists yet."""
@@ -102,21 +110,47 @@ def set_path(
     if more:
         raise UserError(f"contour={contour} is of several sets of images: here it takes one length.")
     base = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
-    return base / f"pathfinder{side}-{one}-seed{seed}-{split}-v{GENERATOR_VERSION}.bin"
+    return base / f"pathfinder{side}-{one}-seed{seed}-{split}-v{GENERATOR_VERSIONS[drawing]}.bin"
 
 
-def strokes_of(records: np.ndarray, parameters: PathfinderParameters) -> Strokes:
+def strokes_of(records: np.ndarray, parameters: PathfinderParameters, drawing: str) -> Strokes:
     """The records' images as tensors."""
-    heads = records["heads"].astype(np.float32)
-    tails = heads - parameters.dash_length * unit_vectors(records["angles"].astype(np.float64)).astype(np.float32)
     count = records["count"].astype(np.int64)
-    segments = np.concatenate([tails, heads], axis=-1)
-    segments[np.arange(segments.shape[1]) >= count[:, None]] = 0
+    places = _of_windows if drawing == ORIGINAL else _of_heads
+    segments, windows, tips = places(records, parameters)
+    past = np.arange(segments.shape[1]) >= count[:, None]
+    segments[past], windows[past] = 0, 0
     image, dashes = np.arange(len(records)), parameters.contour_dashes
     start, label = records["start"].astype(np.int64), records["label"].astype(np.int64)
     end = np.where(label == 1, start, 1 - start)  # the curve whose last tip is marked
-    markers = np.stack([tails[image, start * dashes], heads[image, end * dashes + dashes - 1]], axis=1)
-    return Strokes(*(torch.from_numpy(values) for values in (segments, count, markers, label)))
+    first, last = start * dashes, end * dashes + dashes - 1
+    markers = np.stack([tips[0][image, first], tips[1][image, last]], axis=1)
+    return Strokes(*(torch.from_numpy(values) for values in (segments, windows, count, markers, label)))
+
+
+Places = tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]  # segments, windows, (tails, heads)
+
+
+def _of_heads(records: np.ndarray, parameters: PathfinderParameters) -> Places:
+    """Of drawing=smooth, where a dash is a head and an angle."""
+    heads = records["heads"].astype(np.float32)
+    tails = heads - parameters.dash_length * unit_vectors(records["angles"].astype(np.float64)).astype(np.float32)
+    windows = np.zeros((*heads.shape[:2], 3), dtype=np.int32)
+    return np.concatenate([tails, heads], axis=-1), windows, (tails, heads)
+
+
+def _of_windows(records: np.ndarray, parameters: PathfinderParameters) -> Places:
+    """Of drawing=original, where a dash is the tip that it is drawn from and one of its margin's directions."""
+    tips, numbers = records["heads"].astype(np.float32), records["angles"].astype(np.int64)
+    tables = [directions(parameters, margin) for margin in parameters.margins]
+    before = np.cumsum([1, *map(len, tables)])  # window 0 is empty
+    margin = np.searchsorted(parameters.margins, records["margin"])
+    angles = np.concatenate([np.zeros(1), *tables])[before[margin][:, None] + numbers]
+    along = parameters.dash_length * np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)
+    begins = (numbers < DEGREES)[..., None]
+    tails, heads = np.where(begins, tips, tips - along), np.where(begins, tips + along, tips)
+    windows = np.concatenate([tips, (before[margin][:, None] + numbers)[..., None]], axis=-1).astype(np.int32)
+    return np.concatenate([tails, heads], axis=-1), windows, (tails, heads)
 
 
 def _read(path: Path, header: Header) -> tuple[np.ndarray, int]:

@@ -1,4 +1,4 @@
-"""The random walks that make a Pathfinder image, compiled by numba.
+"""The random walks of drawing=smooth, compiled by numba.
 
 Two long curves of dashes grow in turn, then short ones fill the room that is left. A curve never enters the margin of
 another dash. Where one of the two long curves cannot grow, both begin anew: what images look like depends on that.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from flashtrain.data.pathfinder.random_numbers import begun, below, uniform
 from flashtrain.data.pathfinder.tables import DEGREES, FULL
 
 # A dash must not enter occupied pixels by more than antialiased rims: mask + dash stays below 1.8 of full.
@@ -23,31 +24,6 @@ TRIES_A_DISTRACTOR = 5
 LEAST_FREE = 0.01
 # The hardest of the Arena's sides, 64, needs a few thousand; beyond this the curves cannot be made to fit.
 MOST_ATTEMPTS = 1_000_000
-
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
-
-
-@njit(cache=True, inline="always")
-def _mixed(value):
-    """SplitMix64's output function (Steele, Lea, Flood 2014): a bijection of 64-bit words that looks random."""
-    value = (value ^ (value >> np.uint64(30))) * _MIX_1
-    value = (value ^ (value >> np.uint64(27))) * _MIX_2
-    return value ^ (value >> np.uint64(31))
-
-
-@njit(cache=True, inline="always")
-def _uniform(state):
-    """A float64 in [0, 1); state: (1,) uint64, moved on."""
-    state[0] += _GAMMA
-    return (_mixed(state[0]) >> np.uint64(11)) * (1.0 / 9007199254740992.0)
-
-
-@njit(cache=True, inline="always")
-def _below(state, count):
-    """A whole number in [0, count)."""
-    return int(_uniform(state) * count)
 
 
 @njit(cache=True)
@@ -92,7 +68,7 @@ def _next_dash(mask, tables, head, direction, state, cumulative):
     if total <= 0.0:
         return -1, -1
     for _ in range(TRIES_A_DASH):
-        wanted = _uniform(state) * total
+        wanted = uniform(state) * total
         number = 0
         while number < count - 1 and cumulative[number] <= wanted:
             number += 1
@@ -112,16 +88,16 @@ def _grow_pair(parameters, tables, state, heads, directions, masks, cumulative):
     side, seed_distance, dashes = parameters[0], parameters[1], parameters[2]
     near, room = 2 * seed_distance, side - 4 * seed_distance
     for attempt in range(TRIES_A_TIP):
-        x, y = near + _below(state, room), near + _below(state, room)
+        x, y = near + below(state, room), near + below(state, room)
         first_tail = (y + tables.border) * tables.stride + x + tables.border
-        directions[0, 0] = _below(state, DEGREES)
+        directions[0, 0] = below(state, DEGREES)
         heads[0, 0] = first_tail + tables.first_step[directions[0, 0]]
         if _fits(tables.frame, tables, heads[0, 0], directions[0, 0]):
             break
         if attempt == TRIES_A_TIP - 1:
             return 0, 0
-    around = _below(state, DEGREES)
-    directions[1, 0] = _below(state, DEGREES)
+    around = below(state, DEGREES)
+    directions[1, 0] = below(state, DEGREES)
     angle = around * (2.0 * np.pi / DEGREES)
     x += int(np.rint(seed_distance * np.cos(angle)))
     y += int(np.rint(seed_distance * np.sin(angle)))
@@ -149,11 +125,11 @@ def _grow_short(mask, trial, parameters, tables, state, heads, directions, cumul
     side, dashes = parameters[0], parameters[4]
     at = 0
     while True:  # at least LEAST_FREE of the image is free
-        x, y = _below(state, side), _below(state, side)
+        x, y = below(state, side), below(state, side)
         at = (y + tables.border) * tables.stride + x + tables.border
         if mask[at] == 0:
             break
-    directions[0] = _below(state, DEGREES)
+    directions[0] = below(state, DEGREES)
     heads[0] = at + tables.first_step[directions[0]]
     if not _fits(mask, tables, heads[0], directions[0]):
         return False
@@ -187,11 +163,10 @@ def grow_images(key, first, parameters, margin_tables, out_heads, out_angles, ou
     marked, which margin, attempts (0: none succeeded, and nothing was made from there on).
     """
     side, _, dashes, distractors, short = parameters
-    state = np.zeros(1, dtype=np.uint64)
     for image in range(len(out_heads)):
-        state[0] = _mixed(key ^ _mixed(np.uint64(first + image) + _GAMMA))
-        label, start = _below(state, 2), _below(state, 2)
-        chosen = _below(state, len(margin_tables))
+        state = begun(key, first + image)
+        label, start = below(state, 2), below(state, 2)
+        chosen = below(state, len(margin_tables))
         tables = margin_tables[chosen]
         cumulative = np.zeros(tables.followers.shape[1])
         heads = np.zeros((2, dashes), dtype=np.int64)

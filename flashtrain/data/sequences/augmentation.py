@@ -6,7 +6,7 @@ B images, S = side * side pixels in raster order.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -43,6 +43,19 @@ def augmentation(name: str) -> Augment | None:
     if name not in AUGMENTATIONS:
         raise unknown("augmentation", name, ("none", *AUGMENTATIONS))
     return AUGMENTATIONS[name]
+
+
+def in_turn(several: Sequence[Augment]) -> Augment | None:
+    """One augmentation after the other, as one; None for none."""
+    if len(several) < 2:
+        return several[0] if several else None
+
+    def augment(pixels: Tensor, generator: torch.Generator) -> Tensor:
+        for one in several:
+            pixels = one(pixels, generator)
+        return pixels
+
+    return augment
 
 
 def _square(pixels: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flashtrain.data.pathfinder.parameters import contour_words, contours_in, drawn_like, of_side
-from flashtrain.data.pathfinder.raster import rasterise
+from flashtrain.data.pathfinder.drawing import rasterise
+from flashtrain.data.pathfinder.parameters import ORIGINAL, contour_words, contours_in, drawn_like, of_side
 from flashtrain.data.pathfinder.store import PathfinderImages, ensure
 from flashtrain.data.pathfinder.strokes import Strokes, together
 from flashtrain.data.sequences.batch import SequenceBatch
@@ -50,7 +50,7 @@ class StrokeSamples:
 
 
 class Pathfinder:
-    """side, contour, seed, workers, cache_dir: see flashtrain.data.pathfinder. counts: images of each split. drawn_as:
+    """side, contour, drawing, seed, workers, cache_dir: see PathfinderSettings. counts: images of each split. drawn_as:
     another side, whose discs, lines and brightness the images have (None: their own).
 
     Images are made once and kept as strokes of about 200 bytes; a batch is drawn after it has reached the device.
@@ -63,12 +63,13 @@ class Pathfinder:
         *,
         counts: Mapping[str, int],
         contour: str = "hard",
+        drawing: str = ORIGINAL,
         drawn_as: int | None = None,
         workers: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         self.parameters = drawn_like(of_side(side, contour), drawn_as)
-        self.side, self.seed, self.contour, self.drawn_as = side, seed, contour, drawn_as
+        self.side, self.seed, self.contour, self.drawing, self.drawn_as = side, seed, contour, drawing, drawn_as
         self.counts = dict(counts)
         self.workers, self.cache_dir = workers, cache_dir
 
@@ -78,7 +79,7 @@ class Pathfinder:
 
     def describe(self) -> str:
         counts = ", ".join(f"{count:,} {name}" for name, count in self.counts.items())
-        what = contour_words(self.contour, self.drawn_as)
+        what = contour_words(self.contour, self.drawn_as, self.drawing)
         return f"Pathfinder-{self.side}, {what}, seed {self.seed}: {counts} images"
 
     def prepare(self) -> None:
@@ -96,6 +97,7 @@ class Pathfinder:
                 len(range(place, count, len(contours))),
                 split=name,
                 contour=contour,
+                drawing=self.drawing,
                 workers=self.workers,
                 cache_dir=self.cache_dir,
             )
@@ -106,5 +108,5 @@ class Pathfinder:
 
     def finish(self, batch: StrokeBatch) -> SequenceBatch:
         """The images drawn, pixels in raster order: tokens (B, side * side) uint8."""
-        pixels: Tensor = rasterise(batch["strokes"], self.parameters)
+        pixels: Tensor = rasterise(batch["strokes"], self.parameters, self.drawing)
         return SequenceBatch(tokens=pixels.flatten(1), labels=batch["strokes"].labels)

@@ -1,8 +1,11 @@
 """The type of the fixture images_of."""
 
-from collections.abc import Callable
+from typing import Protocol
 
 from flashtrain.data.pathfinder.store import PathfinderImages
 
-# (side, contour, count) -> the first images of seed 7
-ImagesOf = Callable[[int, str, int], PathfinderImages]
+
+class ImagesOf(Protocol):
+    """(side, contour, count, drawing) -> the first images of seed 7."""
+
+    def __call__(self, side: int, contour: str, count: int, drawing: str = ...) -> PathfinderImages: ...

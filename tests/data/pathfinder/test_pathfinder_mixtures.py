@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flashtrain.data.pathfinder.raster import rasterise
+from flashtrain.data.pathfinder.drawing import rasterise
 from flashtrain.data.pathfinder.store import ensure
 from flashtrain.data.sequences.pathfinder import Pathfinder
 from flashtrain.errors import UserError
@@ -21,7 +21,7 @@ def test_a_range_has_as_many_images_of_each_length_in_turn(tmp_path: Path) -> No
     for row, (contour, number) in enumerate([("4", 2), ("3", 0), ("3", 1), ("4", 0), ("5", 0), ("4", 1)]):
         alone = ensure(32, 7, number + 1, contour=contour, workers=1, cache_dir=tmp_path)
         strokes = alone.strokes([number])
-        assert torch.equal(drawn["tokens"][row], rasterise(strokes, alone.parameters).flatten())
+        assert torch.equal(drawn["tokens"][row], rasterise(strokes, alone.parameters, alone.drawing).flatten())
         assert drawn["labels"][row] == strokes.labels[0]
     assert "contours of 3 to 5 dashes" in source.describe()
 

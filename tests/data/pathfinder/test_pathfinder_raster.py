@@ -1,6 +1,8 @@
-"""Drawing: the same grey pixels as a slow and plain drawing, on any device, in any portion."""
+"""drawing=smooth: the same grey pixels as a slow and plain drawing, on any device, in any portion."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -64,6 +66,7 @@ def test_dashes_and_discs_anywhere_agree_with_a_plain_drawing(
     half = parameters.dash_length / 2 * torch.tensor([[np.cos(dash[2]), np.sin(dash[2])] for dash in dashes]).float()
     strokes = Strokes(
         segments=torch.cat([middle - half, middle + half], dim=1)[None],
+        windows=torch.zeros(1, len(dashes), 3, dtype=torch.int32),
         count=torch.tensor([len(dashes)]),
         markers=(torch.tensor(discs) * (side - 1)).view(1, 2, 2),
         labels=torch.tensor([0]),
@@ -76,6 +79,7 @@ def test_a_known_image_has_known_pixels() -> None:
     parameters = of_side(64)
     strokes = Strokes(
         segments=torch.tensor([[[20.0, 30.0, 25.0, 30.0], [0.0, 0.0, 0.0, 0.0]]]),
+        windows=torch.zeros(1, 2, 3, dtype=torch.int32),
         count=torch.tensor([1]),
         markers=torch.tensor([[[50.0, 10.0], [10.0, 50.0]]]),
         labels=torch.tensor([0]),
@@ -90,7 +94,7 @@ def test_a_known_image_has_known_pixels() -> None:
 def test_the_brightest_pixel_of_each_dash_has_the_full_contrast(images_of: ImagesOf) -> None:
     images = images_of(32, "hard", 60)
     strokes = images.strokes(slice(None))
-    unmarked = Strokes(strokes.segments, strokes.count, torch.full_like(strokes.markers, -3.0), strokes.labels)
+    unmarked = replace(strokes, markers=torch.full_like(strokes.markers, -3.0))
     drawn = rasterise(unmarked, images.parameters)
     assert (drawn.amax(dim=(1, 2)) == round(0.75 * 255)).all()
 
@@ -114,7 +118,7 @@ def test_all_of_drawing_is_one_graph(images_of: ImagesOf) -> None:
     strokes = images.strokes([1, 2, 3])
 
     def of_tensors(segments: torch.Tensor, count: torch.Tensor, markers: torch.Tensor) -> torch.Tensor:
-        return draw(Strokes(segments, count, markers, count), images.parameters)
+        return draw(Strokes(segments, strokes.windows, count, markers, count), images.parameters)
 
     whole = torch.compile(of_tensors, fullgraph=True, backend="eager")
     assert torch.equal(whole(strokes.segments, strokes.count, strokes.markers), rasterise(strokes, images.parameters))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -142,6 +143,25 @@ def test_a_worker_that_fails_is_told_of_in_a_line(tmp_path: Path) -> None:
     path = tmp_path / "impossible.bin"
     with pytest.raises(UserError, match="no two curves"):
         growth.grow_file(path, impossible, 0, 600, workers=2)
+
+
+def test_a_file_of_before_there_were_two_drawings_is_of_the_smooth_one(tmp_path: Path) -> None:
+    """Its name, its header and its images are what they were."""
+    smooth = ensure(32, 5, 20, drawing="smooth", workers=1, cache_dir=tmp_path)
+    original = ensure(32, 5, 20, workers=1, cache_dir=tmp_path)
+    assert smooth.path.name == "pathfinder32-hard-seed5-train-v1.bin"
+    assert original.path.name == "pathfinder32-hard-seed5-train-v2.bin"
+    assert (smooth.drawing, original.drawing) == ("smooth", "original")
+    header = json.loads(smooth.path.read_bytes()[:HEADER_BYTES])
+    assert ("drawing" in header, header["version"]) == (False, 1)
+    assert not np.array_equal(smooth.strokes([0]).segments, original.strokes([0]).segments)
+
+
+def test_a_file_of_an_unknown_drawing_is_refused(tmp_path: Path) -> None:
+    path = ensure(32, 5, 20, workers=1, cache_dir=tmp_path).path
+    path.write_bytes(path.read_bytes().replace(b'"original"', b'"pencils!"', 1))
+    with pytest.raises(UserError, match="another version of the generator"):
+        PathfinderImages(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"not json", b'{"format": "another"}', b"[1, 2]"])

@@ -8,7 +8,7 @@ from image_sets import ImagesOf
 
 from flashtrain.data.pathfinder.generate import generate_records
 from flashtrain.data.pathfinder.parameters import of_side
-from flashtrain.data.pathfinder.records import Header
+from flashtrain.data.pathfinder.records import GENERATOR_VERSIONS, Header
 from flashtrain.data.pathfinder.store import PathfinderImages
 from flashtrain.errors import UserError
 
@@ -20,7 +20,10 @@ def images(request: pytest.FixtureRequest, images_of: ImagesOf) -> PathfinderIma
     return images_of(*request.param)
 
 
-PINNED = (60, 0, [[68, 72], [58, 67], [51, 59]], [33496, 39237, 41906])
+PINNED = {
+    "smooth": (1, 60, 0, [[68, 72], [58, 67], [51, 59]], [33496, 39237, 41906]),
+    "original": (2, 60, 1, [[42, 83], [56, 87], [65, 87]], [22, 381, 381]),
+}
 
 
 def dashes_of(images: PathfinderImages, image: int) -> np.ndarray:
@@ -115,10 +118,12 @@ def test_seeds_splits_and_sides_have_images_of_their_own() -> None:
     assert len(everything) == 150
 
 
-def test_these_are_the_images_of_version_1() -> None:
-    """A change of the generator that changes images must raise GENERATOR_VERSION, and this test with it."""
-    record = generate_records(Header(of_side(128), 0, "train"), 1, 1)[0]
-    assert (record["count"], record["label"], record["heads"][:3].tolist(), record["angles"][:3].tolist()) == PINNED
+@pytest.mark.parametrize("drawing", PINNED)
+def test_these_are_the_images_of_the_generators_version(drawing: str) -> None:
+    """A change of the generator that changes images must raise its GENERATOR_VERSIONS, and this test with it."""
+    record = generate_records(Header(of_side(128), 0, "train", drawing), 1, 1)[0]
+    found = record["count"], record["label"], record["heads"][:3].tolist(), record["angles"][:3].tolist()
+    assert (GENERATOR_VERSIONS[drawing], *found) == PINNED[drawing]
 
 
 def test_curves_that_cannot_fit_are_said_in_a_line() -> None:

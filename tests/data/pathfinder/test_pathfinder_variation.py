@@ -1,0 +1,72 @@
+"""pathfinder.variation: training images drawn a little differently each time, their curves where they were."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from image_sets import ImagesOf
+from torch import Tensor
+
+from flashtrain.compose import compose_settings
+from flashtrain.data.pathfinder.drawing import rasterise
+from flashtrain.data.pathfinder.parameters import ORIGINAL
+from flashtrain.data.pathfinder.variation import varied
+from flashtrain.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def drawn(images_of: ImagesOf) -> Tensor:
+    """(40, 1024) uint8."""
+    images = images_of(32, "hard", 40, ORIGINAL)
+    return rasterise(images.strokes(slice(None)), images.parameters, ORIGINAL).flatten(1)
+
+
+def changed(drawn: Tensor, strength: float, seed: int = 0) -> Tensor:
+    return varied(strength)(drawn, torch.Generator().manual_seed(seed))
+
+
+def test_half_of_the_images_stay_as_they_are_and_the_others_differ_from_one_another(drawn: Tensor) -> None:
+    many = drawn[:1].expand(400, -1)
+    found = changed(many, 1.0)
+    same = (found == many).all(dim=1)
+    assert 160 < int(same.sum()) < 240
+    assert len(found.unique(dim=0)) > 150
+
+
+def test_one_seed_draws_the_same_changes(drawn: Tensor) -> None:
+    assert torch.equal(changed(drawn, 1.0, 3), changed(drawn, 1.0, 3))
+    assert not torch.equal(changed(drawn, 1.0, 3), changed(drawn, 1.0, 4))
+
+
+def test_a_weaker_variation_changes_less(drawn: Tensor) -> None:
+    far = [(changed(drawn, strength).int() - drawn.int()).abs().float().mean() for strength in (0.25, 0.5, 1.0)]
+    assert 0 < far[0] < far[1] < far[2]
+
+
+def test_shapes_stay_in_their_places(drawn: Tensor) -> None:
+    """Everything that is drawn lies within a pixel of where it was, and discs stay white."""
+    found = changed(drawn, 1.0).view(-1, 32, 32)
+    wide = torch.nn.functional.max_pool2d(drawn.view(-1, 1, 32, 32).float(), 5, 1, 2)[:, 0]
+    assert ((found == 0) | (wide > 0)).all()
+    assert (found.flatten(1).amax(dim=1) == 255).all()
+
+
+def test_black_stays_black_and_white_white() -> None:
+    plain = torch.zeros(50, 11, 11, dtype=torch.uint8)
+    plain[25:, 3:8, 3:8] = 255
+    found = changed(plain.flatten(1), 1.0).view(-1, 11, 11)
+    assert (found[:25] == 0).all()
+    assert (found[25:, 5, 5] == 255).all()
+    assert (found[25:, 0] == 0).all()
+
+
+@pytest.mark.parametrize("given", ["-0.1", "1.5"])
+def test_a_strength_that_is_none_is_refused(given: str) -> None:
+    with pytest.raises(UserError, match=r"pathfinder\.variation"):
+        compose_settings(["recipe=pathx", f"pathfinder.variation={given}"])
+
+
+@pytest.mark.parametrize("recipe", ["pathx", "path256", "lra-pathfinder"])
+def test_recipes_of_pathfinder_train_with_it_on_the_original_drawing(recipe: str) -> None:
+    images = compose_settings([f"recipe={recipe}"]).pathfinder
+    assert (images.drawing, images.variation) == (ORIGINAL, 1.0)
