@@ -125,7 +125,7 @@ def test_a_group_and_settings_in_it_are_not_the_same_and_hydras_own_may_come_twi
         ("recipe=gpt2 logger=csv logger.project=x", "logger=wandb"),
         ("recipe=lra-text sequence.path=x classifier.pattern_local=3", "other than dense"),
         ("recipe=lra-listops masked_pixels.share=0.2", "masked_pixels.weight above 0"),
-        ("recipe=lra-listops sequence.path=x", "the others are generated"),
+        ("recipe=lra-listops sequence.path=x", "listops is generated"),
         ("recipe=pathfinder-preview pathfinder.test_images=3", "mode=evaluate"),
         ("recipe=pathfinder-preview trainer.steps=3", "what trains"),
         ("recipe=pathfinder-preview resume=auto", "what trains"),

@@ -89,6 +89,23 @@ def test_a_run_that_ends_in_a_validation_goes_on_to_the_same_end(
     assert outcome(folder) == uninterrupted
 
 
+@pytest.mark.gpu
+def test_dropout_on_a_gpu_goes_on_with_the_numbers_that_were_next(tiny_runs: TinyRuns, monkeypatch) -> None:
+    on_gpu = ("hardware=gpu", "trainer.compile=false", "model.dropout=0.3")
+    status, whole = tiny_runs.run("whole-on-a-gpu", *on_gpu)
+    assert status == 0
+    monkeypatch.setitem(registry._components["callback"], "die", lambda _: InValidation(3, die))
+    status, folder = tiny_runs.run("on-a-gpu", *on_gpu, "trainer.callbacks=[die]")
+    assert status == 1
+    status, _ = tiny_runs.run("on-a-gpu", *on_gpu, f"resume={folder}")
+    assert status == 0
+    losses = [[row["train_loss"] for row in outcome(path)["metrics"]] for path in (whole, folder)]
+    # Sums on a GPU may be in another order; other masks would change a loss by a percent.
+    assert [float(loss) for loss in losses[1] if loss] == pytest.approx(
+        [float(loss) for loss in losses[0] if loss], rel=1e-4
+    )
+
+
 def test_sigterm_in_a_validation_at_which_no_checkpoint_was_due_leaves_one_of_that_step(
     tiny_runs: TinyRuns, monkeypatch
 ) -> None:
