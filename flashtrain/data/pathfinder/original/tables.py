@@ -34,8 +34,8 @@ class WalkTables(NamedTuple):
     the rows of fully occupied pixels, as (y, x, length) in runs[run_start[d]:run_start[d + 1]].
     possible (360,) bool: whether a curve begins in this direction (_surrounded). disc: the pixels within the margin.
     limits (256,) int64: beside a mask of this value, how much of a dash collides; open_share (256,): what is left of
-    a weight. frame (rows * stride,) uint8: an
-    image without dashes; nothing outside of it.
+    a weight. frame (rows * stride,) uint8: an image without dashes; nothing outside of it. inside (as frame): 255 in
+    the image, 0 outside, where nothing is ever occupied.
     """
 
     to_head: np.ndarray
@@ -53,6 +53,7 @@ class WalkTables(NamedTuple):
     limits: np.ndarray
     open_share: np.ndarray
     frame: np.ndarray
+    inside: np.ndarray
     stride: int
     border: int
 
@@ -71,10 +72,10 @@ def walk_tables(parameters: PathfinderParameters, margin: int) -> WalkTables:
         values.append(window[rows, columns])
     runs = [_runs(window, length + margin) for window in windows[:DEGREES]]
     frame = np.zeros((stride, stride), dtype=np.uint8)
-    inside, free = parameters.side, parameters.side - 2 * parameters.padding
-    frame[border : border + inside, border : border + inside] = FULL
+    frame[border:-border, border:-border] = FULL
+    inside = frame.copy()
     edge = border + parameters.padding
-    frame[edge : edge + free, edge : edge + free] = 0
+    frame[edge:-edge, edge:-edge] = 0
     disc = disc_pixels(margin)
     return WalkTables(
         to_head=steps(length, angles[:DEGREES])[:, ::-1].copy(),
@@ -92,6 +93,7 @@ def walk_tables(parameters: PathfinderParameters, margin: int) -> WalkTables:
         limits=(_FRACTIONS[:, None] + _FRACTIONS[None, :] < _COLLISION).sum(axis=1).astype(np.int64),
         open_share=1 - _FRACTIONS,
         frame=frame.ravel(),
+        inside=inside.ravel(),
         stride=stride,
         border=border,
     )

@@ -45,7 +45,7 @@ def _occupy(mask, tables, y, x, direction):
     at = _at(tables, y, x)
     for place in range(tables.dash_start[direction], tables.dash_start[direction + 1]):
         pixel = at + tables.dash_pixels[place]
-        mask[pixel] = max(mask[pixel], tables.dash_values[place])
+        mask[pixel] = max(mask[pixel], tables.dash_values[place] & tables.inside[pixel])
 
 
 @njit(cache=True)
