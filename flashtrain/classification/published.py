@@ -3,9 +3,10 @@
 Of FlashAttention (Dao et al. 2022, arXiv 2205.14135) tables 3 and 6; of Amos et al. 2023 (arXiv 2310.02980) their
 Transformer with rotary positions, pre-trained on the task's own inputs, and the same trained from scratch.
 
-The papers' Pathfinder images are the original program's (github.com/drewlinsley/pathfinder). Ours are drawn by a
-generator of our own, and weights trained on them are at chance on the original ones: the papers' figures of Pathfinder,
-Path-X and Path-256 stand beside rows of original images only (`images` of a row).
+The papers' Pathfinder images are the original program's (github.com/drewlinsley/pathfinder), to which images of
+pathfinder.drawing=original are equal. Those of drawing=smooth are not, and weights trained on them are at chance on
+the original ones: the papers' figures of Pathfinder, Path-X and Path-256 stand beside rows of original images only
+(`images` of a row).
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ CHANCE = {
 # What the papers' tasks are: Pathfinder of hard contours at these sides, the others of these lengths.
 PATHFINDERS = {32: "pathfinder", 128: "pathx", 256: "path256"}
 HARD = ("hard", str(CONTOURS["hard"]))
-# What a row of Pathfinder says under "images": whose program drew them. Rows that say nothing are of our own.
+# What a row of Pathfinder says under "images": the original program's, or equal to them (drawing=original), or our own
+# (drawing=smooth). Rows that say nothing are of our own.
 ORIGINAL, OWN = "original", "own"
 _OWN_IMAGES = (
     "images drawn by flashtrain's own generator; not the task's original images, on which the published weights are at "

@@ -1,6 +1,7 @@
 """Pathfinder: are the two marked tips joined by one of the dashed curves? Images made from a seed, stored as strokes.
 
-`parameters` (PathfinderParameters, of_side), `walk` (the generator, compiled by numba), `store` (ensure,
-PathfinderImages), `strokes` (Strokes), `raster` (rasterise: strokes to grey pixels on any device) and `settings`
-(PathfinderSettings). Importing them imports no numba: that happens where images are generated.
+`parameters` (PathfinderParameters, of_side), `store` (ensure, PathfinderImages), `strokes` (Strokes), `drawing`
+(rasterise: strokes to grey pixels on any device), `variation` (changes of training images) and `settings`
+(PathfinderSettings). There are two drawings, each with its generator (`walk`, compiled by numba): `original`, a package
+of its own, and smooth, in the modules here. Importing them imports no numba: that happens where images are generated.
 """

@@ -8,13 +8,15 @@ from image_sets import ImagesOf
 from original_curves import Grown
 from test_original_drawing import choices
 
-from flashtrain.data.pathfinder.generate import stream_key
+from flashtrain.data.pathfinder.generate import generate_records, stream_key
 from flashtrain.data.pathfinder.original.tables import walk_tables
 from flashtrain.data.pathfinder.parameters import ORIGINAL, of_side
+from flashtrain.data.pathfinder.records import Header
 
 
 @pytest.mark.parametrize(
-    ("side", "contour", "count"), [(32, "hard", 3), (32, "3", 12), (64, "3", 2), (128, "4", 2), (256, "hard", 1)]
+    ("side", "contour", "count"),
+    [(32, "hard", 3), (32, "3", 12), (64, "3", 2), (128, "4", 2), (256, "hard", 1)],
 )
 def test_an_image_is_the_plain_walks(images_of: ImagesOf, side: int, contour: str, count: int) -> None:
     images = images_of(side, contour, count, ORIGINAL)
@@ -27,6 +29,14 @@ def test_an_image_is_the_plain_walks(images_of: ImagesOf, side: int, contour: st
         assert (images.labels[number], images.margins[number]) == (grown.label, grown.margin)
         end = grown.start if grown.label else 1 - grown.start
         assert markers == [grown.dashes[grown.start * dashes][0], grown.dashes[end * dashes + dashes - 1][0]]
+
+
+def test_what_a_dash_keeps_free_beyond_the_edge_occupies_nothing() -> None:
+    """Of this image, a distractor lies elsewhere if it does."""
+    header = Header(of_side(48, "easy"), 3, "train")
+    record = generate_records(header, 19, 1)[0]
+    grown = Grown(header.parameters, stream_key(header), 19)
+    assert record["heads"][: record["count"], ::-1].tolist() == [list(place) for place, _ in grown.dashes]
 
 
 @pytest.mark.parametrize(("side", "margin", "possible"), [(32, 1, 30), (64, 1, 95), (128, 2, 354), (128, 3, 360)])

@@ -20,6 +20,7 @@ from flashtrain.data.pathfinder.parameters import PathfinderParameters
 
 FULL = 255  # an occupied pixel of a mask
 _COLLISION = 1.8  # of two masks' sum, where each is at most 1
+_FRACTIONS = (np.arange(FULL + 1) / FULL).astype(np.float32).astype(np.float64)  # of masks, which have 32 bits
 
 
 class WalkTables(NamedTuple):
@@ -32,8 +33,9 @@ class WalkTables(NamedTuple):
     dash_pixels[dash_start[d]:dash_start[d + 1]] with dash_values (uint8, 1 to 255). run_start (361,): of a first dash,
     the rows of fully occupied pixels, as (y, x, length) in runs[run_start[d]:run_start[d + 1]].
     possible (360,) bool: whether a curve begins in this direction (_surrounded). disc: the pixels within the margin.
-    limits (256,) int64: beside a mask of this value, how much of a dash collides. frame (rows * stride,) uint8: an
-    image without dashes; nothing outside of it.
+    limits (256,) int64: beside a mask of this value, how much of a dash collides; open_share (256,): what is left of
+    a weight. frame (rows * stride,) uint8: an image without dashes; nothing outside of it. inside (as frame): 255 in
+    the image, 0 outside, where nothing is ever occupied.
     """
 
     to_head: np.ndarray
@@ -49,7 +51,9 @@ class WalkTables(NamedTuple):
     possible: np.ndarray
     disc: np.ndarray
     limits: np.ndarray
+    open_share: np.ndarray
     frame: np.ndarray
+    inside: np.ndarray
     stride: int
     border: int
 
@@ -68,10 +72,10 @@ def walk_tables(parameters: PathfinderParameters, margin: int) -> WalkTables:
         values.append(window[rows, columns])
     runs = [_runs(window, length + margin) for window in windows[:DEGREES]]
     frame = np.zeros((stride, stride), dtype=np.uint8)
-    inside, free = parameters.side, parameters.side - 2 * parameters.padding
-    frame[border : border + inside, border : border + inside] = FULL
+    frame[border:-border, border:-border] = FULL
+    inside = frame.copy()
     edge = border + parameters.padding
-    frame[edge : edge + free, edge : edge + free] = 0
+    frame[edge:-edge, edge:-edge] = 0
     disc = disc_pixels(margin)
     return WalkTables(
         to_head=steps(length, angles[:DEGREES])[:, ::-1].copy(),
@@ -86,8 +90,10 @@ def walk_tables(parameters: PathfinderParameters, margin: int) -> WalkTables:
         runs=np.concatenate(runs),
         possible=np.array([_surrounded(rows) for rows in runs]),
         disc=disc[:, 1] * stride + disc[:, 0],
-        limits=_limits(),
+        limits=(_FRACTIONS[:, None] + _FRACTIONS[None, :] < _COLLISION).sum(axis=1).astype(np.int64),
+        open_share=1 - _FRACTIONS,
         frame=frame.ravel(),
+        inside=inside.ravel(),
         stride=stride,
         border=border,
     )
@@ -98,12 +104,6 @@ def _weights(angles: np.ndarray, continuity: float) -> np.ndarray:
     turn = np.minimum(turn, 2 * np.pi - turn)
     weights: np.ndarray = np.maximum(np.cos(np.minimum(turn * continuity, np.pi / 2)), 0) ** 2
     return weights
-
-
-def _limits() -> np.ndarray:
-    """For each value of a mask, the least value beside it that collides; masks are 32-bit fractions of 255."""
-    fractions = (np.arange(FULL + 1) / FULL).astype(np.float32).astype(np.float64)
-    return (fractions[:, None] + fractions[None, :] < _COLLISION).sum(axis=1).astype(np.int64)
 
 
 def _runs(window: np.ndarray, reach: int) -> np.ndarray:

@@ -45,7 +45,7 @@ def _occupy(mask, tables, y, x, direction):
     at = _at(tables, y, x)
     for place in range(tables.dash_start[direction], tables.dash_start[direction + 1]):
         pixel = at + tables.dash_pixels[place]
-        mask[pixel] = max(mask[pixel], tables.dash_values[place])
+        mask[pixel] = max(mask[pixel], tables.dash_values[place] & tables.inside[pixel])
 
 
 @njit(cache=True)
@@ -82,7 +82,7 @@ def _next_dash(mask, tables, side, pivot, direction, state, cumulative):
                 highest = max(highest, mask[candidate + step])
                 if highest == FULL:
                     break
-            total += weight * (1.0 - np.float64(np.float32(highest / FULL)))
+            total += weight * tables.open_share[highest]
         cumulative[number] = total
     if total < LEAST_TOTAL:
         return 0, 0, 0, 0, -1
@@ -181,43 +181,53 @@ def _grow_pair(parameters, tables, state, tips, directions, mask, cumulative):
 
 @njit(cache=True)
 def _free_run(mask, side, tables, free):
-    """Fills free (as mask) with how many free pixels follow to the right, itself included; outside of the image all are
-    free. Returns how many of the image are."""
+    """Fills free (as mask, int16) with how many free pixels follow to the right, itself included; outside of the image
+    all are free. Returns how many of the image are."""
     stride, border, count = tables.stride, tables.border, 0
     for row in range(len(mask) // stride):
         run = stride  # as free as can be asked for
         for column in range(stride - 1, -1, -1):
             at = row * stride + column
             run = 0 if mask[at] >= OCCUPIED else run + 1
-            free[at] = run
+            free[at] = min(run, 255)
             if run > 0 and _inside(side, row - border, column - border):
                 count += 1
     return count
 
 
 @njit(cache=True)
-def _choose_free(side, tables, free, degree, state, places):
-    """A tail at random, (y, x), of all whose dash touches nothing occupied; (-1, -1) where there is none."""
-    count = 0
-    for y in range(side):
-        for x in range(side):
-            fits = True
-            for place in range(tables.run_start[degree], tables.run_start[degree + 1]):
-                at = _at(tables, y + tables.runs[place, 0], x + tables.runs[place, 1])
-                if free[at] < tables.runs[place, 2]:
-                    fits = False
-                    break
-            if fits:
-                places[count] = y * side + x
-                count += 1
-    if count == 0:
-        return -1, -1
-    chosen = places[below(state, count)]
-    return chosen // side, chosen % side
+def _fitting(side, tables, free, degree, y, fits):
+    """Fills fits (side,) with whether a first dash from (y, x) touches nothing occupied; returns of how many x."""
+    fits[:] = True
+    for place in range(tables.run_start[degree], tables.run_start[degree + 1]):
+        start = _at(tables, y + tables.runs[place, 0], tables.runs[place, 1])
+        length = np.int16(tables.runs[place, 2])
+        row = free[start : start + side]
+        for x in range(side):  # one run at a time, all x: the compiler takes many of them at once
+            fits[x] &= row[x] >= length
+    return fits.sum()
 
 
 @njit(cache=True)
-def _grow_short(mask, trial, free, places, parameters, tables, state, tips, directions, cumulative):
+def _choose_free(side, tables, free, degree, state):
+    """A tail at random, (y, x), of all whose dash touches nothing occupied; (-1, -1) where there is none."""
+    fits = np.empty(side, dtype=np.bool_)
+    counts = np.empty(side, dtype=np.int64)
+    for y in range(side):
+        counts[y] = _fitting(side, tables, free, degree, y, fits)
+    total = counts.sum()
+    if total == 0:
+        return -1, -1
+    chosen, y = below(state, total), 0
+    while chosen >= counts[y]:
+        chosen -= counts[y]
+        y += 1
+    _fitting(side, tables, free, degree, y, fits)
+    return y, np.flatnonzero(fits)[chosen]
+
+
+@njit(cache=True)
+def _grow_short(mask, trial, free, parameters, tables, state, tips, directions, cumulative):
     """A distractor, one attempt, its dashes into tips, directions (dashes, ...). trial: room for a copy of the mask;
     free: _free_run's of the mask."""
     side, dashes = parameters[0], parameters[4]
@@ -227,7 +237,7 @@ def _grow_short(mask, trial, free, places, parameters, tables, state, tips, dire
         degree = (180 + below(state, DEGREES)) % DEGREES
         if not tables.possible[degree]:
             return False
-        y, x = _choose_free(side, tables, free, degree, state, places)
+        y, x = _choose_free(side, tables, free, degree, state)
         if y < 0:
             return False
         if _in_bounds(tables, side, y, x, degree):
@@ -258,7 +268,6 @@ def grow_images(key, first, parameters, margin_tables, out_tips, out_directions,
     marked, which margin, attempts (0: none succeeded, and nothing was made from there on).
     """
     side, _, dashes, distractors, short, _ = parameters
-    places = np.zeros(side * side, dtype=np.int64)
     for image in range(len(out_tips)):
         state = begun(key, first + image)
         label = below(state, 2)
@@ -288,16 +297,14 @@ def grow_images(key, first, parameters, margin_tables, out_tips, out_directions,
                 count += 1
         # Of the last dashes, only the second curve's keeps the distractors away.
         _occupy(mask, tables, tips[1, dashes - 1, 0], tips[1, dashes - 1, 1], directions[1, dashes - 1])
-        trial, free = mask.copy(), np.zeros(len(mask), dtype=np.int64)
+        trial, free = mask.copy(), np.zeros(len(mask), dtype=np.int16)
         share = _free_run(mask, side, tables, free) / (side * side)
         for _ in range(distractors):
             for _ in range(TRIES_A_DISTRACTOR):
                 if share < LEAST_FREE:
                     below(state, DEGREES)  # the program chooses a direction before it looks
                     continue
-                if _grow_short(
-                    mask, trial, free, places, parameters, tables, state, tips[0], directions[0], cumulative
-                ):
+                if _grow_short(mask, trial, free, parameters, tables, state, tips[0], directions[0], cumulative):
                     for dash in range(short):
                         _occupy(mask, tables, tips[0, dash, 0], tips[0, dash, 1], directions[0, dash])
                         _put(out_tips[image], out_directions[image], count, tips[0, dash], directions[0, dash])
