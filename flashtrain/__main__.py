@@ -68,7 +68,8 @@ def _one_line(error: BaseException) -> str | None:
     """What a user's mistake, or a disk that is full or cannot be written, is told as; None for anything else."""
     from flashtrain.disk import disk_line
 
-    return str(error) if isinstance(error, UserError) else disk_line(error)
+    line = str(error) if isinstance(error, UserError) else disk_line(error)
+    return None if line is None else str(UserError(line))
 
 
 def _command(words: list[str]) -> int:

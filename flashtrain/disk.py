@@ -6,17 +6,20 @@ import errno
 
 # No space, no quota left (which Windows does not know), or larger than the file system allows.
 FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
-UNWRITABLE = {errno.EROFS, errno.EACCES, errno.EPERM}
+# A disk that fails, or a path that is no usable one: links in a circle, a name of 300 letters, a file for a folder.
+UNUSABLE = {
+    errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR,
+}  # fmt: skip
 
 
 def disk_line(error: BaseException) -> str | None:
-    """The line for an error that stems from a full or unwritable disk; None for any other.
+    """The line for an error that stems from a full or unwritable disk, or a path that cannot be; None for any other.
 
     Libraries raise errors of their own from an OSError: what led to this one is looked through.
     """
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, OSError) and seen.errno in FULL | UNWRITABLE:
+        if isinstance(seen, OSError) and seen.errno in FULL | UNUSABLE:
             where = f" {seen.filename}" if seen.filename else ""
             if seen.errno in FULL:
                 return f"the disk is full: cannot write{where} ({seen.strerror})."

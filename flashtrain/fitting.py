@@ -16,6 +16,7 @@ from flashtrain.context_run import strategy_options
 from flashtrain.distributed.strategies import make_strategy
 from flashtrain.encoder_batching import memory_advice
 from flashtrain.errors import UserError
+from flashtrain.job_process import leading_ranks
 from flashtrain.run_folder import CHECKPOINTS, LAST
 from flashtrain.settings import Settings
 from flashtrain.training.checkpoints import AtomicCheckpointIO, checkpoint_callbacks, keep_if_best
@@ -88,7 +89,8 @@ def fit(
     trainer = make_trainer(settings, hardware, logs or folder, own, accumulate=batching.accumulate)
     try:
         try:
-            trainer.fit(task, data, ckpt_path=str(resumed) if resumed else None, weights_only=True)
+            with leading_ranks():
+                trainer.fit(task, data, ckpt_path=str(resumed) if resumed else None, weights_only=True)
         except UserError:
             raise
         except Exception as error:

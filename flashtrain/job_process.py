@@ -12,6 +12,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -93,8 +95,20 @@ def job_command() -> list[str]:
     return [sys.executable, "-m", spec.name.removesuffix(".__main__")]
 
 
+@contextmanager
+def leading_ranks() -> Iterator[None]:
+    """Whatever starts this command again in here, as Lightning does for a job's other ranks, ends with this process:
+    killed before the ranks have met, it would leave them waiting for it for half an hour."""
+    os.environ[PARENT] = str(os.getpid())
+    try:
+        yield
+    finally:
+        os.environ.pop(PARENT, None)
+
+
 def end_with_parent() -> None:
-    """In a job that JobProcesses started: end it as SIGTERM does once its parent is gone, or its terminal is."""
+    """In a job that JobProcesses started, or a rank: end it as SIGTERM does once its parent is gone, or its terminal
+    is."""
     parent = os.environ.pop(PARENT, "")  # not for what this process starts itself
     if not parent.isdecimal():
         return

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 from tiny_runs import ROOT, TinyRuns, flashtrain_command
@@ -104,6 +106,28 @@ def one_process(tiny_runs: TinyRuns) -> dict[str, float]:
     status, folder = tiny_runs.run("one-process", "trainer.steps=3")
     assert status == 0
     return json.loads((folder / "summary.json").read_text())
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at processes as Linux has them")
+def test_the_ranks_that_lightning_starts_end_with_the_first_one(tiny_runs: TinyRuns, tmp_path) -> None:
+    words = tiny_runs.settings_words("trainer.devices=2", "trainer.strategy=ddp", f"output={tmp_path}")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])}
+    first = subprocess.Popen([sys.executable, "-m", "flashtrain", *words], env=environment, stderr=subprocess.DEVNULL)
+    children = Path(f"/proc/{first.pid}/task/{first.pid}/children")
+    rank: list[str] = []
+    until = time.monotonic() + 60
+    while not rank and time.monotonic() < until:
+        rank = [
+            pid for pid in children.read_text().split() if b"flashtrain" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+        time.sleep(0.02)
+    first.kill()  # before the ranks have met
+    first.wait()
+    assert rank
+    until = time.monotonic() + 20
+    while Path(f"/proc/{rank[0]}").exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not Path(f"/proc/{rank[0]}").exists()
 
 
 # Every way to start two processes, and each strategy, once: the pair that is left out is what the curriculum's and

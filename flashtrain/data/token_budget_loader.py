@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import pytorch_lightning as pl
@@ -50,7 +50,7 @@ class TokenBudgetSampler(DistributedSampler):
         self.begin = 0
         self.end: int | None = None
         self._states: dict[int, PlanState] = {0: plan.state}
-        self._fills: list[tuple[float, float]] = []
+        self._fills: dict[int, tuple[float, float]] = {}  # by step
 
     def __len__(self) -> int:
         return self.total_steps * self.accumulate
@@ -86,16 +86,21 @@ class TokenBudgetSampler(DistributedSampler):
         found, self.plan.state = self.plan.state, kept
         return found
 
-    def continue_from(self, step: int, state: PlanState) -> None:
-        """Let this step begin at this place in the stream; what comes before it is forgotten."""
+    def continue_from(self, step: int, state: PlanState, fills: Mapping[int, tuple[float, float]]) -> None:
+        """Let this step begin at this place in the stream; what comes before it is forgotten, but for `fills`."""
         self._states = {step: state}
+        self._fills = dict(fills)
+
+    def fills_before(self, step: int) -> dict[int, tuple[float, float]]:
+        """Fill and imbalance of the latest steps planned before this one, by step."""
+        return {at: fill for at, fill in self._fills.items() if at < step}
 
     @property
     def evenness(self) -> tuple[float, float] | None:
         """Of the latest steps planned: their mean fill, and their worst imbalance. None before the first."""
         if not self._fills:
             return None
-        fills, imbalances = zip(*self._fills, strict=True)
+        fills, imbalances = zip(*self._fills.values(), strict=True)
         return sum(fills) / len(fills), max(imbalances)
 
     def set_epoch(self, epoch: int) -> None:
@@ -106,7 +111,9 @@ class TokenBudgetSampler(DistributedSampler):
         self._states[step + 1] = self.plan.state
         while len(self._states) > STATES_KEPT:
             del self._states[sorted(self._states)[1]]  # not the first, from which all can be planned again
-        self._fills = [*self._fills[1 - STATES_KEPT :], (planned.fill, planned.imbalance)]
+        self._fills[step] = (planned.fill, planned.imbalance)
+        while len(self._fills) > STATES_KEPT:
+            del self._fills[min(self._fills)]
         return planned
 
 
@@ -163,6 +170,7 @@ class TokenBudgetLoader(ResumableLoader):
             "seed": self.rows.plan.seed,
             "samples": len(self.packed),
             "tokens": int(self.pieces.lengths.sum()),
+            "fills": [[at, *fill] for at, fill in self.rows.fills_before(self.step).items()],
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -172,17 +180,28 @@ class TokenBudgetLoader(ResumableLoader):
         """
         now = self.state_dict()
         waiting = state_dict.get("waiting")
-        odd = [name for name in now if name != "waiting" and not is_count(state_dict.get(name))]
+        odd = [name for name in now if name not in ("waiting", "fills") and not is_count(state_dict.get(name))]
         if odd or not isinstance(waiting, list) or not all(map(is_count, waiting)) or not state_dict["accumulate"]:
             raise UserError(f"the checkpoint's place in the data is damaged: {', '.join(odd or ['waiting'])}.")
         changed = [f"{n} {state_dict[n]} -> {now[n]}" for n in ("seed", "samples", "tokens") if state_dict[n] != now[n]]
         if changed:
             log.warning("resuming on other data than before (%s): samples may repeat", ", ".join(changed))
         step = state_dict["step"]
-        self.rows.continue_from(step, PlanState(state_dict["next_number"], tuple(state_dict["waiting"])))
+        place = PlanState(state_dict["next_number"], tuple(state_dict["waiting"]))
+        self.rows.continue_from(step, place, _fills(state_dict.get("fills")))
         self._begin, self._taken = step * self.rows.accumulate, 0
         if self.trainer is not None:
             align_batch_counts(self.trainer, len(self), state_dict["accumulate"], self.rows.accumulate)
+
+
+def _fills(stored: Any) -> dict[int, tuple[float, float]]:
+    """What a checkpoint has of them: they are told at the end of a run, and nothing else depends on them."""
+    rows = stored if isinstance(stored, list) and len(stored) <= STATES_KEPT else []
+    found = {}
+    for row in rows:
+        if isinstance(row, list) and len(row) == 3 and is_count(row[0]) and all(isinstance(x, float) for x in row[1:]):
+            found[row[0]] = (row[1], row[2])
+    return found
 
 
 def evaluation_loader(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from unittest import mock
 
@@ -50,6 +51,23 @@ def test_batches_are_full_rows_of_masked_paragraphs(make):
     assert imbalance == 1
     assert data.vocab_size == 261
     assert all((batch["tokens"] == data.special.mask).any() for batch in batches)
+
+
+def test_a_resumed_run_tells_how_full_its_rows_were_as_the_uninterrupted_one_does(make):
+    whole = make()
+    loader = whole.train_dataloader()
+    batches = iter(loader)
+    for _ in range(7):
+        next(batches)
+    state = json.loads(json.dumps(loader.state_dict()))  # plain values, as in a checkpoint
+    list(batches)
+    resumed = make()
+    again = resumed.train_dataloader()
+    again.load_state_dict(state)
+    list(again)
+    assert resumed.evenness == whole.evenness
+    state["fills"] = [["a", 1, None], 3, [1, 2.0]]
+    again.load_state_dict(state)  # what a file holds instead is left out
 
 
 def test_of_padded_batches_the_fill_counts_the_padding_and_so_does_what_memory_is_estimated_for(make):
