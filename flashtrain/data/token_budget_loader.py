@@ -18,6 +18,7 @@ from flashtrain.foreign_files import is_count
 
 log = logging.getLogger(__name__)
 
+BILLION = 1_000_000_000
 STATES_KEPT = 256  # of the latest steps planned: more than workers read ahead
 
 
@@ -170,7 +171,7 @@ class TokenBudgetLoader(ResumableLoader):
             "seed": self.rows.plan.seed,
             "samples": len(self.packed),
             "tokens": int(self.pieces.lengths.sum()),
-            "fills": [[at, *fill] for at, fill in self.rows.fills_before(self.step).items()],
+            "fills": [[at, *map(_billionths, fill)] for at, fill in self.rows.fills_before(self.step).items()],
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -194,13 +195,18 @@ class TokenBudgetLoader(ResumableLoader):
             align_batch_counts(self.trainer, len(self), state_dict["accumulate"], self.rows.accumulate)
 
 
+def _billionths(value: float) -> int:
+    """A checkpoint's loops hold whole numbers only, by which a damaged one is known."""
+    return round(value * BILLION)
+
+
 def _fills(stored: Any) -> dict[int, tuple[float, float]]:
     """What a checkpoint has of them: they are told at the end of a run, and nothing else depends on them."""
     rows = stored if isinstance(stored, list) and len(stored) <= STATES_KEPT else []
     found = {}
     for row in rows:
-        if isinstance(row, list) and len(row) == 3 and is_count(row[0]) and all(isinstance(x, float) for x in row[1:]):
-            found[row[0]] = (row[1], row[2])
+        if isinstance(row, list) and len(row) == 3 and all(map(is_count, row)):
+            found[row[0]] = (row[1] / BILLION, row[2] / BILLION)
     return found
 
 
