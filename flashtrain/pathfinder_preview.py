@@ -48,7 +48,8 @@ def preview(
         cache_dir=asked.cache_dir,
     )
     parameters = drawn_like(images.parameters, asked.drawn_as)
-    drawn = rasterise(images.strokes(slice(None)).to(hardware.kind), parameters, asked.drawing).cpu().numpy()
+    strokes = images.strokes(slice(None)).to(hardware.kind)
+    drawn = rasterise(strokes, parameters, asked.drawing, asked.drawn_as).cpu().numpy()
     labels, contours = images.labels.tolist(), contour_words(asked.contour, None, asked.drawing)
     path = image_grid(
         drawn,

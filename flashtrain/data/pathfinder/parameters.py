@@ -32,7 +32,8 @@ class PathfinderParameters:
     tips of the two long curves; the first one's is at least twice as far from every edge. marker_radius: of the disc
     on a tip. dash_length, thickness: of a dash. margins: the free space around a dash is one of these, drawn for each
     image. continuity: the larger, the straighter the curves. distractors: short curves, at most so many. contrast:
-    brightness of a dash's middle, where a marker has 1. contour_dashes: of a long curve; distractor_dashes: of a short.
+    brightness of a dash's middle, where a marker has 1, of drawing=smooth (original: arena_contrasts).
+    contour_dashes: of a long curve; distractor_dashes: of a short.
     """
 
     side: int
@@ -102,6 +103,21 @@ _ARENA = {
     128: PathfinderParameters(128, 1, 20, 3.0, 5, 1.5, (2, 3), 1.8, 8, 0.9),
     256: PathfinderParameters(256, 22, 27, 5.0, 5, 2.0, (3,), 1.8, 7, 1.0),
 }
+
+
+# The Arena's settings (google-research/long-range-arena, lra_benchmarks/data/pathfinder.py): snake_contrast_list, which
+# is the short curves' contrast, and times paddle_contrast_list the long ones'. 1 is a marker's; at side 32 dashes are
+# one fine pixel wide, which leaves half of it.
+_LONG_AND_SHORT = {32: (1.5, 2.0), 64: (0.8, 0.8), 128: (0.9, 0.9), 256: (1.0, 1.0)}
+
+
+def arena_contrasts(side: int) -> tuple[float, float]:
+    """Of drawing=original, what dashes of the long curves and of the short ones are multiplied by, as the Arena has it
+    at this side; between two of its sides in proportion to log2(side)."""
+    below, above, share = _neighbours(side)
+    pairs = zip(_LONG_AND_SHORT[below.side], _LONG_AND_SHORT[above.side], strict=True)
+    long, short = ((1 - share) * first + share * last for first, last in pairs)
+    return long, short
 
 
 def of_side(side: int, contour: str = "hard", **changes: Any) -> PathfinderParameters:

@@ -149,7 +149,10 @@ def _of_windows(records: np.ndarray, parameters: PathfinderParameters) -> Places
     along = parameters.dash_length * np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)
     begins = (numbers < DEGREES)[..., None]
     tails, heads = np.where(begins, tips, tips - along), np.where(begins, tips + along, tips)
-    windows = np.concatenate([tips, (before[margin][:, None] + numbers)[..., None]], axis=-1).astype(np.int32)
+    shapes = before[margin][:, None] + numbers
+    # The same windows stand in the table again, at the short curves' contrast.
+    shapes[:, 2 * parameters.contour_dashes :] += before[-1] - 1
+    windows = np.concatenate([tips, shapes[..., None]], axis=-1).astype(np.int32)
     return np.concatenate([tails, heads], axis=-1), windows, (tails, heads)
 
 

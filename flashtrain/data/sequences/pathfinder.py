@@ -108,5 +108,5 @@ class Pathfinder:
 
     def finish(self, batch: StrokeBatch) -> SequenceBatch:
         """The images drawn, pixels in raster order: tokens (B, side * side) uint8."""
-        pixels: Tensor = rasterise(batch["strokes"], self.parameters, self.drawing)
+        pixels: Tensor = rasterise(batch["strokes"], self.parameters, self.drawing, self.drawn_as)
         return SequenceBatch(tokens=pixels.flatten(1), labels=batch["strokes"].labels)

@@ -51,7 +51,7 @@ def dilated(image: np.ndarray, shape: np.ndarray, outside: float = 0.0) -> np.nd
 
 
 def dash(
-    size: int, start: Place, angle: float, parameters: PathfinderParameters, margin: int
+    size: int, start: Place, angle: float, parameters: PathfinderParameters, margin: int, contrast: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray]:
     """(size, size) float32 each: the dash at its contrast, and what it keeps for itself."""
     half = parameters.dash_length + math.ceil(parameters.thickness) + margin
@@ -64,7 +64,7 @@ def dash(
     mask = dilated(line, disc(FINER * margin))
     small = [smaller(image, 2 * half + 1) / 255 for image in (line, mask)]
     drawn = []
-    for image in (small[0] * parameters.contrast, small[1]):
+    for image in (small[0] * contrast, small[1]):
         # A border as wide as the window, so that what lies outside of the image is cut off.
         whole = np.zeros((size + 4 * half, size + 4 * half), dtype=np.float32)
         y, x = start[0] + half, start[1] + half
@@ -81,10 +81,18 @@ def marker(size: int, centre: Place, radius: float) -> np.ndarray:
 
 
 def picture(
-    dashes: list[tuple[Place, float]], markers: list[Place], parameters: PathfinderParameters, margin: int
+    dashes: list[tuple[Place, float]],
+    markers: list[Place],
+    parameters: PathfinderParameters,
+    margin: int,
+    contrasts: tuple[float, float],
 ) -> np.ndarray:
-    """(side, side) uint8 of dashes, each where it starts and its angle, and of markers."""
+    """(side, side) uint8 of dashes, each where it starts and its angle, and of markers. contrasts: of the dashes of the
+    two long curves, which come first, and of the others."""
     size = parameters.side
-    shapes = [dash(size, start, angle, parameters, margin)[0] for start, angle in dashes]
+    shapes = [
+        dash(size, start, angle, parameters, margin, contrasts[number >= 2 * parameters.contour_dashes])[0]
+        for number, (start, angle) in enumerate(dashes)
+    ]
     discs = [marker(size, centre, parameters.marker_radius) for centre in markers]
     return as_bytes(np.max([np.zeros((size, size)), *shapes, *discs], axis=0))

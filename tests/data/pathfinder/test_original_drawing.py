@@ -21,7 +21,7 @@ from flashtrain.data.pathfinder.original.windows import (
     mask_windows,
     turned_back,
 )
-from flashtrain.data.pathfinder.parameters import ORIGINAL, PathfinderParameters, drawn_like, of_side
+from flashtrain.data.pathfinder.parameters import ORIGINAL, PathfinderParameters, arena_contrasts, drawn_like, of_side
 from flashtrain.data.pathfinder.store import PathfinderImages
 from flashtrain.data.pathfinder.strokes import Strokes
 
@@ -39,9 +39,9 @@ def choices(images: PathfinderImages, number: int) -> tuple[list[tuple[program.P
     parameters, margin = images.parameters, int(images.margins[number])
     strokes = images.strokes([number])
     before = 1 + sum(len(directions(parameters, other)) for other in parameters.margins if other < margin)
-    angles = drawn_angles(parameters, margin)
+    angles, shapes = drawn_angles(parameters, margin), sum(len(directions(parameters, m)) for m in parameters.margins)
     windows = strokes.windows[0, : int(strokes.count[0])].tolist()
-    dashes = [((y, x), float(angles[shape - before])) for x, y, shape in windows]
+    dashes = [((y, x), float(angles[(shape - 1) % shapes + 1 - before])) for x, y, shape in windows]
     return dashes, [(int(y), int(x)) for x, y in strokes.markers[0].tolist()]
 
 
@@ -52,9 +52,7 @@ def test_a_dash_in_each_direction_and_what_it_keeps_free_have_pillows_pixels(sid
         lines, masks = dash_windows(parameters, margin), mask_windows(parameters, margin)
         half = half_window(parameters, margin)
         for number, angle in list(enumerate(drawn_angles(parameters, margin)))[:: 1 if side == 32 else 23]:
-            line, mask = program.dash(
-                2 * half + 1, (half, half), float(angle), replace(parameters, contrast=1.0), margin
-            )
+            line, mask = program.dash(2 * half + 1, (half, half), float(angle), parameters, margin)
             assert np.array_equal(lines[number], np.rint(line * 255))
             assert np.array_equal(masks[number], np.rint(mask * 255))
 
@@ -81,7 +79,9 @@ def test_whole_images_have_the_programs_pixels(images_of: ImagesOf, side: int, c
     assert (drawn.dtype, drawn.shape) == (torch.uint8, (count, side, side))
     for number in range(count):
         dashes, markers = choices(images, number)
-        expected = program.picture(dashes, markers, images.parameters, int(images.margins[number]))
+        expected = program.picture(
+            dashes, markers, images.parameters, int(images.margins[number]), arena_contrasts(side)
+        )
         assert np.array_equal(drawn[number].numpy(), expected)
 
 
@@ -92,8 +92,9 @@ def test_images_drawn_as_at_another_side_are_the_programs_with_that_sides_settin
     images = images_of(128, "easy", 2, ORIGINAL)
     parameters = drawn_like(images.parameters, drawn_as)
     parameters = replace(parameters, thickness=round(2 * parameters.thickness) / 2)  # the program draws no other
-    drawn = rasterise(images.strokes([1]), parameters, ORIGINAL)[0]
-    assert np.array_equal(drawn.numpy(), program.picture(*choices(images, 1), parameters, int(images.margins[1])))
+    drawn = rasterise(images.strokes([1]), parameters, ORIGINAL, drawn_as)[0]
+    expected = program.picture(*choices(images, 1), parameters, int(images.margins[1]), arena_contrasts(drawn_as))
+    assert np.array_equal(drawn.numpy(), expected)
 
 
 def test_a_dash_and_a_disc_at_the_edge_are_cut_off() -> None:
@@ -107,8 +108,13 @@ def test_a_dash_and_a_disc_at_the_edge_are_cut_off() -> None:
     )
     angles = drawn_angles(parameters, 1)
     dashes = [((0, 0), float(angles[225])), ((31, 31), float(angles[40]))]
-    expected = program.picture(dashes, [(30, 0), (2, 31)], parameters, 1)
+    expected = program.picture(dashes, [(30, 0), (2, 31)], parameters, 1, arena_contrasts(32))
     assert np.array_equal(rasterise(edge, parameters, ORIGINAL)[0].numpy(), expected)
+
+
+@pytest.mark.parametrize(("side", "long", "short"), [(32, 1.5, 2.0), (64, 0.8, 0.8), (128, 0.9, 0.9), (256, 1.0, 1.0)])
+def test_long_and_short_curves_have_the_arenas_contrasts(side: int, long: float, short: float) -> None:
+    assert arena_contrasts(side) == (long, short)
 
 
 def test_dashes_are_faint_and_have_a_halo_as_the_programs() -> None:
@@ -131,7 +137,7 @@ def test_portions_do_not_show(images_of: ImagesOf, monkeypatch: pytest.MonkeyPat
 def test_all_of_drawing_is_one_graph(images_of: ImagesOf) -> None:
     images = images_of(32, "hard", 40, ORIGINAL)
     strokes = images.strokes([1, 2, 3])
-    tables = raster.drawing_tables(images.parameters, torch.device("cpu"))
+    tables = raster.drawing_tables(images.parameters, arena_contrasts(32), torch.device("cpu"))
 
     def of_tensors(segments: torch.Tensor, windows: torch.Tensor, markers: torch.Tensor) -> torch.Tensor:
         return raster.draw(Strokes(segments, windows, strokes.count, markers, strokes.labels), 32, tables)

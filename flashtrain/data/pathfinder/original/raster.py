@@ -25,8 +25,9 @@ PIXELS_AT_ONCE = 8_000_000
 
 
 class DrawingTables(NamedTuple):
-    """On one device. dashes: (1 + M D, W, W) int32 levels: nothing, then D directions of each of M margins; corners:
-    (1 + M D, 2) int64, (x, y), from a dash's tip to its window's first pixel. discs: (C * C, V, V) int32 levels.
+    """On one device. dashes: (1 + 2 M D, W, W) int32 levels: nothing, then D directions of each of M margins as the
+    long curves have them, and all again as the short ones do; corners: (1 + 2 M D, 2) int64, (x, y), from a dash's tip
+    to its window's first pixel. discs: (C * C, V, V) int32 levels.
     grey: (L, L) uint8, [an image's brightest level, level]."""
 
     dashes: Tensor
@@ -40,10 +41,13 @@ class DrawingTables(NamedTuple):
         return max(self.dashes.shape[-1], self.discs.shape[-1])
 
 
-def rasterise(strokes: Strokes, parameters: PathfinderParameters) -> Tensor:
-    """(B, side, side) uint8, [row, column], on the strokes' device: the pixels that the task's own program draws."""
+def rasterise(strokes: Strokes, parameters: PathfinderParameters, contrasts: tuple[float, float]) -> Tensor:
+    """(B, side, side) uint8, [row, column], on the strokes' device: the pixels that the task's own program draws.
+
+    contrasts: of the long curves' dashes and of the short ones'.
+    """
     side, device = parameters.side, strokes.windows.device
-    tables = drawing_tables(parameters, device)
+    tables = drawing_tables(parameters, contrasts, device)
     at_once = max(1, PIXELS_AT_ONCE // (strokes.windows.shape[1] * tables.dashes.shape[-1] ** 2))
     parts = [draw(strokes[start : start + at_once], side, tables) for start in range(0, len(strokes), at_once)]
     if not parts:
@@ -81,8 +85,10 @@ def disc_place(tips: Tensor, side: int, places: int) -> Tensor:
 
 
 @lru_cache(maxsize=16)
-def drawing_tables(parameters: PathfinderParameters, device: torch.device) -> DrawingTables:
-    """The tables of images with these parameters."""
+def drawing_tables(
+    parameters: PathfinderParameters, contrasts: tuple[float, float], device: torch.device
+) -> DrawingTables:
+    """The tables of images with these parameters and contrasts."""
     windows, corners = [], []
     for margin in parameters.margins:
         half = half_window(parameters, margin)
@@ -91,30 +97,30 @@ def drawing_tables(parameters: PathfinderParameters, device: torch.device) -> Dr
         corners.append(first - half)
     width = max(drawn.shape[-1] for drawn in windows)
     padded = [np.pad(drawn, ((0, 0), *((0, width - drawn.shape[-1]),) * 2)) for drawn in windows]
-    dashes = np.concatenate([np.zeros((1, width, width), dtype=np.uint8), *padded])
+    dashes, nothing = np.concatenate(padded), np.zeros((1, width, width), dtype=np.int32)
     discs = disc_windows(parameters.marker_radius)
-    brightness, of_dash, of_disc = _levels(parameters.contrast)
+    brightness, (of_long, of_short), of_disc = _levels(contrasts)
     scaled = brightness[None, :] * (255 / np.maximum(brightness[:, None], 1e-9))
     tables = (
-        of_dash[dashes],
-        np.concatenate([np.zeros((1, 2), dtype=np.int64), *corners]),
+        np.concatenate([nothing, of_long[dashes], of_short[dashes]]),
+        np.concatenate([np.zeros((1, 2), dtype=np.int64), *corners, *corners]),
         of_disc[discs].reshape(-1, *discs.shape[-2:]),
         np.floor(np.clip(scaled, 0, 255) + 0.5).astype(np.uint8),
     )
     return DrawingTables(*(torch.from_numpy(table).to(device) for table in tables))
 
 
-def _levels(contrast: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Brightness (L,) in [0, 1] of the levels, and the level (256,) int32 of a dash's and of a disc's byte.
+def _levels(contrasts: tuple[float, float]) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
+    """Brightness (L,) of the levels, and the level (256,) int32 of a dash's byte, at each contrast, and of a disc's.
 
     The program keeps dashes as 32-bit fractions, times the contrast, and discs as 64-bit ones. (A later version of it
     keeps both in 32 bits, and a few pixels that lie at a half then round to the other side: one grey level.)
     """
     fractions = np.arange(256) / 255
-    dashes = (fractions * contrast).astype(np.float32).astype(np.float64)
-    brightness = np.unique(np.concatenate([dashes, fractions]))
-    of_dash, of_disc = (np.searchsorted(brightness, of).astype(np.int32) for of in (dashes, fractions))
-    return brightness, of_dash, of_disc
+    dashes = [(fractions * contrast).astype(np.float32).astype(np.float64) for contrast in contrasts]
+    brightness = np.unique(np.concatenate([*dashes, fractions]))
+    *of_dashes, of_disc = (np.searchsorted(brightness, of).astype(np.int32) for of in (*dashes, fractions))
+    return brightness, of_dashes, of_disc
 
 
 def _cropped(windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
