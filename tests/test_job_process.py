@@ -30,7 +30,9 @@ end_with_parent()
 time.sleep(60)
 """
 PARENT_SCRIPT = """
-import sys
+import signal, sys
+for name in ("SIGHUP", "SIGINT"):  # whatever the tests were started by, nohup or in the background
+    signal.signal(getattr(signal, name), signal.SIG_DFL)
 from flashtrain import job_process
 job_process.job_command = lambda: [sys.executable, "-c", sys.argv[2]]
 with job_process.JobProcesses() as processes:
@@ -110,6 +112,7 @@ def test_ctrl_c_before_a_training_is_one_line_and_status_130_wherever_it_comes()
     # What an import that is broken off raises is the library's choice.
     broken_off = (
         "import os, signal, sys; from flashtrain import __main__ as command\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def work(words):\n"
         "    try:\n"
         "        os.kill(os.getpid(), signal.SIGINT)\n"
