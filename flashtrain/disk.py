@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
 
 # No space, no quota left (which Windows does not know), or larger than the file system allows.
 FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
@@ -17,12 +18,20 @@ def disk_line(error: BaseException) -> str | None:
 
     Libraries raise errors of their own from an OSError: what led to this one is looked through.
     """
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, OSError) and seen.errno in FULL | UNUSABLE:
+    for seen in os_errors(error):
+        if seen.errno in FULL | UNUSABLE:
             where = f" {seen.filename}" if seen.filename else ""
             if seen.errno in FULL:
                 return f"the disk is full: cannot write{where} ({seen.strerror})."
             return f"cannot read or write{where}: {seen.strerror}."
-        seen = seen.__cause__ or seen.__context__
     return None
+
+
+def os_errors(error: BaseException) -> Iterator[OSError]:
+    """The operating system's errors among this one and those that led to it, the latest first: torch.save, say, wraps
+    some of them in a RuntimeError."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError):
+            yield seen
+        seen = seen.__cause__ or seen.__context__

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from flashtrain.classification.intervals import wilson
 from flashtrain.classification.published import ORIGINAL
 from flashtrain.classification.tables import accuracy_table
 from flashtrain.classification.weights import SavedClassifier, read_classifier
+from flashtrain.data.pathfinder.image_files import read_archive
 from flashtrain.errors import UserError
 from flashtrain.foreign_files import MIB
 from flashtrain.models.classifier import Classifier
@@ -35,23 +35,7 @@ _LONGEST_BATCH = 65536  # pixels at once: memory of a CPU
 
 def read_images(path: str | Path) -> tuple[Tensor, Tensor]:
     """Images (N, side * side) uint8 and labels (N,) int64. Raises UserError for a file that holds none."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            size = sum(part.file_size for part in archive.infolist())
-        if size > MOST_BYTES:
-            raise UserError(f"{path} holds {size:,} bytes; at most {MOST_BYTES:,} are read.")
-        with np.load(path, allow_pickle=False) as content:
-            images, labels = content["x"], content["y"]
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except (zipfile.BadZipFile, ValueError, KeyError, EOFError) as error:
-        raise UserError(f"{path} is no .npz of images x and labels y: {error}.") from error
-    square = images.ndim == 3 and images.shape[1] == images.shape[2] and images.dtype == np.uint8
-    if not square or not len(images) or labels.shape != images.shape[:1] or not np.isin(labels, (0, 1)).all():
-        raise UserError(
-            f"{path}: x must be (images, side, side) bytes and y as many labels, 0 or 1; they are {images.shape} "
-            f"{images.dtype} and {labels.shape}."
-        )
+    images, labels = read_archive(Path(path), most=MOST_BYTES)
     return torch.from_numpy(images).flatten(1), torch.from_numpy(labels.astype(np.int64))
 
 

@@ -83,15 +83,15 @@ def read_whole_npz(path: Path, wanted: Mapping[str, int], most: int) -> dict[str
 
     Raises DamagedArrayError for anything else; FileNotFoundError where there is no file.
     """
-    found = {}
+    found, left = {}, most
     try:
         with zipfile.ZipFile(path) as archive:
             for name, dimensions in wanted.items():
                 with archive.open(f"{name}.npy") as member:
-                    content = member.read(most + 1)
-                most -= len(content)
-                if most < 0:
-                    raise DamagedArrayError("it holds more bytes than are read")
+                    content = member.read(left + 1)
+                left -= len(content)
+                if left < 0:
+                    raise DamagedArrayError(f"it is too large: of its bytes at most {most:,} are read")
                 found[name] = _array(content, dimensions, "biuf")
     except (FileNotFoundError, DamagedArrayError):
         raise

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import errno
 import os
 import pickle
 import zipfile
@@ -21,6 +20,7 @@ import torch
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from pytorch_lightning.callbacks import Checkpoint, ModelCheckpoint
 
+from flashtrain.disk import FULL, os_errors
 from flashtrain.errors import UserError
 from flashtrain.training.metrics_file import MetricsFile
 from flashtrain.training.steps import OptimizerStepCounter
@@ -29,8 +29,6 @@ LAST = "last.ckpt"
 BEST = "best.ckpt"
 _PATH_KEYS = ("best_model_path", "kth_best_model_path", "last_model_path")  # of ModelCheckpoint's state
 PARTIAL = ".partial"  # ends the name of a file that is still being written
-# No space, no quota left (which Windows does not know), or larger than the file system allows.
-DISK_FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -92,13 +90,13 @@ def save_atomically(checkpoint: dict[str, Any], path: Path) -> None:
             os.fsync(file.fileno())
         partial.replace(path)
     except (OSError, RuntimeError) as problem:
-        cause = _os_error(problem)
+        cause = next(os_errors(problem), None)
         if cause is None:
             raise
         with contextlib.suppress(OSError):
             partial.unlink()
         kept = f"the earlier {path.name} is intact" if path.exists() else "no earlier one existed"
-        if cause.errno in DISK_FULL:
+        if cause.errno in FULL:
             raise UserError(f"the disk is full: could not write checkpoint {path}; {kept}") from problem
         raise UserError(f"could not write checkpoint {path}: {cause.strerror or cause}; {kept}") from problem
 
@@ -380,16 +378,6 @@ def _score(value: Any) -> torch.Tensor | None:
     """A validation's figure as a checkpoint has it; None for anything else."""
     if isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_floating_point():
         return value.detach().cpu().reshape(())
-    return None
-
-
-def _os_error(problem: BaseException) -> OSError | None:
-    """The operating system's error behind a failed torch.save, which wraps some of them in a RuntimeError."""
-    seen: BaseException | None = problem
-    while seen is not None:
-        if isinstance(seen, OSError):
-            return seen
-        seen = seen.__cause__ or seen.__context__
     return None
 
 

@@ -173,7 +173,7 @@ def list_images(folder: Path) -> Listed:
 
 def _open(path: Path, side: int, contour: str) -> ImageSamples:
     if path.suffix == ".npz":
-        return _open_npz(path, side)
+        return ImageSamples(*read_archive(path, side), side, str(path))
     folders = _folders(path, side, contour)
     parts = [list_images(folder) for folder in folders]
     files = [file for part in parts for file in part.files]
@@ -181,21 +181,27 @@ def _open(path: Path, side: int, contour: str) -> ImageSamples:
     return ImageSamples(files, labels, side, str(folders[0]), sum(part.empty for part in parts))
 
 
-def _open_npz(path: Path, side: int) -> ImageSamples:
+def read_archive(path: Path, side: int | None = None, most: int = _NPZ_BYTES) -> tuple[np.ndarray, np.ndarray]:
+    """Images (N, side, side) uint8 and labels (N,) uint8 of a .npz. side: that they must have (None: any). most: bytes,
+    unpacked.
+
+    Raises UserError for a file that holds none.
+    """
     try:
-        found = read_whole_npz(path, {"x": 3, "y": 1}, _NPZ_BYTES)
+        found = read_whole_npz(path, {"x": 3, "y": 1}, most)
     except FileNotFoundError as error:
         raise UserError(f"there is no file {path}.") from error
     except DamagedArrayError as error:
         raise UserError(f"{path} is no .npz of images x and labels y: {error}.") from error
     images, labels = found["x"], found["y"]
-    square = images.dtype == np.uint8 and images.shape[1:] == (side, side) and len(images)
-    if not square or labels.shape != images.shape[:1] or not np.isin(labels, (0, 1)).all():
+    square = images.dtype == np.uint8 and images.shape[1] == images.shape[2] == (side or images.shape[1])
+    if not square or not len(images) or labels.shape != images.shape[:1] or not np.isin(labels, (0, 1)).all():
+        size = side or "side"
         raise UserError(
-            f"{path}: x must be (images, {side}, {side}) bytes and y as many labels, 0 or 1; they are {images.shape} "
+            f"{path}: x must be (images, {size}, {size}) bytes and y as many labels, 0 or 1; they are {images.shape} "
             f"{images.dtype} and {labels.shape}."
         )
-    return ImageSamples(images, labels.astype(np.uint8), side, str(path))
+    return images, labels.astype(np.uint8)
 
 
 def _folders(path: Path, side: int, contour: str) -> list[Path]:
