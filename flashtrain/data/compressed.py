@@ -27,6 +27,7 @@ CHUNK = 1 << 20
 ZSTD_CHUNK = 512  # its decompressor gives all that its input holds at once, up to 32,768 times as much
 LARGEST_WINDOW = 128 << 20  # bytes that unpacking may keep: as `zstd` itself; twice what the strongest `xz -9` needs
 DEFAULT_LONGEST = 256 << 20  # bytes of one document, where no setting says otherwise
+MOST_TIMES = 1_000  # a file's own size, that all of its texts may have: compressed text has 2 to 10, repeated text 100
 
 
 def open_binary(path: Path) -> BinaryIO:
@@ -59,6 +60,23 @@ def too_long(where: str, longest: int, setting: str | None = "data.longest_docum
     """The error of a document of more than `longest` bytes."""
     more = f"; {setting}=... allows more" if setting else ""
     return UserError(f"{where}: one document of more than {longest:,} bytes of text{more}.")
+
+
+class UnpackedSize:
+    """Counts what a file's texts come to: a small one of repeated rows may hold terabytes, each text of fair length."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._left = max(DEFAULT_LONGEST, MOST_TIMES * path.stat().st_size)
+
+    def add(self, count: int) -> None:
+        """UserError: the file's texts are more than MOST_TIMES its size by now, and more than DEFAULT_LONGEST."""
+        self._left -= count
+        if self._left < 0:
+            raise UserError(
+                f"{self._path}: unpacks to more than {MOST_TIMES:,} times its size: it repeats itself, or is a bomb;"
+                " if it is meant, give it uncompressed, as .jsonl."
+            )
 
 
 class _UnpackedFile(io.RawIOBase):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from flashtrain.data.compressed import BROKEN_FILE_ERRORS, DEFAULT_LONGEST, open_binary, too_long
+from flashtrain.data.compressed import BROKEN_FILE_ERRORS, DEFAULT_LONGEST, UnpackedSize, open_binary, too_long
 from flashtrain.data.text_encoding import UTF_8, Utf8Reader
 from flashtrain.errors import UserError
 from flashtrain.foreign_files import parse_json
@@ -27,7 +27,9 @@ def json_lines(
     """
     try:
         with open_binary(path) as file:
+            size = UnpackedSize(path)
             for number, line in enumerate(_lines(file, path, encoding, longest, setting), start=1):
+                size.add(len(line))
                 line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
                 if line.strip():
                     yield f"{path}:{number}", parsed_line(line, f"{path}:{number}"), len(line)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashtrain.data.compressed import DEFAULT_LONGEST, too_long
+from flashtrain.data.compressed import DEFAULT_LONGEST, UnpackedSize, too_long
 from flashtrain.data.json_lines import one_line
 from flashtrain.errors import UserError
 
@@ -27,7 +27,7 @@ def parquet_rows(
     """Each row's values of the columns that `columns` names, from the file's schema; texts, numbers and nulls only.
 
     longest: bytes of one text; setting: its name, where it has one.
-    UserError: no parquet, a damaged one, a column that holds something else, a longer text.
+    UserError: no parquet, a damaged one, a column that holds something else, a longer text, far more text than file.
     """
     import pyarrow  # here, since it is slow to import and most sources need none of it
     import pyarrow.parquet
@@ -43,8 +43,9 @@ def parquet_rows(
             rows, shared = _plan(path, table.metadata, texts, longest, setting)
         # A long text that many rows share stays one text in memory: as a number in a dictionary, as the file has it.
         with pyarrow.parquet.ParquetFile(path, read_dictionary=shared) as table:
+            size = UnpackedSize(path)
             for batch in table.iter_batches(batch_size=rows, columns=names):
-                columns_of = [_values(path, batch.column(name), longest, setting) for name in names]
+                columns_of = [_values(path, batch.column(name), longest, setting, size) for name in names]
                 for values in zip(*columns_of, strict=True):
                     yield dict(zip(names, values, strict=True))
     except UserError:
@@ -94,7 +95,7 @@ def _plan(
     return rows, sorted(shared)
 
 
-def _values(path: Path, column: pyarrow.Array, longest: int, setting: str | None) -> Iterator[Any]:
+def _values(path: Path, column: pyarrow.Array, longest: int, setting: str | None, size: UnpackedSize) -> Iterator[Any]:
     import pyarrow
 
     if not isinstance(column, pyarrow.DictionaryArray) and not _is_text(column.type):
@@ -110,4 +111,5 @@ def _values(path: Path, column: pyarrow.Array, longest: int, setting: str | None
             continue
         if text.as_buffer().size > longest:
             raise too_long(str(path), longest, setting)
+        size.add(text.as_buffer().size)
         yield text.as_py()

@@ -141,6 +141,31 @@ def test_a_long_text_that_many_parquet_rows_share_is_in_memory_once(tmp_path) ->
     assert "one document of more than 1,000 bytes" in told(path, longest_document=1000)
 
 
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl.gz", "a.jsonl.zst"])
+def test_many_fair_texts_in_far_too_small_a_file_are_refused(tmp_path, monkeypatch, name) -> None:
+    monkeypatch.setattr("flashtrain.data.compressed.DEFAULT_LONGEST", MIB)
+    monkeypatch.setattr("flashtrain.data.compressed.MOST_TIMES", 300)
+    path = tmp_path / name
+    texts = ["x" * 100_000] * 400
+    if name.endswith("parquet"):
+        pyarrow.parquet.write_table(pyarrow.table({"text": texts}), path, compression="zstd")
+    else:
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+        path.write_bytes(COMPRESS[path.suffix](lines.encode()))
+    assert path.stat().st_size < 130_000
+    message = told(path, longest_document=MIB)
+    assert message.startswith(f"{path}: unpacks to more than 300 times its size")
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".xz", ".zst"])
+def test_text_that_repeats_itself_as_text_does_is_read(tmp_path, monkeypatch, suffix) -> None:
+    monkeypatch.setattr("flashtrain.data.compressed.DEFAULT_LONGEST", 1000)
+    path = tmp_path / f"a.jsonl{suffix}"
+    lines = "".join(json.dumps({"text": f"{number} " + "the same words again, " * 20}) + "\n" for number in range(500))
+    path.write_bytes(COMPRESS[suffix](lines.encode()))
+    assert len(list(FilesSource(path).documents())) == 500
+
+
 def test_texts_of_parquet_longer_than_the_setting_are_refused(tmp_path) -> None:
     path = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"text": ["short"] * 100 + ["x" * 2000]}), path)
