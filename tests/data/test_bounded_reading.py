@@ -125,7 +125,8 @@ def test_a_long_line_of_pairs_is_refused(tmp_path, monkeypatch) -> None:
         Retrieval(tmp_path, cache_dir=tmp_path / "cache").split("train")
 
 
-def test_a_long_text_that_many_parquet_rows_share_is_in_memory_once(tmp_path) -> None:
+def test_a_long_text_that_many_parquet_rows_share_is_in_memory_once(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("flashtrain.data.compressed.DEFAULT_LONGEST", 2**40)  # so many rows are refused otherwise
     path = tmp_path / "a.parquet"
     text = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 2000), pyarrow.array(["x" * 4 * MIB]))
     # Without Arrow's schema it is a plain column of text, which the file keeps as a dictionary.
