@@ -19,6 +19,7 @@ def choose_stage_batching(stage: Stage, hardware: Hardware, model: Classifier) -
     settings = stage.settings
     share, asked = stage.batch // settings.trainer.ranks, settings.trainer.micro_batch
     config, masked = model.config, settings.masked_pixels
+    length = min(settings.sequence.training_pixels or config.length, config.length)
     shape = EncoderShape(
         config.layers,
         config.embed,
@@ -34,12 +35,12 @@ def choose_stage_batching(stage: Stage, hardware: Hardware, model: Classifier) -
 
     def estimate(size: int, savings: MemorySavings) -> MemoryEstimate:
         rows = size * config.towers
-        head = PredictingHead(config.grey_bins, max(1, round(hidden * rows * masked.share * config.length)))
+        head = PredictingHead(config.grey_bins, max(1, round(hidden * rows * masked.share * length)))
         return estimate_encoder_memory(
             model.parameter_count(),
             shape,
-            tokens=round(rows * (1 + again)) * config.length,
-            longest=config.length,
+            tokens=round(rows * (1 + again)) * length,
+            longest=length,
             head=head if hidden and config.grey_bins else None,
             precision=hardware.precision,
             savings=savings,

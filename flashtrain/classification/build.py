@@ -104,6 +104,11 @@ def trained_config(settings: Settings, shape: SequenceShape) -> ClassifierConfig
     return classifier_config(settings.classifier, shape, predicts=settings.masked_pixels.weight > 0)
 
 
+def pixels_read(settings: Settings, shape: SequenceShape) -> int:
+    """Tokens of a sample that a training step reads."""
+    return min(settings.sequence.training_pixels or shape.length, shape.length)
+
+
 def make_classifier(settings: Settings, hardware: Hardware, shape: SequenceShape) -> Classifier:
     """The model of a stage's settings, with random weights."""
     return Classifier(trained_config(settings, shape), attention=hardware.attention)
@@ -122,6 +127,7 @@ def make_task(
         masked=MaskedPixels(masked.weight, masked.share, masked.copies) if masked.weight else None,
         gradient_clip=settings.optimizer.gradient_clip,
         augment=_augmentation(settings),
+        training_pixels=sequence.training_pixels,
         seed=settings.seed,
         compile=compiles(settings, hardware),
         cuda_graphs=settings.trainer.cuda_graphs,
@@ -178,6 +184,7 @@ def _pathfinder(settings: Settings, fixed: bool, splits: tuple[str, ...]) -> Seq
         contour=asked.contour,
         drawing=asked.drawing,
         drawn_as=asked.drawn_as,
+        variation=asked.variation,
         workers=asked.workers,
         cache_dir=asked.cache_dir,
     )

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from flashtrain.classification.batching import choose_stage_batching
-from flashtrain.classification.build import make_classifier, make_sequence_source, shape_without_data
+from flashtrain.classification.build import make_classifier, make_sequence_source, pixels_read, shape_without_data
 from flashtrain.classification.stages import Stage, stages_of
 from flashtrain.classification.words import describe_stage_line, random_start
 from flashtrain.data.pathfinder.parameters import contour_words, dashes_in
@@ -43,14 +43,15 @@ def plan_classifier(settings: Settings, hardware: Hardware) -> str:
         # Rows that are read a second time with pixels masked.
         extra = masked.copies if masked.weight and stage.settings.sequence.classification_weight else 0.0
         samples = sum(one.samples for one in alike)
-        flops = samples * model.flops_per_sample() * (1 + extra)
+        of_sample = model.flops_per_sample(pixels_read(stage.settings, shape))
+        flops = samples * of_sample * (1 + extra)
         seconds = flops / (rate * settings.trainer.ranks)
         total += seconds
         lines += [
             describe_stage_line(stage, hardware, model, batching, _name(alike)),
             f"  {data}{' for each stage' if len(alike) > 1 else ''}",
             f"  {'at most ' if stage.until is not None else ''}{samples:,} samples, "
-            f"{model.flops_per_sample() / 1e12:.3g} TFLOP each: about {duration(seconds)}",
+            f"{of_sample / 1e12:.3g} TFLOP each: about {duration(seconds)}",
         ]
         before, memory = memory, memory_plan(batching)
         lines += [f"  {line}" for line in memory if memory != before]

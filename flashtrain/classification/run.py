@@ -29,6 +29,7 @@ from flashtrain.classification.build import (
     make_data,
     make_sequence_source,
     make_task,
+    pixels_read,
     trained_config,
 )
 from flashtrain.classification.curve import LearningCurve
@@ -158,9 +159,10 @@ def _fit(
     asked, every = settings.sequence.validation_samples, settings.trainer.validate_every
     say(describe_validation(data.held_out_samples, asked, every, "sequence.validation_samples"))
     task = make_task(settings, hardware, model, describe_stage(stage, model))
-    length = source.shape.length * source.shape.towers
+    read = pixels_read(settings, source.shape)
+    length = read * source.shape.towers
     throughput = Throughput(
-        model.flops_per_sample() / length, tokens_per_step=stage.batch * length, peak_flops=hardware.peak_flops
+        model.flops_per_sample(read) / length, tokens_per_step=stage.batch * length, peak_flops=hardware.peak_flops
     )
     by_accuracy = settings.sequence.classification_weight > 0
     monitor, mode = ("validation_accuracy", "max") if by_accuracy else ("validation_loss", "min")

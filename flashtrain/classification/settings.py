@@ -58,11 +58,12 @@ class SequenceSettings:
     sequences to so many tokens (None: the task's own; not for images). batch: samples of an optimiser step, over all
     devices. classification_weight: of the labels' loss; 0 pre-trains on masked pixels. augment: turn (the square's
     eight positions), mirror or none, of training images only (None: turn for pathfinder, mirror for image). It changes
-    nothing of the attention. train, validation, test: samples of each part (None: the task's own) of listops, which is
-    generated; validation also of text and image, where it is held out of the training files, and validation and test of
-    Pathfinder's images from files. validation_samples: of
-    them, looked at in each validation. evaluation_batch: samples at once where nothing is trained (None: as trained).
-    preview: test images in the picture that mode=evaluate draws.
+    nothing of the attention. training_pixels: of an image, read in training, those that are not dark first (None:
+    all); validation and tests read all. train, validation, test: samples of each part (None: the task's own) of
+    listops, which is generated; validation also of text and image, where it is held out of the training files, and
+    validation and test of Pathfinder's images from files. validation_samples: of them, looked at in each validation.
+    evaluation_batch: samples at once where nothing is trained (None: as trained). preview: test images in the picture
+    that mode=evaluate draws.
     """
 
     data: str = "pathfinder"
@@ -72,6 +73,7 @@ class SequenceSettings:
     batch: int = 32
     classification_weight: float = 1.0
     augment: str | None = None
+    training_pixels: int | None = None
     seed: int = 0
     train: int | None = None
     validation: int | None = None
@@ -105,7 +107,18 @@ class SequenceSettings:
             if self.data == "pathfinder" and not from_files:
                 own = f"use pathfinder.{name}_images={given}"
             raise UserError(f"sequence.{name}={given} is not for sequence.data={self.data}: {own}.")
-        for name in ("length", "batch", "train", "validation", "test", "validation_samples", "evaluation_batch"):
+        if self.training_pixels is not None and self.data not in IMAGES:
+            raise UserError(f"sequence.training_pixels={self.training_pixels} is for images, not {self.data}.")
+        for name in (
+            "training_pixels",
+            "length",
+            "batch",
+            "train",
+            "validation",
+            "test",
+            "validation_samples",
+            "evaluation_batch",
+        ):
             given = getattr(self, name)
             if given is not None:
                 at_least(f"sequence.{name}", given, 1)
@@ -160,6 +173,7 @@ class StageSettings:
     pattern: str | None = None
     masked_weight: float | None = None
     classification_weight: float | None = None
+    training_pixels: int | None = None
     validate_every: int | None = None
     compile: bool | None = None
 
@@ -185,7 +199,7 @@ class StageSettings:
             raise UserError(f"{where}.until={self.until} must be a share of the images: above 0, and at most 1.")
         if self.steps is not None and self.epochs is not None:
             raise UserError(f"{where} has steps={self.steps} and epochs={self.epochs}: give one of them.")
-        for name in ("steps", "batch", "micro_batch", "images", "validate_every"):
+        for name in ("steps", "batch", "micro_batch", "images", "training_pixels", "validate_every"):
             given = getattr(self, name)
             if given is not None:
                 at_least(f"{where}.{name}", given, 1)

@@ -11,7 +11,7 @@ from flashtrain import components  # noqa: F401 - they register the schedules th
 from flashtrain.classification.settings import StageSettings
 from flashtrain.data.pathfinder.parameters import contour_words
 from flashtrain.errors import UserError
-from flashtrain.models.block_patterns import TILED, check_tiles
+from flashtrain.models.block_patterns import DENSE, TILED, check_tiles
 from flashtrain.registry import component
 from flashtrain.settings import Settings, divisors
 
@@ -72,6 +72,7 @@ def stages_of(settings: Settings) -> list[Stage]:
         check_batch(one)
         if one.sequence.data == "pathfinder" and one.classifier.pattern in TILED:
             check_tiles(one.pathfinder.side, one.classifier.pattern_block)  # before images are generated
+        check_training_pixels(one)
         component("schedule", one.schedule.name)
         if until is not None and one.sequence.classification_weight == 0:
             raise UserError(f"a stage that learns no labels never gets until={until:g} of them right: leave it out.")
@@ -89,6 +90,7 @@ SAID_BY_STAGES = {
     "schedule.warmup_steps": ("warmup_steps",),
     "sequence.batch": ("batch",),
     "sequence.classification_weight": ("classification_weight",),
+    "sequence.training_pixels": ("training_pixels",),
     "masked_pixels.weight": ("masked_weight",),
     "classifier.pattern": ("pattern",),
     "pathfinder.side": ("side",),
@@ -126,6 +128,20 @@ def check_batch(settings: Settings) -> None:
         )
 
 
+def check_training_pixels(settings: Settings) -> None:
+    """Raise UserError where only some pixels are read of what needs all."""
+    asked = settings.sequence.training_pixels
+    if asked is None:
+        return
+    needs_all = {
+        f"masked_pixels.weight={settings.masked_pixels.weight:g}": settings.masked_pixels.weight > 0,
+        f"classifier.pattern={settings.classifier.pattern}": settings.classifier.pattern != DENSE,
+    }
+    for given, needs in needs_all.items():
+        if needs:
+            raise UserError(f"sequence.training_pixels={asked} leaves pixels out, and {given} needs all: drop one.")
+
+
 def _own(value: T | None, otherwise: T) -> T:
     return otherwise if value is None else value
 
@@ -159,6 +175,7 @@ def _changed(settings: Settings, stage: StageSettings) -> Settings:
             settings.sequence,
             batch=batch,
             classification_weight=_own(stage.classification_weight, settings.sequence.classification_weight),
+            training_pixels=_own(stage.training_pixels, settings.sequence.training_pixels),
         ),
         masked_pixels=replace(settings.masked_pixels, weight=_own(stage.masked_weight, settings.masked_pixels.weight)),
         classifier=replace(settings.classifier, pattern=_own(stage.pattern, settings.classifier.pattern)),

@@ -20,9 +20,11 @@ def describe_stage_line(
     config, settings = model.config, stage.settings
     pattern = "" if config.pattern == "dense" else f", {config.pattern} blocks ({model_density(model):.1%} computed)"
     masked = settings.masked_pixels
+    read = settings.sequence.training_pixels
+    some = f" ({read:,} of them in training, dark ones left out)" if read and read < config.length else ""
     parts = [
         f"classifier: {model.parameter_count() / 1e6:.2f}M parameters, {config.layers} layers of {config.embed}, "
-        f"{config.length:,} tokens, {config.positions} positions, {config.pooling} pooling",
+        f"{config.length:,} tokens{some}, {config.positions} positions, {config.pooling} pooling",
         f"attention {hardware.attention}{pattern}",
     ]
     if masked.weight:

@@ -30,6 +30,7 @@ from flashtrain_kernels import Documents, linear_cross_entropy, masks
 from flashtrain_kernels.loss_head import IGNORED
 
 INITIAL_STD = 0.1  # of what a token starts as
+DARK = 8  # the brightest grey level that training may leave out first: the background, and most of a shape's faint ring
 
 
 class Losses(NamedTuple):
@@ -132,12 +133,20 @@ class Classifier(nn.Module):
         rows, row_lengths = _rows(tokens, lengths)
         return self.logits(self.hidden(rows, row_lengths), row_lengths)
 
-    def hidden(self, tokens: Tensor, lengths: Tensor | None = None, masked: Tensor | None = None) -> Tensor:
-        """The states (B, S, E) after the last norm. masked: (B, S) bool, the pixels whose level is hidden."""
+    def hidden(
+        self,
+        tokens: Tensor,
+        lengths: Tensor | None = None,
+        masked: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        """The states (B, S, E) after the last norm. masked: (B, S) bool, the pixels whose level is hidden. positions:
+        (B, S) int64, which pixels these are, where they are not all (None: all, in order)."""
         length = tokens.shape[1]
         mask = self._mask(tokens, lengths)
         order, places = (None, None) if self.pattern is None else (self.pattern.order, self.pattern.places)
-        positions = torch.arange(length, device=tokens.device)[None] if order is None else order[None]
+        if positions is None:
+            positions = torch.arange(length, device=tokens.device)[None] if order is None else order[None]
         if order is not None:  # what a token is does not depend on when it comes: its position says where it stands
             tokens = tokens[:, order]
             masked = None if masked is None else masked[:, order]
@@ -169,6 +178,7 @@ class Classifier(nn.Module):
         labels: Tensor,
         lengths: Tensor | None = None,
         masked: Tensor | None = None,
+        positions: Tensor | None = None,
         *,
         copies: bool = True,
     ) -> Losses:
@@ -177,12 +187,12 @@ class Classifier(nn.Module):
         masked: (C, M) int64, C at most B: the pixels or tokens of the first C rows that are to be predicted from the
         others (Devlin et al. 2019 for words; Amos et al. 2023, arXiv 2310.02980, for pixels), -1 for none. copies:
         those rows are read a second time with these masked, and the labels are predicted from whole samples; otherwise
-        the labels, too, are predicted from the masked rows (all of them: C = B).
-        In float32 at least. UserError: masked pixels for a model without a head for them.
+        the labels, too, are predicted from the masked rows (all of them: C = B). positions: as in
+        hidden, and then none are masked. In float32 at least. UserError: masked pixels for a model without a head.
         """
         rows, row_lengths = _rows(tokens, lengths)
         if masked is None:
-            hidden = self.hidden(rows, row_lengths)
+            hidden = self.hidden(rows, row_lengths, positions=positions)
             pixels = hidden.new_zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32))
         else:
             if self.pixel_head is None:
@@ -267,6 +277,13 @@ def pixels_to_mask(
     unwanted = torch.arange(count, device=drawn.device) >= wanted[:, None]
     places = places.masked_fill(unwanted, length).sort(dim=1).values
     return places.masked_fill(places == length, -1)
+
+
+def pixels_to_read(levels: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """(B, count) int64, ascending: pixels of each image (B, S), those above DARK first, and of each kind, where not all
+    are taken, as many as there is room for, drawn anew. On the generator's device."""
+    drawn = torch.rand(levels.shape, generator=generator, device=levels.device)
+    return (drawn + (levels > DARK)).topk(count, dim=1).indices.sort(dim=1).values
 
 
 def _rotary(config: ClassifierConfig) -> nn.Module | None:

@@ -15,10 +15,10 @@ from torch import Tensor
 from flashtrain.data.sequences.augmentation import Augment
 from flashtrain.data.sequences.batch import SequenceBatch
 from flashtrain.errors import UserError
-from flashtrain.models.classifier import Classifier, Losses, pixels_to_mask
+from flashtrain.models.classifier import Classifier, Losses, pixels_to_mask, pixels_to_read
 from flashtrain.tasks.training_task import OptimizerBuilder, ScheduleBuilder, TrainingTask, replayed
 
-MASKING, AUGMENTING = 0, 1  # what is drawn
+MASKING, AUGMENTING, READING = 0, 1, 2  # what is drawn
 VALIDATION_STEP = -1  # masked pixels of validation are drawn as of this step: the same ones every time
 
 
@@ -52,6 +52,8 @@ class SequenceClassification(TrainingTask):
     masked: None for no masked pixels. They are drawn from (seed, micro-batch, rank), so that a resumed run draws the
         same.
     augment: changes the training tokens (B, S), drawn in the same way, and keeps their labels (None: nothing does).
+    training_pixels: how many pixels of each image are read in training: those that are not dark, and dark ones drawn
+        in the same way as far as there is room (None: all). Whoever validates or tests reads all.
     compile: run the losses through torch.compile (one graph, static shapes). cuda_graphs: and record its launches once
         and replay them, see LanguageModel.
 
@@ -69,6 +71,7 @@ class SequenceClassification(TrainingTask):
         masked: MaskedPixels | None = None,
         gradient_clip: float = 1.0,
         augment: Augment | None = None,
+        training_pixels: int | None = None,
         seed: int = 0,
         compile: bool = False,
         cuda_graphs: bool = False,
@@ -86,10 +89,13 @@ class SequenceClassification(TrainingTask):
                 f"classification weight {classification_weight:g} without masked pixels. "
                 "Possible: above 0, or 0 to pre-train on masked pixels."
             )
+        if training_pixels is not None and masked is not None:
+            raise UserError(f"training_pixels {training_pixels} with masked pixels. Possible: one of the two.")
         self.model: Classifier = model
         self.classification_weight = classification_weight
         self.masked = masked
         self.augment = augment
+        self.training_pixels = training_pixels
         self.seed = seed
         self._compile = compile
         self._replays = compile and cuda_graphs
@@ -117,7 +123,7 @@ class SequenceClassification(TrainingTask):
         if self.augment is not None:
             generator = self.generator_of(batch_idx, batch["tokens"].device, AUGMENTING)
             batch = {**batch, "tokens": self.augment(batch["tokens"], generator)}
-        losses = self.batch_losses(batch, step=batch_idx)
+        losses = self.batch_losses(batch, step=batch_idx, pixels=self.training_pixels)
         loss = self.total(losses)
         correct, (total, count) = losses.correct.detach(), self._correct
         self._correct = (correct + total, count + 1)
@@ -155,13 +161,18 @@ class SequenceClassification(TrainingTask):
                 loss = loss + 0.0 * parameter.sum()
         return loss
 
-    def batch_losses(self, batch: SequenceBatch, *, step: int, masking: bool = True) -> Losses:
+    def batch_losses(
+        self, batch: SequenceBatch, *, step: int, masking: bool = True, pixels: int | None = None
+    ) -> Losses:
         """The losses of a micro-batch, with the gradient's graph; nothing is logged.
 
-        step: what is drawn goes by. masking: whether pixels are masked at all.
+        step: what is drawn goes by. masking: whether pixels are masked at all. pixels: as training_pixels.
         """
-        masked = None
+        masked = positions = None
         tokens = batch["tokens"]
+        if pixels is not None and pixels < tokens.shape[1]:
+            positions = pixels_to_read(tokens, pixels, self.generator_of(step, tokens.device, READING))
+            tokens = tokens.gather(1, positions)
         copies = self.masked is not None and self.masked.copies > 0 and self.classification_weight > 0
         if self.masked is not None and masking:
             rows = max(1, round(self.masked.copies * len(tokens))) if copies else len(tokens)
@@ -169,7 +180,7 @@ class SequenceClassification(TrainingTask):
             lengths = batch.get("lengths")
             of_rows = None if lengths is None else lengths[:rows]
             masked = pixels_to_mask(rows, tokens.shape[-1], self.masked.share, generator, of_rows)
-        arguments = tokens, batch["labels"], batch.get("lengths"), masked
+        arguments = tokens, batch["labels"], batch.get("lengths"), masked, positions
         if not self._replays:
             return self._losses(*arguments, copies=copies)
         return replayed(self._losses, *arguments, copies=copies)

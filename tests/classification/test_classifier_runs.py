@@ -303,6 +303,11 @@ def test_a_mode_for_language_models_is_refused(finished) -> None:
         (("sequence.train=9",), "use pathfinder.train_images=9"),
         (("sequence.data=text", "sequence.test=9", "curriculum.stages=[]"), "as many as its files hold"),
         (("masked_pixels.share=0",), "between 0 and 1"),
+        (
+            ("sequence.training_pixels=400",),
+            "training_pixels=400 leaves pixels out, and masked_pixels.weight=1 needs all",
+        ),
+        (("sequence.data=listops", "sequence.training_pixels=9", "curriculum.stages=[]"), "is for images, not listops"),
         (("trainer.max_minutes=0",), "above 0"),
         (("task=poetry",), "unknown task"),
     ],

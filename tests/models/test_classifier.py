@@ -9,11 +9,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from flashtrain.errors import UserError
 from flashtrain.models.axial_positions import AxialRotaryPositions, grown_grid
 from flashtrain.models.block_patterns import near_tiles, tile_of, tile_order
-from flashtrain.models.classifier import Classifier, pixels_to_mask
+from flashtrain.models.classifier import Classifier, pixels_to_mask, pixels_to_read
 from flashtrain.models.classifier_config import ClassifierConfig
 from flashtrain.models.classifier_growth import carry_weights
 from flashtrain.models.pooling import Pooling
@@ -236,6 +237,40 @@ def test_weights_are_carried_to_a_larger_image(positions) -> None:
     carry_weights(large, small.config, small.state_dict())
     assert torch.equal(large.head[0].weight, small.head[0].weight)
     assert large(pixels(side=16)).shape == (3, 2)
+
+
+def test_layers_that_are_added_change_nothing_until_they_learn() -> None:
+    shallow, deep = build(PIXELS), build(replace(PIXELS, layers=5), seed=1)
+    carry_weights(deep, shallow.config, shallow.state_dict())
+    torch.testing.assert_close(deep(pixels()), shallow(pixels()))
+    F.cross_entropy(deep(pixels()), torch.tensor([0, 1, 0])).backward()
+    assert all(projection.weight.grad.any() for projection in deep.blocks[4].residual_projections())
+    with pytest.raises(UserError, match="layers is 5 there and 2 here"):
+        carry_weights(shallow, deep.config, deep.state_dict())
+
+
+def test_a_row_of_some_pixels_is_read_by_where_they_are() -> None:
+    """All pixels in any order give the same answer, and with some of them the others might as well not exist."""
+    model, images = build(PIXELS), pixels()
+    order = torch.stack([torch.randperm(64) for _ in images])
+    loss = model.losses(images, torch.tensor([0, 1, 1]))
+    again = model.losses(images.gather(1, order), torch.tensor([0, 1, 1]), positions=order)
+    torch.testing.assert_close(again.classification, loss.classification)
+    few = order[:, :20]
+    states = model.hidden(images.gather(1, few), positions=few)
+    assert states.shape == (3, 20, PIXELS.embed)
+    assert not torch.allclose(states, model.hidden(images)[:, :20])
+
+
+def test_pixels_that_are_not_dark_are_read_first_and_dark_ones_by_chance() -> None:
+    levels = torch.full((50, 64), 8, dtype=torch.uint8)
+    levels[:, [3, 17, 40]] = torch.tensor([9, 255, 10], dtype=torch.uint8)
+    found = pixels_to_read(levels, 10, torch.Generator().manual_seed(0))
+    assert found.shape == (50, 10)
+    assert (found[:, 1:] > found[:, :-1]).all()
+    assert all({3, 17, 40} <= set(row) for row in found.tolist())
+    assert len({tuple(row) for row in found.tolist()}) == 50
+    assert set(pixels_to_read(levels, 2, torch.Generator().manual_seed(0)).flatten().tolist()) == {3, 17, 40}
 
 
 def test_weights_of_another_model_are_refused_with_what_differs() -> None:

@@ -146,3 +146,23 @@ def test_turning_is_for_training_only() -> None:
 def test_nothing_to_learn_from_is_one_line(make, message) -> None:
     with pytest.raises(UserError, match=message):
         make()
+
+
+def test_some_pixels_are_read_in_training_and_all_in_validation() -> None:
+    module = task(training_pixels=20)
+    read: list[int] = []
+    hidden = module.model.hidden
+
+    def counted(tokens, *arguments, **named):
+        read.append(tokens.shape[1])
+        return hidden(tokens, *arguments, **named)
+
+    module.model.hidden = counted
+    trainer = fit(module, 2)
+    trainer.validate(module, DataLoader(batches(1, 8), batch_size=None), verbose=False)
+    assert read == [20, 20, 36]
+
+
+def test_pixels_left_out_are_refused_beside_masked_ones() -> None:
+    with pytest.raises(UserError, match="training_pixels 20 with masked pixels"):
+        task(training_pixels=20, masked=MaskedPixels())

@@ -1,7 +1,8 @@
 """Training images whose drawing is changed a little at random: a model is to learn curves, not one program's pens.
 
 It changes grey levels, and not where curves lie: half of the images are shifted, thickened or thinned, made brighter or
-darker, and their faint ring (halo) is strengthened or wiped out. The other half stay as they are.
+darker, and their faint ring (halo) is strengthened or wiped out. The other half stay as they are. Before that, in half
+of the images the dashes of long curves and those of short ones are drawn brighter or darker, each by a factor.
 
 B images, S = side * side pixels in raster order.
 """
@@ -11,14 +12,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from flashtrain.data.hashed_random import uniform
 
 MOST_SHIFTED = 0.5  # pixels, in each direction
 MOST_THICKER = 0.3  # of the way to the brightest, or darkest, of a pixel's neighbours
 MOST_BRIGHTER = 1.5  # the power that dims dashes, or its inverse that brightens them; black and white stay
 FAINT = 0.2  # of full brightness: what lies below is halo
+MOST_CONTRAST = 1.35  # times as bright, or the inverse, are all dashes of a kind beside the discs
+
+
+def varied_brightness(strength: float, seed: int, images: np.ndarray) -> Tensor:
+    """(B, 2) float32: how much brighter the dashes of the long curves, and of the short ones, of these images are
+    drawn: the same for an image each time. strength: as in varied(). images: (B,) their numbers."""
+    chosen, long, short = (uniform(seed, part, images) for part in range(3))
+    powers = np.where(chosen < 0.5, strength, 0.0) * np.stack([2 * long - 1, 2 * short - 1])
+    return torch.from_numpy((MOST_CONTRAST**powers.T).astype(np.float32))
 
 
 def varied(strength: float) -> Callable[[Tensor, torch.Generator], Tensor]:

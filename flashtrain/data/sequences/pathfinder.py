@@ -14,24 +14,31 @@ from flashtrain.data.pathfinder.drawing import rasterise
 from flashtrain.data.pathfinder.parameters import ORIGINAL, contour_words, contours_in, drawn_like, of_side
 from flashtrain.data.pathfinder.store import PathfinderImages, ensure
 from flashtrain.data.pathfinder.strokes import Strokes, together
+from flashtrain.data.pathfinder.variation import varied_brightness
 from flashtrain.data.sequences.batch import SequenceBatch
 from flashtrain.data.sequences.source import SequenceShape
 
 
-class StrokeBatch(TypedDict):
-    """What a loader hands over: images that are not drawn yet."""
-
+class _Undrawn(TypedDict):
     strokes: Strokes
+
+
+class StrokeBatch(_Undrawn, total=False):
+    """What a loader hands over: images that are not drawn yet. brightness: as drawing.rasterise has it, of images for
+    training."""
+
+    brightness: Tensor
 
 
 class StrokeSamples:
     """The images of one or several stored sets by number (what flashtrain.data.loader calls Samples).
 
     Of several sets the numbers go round, so that any run of them has as many of each; the first sets may have one more.
+    variation: of the brightness of their dashes (variation.varied_brightness); 0: none.
     """
 
-    def __init__(self, *sets: PathfinderImages) -> None:
-        self.sets = sets
+    def __init__(self, *sets: PathfinderImages, variation: float = 0.0) -> None:
+        self.sets, self.variation = sets, variation
         self.context = sets[0].parameters.side ** 2
         self._count = sum(map(len, sets))
         self.tokens = self._count * self.context
@@ -40,18 +47,25 @@ class StrokeSamples:
         return self._count
 
     def __getitem__(self, samples: list[int]) -> StrokeBatch:
-        if len(self.sets) == 1:
-            return StrokeBatch(strokes=self.sets[0].strokes(samples))
         numbers = np.asarray(samples, dtype=np.int64)
+        batch = StrokeBatch(strokes=self._strokes(numbers))
+        if self.variation:
+            batch["brightness"] = varied_brightness(self.variation, self.sets[0].header.seed, numbers)
+        return batch
+
+    def _strokes(self, numbers: np.ndarray) -> Strokes:
+        if len(self.sets) == 1:
+            return self.sets[0].strokes(numbers)
         which, image = numbers % len(self.sets), numbers // len(self.sets)
         found = [images.strokes(image[which == place]) for place, images in enumerate(self.sets)]
         order = np.argsort(np.argsort(which, kind="stable"))
-        return StrokeBatch(strokes=together(found)[torch.from_numpy(order)])
+        return together(found)[torch.from_numpy(order)]
 
 
 class Pathfinder:
     """side, contour, drawing, seed, workers, cache_dir: see PathfinderSettings. counts: images of each split. drawn_as:
-    another side, whose discs, lines and brightness the images have (None: their own).
+    another side, whose discs, lines and brightness the images have (None: their own). variation: of the brightness of
+    training images' dashes, of drawing=original.
 
     Images are made once and kept as strokes of about 200 bytes; a batch is drawn after it has reached the device.
     """
@@ -65,11 +79,13 @@ class Pathfinder:
         contour: str = "hard",
         drawing: str = ORIGINAL,
         drawn_as: int | None = None,
+        variation: float = 0.0,
         workers: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         self.parameters = drawn_like(of_side(side, contour), drawn_as)
         self.side, self.seed, self.contour, self.drawing, self.drawn_as = side, seed, contour, drawing, drawn_as
+        self.variation = variation if drawing == ORIGINAL else 0.0
         self.counts = dict(counts)
         self.workers, self.cache_dir = workers, cache_dir
 
@@ -104,9 +120,10 @@ class Pathfinder:
             for place, contour in enumerate(contours)
             if place < count
         )
-        return StrokeSamples(*sets)
+        return StrokeSamples(*sets, variation=self.variation if name == "train" else 0.0)
 
     def finish(self, batch: StrokeBatch) -> SequenceBatch:
         """The images drawn, pixels in raster order: tokens (B, side * side) uint8."""
-        pixels: Tensor = rasterise(batch["strokes"], self.parameters, self.drawing, self.drawn_as)
+        brightness = batch.get("brightness")
+        pixels: Tensor = rasterise(batch["strokes"], self.parameters, self.drawing, self.drawn_as, brightness)
         return SequenceBatch(tokens=pixels.flatten(1), labels=batch["strokes"].labels)

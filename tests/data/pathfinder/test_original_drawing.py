@@ -85,6 +85,18 @@ def test_whole_images_have_the_programs_pixels(images_of: ImagesOf, side: int, c
         assert np.array_equal(drawn[number].numpy(), expected)
 
 
+def test_dashes_of_long_and_of_short_curves_may_be_brighter_in_each_image_by_itself(images_of: ImagesOf) -> None:
+    images = images_of(64, "easy", 3, ORIGINAL)
+    long, short = arena_contrasts(64)
+    factors = torch.tensor([[1.0, 1.0], [1.2, 0.8], [0.75, 1.3]])
+    drawn = rasterise(images.strokes(slice(None)), images.parameters, ORIGINAL, brightness=factors)
+    for number, (of_long, of_short) in enumerate(factors.tolist()):
+        expected = program.picture(
+            *choices(images, number), images.parameters, int(images.margins[number]), (long * of_long, short * of_short)
+        )
+        assert np.abs(drawn[number].numpy().astype(int) - expected).max() <= 1
+
+
 @pytest.mark.parametrize("drawn_as", [32, 100, 128, 256])
 def test_images_drawn_as_at_another_side_are_the_programs_with_that_sides_settings(
     images_of: ImagesOf, drawn_as: int

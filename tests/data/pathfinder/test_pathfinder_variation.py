@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from image_sets import ImagesOf
@@ -10,7 +11,8 @@ from torch import Tensor
 from flashtrain.compose import compose_settings
 from flashtrain.data.pathfinder.drawing import rasterise
 from flashtrain.data.pathfinder.parameters import ORIGINAL
-from flashtrain.data.pathfinder.variation import varied
+from flashtrain.data.pathfinder.variation import MOST_CONTRAST, varied, varied_brightness
+from flashtrain.data.sequences.pathfinder import Pathfinder
 from flashtrain.errors import UserError
 
 
@@ -70,3 +72,24 @@ def test_a_strength_that_is_none_is_refused(given: str) -> None:
 def test_recipes_of_pathfinder_train_with_it_on_the_original_drawing(recipe: str) -> None:
     images = compose_settings([f"recipe={recipe}"]).pathfinder
     assert (images.drawing, images.variation) == (ORIGINAL, 1.0)
+
+
+def test_half_of_the_images_have_dashes_of_other_brightness_the_same_ones_each_time() -> None:
+    found = varied_brightness(1.0, 5, np.arange(1000))
+    assert torch.equal(found[300:400], varied_brightness(1.0, 5, np.arange(300, 400)))
+    assert 440 < int((found == 1).all(dim=1).sum()) < 560
+    assert 1.2 < found.max() <= MOST_CONTRAST
+    assert 1 / MOST_CONTRAST <= found.min() < 0.8
+    others = found[(found != 1).all(dim=1)]
+    assert abs(float(torch.corrcoef(others.T)[0, 1])) < 0.2
+    assert not torch.equal(found, varied_brightness(1.0, 6, np.arange(1000)))
+
+
+def test_only_images_for_training_are_varied(tmp_path) -> None:
+    source = Pathfinder(
+        24, counts={"train": 40, "validation": 8}, contour="2", variation=1.0, workers=1, cache_dir=tmp_path
+    )
+    plain = Pathfinder(24, counts=source.counts, contour="2", workers=1, cache_dir=tmp_path)
+    for split, varies in (("train", True), ("validation", False)):
+        batches = [one.finish(one.split(split)[list(range(8))])["tokens"] for one in (source, plain)]
+        assert torch.equal(*batches) is not varies

@@ -28,12 +28,13 @@ class DrawingTables(NamedTuple):
     """On one device. dashes: (1 + 2 M D, W, W) int32 levels: nothing, then D directions of each of M margins as the
     long curves have them, and all again as the short ones do; corners: (1 + 2 M D, 2) int64, (x, y), from a dash's tip
     to its window's first pixel. discs: (C * C, V, V) int32 levels.
-    grey: (L, L) uint8, [an image's brightest level, level]."""
+    grey: (L, L) uint8, [an image's brightest level, level]. light: (L,) float32, each level's brightness."""
 
     dashes: Tensor
     corners: Tensor
     discs: Tensor
     grey: Tensor
+    light: Tensor
 
     @property
     def border(self) -> int:
@@ -62,18 +63,35 @@ def draw(strokes: Strokes, side: int, tables: DrawingTables) -> Tensor:
     return tables.grey.flatten()[brightest * tables.grey.shape[1] + levels]
 
 
-def drawn_levels(strokes: Strokes, side: int, tables: DrawingTables) -> Tensor:
-    """(B, side, side) int32: each pixel's level, before the image is scaled."""
+def rasterise_in_contrasts(strokes: Strokes, parameters: PathfinderParameters, contrasts: Tensor) -> Tensor:
+    """rasterise(), each image in contrasts of its own: (B, 2) float32, of the long curves' dashes and the short."""
+    side, tables = parameters.side, drawing_tables(parameters, (1.0, 1.0), strokes.windows.device)
+    long = 2 * parameters.contour_dashes
+    of_long, of_short = contrasts[:, :, None, None].unbind(dim=1)
+    light = torch.maximum(
+        of_long * tables.light[drawn_levels(strokes, side, tables, slice(long), discs=False)],
+        of_short * tables.light[drawn_levels(strokes, side, tables, slice(long, None), discs=False)],
+    )
+    light = torch.maximum(light, tables.light[drawn_levels(strokes, side, tables, slice(0))])
+    brightest = light.amax(dim=(1, 2), keepdim=True).clamp(min=1e-9)
+    return (light * (255 / brightest) + 0.5).to(torch.uint8)
+
+
+def drawn_levels(
+    strokes: Strokes, side: int, tables: DrawingTables, dashes: slice = slice(None), *, discs: bool = True
+) -> Tensor:
+    """(B, side, side) int32: each pixel's level, before the image is scaled. dashes, discs: what is drawn."""
     images, border = len(strokes), tables.border
     width = side + 2 * border
     canvas = torch.zeros(images, width * width, dtype=torch.int32, device=strokes.windows.device)
-    tips, shapes = strokes.windows[..., :2].long(), strokes.windows[..., 2].long()
+    windows = strokes.windows[:, dashes]
+    tips, shapes = windows[..., :2].long(), windows[..., 2].long()
     _put(canvas, tables.dashes[shapes], tips + tables.corners[shapes] + border, width)
-
-    tips = strokes.markers.long()
-    places, reach = round(len(tables.discs) ** 0.5), tables.discs.shape[-1] // 2
-    place = disc_place(tips, side, places)
-    _put(canvas, tables.discs[place[..., 1] * places + place[..., 0]], tips - reach + border, width)
+    if discs:
+        tips = strokes.markers.long()
+        places, reach = round(len(tables.discs) ** 0.5), tables.discs.shape[-1] // 2
+        place = disc_place(tips, side, places)
+        _put(canvas, tables.discs[place[..., 1] * places + place[..., 0]], tips - reach + border, width)
     inside = slice(border, border + side)
     return canvas.view(images, width, width)[:, inside, inside]
 
@@ -106,6 +124,7 @@ def drawing_tables(
         np.concatenate([np.zeros((1, 2), dtype=np.int64), *corners, *corners]),
         of_disc[discs].reshape(-1, *discs.shape[-2:]),
         np.floor(np.clip(scaled, 0, 255) + 0.5).astype(np.uint8),
+        brightness.astype(np.float32),
     )
     return DrawingTables(*(torch.from_numpy(table).to(device) for table in tables))
 
