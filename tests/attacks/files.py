@@ -205,13 +205,22 @@ def repair_token_cache(at: Path) -> None:
 
     for meta in at.glob("*/meta.json"):
         try:
+            if not _is_small(meta):
+                continue
             told = json.loads(meta.read_text())
             for name in told["files"]:
                 path = meta.parent / name
+                if not _is_small(path):
+                    continue
                 told["files"][name] = {"bytes": path.stat().st_size, "checksum": checksum(path)}
             meta.write_text(json.dumps(told))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, MemoryError):
             continue  # what was changed is not to be repaired
+
+
+def _is_small(path: Path) -> bool:
+    """Whether it is a file that this process may read whole, and no link to an endless one."""
+    return path.is_file() and path.stat().st_size < 2**26
 
 
 def _train_words(scene: Scene, task: str) -> list[str]:
