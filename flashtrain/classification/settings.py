@@ -58,8 +58,8 @@ class SequenceSettings:
     sequences to so many tokens (None: the task's own; not for images). batch: samples of an optimiser step, over all
     devices. classification_weight: of the labels' loss; 0 pre-trains on masked pixels. augment: turn (the square's
     eight positions), mirror or none, of training images only (None: turn for pathfinder, mirror for image). It changes
-    nothing of the attention. training_pixels: of an image, read in training, those that are not dark first (None:
-    all); validation and tests read all. train, validation, test: samples of each part (None: the task's own) of
+    nothing of the attention. training_pixels: of an image, read in training and in its validations, those that are
+    not dark first (None: all); tests read all. train, validation, test: samples of each part (None: the task's own) of
     listops, which is generated; validation also of text and image, where it is held out of the training files, and
     validation and test of Pathfinder's images from files. validation_samples: of them, looked at in each validation.
     evaluation_batch: samples at once where nothing is trained (None: as trained). preview: test images in the picture

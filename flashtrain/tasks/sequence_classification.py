@@ -53,7 +53,7 @@ class SequenceClassification(TrainingTask):
         same.
     augment: changes the training tokens (B, S), drawn in the same way, and keeps their labels (None: nothing does).
     training_pixels: how many pixels of each image are read in training: those that are not dark, and dark ones drawn
-        in the same way as far as there is room (None: all). Whoever validates or tests reads all.
+        in the same way as far as there is room (None: all). Validations read as many, tests all.
     compile: run the losses through torch.compile (one graph, static shapes). cuda_graphs: and record its launches once
         and replay them, see LanguageModel.
 
@@ -212,7 +212,9 @@ class SequenceClassification(TrainingTask):
 
     def _evaluate(self, name: str, batch: SequenceBatch) -> None:
         # Where labels are learned too, they alone are evaluated: reading the rows a second time would tell little.
-        losses = self.batch_losses(batch, step=VALIDATION_STEP, masking=self.classification_weight == 0)
+        pixels = self.training_pixels if name == "validation" else None
+        masking = self.classification_weight == 0
+        losses = self.batch_losses(batch, step=VALIDATION_STEP, masking=masking, pixels=pixels)
         size = len(batch["labels"])
         self.log(f"{name}_loss", self.total(losses), prog_bar=True, sync_dist=True, batch_size=size)
         self.log(f"{name}_accuracy", losses.correct, prog_bar=True, sync_dist=True, batch_size=size)

@@ -148,7 +148,7 @@ def test_nothing_to_learn_from_is_one_line(make, message) -> None:
         make()
 
 
-def test_some_pixels_are_read_in_training_and_all_in_validation() -> None:
+def test_some_pixels_are_read_in_training_and_validation_and_all_in_tests() -> None:
     module = task(training_pixels=20)
     read: list[int] = []
     hidden = module.model.hidden
@@ -160,7 +160,8 @@ def test_some_pixels_are_read_in_training_and_all_in_validation() -> None:
     module.model.hidden = counted
     trainer = fit(module, 2)
     trainer.validate(module, DataLoader(batches(1, 8), batch_size=None), verbose=False)
-    assert read == [20, 20, 36]
+    trainer.test(module, DataLoader(batches(1, 8), batch_size=None), verbose=False)
+    assert read == [20, 20, 20, 36]
 
 
 def test_pixels_left_out_are_refused_beside_masked_ones() -> None:
