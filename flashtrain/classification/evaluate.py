@@ -27,8 +27,8 @@ from flashtrain.classification.tables import accuracy_rows, accuracy_table
 from flashtrain.classification.weights import SUFFIX, SavedClassifier, read_classifier, read_notes, write_classifier
 from flashtrain.compose import compose_settings
 from flashtrain.data.loader import packed_loader
+from flashtrain.data.pathfinder.parameters import BOTH, DRAWINGS, SMOOTH
 from flashtrain.data.pathfinder.parameters import ORIGINAL as DRAWN_ORIGINAL
-from flashtrain.data.pathfinder.parameters import SMOOTH
 from flashtrain.data.sampler import FixedSampler
 from flashtrain.data.sequences.source import SequenceSource
 from flashtrain.errors import UserError
@@ -111,8 +111,28 @@ def evaluate_classifier(settings: Settings, hardware: Hardware) -> list[Row]:
     """Test accuracy with its 95% interval, on test samples of the settings' seed; the rows, and a picture of answers.
 
     Weights of another side than pathfinder.side are carried to it, as a curriculum's next stage would start from them.
+    pathfinder.drawing=both: a row for each drawing, in one table and one file.
     """
     saved, folder = _saved(settings)
+    drawn = [settings]
+    if settings.pathfinder.drawing == BOTH:
+        drawn = [replace(settings, pathfinder=replace(settings.pathfinder, drawing=name)) for name in DRAWINGS]
+    found = [(one, *_tested(one, hardware, saved)) for one in drawn]
+    target = make_unique(folder, "evaluate")
+    rows = [row for _, row, _ in found]
+    write_result(target / RESULT, settings.recipe, _command(settings), rows)
+    for one, row, given in found:
+        _say_tested(one, row, given, saved, target / (PICTURE if len(found) == 1 else f"{row['images']}-{PICTURE}"))
+    say(f"  rows: {target / RESULT}")
+    if len(rows) > 1 or any(other["implementation"].endswith("(paper)") for other in accuracy_rows(rows)):
+        accuracy_table(rows).print()
+    elif theirs := papers_task(task_of(rows[0])):
+        say(f"  {task_of(rows[0])}: not beside the papers' accuracies, since {theirs}")
+    return rows
+
+
+def _tested(settings: Settings, hardware: Hardware, saved: SavedClassifier) -> tuple[Row, Answers]:
+    """The row of one kind of samples."""
     source = make_sequence_source(settings, fixed=compiles(settings, hardware), splits=("test",))
     source.prepare()
     say(source.describe())
@@ -122,7 +142,7 @@ def evaluate_classifier(settings: Settings, hardware: Hardware) -> list[Row]:
     accuracy = found.correct / found.total
     low, high = wilson(found.correct, found.total)
     image, read = settings.sequence.data == "pathfinder", settings.sequence.path is not None
-    row: Row = {
+    return {
         "implementation": "flashtrain",
         "task": settings.sequence.data,
         "side": settings.pathfinder.side if image else None,
@@ -138,24 +158,22 @@ def evaluate_classifier(settings: Settings, hardware: Hardware) -> list[Row]:
         "parameters": model.parameter_count(),
         "weights": saved.path.name,
         "seconds": round(time.monotonic() - began, 1),
-    }
-    target = make_unique(folder, "evaluate")
-    write_result(target / RESULT, settings.recipe, _command(settings), [row])
+    }, found
+
+
+def _say_tested(settings: Settings, row: Row, found: Answers, saved: SavedClassifier, picture: Path) -> None:
+    """The row in a line, and its first samples' answers as a picture."""
+    drawn = settings.sequence.data == "pathfinder" and settings.sequence.path is None
     say(
-        f"{saved.path}: accuracy {accuracy:.2%} on {found.total:,} test samples of seed {row['seed']}"
-        f"{DRAWN[settings.pathfinder.drawing] if image and not read else ''} "
-        f"(95% interval {low:.2%} to {high:.2%}), {row['seconds']:.0f} s; rows: {target / RESULT}"
+        f"{saved.path}: accuracy {row['accuracy']:.2%} on {found.total:,} test samples of seed {row['seed']}"
+        f"{DRAWN[settings.pathfinder.drawing] if drawn else ''} "
+        f"(95% interval {row['accuracy_low']:.2%} to {row['accuracy_high']:.2%}), {row['seconds']:.0f} s"
     )
-    if any(other["implementation"].endswith("(paper)") for other in accuracy_rows([row])):
-        accuracy_table([row]).print()
-    elif theirs := papers_task(task_of(row)):
-        say(f"  {task_of(row)}: not beside the papers' accuracies, since {theirs}")
     if len(found.pixels):
-        title = f"{source.describe().split(',')[0]}, seed {row['seed']}: {accuracy:.2%} of {found.total:,} right"
+        title = f"{task_of(row)}, seed {row['seed']}: {row['accuracy']:.2%} of {found.total:,} right"
         names = _NAMES[settings.sequence.data]
-        picture = answers_picture(found.pixels, found.labels, found.logits, target / PICTURE, names=names, title=title)
+        answers_picture(found.pixels, found.labels, found.logits, picture, names=names, title=title)
         say(f"  the first {len(found.pixels)} test images with the model's answers: {picture}")
-    return [row]
 
 
 def drawn_by(settings: Settings) -> str:

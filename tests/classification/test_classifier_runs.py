@@ -259,6 +259,25 @@ def test_a_row_says_which_images_the_answers_are_to(finished, tmp_path) -> None:
     assert of_seed == {("original", True), ("own", False)}
 
 
+def test_both_drawings_are_tested_by_one_command_in_one_table(finished, capsys, caplog) -> None:
+    before = set(finished.glob("evaluate*"))
+    with caplog.at_level("INFO", logger="flashtrain"):
+        run_mode(settings_from_checkpoint(["mode=evaluate", f"checkpoint={finished}", "pathfinder.drawing=both"]))
+    (made,) = set(finished.glob("evaluate*")) - before
+    result = json.loads((made / "result.json").read_text())
+    assert [row["images"] for row in result["rows"]] == ["original", "own"]
+    assert "pathfinder.drawing=both" in result["command"]
+    assert {path.name for path in made.glob("*.png")} == {"original-answers.png", "own-answers.png"}
+    assert caplog.text.count("test samples of seed 0") == 2
+    assert capsys.readouterr().out.count("contours") >= 1  # the table
+
+
+def test_a_training_takes_one_drawing(curriculum: TinyRuns, caplog) -> None:
+    status, _ = curriculum.run("both", "pathfinder.drawing=both")
+    assert status == 2
+    assert "unknown pathfinder.drawing 'both'" in caplog.text
+
+
 def test_a_demos_accuracy_is_told_without_the_papers(finished, caplog) -> None:
     with caplog.at_level("INFO", logger="flashtrain"):
         run_mode(settings_from_checkpoint(["mode=evaluate", f"checkpoint={finished}"]))

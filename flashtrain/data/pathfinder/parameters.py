@@ -20,6 +20,7 @@ FEWEST_DASHES, MOST_DASHES = 2, 20
 # Where dashes lie and how they are drawn: by the rules of the task's own program, or by ours, of before.
 ORIGINAL, SMOOTH = "original", "smooth"
 DRAWINGS = (ORIGINAL, SMOOTH)
+BOTH = "both"  # one after the other, where weights are evaluated
 SMALLEST_SIDE = 24
 LARGEST = 2**16  # above any length in pixels: coordinates are stored in two bytes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flashtrain.data.pathfinder.parameters import DRAWINGS, ORIGINAL, SMALLEST_SIDE, of_side
+from flashtrain.data.pathfinder.parameters import BOTH, DRAWINGS, ORIGINAL, SMALLEST_SIDE, of_side
 from flashtrain.errors import UserError
 from flashtrain.setting_checks import at_least, one_of
 
@@ -16,8 +16,8 @@ class PathfinderSettings:
     contour: hard (14 dashes, the Arena's), intermediate (9), easy (6), a number of dashes, or a range such as 3-6, of
     which every length has as many images. drawing: original (the images of the task's own program, pixel by pixel) or
     smooth (of a generator of our own, as all images were before there was a choice: round ends, even brightness, no
-    halo, other curves). drawn_as: another side, whose discs, lines and brightness these images have
-    (None: their own): what a curriculum changes before it changes the side.
+    halo, other curves); both in mode=evaluate, for a row each. drawn_as: another side, whose discs, lines and
+    brightness these images have (None: their own): what a curriculum changes before it changes the side.
     variation: how much the drawing of each training image is changed at random, from 0 (not at all) to 1
     (variation.py); images that are validated or tested on never are. seed: of the images; train, validation and test
     images are different ones.
@@ -43,7 +43,7 @@ class PathfinderSettings:
         """Raise UserError for the first setting that cannot work."""
         at_least("pathfinder.side", self.side, SMALLEST_SIDE)
         of_side(self.side, self.contour)
-        one_of("pathfinder.drawing", self.drawing, DRAWINGS)
+        one_of("pathfinder.drawing", self.drawing, (*DRAWINGS, BOTH))
         if self.drawn_as is not None:
             at_least("pathfinder.drawn_as", self.drawn_as, SMALLEST_SIDE)
         if not 0 <= self.variation <= 1:

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from flashtrain.data.pathfinder.drawing import rasterise
-from flashtrain.data.pathfinder.parameters import ORIGINAL, contour_words, contours_in, drawn_like, of_side
+from flashtrain.data.pathfinder.parameters import DRAWINGS, ORIGINAL, contour_words, contours_in, drawn_like, of_side
 from flashtrain.data.pathfinder.store import PathfinderImages, ensure
 from flashtrain.data.pathfinder.strokes import Strokes, together
 from flashtrain.data.pathfinder.variation import varied_brightness
 from flashtrain.data.sequences.batch import SequenceBatch
 from flashtrain.data.sequences.source import SequenceShape
+from flashtrain.setting_checks import one_of
 
 
 class _Undrawn(TypedDict):
@@ -83,6 +84,7 @@ class Pathfinder:
         workers: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
+        one_of("pathfinder.drawing", drawing, DRAWINGS)
         self.parameters = drawn_like(of_side(side, contour), drawn_as)
         self.side, self.seed, self.contour, self.drawing, self.drawn_as = side, seed, contour, drawing, drawn_as
         self.variation = variation if drawing == ORIGINAL else 0.0
