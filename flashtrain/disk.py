@@ -1,9 +1,15 @@
-"""What is said where a disk is full, or a place cannot be written: one line, whoever was writing."""
+"""Writing a file whole or not at all, and what is said where a disk is full or a place cannot be written."""
 
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
+from pathlib import Path
+
+from flashtrain.errors import UserError
+
+UNFINISHED = ".unfinished"  # ends the name of a file that is still being written
 
 # No space, no quota left (which Windows does not know), or larger than the file system allows.
 FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
@@ -35,3 +41,22 @@ def os_errors(error: BaseException) -> Iterator[OSError]:
         if isinstance(seen, OSError):
             yield seen
         seen = seen.__cause__ or seen.__context__
+
+
+def write_atomically(path: str | Path, text: str) -> Path:
+    """Write a text file so that a reader sees the old text or the new, never half of one.
+
+    What stood there is replaced, whatever it is: a link is not written through, a pipe is not waited for. Raises
+    UserError.
+    """
+    path = Path(path)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # half a character, which JSON can say and UTF-8 cannot, is written as JSON says it
+        unfinished.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
+        unfinished.replace(path)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise UserError(f"cannot write {path}: {error.strerror}.") from error
+    return path

@@ -29,9 +29,9 @@ from torch.distributed import TCPStore
 
 from flashtrain.announce import say
 from flashtrain.data.pathfinder.parameters import SMOOTH
+from flashtrain.disk import write_atomically
 from flashtrain.errors import UserError
 from flashtrain.foreign_files import MIB, literal, read_json_object, read_yaml
-from flashtrain.report.rows import write_atomically
 from flashtrain.run_lock import hold, is_first_of_job, is_held_by_job, let_go, slurm_job, try_hold
 from flashtrain.settings import Settings
 from flashtrain.training.checkpoints import BEST, LAST

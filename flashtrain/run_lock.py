@@ -18,9 +18,9 @@ from pathlib import Path
 import filelock
 
 from flashtrain.announce import say
+from flashtrain.disk import UNFINISHED, write_atomically
 from flashtrain.errors import UserError
 from flashtrain.foreign_files import read_json_object
-from flashtrain.report.rows import UNFINISHED, write_atomically
 
 LOCK, HOLDER = ".lock", ".lock.json"
 _HOLDER_BYTES = 4096

@@ -21,12 +21,12 @@ from pathlib import Path
 
 from flashtrain.announce import say
 from flashtrain.compose import compose_settings, parse_overrides, quoted
+from flashtrain.disk import write_atomically
 from flashtrain.errors import UserError
 from flashtrain.foreign_files import MIB, read_json_object
 from flashtrain.heeded import check_heeded_by_a_job
 from flashtrain.job_process import JobProcesses
 from flashtrain.machine import settle
-from flashtrain.report.rows import write_atomically
 from flashtrain.report.sweep import report_sweep
 from flashtrain.run_folder import (
     CHECKPOINTS,

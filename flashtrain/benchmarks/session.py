@@ -22,8 +22,9 @@ from pytorch_lightning.loggers import Logger
 
 from flashtrain.announce import say
 from flashtrain.benchmarks.measure import Row
+from flashtrain.disk import write_atomically
 from flashtrain.fitting import Stopped, run_loggers
-from flashtrain.report.rows import RESULT, write_atomically, write_result
+from flashtrain.report.rows import RESULT, write_result
 from flashtrain.report.table import Table
 from flashtrain.run_folder import FINISHED, RUNNING, write_config, write_summary
 from flashtrain.settings import Settings

@@ -12,9 +12,9 @@ import pytorch_lightning as pl
 
 from flashtrain.announce import say
 from flashtrain.classification.stages import Stage
+from flashtrain.disk import write_atomically
 from flashtrain.errors import UserError
 from flashtrain.report.formats import is_finite
-from flashtrain.report.rows import write_atomically
 from flashtrain.spreadsheet import csv_value
 from flashtrain.tasks import SequenceClassification
 

@@ -17,6 +17,7 @@ import numpy as np
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as RustTokenizer
 
+from flashtrain.disk import write_atomically
 from flashtrain.errors import UserError
 from flashtrain.foreign_files import parse_json, read_json_object, read_text
 
@@ -139,8 +140,8 @@ class BPETokenizer:
             "clean_up_tokenization_spaces": False,
             "flashtrain": {"kind": self.kind},
         }
-        (folder / "tokenizer.json").write_text(self._tokenizer.to_str(), encoding="utf-8")
-        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+        write_atomically(folder / "tokenizer.json", self._tokenizer.to_str())
+        write_atomically(folder / "tokenizer_config.json", json.dumps(config, indent=1))
 
 
 def gpt2_tokenizer(

@@ -6,7 +6,6 @@ them it wants. What a file may ask of the memory to be unpacked at all is bounde
 
 from __future__ import annotations
 
-import gzip
 import io
 import lzma
 import zlib
@@ -25,6 +24,8 @@ BROKEN_FILE_ERRORS = (OSError, EOFError, lzma.LZMAError, zlib.error, zstandard.Z
 
 CHUNK = 1 << 20
 ZSTD_CHUNK = 512  # its decompressor gives all that its input holds at once, up to 32,768 times as much
+GZIP_CHUNK = 4096  # likewise, up to 1,032 times as much
+MOST_PADDING = 1 << 20  # bytes of zeros after a frame; tapes have blocks of 10 KiB, a hole in a file may be terabytes
 LARGEST_WINDOW = 128 << 20  # bytes that unpacking may keep: as `zstd` itself; twice what the strongest `xz -9` needs
 DEFAULT_LONGEST = 256 << 20  # bytes of one document, where no setting says otherwise
 MOST_TIMES = 1_000  # a file's own size, that all of its texts may have: compressed text has 2 to 10, repeated text 100
@@ -34,7 +35,7 @@ def open_binary(path: Path) -> BinaryIO:
     """The file's content as uncompressed bytes. Raises one of BROKEN_FILE_ERRORS, now or while it is read."""
     suffix = path.suffix.lower()
     if suffix == ".gz":
-        return cast(BinaryIO, gzip.open(path, "rb"))
+        return cast(BinaryIO, io.BufferedReader(_GzipFile(path), CHUNK))
     if suffix == ".xz":
         return cast(BinaryIO, io.BufferedReader(_XzFile(path), CHUNK))
     if suffix == ".zst":
@@ -101,9 +102,13 @@ class _UnpackedFile(io.RawIOBase):
     def _begin_frame(self) -> bool:
         """Begin the next frame with what the last one left over; False where the file ends."""
         packed = b"" if self._frame is None else self._frame.unused_data.lstrip(self.padding)
+        skipped = 0
         while not packed:
             read = self._file.read(self.chunk)
             packed = read if self._frame is None else read.lstrip(self.padding)
+            skipped += len(read) - len(packed)
+            if skipped > MOST_PADDING:
+                raise OSError(f"more than {MOST_PADDING:,} zeros follow a compressed frame")
             if not read:
                 return False
         self._frame = self._new_frame()
@@ -142,6 +147,19 @@ class _ZstdFile(_UnpackedFile):
 
     def _new_frame(self) -> Any:
         return zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW).decompressobj()
+
+    def _unpacked(self, packed: bytes) -> bytes:
+        return cast(bytes, self._frame.decompress(packed))
+
+
+class _GzipFile(_UnpackedFile):
+    """gzip's own reader goes through the zeros after a frame one by one, hours for a hole of some GiB."""
+
+    chunk = GZIP_CHUNK
+    padding = b"\0"
+
+    def _new_frame(self) -> Any:
+        return zlib.decompressobj(zlib.MAX_WBITS | 16)  # with gzip's header, and its sum and length at the end
 
     def _unpacked(self, packed: bytes) -> bytes:
         return cast(bytes, self._frame.decompress(packed))

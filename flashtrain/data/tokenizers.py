@@ -22,6 +22,7 @@ from flashtrain.data.bpe import (
 )
 from flashtrain.data.sources import TextSource
 from flashtrain.data.wordpiece import WordPieceTokenizer
+from flashtrain.disk import write_atomically
 from flashtrain.errors import UserError, unknown
 from flashtrain.foreign_files import read_json_object
 
@@ -115,7 +116,7 @@ class ByteTokenizer:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         config = {MARK: {"kind": self.kind}}
-        (folder / CONFIG_NAME).write_text(json.dumps(config, indent=1), encoding="utf-8")
+        write_atomically(folder / CONFIG_NAME, json.dumps(config, indent=1))
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from tokenizers import BertWordPieceTokenizer
 from tokenizers import Tokenizer as RustTokenizer
 
 from flashtrain.data.special_tokens import SpecialTokens
+from flashtrain.disk import write_atomically
 from flashtrain.errors import UserError
 from flashtrain.foreign_files import read_json_object, read_text
 
@@ -97,5 +98,5 @@ class WordPieceTokenizer:
     def save(self, folder: str | os.PathLike[str]) -> None:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / FILE).write_text(self._tokenizer.to_str(), encoding="utf-8")
-        (folder / SETTINGS).write_text(json.dumps({"flashtrain": {"kind": self.kind}}, indent=1), encoding="utf-8")
+        write_atomically(folder / FILE, self._tokenizer.to_str())
+        write_atomically(folder / SETTINGS, json.dumps({"flashtrain": {"kind": self.kind}}, indent=1))

@@ -13,6 +13,7 @@ from flashtrain.benchmarks.dot_figure import dot_figure
 from flashtrain.benchmarks.figures import memory_figure, runtime_figure
 from flashtrain.benchmarks.steps.figures import context_speed_figure
 from flashtrain.classification.figures import accuracy_figure, curriculum_figure
+from flashtrain.disk import write_atomically
 from flashtrain.errors import UserError, unknown
 from flashtrain.fine_tuning.figures import documents_figure
 from flashtrain.locate import recipes_folder
@@ -20,7 +21,7 @@ from flashtrain.long_context.figures import lengths_figure, positions_figure
 from flashtrain.report.figures import context_sweep_figure, line_figure
 from flashtrain.report.pivot import OPTIONS, View, view_of
 from flashtrain.report.readme import check_tables, insert_tables, source_line, table_text
-from flashtrain.report.rows import ResultFile, Row, collect_summaries, read_result, write_atomically
+from flashtrain.report.rows import ResultFile, Row, collect_summaries, read_result
 from flashtrain.report.save import join_results, save_result
 from flashtrain.report.sweep import sweep_table, varied_keys, with_overrides
 from flashtrain.report.table import Table

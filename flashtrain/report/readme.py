@@ -14,10 +14,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from flashtrain.disk import write_atomically
 from flashtrain.errors import UserError, unknown
 from flashtrain.report.formats import one_line
 from flashtrain.report.pivot import OPTIONS, View, view_of
-from flashtrain.report.rows import ResultFile, read_result, write_atomically
+from flashtrain.report.rows import ResultFile, read_result
 from flashtrain.report.table import markdown_text
 
 _START = re.compile(r"^<!--\s*table:\s*(?P<words>.*?)\s*-->\s*$")

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from flashtrain.disk import write_atomically
 from flashtrain.errors import UserError, unknown
 from flashtrain.foreign_files import MIB, read_json_object, read_yaml
 from flashtrain.report import machine
@@ -27,7 +27,6 @@ CONFIG = "config.yaml"
 SUMMARY_BYTES = MIB  # ours have a few KB
 # What a run that measures leaves: its rows, as a result file.
 RESULT = "result.json"
-UNFINISHED = ".unfinished"  # ends the name of a file that is still being written
 
 # What a summary row may say under "status" when its run did what was asked.
 FINISHED = ("ok", "finished", "completed", "done")
@@ -92,21 +91,6 @@ def write_result(
     result = _checked(content, str(path))
     write_atomically(path, json.dumps(asdict(result), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     return result
-
-
-def write_atomically(path: str | Path, text: str) -> Path:
-    """Write a text file so that a reader sees the old text or the new, never half of one. Raises UserError."""
-    path = Path(path)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # half a character, which JSON can say and UTF-8 cannot, is written as JSON says it
-        unfinished.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
-        unfinished.replace(path)
-    except OSError as error:
-        unfinished.unlink(missing_ok=True)
-        raise UserError(f"cannot write {path}: {error.strerror}.") from error
-    return path
 
 
 def collect_summaries(folder: str | Path) -> list[Row]:

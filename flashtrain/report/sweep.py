@@ -8,11 +8,12 @@ from typing import Any
 
 from rich.console import Console
 
+from flashtrain.disk import write_atomically
 from flashtrain.errors import UserError
 from flashtrain.foreign_files import parse_json
 from flashtrain.report.figures import sweep_figure
 from flashtrain.report.formats import is_finite
-from flashtrain.report.rows import Row, collect_summaries, values_of, write_atomically
+from flashtrain.report.rows import Row, collect_summaries, values_of
 from flashtrain.report.table import Table, constants, make_table, markdown_text
 
 # What tells runs apart; a column of the table where it differs, a part of the caption where it does not.

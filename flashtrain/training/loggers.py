@@ -15,6 +15,7 @@ from urllib.parse import urlparse
 from pytorch_lightning.loggers import Logger, WandbLogger
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_only
 
+from flashtrain.disk import write_atomically
 from flashtrain.errors import UserError, unknown
 from flashtrain.foreign_files import read_text
 from flashtrain.training.metrics_file import MetricsFile
@@ -188,6 +189,5 @@ def _remembered_id(run_dir: Path, run_id: str | None) -> str:
     if run_id is None:
         run_id = secrets.token_hex(4)
     if not getattr(rank_zero_only, "rank", 0):
-        run_dir.mkdir(parents=True, exist_ok=True)
-        file.write_text(run_id + "\n")
+        write_atomically(file, run_id + "\n")
     return run_id

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import traceback
 from collections.abc import Mapping
 from numbers import Real
@@ -65,11 +67,16 @@ def raised_while_restoring(error: BaseException) -> bool:
 
 
 class CheckRestored(pl.Callback):
-    """Looks once, before a resumed run's first step, at what the optimiser was given: finite numbers and tensors of the
-    weights' shapes, and the step that the checkpoint names. Raises UserError. torch's own load_state_dict takes
-    anything, and fails in the step."""
+    """Looks once, before a resumed run's first step, at what optimiser and schedule were given: finite numbers and
+    tensors of the weights' shapes, entries of the kinds that a new schedule has, and the step that the checkpoint
+    names. Raises UserError. torch's own load_state_dict takes anything, and fails in the step."""
 
     _step: Any = None
+    _schedules: tuple[dict[str, Any], ...] = ()
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # Between the making of the schedules and the restoring of their states.
+        self._schedules = tuple(copy.deepcopy(one.scheduler.state_dict()) for one in trainer.lr_scheduler_configs)
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -83,6 +90,10 @@ class CheckRestored(pl.Callback):
             raise UserError(
                 f"{trainer.ckpt_path} is damaged: it says step {self._step}, and its loops step {trainer.global_step}."
             )
+        for new, config in zip(self._schedules, trainer.lr_scheduler_configs, strict=True):
+            odd = _odd_entry(config.scheduler, new)
+            if odd is not None:
+                raise UserError(f"{trainer.ckpt_path} is damaged: the schedule's {odd}.")
         for optimizer in trainer.optimizers:
             for group in optimizer.param_groups:
                 self._check_group(group, str(trainer.ckpt_path))
@@ -111,6 +122,28 @@ class CheckRestored(pl.Callback):
                     f"{where} is damaged: the optimiser's {name} of a weight of shape {tuple(parameter.shape)} is "
                     f"{_short(value)}."
                 )
+
+
+def _odd_entry(schedule: Any, new: Mapping[str, Any]) -> str | None:
+    """The entry of a restored schedule that is of another kind than in a new one, in words; None where all fit."""
+    for name, value in schedule.state_dict().items():
+        if name not in new:
+            if hasattr(type(schedule), name):  # what was restored hides a method
+                return f"state has an entry {name!r:.60}"
+        elif not _alike(value, new[name]):
+            return f"{name} is {_short(value)}"
+    return None
+
+
+def _alike(value: Any, new: Any) -> bool:
+    """Whether a value could stand in a new one's place: a count, a finite number, a list of as many."""
+    if isinstance(new, (list, tuple)):
+        return isinstance(value, (list, tuple)) and len(value) == len(new) and all(map(_alike, value, new))
+    if isinstance(new, bool) or not isinstance(new, Real):
+        return type(value) is type(new)
+    if isinstance(new, int):
+        return is_count(value)
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _odd_count(value: Any, name: str, depth: int = 0) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import lzma
+import os
 
 import pytest
 import zstandard
@@ -37,3 +38,24 @@ def test_lines_are_the_same_as_uncompressed(tmp_path, suffix):
     path.write_bytes(COMPRESS[suffix](b"".join(lines)))
     with open_binary(path) as file:
         assert list(file) == lines
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz"])
+def test_zeros_after_a_part_are_padding_unless_they_are_a_hole_of_gigabytes(tmp_path, suffix):
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(COMPRESS[suffix](TEXT) + bytes(10_240) + COMPRESS[suffix](b"second"))
+    with open_binary(path) as file:
+        assert file.read() == TEXT + b"second"
+    os.truncate(path, 16 * 2**30)
+    with pytest.raises(OSError, match="more than 1,048,576 zeros follow"), open_binary(path) as file:
+        file.read()
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz"])  # a frame of .zst has no checksum unless asked for
+def test_a_changed_byte_is_noticed(tmp_path, suffix):
+    content = bytearray(COMPRESS[suffix](TEXT))
+    content[-6] ^= 1
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(BROKEN_FILE_ERRORS), open_binary(path) as file:
+        file.read()

@@ -19,8 +19,8 @@ from flashtrain.benchmarks.context.grid import Event, Job
 from flashtrain.benchmarks.context.launch import RankFailed, joined, launched, started_by_torchrun
 from flashtrain.benchmarks.context.tables import case_line, tables
 from flashtrain.benchmarks.session import EVERY_ROW, Results, Session, session
+from flashtrain.disk import write_atomically
 from flashtrain.errors import UserError
-from flashtrain.report.rows import write_atomically
 from flashtrain.settings import Settings
 from flashtrain.training.hardware import Hardware
 
