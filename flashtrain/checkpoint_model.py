@@ -14,7 +14,13 @@ from flashtrain.components import make_model
 from flashtrain.data.tokenizers import Tokenizer, load_tokenizer
 from flashtrain.errors import UserError
 from flashtrain.integrations import exported_by_flashtrain, load_gpt2, load_weights
-from flashtrain.integrations.described_models import check_stored, check_weights, described_config, trained_steps
+from flashtrain.integrations.described_models import (
+    check_stored,
+    check_vocabulary,
+    check_weights,
+    described_config,
+    trained_steps,
+)
 from flashtrain.integrations.safetensors_files import shown
 from flashtrain.models.extension import with_context
 from flashtrain.models.gpt2 import GPT2, GPT2Config
@@ -190,6 +196,8 @@ def load_trained(given: str, *, attention: str, settings: Settings | None = None
     except RuntimeError as error:
         raise UserError(f"{path} does not fit its model: {str(error).splitlines()[0]}") from error
     tokenizer = load_tokenizer(folder / TOKENIZER)
+    known = config.vocab_size if description["name"] in DECODERS else vocab_size
+    check_vocabulary(tokenizer.vocab_size, known, folder)
     return TrainedModel(model.eval(), tokenizer, folder, path, trained_steps(saved, path))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -20,6 +21,7 @@ from flashtrain.checkpoint_model import check_same_model, load_trained, starting
 from flashtrain.classification.evaluate import settings_for_weights
 from flashtrain.classification.weights import KEY, SavedClassifier, read_classifier, write_classifier
 from flashtrain.compose import compose_settings, parse_overrides
+from flashtrain.data.bpe import BPETokenizer
 from flashtrain.errors import UserError
 from flashtrain.integrations import load_bert, load_gpt2, load_weights, save_bert, save_gpt2, save_weights
 from flashtrain.models import GPT2, GPT2Config
@@ -65,6 +67,14 @@ def test_a_checkpoint_that_describes_another_model_than_it_holds_is_refused(trai
         load_trained(str(tmp_path), attention="sdpa")
     with pytest.raises(UserError, match=r"last\.ckpt"):
         starting_weights(compose_settings(["recipe=gpt2", f"weights={tmp_path}"]))
+
+
+def test_a_runs_tokenizer_of_more_tokens_than_its_weights_know_is_refused(trained, tmp_path) -> None:
+    run = shutil.copytree(trained, tmp_path / "run")
+    load_trained(str(run), attention="sdpa")
+    BPETokenizer.train(["the quick brown fox jumps over the lazy dog"] * 9, 300).save(run / "tokenizer")
+    with pytest.raises(UserError, match=r"its tokenizer makes \d+ tokens, and its weights know 257"):
+        load_trained(str(run), attention="sdpa")
 
 
 @pytest.mark.parametrize("description", [None, 3, "gpt2", [], {}, {"name": 3}, {"name": "gpt2", "shape": [1]}])

@@ -24,7 +24,7 @@ from flashtrain.fine_tuning.build import (
 from flashtrain.fine_tuning.rows import score_of
 from flashtrain.fine_tuning.splits import make_source
 from flashtrain.integrations import architecture_of, differences_from_bert_classifier, save_bert_classifier
-from flashtrain.integrations.described_models import check_weights, described_config, trained_steps
+from flashtrain.integrations.described_models import check_vocabulary, check_weights, described_config, trained_steps
 from flashtrain.masked_text.weights import save_encoder_tokenizer, special_tokens
 from flashtrain.models.bert_config import BertConfig
 from flashtrain.run_folder import BEST, TOKENIZER, find_checkpoint, read_settings
@@ -71,6 +71,8 @@ def _read(settings: Settings, hardware: Hardware) -> Tuned:
     given = {name: value for name, value in shape.items() if name in names}
     config = described_config(BertConfig, given, state, str(path))
     tokenizer = load_tokenizer(folder / TOKENIZER) if (folder / TOKENIZER).is_dir() else None
+    if tokenizer is not None:
+        check_vocabulary(special_tokens(tokenizer).vocab_size, config.vocab_size, folder)
     check_weights(lambda: make_head(settings, hardware, config, len(labels)), state, str(path))
     model = make_head(settings, hardware, config, len(labels))
     model.load_state_dict(state)

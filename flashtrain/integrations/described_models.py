@@ -54,6 +54,15 @@ def described_config(config_class: type[Config], given: Any, tensors: Mapping[st
         raise UserError(f"{where} describes no model that can be: {error}.") from error
 
 
+def check_vocabulary(tokens: int, known: int, folder: Path) -> None:
+    """UserError where a folder's tokenizer makes more tokens than its weights know: one of them would have no row."""
+    if tokens > known:
+        raise UserError(
+            f"{folder}: its tokenizer makes {tokens:,} tokens, and its weights know {known:,}. Possible: the tokenizer "
+            "that they were trained with."
+        )
+
+
 def check_weights(make: Callable[[], nn.Module], tensors: Mapping[str, Any], where: str) -> None:
     """UserError unless `tensors` are exactly the parameters of the model that `make` builds, in ordinary memory.
 

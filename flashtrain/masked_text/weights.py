@@ -12,7 +12,7 @@ from flashtrain.data.tokenizers import Tokenizer, holds_tokenizer, load_tokenize
 from flashtrain.data.wordpiece import WordPieceTokenizer
 from flashtrain.errors import UserError
 from flashtrain.integrations import exported_by_flashtrain, load_bert, load_weights, save_tokenizer
-from flashtrain.integrations.described_models import check_weights, described_config, trained_steps
+from flashtrain.integrations.described_models import check_vocabulary, check_weights, described_config, trained_steps
 from flashtrain.models.bert import Bert
 from flashtrain.models.bert_config import BertConfig
 from flashtrain.run_folder import BEST, CONFIG_FILE, TOKENIZER, find_checkpoint
@@ -39,12 +39,13 @@ class SavedBert:
         return special_tokens(self.needed_tokenizer())
 
     def needed_tokenizer(self) -> Tokenizer:
-        """The tokenizer. UserError: there is none."""
+        """The tokenizer. UserError: there is none, or one of more tokens than the weights know."""
         if self.tokenizer is None:
             raise UserError(
                 f"no tokenizer beside the weights in {self.folder}. Possible: a run folder, what mode=export wrote, or "
                 "a Hugging Face folder with vocab.txt or tokenizer.json."
             )
+        check_vocabulary(special_tokens(self.tokenizer).vocab_size, self.config.vocab_size, self.folder)
         return self.tokenizer
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import math
+import sys
 import traceback
 from collections.abc import Mapping
 from numbers import Real
@@ -72,11 +72,11 @@ class CheckRestored(pl.Callback):
     names. Raises UserError. torch's own load_state_dict takes anything, and fails in the step."""
 
     _step: Any = None
-    _schedules: tuple[dict[str, Any], ...] = ()
+    _new: tuple[tuple[str, dict[str, Any]], ...] = ()
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # Between the making of the schedules and the restoring of their states.
-        self._schedules = tuple(copy.deepcopy(one.scheduler.state_dict()) for one in trainer.lr_scheduler_configs)
+        # Between the making of optimisers and schedules and the restoring of their states.
+        self._new = tuple((name, copy.deepcopy(entries)) for name, entries, _ in _entries(trainer))
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -90,33 +90,19 @@ class CheckRestored(pl.Callback):
             raise UserError(
                 f"{trainer.ckpt_path} is damaged: it says step {self._step}, and its loops step {trainer.global_step}."
             )
-        for new, config in zip(self._schedules, trainer.lr_scheduler_configs, strict=True):
-            odd = _odd_entry(config.scheduler, new)
+        for (name, new), (_, found, kind) in zip(self._new, _entries(trainer), strict=True):
+            odd = _odd_entry(found, new, kind)
             if odd is not None:
-                raise UserError(f"{trainer.ckpt_path} is damaged: the schedule's {odd}.")
+                raise UserError(f"{trainer.ckpt_path} is damaged: the {name}'s {odd}.")
         for optimizer in trainer.optimizers:
             for group in optimizer.param_groups:
-                self._check_group(group, str(trainer.ckpt_path))
                 for parameter in group["params"]:
                     self._check_state(parameter, optimizer.state.get(parameter, {}), str(trainer.ckpt_path))
 
-    def _check_group(self, group: dict[str, Any], where: str) -> None:
-        for name, value in group.items():
-            if name == "params":
-                continue
-            for number in value if isinstance(value, (list, tuple)) else (value,):
-                plain = number is None or isinstance(number, (bool, str))
-                known = isinstance(number, Real) or (isinstance(number, torch.Tensor) and number.numel() == 1)
-                if name in ("lr", "initial_lr", "weight_decay", "eps", "betas", "momentum"):
-                    plain = False
-                if not plain and not (known and torch.isfinite(torch.as_tensor(number)).item()):
-                    raise UserError(f"{where} is damaged: the optimiser's {name} is {_short(value)}.")
-
     def _check_state(self, parameter: torch.Tensor, state: Any, where: str) -> None:
         for name, value in state.items() if isinstance(state, dict) else [("state", state)]:
-            fits = isinstance(value, Real) or (
-                isinstance(value, torch.Tensor) and (value.numel() == 1 or value.shape == parameter.shape)
-            )
+            fits = isinstance(value, torch.Tensor) and (value.numel() == 1 or value.shape == parameter.shape)
+            fits = fits or (name == "step" and _is_finite(value))  # some optimisers count in plain numbers
             if not fits:
                 raise UserError(
                     f"{where} is damaged: the optimiser's {name} of a weight of shape {tuple(parameter.shape)} is "
@@ -124,26 +110,45 @@ class CheckRestored(pl.Callback):
                 )
 
 
-def _odd_entry(schedule: Any, new: Mapping[str, Any]) -> str | None:
-    """The entry of a restored schedule that is of another kind than in a new one, in words; None where all fit."""
-    for name, value in schedule.state_dict().items():
+def _entries(trainer: pl.Trainer) -> list[tuple[str, dict[str, Any], type]]:
+    """The settings of every group of the optimisers and the state of every schedule: whose, the entries, its class."""
+    groups = [
+        ("optimiser", {name: value for name, value in group.items() if name != "params"}, dict)
+        for optimizer in trainer.optimizers
+        for group in optimizer.param_groups
+    ]
+    schedules = [one.scheduler for one in trainer.lr_scheduler_configs]
+    return groups + [("schedule", schedule.state_dict(), type(schedule)) for schedule in schedules]
+
+
+def _odd_entry(found: Mapping[str, Any], new: Mapping[str, Any], kind: type) -> str | None:
+    """The entry of a restored state that is of another kind than in a new one, in words; None where all fit."""
+    for name in new:
+        if name not in found:
+            return f"{name} is missing"
+    for name, value in found.items():
         if name not in new:
-            if hasattr(type(schedule), name):  # what was restored hides a method
+            if hasattr(kind, str(name)):  # what was restored hides a method
                 return f"state has an entry {name!r:.60}"
-        elif not _alike(value, new[name]):
+        elif not (is_count(value) if name in ("last_epoch", "_step_count") else _alike(value, new[name])):
             return f"{name} is {_short(value)}"
     return None
 
 
 def _alike(value: Any, new: Any) -> bool:
-    """Whether a value could stand in a new one's place: a count, a finite number, a list of as many."""
+    """Whether a value could stand in a new one's place: a finite number, a list of as many, or of the same type."""
     if isinstance(new, (list, tuple)):
         return isinstance(value, (list, tuple)) and len(value) == len(new) and all(map(_alike, value, new))
-    if isinstance(new, bool) or not isinstance(new, Real):
+    if isinstance(new, bool) or not isinstance(new, (Real, torch.Tensor)):
         return type(value) is type(new)
-    if isinstance(new, int):
-        return is_count(value)
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    return not isinstance(value, bool) and _is_finite(value)
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether it is one finite number, as a tensor may be; a number that no float holds is none."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1 and bool(torch.isfinite(value).all())
+    return isinstance(value, Real) and abs(value) < sys.float_info.max  # type: ignore[operator]
 
 
 def _odd_count(value: Any, name: str, depth: int = 0) -> str | None:

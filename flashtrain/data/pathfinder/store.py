@@ -167,7 +167,9 @@ def _read(path: Path, header: Header) -> tuple[np.ndarray, int]:
 
 
 def _whole(path: Path, expected: Header) -> int:
-    """How many whole images of the expected set the file holds; 0 where there is none."""
+    """How many whole images of the expected set the file holds; 0 where there is none. UserError: no file."""
+    if path.exists() and not path.is_file():  # a pipe would be waited for without end
+        raise UserError(f"{path} is no file of images: delete it, and it is made anew.")
     if not path.exists() or path.stat().st_size < HEADER_BYTES:
         return 0
     found = read_header(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -181,3 +182,19 @@ def test_a_missing_file_and_an_unknown_split_are_said_in_a_line(tmp_path: Path) 
 
 def test_a_record_is_small() -> None:
     assert record_type(of_side(128)).itemsize <= 256
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+def test_what_is_no_file_in_a_sets_place_is_refused(tmp_path, kind) -> None:
+    path = set_path(32, 0, cache_dir=tmp_path)
+    make = os.mkfifo if kind == "pipe" else os.mkdir
+    make(path)
+    with pytest.raises(UserError, match=f"{path} is no file of images"):
+        ensure(32, 0, 4, workers=1, cache_dir=tmp_path)
+
+
+def test_a_set_with_a_hole_of_gigabytes_is_whole_up_to_it(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("flashtrain.data.pathfinder.records._AT_ONCE", 4)
+    path = ensure(32, 0, 10, workers=1, cache_dir=tmp_path).path
+    os.truncate(path, 16 * 2**30)
+    assert len(PathfinderImages(path)) == 10
