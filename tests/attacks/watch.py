@@ -49,6 +49,7 @@ CHANGES = {
     "shutil.rmtree": ((0,), (1,)),
 }
 PROGRAMS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn")
+GENERATOR = ["-m", "flashtrain.data.pathfinder.worker"]  # the project's own, and reads nothing but its parameters
 
 
 @dataclass
@@ -226,7 +227,7 @@ class _Hook:
             for number, place in enumerate(paths):
                 folder = arguments[descriptors[number]] if number < len(descriptors) else None
                 self._changes(event, _place(arguments[place], folder))
-        elif event in PROGRAMS and not self.programs:
+        elif event in PROGRAMS and not self.programs and not _is_generator(event, arguments):
             self._note(f"{event} {str(arguments[0])[:200]}")
         elif event == "socket.connect" and _leaves_machine(*arguments):
             self._note(f"{event} {arguments[1]}")
@@ -287,3 +288,9 @@ def _kill_group(process: int) -> None:
         os.kill(process, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process, signal.SIGKILL)
+
+
+def _is_generator(event: str, arguments: tuple[Any, ...]) -> bool:
+    """Whether the project starts its own generator of images, as it does without pathfinder.workers=1."""
+    words = list(map(str, arguments[1])) if event == "subprocess.Popen" else []
+    return words[:1] == [sys.executable] and words[1:3] == GENERATOR
