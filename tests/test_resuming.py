@@ -146,6 +146,19 @@ def resumed(tiny_runs: TinyRuns, half: Path, name: str, change: Any) -> tuple[in
     return status, json.loads((folder / "summary.json").read_text()), folder
 
 
+def test_a_run_goes_on_where_the_optimiser_takes_its_steps_in_another_way(tiny_runs: TinyRuns, half: Path) -> None:
+    """As on a CPU after a GPU: flags that name an implementation are None on one and true or false on the other."""
+
+    def change(checkpoint: dict[str, Any], _: Path) -> None:
+        group = first_group(checkpoint)
+        flags = {name: value for name, value in group.items() if value is None or isinstance(value, bool)}
+        assert {"fused", "foreach"} <= flags.keys()
+        group.update(fused=None, foreach=False)
+
+    status, row, _ = resumed(tiny_runs, half, "other-way", change)
+    assert (status, row["status"]) == (0, "finished")
+
+
 @pytest.mark.parametrize("where", ["local://{}", "{}", "checkpoints/../../{name}"])
 def test_a_path_in_a_checkpoint_is_never_believed(tiny_runs: TinyRuns, half: Path, tmp_path: Path, where) -> None:
     victim = tiny_runs.folder / f"victim-{len(where)}"

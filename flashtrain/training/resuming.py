@@ -139,7 +139,9 @@ def _alike(value: Any, new: Any) -> bool:
     """Whether a value could stand in a new one's place: a finite number, a list of as many, or of the same type."""
     if isinstance(new, (list, tuple)):
         return isinstance(value, (list, tuple)) and len(value) == len(new) and all(map(_alike, value, new))
-    if isinstance(new, bool) or not isinstance(new, (Real, torch.Tensor)):
+    if new is None or isinstance(new, bool):  # fused, say, is None on one device and true on another
+        return value is None or isinstance(value, bool) or (new is None and _is_finite(value))
+    if not isinstance(new, (Real, torch.Tensor)):
         return type(value) is type(new)
     return not isinstance(value, bool) and _is_finite(value)
 
