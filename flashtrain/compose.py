@@ -25,7 +25,7 @@ from flashtrain.errors import UserError, unknown
 from flashtrain.foreign_files import SETTINGS_BYTES, literal, read_text
 from flashtrain.locate import conf_folder, recipe_files
 from flashtrain.settings import Settings, forget_unheeded
-from flashtrain.typed_settings import setting_names, settings_config, typed_settings, unknown_setting
+from flashtrain.typed_settings import first_line, setting_names, settings_config, typed_settings, unknown_setting
 
 CONFIG_NAME = "config"
 
@@ -162,7 +162,8 @@ def readable_errors() -> Iterator[None]:
     except ConfigCompositionException as error:
         raise _composition_error(error) from error
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(f"configuration: {_first_line(error)}") from error
+        name = getattr(error, "full_key", None) or "configuration"
+        raise UserError(f"{name}: {first_line(error)}") from error
 
 
 @contextmanager
@@ -176,7 +177,7 @@ def _odd_values() -> Iterator[None]:
     except RecursionError as error:
         raise UserError("configuration: a value is nested too deeply.") from error
     except (ValueError, TypeError, AttributeError, AssertionError, LookupError) as error:
-        raise UserError(f"configuration: {_first_line(error)}") from error
+        raise UserError(f"configuration: {first_line(error)}") from error
 
 
 def _composition_error(error: ConfigCompositionException) -> UserError:
@@ -188,19 +189,15 @@ def _composition_error(error: ConfigCompositionException) -> UserError:
         if (
             name in setting_names() and error.__cause__ is not None
         ):  # it exists, and something inside its value does not
-            return UserError(f"{name}: {_first_line(error.__cause__)}.")
+            return UserError(f"{name}: {first_line(error.__cause__)}.")
         return unknown_setting(name)
     if text.startswith("Ambiguous value for argument"):
         return UserError(f"{text.splitlines()[0].split(' ', 4)[-1]} lists several values: add -m to sweep over them.")
     cause = error.__cause__
     if isinstance(cause, OmegaConfBaseException):
         key = f"{cause.full_key}: " if cause.full_key else ""
-        return UserError(f"{key}{_first_line(cause)}")
-    return UserError(f"configuration: {_first_line(error)}")
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+        return UserError(f"{key}{first_line(cause)}")
+    return UserError(f"configuration: {first_line(error)}")
 
 
 def _read_recipe(name: str, path: Path) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 
 from omegaconf import DictConfig, OmegaConf
@@ -24,13 +25,21 @@ def typed_settings(config: DictConfig) -> Settings:
     except ConfigKeyError as error:
         raise unknown_setting(str(error.full_key)) from error
     except ValidationError as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{error.full_key}: {reason}.") from error
+        raise UserError(f"{error.full_key or 'configuration'}: {first_line(error)}.") from error
     except OmegaConfBaseException as error:
-        raise UserError(f"configuration: {str(error).splitlines()[0]}.") from error
+        raise UserError(f"configuration: {first_line(error)}.") from error
     if not isinstance(settings, Settings):
         raise TypeError(f"expected Settings, built {type(settings).__name__}")
     return settings
+
+
+def first_line(error: BaseException) -> str:
+    """What a library says of an error, in a line, and without the value that an interpolation stands for: that may be
+    a password of the environment, and a log is read by others."""
+    text = str(error)
+    if text.startswith("While dereferencing interpolation"):
+        text = re.sub(r"Value '.*' of type", "what it stands for, of type", text, flags=re.DOTALL)
+    return text.splitlines()[0] if text else type(error).__name__
 
 
 def settings_config(settings: Settings) -> DictConfig:

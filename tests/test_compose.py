@@ -162,3 +162,15 @@ def test_a_value_that_no_parser_takes_is_one_line(value: str) -> None:
             compose_settings(words)
         with pytest.raises(UserError):
             parse_overrides(words)
+
+
+@pytest.mark.parametrize("secret", ["the-secret", "line one\nthe-secret", "it's 'of type' the-secret"])
+def test_a_value_that_an_interpolation_stands_for_is_not_printed(monkeypatch, secret) -> None:
+    monkeypatch.setenv("PASSWORD", secret)
+    with pytest.raises(UserError) as caught:
+        compose_settings(["recipe=gpt2", "trainer.steps=${oc.env:PASSWORD}"])
+    message = str(caught.value)
+    assert message.startswith("trainer.steps: ")
+    assert "${oc.env:PASSWORD}" in message
+    assert "the-secret" not in message
+    assert "line one" not in message
