@@ -17,8 +17,10 @@ from tests.attacks.bait import prepare_bait
 from tests.attacks.mutate import Lures
 from tests.attacks.record import Round
 from tests.attacks.scene import BERT, CLASSIFIER, HEAD, LM, Scene, copy_run, remove
+from tests.attacks.watch import Outcome
 
 SECONDS = 30
+MANY = 100  # rounds before which every command is tried on what was not changed
 SECRET = "the-secret"
 Change = Callable[[random.Random, Path, Lures], str]
 # By what a file's name ends with. Each has bytes changed and something else put in its place, too.
@@ -52,12 +54,39 @@ class Target:
 
 
 def rounds(scene: Scene, seed: int, count: int, only: int | None = None) -> Iterator[Round]:
-    """The outcomes of the cases 0 to count - 1, or of one."""
+    """The outcomes of the cases 0 to count - 1, or of one; before many, of the commands on unchanged files."""
     prepare_bait(scene)
     targets = all_targets(scene)
+    if only is None and count >= MANY:
+        yield from _unchanged(scene, targets)
     for number in range(count) if only is None else [only]:
         chosen = random.Random(f"files {seed} {number}")
         yield _round(scene, chosen.choice(targets), chosen, f"files:{seed}:{number}")
+
+
+def _unchanged(scene: Scene, targets: Sequence[Target]) -> Iterator[Round]:
+    """A failure for each command that refuses what nobody changed: its rounds would attack nothing."""
+    for target in {target.name: target for target in targets if target.name != "bomb"}.values():
+        for command in target.commands:
+            work = scene.root / "work"
+            remove(work)
+            at = copy_run(scene.root / target.base, work / "copies/of" / Path(target.base).name)
+            if target.base in (LM, BERT, HEAD, CLASSIFIER):
+                remove(at / "export")
+            outcome = _read(scene, target, command, at)
+            failure = outcome.failure(allowed=(0,))
+            told = outcome.output.strip().splitlines()[-1:] or [""]
+            yield Round.of(f"{target.name} {command}", "files:unchanged", outcome, failure, told[0])
+
+
+def _read(scene: Scene, target: Target, command: str, at: Path) -> Outcome:
+    """The command on the copy, which it may write to, as to the new run's folder."""
+    work = scene.root / "work"
+    places = {"at": at, "root": scene.root, "new": work / "new", "recipes": at}
+    words = [word.format(**places) for word in target.commands[command]]
+    environment = {"FLASHTRAIN_RECIPES": str(at)} if target.recipes else {}
+    inside = [at if at.is_dir() else at.parent, work / "new"]
+    return scene.watched(*words, inside=inside, seconds=SECONDS, report=target.report, environment=environment)
 
 
 def _round(scene: Scene, target: Target, chosen: random.Random, name: str) -> Round:
@@ -82,13 +111,7 @@ def _round(scene: Scene, target: Target, chosen: random.Random, name: str) -> Ro
     how = "as it is" if target.name == "bomb" and chosen.random() < 0.8 else _changed(change, chosen, file, lures)
     if target.repaired is not None and chosen.random() < 0.8:
         target.repaired(at)
-    places = {"at": at, "root": scene.root, "new": work / "new", "recipes": at}
-    words = [word.format(**places) for word in target.commands[command]]
-    environment = {"FLASHTRAIN_RECIPES": str(at)} if target.recipes else {}
-    free = at if at.is_dir() else at.parent
-    outcome = scene.watched(
-        *words, inside=[free, work / "new"], seconds=SECONDS, report=target.report, environment=environment
-    )
+    outcome = _read(scene, target, command, at)
     failure = outcome.failure()
     if failure is None and SECRET in outcome.output:
         failure = "secret: it was printed"
@@ -117,7 +140,6 @@ def all_targets(scene: Scene) -> list[Target]:
         "generate": ["mode=generate", "checkpoint={at}", "generate.tokens=8"],
         "resume": [*_with(lm, "trainer.steps=9"), "resume={at}"],
         "weights": [*_with(lm, "trainer.steps=2", "trainer.validate_every=2"), "weights={at}", new],
-        "passkey": ["mode=passkey", "checkpoint={at}", "passkey.trials=1"],
     }
     stages = "curriculum.stages=[{{side:24,steps:4,batch:4,learning_rate:0.003}},{{side:28,steps:6,batch:4}}]"
     run_files = ("config.yaml", "config.yaml", "summary.json", "metrics.csv", "tokenizer/*")
@@ -132,7 +154,7 @@ def all_targets(scene: Scene) -> list[Target]:
         "export": uses["export"],
         # A config.yaml that lost a part is one of fewer settings, and the default is 20,000 images.
         "evaluate": [*uses["evaluate"], "pathfinder.test_images=8"],
-        "resume": [*_with(classifier, stages), "resume={at}"],
+        "resume": _with(classifier, stages, "resume={at}"),
     }
     text = _with(lm, "trainer.steps=2", "trainer.validate_every=2", "data.cache_dir={new}/cache")
     cached = _with(text, "data.cache_dir={at}")
@@ -152,8 +174,9 @@ def all_targets(scene: Scene) -> list[Target]:
     }
     unfinished = {
         "auto": _with(lm, "output={root}/work/copies/of", "data.tokenizer=bpe", "data.vocab_size=300", "resume=auto"),
-        "generate": lm_uses["generate"],
+        "generate": ["mode=generate", "checkpoint={at}/2026-01-01_00-00-00", "generate.tokens=8"],
     }
+    of_file = {name: words for name, words in results.items() if name != "save"}  # which is of runs
     return [
         *[Target("language model's checkpoint", LM, checkpoints, lm_uses)] * 6,
         *[Target("language model's run", LM, run_files, lm_uses)] * 3,
@@ -164,7 +187,7 @@ def all_targets(scene: Scene) -> list[Target]:
             "evaluate": uses["evaluate"], "resume": [*_with(head, "trainer.steps=6"), "resume={at}"]})] * 2,
         *[Target("classifier's checkpoint", CLASSIFIER, checkpoints, classifier_uses)] * 3,
         Target("carried checkpoint", f"{CLASSIFIER}/checkpoints/last.ckpt", (), {
-            "resume": [*_with(classifier, stages), "resume={at}", new]}),
+            "resume": [*_with(classifier, stages, "resume={at}"), new]}),
         Target("classifier's run", CLASSIFIER, (*run_files, "learning_curve.csv", "stage-*/metrics.csv", "result.json"),
                classifier_uses),
         *[Target("classifier's weights", f"{CLASSIFIER}/export/classifier.safetensors", (), {
@@ -193,8 +216,8 @@ def all_targets(scene: Scene) -> list[Target]:
         Target("reviews", "data/reviews", ("*.jsonl",), {"train": [*arena, "sequence.path={at}"]}),
         Target("recipes", "data/recipes", ("*.yaml",), {
             "plan": ["recipe=mine", "mode=plan"], "other": ["recipe=gpt2", "mode=plan"]}, recipes=True),
-        *[Target("results", "data/results/attention-paper-h200.json", (), results, report=True),
-          Target("results", "data/results/gpt2-long-h200.json", (), results, report=True)],
+        *[Target("results", "data/results/attention-paper-h200.json", (), of_file, report=True),
+          Target("results", "data/results/gpt2-long-h200.json", (), of_file, report=True)],
         *[Target("sweep", "data/sweep", ("*/summary.json", "*/config.yaml"), results, report=True)] * 2,
     ]  # fmt: skip
 
