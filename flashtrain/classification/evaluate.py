@@ -5,6 +5,7 @@ B samples of a batch, N of the test.
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from flashtrain.classification.published import ORIGINAL, OWN, papers_task, task
 from flashtrain.classification.settings import IMAGES
 from flashtrain.classification.tables import accuracy_rows, accuracy_table
 from flashtrain.classification.weights import SUFFIX, SavedClassifier, read_classifier, read_notes, write_classifier
-from flashtrain.compose import compose_settings
+from flashtrain.compose import compose_settings, quoted
 from flashtrain.data.loader import packed_loader
 from flashtrain.data.pathfinder.parameters import BOTH, DRAWINGS, SMOOTH
 from flashtrain.data.pathfinder.parameters import ORIGINAL as DRAWN_ORIGINAL
@@ -261,9 +262,15 @@ def _command(settings: Settings) -> str:
     asked = settings.pathfinder
     if settings.sequence.path is not None:
         of_files = {name: getattr(settings.sequence, name) for name in ("path", "name", "test", "seed")}
-        words += [f"sequence.{name}={value}" for name, value in of_files.items() if value is not None]
+        plain = {name: value if _is_word(value) else quoted(str(value)) for name, value in of_files.items()}
+        words += [f"sequence.{name}={plain[name]}" for name, value in of_files.items() if value is not None]
         words += [f"pathfinder.side={asked.side}"] if settings.sequence.data == "pathfinder" else []
     elif settings.sequence.data == "pathfinder":
         names = ("side", "contour", "drawing", *(["drawn_as"] if asked.drawn_as else []), "seed", "test_images")
         words += [f"pathfinder.{name}={getattr(asked, name)}" for name in names]
     return " ".join(["python -m flashtrain", *map(shlex.quote, words)])
+
+
+def _is_word(value: object) -> bool:
+    """Whether a value stands in a command as it is: Hydra takes a comma, say, for the next of several values."""
+    return re.fullmatch(r"[\w./-]*", str(value)) is not None

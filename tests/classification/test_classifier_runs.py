@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shlex
 import shutil
 import signal
 
@@ -14,9 +15,10 @@ import torch
 from tiny_runs import TinyRuns
 
 from flashtrain import registry
+from flashtrain.classification.evaluate import _command
 from flashtrain.classification.stages import stages_of
 from flashtrain.classification.weights import SavedClassifier, read_classifier, read_notes, write_classifier
-from flashtrain.compose import compose_settings
+from flashtrain.compose import compose_settings, parse_overrides, quoted
 from flashtrain.errors import UserError
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
@@ -270,6 +272,14 @@ def test_both_drawings_are_tested_by_one_command_in_one_table(finished, capsys, 
     assert {path.name for path in made.glob("*.png")} == {"original-answers.png", "own-answers.png"}
     assert caplog.text.count("test samples of seed 0") == 2
     assert capsys.readouterr().out.count("contours") >= 1  # the table
+
+
+@pytest.mark.parametrize("name", ["original, brighter distractors", "it's mine", "plain"])
+def test_the_command_of_a_row_can_be_typed_again(tmp_path, name) -> None:
+    words = ["recipe=pathx", "mode=evaluate", "weights=w.safetensors", f"sequence.path={tmp_path}/x.npz"]
+    command = _command(compose_settings([*words, f"sequence.name={quoted(name)}"]))
+    values = {override.key_or_group: override.value() for override in parse_overrides(shlex.split(command)[3:])}
+    assert values["sequence.name"] == name
 
 
 def test_a_training_takes_one_drawing(curriculum: TinyRuns, caplog) -> None:
