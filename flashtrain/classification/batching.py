@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flashtrain.batching import Batching, compiles
+from flashtrain.classification.build import pixels_read
 from flashtrain.classification.stages import Stage
 from flashtrain.encoder_batching import choose_encoder_batching
 from flashtrain.models.classifier import Classifier
@@ -19,7 +20,7 @@ def choose_stage_batching(stage: Stage, hardware: Hardware, model: Classifier) -
     settings = stage.settings
     share, asked = stage.batch // settings.trainer.ranks, settings.trainer.micro_batch
     config, masked = model.config, settings.masked_pixels
-    length = min(settings.sequence.training_pixels or config.length, config.length)
+    length = pixels_read(settings, config.length)
     shape = EncoderShape(
         config.layers,
         config.embed,

@@ -104,9 +104,9 @@ def trained_config(settings: Settings, shape: SequenceShape) -> ClassifierConfig
     return classifier_config(settings.classifier, shape, predicts=settings.masked_pixels.weight > 0)
 
 
-def pixels_read(settings: Settings, shape: SequenceShape) -> int:
-    """Tokens of a sample that a training step reads."""
-    return min(settings.sequence.training_pixels or shape.length, shape.length)
+def pixels_read(settings: Settings, length: int) -> int:
+    """Tokens that a training step reads of a sequence of `length`."""
+    return min(settings.sequence.training_pixels or length, length)
 
 
 def make_classifier(settings: Settings, hardware: Hardware, shape: SequenceShape) -> Classifier:

@@ -262,8 +262,7 @@ def _command(settings: Settings) -> str:
     asked = settings.pathfinder
     if settings.sequence.path is not None:
         of_files = {name: getattr(settings.sequence, name) for name in ("path", "name", "test", "seed")}
-        plain = {name: value if _is_word(value) else quoted(str(value)) for name, value in of_files.items()}
-        words += [f"sequence.{name}={plain[name]}" for name, value in of_files.items() if value is not None]
+        words += [f"sequence.{name}={_as_value(given)}" for name, given in of_files.items() if given is not None]
         words += [f"pathfinder.side={asked.side}"] if settings.sequence.data == "pathfinder" else []
     elif settings.sequence.data == "pathfinder":
         names = ("side", "contour", "drawing", *(["drawn_as"] if asked.drawn_as else []), "seed", "test_images")
@@ -271,6 +270,6 @@ def _command(settings: Settings) -> str:
     return " ".join(["python -m flashtrain", *map(shlex.quote, words)])
 
 
-def _is_word(value: object) -> bool:
-    """Whether a value stands in a command as it is: Hydra takes a comma, say, for the next of several values."""
-    return re.fullmatch(r"[\w./-]*", str(value)) is not None
+def _as_value(given: str | int) -> str:
+    """As a value in a command: Hydra takes a comma, say, for the next of several values."""
+    return str(given) if re.fullmatch(r"[\w./-]*", str(given)) else quoted(str(given))

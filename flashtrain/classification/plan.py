@@ -43,7 +43,7 @@ def plan_classifier(settings: Settings, hardware: Hardware) -> str:
         # Rows that are read a second time with pixels masked.
         extra = masked.copies if masked.weight and stage.settings.sequence.classification_weight else 0.0
         samples = sum(one.samples for one in alike)
-        of_sample = model.flops_per_sample(pixels_read(stage.settings, shape))
+        of_sample = model.flops_per_sample(pixels_read(stage.settings, shape.length))
         flops = samples * of_sample * (1 + extra)
         seconds = flops / (rate * settings.trainer.ranks)
         total += seconds

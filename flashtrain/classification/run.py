@@ -159,7 +159,7 @@ def _fit(
     asked, every = settings.sequence.validation_samples, settings.trainer.validate_every
     say(describe_validation(data.held_out_samples, asked, every, "sequence.validation_samples"))
     task = make_task(settings, hardware, model, describe_stage(stage, model))
-    read = pixels_read(settings, source.shape)
+    read = pixels_read(settings, source.shape.length)
     length = read * source.shape.towers
     throughput = Throughput(
         model.flops_per_sample(read) / length, tokens_per_step=stage.batch * length, peak_flops=hardware.peak_flops

@@ -95,9 +95,9 @@ class _UnpackedFile(io.RawIOBase):
     @abstractmethod
     def _new_frame(self) -> Any: ...
 
-    @abstractmethod
     def _unpacked(self, packed: bytes) -> bytes:
         """What the frame gives for more input, or without any."""
+        return cast(bytes, self._frame.decompress(packed))
 
     def _begin_frame(self) -> bool:
         """Begin the next frame with what the last one left over; False where the file ends."""
@@ -148,9 +148,6 @@ class _ZstdFile(_UnpackedFile):
     def _new_frame(self) -> Any:
         return zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW).decompressobj()
 
-    def _unpacked(self, packed: bytes) -> bytes:
-        return cast(bytes, self._frame.decompress(packed))
-
 
 class _GzipFile(_UnpackedFile):
     """gzip's own reader goes through the zeros after a frame one by one, hours for a hole of some GiB."""
@@ -160,9 +157,6 @@ class _GzipFile(_UnpackedFile):
 
     def _new_frame(self) -> Any:
         return zlib.decompressobj(zlib.MAX_WBITS | 16)  # with gzip's header, and its sum and length at the end
-
-    def _unpacked(self, packed: bytes) -> bytes:
-        return cast(bytes, self._frame.decompress(packed))
 
 
 class _XzFile(_UnpackedFile):
