@@ -20,7 +20,7 @@ _PUBLIC = {
     "TextDataModule": "flashtrain.data.datamodule",
     "Throughput": "flashtrain.training.throughput",
     "UserError": "flashtrain.errors",
-    "generate": "flashtrain.generation",
+    "generate": "flashtrain.run.generation",
     "mean_over_context": "flashtrain.distributed.context.sequence",
     "next_positions": "flashtrain.models.cache",
     "register": "flashtrain.registry",
@@ -50,10 +50,10 @@ if TYPE_CHECKING:
     from flashtrain.distributed.context.sequence import mean_over_context
     from flashtrain.distributed.context.strategy import ContextParallelStrategy
     from flashtrain.errors import UserError
-    from flashtrain.generation import generate
     from flashtrain.models import GPT2, Attention, GPT2Config
     from flashtrain.models.cache import next_positions
     from flashtrain.registry import register
+    from flashtrain.run.generation import generate
     from flashtrain.tasks import LanguageModel
     from flashtrain.training.throughput import Throughput
 

@@ -24,8 +24,8 @@ from hydra._internal.utils import get_args_parser  # noqa: E402
 from hydra.core.hydra_config import HydraConfig  # noqa: E402
 from omegaconf import DictConfig  # noqa: E402
 
-from flashtrain.command_help import help_text  # noqa: E402
-from flashtrain.compose import (  # noqa: E402
+from flashtrain.command.command_help import help_text  # noqa: E402
+from flashtrain.command.compose import (  # noqa: E402
     CONFIG_NAME,
     check_given_once,
     checked_settings,
@@ -36,11 +36,11 @@ from flashtrain.compose import (  # noqa: E402
     quoted,
     readable_errors,
 )
+from flashtrain.command.heeded import check_all_heeded  # noqa: E402
+from flashtrain.command.job_process import CtrlC, end_with_parent  # noqa: E402
+from flashtrain.command.locate import conf_folder  # noqa: E402
 from flashtrain.errors import UserError  # noqa: E402
-from flashtrain.heeded import check_all_heeded  # noqa: E402
-from flashtrain.job_process import CtrlC, end_with_parent  # noqa: E402
-from flashtrain.locate import conf_folder  # noqa: E402
-from flashtrain.settings import Settings  # noqa: E402
+from flashtrain.settings.settings import Settings  # noqa: E402
 
 # Lightning, and all that brings it in, takes seconds to import: functions below import what they need, so that help and
 # mistakes are told at once.
@@ -66,7 +66,7 @@ def main() -> None:
 
 def _one_line(error: BaseException) -> str | None:
     """What a user's mistake, or a disk that is full or cannot be written, is told as; None for anything else."""
-    from flashtrain.disk import disk_line
+    from flashtrain.files.disk import disk_line
 
     line = str(error) if isinstance(error, UserError) else disk_line(error)
     return None if line is None else str(UserError(line))
@@ -82,7 +82,7 @@ def _command(words: list[str]) -> int:
     check_given_once(arguments.overrides)
     keys = override_keys(arguments.overrides)
     if arguments.multirun and not any(key.startswith(("hydra/launcher", "hydra/sweeper")) for key in keys):
-        from flashtrain.sweep import run_sweep
+        from flashtrain.command.sweep import run_sweep
 
         return run_sweep(arguments.overrides)
     if not arguments.multirun and not (arguments.cfg or arguments.info or arguments.hydra_help):
@@ -91,13 +91,13 @@ def _command(words: list[str]) -> int:
         is_job = "hydra.run.dir" in keys
         if composed is not None and not is_job:
             check_all_heeded(composed, arguments.overrides)
-        from flashtrain import modes
-        from flashtrain.benchmarks.start import benchmark_plan
-        from flashtrain.fine_tuning.study import contexts_plan, run_contexts
-        from flashtrain.long_context.study import lengths_plan, run_lengths
-        from flashtrain.machine import is_preview, settle
-        from flashtrain.pathfinder_preview import preview_plan
-        from flashtrain.task_runs import task_run
+        from flashtrain.command import modes
+        from flashtrain.run.machine import is_preview, settle
+        from flashtrain.run.task_runs import task_run
+        from flashtrain_recipes.arena.pathfinder.preview import preview_plan
+        from flashtrain_recipes.attention_benchmark.start import benchmark_plan
+        from flashtrain_recipes.long_context.study import lengths_plan, run_lengths
+        from flashtrain_recipes.long_document.study import contexts_plan, run_contexts
 
         settings = composed or modes.settings_from_checkpoint(arguments.overrides)
         settings = settings or compose_settings(arguments.overrides)
@@ -125,8 +125,8 @@ def _command(words: list[str]) -> int:
 def _run(settings: Settings, overrides: list[str]) -> int:
     """Run one job in its folder, which is taken before Hydra writes into it. A folder that nothing came into is
     removed. Raises UserError."""
-    from flashtrain.run_folder import remove_unused
-    from flashtrain.run_lock import hold, let_go
+    from flashtrain.run.run_folder import remove_unused
+    from flashtrain.run.run_lock import hold, let_go
 
     if "hydra.run.dir" in override_keys(overrides):
         folder = _named_folder(overrides)
@@ -147,7 +147,7 @@ def _run(settings: Settings, overrides: list[str]) -> int:
 
 
 def _hydra_job(config: DictConfig) -> None:
-    from flashtrain.job import run_job
+    from flashtrain.run.job import run_job
 
     composed = HydraConfig.get()
     folder = Path(composed.runtime.output_dir)
@@ -164,9 +164,9 @@ def _named_folder(overrides: list[str]) -> Path | None:
 
 def _run_folder(settings: Settings, overrides: list[str]) -> Path:
     """The folder of the run to continue, or a new one; made only once the settings are known to work here."""
-    from flashtrain.classification.resume import is_carried
-    from flashtrain.machine import settle
-    from flashtrain.run_folder import LAST, find_checkpoint, new_run_folder, unfinished_or_new
+    from flashtrain.run.machine import settle
+    from flashtrain.run.run_folder import LAST, find_checkpoint, new_run_folder, unfinished_or_new
+    from flashtrain_recipes.arena.resume import is_carried
 
     settings, _ = settle(settings, overrides, quiet=True)
     carried = settings.task == "classification" and is_carried(str(settings.resume))

@@ -7,8 +7,8 @@ from copy import deepcopy
 
 import yaml
 
-from flashtrain.compose import compose_settings
-from flashtrain.settings import Settings
+from flashtrain.command.compose import compose_settings
+from flashtrain.settings.settings import Settings
 
 GROUPS = {"model": "name", "optimizer": "name", "attention": "name", "memory": "checkpointing"}
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flashtrain.batching import Batching, choose_batching
-from flashtrain.components import make_model
-from flashtrain.compose import compose_settings
+from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
 from flashtrain.models import MemorySavings, Trainable
-from flashtrain.plan import plan
-from flashtrain.run import describe
+from flashtrain.run.batching import Batching, choose_batching
+from flashtrain.run.components import make_model
+from flashtrain.run.plan import plan
+from flashtrain.run.run import describe
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import FREE_SHARE, GIB
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from tiny_runs import TinyRuns
 
-from flashtrain.checkpoint_model import build_model, check_same_model, load_trained
-from flashtrain.compose import compose_settings
+from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
 from flashtrain.integrations import save_gpt2, save_weights
 from flashtrain.models import GPT2, GPT2Config
 from flashtrain.models.positions import stretched
+from flashtrain.run.checkpoint_model import build_model, check_same_model, load_trained
 from flashtrain.training.checkpoints import read_checkpoint
 
 

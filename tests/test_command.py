@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from tiny_runs import ROOT, TinyRuns, flashtrain_command
 
+from flashtrain.command.sweep import run_sweep
 from flashtrain.errors import UserError
-from flashtrain.sweep import run_sweep
 
 
 def test_help_lists_the_recipes_with_a_line_each(tmp_path) -> None:
@@ -64,7 +64,10 @@ def test_resume_auto_goes_on_in_the_folder_of_the_unfinished_run(tiny_runs: Tiny
         "flashtrain.main()\n"
     )
     words = tiny_runs.settings_words(f"output={tmp_path / 'runs'}")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "recipes"), str(ROOT / "kernels")]),
+    }
     stopped = subprocess.run(
         [sys.executable, str(script), *words, "trainer.callbacks=[stop]"],
         env=environment,
@@ -111,7 +114,10 @@ def one_process(tiny_runs: TinyRuns) -> dict[str, float]:
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at processes as Linux has them")
 def test_the_ranks_that_lightning_starts_end_with_the_first_one(tiny_runs: TinyRuns, tmp_path) -> None:
     words = tiny_runs.settings_words("trainer.devices=2", "trainer.strategy=ddp", f"output={tmp_path}")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "recipes"), str(ROOT / "kernels")]),
+    }
     first = subprocess.Popen([sys.executable, "-m", "flashtrain", *words], env=environment, stderr=subprocess.DEVNULL)
     children = Path(f"/proc/{first.pid}/task/{first.pid}/children")
     rank: list[str] = []

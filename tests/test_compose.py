@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from omegaconf import OmegaConf
 
-from flashtrain.compose import apply_demo, compose_settings, override_keys, parse_overrides, quote_prompt
+from flashtrain.command.compose import apply_demo, compose_settings, override_keys, parse_overrides, quote_prompt
+from flashtrain.command.locate import conf_folder
 from flashtrain.errors import UserError
-from flashtrain.locate import conf_folder
-from flashtrain.settings import CHECKPOINTING
+from flashtrain.settings.settings import CHECKPOINTING
 
 
 def test_a_recipe_overrides_the_defaults_and_the_command_line_overrides_the_recipe() -> None:

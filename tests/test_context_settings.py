@@ -8,15 +8,15 @@ import pytest
 from pytorch_lightning.plugins.environments import SLURMEnvironment
 from quick_settings import settings_of
 
-from flashtrain.compose import compose_settings
-from flashtrain.context_run import strategy_options
+from flashtrain.command.compose import compose_settings
 from flashtrain.distributed.context.layout import LAYOUTS
 from flashtrain.distributed.context.strategy import ContextParallelStrategy
 from flashtrain.distributed.context.ways import AUTO, WAYS
 from flashtrain.distributed.strategies import STRATEGIES, make_strategy
 from flashtrain.errors import UserError
-from flashtrain.trainer_settings import CONTEXT_LAYOUTS, CONTEXT_WAYS
-from flashtrain.trainer_settings import STRATEGIES as NAMES
+from flashtrain.run.context_run import strategy_options
+from flashtrain.settings.trainer_settings import CONTEXT_LAYOUTS, CONTEXT_WAYS
+from flashtrain.settings.trainer_settings import STRATEGIES as NAMES
 
 
 def test_the_names_are_those_that_are_built():

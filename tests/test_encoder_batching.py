@@ -7,22 +7,22 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flashtrain.batching import Batching
-from flashtrain.classification.batching import choose_stage_batching
-from flashtrain.classification.build import classifier_config
-from flashtrain.classification.stages import stages_of
-from flashtrain.compose import compose_settings
+from flashtrain.command.compose import compose_settings
 from flashtrain.data.sequences.source import SequenceShape
-from flashtrain.encoder_batching import memory_advice, memory_plan, memory_words
 from flashtrain.errors import UserError
-from flashtrain.fine_tuning.build import choose_head_batching, encoder_config, make_head
-from flashtrain.masked_text.build import bert_config, choose_masked_batching
-from flashtrain.masked_text.steps import check_masked_step
 from flashtrain.models import Bert, Classifier
-from flashtrain.task_runs import task_run
+from flashtrain.run.batching import Batching
+from flashtrain.run.encoder_batching import memory_advice, memory_plan, memory_words
+from flashtrain.run.task_runs import task_run
+from flashtrain.tasks.classification.batching import choose_stage_batching
+from flashtrain.tasks.classification.build import classifier_config
+from flashtrain.tasks.fine_tuning.build import choose_head_batching, encoder_config, make_head
+from flashtrain.tasks.masked_language.build import bert_config, choose_masked_batching
+from flashtrain.tasks.masked_language.steps import check_masked_step
 from flashtrain.training.hardware import Hardware, detect_hardware
 from flashtrain.training.memory import GIB
 from flashtrain.training.out_of_memory import out_of_memory_line
+from flashtrain_recipes.arena.stages import stages_of
 
 
 def gpu(gib: float) -> Hardware:

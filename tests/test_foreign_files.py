@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from flashtrain.errors import LONGEST_LINE, UserError, printable
-from flashtrain.foreign_files import literal, parse_json, read_bytes, read_json_object, read_yaml
+from flashtrain.files.foreign_files import literal, parse_json, read_bytes, read_json_object, read_yaml
 
 
 @pytest.mark.parametrize(

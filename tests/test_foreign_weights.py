@@ -17,10 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flashtrain.checkpoint_model import check_same_model, load_trained, starting_weights
-from flashtrain.classification.evaluate import settings_for_weights
-from flashtrain.classification.weights import KEY, SavedClassifier, read_classifier, write_classifier
-from flashtrain.compose import compose_settings, parse_overrides
+from flashtrain.command.compose import compose_settings, parse_overrides
 from flashtrain.data.bpe import BPETokenizer
 from flashtrain.errors import UserError
 from flashtrain.integrations import load_bert, load_gpt2, load_weights, save_bert, save_gpt2, save_weights
@@ -29,6 +26,9 @@ from flashtrain.models.bert import Bert
 from flashtrain.models.bert_config import BertConfig
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
+from flashtrain.run.checkpoint_model import check_same_model, load_trained, starting_weights
+from flashtrain.tasks.classification.evaluate import settings_for_weights
+from flashtrain.tasks.classification.weights import KEY, SavedClassifier, read_classifier, write_classifier
 from flashtrain.training.checkpoints import read_checkpoint
 
 IMPOSSIBLE = (10**9, 10**18, 2**64, 0, -1, 2.5, "2", True, None, [2], float("nan"))

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from flashtrain.errors import UserError
-from flashtrain.generation import generate
 from flashtrain.models import GPT2, GPT2Config
+from flashtrain.run.generation import generate
 
 CONTEXT = 12
 

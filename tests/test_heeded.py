@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from published_commands import ROOT, asked_alike, published_commands, words_of
 
-from flashtrain import modes, sweep
-from flashtrain.compose import check_given_once, compose_settings
+from flashtrain.command import modes, sweep
+from flashtrain.command.compose import check_given_once, compose_settings
+from flashtrain.command.heeded import RULES, check_all_heeded, check_heeded_by_a_job
+from flashtrain.command.locate import recipe_files
 from flashtrain.errors import UserError
-from flashtrain.heeded import RULES, check_all_heeded, check_heeded_by_a_job
-from flashtrain.locate import recipe_files
-from flashtrain.run_folder import write_config
-from flashtrain.settings import Settings
-from flashtrain.typed_settings import setting_names
+from flashtrain.run.run_folder import write_config
+from flashtrain.settings.settings import Settings
+from flashtrain.settings.typed_settings import setting_names
 
 RUN_OF = {
     "language_model": "gpt2",

@@ -13,7 +13,7 @@ import torch
 from tiny_runs import TinyRuns
 
 from flashtrain import registry
-from flashtrain.run_folder import read_settings
+from flashtrain.run.run_folder import read_settings
 from flashtrain.training.checkpoints import read_checkpoint
 
 SUMMARY_KEYS = {
@@ -173,7 +173,7 @@ def test_a_loss_that_becomes_nan_ends_the_run_with_the_step_named(tiny_runs: Tin
 
 
 def test_whichever_rank_fails_says_so_in_the_summary(tiny_runs: TinyRuns, monkeypatch) -> None:
-    monkeypatch.setattr("flashtrain.job.is_first_rank", lambda: False)
+    monkeypatch.setattr("flashtrain.run.job.is_first_rank", lambda: False)
     status, folder = tiny_runs.run("second-rank", "optimizer.learning_rate=1e30", "optimizer.gradient_clip=0")
     assert status == 2
     assert json.loads((folder / "summary.json").read_text())["status"] == "failed"
@@ -190,7 +190,7 @@ def test_running_out_of_memory_is_its_own_status(tiny_runs: TinyRuns, monkeypatc
     def no_memory(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    monkeypatch.setattr("flashtrain.run.build_model", no_memory)
+    monkeypatch.setattr("flashtrain.run.run.build_model", no_memory)
     status, folder = tiny_runs.run("memory")
     assert status == 3
     assert json.loads((folder / "summary.json").read_text())["status"] == "out of memory"
@@ -269,7 +269,9 @@ def test_weights_and_biases_offline_gets_the_configuration_and_the_resumed_run_k
     assert {name.split("-")[3] for name in runs} == {first.strip()}
 
 
-@pytest.mark.parametrize("fails", ["flashtrain.run.continue_text", "flashtrain.data.tokenizers.ByteTokenizer.decode"])
+@pytest.mark.parametrize(
+    "fails", ["flashtrain.run.run.continue_text", "flashtrain.data.tokenizers.ByteTokenizer.decode"]
+)
 def test_a_sample_that_fails_is_said_and_the_training_stays_finished(tiny_runs, monkeypatch, caplog, fails) -> None:
     def failing(*_: object, **__: object) -> str:
         raise RuntimeError("probability tensor contains\n inf or nan")

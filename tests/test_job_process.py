@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from tiny_runs import ROOT
 
-from flashtrain import job_process
-from flashtrain.job_process import PARENT, CtrlC, JobProcesses, end_with_parent
+from flashtrain.command import job_process
+from flashtrain.command.job_process import PARENT, CtrlC, JobProcesses, end_with_parent
 
 # A job that writes where it is, and "saved" when it is told to end.
 JOB = """
 import os, pathlib, signal, sys, time
-from flashtrain.job_process import end_with_parent
+from flashtrain.command.job_process import end_with_parent
 folder = pathlib.Path(sys.argv[1])
 def save(*_):
     (folder / "saved").write_text("")
@@ -60,7 +60,7 @@ def is_alive(process: int) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_job_saves_and_ends_when_its_command_is_killed_or_told_to_end(tmp_path: Path, number) -> None:
-    path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+    path = os.pathsep.join([str(ROOT), str(ROOT / "recipes"), str(ROOT / "kernels")])
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT_SCRIPT, str(tmp_path), JOB],
         env={**os.environ, "PYTHONPATH": path},

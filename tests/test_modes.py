@@ -9,11 +9,11 @@ import pytest
 import torch
 from tiny_runs import TinyRuns
 
-from flashtrain import modes
-from flashtrain.compose import compose_settings
+from flashtrain.command import modes
+from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
-from flashtrain.machine import settle
-from flashtrain.plan import plan
+from flashtrain.run.machine import settle
+from flashtrain.run.plan import plan
 from flashtrain.training.checkpoints import read_checkpoint
 
 
@@ -83,7 +83,7 @@ def test_an_interrupted_export_leaves_nothing(trained, monkeypatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("flashtrain.modes.save_tokenizer", interrupted)
+    monkeypatch.setattr("flashtrain.command.modes.save_tokenizer", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_mode("mode=export", f"checkpoint={trained}")
     assert set(trained.iterdir()) == before

@@ -13,9 +13,13 @@ from tiny_runs import TINY
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 PROJECTS = {"flashtrain": CHECKOUT, "flashtrain_kernels": CHECKOUT / "kernels"}
+PACKAGES = {  # of a wheel: the folder that holds each
+    "flashtrain": {CHECKOUT: "flashtrain", CHECKOUT / "recipes": "flashtrain_recipes"},
+    "flashtrain_kernels": {CHECKOUT / "kernels": "flashtrain_kernels"},
+}
 
 FIND = """
-from flashtrain.locate import conf_folder, recipe_files, recipes_folder
+from flashtrain.command.locate import conf_folder, recipe_files, recipes_folder
 print(conf_folder())
 print(recipes_folder())
 print(" ".join(recipe_files()))
@@ -88,14 +92,19 @@ def test_flashtrains_wheel_carries_exactly_the_checkouts_configuration_and_recip
 
 @pytest.mark.parametrize("name", PROJECTS)
 def test_a_wheel_carries_every_module_of_its_package(wheels: dict[str, Path], name: str):
-    modules = {file.relative_to(PROJECTS[name]).as_posix() for file in PROJECTS[name].glob(f"{name}/**/*.py")}
+    modules = {
+        file.relative_to(root).as_posix()
+        for root, package in PACKAGES[name].items()
+        for file in root.glob(f"{package}/**/*.py")
+    }
     assert modules - contents(wheels[name]) == set()
 
 
 @pytest.mark.parametrize("name", PROJECTS)
 def test_a_wheel_carries_its_package_and_nothing_beside_it(wheels: dict[str, Path], name: str):
     files = contents(wheels[name])
-    assert {file.partition("/")[0] for file in files} <= {name, f"{name}-{version(wheels[name])}.dist-info"}
+    metadata = f"{name}-{version(wheels[name])}.dist-info"
+    assert {file.partition("/")[0] for file in files} == {*PACKAGES[name].values(), metadata}
     assert [file for file in files if "/results/" in file or "/tests/" in file or "__pycache__" in file] == []
 
 

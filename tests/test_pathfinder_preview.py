@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from flashtrain.__main__ import main
-from flashtrain.compose import compose_settings
-from flashtrain.job import run_job
+from flashtrain.command.compose import compose_settings
+from flashtrain.run.job import run_job
 
 
 def preview(folder: Path, *words: str) -> int:

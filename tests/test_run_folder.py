@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashtrain.compose import compose_settings, quote_prompt
+from flashtrain.command.compose import compose_settings, quote_prompt
+from flashtrain.command.modes import settings_from_checkpoint
 from flashtrain.errors import UserError
-from flashtrain.modes import settings_from_checkpoint
-from flashtrain.run_folder import (
+from flashtrain.run.run_folder import (
     BEST,
     CHECKPOINTS,
     LAST,
@@ -29,7 +29,7 @@ from flashtrain.run_folder import (
     write_config,
     write_summary,
 )
-from flashtrain.settings import Settings
+from flashtrain.settings.settings import Settings
 
 
 def leave_run(parent: Path, name: str, words: list[str], *, status: str | None = None, checkpoint: bool = True) -> Path:

@@ -17,10 +17,9 @@ import pytest
 from tiny_runs import ROOT, TinyRuns
 
 from flashtrain.__main__ import _command, main
-from flashtrain.compose import compose_settings
+from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
-from flashtrain.report.rows import write_atomically
-from flashtrain.run_folder import (
+from flashtrain.run.run_folder import (
     find_same,
     find_unfinished,
     new_run_folder,
@@ -30,7 +29,8 @@ from flashtrain.run_folder import (
     write_config,
     write_summary,
 )
-from flashtrain.run_lock import HOLDER, LOCK, Busy, hold, holder, is_first_of_job, let_go
+from flashtrain.run.run_lock import HOLDER, LOCK, Busy, hold, holder, is_first_of_job, let_go
+from flashtrain_recipes.report.rows import write_atomically
 
 
 class Other:
@@ -38,10 +38,10 @@ class Other:
 
     def __init__(self, folder: Path) -> None:
         script = (
-            "import sys, time, pathlib; from flashtrain.run_lock import hold\n"
+            "import sys, time, pathlib; from flashtrain.run.run_lock import hold\n"
             f"hold(pathlib.Path({str(folder)!r})); print('held', flush=True); time.sleep(120)"
         )
-        path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+        path = os.pathsep.join([str(ROOT), str(ROOT / "recipes"), str(ROOT / "kernels")])
         self.process = subprocess.Popen(
             [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
         )
@@ -226,8 +226,10 @@ def test_a_disk_that_is_full_before_training_is_one_line_and_leaves_nothing(
     elif where == "log":
         monkeypatch.setattr("logging.FileHandler._open", full)
     else:
-        monkeypatch.setattr("flashtrain.run.write_config", full)
-        monkeypatch.setattr("flashtrain.job.write_summary", lambda *_: write_atomically("/proc/none/summary.json", ""))
+        monkeypatch.setattr("flashtrain.run.run.write_config", full)
+        monkeypatch.setattr(
+            "flashtrain.run.job.write_summary", lambda *_: write_atomically("/proc/none/summary.json", "")
+        )
     words = tiny_runs.settings_words(f"output={tmp_path}/runs")
     monkeypatch.setattr(sys, "argv", ["flashtrain", *words])
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")

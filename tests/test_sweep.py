@@ -15,10 +15,10 @@ import pytest
 import torch
 from tiny_runs import ROOT, TinyRuns
 
-from flashtrain import sweep
+from flashtrain.command import sweep
 from flashtrain.errors import UserError
-from flashtrain.run_folder import write_summary
-from flashtrain.run_lock import LOCK
+from flashtrain.run.run_folder import write_summary
+from flashtrain.run.run_lock import LOCK
 from flashtrain.training.checkpoints import read_checkpoint
 
 
@@ -221,7 +221,10 @@ def test_a_killed_sweep_takes_its_job_along_and_goes_on_to_the_same_weights(
         "flashtrain.main()\n"
     )
     words = tiny_runs.settings_words(f"output={tmp_path / 'runs'}", "trainer.callbacks=[kill]", "trainer.steps=6,4")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "recipes"), str(ROOT / "kernels")]),
+    }
 
     def run(*extra: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(script), "-m", *extra, *words]

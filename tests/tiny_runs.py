@@ -46,8 +46,8 @@ class TinyRuns:
 
     def run(self, name: str, *extra: str) -> tuple[int, Path]:
         """Run in this process, in the folder `name`. Returns (exit status, run folder)."""
-        from flashtrain.compose import compose_settings
-        from flashtrain.job import run_job
+        from flashtrain.command.compose import compose_settings
+        from flashtrain.run.job import run_job
 
         words = self.settings_words(*extra)
         folder = self.folder / name
@@ -66,7 +66,7 @@ def flashtrain_command(
 
     launcher: the module that starts it, and its arguments, in place of Python itself.
     """
-    path = os.pathsep.join([str(ROOT), str(ROOT / "kernels"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(ROOT), str(ROOT / "recipes"), str(ROOT / "kernels"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", *launcher, "flashtrain", *words]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout)

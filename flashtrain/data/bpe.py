@@ -17,9 +17,9 @@ import numpy as np
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as RustTokenizer
 
-from flashtrain.disk import write_atomically
 from flashtrain.errors import UserError
-from flashtrain.foreign_files import parse_json, read_json_object, read_text
+from flashtrain.files.disk import write_atomically
+from flashtrain.files.foreign_files import parse_json, read_json_object, read_text
 
 log = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashtrain.data.compressed import BROKEN_FILE_ERRORS, COMPRESSIONS, DEFAULT_LONGEST, read_whole
 from flashtrain.data.json_lines import json_lines, one_line
 from flashtrain.data.parquet_rows import parquet_rows
 from flashtrain.data.text_encoding import UTF_8, check_encoding, decode_text
 from flashtrain.errors import UserError, printable
+from flashtrain.files.compressed import BROKEN_FILE_ERRORS, COMPRESSIONS, DEFAULT_LONGEST, read_whole
 
 if TYPE_CHECKING:
     import pyarrow

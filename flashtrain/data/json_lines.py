@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from flashtrain.data.compressed import BROKEN_FILE_ERRORS, DEFAULT_LONGEST, UnpackedSize, open_binary, too_long
 from flashtrain.data.text_encoding import UTF_8, Utf8Reader
 from flashtrain.errors import UserError
-from flashtrain.foreign_files import parse_json
+from flashtrain.files.compressed import BROKEN_FILE_ERRORS, DEFAULT_LONGEST, UnpackedSize, open_binary, too_long
+from flashtrain.files.foreign_files import parse_json
 
 MOST_VALUES = 10_000_000
 """Commas and brackets of a line: a value of a byte or two becomes an object of fifty, or more."""

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flashtrain.data.compressed import COMPRESSIONS
 from flashtrain.data.hub_source import datasets_library, reading_errors
 from flashtrain.data.json_lines import json_lines
 from flashtrain.data.labelled_documents import TokenDocuments
 from flashtrain.data.tokenizers import Tokenizer
 from flashtrain.errors import UserError
+from flashtrain.files.compressed import COMPRESSIONS
 
 SUFFIXES = (".jsonl", *(f".jsonl{compression}" for compression in COMPRESSIONS))
 ENCODED_AT_ONCE = 256

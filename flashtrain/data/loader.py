@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from flashtrain.data.sampler import FixedSampler, StepSampler
 from flashtrain.errors import UserError
-from flashtrain.foreign_files import is_count
+from flashtrain.files.foreign_files import is_count
 
 log = logging.getLogger(__name__)
 

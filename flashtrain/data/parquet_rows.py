@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashtrain.data.compressed import DEFAULT_LONGEST, UnpackedSize, too_long
 from flashtrain.data.json_lines import one_line
 from flashtrain.errors import UserError
+from flashtrain.files.compressed import DEFAULT_LONGEST, UnpackedSize, too_long
 
 if TYPE_CHECKING:
     import pyarrow

@@ -14,7 +14,7 @@ from flashtrain.data.masked_batch import MaskedBatch
 from flashtrain.data.masked_samples import MaskedSamples, Row
 from flashtrain.data.token_budget import PlanState, StepPlan, TokenBudgetPlan, rows_once
 from flashtrain.errors import UserError
-from flashtrain.foreign_files import is_count
+from flashtrain.files.foreign_files import is_count
 
 log = logging.getLogger(__name__)
 

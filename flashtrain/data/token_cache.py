@@ -25,12 +25,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flashtrain.data.cache_folder import default_cache_dir, only_writer
-from flashtrain.data.npy_files import DamagedArrayError, map_npy
 from flashtrain.data.sources import TextSource
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, load_tokenizer
 from flashtrain.errors import UserError
-from flashtrain.foreign_files import read_json_object
+from flashtrain.files.cache_folder import default_cache_dir, only_writer
+from flashtrain.files.foreign_files import read_json_object
+from flashtrain.files.npy_files import DamagedArrayError, map_npy
 
 log = logging.getLogger(__name__)
 

@@ -13,18 +13,12 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from tokenizers import Tokenizer as RustTokenizer
 
-from flashtrain.data.bpe import (
-    END_OF_TEXT,
-    BPETokenizer,
-    byte_level_without_merges,
-    gpt2_files_version,
-    gpt2_tokenizer,
-)
+from flashtrain.data.bpe import END_OF_TEXT, BPETokenizer, byte_level_without_merges, gpt2_files_version, gpt2_tokenizer
 from flashtrain.data.sources import TextSource
 from flashtrain.data.wordpiece import WordPieceTokenizer
-from flashtrain.disk import write_atomically
 from flashtrain.errors import UserError, unknown
-from flashtrain.foreign_files import read_json_object
+from flashtrain.files.disk import write_atomically
+from flashtrain.files.foreign_files import read_json_object
 
 __all__ = [
     "BPETokenizer",

@@ -16,9 +16,9 @@ from tokenizers import BertWordPieceTokenizer
 from tokenizers import Tokenizer as RustTokenizer
 
 from flashtrain.data.special_tokens import SpecialTokens
-from flashtrain.disk import write_atomically
 from flashtrain.errors import UserError
-from flashtrain.foreign_files import read_json_object, read_text
+from flashtrain.files.disk import write_atomically
+from flashtrain.files.foreign_files import read_json_object, read_text
 
 SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[MASK]")
 FILE, VOCABULARY, SETTINGS = "tokenizer.json", "vocab.txt", "tokenizer_config.json"

@@ -1,7 +1,7 @@
 """Training on several devices: which Lightning strategy a name stands for, and how a model is sharded.
 
 `strategies` (make_strategy, DataParallelStrategy, FullyShardedStrategy, STRATEGIES) and `sharding` (shard,
-full_state_dict). The names below are imported when first used: ranks that only compute (flashtrain/benchmarks/context)
+full_state_dict). The names below are imported when first used: ranks that only compute (context_benchmark)
 start without Lightning.
 """
 

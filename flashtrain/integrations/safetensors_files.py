@@ -11,8 +11,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from flashtrain import foreign_files
 from flashtrain.errors import UserError
+from flashtrain.files import foreign_files
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -25,13 +25,7 @@ from flashtrain.models.cache import KeyValueCache, next_positions
 from flashtrain.models.feed_forward import FEED_FORWARDS
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.models.normalization import NORMS, normalization
-from flashtrain.models.positions import (
-    LearnedPositions,
-    RotaryPositions,
-    check_learned,
-    check_rotary,
-    rotary_base_for,
-)
+from flashtrain.models.positions import LearnedPositions, RotaryPositions, check_learned, check_rotary, rotary_base_for
 from flashtrain.models.trainable import Trainable
 from flashtrain_kernels import linear_cross_entropy
 

@@ -20,8 +20,8 @@ import torch
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from pytorch_lightning.callbacks import Checkpoint, ModelCheckpoint
 
-from flashtrain.disk import FULL, os_errors
 from flashtrain.errors import UserError
+from flashtrain.files.disk import FULL, os_errors
 from flashtrain.training.metrics_file import MetricsFile
 from flashtrain.training.steps import OptimizerStepCounter
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from flashtrain.foreign_files import is_count
+from flashtrain.files.foreign_files import is_count
 
 
 class DueValidation(pl.Callback):

@@ -15,9 +15,9 @@ from urllib.parse import urlparse
 from pytorch_lightning.loggers import Logger, WandbLogger
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_only
 
-from flashtrain.disk import write_atomically
 from flashtrain.errors import UserError, unknown
-from flashtrain.foreign_files import read_text
+from flashtrain.files.disk import write_atomically
+from flashtrain.files.foreign_files import read_text
 from flashtrain.training.metrics_file import MetricsFile
 
 KINDS = ("none", "csv", "wandb")

@@ -14,10 +14,10 @@ from typing import Any
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
-from flashtrain.announce import say
+from flashtrain.command.announce import say
 from flashtrain.errors import UserError
-from flashtrain.foreign_files import MIB, read_text
-from flashtrain.spreadsheet import csv_value
+from flashtrain.files.foreign_files import MIB, read_text
+from flashtrain.files.spreadsheet import csv_value
 
 STEP, EPOCH = "step", "epoch"
 MOST_BYTES = 512 * MIB  # a million rows of a run are some 200

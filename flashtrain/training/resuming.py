@@ -14,7 +14,7 @@ import pytorch_lightning as pl
 import torch
 
 from flashtrain.errors import UserError
-from flashtrain.foreign_files import is_count
+from flashtrain.files.foreign_files import is_count
 
 DEEPEST = 30
 # Where torch's and Lightning's own reading of a state raises, in words of its own.

@@ -108,7 +108,7 @@ def _word(chosen: random.Random, kind: str) -> str:
 
 
 def _recipe(chosen: random.Random) -> str:
-    from flashtrain.locate import recipe_files
+    from flashtrain.command.locate import recipe_files
 
     if chosen.random() < 0.05:
         return chosen.choice(STRANGE)
@@ -117,14 +117,14 @@ def _recipe(chosen: random.Random) -> str:
 
 @cache
 def _names() -> list[str]:
-    from flashtrain.typed_settings import setting_names
+    from flashtrain.settings.typed_settings import setting_names
 
     return setting_names()
 
 
 @cache
 def _groups() -> dict[str, list[str]]:
-    from flashtrain.locate import conf_folder
+    from flashtrain.command.locate import conf_folder
 
     folders = [path for path in conf_folder().iterdir() if path.is_dir() and path.name != "hydra"]
     return {folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in folders}

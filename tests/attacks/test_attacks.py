@@ -22,7 +22,7 @@ COUNTS = os.environ.get("FLASHTRAIN_ATTACKS", FULL)
 @pytest.mark.skipif(sys.platform != "linux", reason="forks, limits and counts as Linux does")
 @pytest.mark.parametrize("counts", COUNTS.split(","))
 def test_nothing_is_lost_let_in_or_told_in_a_traceback(counts: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'recipes'}:{ROOT / 'kernels'}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.attacks", counts]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-2000:]

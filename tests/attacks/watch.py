@@ -49,7 +49,8 @@ CHANGES = {
     "shutil.rmtree": ((0,), (1,)),
 }
 PROGRAMS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn")
-GENERATOR = ["-m", "flashtrain.data.pathfinder.worker"]  # the project's own, and reads nothing but its parameters
+# The project's own, and reads nothing but its parameters.
+GENERATOR = ["-m", "flashtrain_recipes.arena.pathfinder.worker"]
 
 
 @dataclass

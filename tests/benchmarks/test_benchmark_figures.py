@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from flashtrain.benchmarks.dot_figure import dot_figure
-from flashtrain.benchmarks.figures import both_directions, families, runtime_figure
-from flashtrain.benchmarks.published import PAPER_MILLISECONDS, paper_rows
-from flashtrain.benchmarks.tables import case_line, tables
 from flashtrain.errors import UserError
+from flashtrain_recipes.attention_benchmark.dot_figure import dot_figure
+from flashtrain_recipes.attention_benchmark.figures import both_directions, families, runtime_figure
+from flashtrain_recipes.attention_benchmark.published import PAPER_MILLISECONDS, paper_rows
+from flashtrain_recipes.attention_benchmark.tables import case_line, tables
 
 
 def row(direction: str, length: int, name: str = "flashtrain", **changes) -> dict:
@@ -57,7 +57,7 @@ def test_the_paper_stands_beside_its_own_shape_only(tmp_path, monkeypatch) -> No
         drawn.append((title, {each["implementation"] for each in rows}))
         return path
 
-    monkeypatch.setattr("flashtrain.benchmarks.figures.line_figure", note)
+    monkeypatch.setattr("flashtrain_recipes.attention_benchmark.figures.line_figure", note)
     runtime_figure(ROWS, tmp_path / "a.png")
     runtime_figure([{**each, "mask": "causal"} for each in ROWS], tmp_path / "b.png")
     (paper_title, with_paper), (title, without) = drawn

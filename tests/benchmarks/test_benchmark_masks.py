@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashtrain.benchmarks.case import Case, flops
-from flashtrain.benchmarks.inputs import Context
-from flashtrain.benchmarks.masks import block_table, counted_pairs, document_lengths, visible_pairs
-from flashtrain.benchmarks.names import WITH_DOCUMENTS
-from flashtrain.benchmarks.peers.ours import make_mask
 from flashtrain.errors import UserError
+from flashtrain_recipes.attention_benchmark.case import Case, flops
+from flashtrain_recipes.attention_benchmark.inputs import Context
+from flashtrain_recipes.attention_benchmark.masks import block_table, counted_pairs, document_lengths, visible_pairs
+from flashtrain_recipes.attention_benchmark.names import WITH_DOCUMENTS
+from flashtrain_recipes.attention_benchmark.peers.ours import make_mask
 
 CPU = torch.device("cpu")
 WITH_A_MASK_OF_OURS = (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from flashtrain.benchmarks.names import IMPLEMENTATIONS, MASKS, parse_mask
-from flashtrain.benchmarks.peers import all_peers
-from flashtrain.benchmarks.presets import cases
-from flashtrain.benchmarks.settings import BenchmarkSettings
-from flashtrain.compose import compose_settings
+from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
+from flashtrain_recipes.attention_benchmark.names import IMPLEMENTATIONS, MASKS, parse_mask
+from flashtrain_recipes.attention_benchmark.peers import all_peers
+from flashtrain_recipes.attention_benchmark.presets import cases
+from flashtrain_recipes.attention_benchmark.settings import BenchmarkSettings
 
 # The anchor rows: batch, heads, key/value heads, length, head dimension, mask
 ANCHORS = {

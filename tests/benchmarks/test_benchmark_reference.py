@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flashtrain.benchmarks import reference
-from flashtrain.benchmarks.case import Case
-from flashtrain.benchmarks.inputs import Context, Inputs, make_sets
-from flashtrain.benchmarks.masks import document_lengths
-from flashtrain.benchmarks.peers.standard import Standard
+from flashtrain_recipes.attention_benchmark import reference
+from flashtrain_recipes.attention_benchmark.case import Case
+from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs, make_sets
+from flashtrain_recipes.attention_benchmark.masks import document_lengths
+from flashtrain_recipes.attention_benchmark.peers.standard import Standard
 
 CPU = torch.device("cpu")
 

@@ -12,13 +12,13 @@ import time
 import pytest
 from tiny_runs import ROOT
 
-from flashtrain.benchmarks import run as benchmark_run
-from flashtrain.benchmarks.start import benchmark_plan
-from flashtrain.compose import compose_settings
-from flashtrain.job import run_job
-from flashtrain.machine import settle
-from flashtrain.report import read_result
-from flashtrain.report.__main__ import main as report
+from flashtrain.command.compose import compose_settings
+from flashtrain.run.job import run_job
+from flashtrain.run.machine import settle
+from flashtrain_recipes.attention_benchmark import run as benchmark_run
+from flashtrain_recipes.attention_benchmark.start import benchmark_plan
+from flashtrain_recipes.report import read_result
+from flashtrain_recipes.report.__main__ import main as report
 
 WORDS = (
     "recipe=attention-benchmark",
@@ -131,7 +131,7 @@ def test_a_run_stopped_by_a_signal_keeps_its_rows_and_says_so(tmp_path, monkeypa
 def test_a_killed_run_has_lost_nothing(tmp_path) -> None:
     script = tmp_path / "killed.py"
     script.write_text(
-        "import os, signal, flashtrain.benchmarks.run as run\n"
+        "import os, signal, flashtrain_recipes.attention_benchmark.run as run\n"
         "class Killed(run.Measurement):\n"
         "    def run(self, *given, **options):\n"
         "        if self.case.seqlen_q == 64: os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -140,7 +140,10 @@ def test_a_killed_run_has_lost_nothing(tmp_path) -> None:
         "import flashtrain\n"
         "flashtrain.main()\n"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "recipes"), str(ROOT / "kernels")]),
+    }
     command = [sys.executable, str(script), *WORDS, f"output={tmp_path}"]
     assert subprocess.run(command, env=environment, capture_output=True, timeout=240).returncode == -signal.SIGKILL
     (result,) = tmp_path.glob("attention-benchmark/*/result.json")

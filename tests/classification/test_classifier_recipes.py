@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flashtrain.compose import compose_settings
-from flashtrain.job import run_job
-from flashtrain.locate import recipe_files
+from flashtrain.command.compose import compose_settings
+from flashtrain.command.locate import recipe_files
+from flashtrain.run.job import run_job
 
 IMAGES = ("pathfinder.train_images=8", "pathfinder.validation_images=4", "pathfinder.workers=1")
 FEW = tuple(f"sequence.{part}=8" for part in ("train", "validation", "test"))

@@ -15,15 +15,15 @@ import torch
 from tiny_runs import TinyRuns
 
 from flashtrain import registry
-from flashtrain.classification.evaluate import _command
-from flashtrain.classification.stages import stages_of
-from flashtrain.classification.weights import SavedClassifier, read_classifier, read_notes, write_classifier
-from flashtrain.compose import compose_settings, parse_overrides, quoted
+from flashtrain.command.compose import compose_settings, parse_overrides, quoted
+from flashtrain.command.modes import run_mode, settings_from_checkpoint
 from flashtrain.errors import UserError
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
-from flashtrain.modes import run_mode, settings_from_checkpoint
+from flashtrain.tasks.classification.evaluate import _command
+from flashtrain.tasks.classification.weights import SavedClassifier, read_classifier, read_notes, write_classifier
 from flashtrain.training.checkpoints import read_checkpoint
+from flashtrain_recipes.arena.stages import stages_of
 
 
 class SignalAt(pl.Callback):

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashtrain.classification.weights import read_classifier
-from flashtrain.data.pathfinder.parameters import ORIGINAL, SMOOTH
-from flashtrain.data.sequences.pathfinder import Pathfinder
 from flashtrain.models.classifier import Classifier
+from flashtrain.tasks.classification.weights import read_classifier
+from flashtrain_recipes.arena.pathfinder.parameters import ORIGINAL, SMOOTH
+from flashtrain_recipes.arena.pathfinder.source import Pathfinder
 
 RESULTS = Path(__file__).parents[2] / "recipes/results"
 

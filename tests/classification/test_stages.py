@@ -7,21 +7,21 @@ from dataclasses import fields
 import pytest
 import torch
 
-from flashtrain.classification.build import classifier_config
-from flashtrain.classification.intervals import wilson
-from flashtrain.classification.plan import plan_classifier
-from flashtrain.classification.settings import StageSettings
-from flashtrain.classification.stages import SAID_BY_STAGES, stages_of
-from flashtrain.classification.words import random_start
-from flashtrain.compose import compose_settings
+from flashtrain.command.compose import compose_settings
 from flashtrain.data.sequences.source import SequenceShape
 from flashtrain.errors import UserError
-from flashtrain.machine import settle
 from flashtrain.models import Classifier
+from flashtrain.run.machine import settle
+from flashtrain.settings.typed_settings import setting_names
 from flashtrain.tasks import SequenceClassification
+from flashtrain.tasks.classification.build import classifier_config
+from flashtrain.tasks.classification.plan import plan_classifier
+from flashtrain.tasks.classification.settings import StageSettings
 from flashtrain.training.checkpoints import save_atomically
 from flashtrain.training.hardware import detect_hardware
-from flashtrain.typed_settings import setting_names
+from flashtrain_recipes.arena.intervals import wilson
+from flashtrain_recipes.arena.stages import SAID_BY_STAGES, stages_of
+from flashtrain_recipes.arena.words import random_start
 
 
 def test_pathx_is_trained_on_growing_images() -> None:

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from flashtrain.classification.stored_images import correct_answers, main, read_images
-from flashtrain.classification.weights import SavedClassifier, write_classifier
 from flashtrain.errors import UserError
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
-from flashtrain.report.rows import read_result
+from flashtrain.tasks.classification.weights import SavedClassifier, write_classifier
+from flashtrain_recipes.arena.stored_images import correct_answers, main, read_images
+from flashtrain_recipes.report.rows import read_result
 
 SIDE = 32
 
@@ -95,15 +95,15 @@ def test_a_file_without_such_images_is_one_line(tmp_path: Path, content: bytes) 
 
 
 def test_a_file_of_gigabytes_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flashtrain.classification.stored_images.MOST_BYTES", 10)
+    monkeypatch.setattr("flashtrain_recipes.arena.stored_images.MOST_BYTES", 10)
     with pytest.raises(UserError, match="at most 10 are read"):
         read_images(images_file(tmp_path, [1]))
     assert zipfile.is_zipfile(tmp_path / "images.npz")
 
 
 def test_every_batch_is_counted(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from flashtrain.classification.weights import read_classifier
+    from flashtrain.tasks.classification.weights import read_classifier
 
-    monkeypatch.setattr("flashtrain.classification.stored_images._LONGEST_BATCH", 2 * SIDE * SIDE)
+    monkeypatch.setattr("flashtrain_recipes.arena.stored_images._LONGEST_BATCH", 2 * SIDE * SIDE)
     labels = torch.tensor([1, 0, 1, 1, 0])
     assert correct_answers(read_classifier(weights), torch.zeros(5, SIDE * SIDE, dtype=torch.uint8), labels) == 3

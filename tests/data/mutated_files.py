@@ -26,17 +26,17 @@ import zstandard
 
 from flashtrain.data.files_source import FilesSource
 from flashtrain.data.labelled_files import labelled_rows
-from flashtrain.data.npy_files import DamagedArrayError, read_npz
-from flashtrain.data.pathfinder.store import PathfinderImages, ensure
-from flashtrain.data.sequences.array_cache import open_or_build as open_sequences
-from flashtrain.data.sequences.image import GreyImages
-from flashtrain.data.sequences.retrieval import Retrieval
 from flashtrain.data.sequences.samples import Sequences
 from flashtrain.data.sequences.source import SequenceShape
-from flashtrain.data.sequences.text import ByteText
 from flashtrain.data.token_cache import checksum, open_or_build
 from flashtrain.data.tokenizers import TokenizerSpec
 from flashtrain.errors import UserError
+from flashtrain.files.npy_files import DamagedArrayError, read_npz
+from flashtrain_recipes.arena.array_cache import open_or_build as open_sequences
+from flashtrain_recipes.arena.image import GreyImages
+from flashtrain_recipes.arena.pathfinder.store import PathfinderImages, ensure
+from flashtrain_recipes.arena.retrieval import Retrieval
+from flashtrain_recipes.arena.text import ByteText
 
 LIMIT = 4 * 2**30
 TEXT = "Many plain words, é and ü, stand on lines such as these.\n" * 40

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 
 from flashtrain.data import token_cache
-from flashtrain.data.npy_files import DamagedArrayError, map_npy, read_npz
 from flashtrain.data.packing import PackedSamples
-from flashtrain.data.pathfinder.records import HEADER_BYTES, read_header, seal
-from flashtrain.data.pathfinder.store import PathfinderImages, ensure
 from flashtrain.data.pieces import TokenBreaks, split_pieces
-from flashtrain.data.sequences.array_cache import open_or_build as open_sequences
-from flashtrain.data.sequences.image import GreyImages
 from flashtrain.data.sequences.samples import Sequences
 from flashtrain.data.sequences.source import SequenceShape
 from flashtrain.data.split import Spans
 from flashtrain.data.token_cache import DamagedCacheError, checksum, open_cache, open_or_build
 from flashtrain.data.tokenizers import ByteTokenizer, TokenizerSpec
 from flashtrain.errors import UserError
+from flashtrain.files.npy_files import DamagedArrayError, map_npy, read_npz
+from flashtrain_recipes.arena.array_cache import open_or_build as open_sequences
+from flashtrain_recipes.arena.image import GreyImages
+from flashtrain_recipes.arena.pathfinder.records import HEADER_BYTES, read_header, seal
+from flashtrain_recipes.arena.pathfinder.store import PathfinderImages, ensure
 
 BYTES = TokenizerSpec("bytes")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from flashtrain.components import make_source
-from flashtrain.compose import apply_demo, compose_settings
+from flashtrain.command.compose import apply_demo, compose_settings
 from flashtrain.errors import UserError
-from flashtrain.settings import DataSettings, forget_unheeded
+from flashtrain.run.components import make_source
+from flashtrain.settings.settings import DataSettings, forget_unheeded
 
 FILES = ["data=files", "data.path=BOOKS"]
 HUB = ["data=hub", "data.name=someone/something"]

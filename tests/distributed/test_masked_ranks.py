@@ -24,7 +24,7 @@ def run_ranks(folder: Path) -> list[list[dict]]:
         port = free.getsockname()[1]
     shared = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "recipes"), str(ROOT / "kernels")]),
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
         "MASTER_ADDR": "127.0.0.1",

@@ -25,7 +25,7 @@ def run_two_ranks(scenario: str, folder: Path) -> list[dict]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    paths = [str(ROOT), str(ROOT / "kernels"), str(ROOT / "tests" / "training")]
+    paths = [str(ROOT), str(ROOT / "recipes"), str(ROOT / "kernels"), str(ROOT / "tests" / "training")]
     shared = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from flashtrain.errors import UserError
-from flashtrain.fine_tuning.settings import FineTuningSettings
-from flashtrain.fine_tuning.splits import LabelledSource, make_source
-from flashtrain.settings import DataSettings
+from flashtrain.settings.settings import DataSettings
+from flashtrain.tasks.fine_tuning.settings import FineTuningSettings
+from flashtrain.tasks.fine_tuning.splits import LabelledSource, make_source
 
 
 def write(path: Path, labels: str, count: int = 10) -> None:

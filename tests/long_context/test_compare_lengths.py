@@ -9,10 +9,19 @@ import pytest
 import torch
 
 from flashtrain.errors import UserError
-from flashtrain.long_context.compare import BETTER, EQUAL, UNKNOWN, WORSE, Scores, length_rows, position_rows, remarks
-from flashtrain.long_context.figures import lengths_figure, positions_figure
-from flashtrain.long_context.tables import lengths_table as table
-from flashtrain.long_context.windows import Windows
+from flashtrain_recipes.long_context.compare import (
+    BETTER,
+    EQUAL,
+    UNKNOWN,
+    WORSE,
+    Scores,
+    length_rows,
+    position_rows,
+    remarks,
+)
+from flashtrain_recipes.long_context.figures import lengths_figure, positions_figure
+from flashtrain_recipes.long_context.tables import lengths_table as table
+from flashtrain_recipes.long_context.windows import Windows
 
 NOISE = np.random.RandomState(0).normal(0, 0.5, size=(12, 8)).astype("float32")
 WINDOWS = Windows(torch.zeros(12, 17, dtype=torch.long), np.repeat(np.arange(6), 2), "documents")

@@ -7,12 +7,12 @@ import re
 import pytest
 import torch
 
-from flashtrain import modes
+from flashtrain.command import modes
 from flashtrain.data.tokenizers import BPETokenizer, ByteTokenizer
 from flashtrain.errors import UserError
-from flashtrain.long_context.passkey import FILLER, HIDDEN, greedy, make_prompt, passkey_rows
 from flashtrain.models import GPT2, GPT2Config
-from flashtrain.report import read_result
+from flashtrain_recipes.long_context.passkey import FILLER, HIDDEN, greedy, make_prompt, passkey_rows
+from flashtrain_recipes.report import read_result
 
 BYTES = ByteTokenizer()
 

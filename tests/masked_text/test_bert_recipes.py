@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from flashtrain.compose import compose_settings
+from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
-from flashtrain.fine_tuning.study import run_contexts
-from flashtrain.job import run_job
-from flashtrain.masked_text import speed_case
-from flashtrain.masked_text.speed import cases
+from flashtrain.run.job import run_job
+from flashtrain_recipes.bert_benchmark import case as speed_case
+from flashtrain_recipes.bert_benchmark.measure import cases
+from flashtrain_recipes.long_document.study import run_contexts
 
 MASKED = ("trainer.steps=1", "trainer.tokens_per_step=256", "masked.token_budget=256", "masked.validation_samples=4")
 DOCUMENTS = ("trainer.steps=1", "finetune.batch=2", "finetune.train=8", "finetune.validation=2", "finetune.test=4")

@@ -12,13 +12,13 @@ import torch
 from tiny_runs import TinyRuns
 
 from flashtrain import registry
-from flashtrain.compose import compose_settings
+from flashtrain.command.compose import compose_settings
+from flashtrain.command.modes import run_mode, settings_from_checkpoint
 from flashtrain.errors import UserError
-from flashtrain.machine import settle
-from flashtrain.masked_text.weights import read_bert
 from flashtrain.models.bert import Bert
-from flashtrain.modes import run_mode, settings_from_checkpoint
-from flashtrain.task_runs import task_run
+from flashtrain.run.machine import settle
+from flashtrain.run.task_runs import task_run
+from flashtrain.tasks.masked_language.weights import read_bert
 from flashtrain.training.checkpoints import read_checkpoint
 
 

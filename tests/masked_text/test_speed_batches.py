@@ -8,8 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashtrain.masked_text import settings as masked_settings
-from flashtrain.masked_text.speed_batches import (
+from flashtrain.models import BERT_SIZES
+from flashtrain.models.bert_config import FAMILIES
+from flashtrain.tasks.masked_language import settings as masked_settings
+from flashtrain_recipes.bert_benchmark.batches import (
     IGNORED,
     Sequences,
     bucket_batches,
@@ -18,8 +20,6 @@ from flashtrain.masked_text.speed_batches import (
     padded_arguments,
     padded_batches,
 )
-from flashtrain.models import BERT_SIZES
-from flashtrain.models.bert_config import FAMILIES
 
 CPU = torch.device("cpu")
 lengths_drawn = st.lists(st.integers(3, 512), min_size=1, max_size=60).map(np.array)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from flashtrain.compose import apply_demo, compose_settings
-from flashtrain.job import run_job
-from flashtrain.locate import recipe_description, recipe_files
-from flashtrain.long_context.study import run_lengths
+from flashtrain.command.compose import apply_demo, compose_settings
+from flashtrain.command.locate import recipe_description, recipe_files
+from flashtrain.run.job import run_job
+from flashtrain_recipes.long_context.study import run_lengths
 
 RECIPES = sorted(recipe_files())
 # Trained by tests/classification/test_classifier_recipes.py.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flashtrain.compose import compose_settings
-from flashtrain.masked_text.build import make_masked_data
+from flashtrain.command.compose import compose_settings
+from flashtrain.tasks.masked_language.build import make_masked_data
 from flashtrain.training.hardware import detect_hardware
 from flashtrain.training.validation_share import describe_validation, held_out_samples
 

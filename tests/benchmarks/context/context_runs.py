@@ -20,10 +20,10 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
-from flashtrain.benchmarks.context import launch
-from flashtrain.benchmarks.context.contenders import Ours
-from flashtrain.compose import compose_settings
-from flashtrain.job import run_job
+from flashtrain.command.compose import compose_settings
+from flashtrain.run.job import run_job
+from flashtrain_recipes.context_benchmark import launch
+from flashtrain_recipes.context_benchmark.contenders import Ours
 
 WORDS = (
     "recipe=long-context-benchmark", "hardware=cpu", "hardware.demo=never", "logger=none", "benchmark.dtype=float32",

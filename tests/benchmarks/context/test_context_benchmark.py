@@ -14,8 +14,8 @@ from filelock import FileLock
 from tiny_runs import ROOT, flashtrain_command
 
 from flashtrain.distributed.context.traffic import traffic
-from flashtrain.report import read_result
-from flashtrain.report.__main__ import main as report
+from flashtrain_recipes.report import read_result
+from flashtrain_recipes.report.__main__ import main as report
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +26,7 @@ def runs(tmp_path_factory, worker_id) -> Path:
     folder.mkdir(exist_ok=True)
     with FileLock(folder / "lock"):
         if not (folder / "codes.json").is_file():
-            paths = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+            paths = os.pathsep.join([str(ROOT), str(ROOT / "recipes"), str(ROOT / "kernels")])
             variables = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
             script = Path(__file__).parent / "context_runs.py"
             command = [sys.executable, str(script), str(folder)]

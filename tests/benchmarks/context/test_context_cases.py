@@ -10,26 +10,32 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashtrain.benchmarks.context.case import ContextCase, cases, heavy_tailed_lengths
-from flashtrain.benchmarks.context.communication import only_communicating
-from flashtrain.benchmarks.context.contenders import our_contenders
-from flashtrain.benchmarks.context.figures import efficiency_figure
-from flashtrain.benchmarks.context.grid import choose_contenders
-from flashtrain.benchmarks.context.launch import started_by_torchrun
-from flashtrain.benchmarks.context.one_device import Rates
-from flashtrain.benchmarks.context.peers import peers
-from flashtrain.benchmarks.context.run import job_of, plan_context
-from flashtrain.benchmarks.context.settings import parse_shape
-from flashtrain.benchmarks.names import CONTEXT_IMPLEMENTATIONS, CONTEXT_LAYOUTS, CONTEXT_WAYS, MASKS, NOT_OVER_DEVICES
-from flashtrain.benchmarks.settings import BenchmarkSettings
-from flashtrain.compose import compose_settings
+from flashtrain.command.compose import compose_settings
 from flashtrain.distributed.context import call
 from flashtrain.distributed.context.layout import LAYOUTS
 from flashtrain.distributed.context.ways import WAYS
 from flashtrain.errors import UserError
-from flashtrain.machine import settle
+from flashtrain.run.machine import settle
 from flashtrain.training.hardware import detect_hardware
 from flashtrain_kernels import masks
+from flashtrain_recipes.attention_benchmark.names import (
+    CONTEXT_IMPLEMENTATIONS,
+    CONTEXT_LAYOUTS,
+    CONTEXT_WAYS,
+    MASKS,
+    NOT_OVER_DEVICES,
+)
+from flashtrain_recipes.attention_benchmark.settings import BenchmarkSettings
+from flashtrain_recipes.context_benchmark.case import ContextCase, cases, heavy_tailed_lengths
+from flashtrain_recipes.context_benchmark.communication import only_communicating
+from flashtrain_recipes.context_benchmark.contenders import our_contenders
+from flashtrain_recipes.context_benchmark.figures import efficiency_figure
+from flashtrain_recipes.context_benchmark.grid import choose_contenders
+from flashtrain_recipes.context_benchmark.launch import started_by_torchrun
+from flashtrain_recipes.context_benchmark.one_device import Rates
+from flashtrain_recipes.context_benchmark.peers import peers
+from flashtrain_recipes.context_benchmark.run import job_of, plan_context
+from flashtrain_recipes.context_benchmark.settings import parse_shape
 
 RECIPE = "recipe=long-context-benchmark"
 CPU = detect_hardware("cpu")

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from flashtrain.benchmarks.steps.plain_training import PlainTrainable
-from flashtrain.components import make_model
-from flashtrain.compose import compose_settings
+from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
+from flashtrain.run.components import make_model
+from flashtrain_recipes.step_benchmark.plain_training import PlainTrainable
 
 DEMO = ["recipe=gpt2", "model.size=demo", "model.vocab_rows=null", "context=32"]
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from made_up import CASE, CPU, NO_MEMORY, MadeUp, MemoryClock, runs_out
 
-from flashtrain.benchmarks.clock import CpuClock
-from flashtrain.benchmarks.steps.contenders import MemoryChoice
-from flashtrain.benchmarks.steps.measure import Effort, StepMeasurement
+from flashtrain_recipes.attention_benchmark.clock import CpuClock
+from flashtrain_recipes.step_benchmark.contenders import MemoryChoice
+from flashtrain_recipes.step_benchmark.measure import Effort, StepMeasurement
 
 COLUMNS = {
     "implementation", "model", "context", "batch", "weights", "tokens_per_second", "mfu", "peak_memory_gib",
@@ -162,7 +162,7 @@ def test_a_loss_that_is_no_number_is_not_a_measurement() -> None:
 
 
 def test_steps_that_take_long_are_few(monkeypatch) -> None:
-    monkeypatch.setattr("flashtrain.benchmarks.steps.measure._SLOW_SECONDS", 0.02)
+    monkeypatch.setattr("flashtrain_recipes.step_benchmark.measure._SLOW_SECONDS", 0.02)
     calls: list[str] = []
     slow = MadeUp("slow", calls, does=lambda batch: time.sleep(0.03))
     (row,) = measurement().run([slow], [2], Effort(rounds=5, steps=10))

@@ -8,17 +8,17 @@ import time
 
 import pytest
 
-from flashtrain.benchmarks.steps import command_cost
-from flashtrain.benchmarks.steps import run as steps_run
-from flashtrain.compose import compose_settings
+from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
-from flashtrain.job import run_job
-from flashtrain.machine import settle
-from flashtrain.report import read_result
-from flashtrain.run_folder import write_summary
-from flashtrain.settings import Settings
+from flashtrain.run.job import run_job
+from flashtrain.run.machine import settle
+from flashtrain.run.run_folder import write_summary
+from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import detect_hardware
 from flashtrain.training.metrics_file import MetricsFile
+from flashtrain_recipes.report import read_result
+from flashtrain_recipes.step_benchmark import command_cost
+from flashtrain_recipes.step_benchmark import run as steps_run
 
 TINY = ("hardware=cpu", "logger=csv", "benchmark.rounds=1", "benchmark.steps=1")
 SPEED = ("recipe=gpt2-speed", *TINY, "benchmark.contexts=[16]", "benchmark.batches=[1,2]")
@@ -81,7 +81,7 @@ def test_context_speed_keeps_the_tokens_of_a_step_until_one_sequence_is_longer(t
 def test_out_of_memory_at_one_context_is_not_tried_at_longer_ones(tmp_path, monkeypatch) -> None:
     import torch
 
-    from flashtrain.benchmarks.steps import plain_gpt
+    from flashtrain_recipes.step_benchmark import plain_gpt
 
     real, lengths = plain_gpt.written_out, []
 

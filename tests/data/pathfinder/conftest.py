@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from image_sets import ImagesOf
 
-from flashtrain.data.pathfinder.parameters import SMOOTH
-from flashtrain.data.pathfinder.store import PathfinderImages, ensure
+from flashtrain_recipes.arena.pathfinder.parameters import SMOOTH
+from flashtrain_recipes.arena.pathfinder.store import PathfinderImages, ensure
 
 
 @pytest.fixture(scope="session")

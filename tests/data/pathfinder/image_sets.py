@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from flashtrain.data.pathfinder.store import PathfinderImages
+from flashtrain_recipes.arena.pathfinder.store import PathfinderImages
 
 
 class ImagesOf(Protocol):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from flashtrain.data.pathfinder.raster import rasterise
-from flashtrain.data.pathfinder.store import PathfinderImages
+from flashtrain_recipes.arena.pathfinder.raster import rasterise
+from flashtrain_recipes.arena.pathfinder.store import PathfinderImages
 
 
 def summary_features(images: PathfinderImages) -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 import original_program as program
 from original_program import Place
 
-from flashtrain.data.pathfinder.parameters import PathfinderParameters
+from flashtrain_recipes.arena.pathfinder.parameters import PathfinderParameters
 
 _WORD = 2**64 - 1
 

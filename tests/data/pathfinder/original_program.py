@@ -10,7 +10,7 @@ import math
 import numpy as np
 from PIL import Image, ImageDraw
 
-from flashtrain.data.pathfinder.parameters import PathfinderParameters
+from flashtrain_recipes.arena.pathfinder.parameters import PathfinderParameters
 
 FINER = 2
 Place = tuple[int, int]

@@ -10,9 +10,9 @@ import pytest
 import torch
 from image_sets import ImagesOf
 
-from flashtrain.data.pathfinder.drawing import rasterise
-from flashtrain.data.pathfinder.original import raster
-from flashtrain.data.pathfinder.original.windows import (
+from flashtrain_recipes.arena.pathfinder.drawing import rasterise
+from flashtrain_recipes.arena.pathfinder.original import raster
+from flashtrain_recipes.arena.pathfinder.original.windows import (
     DEGREES,
     dash_windows,
     directions,
@@ -21,9 +21,15 @@ from flashtrain.data.pathfinder.original.windows import (
     mask_windows,
     turned_back,
 )
-from flashtrain.data.pathfinder.parameters import ORIGINAL, PathfinderParameters, arena_contrasts, drawn_like, of_side
-from flashtrain.data.pathfinder.store import PathfinderImages
-from flashtrain.data.pathfinder.strokes import Strokes
+from flashtrain_recipes.arena.pathfinder.parameters import (
+    ORIGINAL,
+    PathfinderParameters,
+    arena_contrasts,
+    drawn_like,
+    of_side,
+)
+from flashtrain_recipes.arena.pathfinder.store import PathfinderImages
+from flashtrain_recipes.arena.pathfinder.strokes import Strokes
 
 SIDES = (24, 32, 40, 64, 96, 128, 160, 256, 320)
 

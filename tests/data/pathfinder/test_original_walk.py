@@ -8,10 +8,10 @@ from image_sets import ImagesOf
 from original_curves import Grown
 from test_original_drawing import choices
 
-from flashtrain.data.pathfinder.generate import generate_records, stream_key
-from flashtrain.data.pathfinder.original.tables import walk_tables
-from flashtrain.data.pathfinder.parameters import ORIGINAL, of_side
-from flashtrain.data.pathfinder.records import Header
+from flashtrain_recipes.arena.pathfinder.generate import generate_records, stream_key
+from flashtrain_recipes.arena.pathfinder.original.tables import walk_tables
+from flashtrain_recipes.arena.pathfinder.parameters import ORIGINAL, of_side
+from flashtrain_recipes.arena.pathfinder.records import Header
 
 
 @pytest.mark.parametrize(

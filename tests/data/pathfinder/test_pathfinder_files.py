@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flashtrain.data.pathfinder.image_files import PathfinderFiles
 from flashtrain.errors import UserError
+from flashtrain_recipes.arena.pathfinder.image_files import PathfinderFiles
 
 SIDE, COUNT = 32, 20
 

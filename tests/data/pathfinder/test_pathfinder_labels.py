@@ -8,7 +8,7 @@ from image_sets import ImagesOf
 from leakage import held_out_accuracy, summary_features
 from tracer import traced_label
 
-from flashtrain.data.pathfinder.raster import rasterise
+from flashtrain_recipes.arena.pathfinder.raster import rasterise
 
 
 @pytest.mark.parametrize(("side", "contour", "count"), [(128, "easy", 200), (128, "hard", 200)])

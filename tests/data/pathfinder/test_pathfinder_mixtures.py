@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from flashtrain.data.pathfinder.drawing import rasterise
-from flashtrain.data.pathfinder.store import ensure
-from flashtrain.data.sequences.pathfinder import Pathfinder
 from flashtrain.errors import UserError
+from flashtrain_recipes.arena.pathfinder.drawing import rasterise
+from flashtrain_recipes.arena.pathfinder.source import Pathfinder
+from flashtrain_recipes.arena.pathfinder.store import ensure
 
 
 def test_a_range_has_as_many_images_of_each_length_in_turn(tmp_path: Path) -> None:

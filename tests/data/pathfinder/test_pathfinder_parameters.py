@@ -7,15 +7,15 @@ from itertools import pairwise
 
 import pytest
 
-from flashtrain.data.pathfinder.parameters import (
+from flashtrain.errors import UserError
+from flashtrain_recipes.arena.pathfinder.parameters import (
     PathfinderParameters,
     contour_words,
     contours_in,
     drawn_like,
     of_side,
 )
-from flashtrain.data.pathfinder.settings import PathfinderSettings
-from flashtrain.errors import UserError
+from flashtrain_recipes.arena.pathfinder.settings import PathfinderSettings
 
 SIDES = (32, 64, 128, 256)
 

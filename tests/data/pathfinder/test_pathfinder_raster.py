@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_sets import ImagesOf
 
-from flashtrain.data.pathfinder import raster
-from flashtrain.data.pathfinder.parameters import PathfinderParameters, of_side
-from flashtrain.data.pathfinder.raster import draw, rasterise
-from flashtrain.data.pathfinder.strokes import Strokes
+from flashtrain_recipes.arena.pathfinder import raster
+from flashtrain_recipes.arena.pathfinder.parameters import PathfinderParameters, of_side
+from flashtrain_recipes.arena.pathfinder.raster import draw, rasterise
+from flashtrain_recipes.arena.pathfinder.strokes import Strokes
 
 
 def plain_drawing(strokes: Strokes, image: int, parameters: PathfinderParameters) -> np.ndarray:

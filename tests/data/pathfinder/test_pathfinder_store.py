@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-from flashtrain.data.pathfinder import growth
-from flashtrain.data.pathfinder.generate import generate_records
-from flashtrain.data.pathfinder.parameters import of_side
-from flashtrain.data.pathfinder.records import HEADER_BYTES, Header, record_type
-from flashtrain.data.pathfinder.store import SPLITS, PathfinderImages, ensure, set_path
 from flashtrain.errors import UserError
+from flashtrain_recipes.arena.pathfinder import growth
+from flashtrain_recipes.arena.pathfinder.generate import generate_records
+from flashtrain_recipes.arena.pathfinder.parameters import of_side
+from flashtrain_recipes.arena.pathfinder.records import HEADER_BYTES, Header, record_type
+from flashtrain_recipes.arena.pathfinder.store import SPLITS, PathfinderImages, ensure, set_path
 
 EXPECTED = 900  # more than three chunks
 
@@ -128,8 +128,8 @@ def test_reading_and_drawing_need_no_numba(tmp_path: Path) -> None:
     path = ensure(32, 5, 20, workers=1, cache_dir=tmp_path).path
     program = (
         "import sys; sys.modules['numba'] = None\n"
-        "from flashtrain.data.pathfinder.store import PathfinderImages, ensure\n"
-        "from flashtrain.data.pathfinder.raster import rasterise\n"
+        "from flashtrain_recipes.arena.pathfinder.store import PathfinderImages, ensure\n"
+        "from flashtrain_recipes.arena.pathfinder.raster import rasterise\n"
         f"images = ensure(32, 5, 20, cache_dir={str(tmp_path)!r})\n"
         "print(rasterise(images.strokes([1]), images.parameters).shape)\n"
         f"ensure(32, 5, 21, cache_dir={str(tmp_path)!r})\n"
@@ -194,7 +194,7 @@ def test_what_is_no_file_in_a_sets_place_is_refused(tmp_path, kind) -> None:
 
 
 def test_a_set_with_a_hole_of_gigabytes_is_whole_up_to_it(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("flashtrain.data.pathfinder.records._AT_ONCE", 4)
+    monkeypatch.setattr("flashtrain_recipes.arena.pathfinder.records._AT_ONCE", 4)
     path = ensure(32, 0, 10, workers=1, cache_dir=tmp_path).path
     os.truncate(path, 16 * 2**30)
     assert len(PathfinderImages(path)) == 10

@@ -8,12 +8,12 @@ import torch
 from image_sets import ImagesOf
 from torch import Tensor
 
-from flashtrain.compose import compose_settings
-from flashtrain.data.pathfinder.drawing import rasterise
-from flashtrain.data.pathfinder.parameters import ORIGINAL
-from flashtrain.data.pathfinder.variation import MOST_CONTRAST, varied, varied_brightness
-from flashtrain.data.sequences.pathfinder import Pathfinder
+from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
+from flashtrain_recipes.arena.pathfinder.drawing import rasterise
+from flashtrain_recipes.arena.pathfinder.parameters import ORIGINAL
+from flashtrain_recipes.arena.pathfinder.source import Pathfinder
+from flashtrain_recipes.arena.pathfinder.variation import MOST_CONTRAST, varied, varied_brightness
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from image_sets import ImagesOf
 
-from flashtrain.data.pathfinder.generate import generate_records
-from flashtrain.data.pathfinder.parameters import of_side
-from flashtrain.data.pathfinder.records import GENERATOR_VERSIONS, Header
-from flashtrain.data.pathfinder.store import PathfinderImages
 from flashtrain.errors import UserError
+from flashtrain_recipes.arena.pathfinder.generate import generate_records
+from flashtrain_recipes.arena.pathfinder.parameters import of_side
+from flashtrain_recipes.arena.pathfinder.records import GENERATOR_VERSIONS, Header
+from flashtrain_recipes.arena.pathfinder.store import PathfinderImages
 
 SETS = [(32, "hard", 300), (64, "easy", 100), (128, "hard", 60), (256, "hard", 200), (48, "easy", 60)]
 

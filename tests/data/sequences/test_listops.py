@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flashtrain.data.sequences.listops import ListOps
 from flashtrain.errors import UserError
+from flashtrain_recipes.arena.listops import ListOps
 
 NAMES = {11: "MIN", 12: "MAX", 13: "MED", 14: "SM"}
 VALUES = {"MIN": min, "MAX": max, "MED": lambda found: int(np.median(found)), "SM": lambda found: sum(found) % 10}

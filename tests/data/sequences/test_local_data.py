@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from flashtrain.data.sequences.image import GreyImages
-from flashtrain.data.sequences.retrieval import Retrieval
-from flashtrain.data.sequences.text import ByteText
 from flashtrain.errors import UserError
+from flashtrain_recipes.arena.image import GreyImages
+from flashtrain_recipes.arena.retrieval import Retrieval
+from flashtrain_recipes.arena.text import ByteText
 
 
 def reviews(folder: Path) -> Path:

@@ -32,7 +32,7 @@ def job(ranks: int) -> dict[str, str]:
 
 def process_environment() -> dict[str, str]:
     """Of a script in this folder that finds the packages of the checkout."""
-    paths = os.pathsep.join(map(str, (ROOT, ROOT / "kernels", HERE)))
+    paths = os.pathsep.join(map(str, (ROOT, ROOT / "recipes", ROOT / "kernels", HERE)))
     return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
 
 

@@ -1,0 +1,219 @@
+"""From the command line's words to checked Settings, or to one readable line about what is wrong with them.
+
+Hydra composes conf/config.yaml, its groups and a recipe. Recipes are not a folder on Hydra's search path: each file of
+recipes/ (and of a user's own folders) is put into Hydra's ConfigStore as the group `recipe`, placed at the top level,
+so that a recipe reads like a page of settings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from flashtrain.command.locate import conf_folder, recipe_files
+from flashtrain.errors import UserError, unknown
+from flashtrain.files.foreign_files import SETTINGS_BYTES, literal, read_text
+from flashtrain.settings.settings import Settings, forget_unheeded
+from flashtrain.settings.typed_settings import (
+    first_line,
+    setting_names,
+    settings_config,
+    typed_settings,
+    unknown_setting,
+)
+
+CONFIG_NAME = "config"
+
+
+_registered: dict[str, tuple[Path, int]] = {}  # recipe -> the file that the store has it from, and when that changed
+
+
+def register_configs() -> None:
+    """Put the settings' schema and every recipe file where Hydra finds them. Safe, and quick, to call again."""
+    store = ConfigStore.instance()
+    if not _registered:
+        store.store(name="schema", node=Settings)
+    for name, path in recipe_files().items():
+        version = (path, path.stat().st_mtime_ns)
+        if _registered.get(name) != version:
+            store.store(group="recipe", name=name, node=_read_recipe(name, path), package="_global_")
+            _registered[name] = version
+
+
+def compose_settings(overrides: Sequence[str]) -> Settings:
+    """The checked settings that these command-line overrides compose to.
+
+    Raises UserError, one line, for anything that cannot be composed or cannot work.
+    """
+    register_configs()
+    with readable_errors(), initialize_config_dir(str(conf_folder()), version_base="1.3"), _odd_values():
+        config = compose(CONFIG_NAME, overrides=list(overrides))
+    return checked_settings(config)
+
+
+def settings_of_recipe(name: str) -> Settings:
+    """A recipe's own lines on top of the settings' defaults, without the config groups that it chooses.
+
+    For one command that looks up what another recipe trains; Hydra composes only once in a process that it runs.
+    """
+    content = _read_recipe(name, recipe_files()[name])
+    own = {key: value for key, value in content.items() if key != "defaults"}
+    return typed_settings(OmegaConf.create(own))
+
+
+def checked_settings(config: DictConfig) -> Settings:
+    """Settings from a composed configuration; Hydra's own section is left out."""
+    with readable_errors():
+        plain = OmegaConf.to_container(config, resolve=True)
+    if not isinstance(plain, dict):
+        raise UserError("the configuration is not a mapping of settings.")
+    settings = typed_settings(OmegaConf.create(literal({key: value for key, value in plain.items() if key != "hydra"})))
+    settings.check()
+    return settings
+
+
+def parse_overrides(words: Sequence[str]) -> list[Override]:
+    """The command line's `key=value` words, parsed by Hydra's grammar. Raises UserError for a word it refuses."""
+    with readable_errors(), _odd_values():
+        return OverridesParser.create().parse_overrides(list(words))
+
+
+def quote_prompt(word: str) -> str:
+    """`prompt=...` with its text quoted for Hydra's grammar, which would trip over commas, apostrophes and the like.
+
+    Other words, and a prompt that carries quotes of its own, come back as they are.
+    """
+    key, equals, text = word.partition("=")
+    has_quotes = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+    if key != "prompt" or not equals or has_quotes:
+        return word
+    return f"prompt={quoted(text)}"
+
+
+def quoted(text: str) -> str:
+    """Any text as a value in Hydra's grammar."""
+    text = literal(text)  # OmegaConf would look for a setting of that name
+    # In Hydra's quoted text a backslash escapes only before a quote, the closing one included.
+    escaped = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
+    return f"'{escaped}'"
+
+
+def override_keys(words: Sequence[str]) -> set[str]:
+    """The settings and groups that these overrides name, without +, ++ or ~."""
+    return {key_of(override) for override in parse_overrides(words)}
+
+
+def key_of(override: Override) -> str:
+    """The setting or group that an override names, without +, ++ or ~."""
+    return override.get_key_element().lstrip("+~").split("@")[0]
+
+
+def check_given_once(words: Sequence[str]) -> None:
+    """Raise UserError for a setting or group that a command line gives twice, of which Hydra would take the last.
+
+    Hydra's own settings may be: Lightning names a run's folder again where it starts further ranks.
+    """
+    first: dict[str, str] = {}
+    for word, override in zip(words, parse_overrides(words), strict=True):
+        key = key_of(override)
+        if key in first and key.split(".")[0].split("/")[0] != "hydra":
+            raise UserError(
+                f"{key} is given twice, as {first[key]} and as {word}: give it once, or with -m and commas between the "
+                "values to run each of them."
+            )
+        first[key] = word
+
+
+def apply_demo(settings: Settings, overrides: Sequence[str]) -> Settings:
+    """The same settings with the recipe's demo in place, except where the command line says otherwise."""
+    given, known = override_keys(overrides), set(setting_names())
+    changed = settings_config(settings)
+    for name, value in settings.demo.items():
+        if name not in given:
+            if name not in known:
+                raise unknown_setting(name)
+            OmegaConf.update(changed, name, value)
+    forget_unheeded(changed.data, given)
+    tokens, context = changed.trainer.tokens_per_step, changed.context
+    if changed.task == "language_model" and "trainer.tokens_per_step" not in given:
+        # The demo's step is for its own context: of another one it is whole samples too.
+        changed.trainer.tokens_per_step = context * max(1, -(-tokens // context))
+    changed.is_demo = True
+    demo = typed_settings(changed)
+    demo.check()
+    return demo
+
+
+@contextmanager
+def readable_errors() -> Iterator[None]:
+    """Turns what Hydra and OmegaConf raise while composing into a UserError of one line."""
+    try:
+        yield
+    except MissingConfigException as error:
+        group, _, name = (error.missing_cfg_file or "").rpartition("/")
+        raise unknown(group or "configuration", name, error.options or ()) from error
+    except OverrideParseException as error:
+        raise UserError(f"cannot read '{error.override}': settings are given as name=value.") from error
+    except ConfigCompositionException as error:
+        raise _composition_error(error) from error
+    except (HydraException, OmegaConfBaseException) as error:
+        name = getattr(error, "full_key", None) or "configuration"
+        raise UserError(f"{name}: {first_line(error)}") from error
+
+
+@contextmanager
+def _odd_values() -> Iterator[None]:
+    """What Hydra raises for values that it does not foresee: recipe=float(1), numbers of 5,000 digits, a hundred
+    brackets within one another."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, UserError):
+        raise
+    except RecursionError as error:
+        raise UserError("configuration: a value is nested too deeply.") from error
+    except (ValueError, TypeError, AttributeError, AssertionError, LookupError) as error:
+        raise UserError(f"configuration: {first_line(error)}") from error
+
+
+def _composition_error(error: ConfigCompositionException) -> UserError:
+    text = str(error)
+    if text.startswith("You must specify 'recipe'"):
+        return UserError(f"which recipe? Say recipe=NAME. Possible: {', '.join(sorted(recipe_files()))}.")
+    if text.startswith("Could not override '"):
+        name = text.split("'")[1]
+        if (
+            name in setting_names() and error.__cause__ is not None
+        ):  # it exists, and something inside its value does not
+            return UserError(f"{name}: {first_line(error.__cause__)}.")
+        return unknown_setting(name)
+    if text.startswith("Ambiguous value for argument"):
+        return UserError(f"{text.splitlines()[0].split(' ', 4)[-1]} lists several values: add -m to sweep over them.")
+    cause = error.__cause__
+    if isinstance(cause, OmegaConfBaseException):
+        key = f"{cause.full_key}: " if cause.full_key else ""
+        return UserError(f"{key}{first_line(cause)}")
+    return UserError(f"configuration: {first_line(error)}")
+
+
+def _read_recipe(name: str, path: Path) -> dict[str, object]:
+    text = read_text(path, SETTINGS_BYTES)
+    try:
+        content = yaml.safe_load(text)  # a user's own page: it may have aliases and interpolations
+    except RecursionError as error:
+        raise UserError(f"recipe file {path} is nested too deeply.") from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date of a 13th month
+        raise UserError(f"recipe file {path} is no valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"recipe file {path} must hold settings, one `name: value` a line.")
+    return {**content, "recipe": name}

@@ -1,0 +1,251 @@
+"""`python -m flashtrain -m recipe=gpt2 context=512,1024`: every combination as a job, then one table and one figure.
+
+Each job runs in a fresh process: under Hydra's own multirun Lightning's DDP would start the whole sweep again in every
+rank, and memory that one job leaves behind would spoil the next one's measurement. A job that fails is a row that says
+so; the others go on.
+
+runs/gpt2-sweep/2026-11-21_10-15-02/
+  sweep.json                       the jobs' words: the same command with resume=auto goes on here
+  00/, 01/, ...                    the jobs, each a run folder like any other
+  sweep.csv, sweep.md, sweep.png   the table and the figure
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from flashtrain.command.announce import say
+from flashtrain.command.compose import compose_settings, parse_overrides, quoted
+from flashtrain.command.heeded import check_heeded_by_a_job
+from flashtrain.command.job_process import JobProcesses
+from flashtrain.errors import UserError
+from flashtrain.files.disk import write_atomically
+from flashtrain.files.foreign_files import MIB, read_json_object
+from flashtrain.run.machine import settle
+from flashtrain.run.run_folder import (
+    CHECKPOINTS,
+    FAILED,
+    FINISHED,
+    LAST,
+    OUT_OF_MEMORY,
+    RUNNING,
+    STOPPED,
+    make_unique,
+    newest_first,
+    read_summary,
+    remove_unused,
+    write_summary,
+)
+from flashtrain.run.run_lock import Busy, hold, let_go, try_hold
+from flashtrain.settings.settings import LoggerSettings, Settings
+from flashtrain.training.loggers import log_figure
+from flashtrain_recipes.report.sweep import report_sweep
+
+SWEEP_FILE = "sweep.json"
+_SWEEP_BYTES = 16 * MIB
+DONE = (FINISHED, OUT_OF_MEMORY)  # running out of memory is a result of a sweep, not a crash of it
+_STOPPING_SECONDS = 120  # in which a job whose sweep was killed writes its checkpoint
+
+Jobs = list[list[str]]
+
+
+def expand(words: Sequence[str]) -> Jobs:
+    """The override lists of every job: the product of all values listed, in the order given.
+
+    Raises UserError for a sweep over an interval or a glob, which name no finite list here.
+    """
+    choices: dict[str, list[str]] = {}
+    for override in parse_overrides(words):
+        key = override.get_key_element()
+        if not override.is_sweep_override():
+            choices[key] = [f"{key}={override.get_value_element_as_str()}"]
+        elif override.is_choice_sweep() or override.is_range_sweep():
+            choices[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+        else:
+            raise UserError(
+                f"{override.input_line}: list the values, as in context=512,1024, or use range(start,stop,step)."
+            )
+    return [list(job) for job in itertools.product(*choices.values())]
+
+
+def run_sweep(words: Sequence[str]) -> int:
+    """Run every job of the sweep, report, and return the exit status: 0 unless a job crashed, 128 + the number of a
+    signal that ended it (the table then holds the jobs so far).
+
+    resume=auto, or resume=FOLDER of a sweep, goes on with a sweep of the same words: what is done is not run again.
+    Every job's settings are checked before the first one starts. Raises UserError.
+    """
+    words, resume = _without_resume([word for word in words if not word.startswith("hydra.sweep.dir=")])
+    jobs = expand(words)
+    composed = [compose_settings(job) for job in jobs]
+    check_heeded_by_a_job(composed, jobs)
+    settings = [settle(one, job, quiet=True)[0] for one, job in zip(composed, jobs, strict=True)]
+    folder = _sweep_folder(settings[0], jobs, resume)
+    try:
+        return _run_held(folder, jobs, settings[0], _varying(words, jobs))
+    finally:
+        let_go(folder)
+
+
+def _run_held(folder: Path, jobs: Jobs, first: Settings, varying: Sequence[str]) -> int:
+    logger = first.logger
+    logger.group = logger.group or f"{first.recipe}-{folder.name}"
+    folders = [folder / f"{number:02d}" for number in range(len(jobs))]
+    with JobProcesses() as processes:
+        for number, (job, job_folder) in enumerate(zip(jobs, folders, strict=True)):
+            label = ", ".join(word for word in job if word.split("=", 1)[0] in varying) or "one job"
+            done = read_summary(job_folder).get("status") in DONE
+            print(f"\n=== job {number + 1} of {len(jobs)}: {label}{', done already' if done else ''}", flush=True)
+            if done:
+                continue
+            _wait_for_orphan(job_folder)
+            status = processes.run(_job_words(job, job_folder, logger.group))
+            stopped_by = processes.stopped_by
+            note_failure(job_folder, job, status, stopped_by=None if stopped_by is None else stopped_by.name)
+            if stopped_by is not None:
+                print(f"stopped by {stopped_by.name}: the table holds the jobs so far.", flush=True)
+                print(f"To go on: the same command with resume=auto, or with resume={folder}", flush=True)
+                break
+
+        written = report_sweep(folder)
+        if processes.stopped_by is not None:
+            return 128 + processes.stopped_by
+    _log_to_wandb(logger, folder, written)
+    return 1 if any(read_summary(path).get("status") not in DONE for path in folders) else 0
+
+
+def _without_resume(words: Sequence[str]) -> tuple[list[str], str | None]:
+    """The words without the resume=... that means the sweep itself, and what it says.
+
+    A checkpoint or a run folder stays: every job goes on from it.
+    """
+    kept: list[str] = []
+    resume = None
+    for word, override in zip(words, parse_overrides(words), strict=True):
+        is_one = override.get_key_element() == "resume" and not override.is_sweep_override()
+        given = override.value() if is_one else None
+        if given == "auto" or (given and os.path.lexists(Path(str(given)).expanduser() / SWEEP_FILE)):
+            resume = str(given)
+        else:
+            kept.append(word)
+    return kept, resume
+
+
+def _sweep_folder(settings: Settings, jobs: Jobs, resume: str | None) -> Path:
+    """The folder of the sweep to go on with, or a new one; held by this process. Raises UserError."""
+    parent = Path(settings.output) / f"{settings.recipe}-sweep"
+    if resume not in (None, "auto"):
+        folder = Path(str(resume)).expanduser()
+        if not _is_of(jobs, _read_jobs(folder)):
+            raise UserError(f"resume={resume} is a sweep of other words: say those that it was started with.")
+        hold(folder)
+        return folder
+    if resume == "auto":
+        found = _unfinished_sweep(parent, jobs)
+        if found is not None:
+            say(f"going on with {found}: what is done there is not run again.")
+            return found
+        say("resume=auto: no unfinished sweep of these words is free here, starting a new one.")
+    folder = make_unique(parent, time.strftime("%Y-%m-%d_%H-%M-%S"))
+    try:
+        hold(folder)
+        write_atomically(folder / SWEEP_FILE, json.dumps({"jobs": jobs}, indent=1) + "\n")
+    except UserError:
+        remove_unused(folder)
+        raise
+    return folder
+
+
+def _unfinished_sweep(parent: Path, jobs: Jobs) -> Path | None:
+    """The newest sweep of these jobs that has one to run and in which no other process runs; held."""
+    for folder in newest_first(parent):
+        if not os.path.lexists(folder / SWEEP_FILE):
+            continue
+        try:
+            there = _read_jobs(folder)
+        except UserError as error:
+            say(f"passing over {folder}: {error}")
+            continue
+        if _is_of(jobs, there) and _has_more(folder, len(jobs)) and try_hold(folder):
+            if _has_more(folder, len(jobs)):
+                return folder
+            let_go(folder)  # it has ended since
+    return None
+
+
+def _read_jobs(folder: Path) -> Jobs:
+    """What sweep.json says of the jobs. It is compared with the command's own words, and never run."""
+    path = folder / SWEEP_FILE
+    jobs = read_json_object(path, _SWEEP_BYTES).get("jobs")
+    if not isinstance(jobs, list) or not all(
+        isinstance(job, list) and all(isinstance(word, str) for word in job) for job in jobs
+    ):
+        raise UserError(f"{path} does not say which jobs the sweep has.")
+    return jobs
+
+
+def _is_of(jobs: Jobs, there: Jobs) -> bool:
+    return [sorted(job) for job in jobs] == [sorted(job) for job in there]
+
+
+def _has_more(folder: Path, count: int) -> bool:
+    return any(read_summary(folder / f"{number:02d}").get("status") not in DONE for number in range(count))
+
+
+def _job_words(job: list[str], folder: Path, group: str) -> list[str]:
+    """The command's words for one job, which goes on where it has left a checkpoint."""
+    words = list(job)
+    if (folder / CHECKPOINTS / LAST).is_file():
+        words = [*(word for word in job if not word.startswith("resume=")), "resume=auto"]
+    return [*words, f"logger.group={quoted(group)}", f"hydra.run.dir={quoted(str(folder))}"]
+
+
+def _wait_for_orphan(folder: Path) -> None:
+    """A job whose sweep was killed may still be writing its checkpoint. Makes the folder where it is new."""
+    try:
+        hold(folder)
+    except Busy as error:
+        say(f"{error} Waiting at most {_STOPPING_SECONDS} seconds.")
+        hold(folder, wait=_STOPPING_SECONDS)
+    let_go(folder)
+
+
+def note_failure(folder: Path, job: list[str], status: int, *, stopped_by: str | None = None) -> None:
+    """A job that could not write how it ended (killed, or dead before it began) gets a row that says so.
+
+    stopped_by: the signal that ended the whole command.
+    """
+    row = read_summary(folder)
+    if row.get("status", RUNNING) != RUNNING:
+        return
+    try:
+        hold(folder)
+    except Busy:  # it still runs, and writes its row itself
+        return
+    how = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
+    ended = {"status": FAILED, "error": how}
+    if stopped_by is not None:
+        ended = {"status": STOPPED, "error": f"stopped by {stopped_by}"}
+    try:
+        write_summary(folder, {"overrides": " ".join(job), **row, **ended})
+    finally:
+        let_go(folder)
+
+
+def _varying(words: Sequence[str], jobs: Jobs) -> list[str]:
+    return [key for key in {word.split("=", 1)[0]: None for word in words} if _values(jobs, key) > 1]
+
+
+def _values(jobs: Jobs, key: str) -> int:
+    return len({word for job in jobs for word in job if word.split("=", 1)[0] == key})
+
+
+def _log_to_wandb(logger: LoggerSettings, folder: Path, written: dict[str, Path]) -> None:
+    """Log the sweep's figure beside its runs, in their group."""
+    if logger.name == "wandb" and "figure" in written:
+        log_figure(logger.project, group=logger.group, folder=folder, figure=written["figure"], mode=logger.mode)

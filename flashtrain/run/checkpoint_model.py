@@ -1,0 +1,246 @@
+"""A trained model back from a checkpoint or from Hugging Face weights, and how a checkpoint says which model it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flashtrain.command.announce import say
+from flashtrain.data.tokenizers import Tokenizer, load_tokenizer
+from flashtrain.errors import UserError
+from flashtrain.integrations import exported_by_flashtrain, load_gpt2, load_weights
+from flashtrain.integrations.described_models import (
+    check_stored,
+    check_vocabulary,
+    check_weights,
+    described_config,
+    trained_steps,
+)
+from flashtrain.integrations.safetensors_files import shown
+from flashtrain.models.extension import with_context
+from flashtrain.models.gpt2 import GPT2, GPT2Config
+from flashtrain.models.trainable import Trainable
+from flashtrain.run.components import make_model
+from flashtrain.run.run_folder import (
+    BEST,
+    CHECKPOINTS,
+    CONFIG_FILE,
+    FINISHED,
+    LAST,
+    TOKENIZER,
+    find_checkpoint,
+    read_settings,
+    read_summary,
+)
+from flashtrain.settings.settings import Settings
+from flashtrain.training.checkpoints import read_checkpoint, weights_in
+from flashtrain.training.resuming import check_resumable
+
+PLAIN = (bool, int, float, str, list, type(None))  # what a description consists of
+DECODERS = ("gpt2", "modern")  # what a checkpoint calls the models that its shape alone rebuilds
+
+
+@dataclass
+class TrainedModel:
+    """The model in a run folder, ready to evaluate, generate with or export."""
+
+    model: Trainable
+    tokenizer: Tokenizer
+    folder: Path
+    checkpoint: Path
+    step: int
+
+
+def build_model(settings: Settings, *, vocab_size: int, attention: str) -> Trainable:
+    """A model to train: with random weights, or starting from `weights` (see starting_weights), at `context`.
+
+    Raises UserError where the weights' model cannot serve the settings.
+    """
+    if settings.weights is None:
+        if settings.model.interpolate_positions:
+            raise UserError("model.interpolate_positions=true stretches trained positions: it needs weights=...")
+        return make_model(settings, vocab_size=vocab_size, attention=attention)
+    config, state = at_context(settings, *starting_weights(settings), where=settings.weights)
+    if vocab_size != config.vocab_size:
+        raise UserError(
+            f"the weights in {settings.weights} know {config.vocab_size} tokens and the tokenizer makes {vocab_size}: "
+            "GPT-2's weights need data.tokenizer=gpt2, those of a run the tokenizer that it had."
+        )
+    model = GPT2(config, attention=attention, residual=settings.model.residual)
+    model.load_state_dict(state)
+    return model
+
+
+def starting_weights(settings: Settings) -> tuple[GPT2Config, dict[str, torch.Tensor]]:
+    """Configuration and weights that `weights` names, with the settings' dropout.
+
+    A Hugging Face GPT-2 (folder or .safetensors file), an export of ours in its own layout, or a run folder or
+    checkpoint (its best weights). Raises UserError for anything else.
+    """
+    path = Path(str(settings.weights)).expanduser()
+    if path.suffix == ".ckpt" or (path / CONFIG_FILE).is_file():
+        config, state = _checkpoint_weights(path)
+    elif exported_by_flashtrain(path):
+        config, state = load_weights(path)
+    else:
+        config, state = load_gpt2(path, vocab_rows=settings.model.vocab_rows)
+    return replace(config, dropout=settings.model.dropout), state
+
+
+def at_context(
+    settings: Settings, config: GPT2Config, state: dict[str, torch.Tensor], *, where: str | Path
+) -> tuple[GPT2Config, dict[str, torch.Tensor]]:
+    """Configuration and weights for `context`, by model.interpolate_positions, model.rope_base and model.rope_factor.
+
+    Raises UserError for learned positions that would have to be stretched without having been asked for.
+    """
+    learned = config.positions == "learned"
+    if settings.context > config.context and learned and not settings.model.interpolate_positions:
+        raise UserError(
+            f"context={settings.context} is longer than the {config.context} positions that the weights in {where} "
+            f"were trained with: choose context={config.context} or less, or let model.interpolate_positions=true "
+            "stretch them (training then has to adapt the model)."
+        )
+    if settings.context > config.context and not learned and settings.model.rope_factor is None:
+        longer = settings.context / config.context
+        say(
+            f"context={settings.context} is {longer:g} times the {config.context} that the weights in {where} were "
+            f"trained with; model.rope_factor={longer * config.rope_factor:g} would slow their rotary angles for it."
+        )
+    return with_context(
+        config,
+        state,
+        settings.context,
+        interpolate=settings.model.interpolate_positions,
+        rope_base=settings.model.rope_base,
+        rope_factor=settings.model.rope_factor,
+    )
+
+
+def describe_model(model: Trainable, settings: Settings, *, vocab_size: int) -> dict[str, Any]:
+    """What a checkpoint says of its model, in plain values: enough to rebuild it and to notice another one."""
+    config = getattr(model, "config", None)
+    shape = asdict(config) if is_dataclass(config) and not isinstance(config, type) else {}
+    return {"name": settings.model.name, "size": settings.model.size, "vocab_size": vocab_size, "shape": shape}
+
+
+def check_same_model(checkpoint: Path, saved: Mapping[str, Any], description: dict[str, Any]) -> None:
+    """Raise UserError unless what was saved in the checkpoint is of the model described, naming what differs."""
+    notes = saved.get("flashtrain", {})
+    values = notes.get("shape", {}) if isinstance(notes, dict) else None
+    if not isinstance(values, dict) or not all(isinstance(one, PLAIN) for one in (notes.get("name"), *values.values())):
+        raise UserError(f"{checkpoint} is damaged: it does not say which model it holds.")
+    here = {"name": description["name"], **description["shape"]}
+    # A field that the checkpoint's flashtrain did not know yet had the value that is its default now.
+    there = {**_defaults(), "name": notes.get("name"), **values}
+    differing = [key for key in here if here[key] != there.get(key)]
+    if differing:
+        parts = ", ".join(f"{key} is {there.get(key)} there and {here[key]} here" for key in differing)
+        raise UserError(f"{checkpoint} is a checkpoint of another model: {parts}.")
+
+
+def checkpoint_to_resume(settings: Settings, folder: Path, description: dict[str, Any]) -> Path | None:
+    """The checkpoint to go on from: of the run named, or, for resume=auto, of the folder that was found unfinished.
+
+    None to start anew. Raises UserError unless it holds the model described.
+    """
+    if settings.resume is None:
+        return None
+    if settings.resume == "auto":
+        checkpoint = folder / CHECKPOINTS / LAST
+        if not checkpoint.exists():
+            return None
+    else:
+        _, checkpoint = find_checkpoint(settings.resume, prefer=LAST, setting="resume")
+    saved = read_checkpoint(checkpoint, mmap=True)  # of all its weights nothing is read here
+    check_same_model(checkpoint, saved, description)
+    _check_steps_left(checkpoint, check_resumable(saved, checkpoint), settings.trainer.steps)
+    say(f"resuming from {checkpoint}")
+    return checkpoint
+
+
+def _check_steps_left(checkpoint: Path, made: int, steps: int) -> None:
+    """Raise UserError where the run has made all its steps: it would write a row of nothing over its own. One that
+    ended between its last step and its summary still has that to make."""
+    finished = read_summary(checkpoint.parent.parent).get("status") == FINISHED
+    if made > steps or (made == steps and finished):
+        raise UserError(
+            f"{checkpoint} has made {made:,} steps, and trainer.steps={steps}: nothing is left to train. Possible: "
+            f"trainer.steps= above {made}, or a run of its own without resume=."
+        )
+
+
+def load_trained(given: str, *, attention: str, settings: Settings | None = None) -> TrainedModel:
+    """The model in a run folder (its best checkpoint) or in a checkpoint, on the CPU, in evaluation mode.
+
+    settings: a context longer than the model's, and how its positions are to serve it (None: as it was trained).
+    """
+    folder, path = find_checkpoint(given, prefer=BEST)
+    saved, description = _described(path)
+    state = weights_in(saved, path, prefix="model.")
+    if description["name"] in DECODERS:
+        config = _decoder_config(description, state, path)
+        if settings is not None:
+            config, state = at_context(settings, config, state, where=path)
+        residual = (settings or read_settings(folder)).model.residual
+        model: Trainable = GPT2(config, attention=attention, residual=residual)
+    else:
+        vocab_size = _vocab_size(description, state, path)
+        model = make_model(read_settings(folder), vocab_size=vocab_size, attention=attention)
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise UserError(f"{path} does not fit its model: {str(error).splitlines()[0]}") from error
+    tokenizer = load_tokenizer(folder / TOKENIZER)
+    known = config.vocab_size if description["name"] in DECODERS else vocab_size
+    check_vocabulary(tokenizer.vocab_size, known, folder)
+    return TrainedModel(model.eval(), tokenizer, folder, path, trained_steps(saved, path))
+
+
+def move(model: Trainable, kind: str, precision: str) -> Trainable:
+    """The model on the device, in the precision's own dtype where that is not a mixed one."""
+    dtype = {"bf16-true": torch.bfloat16, "64-true": torch.float64}.get(precision)
+    return model.to(device=kind, dtype=dtype)
+
+
+def _checkpoint_weights(path: Path) -> tuple[GPT2Config, dict[str, torch.Tensor]]:
+    _, checkpoint = find_checkpoint(str(path), prefer=BEST)
+    saved, description = _described(checkpoint)
+    if description["name"] not in DECODERS:
+        raise UserError(f"{checkpoint} holds a model of kind {description['name']}. Possible: {', '.join(DECODERS)}.")
+    state = weights_in(saved, checkpoint, prefix="model.")
+    return _decoder_config(description, state, checkpoint), state
+
+
+def _decoder_config(description: dict[str, Any], state: dict[str, torch.Tensor], path: Path) -> GPT2Config:
+    """The shape of a decoder of ours that a checkpoint describes. UserError: its weights are of another."""
+    config = described_config(GPT2Config, description.get("shape"), state, str(path))
+    check_weights(lambda: GPT2(config, attention="sdpa"), state, str(path))
+    return config
+
+
+def _vocab_size(description: dict[str, Any], state: dict[str, torch.Tensor], path: Path) -> int:
+    """The tokens that a registered model knows, for which some tensor of its checkpoint has as many rows at least."""
+    check_stored(state, str(path))
+    most = max(max(tensor.shape, default=0) for tensor in state.values())
+    given = description.get("vocab_size")
+    if type(given) is not int or not 1 <= given <= most:
+        raise UserError(f"{path} is damaged: its vocab_size is {shown(given)}. Possible: 1 to {most}, by its tensors.")
+    return given
+
+
+def _described(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(checkpoint, what it says of its model). Raises UserError for one that says nothing."""
+    saved = read_checkpoint(path)
+    description = saved.get("flashtrain")
+    if not isinstance(description, dict) or not isinstance(description.get("name"), str):
+        raise UserError(f"{path} was not written by flashtrain: it does not say which model it holds.")
+    return saved, description
+
+
+def _defaults() -> dict[str, Any]:
+    return {field.name: field.default for field in fields(GPT2Config) if field.default is not MISSING}

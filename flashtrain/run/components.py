@@ -1,0 +1,183 @@
+"""flashtrain's own components, registered under the names that conf/ uses, and how Settings reach them.
+
+This is where settings end: everything built here takes plain arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import nn
+
+from flashtrain.data.files_source import FilesSource
+from flashtrain.data.hub_source import HubSource
+from flashtrain.data.sources import StandardLibrarySource, TextSource
+from flashtrain.data.tokenizers import TokenizerSpec
+from flashtrain.models.gpt2 import GPT2, GPT2Config
+from flashtrain.models.trainable import Trainable
+from flashtrain.registry import component, register
+from flashtrain.settings.settings import DataSettings, ModelSettings, Settings
+from flashtrain.settings.trainer_settings import OptimizerSettings, ScheduleSettings
+from flashtrain.training.lamb import lamb
+from flashtrain.training.master_weights import HALF, MasterWeights
+from flashtrain.training.optimizers import adamw, muon
+from flashtrain.training.schedules import constant_with_warmup, cosine_with_warmup, linear_with_warmup
+from flashtrain_recipes.step_benchmark.plain_training import PlainTrainable
+
+
+def _shape(family: str, settings: ModelSettings, *, vocab_size: int, context: int) -> GPT2Config:
+    return GPT2Config.of_size(
+        settings.size,
+        family,
+        vocab_size=vocab_size,
+        context=context,
+        vocab_rows=settings.vocab_rows,
+        positions=settings.positions,
+        dropout=settings.dropout,
+        rope_base=settings.rope_base,
+        rope_factor=settings.rope_factor,
+    )
+
+
+def _decoder(family: str, settings: ModelSettings, *, vocab_size: int, context: int, attention: str) -> GPT2:
+    config = _shape(family, settings, vocab_size=vocab_size, context=context)
+    return GPT2(config, attention=attention, residual=settings.residual)
+
+
+@register("model", "gpt2")
+def build_gpt2(settings: ModelSettings, *, vocab_size: int, context: int, attention: str) -> GPT2:
+    return _decoder("gpt2", settings, vocab_size=vocab_size, context=context, attention=attention)
+
+
+@register("model", "modern")
+def build_modern(settings: ModelSettings, *, vocab_size: int, context: int, attention: str) -> GPT2:
+    return _decoder("modern", settings, vocab_size=vocab_size, context=context, attention=attention)
+
+
+@register("model", "plain")
+def build_plain(settings: ModelSettings, *, vocab_size: int, context: int, attention: str) -> PlainTrainable:
+    return PlainTrainable(_shape("gpt2", settings, vocab_size=vocab_size, context=context), attention)
+
+
+@register("source", "stdlib")
+def build_standard_library(settings: DataSettings) -> TextSource:
+    return StandardLibrarySource(include_tests=settings.include_tests)
+
+
+@register("source", "files")
+def build_files(settings: DataSettings) -> TextSource:
+    return FilesSource(
+        str(settings.path),
+        text_column=settings.text_column,
+        encoding=settings.encoding,
+        longest_document=settings.longest_document,
+    )
+
+
+@register("source", "hub")
+def build_hub(settings: DataSettings) -> TextSource:
+    return HubSource(
+        str(settings.name),
+        split=settings.split,
+        text_column=settings.text_column,
+        config=settings.config,
+        streaming=settings.streaming,
+    )
+
+
+def _usual(settings: OptimizerSettings) -> dict[str, Any]:
+    """What every optimiser here takes."""
+    return {
+        "lr": settings.learning_rate,
+        "betas": (settings.betas[0], settings.betas[1]),
+        "eps": settings.epsilon,
+        "weight_decay": settings.weight_decay,
+    }
+
+
+@register("optimizer", "adamw")
+def build_adamw(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    return adamw(model, **_usual(settings))
+
+
+@register("optimizer", "lamb")
+def build_lamb(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    return lamb(model, **_usual(settings))
+
+
+@register("optimizer", "muon")
+def build_muon(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    return muon(model, **_usual(settings), momentum=settings.momentum)
+
+
+def _warmup(settings: ScheduleSettings, total_steps: int) -> int:
+    if settings.warmup_steps is not None:
+        return min(settings.warmup_steps, total_steps)
+    return max(1, round(0.05 * total_steps))
+
+
+@register("schedule", "cosine")
+def build_cosine(
+    optimizer: torch.optim.Optimizer, settings: ScheduleSettings, total_steps: int
+) -> torch.optim.lr_scheduler.LRScheduler:
+    return cosine_with_warmup(optimizer, _warmup(settings, total_steps), total_steps, settings.minimum_ratio)
+
+
+@register("schedule", "linear")
+def build_linear(
+    optimizer: torch.optim.Optimizer, settings: ScheduleSettings, total_steps: int
+) -> torch.optim.lr_scheduler.LRScheduler:
+    return linear_with_warmup(optimizer, _warmup(settings, total_steps), total_steps, settings.minimum_ratio)
+
+
+@register("schedule", "constant")
+def build_constant(
+    optimizer: torch.optim.Optimizer, settings: ScheduleSettings, total_steps: int
+) -> torch.optim.lr_scheduler.LRScheduler:
+    return constant_with_warmup(optimizer, _warmup(settings, total_steps))
+
+
+def make_source(settings: Settings) -> TextSource:
+    """The text source that `data` names."""
+    return component("source", settings.data.source)(settings.data)
+
+
+def make_tokenizer_spec(settings: Settings) -> TokenizerSpec:
+    """Which tokenizer to make; a `bpe` is trained on the source, the others come as they are."""
+    data = settings.data
+    return TokenizerSpec(kind=data.tokenizer, vocab_size=data.vocab_size, vocab=data.vocab, merges=data.merges)
+
+
+def make_model(settings: Settings, *, vocab_size: int, attention: str) -> Trainable:
+    """The model that `model` names, with this attention, for this vocabulary and `context`."""
+    build = component("model", settings.model.name)
+    return build(settings.model, vocab_size=vocab_size, context=settings.context, attention=attention)
+
+
+def make_callbacks(settings: Settings) -> list[pl.Callback]:
+    """The callbacks that a user's program registered and `trainer.callbacks` names."""
+    return [component("callback", name)(settings) for name in settings.trainer.callbacks]
+
+
+def optimizer_builder(settings: Settings) -> Callable[[nn.Module], torch.optim.Optimizer]:
+    """A function of the model, as LanguageModel takes it."""
+    build = component("optimizer", settings.optimizer.name)
+
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        inner = build(model, settings=settings.optimizer)
+        # FSDP2 shards the weights, whose copies its checkpoints would not know.
+        masters = settings.optimizer.master_weights and not settings.shards_weights
+        half = any(parameter.dtype in HALF for parameter in model.parameters())
+        return MasterWeights(inner) if masters and half else inner
+
+    return optimizer
+
+
+def schedule_builder(settings: Settings) -> partial[torch.optim.lr_scheduler.LRScheduler]:
+    """A function of the optimiser, as LanguageModel takes it."""
+    build = component("schedule", settings.schedule.name)
+    return partial(build, settings=settings.schedule, total_steps=settings.trainer.steps)

@@ -1,0 +1,163 @@
+"""A run in which devices share each sequence: its settings as plain arguments, and what it will do, in words.
+
+S sequence, R devices that share it (settings.context_degree), n tokens that one of them holds.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flashtrain.distributed.context.costs import attention_work, imbalance, visible_keys
+from flashtrain.distributed.context.exchange_memory import exchange_bytes
+from flashtrain.distributed.context.layout import make_layout
+from flashtrain.distributed.context.traffic import remote_keys
+from flashtrain.distributed.context.ways import Choice, choose_way
+from flashtrain.errors import UserError
+from flashtrain.models.attention import Attention
+from flashtrain.models.gpt2 import GPT2, SIZES, GPT2Config
+from flashtrain.models.trainable import Trainable
+from flashtrain.run.run_folder import note_failure
+from flashtrain.settings.context_settings import CONTEXT
+from flashtrain.settings.settings import Settings
+from flashtrain.training.hardware import Hardware
+from flashtrain.training.memory import GIB, PRECISIONS
+from flashtrain_kernels import masks
+
+MIB = 2**20
+
+
+def strategy_options(settings: Settings, folder: Path) -> dict[str, Any]:
+    """What ContextParallelStrategy is made with for a run in `folder`; nothing for another strategy."""
+    if settings.strategy != CONTEXT:
+        return {}
+    return {
+        "context_parallel_size": settings.context_degree,
+        "way": settings.trainer.context_way,
+        "layout": settings.trainer.context_layout,
+        # Without a document mask a row is one causal sequence, whatever documents it is packed of.
+        "documents": "documents" if settings.data.document_mask else None,
+        "timeout_seconds": settings.trainer.timeout_seconds,
+        "on_failure": partial(note_failure, folder),
+    }
+
+
+def check_heads(settings: Settings) -> None:
+    """Raise UserError where trainer.context_way cannot share the heads of a model that the settings tell all about.
+
+    What starts from weights, or is a user's own model, is looked at once it is there (check_model).
+    """
+    if settings.strategy != CONTEXT or settings.weights is not None or settings.model.size not in SIZES:
+        return
+    if settings.model.name in ("gpt2", "modern"):
+        size = SIZES[settings.model.size]
+        _choice(settings, size.heads, size.modern_kv_heads if settings.model.name == "modern" else size.heads, 64, 1)
+
+
+def check_model(settings: Settings, model: Trainable) -> None:
+    """Raise UserError for a model whose attention would see one device's tokens only, or cannot be shared so."""
+    if settings.strategy != CONTEXT:
+        return
+    attentions = [module for module in model.modules() if isinstance(module, Attention)]
+    if not attentions:
+        raise UserError(
+            f"model={settings.model.name} ({type(model).__name__}) has no flashtrain.Attention, so a sequence cannot "
+            "be shared among devices: choose model=gpt2 or modern, or trainer.strategy=fsdp."
+        )
+    for attention in attentions:
+        _choice(settings, attention.heads, attention.kv_heads, attention.head_dim, 1)
+
+
+def attention_choice(settings: Settings, hardware: Hardware, config: GPT2Config, micro_batch: int) -> Choice:
+    """The way that a micro-batch of this model will take, as the run itself chooses it."""
+    held = micro_batch * tokens_held(settings)
+    number = PRECISIONS[hardware.precision][2]
+    return _choice(settings, config.heads, config.kv_heads, config.head_dim, held, number)
+
+
+def exchange_bytes_of(settings: Settings, hardware: Hardware, config: GPT2Config, micro_batch: int) -> int:
+    """What the exchange needs of a device's memory; 0 where devices share no sequence."""
+    if settings.context_degree == 1:
+        return 0
+    return exchange_bytes(
+        attention_choice(settings, hardware, config, micro_batch),
+        held=micro_batch * tokens_held(settings),
+        degree=settings.context_degree,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        bytes_each=PRECISIONS[hardware.precision][2],
+    )
+
+
+def tokens_held(settings: Settings) -> int:
+    """n, of one row."""
+    return -(-settings.context // settings.context_degree)
+
+
+def describe_context(settings: Settings, hardware: Hardware, model: Trainable, micro_batch: int) -> str:
+    """A few words for the line that says what is about to be trained; "" where devices share no sequence."""
+    if settings.strategy != CONTEXT:
+        return ""
+    way = context_columns(settings, hardware, model, micro_batch)["context_way"]
+    return f", each sequence over {settings.context_degree} devices ({way})"
+
+
+def context_columns(settings: Settings, hardware: Hardware, model: Trainable, micro_batch: int) -> dict[str, Any]:
+    """What the summary row says of devices that share sequences; empty where none do.
+
+    A model that is not flashtrain's own takes the way that trainer.context_way names, as far as is known here.
+    """
+    if settings.strategy != CONTEXT:
+        return {}
+    way = settings.trainer.context_way
+    if isinstance(model, GPT2):
+        way = attention_choice(settings, hardware, model.config, micro_batch).way
+    return {"context_parallel": settings.context_degree, "context_way": way}
+
+
+def plan_lines(settings: Settings, hardware: Hardware, config: GPT2Config, micro_batch: int) -> list[str]:
+    """What mode=plan says of the devices that share a sequence: the mesh, the way and its reason, layout, traffic."""
+    if settings.strategy != CONTEXT:
+        return []
+    choice = attention_choice(settings, hardware, config, micro_batch)
+    degree, moved = settings.context_degree, choice.traffic
+    return [
+        f"devices: {settings.data_ranks} (data) x {degree} (context); weights, gradients and optimiser states are "
+        f"divided among all {settings.trainer.ranks}",
+        f"attention's way: {choice.reason}",
+        f"communication: a device sends {_size(moved.forward)} forward and {_size(moved.backward)} backward for each "
+        f"of {config.layers} layers and each micro-batch",
+        *_layout_lines(settings),
+    ]
+
+
+def _layout_lines(settings: Settings) -> list[str]:
+    """Of rows that are one causal sequence each; what documents change is known only when they are read."""
+    mask = masks.causal(settings.context)
+    layout = make_layout(settings.trainer.context_layout, mask, settings.context_degree)
+    uneven = imbalance(attention_work(layout, visible_keys(mask)))
+    needed = int(remote_keys(layout, mask).max())
+    of_what, most = ("a row of one document", "at most ") if settings.data.document_mask else ("a row", "")
+    return [
+        f"layout: {layout.name}, {layout.held:,} tokens a device in blocks of {layout.block:,}; for {of_what} the "
+        f"busiest device attends {uneven:.2f} times the mean and needs the keys and values of {most}{needed:,} "
+        "tokens of others",
+    ]
+
+
+def _choice(settings: Settings, heads: int, kv_heads: int, head_dim: int, held: int, bytes_each: int = 2) -> Choice:
+    return choose_way(
+        settings.trainer.context_way,
+        degree=settings.context_degree,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        held=held,
+        bytes_each=bytes_each,
+    )
+
+
+def _size(count: int) -> str:
+    return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / MIB:.2f} MiB"

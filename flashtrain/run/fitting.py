@@ -1,0 +1,217 @@
+"""One fit of any task: the Trainer, callbacks, checkpoints, signals, out of memory, the last validation."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+
+from flashtrain.command.job_process import leading_ranks
+from flashtrain.distributed.strategies import make_strategy
+from flashtrain.errors import UserError
+from flashtrain.run.batching import Batching
+from flashtrain.run.components import make_callbacks
+from flashtrain.run.context_run import strategy_options
+from flashtrain.run.encoder_batching import memory_advice
+from flashtrain.run.run_folder import CHECKPOINTS, LAST
+from flashtrain.settings.settings import Settings
+from flashtrain.training.checkpoints import AtomicCheckpointIO, checkpoint_callbacks, keep_if_best
+from flashtrain.training.due_validation import DueValidation
+from flashtrain.training.finite import StopOnNonFinite
+from flashtrain.training.hardware import Hardware
+from flashtrain.training.loggers import close_loggers, log_summary, make_loggers
+from flashtrain.training.out_of_memory import OutOfMemory, is_out_of_memory, out_of_memory_line
+from flashtrain.training.progress import make_progress
+from flashtrain.training.random_state import RandomState
+from flashtrain.training.resuming import CheckRestored, raised_while_restoring
+from flashtrain.training.signals import SaveOnSignal, StoppedInValidation
+from flashtrain.training.throughput import Throughput
+
+
+class Stopped(Exception):
+    """A signal ended the run early; its checkpoint is written. `status` is the exit status to end with."""
+
+    def __init__(self, line: str, status: int) -> None:
+        super().__init__(line)
+        self.status = status
+
+
+def fit(
+    settings: Settings,
+    hardware: Hardware,
+    folder: Path,
+    task: pl.LightningModule,
+    data: pl.LightningDataModule,
+    throughput: Throughput,
+    *,
+    resumed: Path | None,
+    started: float,
+    finish: Callable[[pl.Trainer], dict[str, Any]],
+    batching: Batching,
+    advice: str | None = None,
+    logs: Path | None = None,
+    goes_on: bool = False,
+    settle: Callable[[], None] | None = None,
+    monitor: str = "validation_loss",
+    mode: str = "min",
+    callbacks: Sequence[pl.Callback] = (),
+) -> dict[str, Any]:
+    """Train to the end, validate once more where the last step was no time for it, and return finish(trainer).
+
+    resumed: the checkpoint to go on from. started: time.time() at the command's start. batching: the micro-batches, and
+    what they are estimated to need; advice: what else needs less memory (None: what holds for language models). logs:
+    where loggers write (None: folder). goes_on: another training starts from where this one ends, so its end is a
+    checkpoint too, and a signal that comes while it is written still stops the run; settle: called before. monitor,
+    mode: see checkpoint_callbacks.
+    Raises Stopped after a signal or at the end of trainer.max_minutes, OutOfMemory.
+    """
+    signals = SaveOnSignal(until=deadline(settings, started))
+    due = DueValidation(settings.trainer.validate_every)
+    own = [
+        throughput,
+        StopOnNonFinite(),
+        signals,
+        CheckRestored(),
+        RandomState(settings.seed),
+        due,
+        *callbacks,
+        *checkpoint_callbacks(
+            folder / CHECKPOINTS, every_n_steps=settings.trainer.checkpoint_every, monitor=monitor, mode=mode
+        ),
+        pl.callbacks.LearningRateMonitor(logging_interval="step"),
+        make_progress(settings.trainer.log_every),
+        *make_callbacks(settings),
+    ]
+    trainer = make_trainer(settings, hardware, logs or folder, own, accumulate=batching.accumulate)
+    try:
+        try:
+            with leading_ranks():
+                trainer.fit(task, data, ckpt_path=str(resumed) if resumed else None, weights_only=True)
+        except UserError:
+            raise
+        except Exception as error:
+            if not isinstance(error, RuntimeError | MemoryError) or not is_out_of_memory(error):
+                if resumed is None or not raised_while_restoring(error):
+                    raise
+                reason = " ".join(str(error).split())[:200]
+                raise UserError(f"{resumed} cannot be gone on from ({type(error).__name__}: {reason}).") from error
+            saved = folder if (folder / CHECKPOINTS / LAST).exists() else None
+            raise OutOfMemory(
+                out_of_memory_line(
+                    error,
+                    batching.estimate,
+                    free_bytes=hardware.free_memory_bytes,
+                    alternatives=batching.alternatives,
+                    saved=saved,
+                    advice=None if advice is None else memory_advice(batching, advice),
+                )
+            ) from error
+        if signals.stopped_by is not None or signals.out_of_time:
+            raise stopped(signals, folder)
+        step = trainer.global_step
+        if not due.has(step):
+            with _logged_with_last_step(trainer):
+                trainer.validate(task, data, verbose=False)
+            keep_if_best(trainer)
+        if goes_on:
+            if settle is not None:
+                settle()
+            trainer.save_checkpoint(folder / CHECKPOINTS / LAST)
+            signals.take_late(trainer)
+            if signals.stopped_by is not None or signals.out_of_time:
+                raise stopped(signals, folder)
+        with _logged_with_last_step(trainer):
+            row = finish(trainer)
+        if trainer.is_global_zero:
+            log_summary(trainer.loggers, row)
+    except StoppedInValidation:
+        raise stopped(signals, folder) from None
+    finally:
+        close_loggers(trainer.loggers)
+    return row
+
+
+@contextlib.contextmanager
+def _logged_with_last_step(trainer: pl.Trainer) -> Iterator[None]:
+    """What is validated or tested after the fit belongs to its last step, as a validation within the fit does;
+    Lightning would log it under the next one, or, in a run that died and goes on, under either."""
+    loop = trainer.fit_loop.epoch_loop
+    before, loop._batches_that_stepped = loop._batches_that_stepped, max(0, trainer.global_step - 1)
+    try:
+        yield
+    finally:
+        loop._batches_that_stepped = before
+
+
+def metric(trainer: pl.Trainer, name: str) -> float | None:
+    """What was logged under this name last; None where nothing was."""
+    value = trainer.callback_metrics.get(name)
+    return None if value is None else float(value)
+
+
+def make_trainer(
+    settings: Settings, hardware: Hardware, folder: Path, callbacks: list[pl.Callback], *, accumulate: int
+) -> pl.Trainer:
+    """Lightning's Trainer for these settings, writing into `folder`."""
+    options = settings.trainer
+    accelerator = "gpu" if hardware.kind == "cuda" else "cpu"
+    return pl.Trainer(
+        accelerator=accelerator,
+        devices=options.devices,
+        num_nodes=options.nodes,
+        strategy=make_strategy(
+            settings.strategy, options.devices, options.nodes, accelerator, **strategy_options(settings, folder)
+        ),
+        precision=hardware.precision,  # type: ignore[arg-type]
+        max_steps=options.steps,
+        max_epochs=-1,
+        accumulate_grad_batches=accumulate,
+        val_check_interval=min(options.validate_every, options.steps) * accumulate,
+        log_every_n_steps=min(options.log_every, options.steps),
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+        enable_model_summary=False,
+        callbacks=callbacks,
+        logger=run_loggers(settings, folder),
+        plugins=[AtomicCheckpointIO()],
+        default_root_dir=str(folder),
+    )
+
+
+def run_loggers(settings: Settings, folder: Path) -> list[Any]:
+    """The loggers that the settings name, writing into `folder`: of a training, or of a run that measures."""
+    return make_loggers(
+        settings.logger.name,
+        folder,
+        project=settings.logger.project,
+        name=settings.logger.run_name or f"{settings.recipe}-{folder.name}",
+        group=settings.logger.group,
+        config=asdict(settings),
+        mode=settings.logger.mode,
+    )
+
+
+def deadline(settings: Settings, started: float) -> float | None:
+    """The moment of time.time() at which trainer.max_minutes are over; None without a limit."""
+    minutes = settings.trainer.max_minutes
+    return None if minutes is None else started + 60 * minutes
+
+
+def stopped(signals: SaveOnSignal, folder: Path) -> Stopped:
+    """What a run ends with that a signal or its time limit stopped; the latter is no failure (exit status 0)."""
+    if signals.out_of_time:
+        return Stopped(
+            f"trainer.max_minutes are over at step {signals.stopped_at}; the checkpoint is written. "
+            f"To go on: the same command with resume={folder}",
+            0,
+        )
+    name = signals.stopped_by.name if signals.stopped_by else "a signal"
+    return Stopped(
+        f"stopped by {name} at step {signals.stopped_at}; the checkpoint is written. "
+        f"To go on: the same command with resume={folder}",
+        signals.exit_code,
+    )

@@ -1,0 +1,345 @@
+"""The folder that a run leaves: where it is, what is in it, and how a later command finds its way back into it.
+
+runs/gpt2/2026-11-21_10-15-02/
+  config.yaml      the resolved settings (a run can be rebuilt from this file and the checkpoint)
+  summary.json     one flat row: what was trained and what came out, also when the run failed
+  metrics.csv      every logged number
+  checkpoints/     last.ckpt, best.ckpt
+  tokenizer/       the tokenizer that the tokens were made with
+  .lock            held while a run lives (run_lock.py)
+
+A run folder may come from elsewhere: its files are read bounded, and believed only where they are of the kind expected.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf._utils import get_omega_conf_dumper
+from torch.distributed import TCPStore
+
+from flashtrain.command.announce import say
+from flashtrain.errors import UserError
+from flashtrain.files.disk import write_atomically
+from flashtrain.files.foreign_files import MIB, literal, read_json_object, read_yaml
+from flashtrain.run.run_lock import hold, is_first_of_job, is_held_by_job, let_go, slurm_job, try_hold
+from flashtrain.settings.settings import Settings
+from flashtrain.settings.typed_settings import typed_settings
+from flashtrain.training.checkpoints import BEST, LAST
+from flashtrain_recipes.arena.pathfinder.parameters import SMOOTH
+
+CONFIG_FILE = "config.yaml"
+SUMMARY_FILE = "summary.json"
+CHECKPOINTS = "checkpoints"
+TOKENIZER = "tokenizer"
+
+# What a summary row's `status` says; RUNNING stays where a run was killed.
+RUNNING, FINISHED, STOPPED, FAILED, OUT_OF_MEMORY = "running", "finished", "stopped", "failed", "out of memory"
+# Of a summary row, what is counted with: anything but a number there is left out.
+_NUMBERS = ("seconds", "samples", "tokens", "tokens_per_second", "micro_f1", "accuracy", "best_micro_f1")
+_SUMMARY_BYTES = MIB
+_SLURM_SECONDS = 600.0  # in which the first rank of a job of SLURM's takes a folder
+
+# The new folders of this process, each with what else was made for it, innermost first.
+_made: dict[Path, list[Path]] = {}
+
+
+def new_run_folder(parent: Path) -> Path:
+    """A new folder below `parent`, named by the time; the same on every rank of a job of torchrun's or SLURM's.
+
+    Raises UserError when the folder cannot be made.
+    """
+    if slurm_job() is not None and "TORCHELASTIC_RUN_ID" not in os.environ:
+        return _new(parent)
+    return _agreed(lambda: _new(parent), parent)
+
+
+def unfinished_or_new(parent: Path, settings: Settings) -> Path:
+    """What resume=auto goes on with, held by this process: find_unfinished's folder, or a new one where none is free.
+
+    The same on every rank of a job of torchrun's or SLURM's. Raises UserError when a folder cannot be made.
+    """
+
+    def choose() -> Path:
+        folder = find_unfinished(parent, settings, take=True)
+        if folder is None:
+            say("resume=auto: no unfinished run of this kind is free here, starting a new one.")
+            folder = _new(parent)
+            hold(folder)
+        return folder
+
+    return _agreed(choose, parent)
+
+
+def make_unique(parent: Path, name: str) -> Path:
+    """Make the folder `parent`/`name`, or `name`-2, -3, ... where that exists already.
+
+    Raises UserError where it cannot be made; nothing is left behind then.
+    """
+    parents = _make(parent)
+    number = 1
+    while True:
+        folder = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            _remove_empty(parents)
+            raise UserError(f"cannot make the folder {folder}: {error.strerror}.") from error
+        else:
+            _made[folder.absolute()] = parents
+            return folder
+
+
+def remove_unused(folder: Path) -> None:
+    """Remove a folder that this process has made, where neither settings nor a row came into it: a run that could not
+    begin leaves nothing behind."""
+    parents = _made.pop(folder.absolute(), None)
+    if parents is None or any(os.path.lexists(folder / name) for name in (CONFIG_FILE, SUMMARY_FILE)):
+        return
+    let_go(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    _remove_empty(parents)
+
+
+def write_config(settings: Settings, folder: Path) -> None:
+    """Write the resolved settings to config.yaml, such that read_settings gives every text as it is."""
+    content = yaml.dump(asdict(settings), Dumper=_dumper(), allow_unicode=True, sort_keys=False)
+    write_atomically(folder / CONFIG_FILE, content)
+
+
+def read_settings(folder: Path) -> Settings:
+    """The settings of the run that left `folder`. Raises UserError when it is no run folder, or a damaged one.
+
+    Nothing in the file is looked up: `${oc.env:NAME}` is a text.
+    """
+    path = folder / CONFIG_FILE
+    if not _is_file(path):
+        raise UserError(f"{folder} is no run folder: it holds no {CONFIG_FILE}.")
+    content = read_yaml(path)
+    images = content.get("pathfinder") if isinstance(content, dict) else None
+    if isinstance(images, dict):
+        images.setdefault("drawing", SMOOTH)  # the only one when runs did not say which
+    try:
+        return typed_settings(OmegaConf.create(literal(content)))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def write_summary(folder: Path, row: dict[str, Any]) -> None:
+    """Write a run's flat summary row."""
+    write_atomically(folder / SUMMARY_FILE, json.dumps(row, indent=2) + "\n")
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """A run's summary row; empty when it has none yet or the file is not readable.
+
+    What cannot stand in a row is left out: lists and mappings, a status that is no text, texts in place of numbers.
+    """
+    try:
+        row = read_json_object(folder / SUMMARY_FILE, _SUMMARY_BYTES)
+    except UserError:
+        return {}
+    return {key: value for key, value in row.items() if _fits(key, value)}
+
+
+def note_failure(folder: Path, error: str) -> None:
+    """Let the row of a run that was under way say that it failed; any other row stays."""
+    row = read_summary(folder)
+    if row.get("status") == RUNNING:
+        write_summary(folder, {**row, "status": FAILED, "error": error})
+
+
+def find_checkpoint(given: str, *, prefer: str, setting: str = "checkpoint") -> tuple[Path, Path]:
+    """(run folder, checkpoint) for what a user gave: a run folder or a checkpoint in one.
+
+    prefer: LAST to continue a run, BEST to use its weights; the other is taken where that one is missing.
+    setting: that it was given by. Raises UserError when there is no checkpoint.
+    """
+    path = Path(given).expanduser()
+    if not os.path.exists(path):  # noqa: PTH110 - as in _is_file
+        auto = ", or resume=auto for the newest unfinished run" if setting == "resume" else ""
+        raise UserError(f"{setting}={given} does not exist. Give a run folder or a .ckpt in one{auto}.")
+    if _is_file(path / CONFIG_FILE):
+        order = (LAST, BEST) if prefer == LAST else (BEST, LAST)
+        for name in order:
+            if _is_file(path / CHECKPOINTS / name):
+                return path, path / CHECKPOINTS / name
+        raise UserError(f"the run in {path} left no checkpoint yet.")
+    folder = path.parent.parent
+    if not _is_file(folder / CONFIG_FILE):
+        raise UserError(f"{given} is neither a run folder nor a checkpoint in one: no {CONFIG_FILE} beside it.")
+    return folder, path
+
+
+def find_unfinished(parent: Path, settings: Settings, *, take: bool = False) -> Path | None:
+    """The newest run folder below `parent` that trains the same thing, has a checkpoint and is not finished.
+
+    take: hold it for this process, passing over those in which another runs.
+    """
+    for folder, _ in _of_the_same((path for path in newest_first(parent) if _is_unfinished(path)), settings):
+        if not take:
+            return folder
+        if try_hold(folder):
+            if _is_unfinished(folder):
+                return folder
+            let_go(folder)  # it has finished since
+    return None
+
+
+def find_same(folders: Iterable[Path], settings: Settings, *, take: bool = False) -> Path | None:
+    """The first of these folders whose config.yaml asks for the same, in the same mode, attention and precision.
+
+    take: hold it for this process, passing over those in which another runs.
+    """
+    wanted = (settings.mode, settings.attention, settings.hardware.precision)
+    for folder, there in _of_the_same((path for path in folders if os.path.lexists(path / CONFIG_FILE)), settings):
+        if (there.mode, there.attention, there.hardware.precision) == wanted and (not take or try_hold(folder)):
+            return folder
+    return None
+
+
+def newest_first(parent: Path) -> list[Path]:
+    """The folders in `parent`, whose names are times, the newest first; none where it cannot be listed."""
+    try:
+        names = sorted(os.listdir(parent), reverse=True)  # noqa: PTH208
+    except OSError:
+        return []
+    return [parent / name for name in names if _is_dir(parent / name)]
+
+
+def _of_the_same(folders: Iterable[Path], settings: Settings) -> Iterator[tuple[Path, Settings]]:
+    """Of these folders those that hold the same training, with their settings. One whose settings cannot be read is
+    named, and passed over."""
+    wanted = _what_is_trained(settings)
+    for folder in folders:
+        try:
+            there = read_settings(folder)
+        except UserError as error:
+            say(f"passing over {folder}: {error}")
+            continue
+        if _what_is_trained(there) == wanted:
+            yield folder, there
+
+
+def _is_unfinished(folder: Path) -> bool:
+    return _is_file(folder / CHECKPOINTS / LAST) and read_summary(folder).get("status") != FINISHED
+
+
+def _what_is_trained(settings: Settings) -> dict[str, Any]:
+    """The settings that make two runs the same training, whatever they run on and are logged to."""
+    data = replace(settings.data, workers=None, cache_dir=None)
+    images = replace(settings.pathfinder, workers=None, cache_dir=None)
+    sequence = replace(settings.sequence, workers=None, cache_dir=None, evaluation_batch=None)
+    kept = replace(settings, data=data, pathfinder=images, sequence=sequence)
+    trainer = {name: getattr(settings.trainer, name) for name in ("steps", "tokens_per_step")}
+    names = ["model", "data", "optimizer", "schedule"]
+    if settings.task in ("masked_language_model", "fine_tuning"):
+        names += ["bert", "masked", "finetune"]
+    if settings.task == "classification":
+        names += ["classifier", "sequence", "masked_pixels", "curriculum", "pathfinder"]
+    groups = {name: asdict(getattr(kept, name)) for name in names}
+    plain = {name: getattr(settings, name) for name in ("recipe", "task", "context", "seed", "weights", "is_demo")}
+    return {**plain, **groups, "trainer": trainer}
+
+
+def _dumper() -> type[yaml.SafeDumper]:
+    base = get_omega_conf_dumper()  # quotes the texts that would be read as numbers
+
+    class Dumper(base):  # type: ignore[misc, valid-type]
+        """OmegaConf's, and what is no printable text between double quotes: other line ends would be read as spaces."""
+
+        def represent_scalar(self, tag: str, value: Any, style: str | None = None) -> yaml.ScalarNode:
+            quotes = '"' if isinstance(value, str) and not value.isprintable() else style
+            return super().represent_scalar(tag, value, quotes)
+
+    return Dumper
+
+
+def _fits(key: str, value: Any) -> bool:
+    """Whether a value may stand under this key of a summary row."""
+    if key == "status":
+        return isinstance(value, str)
+    if key in _NUMBERS:
+        return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
+    return value is None or isinstance(value, (str, int, float))
+
+
+# Path's own raise where a folder above cannot be entered.
+def _is_file(path: Path) -> bool:
+    return os.path.isfile(path)  # noqa: PTH113
+
+
+def _is_dir(path: Path) -> bool:
+    return os.path.isdir(path)  # noqa: PTH112
+
+
+def _new(parent: Path) -> Path:
+    """A new folder for this rank, or the one named by SLURM's job."""
+    if slurm_job() is None or "TORCHELASTIC_RUN_ID" in os.environ:
+        return make_unique(parent, time.strftime("%Y-%m-%d_%H-%M-%S"))
+    folder = parent / f"slurm-{os.environ['SLURM_JOB_ID']}-{os.environ.get('SLURM_STEP_ID', '0')}"
+    _make(folder)
+    return folder
+
+
+def _agreed(choose: Callable[[], Path], parent: Path) -> Path:
+    """The folder below `parent` that the first rank chooses, where a launcher has started every rank by itself.
+
+    torchrun's store carries the name; SLURM's ranks look for the folder that their first one holds.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+        key = f"flashtrain/run/run_folder/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        if os.environ["RANK"] == "0":
+            store.set(key, str(choose()))
+        return Path(store.get(key).decode())
+    job = slurm_job()
+    return choose() if job is None or is_first_of_job() else _held_by_job(job, parent)
+
+
+def _held_by_job(job: str, parent: Path) -> Path:
+    """The folder below `parent` that the first rank of this job has taken, waited for. Raises UserError."""
+    until = time.monotonic() + _SLURM_SECONDS
+    while time.monotonic() < until:
+        for folder in newest_first(parent):
+            if is_held_by_job(folder, job):
+                return folder
+        time.sleep(0.5)
+    raise UserError(f"the first rank of this job has taken no folder in {parent} within {_SLURM_SECONDS:.0f} seconds.")
+
+
+def _make(folder: Path) -> list[Path]:
+    """Make a folder and those above it. Returns the new ones, innermost first. Raises UserError, leaving none."""
+    missing = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
+    made: list[Path] = []
+    for path in reversed(missing):
+        try:
+            path.mkdir()
+            made.insert(0, path)
+        except FileExistsError:
+            continue  # made by another process in between
+        except OSError as error:
+            _remove_empty(made)
+            raise UserError(f"cannot make the folder {folder}: {error.strerror}.") from error
+    if not _is_dir(folder):
+        raise UserError(f"cannot make the folder {folder}: a file of that name is there.")
+    return made
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        try:
+            folder.rmdir()
+        except OSError:
+            return  # another process has put something into it

@@ -1,0 +1,165 @@
+"""One process at a time in a folder of runs: a lock of the operating system's, held while a run lives.
+
+FOLDER/.lock is what the system locks; it ends with the process, however that ends. FOLDER/.lock.json says who holds it.
+Of ranks that train together the first one holds it for all.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import time
+import warnings
+from contextlib import suppress
+from pathlib import Path
+
+import filelock
+
+from flashtrain.command.announce import say
+from flashtrain.errors import UserError
+from flashtrain.files.disk import UNFINISHED, write_atomically
+from flashtrain.files.foreign_files import read_json_object
+
+LOCK, HOLDER = ".lock", ".lock.json"
+_HOLDER_BYTES = 4096
+# What file systems without locks answer (some NFS and FUSE mounts).
+_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP}
+
+# The folders that this process holds; None: on a file system without locks.
+_held: dict[Path, filelock.BaseFileLock | None] = {}
+
+
+class Busy(UserError):
+    """Another process runs in the folder."""
+
+
+def hold(folder: Path, *, wait: float = 0) -> None:
+    """Make the folder where it is missing, and take it for this process, until `let_go` or the process's end.
+
+    Nothing happens where this process holds it already, and in a rank that is not the first.
+    wait: seconds to wait for another process. Raises Busy where one still holds it, UserError where the folder cannot
+    be written, or holds links that lead out of it. A file system without locks is said in a line, and the run goes on.
+    """
+    key = folder.resolve()
+    if key in _held or not is_first_of_job():
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _refuse_links(folder)
+        lock = _locked(folder, wait)
+    except filelock.Timeout as error:
+        line = f"another process runs in {folder}: {holder(folder)}. Wait for its end, or take another folder."
+        raise Busy(line) from error
+    except OSError as error:
+        raise UserError(f"cannot write into the folder {folder}: {error.strerror or error}.") from error
+    if lock is None:
+        say(f"{folder} is on a file system without locks: a second run in it would not be noticed.")
+    _held[key] = lock
+    if lock is not None:
+        _remove_half_written(folder)
+    told = {"process": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+    try:
+        write_atomically(folder / HOLDER, json.dumps({**told, "job": slurm_job()}) + "\n")
+    except UserError:
+        let_go(folder)
+        raise
+
+
+def try_hold(folder: Path) -> bool:
+    """Whether the folder could be taken; the line says why one is passed over."""
+    try:
+        hold(folder)
+    except UserError as error:
+        say(f"passing over {folder}: {error}")
+        return False
+    return True
+
+
+def let_go(folder: Path) -> None:
+    """Release the folder, where this process holds it. The lock's own file stays: who waits has it open."""
+    key = folder.resolve()
+    if key not in _held:
+        return
+    lock = _held.pop(key)
+    with suppress(OSError):  # it says who held the lock, and the lock is what counts
+        (folder / HOLDER).unlink(missing_ok=True)
+    if lock is not None:
+        lock.release()
+
+
+def holder(folder: Path) -> str:
+    """Who holds the folder, in words."""
+    told = _told(folder)
+    process, host, since = (str(told.get(key, "?"))[:80] for key in ("process", "host", "since"))
+    return f"process {process} on {host} since {since}" if told else "it has not said which"
+
+
+def is_held_by_job(folder: Path, job: str) -> bool:
+    """Whether the first rank of this job of SLURM's has taken the folder."""
+    return _told(folder).get("job") == job
+
+
+def is_first_of_job() -> bool:
+    """Whether this process is alone or the first of the ranks that train together, before they have met.
+
+    torchrun, SLURM and Lightning, which starts the other ranks with the same command, say so in the environment.
+    """
+    names = ["RANK", "LOCAL_RANK", "NODE_RANK"]
+    if slurm_job() is not None:
+        names.append("SLURM_PROCID")
+    return all(os.environ.get(name, "0") in ("", "0") for name in names)
+
+
+def slurm_job() -> str | None:
+    """The name that all ranks of a step of SLURM's share; None outside one, and in one of a single rank."""
+    if "SLURM_JOB_ID" not in os.environ or int(os.environ.get("SLURM_NTASKS", "1")) < 2:
+        return None
+    step, restart = (os.environ.get(f"SLURM_{name}", "0") for name in ("STEP_ID", "RESTART_COUNT"))
+    return f"slurm-{os.environ['SLURM_JOB_ID']}-{step}-{restart}"
+
+
+def _remove_half_written(folder: Path) -> None:
+    """Remove what a run that was killed left of files that it was writing: no other process writes here now."""
+    for current, _, files in os.walk(folder):
+        for name in files:
+            if name.startswith(".") and name.endswith(UNFINISHED):
+                with suppress(OSError):
+                    Path(current, name).unlink()
+
+
+def _refuse_links(folder: Path) -> None:
+    """Raise UserError where writing into the folder would write elsewhere: it may have come from anybody. (W&B's own
+    folder has links to its logs; a run goes on in a new one there.)"""
+    inside = folder.resolve()
+    for current, folders, files in os.walk(inside):
+        for name in (*folders, *files):
+            path = Path(current, name)
+            if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(inside):
+                raise UserError(f"{path} is a link that leads out of its run folder: nothing is written through it.")
+        folders[:] = [name for name in folders if name != "wandb"]
+
+
+def _locked(folder: Path, wait: float) -> filelock.BaseFileLock | None:
+    """The lock, taken; None where the file system has none. Raises filelock.Timeout, OSError."""
+    lock = filelock.FileLock(str(folder / LOCK))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the fallback below
+            lock.acquire(timeout=wait, poll_interval=0.2)
+    except (NotImplementedError, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
+            raise
+        return None
+    if isinstance(lock, filelock.SoftFileLock):  # a file that stays when its process is killed
+        lock.release()
+        return None
+    return lock
+
+
+def _told(folder: Path) -> dict[str, object]:
+    try:
+        return read_json_object(folder / HOLDER, _HOLDER_BYTES)
+    except UserError:
+        return {}

@@ -1,0 +1,1 @@
+"""What can be set: one dataclass a config group, with its checks and its defaults."""

@@ -1,0 +1,237 @@
+"""From a stage's settings to its data, its model and its task: where the settings of classification end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from flashtrain.data.sequences.datamodule import SequenceDataModule
+from flashtrain.data.sequences.source import SequenceShape, SequenceSource
+from flashtrain.models.classifier import Classifier
+from flashtrain.models.classifier_config import ClassifierConfig
+from flashtrain.run.batching import compiles
+from flashtrain.run.components import optimizer_builder, schedule_builder
+from flashtrain.settings.settings import Settings
+from flashtrain.tasks import MaskedPixels, SequenceClassification
+from flashtrain.tasks.classification.settings import ClassifierSettings, SequenceSettings
+from flashtrain.training.hardware import Hardware
+from flashtrain.training.validation_share import held_out_samples
+from flashtrain_recipes.arena.augmentation import Augment, augmentation, in_turn
+from flashtrain_recipes.arena.image import GreyImages
+from flashtrain_recipes.arena.listops import COUNTS, ListOps
+from flashtrain_recipes.arena.pathfinder.image_files import PathfinderFiles
+from flashtrain_recipes.arena.pathfinder.source import Pathfinder
+from flashtrain_recipes.arena.pathfinder.variation import varied
+from flashtrain_recipes.arena.retrieval import Retrieval
+from flashtrain_recipes.arena.stages import Stage
+from flashtrain_recipes.arena.text import ByteText
+
+# What each task's images may be turned into without changing their labels.
+_OWN_AUGMENTATION = {"pathfinder": "turn", "image": "mirror"}
+TASK = "classification"  # what checkpoints and weights files call this task
+
+
+def make_sequence_source(settings: Settings, *, fixed: bool, splits: tuple[str, ...] | None = None) -> SequenceSource:
+    """The data that `sequence.data` names. fixed: one shape for all batches. splits: of Pathfinder, those that will be
+    read (None: train and validation), since nothing else is generated."""
+    return _SOURCES[settings.sequence.data](settings, fixed, splits or ("train", "validation"))
+
+
+def shape_without_data(settings: Settings) -> SequenceShape | None:
+    """The samples' shape of a task that is read from disk or the hub, without reading it; None for the others."""
+    length = settings.sequence.length
+    return {
+        "text": SequenceShape(classes=2, length=length or 4096),
+        "retrieval": SequenceShape(classes=2, length=length or 4000, towers=2),
+        "image": SequenceShape(classes=10, length=1024, side=32),
+    }.get(settings.sequence.data)
+
+
+def make_data(
+    settings: Settings, hardware: Hardware, source: SequenceSource, *, micro_batch: int, accumulate: int
+) -> SequenceDataModule:
+    """The data module of a stage's settings."""
+    sequence = settings.sequence
+    return SequenceDataModule(
+        source,
+        micro_batch,
+        total_steps=settings.trainer.steps,
+        accumulate=accumulate,
+        seed=settings.seed,
+        validation_samples=held_out_samples(
+            sequence.validation_samples, settings.trainer.validate_every, sequence.batch
+        ),
+        evaluation_batch=sequence.evaluation_batch,
+        num_workers=(2 if hardware.kind == "cuda" else 0) if sequence.workers is None else sequence.workers,
+    )
+
+
+def classifier_config(
+    settings: ClassifierSettings, shape: SequenceShape, *, predicts: bool = False
+) -> ClassifierConfig:
+    """The model that reads samples of this shape. predicts: whether masked tokens are predicted, for which a model of
+    images always has a head. Raises UserError for settings that do not suit them."""
+    image = shape.side is not None
+    token_bins = shape.vocab_size if predicts else 0
+    return ClassifierConfig(
+        classes=shape.classes,
+        length=shape.length,
+        embed=settings.embed,
+        layers=settings.layers,
+        heads=settings.heads,
+        ffn=settings.ffn or 4 * settings.embed,
+        vocab_size=shape.vocab_size,
+        inputs=settings.inputs or ("grey" if image else "tokens"),
+        positions=settings.positions or ("axial" if image else "rotary"),
+        side=shape.side,
+        rope_base=settings.rope_base,
+        pooling=settings.pooling,
+        towers=shape.towers,
+        norm=settings.norm,
+        activation=settings.activation,
+        dropout=settings.dropout,
+        grey_bins=settings.grey_bins if image else token_bins,
+        pattern=settings.pattern,
+        pattern_block=settings.pattern_block,
+        pattern_local=settings.pattern_local,
+        pattern_globals=settings.pattern_globals,
+    )
+
+
+def trained_config(settings: Settings, shape: SequenceShape) -> ClassifierConfig:
+    """The model that a stage's settings train on samples of this shape. Raises UserError as `classifier_config`."""
+    return classifier_config(settings.classifier, shape, predicts=settings.masked_pixels.weight > 0)
+
+
+def pixels_read(settings: Settings, length: int) -> int:
+    """Tokens that a training step reads of a sequence of `length`."""
+    return min(settings.sequence.training_pixels or length, length)
+
+
+def make_classifier(settings: Settings, hardware: Hardware, shape: SequenceShape) -> Classifier:
+    """The model of a stage's settings, with random weights."""
+    return Classifier(trained_config(settings, shape), attention=hardware.attention)
+
+
+def make_task(
+    settings: Settings, hardware: Hardware, model: Classifier, description: dict[str, Any]
+) -> SequenceClassification:
+    """The task that trains this model as a stage's settings say."""
+    sequence, masked = settings.sequence, settings.masked_pixels
+    return SequenceClassification(
+        model,
+        make_optimizer=optimizer_builder(settings),
+        make_schedule=schedule_builder(settings),
+        classification_weight=sequence.classification_weight,
+        masked=MaskedPixels(masked.weight, masked.share, masked.copies) if masked.weight else None,
+        gradient_clip=settings.optimizer.gradient_clip,
+        augment=_augmentation(settings),
+        training_pixels=sequence.training_pixels,
+        seed=settings.seed,
+        compile=compiles(settings, hardware),
+        cuda_graphs=settings.trainer.cuda_graphs,
+        description=description,
+    )
+
+
+def _augmentation(settings: Settings) -> Augment | None:
+    """What training images are turned into."""
+    sequence = settings.sequence
+    found = [augmentation(sequence.augment or _OWN_AUGMENTATION.get(sequence.data, "none"))]
+    if sequence.data == "pathfinder" and settings.pathfinder.variation:
+        found.insert(0, varied(settings.pathfinder.variation))
+    return in_turn([one for one in found if one is not None])
+
+
+def describe_stage(stage: Stage, model: Classifier) -> dict[str, Any]:
+    """What a checkpoint says of its model and its stage, in plain values."""
+    settings = stage.settings
+    return {
+        "task": TASK,
+        "recipe": settings.recipe,
+        "stage": stage.number,
+        "data": settings.sequence.data,
+        "contour": settings.pathfinder.contour,
+        "drawing": settings.pathfinder.drawing,
+        "shape": asdict(model.config),
+        **({"sequence": _parts(settings.sequence)} if settings.sequence.data == "listops" else {}),
+    }
+
+
+def _parts(sequence: SequenceSettings) -> dict[str, int]:
+    """What decides which of the generated expressions are for testing: those after the others."""
+    given = {name: getattr(sequence, name) for name in ("seed", "train", "validation")}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _pathfinder(settings: Settings, fixed: bool, splits: tuple[str, ...]) -> SequenceSource:
+    asked = settings.pathfinder
+    if settings.sequence.path is not None:
+        return PathfinderFiles(
+            settings.sequence.path,
+            asked.side,
+            contour=asked.contour,
+            validation=settings.sequence.validation,
+            test=settings.sequence.test,
+            seed=settings.sequence.seed,
+        )
+    counts = {"train": asked.train_images, "validation": asked.validation_images, "test": asked.test_images}
+    return Pathfinder(
+        asked.side,
+        asked.seed,
+        counts={name: counts[name] for name in splits},
+        contour=asked.contour,
+        drawing=asked.drawing,
+        drawn_as=asked.drawn_as,
+        variation=asked.variation,
+        workers=asked.workers,
+        cache_dir=asked.cache_dir,
+    )
+
+
+def _listops(settings: Settings, fixed: bool, splits: tuple[str, ...]) -> SequenceSource:
+    asked = settings.sequence
+    longest = asked.length or 2000
+    return ListOps(
+        asked.seed,
+        train=asked.train or COUNTS["train"],
+        validation=asked.validation or COUNTS["validation"],
+        test=asked.test or COUNTS["test"],
+        shortest=longest // 4,
+        longest=longest,
+        fixed=fixed,
+        cache_dir=asked.cache_dir,
+    )
+
+
+def _text(settings: Settings, fixed: bool, splits: tuple[str, ...]) -> SequenceSource:
+    return ByteText(**_from_files(settings.sequence), length=settings.sequence.length or 4096, fixed=fixed)
+
+
+def _retrieval(settings: Settings, fixed: bool, splits: tuple[str, ...]) -> SequenceSource:
+    asked = settings.sequence
+    return Retrieval(asked.path, length=asked.length or 4000, fixed=fixed, cache_dir=asked.cache_dir)
+
+
+def _image(settings: Settings, fixed: bool, splits: tuple[str, ...]) -> SequenceSource:
+    return GreyImages(**_from_files(settings.sequence))
+
+
+def _from_files(asked: SequenceSettings) -> dict[str, Any]:
+    return {
+        "path": asked.path,
+        "name": asked.name,
+        "validation": asked.validation,
+        "seed": asked.seed,
+        "cache_dir": asked.cache_dir,
+    }
+
+
+_SOURCES: dict[str, Callable[[Settings, bool, tuple[str, ...]], SequenceSource]] = {
+    "pathfinder": _pathfinder,
+    "listops": _listops,
+    "text": _text,
+    "retrieval": _retrieval,
+    "image": _image,
+}

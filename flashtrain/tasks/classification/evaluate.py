@@ -1,0 +1,281 @@
+"""mode=evaluate and mode=export of task=classification: accuracy on samples that no training has seen; weights files.
+
+B samples of a batch, N of the test.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from hydra.core.override_parser.types import Override
+from torch import Tensor
+
+from flashtrain.command.announce import say
+from flashtrain.command.compose import compose_settings, quoted
+from flashtrain.data.loader import packed_loader
+from flashtrain.data.sampler import FixedSampler
+from flashtrain.data.sequences.source import SequenceSource
+from flashtrain.errors import UserError
+from flashtrain.models.classifier import Classifier
+from flashtrain.models.classifier_growth import carry_weights
+from flashtrain.run.batching import compiles
+from flashtrain.run.export_folder import new_folder
+from flashtrain.run.plan import duration
+from flashtrain.run.run_folder import BEST, find_checkpoint, make_unique
+from flashtrain.settings.settings import Settings
+from flashtrain.tasks.classification.build import classifier_config, make_sequence_source
+from flashtrain.tasks.classification.settings import IMAGES
+from flashtrain.tasks.classification.weights import (
+    SUFFIX,
+    SavedClassifier,
+    read_classifier,
+    read_notes,
+    write_classifier,
+)
+from flashtrain.training.hardware import Hardware
+from flashtrain_recipes.arena.intervals import wilson
+from flashtrain_recipes.arena.pathfinder.parameters import BOTH, DRAWINGS, SMOOTH
+from flashtrain_recipes.arena.pathfinder.parameters import ORIGINAL as DRAWN_ORIGINAL
+from flashtrain_recipes.arena.pictures import answers_picture
+from flashtrain_recipes.arena.published import ORIGINAL, OWN, papers_task, task_of
+from flashtrain_recipes.arena.tables import accuracy_rows, accuracy_table
+from flashtrain_recipes.long_context.evaluate import autocast_dtype
+from flashtrain_recipes.report.rows import RESULT, Row, write_result
+
+PICTURE = "answers.png"
+_NAMES = {
+    "pathfinder": ("apart", "joined"),
+    "image": ("airplane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+}
+# Images of drawing=original are those of the task's own program, pixel by pixel, from the same random numbers.
+_IMAGES_OF = {DRAWN_ORIGINAL: ORIGINAL, SMOOTH: OWN}
+DRAWN = {
+    DRAWN_ORIGINAL: ", drawn as the task's own program draws them",
+    SMOOTH: ", drawn by flashtrain's own generator",
+}
+_EVERY_SECONDS = 20.0  # between two lines that say how far it is
+
+
+class Answers(NamedTuple):
+    """correct of total; the first samples' pixels (K, S), labels (K,) and logits (K, classes), for a picture."""
+
+    correct: int
+    total: int
+    pixels: Tensor
+    labels: Tensor
+    logits: Tensor
+
+
+def settings_for_weights(words: Sequence[str], given: dict[str, Override]) -> Settings:
+    """The settings of mode=evaluate weights=FILE.safetensors: the recipe that the file names, its data, and on top of
+    them what the command line says. UserError: a file that holds no classifier."""
+    path = str(given["weights"].value())
+    if not path.endswith(SUFFIX):
+        raise UserError("mode=evaluate weights=... takes a .safetensors file of a classifier; runs: checkpoint=...")
+    notes = read_notes(path)
+    data = notes.get("data", "pathfinder")
+    own = [f"sequence.data={data}", f"pathfinder.contour={notes.get('contour', 'hard')}"]
+    own += [f"pathfinder.drawing={notes.get('drawing', SMOOTH)}"]  # the only one when weights did not say which
+    name, key = ("pathfinder.side", "side") if data in IMAGES else ("sequence.length", "length")
+    size = notes["shape"].get(key)
+    own += [f"{name}={size}"] if type(size) is int else []
+    own += [f"sequence.{name}={value}" for name, value in notes.get("sequence", {}).items()]
+    own += [] if "recipe" in given else [f"recipe={notes.get('recipe', 'pathx')}"]
+    settings = compose_settings([*own, *words])
+    settings.task = "classification"
+    return settings
+
+
+def of_last_stage(settings: Settings) -> Settings:
+    """A run's settings with the image that its last stage was trained on."""
+    stages = settings.curriculum.each_stage()
+    if not stages:
+        return settings
+    images = replace(
+        settings.pathfinder, side=stages[-1].side, contour=stages[-1].contour or settings.pathfinder.contour
+    )
+    return replace(settings, pathfinder=images)
+
+
+def run_classifier_mode(settings: Settings, hardware: Hardware) -> int:
+    """Evaluate or export. Returns the exit status. UserError: a mode that classifiers have not."""
+    if settings.mode == "evaluate":
+        evaluate_classifier(settings, hardware)
+        return 0
+    if settings.mode == "export":
+        return _export(settings)
+    raise UserError(f"mode={settings.mode} is for language models: a classifier has train, plan, evaluate and export.")
+
+
+def evaluate_classifier(settings: Settings, hardware: Hardware) -> list[Row]:
+    """Test accuracy with its 95% interval, on test samples of the settings' seed; the rows, and a picture of answers.
+
+    Weights of another side than pathfinder.side are carried to it, as a curriculum's next stage would start from them.
+    pathfinder.drawing=both: a row for each drawing, in one table and one file.
+    """
+    saved, folder = _saved(settings)
+    drawn = [settings]
+    if settings.pathfinder.drawing == BOTH:
+        drawn = [replace(settings, pathfinder=replace(settings.pathfinder, drawing=name)) for name in DRAWINGS]
+    found = [(one, *_tested(one, hardware, saved)) for one in drawn]
+    target = make_unique(folder, "evaluate")
+    rows = [row for _, row, _ in found]
+    write_result(target / RESULT, settings.recipe, _command(settings), rows)
+    for one, row, given in found:
+        _say_tested(one, row, given, saved, target / (PICTURE if len(found) == 1 else f"{row['images']}-{PICTURE}"))
+    say(f"  rows: {target / RESULT}")
+    if len(rows) > 1 or any(other["implementation"].endswith("(paper)") for other in accuracy_rows(rows)):
+        accuracy_table(rows).print()
+    elif theirs := papers_task(task_of(rows[0])):
+        say(f"  {task_of(rows[0])}: not beside the papers' accuracies, since {theirs}")
+    return rows
+
+
+def _tested(settings: Settings, hardware: Hardware, saved: SavedClassifier) -> tuple[Row, Answers]:
+    """The row of one kind of samples."""
+    source = make_sequence_source(settings, fixed=compiles(settings, hardware), splits=("test",))
+    source.prepare()
+    say(source.describe())
+    model = _model(saved, settings, hardware, source)
+    began = time.monotonic()
+    found = answers(model, source, settings, hardware)
+    accuracy = found.correct / found.total
+    low, high = wilson(found.correct, found.total)
+    image, read = settings.sequence.data == "pathfinder", settings.sequence.path is not None
+    return {
+        "implementation": "flashtrain",
+        "task": settings.sequence.data,
+        "side": settings.pathfinder.side if image else None,
+        "contour": settings.pathfinder.contour if image else None,
+        **({"drawn_as": settings.pathfinder.drawn_as} if image and settings.pathfinder.drawn_as else {}),
+        **({"images": drawn_by(settings)} if image else {}),
+        "length": source.shape.length,
+        "seed": settings.sequence.seed if read or not image else settings.pathfinder.seed,
+        "samples": found.total,
+        "accuracy": round(accuracy, 5),
+        "accuracy_low": round(low, 5),
+        "accuracy_high": round(high, 5),
+        "parameters": model.parameter_count(),
+        "weights": saved.path.name,
+        "seconds": round(time.monotonic() - began, 1),
+    }, found
+
+
+def _say_tested(settings: Settings, row: Row, found: Answers, saved: SavedClassifier, picture: Path) -> None:
+    """The row in a line, and its first samples' answers as a picture."""
+    drawn = settings.sequence.data == "pathfinder" and settings.sequence.path is None
+    say(
+        f"{saved.path}: accuracy {row['accuracy']:.2%} on {found.total:,} test samples of seed {row['seed']}"
+        f"{DRAWN[settings.pathfinder.drawing] if drawn else ''} "
+        f"(95% interval {row['accuracy_low']:.2%} to {row['accuracy_high']:.2%}), {row['seconds']:.0f} s"
+    )
+    if len(found.pixels):
+        title = f"{task_of(row)}, seed {row['seed']}: {row['accuracy']:.2%} of {found.total:,} right"
+        names = _NAMES[settings.sequence.data]
+        answers_picture(found.pixels, found.labels, found.logits, picture, names=names, title=title)
+        say(f"  the first {len(found.pixels)} test images with the model's answers: {picture}")
+
+
+def drawn_by(settings: Settings) -> str:
+    """What the tables say of Pathfinder images: whose program drew them."""
+    asked = settings.sequence
+    return _IMAGES_OF[settings.pathfinder.drawing] if asked.path is None else asked.name or Path(asked.path).stem
+
+
+@torch.no_grad()
+def answers(model: Classifier, source: SequenceSource, settings: Settings, hardware: Hardware) -> Answers:
+    """What the model answers to the test samples, in evaluation mode, in the precision it is trained in here."""
+    device = next(model.parameters()).device
+    samples = source.split("test")
+    batch_size = settings.sequence.evaluation_batch or settings.sequence.batch
+    sampler = FixedSampler(len(samples), batch_size=batch_size)
+    dtype = autocast_dtype(hardware.precision)
+    shown = settings.sequence.preview if source.shape.side is not None else 0
+    forward = torch.compile(model, dynamic=False) if compiles(settings, hardware) else model
+    correct = torch.zeros((), dtype=torch.int64, device=device)
+    kept: list[tuple[Tensor, Tensor, Tensor]] = []
+    began = said = time.monotonic()
+    count = 0
+    for loaded in packed_loader(samples, sampler):
+        batch = source.finish(_to(loaded, device))
+        with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+            logits = forward(batch["tokens"], batch.get("lengths"))
+        correct += (logits.argmax(dim=1) == batch["labels"]).sum()
+        if count < shown:
+            kept.append((batch["tokens"].cpu(), batch["labels"].cpu(), logits.float().cpu()))
+        count += len(logits)
+        if time.monotonic() - said > _EVERY_SECONDS:
+            said = time.monotonic()
+            left = (said - began) / count * (len(samples) - count)
+            say(f"  {count:,} of {len(samples):,}: {int(correct) / count:.2%}, {duration(left)} left")
+    first = [torch.cat(parts)[:shown] for parts in zip(*kept, strict=True)] if kept else [torch.zeros(0, 0)] * 3
+    return Answers(int(correct), count, *first)
+
+
+def _to(batch: Any, device: torch.device) -> Any:
+    """A loader's batch on the device."""
+    return {name: value.to(device) for name, value in batch.items()}
+
+
+def _saved(settings: Settings) -> tuple[SavedClassifier, Path]:
+    """The weights to evaluate, and where results go: the run's folder, or one below `output`."""
+    if settings.checkpoint is not None:
+        folder, path = find_checkpoint(settings.checkpoint, prefer=BEST)
+        return read_classifier(path), folder
+    return read_classifier(str(settings.weights)), Path(settings.output) / settings.recipe
+
+
+def _model(saved: SavedClassifier, settings: Settings, hardware: Hardware, source: SequenceSource) -> Classifier:
+    """The saved model, for samples of the source's shape, on the device."""
+    config = saved.config
+    shape = source.shape
+    if shape.side is not None and shape.side != config.side:
+        config = replace(config, length=shape.length, side=shape.side)
+        say(f"the weights are of side {saved.config.side}: tested at side {shape.side}.")
+    expected = classifier_config(settings.classifier, shape)
+    if (config.classes, config.towers) != (expected.classes, expected.towers):
+        raise UserError(
+            f"{saved.path} answers {config.classes} classes, and sequence.data={settings.sequence.data} has "
+            f"{expected.classes}: it was trained on other data."
+        )
+    model = Classifier(config, attention=hardware.attention)
+    carry_weights(model, saved.config, saved.state)
+    return model.to(hardware.kind).eval()
+
+
+def _export(settings: Settings) -> int:
+    """Write the run's best weights as one safetensors file."""
+    folder, path = find_checkpoint(str(settings.checkpoint), prefer=BEST)
+    saved = read_classifier(path)
+    with new_folder(folder, "export") as made:
+        target = write_classifier(saved, made / f"classifier{SUFFIX}", precision=settings.export_precision)
+        size = target.stat().st_size / 1e6
+    say(f"exported step {saved.notes['step']} to {target} ({size:.1f} MB, {settings.export_precision})")
+    say(f"  test it: python -m flashtrain mode=evaluate weights={target}")
+    return 0
+
+
+def _command(settings: Settings) -> str:
+    given = f"checkpoint={settings.checkpoint}" if settings.checkpoint else f"weights={settings.weights}"
+    words = ["mode=evaluate", given, f"sequence.data={settings.sequence.data}"]
+    asked = settings.pathfinder
+    if settings.sequence.path is not None:
+        of_files = {name: getattr(settings.sequence, name) for name in ("path", "name", "test", "seed")}
+        words += [f"sequence.{name}={_as_value(given)}" for name, given in of_files.items() if given is not None]
+        words += [f"pathfinder.side={asked.side}"] if settings.sequence.data == "pathfinder" else []
+    elif settings.sequence.data == "pathfinder":
+        names = ("side", "contour", "drawing", *(["drawn_as"] if asked.drawn_as else []), "seed", "test_images")
+        words += [f"pathfinder.{name}={getattr(asked, name)}" for name in names]
+    return " ".join(["python -m flashtrain", *map(shlex.quote, words)])
+
+
+def _as_value(given: str | int) -> str:
+    """As a value in a command: Hydra takes a comma, say, for the next of several values."""
+    return str(given) if re.fullmatch(r"[\w./-]*", str(given)) else quoted(str(given))

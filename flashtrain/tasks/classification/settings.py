@@ -1,0 +1,252 @@
+"""The settings of task=classification: `classifier.*`, `sequence.*`, `masked_pixels.*` and `curriculum.*`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+
+from flashtrain.errors import UserError
+from flashtrain.settings.setting_checks import at_least, between, one_of
+from flashtrain_recipes.arena.pathfinder.parameters import FEWEST_DASHES, MOST_DASHES, SMALLEST_SIDE, dashes_in, of_side
+
+DATA = ("pathfinder", "listops", "text", "retrieval", "image")
+IMAGES = ("pathfinder", "image")
+DRAWN_STEP = 8  # pixels of a side, from one drawing to the next
+AUGMENTATIONS = ("none", "turn", "mirror")
+# The parts whose number of samples sequence.* sets; the others are those of pathfinder.*, or the files' own.
+_COUNTED = {"listops": ("train", "validation", "test"), "text": ("validation",), "image": ("validation",)}
+
+
+@dataclass
+class ClassifierSettings:
+    """The encoder's shape (flashtrain.models.ClassifierConfig says what each means).
+
+    ffn None: four times embed. inputs None: grey levels of images, tokens of others. positions None: axial for images,
+    rotary for others. pattern: dense, or one of flashtrain.models.block_patterns, in blocks of pattern_block.
+    """
+
+    embed: int = 128
+    layers: int = 4
+    heads: int = 2
+    ffn: int | None = None
+    inputs: str | None = None
+    positions: str | None = None
+    rope_base: float | None = None
+    pooling: str = "max"
+    norm: str = "layernorm"
+    activation: str = "gelu"
+    dropout: float = 0.0
+    grey_bins: int = 256
+    pattern: str = "dense"
+    pattern_block: int = 128
+    pattern_local: int = 1
+    pattern_globals: int = 1
+
+    def check(self) -> None:
+        for name in ("embed", "layers", "heads"):
+            at_least(f"classifier.{name}", getattr(self, name), 1)
+        between("classifier.dropout", self.dropout, 0.0, 1.0, include_high=False)
+
+
+@dataclass
+class SequenceSettings:
+    """What is classified. data: pathfinder (its images: pathfinder.*), listops, text, retrieval or image.
+
+    path, name: a local folder or file, or a dataset that `datasets` loads, for text, retrieval and image. Pathfinder's
+    images come from path where it is given, and name is what tables call them ("original": the task's own program drew
+    them; None: the path's last name). length: cut sequences to so many tokens (None: the task's own; not for images).
+    batch: samples of an optimiser step, over all devices. classification_weight: of the labels' loss; 0 pre-trains on
+    masked pixels. augment: turn (the square's eight positions), mirror or none, of training images only (None: turn for
+    pathfinder, mirror for image). It changes nothing of the attention. training_pixels: of an image, read in training
+    and in its validations, those that are not dark first (None: all); tests read all. train, validation, test:
+    samples of each part (None: the task's own) of listops, which is generated; validation also of text and image,
+    where it is held out of the training files, and validation and test of Pathfinder's images from files.
+    validation_samples: of them, looked at in each validation.
+    evaluation_batch: samples at once where nothing is trained (None: as trained). preview: test images in the picture
+    that mode=evaluate draws.
+    """
+
+    data: str = "pathfinder"
+    path: str | None = None
+    name: str | None = None
+    length: int | None = None
+    batch: int = 32
+    classification_weight: float = 1.0
+    augment: str | None = None
+    training_pixels: int | None = None
+    seed: int = 0
+    train: int | None = None
+    validation: int | None = None
+    test: int | None = None
+    validation_samples: int | None = None
+    evaluation_batch: int | None = None
+    workers: int | None = None
+    cache_dir: str | None = None
+    preview: int = 24
+
+    def check(self) -> None:
+        one_of("sequence.data", self.data, DATA)
+        if self.augment is not None:
+            one_of("sequence.augment", self.augment, AUGMENTATIONS)
+            if self.augment != "none" and self.data not in IMAGES:
+                raise UserError(
+                    f"sequence.augment={self.augment} turns images, and sequence.data={self.data} has none."
+                )
+        if self.length is not None and self.data in IMAGES:
+            size = "of pathfinder.side=... pixels a side" if self.data == "pathfinder" else "of 1,024 pixels"
+            raise UserError(
+                f"sequence.length={self.length} is not for images: sequence.data={self.data} has some {size}."
+            )
+        from_files = self.data == "pathfinder" and self.path is not None
+        counted = ("validation", "test") if from_files else _COUNTED.get(self.data, ())
+        for name in ("train", "validation", "test"):
+            given = getattr(self, name)
+            if given is None or name in counted:
+                continue
+            own = "there are as many as its files hold"
+            if self.data == "pathfinder" and not from_files:
+                own = f"use pathfinder.{name}_images={given}"
+            raise UserError(f"sequence.{name}={given} is not for sequence.data={self.data}: {own}.")
+        if self.training_pixels is not None and self.data not in IMAGES:
+            raise UserError(f"sequence.training_pixels={self.training_pixels} is for images, not {self.data}.")
+        for name in (
+            "training_pixels",
+            "length",
+            "batch",
+            "train",
+            "validation",
+            "test",
+            "validation_samples",
+            "evaluation_batch",
+        ):
+            given = getattr(self, name)
+            if given is not None:
+                at_least(f"sequence.{name}", given, 1)
+        at_least("sequence.classification_weight", self.classification_weight, 0)
+        at_least("sequence.seed", self.seed, 0)
+        at_least("sequence.preview", self.preview, 0)
+        if self.workers is not None:
+            at_least("sequence.workers", self.workers, 0)
+
+
+@dataclass
+class MaskedPixelSettings:
+    """Masked pixels, or tokens, as a loss beside the labels' (flashtrain.tasks.MaskedPixels). weight 0: none of it."""
+
+    weight: float = 0.0
+    share: float = 0.5
+    copies: float = 0.5
+
+    def check(self) -> None:
+        at_least("masked_pixels.weight", self.weight, 0)
+        between("masked_pixels.copies", self.copies, 0.0, 1.0)
+        if not 0 < self.share < 1:
+            raise UserError(f"masked_pixels.share={self.share} must be between 0 and 1.")
+
+
+@dataclass
+class StageSettings:
+    """One stage of a curriculum: images of a side, for so many steps or epochs; what is None is the run's own setting.
+
+    steps, epochs: one of them (neither: trainer.steps). until: the accuracy on held-out images at which the stage ends
+    before its steps are over (None: it never does). images: the first so many training images. contour: as
+    pathfinder.contour, or 3..14: a stage like this one for each number of dashes from 3 to 14. drawn_as: as
+    pathfinder.drawn_as, or 136..256: a stage like this one for sides from 136 to 256, drawn_step (8) apart, and for
+    the last. schedule: of the learning rate, by name: one that ends early is better constant than on its way down to
+    where it does not get. compile: as trainer.compile; a stage that is short beside the compiling of its image's
+    length is faster without.
+    """
+
+    side: int = 32
+    steps: int | None = None
+    epochs: float | None = None
+    until: float | None = None
+    learning_rate: float | None = None
+    schedule: str | None = None
+    warmup_steps: int | None = None
+    batch: int | None = None
+    micro_batch: int | None = None
+    images: int | None = None
+    contour: str | None = None
+    drawn_as: str | None = None
+    drawn_step: int | None = None
+    pattern: str | None = None
+    masked_weight: float | None = None
+    classification_weight: float | None = None
+    training_pixels: int | None = None
+    validate_every: int | None = None
+    compile: bool | None = None
+
+    def check(self, number: int) -> None:
+        where = f"curriculum.stages[{number}]"
+        if self.contour is not None and ".." in self.contour and self._growth() is None:
+            raise UserError(
+                f"{where}.contour={self.contour} must grow: from {FEWEST_DASHES} dashes at least to {MOST_DASHES} at "
+                "most, such as 3..14."
+            )
+        if self.drawn_step is not None:
+            at_least(f"{where}.drawn_step", self.drawn_step, 1)
+            if ".." not in (self.drawn_as or ""):
+                raise UserError(f"{where}.drawn_step={self.drawn_step} is of a drawing that grows: drawn_as=136..256.")
+        for stage in self.each_stage():
+            of_side(self.side, stage.contour or "hard")
+        if self.drawn_as is not None and not self._drawings():
+            raise UserError(
+                f"{where}.drawn_as={self.drawn_as} must be a side from {SMALLEST_SIDE}, or grow from one, such as "
+                "136..256."
+            )
+        if self.until is not None and not 0 < self.until <= 1:
+            raise UserError(f"{where}.until={self.until} must be a share of the images: above 0, and at most 1.")
+        if self.steps is not None and self.epochs is not None:
+            raise UserError(f"{where} has steps={self.steps} and epochs={self.epochs}: give one of them.")
+        for name in ("steps", "batch", "micro_batch", "images", "training_pixels", "validate_every"):
+            given = getattr(self, name)
+            if given is not None:
+                at_least(f"{where}.{name}", given, 1)
+        for name in ("masked_weight", "classification_weight", "warmup_steps"):
+            given = getattr(self, name)
+            if given is not None:
+                at_least(f"{where}.{name}", given, 0)
+        for name in ("epochs", "learning_rate"):
+            given = getattr(self, name)
+            if given is not None and not given > 0:
+                raise UserError(f"{where}.{name}={given} must be above 0.")
+
+    def each_stage(self) -> list[StageSettings]:
+        """The stages that a growing contour or drawing stands for, one for each number of dashes and for each drawing;
+        itself where none grows."""
+        growth = self._growth()
+        contours = [self.contour] if growth is None else [str(dashes) for dashes in dashes_in(growth)]
+        drawings = [self.drawn_as] if self.drawn_as is None else [str(side) for side in self._drawings()]
+        return [replace(self, contour=contour, drawn_as=drawn) for contour in contours for drawn in drawings]
+
+    def _growth(self) -> str | None:
+        """3..14 as the range 3-14; None for a contour that does not grow from what there is to what there is."""
+        found = re.fullmatch(r"(\d+)\.\.(\d+)", self.contour or "")
+        if found is None or not FEWEST_DASHES <= int(found[1]) <= int(found[2]) <= MOST_DASHES:
+            return None
+        return f"{found[1]}-{found[2]}"
+
+    def _drawings(self) -> list[int]:
+        """The sides that drawn_as names; empty where they are none."""
+        found = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", self.drawn_as or "")
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+        if not SMALLEST_SIDE <= first <= last:
+            return []
+        return [*range(first, last, self.drawn_step or DRAWN_STEP), last]
+
+
+@dataclass
+class CurriculumSettings:
+    """stages: trained one after another, each starting from the weights of the best validation of the one before;
+    empty: one stage, as the other settings say."""
+
+    stages: list[StageSettings] = field(default_factory=list)
+
+    def check(self) -> None:
+        for number, stage in enumerate(self.stages):
+            stage.check(number)
+
+    def each_stage(self) -> list[StageSettings]:
+        """The stages one by one, those of growing contours and drawings too."""
+        return [one for stage in self.stages for one in stage.each_stage()]

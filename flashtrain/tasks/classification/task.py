@@ -1,0 +1,232 @@
+"""Sequence classification as a LightningModule around models.Classifier, with masked pixels as objective or beside it.
+
+B batch, S sequence, M masked pixels of a row, C rows that are read masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashtrain.data.sequences.batch import SequenceBatch
+from flashtrain.errors import UserError
+from flashtrain.models.classifier import Classifier, Losses, pixels_to_mask, pixels_to_read
+from flashtrain.tasks.training_task import OptimizerBuilder, ScheduleBuilder, TrainingTask, replayed
+from flashtrain_recipes.arena.augmentation import Augment
+
+MASKING, AUGMENTING, READING = 0, 1, 2  # what is drawn
+VALIDATION_STEP = -1  # masked pixels of validation are drawn as of this step: the same ones every time
+
+
+@dataclass(frozen=True)
+class MaskedPixels:
+    """Predicting hidden grey levels, or tokens, from the others, as the objective or beside the labels.
+
+    weight: of its loss. share: of a sample's pixels or tokens that are hidden. copies: the share of a batch's samples
+    that are read a second time with some hidden, while all labels are predicted from whole ones; 0: every sample is
+    read once, with some hidden, which is cheaper and the way to pre-train. UserError, when built: no such shares.
+    """
+
+    weight: float = 1.0
+    share: float = 0.5
+    copies: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not self.weight > 0:
+            raise UserError(f"weight {self.weight:g} of masked pixels. Possible: above 0, or no masked pixels.")
+        if not 0 < self.share < 1:
+            raise UserError(f"share {self.share:g} of pixels masked. Possible: between 0 and 1.")
+        if not 0 <= self.copies <= 1:
+            raise UserError(f"copies {self.copies:g} of the images. Possible: 0 to 1.")
+
+
+class SequenceClassification(TrainingTask):
+    """Trains a Classifier on SequenceBatches: cross-entropy of the labels, and of masked pixels where asked for.
+
+    make_optimizer, make_schedule, gradient_clip, description: see TrainingTask.
+    classification_weight: of the labels' loss; 0 pre-trains on masked pixels alone.
+    masked: None for no masked pixels. They are drawn from (seed, micro-batch, rank), so that a resumed run draws the
+        same.
+    augment: changes the training tokens (B, S), drawn in the same way, and keeps their labels (None: nothing does).
+    training_pixels: how many pixels of each image are read in training: those that are not dark, and dark ones drawn
+        in the same way as far as there is room (None: all). Validations read as many, tests all.
+    compile: run the losses through torch.compile (one graph, static shapes). cuda_graphs: and record its launches once
+        and replay them, see LanguageModel.
+
+    Logs `train_loss` (the weighted sum), `train_accuracy`, `pixel_loss`, `gradient_norm`, `validation_loss`,
+    `validation_accuracy`, and in testing `test_loss` and `test_accuracy`. UserError: nothing to learn from.
+    """
+
+    def __init__(
+        self,
+        model: Classifier,
+        *,
+        make_optimizer: OptimizerBuilder | None = None,
+        make_schedule: ScheduleBuilder | None = None,
+        classification_weight: float = 1.0,
+        masked: MaskedPixels | None = None,
+        gradient_clip: float = 1.0,
+        augment: Augment | None = None,
+        training_pixels: int | None = None,
+        seed: int = 0,
+        compile: bool = False,
+        cuda_graphs: bool = False,
+        description: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(
+            model,
+            make_optimizer=make_optimizer,
+            make_schedule=make_schedule,
+            gradient_clip=gradient_clip,
+            description=description,
+        )
+        if classification_weight < 0 or (classification_weight == 0 and masked is None):
+            raise UserError(
+                f"classification weight {classification_weight:g} without masked pixels. "
+                "Possible: above 0, or 0 to pre-train on masked pixels."
+            )
+        if training_pixels is not None and masked is not None:
+            raise UserError(f"training_pixels {training_pixels} with masked pixels. Possible: one of the two.")
+        self.model: Classifier = model
+        self.classification_weight = classification_weight
+        self.masked = masked
+        self.augment = augment
+        self.training_pixels = training_pixels
+        self.seed = seed
+        self._compile = compile
+        self._replays = compile and cuda_graphs
+        self._losses: Callable[..., Losses] = model.losses
+        # Of the micro-batches since the last report: the sum of their shares of right answers, and their number.
+        self._correct: tuple[Tensor | float, int] = (0.0, 0)
+        self._step_corrects: list[Tensor] = []
+        self._step_pixels: list[Tensor] = []
+        self._generator: torch.Generator | None = None
+
+    def configure_model(self) -> None:
+        """Compile the losses. UserError: a strategy that shards, which this task does not know."""
+        if self.device_mesh is not None:
+            raise UserError("trainer.strategy=fsdp shards models too large for one device; classifiers take ddp.")
+        if self._compile:
+            mode = "reduce-overhead" if self._replays else None
+            self._losses = torch.compile(self.model.losses, dynamic=False, fullgraph=True, mode=mode)
+
+    def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Logits (B, classes) of tokens (B, S)."""
+        return self.model(tokens, lengths)
+
+    def training_step(self, batch: SequenceBatch, batch_idx: int) -> Tensor:
+        """The micro-batch's weighted loss. What is logged is the mean over the optimiser step's micro-batches."""
+        if self.augment is not None:
+            generator = self.generator_of(batch_idx, batch["tokens"].device, AUGMENTING)
+            batch = {**batch, "tokens": self.augment(batch["tokens"], generator)}
+        losses = self.batch_losses(batch, step=batch_idx, pixels=self.training_pixels)
+        loss = self.total(losses)
+        correct, (total, count) = losses.correct.detach(), self._correct
+        self._correct = (correct + total, count + 1)
+        self._step_corrects.append(correct)
+        self._step_pixels.append(losses.pixels.detach())
+        step_loss = self.record_loss(loss, batch_idx)
+        if step_loss is not None:
+            if self.is_logged_step():
+                several = self.trainer.world_size > 1
+                self.log("train_loss", step_loss, prog_bar=True, sync_dist=several)
+                self.log("train_accuracy", torch.stack(self._step_corrects).mean(), prog_bar=True, sync_dist=several)
+                if self.masked is not None:
+                    self.log("pixel_loss", torch.stack(self._step_pixels).mean(), sync_dist=several)
+            self._step_corrects.clear()
+            self._step_pixels.clear()
+        return loss
+
+    def validation_step(self, batch: SequenceBatch, batch_idx: int) -> None:
+        """Adds the micro-batch to the held-out loss and accuracy, means over all held-out samples and ranks."""
+        self._evaluate("validation", batch)
+
+    def test_step(self, batch: SequenceBatch, batch_idx: int) -> None:
+        """As validation_step, on test samples."""
+        self._evaluate("test", batch)
+
+    def total(self, losses: Losses) -> Tensor:
+        """The weighted sum that is trained on."""
+        loss = self.classification_weight * losses.classification
+        if self.masked is not None:
+            return loss + self.masked.weight * losses.pixels
+        # A model with a head for pixels that nothing is asked of now: DDP waits for every parameter's gradient.
+        unused = (self.model.mask_embedding, None if self.model.pixel_head is None else self.model.pixel_head.weight)
+        for parameter in unused:
+            if parameter is not None:
+                loss = loss + 0.0 * parameter.sum()
+        return loss
+
+    def batch_losses(
+        self, batch: SequenceBatch, *, step: int, masking: bool = True, pixels: int | None = None
+    ) -> Losses:
+        """The losses of a micro-batch, with the gradient's graph; nothing is logged.
+
+        step: what is drawn goes by. masking: whether pixels are masked at all. pixels: as training_pixels.
+        """
+        masked = positions = None
+        tokens = batch["tokens"]
+        if pixels is not None and pixels < tokens.shape[1]:
+            positions = pixels_to_read(tokens, pixels, self.generator_of(step, tokens.device, READING))
+            tokens = tokens.gather(1, positions)
+        copies = self.masked is not None and self.masked.copies > 0 and self.classification_weight > 0
+        if self.masked is not None and masking:
+            rows = max(1, round(self.masked.copies * len(tokens))) if copies else len(tokens)
+            generator = self.generator_of(step, tokens.device)
+            lengths = batch.get("lengths")
+            of_rows = None if lengths is None else lengths[:rows]
+            masked = pixels_to_mask(rows, tokens.shape[-1], self.masked.share, generator, of_rows)
+        arguments = tokens, batch["labels"], batch.get("lengths"), masked, positions
+        if not self._replays:
+            return self._losses(*arguments, copies=copies)
+        return replayed(self._losses, *arguments, copies=copies)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """As every task, and the training accuracy that is still to be reported."""
+        super().on_save_checkpoint(checkpoint)
+        total, count = self._correct
+        checkpoint["correct"] = {"sum": float(total), "micro_batches": count}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take up what on_save_checkpoint kept."""
+        super().on_load_checkpoint(checkpoint)
+        kept = checkpoint.get("correct", {})
+        self._correct = (float(kept.get("sum", 0.0)), int(kept.get("micro_batches", 0)))
+
+    def take_train_accuracy(self) -> float | None:
+        """The mean accuracy of the micro-batches since this was last called; None where there are none."""
+        total, count = self._correct
+        self._correct = (0.0, 0)
+        return float(total) / count if count else None
+
+    def generator_of(self, step: int, device: torch.device, purpose: int = MASKING) -> torch.Generator:
+        """The generator of a micro-batch's draws: a function of seed, step, rank and purpose alone."""
+        if self._generator is None or self._generator.device != device:
+            self._generator = torch.Generator(device)
+        rank = self._trainer.global_rank if self._trainer is not None else 0
+        return self._generator.manual_seed(mixed(self.seed, step, rank, purpose))
+
+    def _evaluate(self, name: str, batch: SequenceBatch) -> None:
+        # Where labels are learned too, they alone are evaluated: reading the rows a second time would tell little.
+        pixels = self.training_pixels if name == "validation" else None
+        masking = self.classification_weight == 0
+        losses = self.batch_losses(batch, step=VALIDATION_STEP, masking=masking, pixels=pixels)
+        size = len(batch["labels"])
+        self.log(f"{name}_loss", self.total(losses), prog_bar=True, sync_dist=True, batch_size=size)
+        self.log(f"{name}_accuracy", losses.correct, prog_bar=True, sync_dist=True, batch_size=size)
+
+
+def mixed(*numbers: int) -> int:
+    """One seed below 2**63 of several numbers, each of which changes all of it (splitmix64's steps; Steele et al.
+    2014, "Fast splittable pseudorandom number generators")."""
+    state = 0
+    for number in numbers:
+        state = (state + number + 0x9E3779B97F4A7C15) & (2**64 - 1)
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
+        state ^= state >> 31
+    return state >> 1

@@ -1,0 +1,135 @@
+"""mode=evaluate and mode=export of a fine-tuned BERT: its score on test texts, and its weights for transformers."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import NamedTuple
+
+import pytorch_lightning as pl
+
+from flashtrain.command.announce import say
+from flashtrain.data.special_tokens import SpecialTokens
+from flashtrain.data.tokenizers import Tokenizer, load_tokenizer
+from flashtrain.errors import UserError
+from flashtrain.integrations import architecture_of, differences_from_bert_classifier, save_bert_classifier
+from flashtrain.integrations.described_models import check_vocabulary, check_weights, described_config, trained_steps
+from flashtrain.models.bert_config import BertConfig
+from flashtrain.run.export_folder import new_folder
+from flashtrain.run.run_folder import BEST, TOKENIZER, find_checkpoint, read_settings
+from flashtrain.settings.settings import Settings
+from flashtrain.tasks.fine_tuning.build import (
+    TASK,
+    Head,
+    choose_head_batching,
+    make_fine_tuning_task,
+    make_head,
+    make_labelled_data,
+)
+from flashtrain.tasks.fine_tuning.rows import score_of
+from flashtrain.tasks.fine_tuning.splits import make_source
+from flashtrain.tasks.masked_language.weights import save_encoder_tokenizer, special_tokens
+from flashtrain.training.checkpoints import read_checkpoint, weights_in
+from flashtrain.training.hardware import Hardware
+
+SPECIAL_COUNT = 4  # [PAD], [CLS], [SEP] and [MASK]
+
+
+class Tuned(NamedTuple):
+    """A fine-tuned model of a run, and what goes with it. tokenizer: None of made-up documents."""
+
+    model: Head
+    label_names: list[str]
+    tokenizer: Tokenizer | None
+    folder: Path
+    path: Path
+    step: int
+
+
+def run_fine_tuning_mode(settings: Settings, hardware: Hardware) -> int:
+    """Evaluate or export. Returns the exit status. UserError: a mode that fine-tuned models have not."""
+    if settings.mode not in ("evaluate", "export"):
+        raise UserError(
+            f"mode={settings.mode} is not for fine-tuned classifiers: they have train, plan, evaluate and export."
+        )
+    tuned = _read(settings, hardware)
+    return _export(tuned) if settings.mode == "export" else _evaluate(tuned, settings, hardware)
+
+
+def _read(settings: Settings, hardware: Hardware) -> Tuned:
+    folder, path = find_checkpoint(str(settings.checkpoint), prefer=BEST)
+    saved = read_checkpoint(path)
+    notes = saved.get("flashtrain")
+    if not isinstance(notes, dict) or notes.get("task") != TASK:
+        raise UserError(f"{path} holds no fine-tuned BERT: it was not written by a run with task={TASK}.")
+    state = weights_in(saved, path, prefix="model.")
+    shape = notes["shape"] if isinstance(notes.get("shape"), dict) else {}
+    labels = shape.get("labels")
+    if not isinstance(labels, list) or not labels or not all(type(label) is str for label in labels):
+        raise UserError(f"{path} is damaged: it does not name its labels.")
+    names = {field.name for field in fields(BertConfig)}
+    given = {name: value for name, value in shape.items() if name in names}
+    config = described_config(BertConfig, given, state, str(path))
+    tokenizer = load_tokenizer(folder / TOKENIZER) if (folder / TOKENIZER).is_dir() else None
+    if tokenizer is not None:
+        check_vocabulary(special_tokens(tokenizer).vocab_size, config.vocab_size, folder)
+    check_weights(lambda: make_head(settings, hardware, config, len(labels)), state, str(path))
+    model = make_head(settings, hardware, config, len(labels))
+    model.load_state_dict(state)
+    return Tuned(model, labels, tokenizer, folder, path, trained_steps(saved, path))
+
+
+def _evaluate(tuned: Tuned, settings: Settings, hardware: Hardware) -> int:
+    """The score on test texts, or on those held out where there are none; of other texts than the run's, on all of
+    those that are called test, or simply all."""
+    trained_on = read_settings(tuned.folder).finetune
+    asked = settings.finetune
+    others = asked.data != "cues" and (asked.path, asked.name, asked.config) != (
+        trained_on.path, trained_on.name, trained_on.config
+    )  # fmt: skip
+    source = make_source(
+        settings.finetune,
+        settings.data,
+        settings.context,
+        tokenizer=tuned.tokenizer,
+        label_names=tuned.label_names,
+        only_test=others,
+    )
+    task = make_fine_tuning_task(settings, hardware, tuned.model)
+    trainer = pl.Trainer(
+        accelerator="gpu" if hardware.kind == "cuda" else "cpu",
+        devices=1,
+        precision=hardware.precision,  # type: ignore[arg-type]
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+    )
+    data = make_labelled_data(settings, hardware, source, choose_head_batching(settings, hardware, tuned.model))
+    evaluate = trainer.test if source.scored == "test" else trainer.validate
+    (found,) = evaluate(task, data, verbose=False)
+    row = {task.score_name: found[f"{source.scored}_{task.score_name}"], "best_micro_f1": source.bound}
+    say(
+        f"{tuned.path} (step {tuned.step}): {score_of(row)}, loss {found[f'{source.scored}_loss']:.4f} on "
+        f"{len(source.samples[source.scored]):,} {source.scored} texts"
+    )
+    return 0
+
+
+def _export(tuned: Tuned) -> int:
+    """Write the weights in Hugging Face's layout. UserError: a model that it cannot hold."""
+    if tuned.tokenizer is None:
+        special = SpecialTokens.past(tuned.model.encoder.config.vocab_size - SPECIAL_COUNT)
+    else:
+        special = special_tokens(tuned.tokenizer)
+    if differences_from_bert_classifier(tuned.model):  # before a folder is made
+        save_bert_classifier(tuned.model, tuned.folder, tuned.label_names)
+    with new_folder(tuned.folder, "export") as folder:
+        save_bert_classifier(tuned.model, folder, tuned.label_names, pad_token=special.pad)
+        if tuned.tokenizer is None:
+            tokenizer = "it has no tokenizer: its documents were made up"
+        else:
+            tokenizer = save_encoder_tokenizer(tuned.tokenizer, folder, tuned.model.encoder.config)
+    name = architecture_of(tuned.model)
+    say(f"exported step {tuned.step} to {folder} (transformers.{name}.from_pretrained reads it; {tokenizer})")
+    return 0

@@ -1,0 +1,1 @@
+"""The next token of a text: the loss of decoders."""

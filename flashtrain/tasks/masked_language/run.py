@@ -1,0 +1,164 @@
+"""One run that trains BERT on masked text: the folder, the checkpoints, the summary row."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+
+from flashtrain.command.announce import say
+from flashtrain.data.masked_datamodule import MaskedTextDataModule
+from flashtrain.models.bert import Bert
+from flashtrain.models.bert_config import BertConfig
+from flashtrain.run.batching import Batching
+from flashtrain.run.checkpoint_model import checkpoint_to_resume
+from flashtrain.run.encoder_batching import memory_columns, memory_words
+from flashtrain.run.fitting import fit, metric
+from flashtrain.run.run_folder import FINISHED, RUNNING, TOKENIZER, write_config, write_summary
+from flashtrain.run.summary import planned_row
+from flashtrain.settings.settings import Settings
+from flashtrain.tasks import MaskedLanguageModel
+from flashtrain.tasks.masked_language.build import (
+    choose_masked_batching,
+    describe_bert,
+    make_bert,
+    make_masked_data,
+    make_masked_task,
+)
+from flashtrain.tasks.masked_language.rows import bert_name
+from flashtrain.tasks.masked_language.steps import check_masked_step
+from flashtrain.training.hardware import Hardware
+from flashtrain.training.target_accuracy import StopAtTarget
+from flashtrain.training.throughput import Throughput
+from flashtrain.training.validation_share import describe_validation
+
+ADVICE = "a smaller masked.token_budget=, memory=full, or trainer.devices on more GPUs"
+
+
+def train_masked(
+    settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
+) -> dict[str, Any]:
+    """Train as the settings say, in `folder`, and return the summary row.
+
+    started: time.time() at the command's start. Raises UserError for what the user can mend, Stopped after a signal or
+    at the end of trainer.max_minutes, OutOfMemory.
+    """
+    check_masked_step(settings)
+    pl.seed_everything(settings.seed, verbose=False)
+    torch.set_float32_matmul_precision("high")
+    data = make_masked_data(settings, hardware)
+    data.prepare_data()
+    data.setup()
+    model = make_bert(settings, hardware, data.vocab_size)
+    batching = choose_masked_batching(settings, hardware, model, data.padding())
+    data.token_budget, data.accumulate = batching.micro_batch, batching.accumulate
+    model.save_memory(batching.savings)
+    description = describe_bert(model, settings)
+    resumed = checkpoint_to_resume(settings, folder, description)
+    say(data.describe())
+    say(describe_training(settings, hardware, model, batching, data))
+    if data.held_out_samples:
+        asked, every = settings.masked.validation_samples, settings.trainer.validate_every
+        say(describe_validation(data.held_out_samples, asked, every, "masked.validation_samples"))
+
+    # Everything that a user can have got wrong is checked: from here on the folder is this run's.
+    write_config(settings, folder)
+    data.tokenizer.save(folder / TOKENIZER)
+    write_summary(folder, {**planned_row(settings, hardware, overrides), "status": RUNNING})
+    task = make_masked_task(settings, hardware, model, description)
+    throughput = Throughput(_flops_per_token(model.config, data), peak_flops=hardware.peak_flops)
+    target = None if settings.target_accuracy is None else StopAtTarget(settings.target_accuracy)
+
+    def finish(trainer: pl.Trainer) -> dict[str, Any]:
+        return {
+            **planned_row(settings, hardware, overrides),
+            **_found(settings, trainer, task, data, throughput, target),
+            **memory_columns(batching),
+            "seconds": round(time.time() - started, 1),
+        }
+
+    return fit(
+        settings,
+        hardware,
+        folder,
+        task,
+        data,
+        throughput,
+        resumed=resumed,
+        started=started,
+        finish=finish,
+        batching=batching,
+        advice=ADVICE,
+        callbacks=[] if target is None else [target],
+    )
+
+
+def describe_training(
+    settings: Settings,
+    hardware: Hardware,
+    model: Bert,
+    batching: Batching,
+    data: MaskedTextDataModule | None = None,
+) -> str:
+    """The line that says what is about to be trained, on what, in what portions."""
+    asked = settings.masked
+    samples = ""
+    if data is not None:
+        pieces = data.pieces(data.split.training)
+        mean = float(pieces.lengths.mean())
+        samples = f"{len(pieces.begins):,} {asked.unit}s of {mean:.0f} tokens in the mean, "
+    return (
+        f"{bert_name(settings)}: {model.parameter_count() / 1e6:.1f}M parameters, {samples}at most {settings.context}, "
+        f"{asked.share:.0%} masked{', in pairs' if asked.pairs else ''}, {asked.layout}, attention "
+        f"{hardware.attention}; {settings.trainer.steps} steps of {settings.trainer.tokens_per_step:,} tokens on "
+        f"{settings.trainer.ranks} x {hardware.name}, {hardware.precision}, micro-batch {batching.micro_batch:,} tokens"
+        f"{memory_words(batching)}"
+    )
+
+
+def _flops_per_token(config: BertConfig, data: MaskedTextDataModule) -> float:
+    """FLOPs of a real token's forward and backward, the mean over the text."""
+    pairs, sequences, labels = data.means()
+    at = 10**9  # tokens: enough for whole numbers of the others
+    return config.flops_of(at, round(pairs * at), round(sequences * at), round(labels * at)) / at
+
+
+def _found(
+    settings: Settings,
+    trainer: pl.Trainer,
+    task: MaskedLanguageModel,
+    data: MaskedTextDataModule,
+    throughput: Throughput,
+    target: StopAtTarget | None,
+) -> dict[str, Any]:
+    """The part of the row that the training told. Losses in nats a label; tokens are real ones."""
+    if task.tokens_done:
+        throughput.flops_per_token = task.flops_done / task.tokens_done
+    measured = throughput.summary()
+    rate, evenness = measured["tokens_per_second"], data.evenness
+    rows = None if rate is None else rate * task.sequences_done / task.tokens_done
+    return {
+        "status": FINISHED,
+        "token_budget": data.token_budget,
+        "parameters": task.bert.parameter_count(),
+        "steps": trainer.global_step,
+        "tokens": task.tokens_done * settings.trainer.ranks,
+        "samples": task.sequences_done * settings.trainer.ranks,
+        "epochs": round(data.epochs_seen, 3),
+        "train_loss_first": task.first_loss,
+        "train_loss": task.last_loss,
+        "validation_loss": metric(trainer, "validation_loss"),
+        "validation_accuracy": metric(trainer, "validation_accuracy"),
+        "target_accuracy": settings.target_accuracy,
+        "seconds_to_target": None if target is None or target.seconds is None else round(target.seconds, 1),
+        "tokens_per_second": rate,
+        "rows_per_second": rows,
+        "fill": None if evenness is None else round(evenness[0], 4),
+        "evenness": None if evenness is None else round(evenness[1], 4),
+        "step_seconds": measured["step_seconds_median"],
+        "mfu": measured["mfu"],
+        "peak_memory_gib": measured["peak_memory_gib"],
+    }

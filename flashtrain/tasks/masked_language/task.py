@@ -1,0 +1,106 @@
+"""Masked-language training: finding the masked tokens of a text, as a LightningModule around BERT."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from flashtrain.data.masked_batch import MaskedBatch, loss_arguments, score_arguments
+from flashtrain.models.bert import Bert, MaskedScore
+from flashtrain.models.trainable import Trainable
+from flashtrain.tasks.language.task import LanguageModel
+from flashtrain.tasks.training_task import replayed
+
+
+class MaskedLanguageModel(LanguageModel):
+    """Trains a BERT on batches of masked samples (flashtrain.data.masked_batch.MaskedBatch), packed or padded.
+
+    model: has .loss and .score as Bert does. The other arguments are LanguageModel's, without document_mask: a sample
+    never sees another.
+
+    Logs `train_loss`, `gradient_norm` (before clipping), and over the whole held-out set `validation_loss`, in nats a
+    label (without the next-sentence loss), and `validation_accuracy`: the share of masked positions at which the token
+    that stood there has the highest score, which is MLPerf's masked-language accuracy.
+    The mean loss of a step's micro-batches is that of its labels, whatever row and device each label came to lie in.
+    """
+
+    def __init__(self, model: Bert, **options: Any) -> None:
+        super().__init__(cast(Trainable, model), **options)
+        self.flops_done = 0.0
+        self.tokens_done = 0
+        self.sequences_done = 0
+        self._scores: list[MaskedScore] = []
+        self._accuracy: float | None = None
+
+    @property
+    def bert(self) -> Bert:
+        """The model, by its own type."""
+        return cast(Bert, self.model)
+
+    def configure_model(self) -> None:
+        """As LanguageModel's; under full checkpointing each block is compiled by itself."""
+        by_blocks = self._compile and self.bert.savings.checkpointing == "full"
+        if by_blocks:
+            self._compile = self._replays = False
+        super().configure_model()
+        if by_blocks:
+            self.bert.compile_blocks(dynamic=False, fullgraph=True)
+
+    def forward(self, tokens: Tensor, **layout: Any) -> Tensor:
+        """Logits of every token; arguments as Bert's."""
+        return self.bert(tokens, **layout)
+
+    def batch_loss(self, batch: MaskedBatch) -> Tensor:  # type: ignore[override]
+        """The micro-batch's share of the step's mean loss in nats, with the gradient's graph; nothing is logged."""
+        arguments = loss_arguments(batch)
+        if not self._replays:
+            return self._loss(**arguments)
+        return replayed(self._loss, **arguments)
+
+    def training_step(self, batch: MaskedBatch, batch_idx: int) -> Tensor:  # type: ignore[override]
+        """As LanguageModel's; also counts this device's work in tokens_done (real), sequences_done and flops_done."""
+        self.tokens_done += batch["real_tokens"]
+        self.sequences_done += batch["sequences"]
+        self.flops_done += self.bert.config.flops_of(
+            batch["real_tokens"], batch["pairs"], batch["sequences"], batch["scored"]
+        )
+        return super().training_step(cast(Any, batch), batch_idx)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """As every task, and what has been done so far (on the device that writes)."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["done"] = [self.tokens_done, self.sequences_done, self.flops_done]
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Count on from what on_save_checkpoint kept."""
+        super().on_load_checkpoint(checkpoint)
+        if "done" in checkpoint:
+            self.tokens_done, self.sequences_done, self.flops_done = checkpoint["done"]
+
+    def on_validation_epoch_start(self) -> None:
+        """Forget an earlier validation's sums."""
+        self._scores.clear()
+
+    def validation_step(self, batch: MaskedBatch, batch_idx: int) -> None:  # type: ignore[override]
+        """Adds the micro-batch to the held-out sums."""
+        self._scores.append(self.bert.score(**score_arguments(batch)))
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs loss and accuracy over all held-out labels of all devices."""
+        if not self._scores:
+            return
+        sums = torch.stack([torch.stack([part.double() for part in score]) for score in self._scores]).sum(0)
+        sums = cast(Tensor, self.trainer.strategy.reduce(sums, reduce_op="sum"))
+        loss, correct, labels = sums.tolist()
+        self._scores.clear()
+        if labels:
+            self._accuracy = correct / labels
+            self.log("validation_loss", loss / labels, prog_bar=True)
+            self.log("validation_accuracy", correct / labels, prog_bar=True)
+
+    @property
+    def validation_accuracy(self) -> float | None:
+        """Of the latest validation; None before the first."""
+        return self._accuracy

@@ -1,0 +1,1 @@
+"""The experiments: published results reproduced, and things measured. They stand on flashtrain."""

@@ -1,0 +1,116 @@
+"""What a dash and a disc look like: drawn on a grid twice as fine, then reduced by a Lanczos filter.
+
+A dash is drawn in a window around the tip that it starts from. The window is 4 h + 1 fine pixels wide and 2 h + 1 small
+ones, so that it is made a little less than half as small: the larger the window, and with it the margin, the fainter.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from flashtrain_recipes.arena.pathfinder.original.lines import line
+from flashtrain_recipes.arena.pathfinder.original.reduction import reduced
+from flashtrain_recipes.arena.pathfinder.parameters import PathfinderParameters
+
+FINER = 2  # the Arena's antialias_scale
+DEGREES = 360
+
+
+def ring(radius: int) -> np.ndarray:
+    """(K, 2) whole (x, y): where the next tip may lie around a pivot at (0, 0), by y, then x.
+
+    The points of a circle, one pixel apart along it, rounded down: the circle is shifted by half a pixel up and left.
+    """
+    angles = np.arange(0, 360, 360 / (2 * radius * np.pi)) * np.pi / 180
+    points = [(math.floor(radius * math.sin(angle)), math.floor(radius * math.cos(angle))) for angle in angles]
+    return np.unique(points, axis=0)[:, ::-1]
+
+
+def directions(parameters: PathfinderParameters, margin: int) -> np.ndarray:
+    """(D,) radians from -pi to pi: 360 whole degrees that a curve may begin with (0 to 179, then -180 to -1), then
+    those of the ring's points seen from a pivot."""
+    degrees = (np.arange(DEGREES) + 180) % DEGREES - 180
+    points = ring(parameters.dash_length + margin)
+    return np.concatenate([degrees * np.pi / 180, np.arctan2(points[:, 1], points[:, 0])])
+
+
+def turned_back(angles: np.ndarray) -> np.ndarray:
+    """The opposite directions, again from -pi to pi."""
+    return np.where(angles < 0, angles + np.pi, angles - np.pi)
+
+
+def steps(length: float, angles: np.ndarray) -> np.ndarray:
+    """(D, 2) float64, (x, y): a length in each direction. A step leads to the next whole pixel right and down of it.
+
+    One that is whole but for a cosine's last bit is rounded up or not as 64 bits have it where it begins: from row 3, a
+    step of 9 to the left ends in row 4, from row 30 in row 30. So Python's cosine, which is the C library's.
+    """
+    cosines, sines = (np.array([function(angle) for angle in angles]) for function in (math.cos, math.sin))
+    return length * np.stack([cosines, sines], axis=1)
+
+
+def half_window(parameters: PathfinderParameters, margin: int) -> int:
+    """Pixels from a window's middle to its edge."""
+    return parameters.dash_length + math.ceil(parameters.thickness) + margin
+
+
+def fine_dashes(parameters: PathfinderParameters, margin: int) -> np.ndarray:
+    """(D, 4 h + 1, 4 h + 1) bool: the dash of each direction on the finer grid.
+
+    A curve's first dash starts from its tail, every other from its head, back towards its tail.
+    """
+    angles = directions(parameters, margin)
+    angles[DEGREES:] = turned_back(angles[DEGREES:])
+    middle = FINER * half_window(parameters, margin)
+    width = max(1, round(FINER * parameters.thickness))
+    ends = np.ceil(middle + steps(FINER * parameters.dash_length, angles))
+    return np.stack([line((middle, middle), (int(x), int(y)), width, 2 * middle + 1) for x, y in ends])
+
+
+def dash_windows(parameters: PathfinderParameters, margin: int) -> np.ndarray:
+    """(D, 2 h + 1, 2 h + 1) uint8: dashes, not yet times their contrast."""
+    fine = fine_dashes(parameters, margin).astype(np.uint8) * 255
+    return reduced(fine, 2 * half_window(parameters, margin) + 1)
+
+
+def mask_windows(parameters: PathfinderParameters, margin: int) -> np.ndarray:
+    """(D, 2 h + 1, 2 h + 1) uint8: what dashes keep for themselves, with the margin around them."""
+    fine = fine_dashes(parameters, margin)
+    reach = FINER * margin
+    wide = np.zeros_like(fine)
+    size = fine.shape[-1]
+    padded = np.pad(fine, ((0, 0), (reach, reach), (reach, reach)))
+    for x, y in disc_pixels(reach):
+        wide |= padded[:, reach + y : reach + y + size, reach + x : reach + x + size]
+    return reduced(wide.astype(np.uint8) * 255, 2 * half_window(parameters, margin) + 1)
+
+
+def disc_pixels(radius: float) -> np.ndarray:
+    """(n, 2) whole (x, y) within a radius of (0, 0)."""
+    around = np.arange(-math.ceil(radius), math.ceil(radius) + 1)
+    x, y = (axis.ravel() for axis in np.meshgrid(around, around))
+    near = x**2 + y**2 <= radius**2
+    return np.stack([x[near], y[near]], axis=1)
+
+
+def disc_windows(radius: float) -> np.ndarray:
+    """(C, C, 2 g + 1, 2 g + 1) uint8, [place y, place x, y, x]: a disc for each place beside the image's edges.
+
+    Unlike dashes, discs are reduced on the whole image, whose edge cuts the filter. C = 2 (g + 3) + 1 places: as many
+    pixels from the first edge, the middle one for all that are far from both, then as many from the last (disc_place).
+    The disc lies around a corner of the finer grid's pixels, a quarter of a pixel up and left of its tip.
+    """
+    reach = math.ceil(radius) + 3
+    places = 2 * (reach + 3) + 1
+    middle = np.arange(places) * FINER
+    fine = np.arange(places * FINER)
+    square = (fine[None, :] - middle[:, None]) ** 2  # [place, fine pixel]
+    windows = np.zeros((places, places, 2 * reach + 1, 2 * reach + 1), dtype=np.uint8)
+    for y in range(places):
+        discs = square[y][None, :, None] + square[:, None, :] <= (FINER * radius) ** 2
+        small = np.pad(reduced(discs.astype(np.uint8) * 255, places), ((0, 0), (reach, reach), (reach, reach)))
+        for x in range(places):
+            windows[y, x] = small[x, y : y + 2 * reach + 1, x : x + 2 * reach + 1]
+    return windows

@@ -1,0 +1,233 @@
+"""What a Pathfinder image of a given side looks like: sizes, distances and counts, in pixels of the image.
+
+The task is of Linsley et al. 2018 (arXiv:1805.08315); the figures of sides 32 to 256 are those that the Long Range
+Arena used (Tay et al. 2020, arXiv:2011.04006). Side 128 is its Path-X.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from flashtrain.errors import UserError, unknown
+from flashtrain.settings.setting_checks import at_least
+
+# Dashes of each of the two long curves: the more, the harder to follow from end to end.
+CONTOURS = {"hard": 14, "intermediate": 9, "easy": 6}
+FEWEST_DASHES, MOST_DASHES = 2, 20
+# Where dashes lie and how they are drawn: by the rules of the task's own program, or by ours, of before.
+ORIGINAL, SMOOTH = "original", "smooth"
+DRAWINGS = (ORIGINAL, SMOOTH)
+BOTH = "both"  # one after the other, where weights are evaluated
+SMALLEST_SIDE = 24
+LARGEST = 2**16  # above any length in pixels: coordinates are stored in two bytes
+
+
+@dataclass(frozen=True)
+class PathfinderParameters:
+    """The generator's settings; lengths in pixels.
+
+    side: of the square image. padding: width of the frame that nothing may enter. seed_distance: between the first
+    tips of the two long curves; the first one's is at least twice as far from every edge. marker_radius: of the disc
+    on a tip. dash_length, thickness: of a dash. margins: the free space around a dash is one of these, drawn for each
+    image. continuity: the larger, the straighter the curves. distractors: short curves, at most so many. contrast:
+    brightness of a dash's middle, where a marker has 1, of drawing=smooth (original: arena_contrasts).
+    contour_dashes: of a long curve; distractor_dashes: of a short.
+    """
+
+    side: int
+    padding: int
+    seed_distance: int
+    marker_radius: float
+    dash_length: int
+    thickness: float
+    margins: tuple[int, ...]
+    continuity: float
+    distractors: int
+    contrast: float
+    contour_dashes: int = CONTOURS["hard"]
+    distractor_dashes: int = CONTOURS["hard"] // 3
+
+    @property
+    def most_dashes(self) -> int:
+        """Dashes that an image has at most: two long curves and all distractors."""
+        return 2 * self.contour_dashes + self.distractors * self.distractor_dashes
+
+    def check(self) -> None:
+        """Raise UserError for what cannot be drawn."""
+        at_least("side", self.side, SMALLEST_SIDE)
+        for name in ("padding", "seed_distance", "dash_length", "contour_dashes", "distractor_dashes"):
+            at_least(name, getattr(self, name), 1)
+        for name in ("marker_radius", "thickness"):
+            at_least(name, getattr(self, name), 0.5)
+        at_least("distractors", self.distractors, 0)
+        if not self.margins or min(self.margins) < 1:
+            raise UserError(f"margins={list(self.margins)} must be one or more whole numbers from 1.")
+        if not 0 < self.contrast <= 1:
+            raise UserError(f"contrast={self.contrast:g} must be above 0 and at most 1.")
+        if not self.continuity > 0:
+            raise UserError(f"continuity={self.continuity:g} must be above 0.")
+        if self.side <= 4 * self.seed_distance:
+            raise UserError(
+                f"seed_distance={self.seed_distance} leaves no room: the first tip is twice as far from every edge, "
+                f"so side={self.side} allows at most {(self.side - 1) // 4}."
+            )
+        if self.most_dashes > 255:
+            raise UserError(f"{self.most_dashes} dashes an image are too many: at most 255 are stored.")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for a file's header."""
+        return {**asdict(self), "margins": list(self.margins)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> PathfinderParameters:
+        """The inverse of as_dict. Raises UserError for values of another version."""
+        try:
+            found = cls(**{**values, "margins": tuple(values["margins"])})
+        except (TypeError, KeyError) as error:
+            raise UserError(f"these Pathfinder parameters are of another version: {error}.") from error
+        for field in fields(cls):
+            given = getattr(found, field.name)
+            numbers = given if field.name == "margins" else (given,)
+            kinds = (int, float) if field.type == "float" else (int,)
+            if not all(type(number) in kinds and abs(number) < LARGEST for number in numbers):
+                raise UserError(f"Pathfinder parameters: {field.name} holds {given!r:.60}, which no generator wrote.")
+        found.check()
+        return found
+
+
+_ARENA = {
+    32: PathfinderParameters(32, 1, 7, 1.5, 2, 0.5, (1,), 1.0, 5, 0.75),
+    64: PathfinderParameters(64, 1, 12, 2.5, 5, 1.0, (1,), 1.8, 5, 0.8),
+    128: PathfinderParameters(128, 1, 20, 3.0, 5, 1.5, (2, 3), 1.8, 8, 0.9),
+    256: PathfinderParameters(256, 22, 27, 5.0, 5, 2.0, (3,), 1.8, 7, 1.0),
+}
+
+
+# The Arena's settings (google-research/long-range-arena, lra_benchmarks/data/pathfinder.py): snake_contrast_list, which
+# is the short curves' contrast, and times paddle_contrast_list the long ones'. 1 is a marker's; at side 32 dashes are
+# one fine pixel wide, which leaves half of it.
+_LONG_AND_SHORT = {32: (1.5, 2.0), 64: (0.8, 0.8), 128: (0.9, 0.9), 256: (1.0, 1.0)}
+
+
+def arena_contrasts(side: int) -> tuple[float, float]:
+    """Of drawing=original, what dashes of the long curves and of the short ones are multiplied by, as the Arena has it
+    at this side; between two of its sides in proportion to log2(side)."""
+    below, above, share = _neighbours(side)
+    pairs = zip(_LONG_AND_SHORT[below.side], _LONG_AND_SHORT[above.side], strict=True)
+    long, short = ((1 - share) * first + share * last for first, last in pairs)
+    return long, short
+
+
+def of_side(side: int, contour: str = "hard", **changes: Any) -> PathfinderParameters:
+    """The parameters of a side, checked; `changes` replaces single ones.
+
+    32, 64, 128 and 256 are the Long Range Arena's. Between two of them, every figure lies between theirs in proportion
+    to log2(side), rounded to what can be drawn (whole pixels; half ones for thickness and radius); the margins are
+    the smaller side's up to the middle and the larger's from there. Below 32 and above 256, dashes are those of 32 and
+    of 256, while padding and seed_distance shrink and grow with the side.
+    contour: a name of CONTOURS or a number of dashes; of a range, the longest. Distractors have a third of the dashes.
+    Raises UserError for a contour that does not exist and a side that is too small.
+    """
+    dashes = dashes_in(contour)[-1]
+    at_least("side", side, SMALLEST_SIDE)
+    found = replace(_sized(side), contour_dashes=dashes, distractor_dashes=max(1, dashes // 3))
+    unknown_names = sorted(set(changes) - set(found.as_dict()))
+    if unknown_names:
+        raise UserError(f"no Pathfinder parameter is called {unknown_names[0]}: {', '.join(found.as_dict())}.")
+    found = replace(found, **changes)
+    found.check()
+    return found
+
+
+def drawn_like(parameters: PathfinderParameters, side: int | None) -> PathfinderParameters:
+    """These images with discs, lines and brightness as at another side, everything where it lay; None: as they are.
+
+    Between two of the Arena's sides in proportion to log2(side) and not rounded, so that drawings change as little from
+    side to side as one likes. UserError: a side that is too small.
+    """
+    if side is None:
+        return parameters
+    at_least("drawn_as", side, SMALLEST_SIDE)
+    below, above, share = _neighbours(side)
+
+    def between(name: str) -> float:
+        return (1 - share) * getattr(below, name) + share * getattr(above, name)
+
+    return replace(
+        parameters,
+        marker_radius=between("marker_radius"),
+        thickness=between("thickness"),
+        contrast=between("contrast"),
+    )
+
+
+def contours_in(contour: str) -> list[str]:
+    """The contours of one length each that make up a contour: itself, or all from 3 to 6 dashes of "3-6".
+
+    Raises UserError for one that does not exist.
+    """
+    names = {dashes: name for name, dashes in CONTOURS.items()}
+    return [names.get(dashes, str(dashes)) for dashes in dashes_in(contour)]
+
+
+def contour_words(contour: str, drawn_as: int | None = None, drawing: str = ORIGINAL) -> str:
+    """Such as "hard contours" or "contours of 3 to 6 dashes, drawn as at side 160"; drawing=smooth is said too."""
+    words = f"{contour} contours" if contour in CONTOURS else f"contours of {contour.replace('-', ' to ')} dashes"
+    words += f", drawn as at side {drawn_as}" if drawn_as else ""
+    return words if drawing == ORIGINAL else f"{words}, {drawing} drawing"
+
+
+def dashes_in(contour: str) -> range:
+    """How many dashes the long curves have: one number, or several of a range. UserError: no such contour."""
+    if contour in CONTOURS:
+        return range(CONTOURS[contour], CONTOURS[contour] + 1)
+    found = re.fullmatch(r"(\d+)(?:-(\d+))?", contour)
+    numbers = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not FEWEST_DASHES <= numbers[0] <= numbers[1] <= MOST_DASHES:
+        others = (f"a number of dashes from {FEWEST_DASHES} to {MOST_DASHES}", "a range such as 3-6")
+        raise unknown("contour", contour, (*CONTOURS, *others))
+    return range(numbers[0], numbers[1] + 1)
+
+
+def _sized(side: int) -> PathfinderParameters:
+    if side in _ARENA:
+        return _ARENA[side]
+    smallest, largest = min(_ARENA), max(_ARENA)
+    if side < smallest or side > largest:
+        nearest = _ARENA[smallest if side < smallest else largest]
+        scale = side / nearest.side
+        return replace(
+            nearest,
+            side=side,
+            padding=max(1, round(nearest.padding * scale)),
+            seed_distance=min((side - 1) // 4, round(nearest.seed_distance * scale)),
+        )
+    below, above, share = _neighbours(side)
+
+    def between(name: str, step: float = 1.0) -> float:
+        first, last = getattr(below, name), getattr(above, name)
+        return round((first + share * (last - first)) / step) * step
+
+    return PathfinderParameters(
+        side=side,
+        padding=int(between("padding")),
+        seed_distance=int(between("seed_distance")),
+        marker_radius=between("marker_radius", 0.5),
+        dash_length=int(between("dash_length")),
+        thickness=between("thickness", 0.5),
+        margins=(below if share < 0.5 else above).margins,
+        continuity=between("continuity", 0.1),
+        distractors=int(between("distractors")),
+        contrast=between("contrast", 0.05),
+    )
+
+
+def _neighbours(side: int) -> tuple[PathfinderParameters, PathfinderParameters, float]:
+    """The Arena's sides below and above, and how far this one is from the first to the second, by log2; a side outside
+    of them all, or one of them, is its own neighbour."""
+    low = max((known for known in _ARENA if known <= side), default=min(_ARENA))
+    high = min((known for known in _ARENA if known >= side), default=max(_ARENA))
+    return _ARENA[low], _ARENA[high], math.log2(side / low) if low < side < high else 0.0

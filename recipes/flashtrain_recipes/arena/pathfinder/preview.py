@@ -1,0 +1,80 @@
+"""mode=preview, recipe=pathfinder-preview: a picture of some Pathfinder images, to see what a model is asked.
+
+The run's folder holds config.yaml, summary.json and samples.png.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from flashtrain.command.announce import say
+from flashtrain.run.fitting import run_loggers
+from flashtrain.run.run_folder import FINISHED, RUNNING, write_config, write_summary
+from flashtrain.run.summary import planned_row
+from flashtrain.settings.settings import Settings
+from flashtrain.training.hardware import Hardware
+from flashtrain.training.loggers import close_loggers, log_image
+from flashtrain_recipes.arena.pathfinder.drawing import rasterise
+from flashtrain_recipes.arena.pathfinder.figure import image_grid
+from flashtrain_recipes.arena.pathfinder.parameters import contour_words, drawn_like
+from flashtrain_recipes.arena.pathfinder.store import ensure
+
+IMAGES = 24  # where nothing says how many
+ANSWERS = {0: "no: two curves", 1: "yes: one curve"}
+
+
+def preview(
+    settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
+) -> dict[str, Any]:
+    """Draw the first training images of the settings' set into `folder`, and return the summary row.
+
+    started: time.time() at the command's start. Raises UserError for what the user can mend.
+    """
+    asked = settings.pathfinder
+    say(_describe(settings))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_config(settings, folder)
+    planned = planned_row(settings, hardware, overrides)
+    write_summary(folder, {**planned, "status": RUNNING})
+    images = ensure(
+        asked.side,
+        asked.seed,
+        _count(settings),
+        contour=asked.contour,
+        drawing=asked.drawing,
+        workers=asked.workers,
+        cache_dir=asked.cache_dir,
+    )
+    parameters = drawn_like(images.parameters, asked.drawn_as)
+    strokes = images.strokes(slice(None)).to(hardware.kind)
+    drawn = rasterise(strokes, parameters, asked.drawing, asked.drawn_as).cpu().numpy()
+    labels, contours = images.labels.tolist(), contour_words(asked.contour, None, asked.drawing)
+    path = image_grid(
+        drawn,
+        [ANSWERS[label] for label in labels],
+        folder / "samples.png",
+        title=f"Pathfinder, side {asked.side}, {contours}: do the two discs lie on one curve?",
+    )
+    say(f"{sum(labels)} of {len(labels)} with both discs on one curve; picture: {path}; stored set: {images.path}")
+    loggers = run_loggers(settings, folder)
+    log_image(loggers, "samples", path)
+    close_loggers(loggers)
+    told = {"side": asked.side, "contour": asked.contour, "images": len(labels), "label_1": sum(labels)}
+    return {**planned, "status": FINISHED, **told, "seconds": round(time.time() - started, 1)}
+
+
+def preview_plan(settings: Settings, hardware: Hardware) -> str:
+    """mode=plan: what would be drawn, and nothing started."""
+    return f"{_describe(settings)}\nnothing was started; leave out mode=plan to draw."
+
+
+def _describe(settings: Settings) -> str:
+    asked = settings.pathfinder
+    what = f"side {asked.side}, {contour_words(asked.contour, asked.drawn_as, asked.drawing)}, seed {asked.seed}"
+    return f"Pathfinder preview: {_count(settings)} images of {what}"
+
+
+def _count(settings: Settings) -> int:
+    return settings.pathfinder.preview or IMAGES

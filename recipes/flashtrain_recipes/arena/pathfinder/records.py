@@ -1,0 +1,143 @@
+"""A Pathfinder image as a record of fixed size, and a file of them.
+
+The file is a header of HEADER_BYTES, a line of JSON padded with spaces, then one record an image: 252 bytes at side
+128. A record ends with a checksum of the rest, so that what a crash left half written is not taken for an image.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flashtrain.errors import UserError
+from flashtrain.files.foreign_files import parse_json
+from flashtrain_recipes.arena.pathfinder.parameters import DRAWINGS, ORIGINAL, SMOOTH, PathfinderParameters
+
+MAGIC = "flashtrain pathfinder"
+# Raised when the same seed would give other images, or the file's form changes: of each drawing. A file that names no
+# drawing is of the first, which was the only one.
+GENERATOR_VERSIONS = {SMOOTH: 1, ORIGINAL: 2}
+HEADER_BYTES = 1024
+_AT_ONCE = 65_536  # records that are checked together
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file holds: which images, by which generator."""
+
+    parameters: PathfinderParameters
+    seed: int
+    split: str
+    drawing: str = ORIGINAL
+
+    @property
+    def version(self) -> int:
+        """Of the drawing's generator."""
+        return GENERATOR_VERSIONS[self.drawing]
+
+    @classmethod
+    def from_dict(cls, told: dict[str, Any]) -> Header:
+        """The inverse of as_dict. Raises UserError for what another version wrote."""
+        try:
+            parameters = PathfinderParameters.from_dict(told["parameters"])
+            seed, split, drawing = told["seed"], told["split"], told.get("drawing", SMOOTH)
+            if (type(seed), type(split)) != (int, str) or drawing not in DRAWINGS:
+                raise TypeError("seed is a whole number, split a name, drawing one that is known")
+            return cls(parameters, seed, split, drawing)
+        except (KeyError, TypeError) as error:
+            raise UserError(f"this header of Pathfinder images is of another version: {error}.") from error
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        told = {"format": MAGIC, "version": self.version, "seed": self.seed, "split": self.split}
+        own = {} if self.drawing == SMOOTH else {"drawing": self.drawing}
+        return {**told, **own, "parameters": self.parameters.as_dict()}
+
+    def to_bytes(self) -> bytes:
+        """HEADER_BYTES bytes."""
+        return json.dumps(self.as_dict()).encode().ljust(HEADER_BYTES - 1) + b"\n"
+
+
+def read_header(path: Path) -> Header:
+    """The header of a file. Raises UserError for a file of another kind or version."""
+    try:
+        if path.exists() and not path.is_file():  # a pipe may never end
+            raise UserError(f"{path} is no file of Pathfinder images.")
+        with path.open("rb") as file:
+            head = file.read(HEADER_BYTES)
+    except OSError as error:
+        raise UserError(f"cannot read the Pathfinder images {path}: {error.strerror}.") from error
+    try:
+        told = parse_json(head, str(path))
+    except UserError as error:
+        raise UserError(f"{path} is no file of Pathfinder images.") from error
+    if not isinstance(told, dict) or told.get("format") != MAGIC:
+        raise UserError(f"{path} is no file of Pathfinder images.")
+    drawing = told.get("drawing", SMOOTH)
+    here = GENERATOR_VERSIONS.get(drawing) if isinstance(drawing, str) else None
+    if here is None or told.get("version") != here:
+        raise UserError(
+            f"{path} was written by another version of the generator ({str(told.get('version'))[:20]}, "
+            f"this is {here or ' and '.join(map(str, GENERATOR_VERSIONS.values()))}): delete it, and it is made anew."
+        )
+    return Header.from_dict(told)
+
+
+def record_type(parameters: PathfinderParameters) -> np.dtype[np.void]:
+    """One image: its dashes, and the facts about it; checksum last.
+
+    drawing=smooth: the dashes' heads (x, y) and angle codes. drawing=original: the tips (x, y) that dashes are drawn
+    from, and their directions' numbers (original.windows.directions).
+    """
+    dashes = parameters.most_dashes
+    return np.dtype(
+        [
+            ("angles", "<u2", (dashes,)),
+            ("heads", "u1" if parameters.side <= 256 else "<u2", (dashes, 2)),
+            ("count", "u1"),
+            ("label", "u1"),
+            ("start", "u1"),  # which long curve's first tip is marked
+            ("margin", "u1"),
+            ("checksum", "<u4"),
+        ]
+    )
+
+
+def seal(records: np.ndarray) -> None:
+    """Fill in the records' checksums: CRC-32 of all of a record but the checksum."""
+    size = records.dtype.itemsize
+    data = memoryview(records.tobytes())
+    records["checksum"] = [zlib.crc32(data[end - size : end - 4]) for end in range(size, len(data) + 1, size)]
+
+
+def sound(records: np.ndarray) -> int:
+    """How many records, from the first, carry their checksum and say what a generator may have drawn.
+
+    Some are read at a time, up to the first that is not sound: a file with a hole may seem to hold billions.
+    """
+    found = 0
+    for begin in range(0, len(records), _AT_ONCE):
+        some = records[begin : begin + _AT_ONCE]
+        of_these = _sound(some)
+        found += of_these
+        if of_these < len(some):
+            break
+    return found
+
+
+def _sound(records: np.ndarray) -> int:
+    size = records.dtype.itemsize
+    data = memoryview(records.tobytes())
+    whole = len(records)
+    for number, noted in enumerate(records["checksum"].tolist()):
+        if zlib.crc32(data[number * size : (number + 1) * size - 4]) != noted:
+            whole = number
+            break
+    some = records[:whole]
+    possible = (some["label"] <= 1) & (some["start"] <= 1) & (some["count"] <= records.dtype["angles"].shape[0])
+    return whole if possible.all() else int(possible.argmin())

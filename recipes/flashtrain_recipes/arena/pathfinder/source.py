@@ -1,0 +1,138 @@
+"""Pathfinder as sequences of pixels: strokes from disk, drawn on the device that trains, in raster order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TypedDict
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flashtrain.data.sequences.batch import SequenceBatch
+from flashtrain.data.sequences.source import SequenceShape
+from flashtrain.settings.setting_checks import one_of
+from flashtrain_recipes.arena.pathfinder.drawing import rasterise
+from flashtrain_recipes.arena.pathfinder.parameters import (
+    DRAWINGS,
+    ORIGINAL,
+    contour_words,
+    contours_in,
+    drawn_like,
+    of_side,
+)
+from flashtrain_recipes.arena.pathfinder.store import PathfinderImages, ensure
+from flashtrain_recipes.arena.pathfinder.strokes import Strokes, together
+from flashtrain_recipes.arena.pathfinder.variation import varied_brightness
+
+
+class _Undrawn(TypedDict):
+    strokes: Strokes
+
+
+class StrokeBatch(_Undrawn, total=False):
+    """What a loader hands over: images that are not drawn yet. brightness: as drawing.rasterise has it, of images for
+    training."""
+
+    brightness: Tensor
+
+
+class StrokeSamples:
+    """The images of one or several stored sets by number (what flashtrain.data.loader calls Samples).
+
+    Of several sets the numbers go round, so that any run of them has as many of each; the first sets may have one more.
+    variation: of the brightness of their dashes (variation.varied_brightness); 0: none.
+    """
+
+    def __init__(self, *sets: PathfinderImages, variation: float = 0.0) -> None:
+        self.sets, self.variation = sets, variation
+        self.context = sets[0].parameters.side ** 2
+        self._count = sum(map(len, sets))
+        self.tokens = self._count * self.context
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, samples: list[int]) -> StrokeBatch:
+        numbers = np.asarray(samples, dtype=np.int64)
+        batch = StrokeBatch(strokes=self._strokes(numbers))
+        if self.variation:
+            batch["brightness"] = varied_brightness(self.variation, self.sets[0].header.seed, numbers)
+        return batch
+
+    def _strokes(self, numbers: np.ndarray) -> Strokes:
+        if len(self.sets) == 1:
+            return self.sets[0].strokes(numbers)
+        which, image = numbers % len(self.sets), numbers // len(self.sets)
+        found = [images.strokes(image[which == place]) for place, images in enumerate(self.sets)]
+        order = np.argsort(np.argsort(which, kind="stable"))
+        return together(found)[torch.from_numpy(order)]
+
+
+class Pathfinder:
+    """side, contour, drawing, seed, workers, cache_dir: see PathfinderSettings. counts: images of each split. drawn_as:
+    another side, whose discs, lines and brightness the images have (None: their own). variation: of the brightness of
+    training images' dashes, of drawing=original.
+
+    Images are made once and kept as strokes of about 200 bytes; a batch is drawn after it has reached the device.
+    """
+
+    def __init__(
+        self,
+        side: int,
+        seed: int = 0,
+        *,
+        counts: Mapping[str, int],
+        contour: str = "hard",
+        drawing: str = ORIGINAL,
+        drawn_as: int | None = None,
+        variation: float = 0.0,
+        workers: int | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        one_of("pathfinder.drawing", drawing, DRAWINGS)
+        self.parameters = drawn_like(of_side(side, contour), drawn_as)
+        self.side, self.seed, self.contour, self.drawing, self.drawn_as = side, seed, contour, drawing, drawn_as
+        self.variation = variation if drawing == ORIGINAL else 0.0
+        self.counts = dict(counts)
+        self.workers, self.cache_dir = workers, cache_dir
+
+    @property
+    def shape(self) -> SequenceShape:
+        return SequenceShape(classes=2, length=self.side**2, side=self.side)
+
+    def describe(self) -> str:
+        counts = ", ".join(f"{count:,} {name}" for name, count in self.counts.items())
+        what = contour_words(self.contour, self.drawn_as, self.drawing)
+        return f"Pathfinder-{self.side}, {what}, seed {self.seed}: {counts} images"
+
+    def prepare(self) -> None:
+        """Generate what is missing of every split."""
+        for name in self.counts:
+            self.split(name)
+
+    def split(self, name: str) -> StrokeSamples:
+        """One of "train", "validation", "test"; no image is in two of them."""
+        contours, count = contours_in(self.contour), self.counts[name]
+        sets = (
+            ensure(
+                self.side,
+                self.seed,
+                len(range(place, count, len(contours))),
+                split=name,
+                contour=contour,
+                drawing=self.drawing,
+                workers=self.workers,
+                cache_dir=self.cache_dir,
+            )
+            for place, contour in enumerate(contours)
+            if place < count
+        )
+        return StrokeSamples(*sets, variation=self.variation if name == "train" else 0.0)
+
+    def finish(self, batch: StrokeBatch) -> SequenceBatch:
+        """The images drawn, pixels in raster order: tokens (B, side * side) uint8."""
+        brightness = batch.get("brightness")
+        pixels: Tensor = rasterise(batch["strokes"], self.parameters, self.drawing, self.drawn_as, brightness)
+        return SequenceBatch(tokens=pixels.flatten(1), labels=batch["strokes"].labels)

@@ -1,0 +1,100 @@
+"""What others have published of these tasks, to stand beside what is measured here. Accuracies in percent.
+
+Of FlashAttention (Dao et al. 2022, arXiv 2205.14135) tables 3 and 6; of Amos et al. 2023 (arXiv 2310.02980) their
+Transformer with rotary positions, pre-trained on the task's own inputs, and the same trained from scratch.
+
+The papers' Pathfinder images are the original program's (github.com/drewlinsley/pathfinder), to which images of
+pathfinder.drawing=original are equal. Those of drawing=smooth are not, and weights trained on them are at chance on
+the original ones: the papers' figures of Pathfinder, Path-X and Path-256 stand beside rows of original images only
+(`images` of a row).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flashtrain_recipes.arena import image, listops, retrieval, text
+from flashtrain_recipes.arena.pathfinder.parameters import CONTOURS, contour_words
+
+STANDARD = "Transformer (Dao et al. 2022)"
+FLASH_ATTENTION = "FlashAttention (Dao et al. 2022)"
+BLOCK_SPARSE = "block-sparse FlashAttention (Dao et al. 2022)"
+PRETRAINED = "pre-trained Transformer, rotary (Amos et al. 2023)"
+FROM_SCRATCH = "Transformer from scratch, rotary (Amos et al. 2023)"
+
+PAPER_ACCURACY: dict[str, dict[str, float]] = {
+    "listops": {STANDARD: 36.0, FLASH_ATTENTION: 37.6, BLOCK_SPARSE: 37.0, PRETRAINED: 61.5},
+    "text": {STANDARD: 63.6, FLASH_ATTENTION: 63.9, BLOCK_SPARSE: 63.0, PRETRAINED: 91.0},
+    "retrieval": {STANDARD: 81.6, FLASH_ATTENTION: 81.4, BLOCK_SPARSE: 81.3, PRETRAINED: 91.6},
+    "image": {STANDARD: 42.3, FLASH_ATTENTION: 43.5, BLOCK_SPARSE: 43.6, PRETRAINED: 86.0},
+    "pathfinder": {STANDARD: 72.7, FLASH_ATTENTION: 72.7, BLOCK_SPARSE: 73.3, PRETRAINED: 94.2},
+    "pathx": {FLASH_ATTENTION: 61.4, BLOCK_SPARSE: 56.0, FROM_SCRATCH: 84.7, PRETRAINED: 93.0},
+    "path256": {BLOCK_SPARSE: 63.1},
+}
+# Training speed-up over standard attention, the mean over the Long Range Arena's tasks without Path-X.
+MEAN_TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
+PAPER_MEAN_SPEEDUP = {"flashtrain": 2.4, "flashtrain, block-sparse": 2.8}
+CHANCE = {
+    "pathfinder": 50.0,
+    "pathx": 50.0,
+    "path256": 50.0,
+    "listops": 10.0,
+    "text": 50.0,
+    "retrieval": 50.0,
+    "image": 10.0,
+}
+# What the papers' tasks are: Pathfinder of hard contours at these sides, the others of these lengths.
+PATHFINDERS = {32: "pathfinder", 128: "pathx", 256: "path256"}
+HARD = ("hard", str(CONTOURS["hard"]))
+# What a row of Pathfinder says under "images": the original program's, or equal to them (drawing=original), or our own
+# (drawing=smooth). Rows that say nothing are of our own.
+ORIGINAL, OWN = "original", "own"
+_OWN_IMAGES = (
+    "images drawn by flashtrain's own generator; not the task's original images, on which the published weights are at "
+    "chance"
+)
+LENGTHS = {"listops": listops.LONGEST, "text": text.LENGTH, "retrieval": retrieval.LENGTH, "image": image.SIDE**2}
+
+
+def task_of(row: Mapping[str, Any]) -> str:
+    """The name of a row's task in these tables: Path-X and Path-256 are pathfinder at side 128 and 256.
+
+    A task that is not the papers' says in what, such as "listops, length 128" or "pathx, own images": no figure of
+    theirs goes by that name.
+    """
+    task = str(row["task"])
+    if task == "pathfinder":
+        side, contour = row.get("side"), row.get("contour")
+        drawn = row.get("drawn_as")
+        if side in PATHFINDERS and contour in HARD and not drawn:
+            images = str(row.get("images") or OWN)
+            return PATHFINDERS[side] if images == ORIGINAL else f"{PATHFINDERS[side]}, {images} images"
+        return f"{task}, side {side}, {contour_words(contour or 'unknown', drawn)}"
+    length = row.get("length")
+    return task if length == LENGTHS.get(task, length) else f"{task}, length {length or 'unknown'}"
+
+
+def papers_task(task: str) -> str:
+    """What the papers' task is, for a name of `task_of` that says it is another; "" for all other names."""
+    kind, _, difference = task.partition(", ")
+    if difference == f"{OWN} images":
+        return _OWN_IMAGES
+    if difference and kind in PATHFINDERS.values() and difference.endswith(" images"):
+        return "the papers' task has the images of its original program"
+    if difference and kind == "pathfinder":
+        return "the papers' task has hard contours and side 32, 128 or 256, drawn as its own by the original program"
+    return f"the papers' task has {LENGTHS[kind]:,} tokens" if difference and kind in LENGTHS else ""
+
+
+def chance_of(task: str) -> float | None:
+    """The accuracy of a guess in percent, for a name of `task_of`; None for an unknown task."""
+    return CHANCE.get(task.partition(", ")[0])
+
+
+def paper_rows(task: str) -> list[dict[str, Any]]:
+    """The published accuracies of a task as rows: implementation, task, accuracy (0 to 1)."""
+    return [
+        {"implementation": f"{name} (paper)", "task": task, "accuracy": value / 100}
+        for name, value in PAPER_ACCURACY.get(task, {}).items()
+    ]

@@ -1,0 +1,269 @@
+"""One case measured: every implementation is tried, then they take turns, and each gets a row a direction."""
+
+from __future__ import annotations
+
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashtrain_recipes.attention_benchmark.case import Case, flops
+from flashtrain_recipes.attention_benchmark.clock import Clock, Launch, Pace
+from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs, make_sets
+from flashtrain_recipes.attention_benchmark.masks import counted_pairs, visible_pairs
+from flashtrain_recipes.attention_benchmark.peers import Peer
+from flashtrain_recipes.attention_benchmark.peers.base import Attend
+from flashtrain_recipes.attention_benchmark.reference import Expected, expected
+
+OUT_OF_MEMORY = "out of memory"
+FORWARD, BACKWARD, PLAN = "forward", "backward", "plan"
+_FEWEST_ROUNDS = 3
+# Up to this length the time with launching is told too (of plans always): there it can be the longer one.
+_HOST_LENGTH = 512
+
+Note = Callable[[str, str], None]
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long a case may be measured. seconds: None, or its share of the time, after which no further round is begun;
+    until: a moment of time.monotonic() after which no implementation is begun."""
+
+    rounds: int
+    seconds: float | None = None
+    until: float | None = None
+
+    def is_over(self) -> bool:
+        return self.until is not None and time.monotonic() >= self.until
+
+
+@dataclass
+class _Direction:
+    """What was found of one implementation in one direction. milliseconds: a sample each."""
+
+    pace: Pace
+    peak_mib: float | None = None
+    error: float | None = None
+    milliseconds: list[float] = field(default_factory=list)
+    host: list[float] = field(default_factory=list)
+
+
+@dataclass
+class _Entry:
+    """One implementation at one case."""
+
+    peer: Peer
+    attend: Attend
+    directions: dict[str, _Direction] = field(default_factory=dict)
+
+
+class Measurement:
+    """One case on one device. `run` gives its rows; what could not be measured is told to `note(title, reason)`."""
+
+    def __init__(
+        self, case: Case, device: torch.device, clock: Clock, *, seed: int, directions: Sequence[str], note: Note
+    ) -> None:
+        self.case, self.clock, self.note = case, clock, note
+        self.wanted = directions
+        self.context = Context(case, device)
+        self.visible = visible_pairs(case, device)
+        self.sets = make_sets(case, device, seed, clock.cache_bytes)
+        self.failed: list[Row] = []
+
+    def run(self, peers: Sequence[Peer], effort: Effort, *, check: bool = True) -> list[Row]:
+        """The rows of the implementations that could be measured, and of those that ran out of memory.
+
+        check: also compute the float64 reference, and each implementation's error against it.
+        """
+        began = time.monotonic()
+        wanted = self._expected() if check and not self.case.dropout else None
+        entries = []
+        for peer in peers:
+            if not peer.applies(self.case):
+                continue
+            if effort.is_over():
+                self.note(peer.title, "no time was left")
+                continue
+            entry = self._try(peer, wanted)
+            if entry is not None:
+                entries.append(entry)
+            self.clock.release()
+        self._take_turns(entries, effort, began)
+        return [row for entry in entries for row in self._rows(entry)] + self.failed
+
+    def _expected(self) -> Expected | None:
+        try:
+            return expected(self.case, self.sets[0], self.context)
+        except torch.OutOfMemoryError:
+            self.note("the float64 reference", OUT_OF_MEMORY)
+            return None
+
+    def _try(self, peer: Peer, wanted: Expected | None) -> _Entry | None:
+        """First calls: whether it runs, what it gives, what memory it needs, and how long it takes about."""
+        reason = peer.refuses(self.case)
+        if reason is not None:
+            self.note(peer.title, reason)
+            return None
+        made: list[Attend] = []
+
+        def begin() -> None:
+            made.append(peer.attend(self.case, self.context))
+            made[0](self.sets[0])
+
+        if not self._guarded(peer, FORWARD, begin):
+            return None
+        entry = _Entry(peer, made[0])
+        steps = {FORWARD: self._begin_forward, BACKWARD: self._begin_backward}
+        for direction in self.wanted:
+            self._guarded(peer, direction, partial(steps[direction], entry, wanted))
+        if self.case.plans:
+            self._guarded(peer, PLAN, lambda: self._begin_plan(entry))
+        return entry if entry.directions else None
+
+    def _begin_forward(self, entry: _Entry, wanted: Expected | None) -> None:
+        one = self.sets[0]
+        error = None if wanted is None else wanted.error(entry.attend(one).detach())
+        peak = self.clock.peak_mib(lambda: entry.attend(one))
+        pace = self.clock.pace(self._forward_launches(entry))
+        entry.directions[FORWARD] = _Direction(pace, peak, error)
+
+    def _begin_backward(self, entry: _Entry, wanted: Expected | None) -> None:
+        one = self.sets[0]
+
+        def both() -> tuple[Tensor, ...]:
+            return _gradients(entry.attend(one), entry.peer.leaves(one), one.dout, keep=False)
+
+        error = None if wanted is None else wanted.gradient_error(*entry.peer.gradients(both()))
+        peak = self.clock.peak_mib(both)
+        pace = self.clock.pace(self._backward_launches(entry))
+        entry.directions[BACKWARD] = _Direction(pace, peak, error)
+
+    def _begin_plan(self, entry: _Entry) -> None:
+        launch = entry.peer.plan(self.case, self.context)
+        if launch is not None:
+            entry.directions[PLAN] = _Direction(self.clock.pace([launch]), self.clock.peak_mib(launch))
+
+    def _take_turns(self, entries: list[_Entry], effort: Effort, began: float) -> None:
+        """Rounds in which every implementation gives one sample a direction; who begins moves on by one a round."""
+        for number in range(effort.rounds):
+            spent = time.monotonic() - began
+            late = effort.is_over() or (effort.seconds is not None and spent >= effort.seconds)
+            if number >= _FEWEST_ROUNDS and late:
+                break
+            for direction in (FORWARD, BACKWARD, PLAN):
+                for place in range(len(entries)):
+                    entry = entries[(place + number) % len(entries)]
+                    if direction in entry.directions:
+                        done = self._guarded(entry.peer, direction, partial(self._sample, entry, direction))
+                        if not done:
+                            del entry.directions[direction]
+
+    def _sample(self, entry: _Entry, direction: str) -> None:
+        found = entry.directions[direction]
+        launches = self._launches(entry, direction)
+        found.milliseconds.append(self.clock.sample(launches, found.pace))
+        if direction == PLAN or self.case.seqlen_q <= _HOST_LENGTH:
+            host = self.clock.host_sample(launches, found.pace)
+            found.host += [] if host is None else [host]
+
+    def _launches(self, entry: _Entry, direction: str) -> list[Launch]:
+        if direction == FORWARD:
+            return self._forward_launches(entry)
+        if direction == BACKWARD:
+            return self._backward_launches(entry)
+        plan = entry.peer.plan(self.case, self.context)
+        return [plan] if plan is not None else []
+
+    def _forward_launches(self, entry: _Entry) -> list[Launch]:
+        """As in training: what the backward pass will need is kept."""
+        return [partial(entry.attend, one) for one in self.sets]
+
+    def _backward_launches(self, entry: _Entry) -> list[Launch]:
+        """The forward passes are run here, untimed; only this implementation's results are held meanwhile."""
+
+        def launch(one: Inputs, out: Tensor) -> Launch:
+            leaves = entry.peer.leaves(one)
+            return lambda: _gradients(out, leaves, one.dout, keep=True)
+
+        return [launch(one, entry.attend(one)) for one in self.sets]
+
+    def _guarded(self, peer: Peer, direction: str, step: Callable[[], object]) -> bool:
+        """Whether the step worked. What went wrong is noted in one line; a broken GPU ends the run."""
+        said: list[str] = []
+        with warnings.catch_warnings(record=True) as caught, peer.within():
+            warnings.simplefilter("always")
+            try:
+                step()
+                return True
+            except torch.OutOfMemoryError:
+                said.append(OUT_OF_MEMORY)
+            except Exception as error:  # noqa: BLE001 - other people's kernels may raise anything; the others go on
+                said += [first_line(error), *_reasons(caught)]
+        self.clock.release()
+        self.clock.check()
+        self.note(peer.title, f"{direction}: {'; '.join(dict.fromkeys(said))}")
+        if said == [OUT_OF_MEMORY] and direction in self.wanted:
+            self.failed.append(self._row(peer, direction, None, None, None, status=OUT_OF_MEMORY))
+        return False
+
+    def _rows(self, entry: _Entry) -> list[Row]:
+        rows = []
+        for direction, found in entry.directions.items():
+            if not found.milliseconds:
+                continue
+            milliseconds = statistics.median(found.milliseconds)
+            row = self._row(entry.peer, direction, milliseconds, found.peak_mib, found.error)
+            if found.host:
+                row["host_milliseconds"] = round(statistics.median(found.host), 6)
+            rows.append(row)
+        return rows
+
+    def _row(
+        self,
+        peer: Peer,
+        direction: str,
+        milliseconds: float | None,
+        peak_mib: float | None,
+        error: float | None,
+        status: str = "",
+    ) -> Row:
+        case = self.case
+        counted = flops(case, counted_pairs(case, self.visible), direction)
+        has_rate = milliseconds is not None and direction != PLAN
+        row: Row = {
+            "implementation": peer.title,
+            "direction": direction,
+            **case.columns(),
+            "milliseconds": None if milliseconds is None else round(milliseconds, 6),
+            "tflops": round(counted / milliseconds / 1e9, 3) if has_rate and milliseconds else None,
+            "peak_memory_mib": None if peak_mib is None else round(peak_mib, 3),
+            "error": error,
+        }
+        if case.kind not in ("full", "causal"):
+            row["density"] = round(self.visible / (case.seqlen_q * case.seqlen_k), 6)
+        return {**row, "status": status} if status else row
+
+
+def _gradients(out: Tensor, leaves: list[Tensor], dout: Tensor, *, keep: bool) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(out, leaves, dout, retain_graph=keep)
+
+
+def first_line(error: Exception) -> str:
+    """What an exception says, in one line of at most 200 characters."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else ""
+    return f"{type(error).__name__}: {text}"[:200]
+
+
+def _reasons(caught: Sequence[warnings.WarningMessage]) -> list[str]:
+    """Why SDPA found no kernel: it warns of each reason, under a line that says which kernel it is about."""
+    lines = [str(warning.message).split(" (Triggered")[0].splitlines()[0] for warning in caught]
+    noise = ("not used because", "runtime disabled")
+    return [line[:200] for line in lines if not any(words in line for words in noise)][:2]

@@ -1,0 +1,49 @@
+"""The implementations that are measured, each behind the same few calls (base.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from flashtrain_recipes.attention_benchmark.peers.base import Peer
+from flashtrain_recipes.attention_benchmark.peers.flash_attn import FlashAttn, FlashAttn4
+from flashtrain_recipes.attention_benchmark.peers.flex import Flex
+from flashtrain_recipes.attention_benchmark.peers.ours import (
+    Flashtrain,
+    FlashtrainPacked,
+    FlashtrainPlanned,
+    FlashtrainPortable,
+)
+from flashtrain_recipes.attention_benchmark.peers.sdpa import Sdpa
+from flashtrain_recipes.attention_benchmark.peers.standard import Standard
+from flashtrain_recipes.attention_benchmark.peers.varlen import VarlenAttn
+
+__all__ = ["Peer", "all_peers", "choose_peers"]
+
+
+def all_peers(device_type: str = "cuda") -> list[Peer]:
+    """One of each, in the order of names.IMPLEMENTATIONS."""
+    flash = "torch SDPA, FlashAttention-2" if device_type == "cuda" else "torch SDPA, flash"
+    return [
+        Flashtrain(),
+        FlashtrainPacked(),
+        FlashtrainPlanned(),
+        FlashtrainPortable(),
+        Sdpa("sdpa-flash", flash, "FLASH_ATTENTION"),
+        Sdpa("sdpa-cudnn", "torch SDPA, cuDNN", "CUDNN_ATTENTION"),
+        Sdpa("sdpa-efficient", "torch SDPA, efficient", "EFFICIENT_ATTENTION"),
+        Sdpa("sdpa-math", "torch SDPA, math", "MATH"),
+        Standard(),
+        Flex(),
+        VarlenAttn(),
+        FlashAttn(),
+        FlashAttn4(),
+    ]
+
+
+def choose_peers(names: Sequence[str] | None, device: torch.device) -> tuple[list[Peer], dict[str, str]]:
+    """(the implementations that can run on the device, {title of each that cannot: why}). names None: all."""
+    chosen = [peer for peer in all_peers(device.type) if names is None or peer.name in names]
+    missing = {peer.title: reason for peer in chosen if (reason := peer.missing(device)) is not None}
+    return [peer for peer in chosen if peer.title not in missing], missing

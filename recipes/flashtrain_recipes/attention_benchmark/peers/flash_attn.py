@@ -1,0 +1,101 @@
+"""The flash-attn packages where they are installed: flash_attn (FlashAttention-2) and flash_attn.cute (flash-attn-4).
+
+B batch, S sequence, T packed tokens, H heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashtrain_recipes.attention_benchmark.case import Case
+from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs
+from flashtrain_recipes.attention_benchmark.peers.base import Attend, Peer, first
+from flashtrain_recipes.attention_benchmark.peers.varlen import PACKED_KINDS
+
+_BY_ARGUMENT = ("full", "causal", "window")
+
+
+class FlashAttn(Peer):
+    """flash_attn.flash_attn_func, and flash_attn_varlen_func for documents."""
+
+    name, title = "flash-attn", "flash-attn"
+    module = "flash_attn"
+
+    def missing(self, device: torch.device) -> str | None:
+        if device.type != "cuda":
+            return "needs an NVIDIA GPU"
+        try:
+            self._import()
+        except (ImportError, OSError, AttributeError, RuntimeError) as error:  # built for another torch, for one
+            return f"cannot be imported ({str(error).splitlines()[0]})"
+        return None
+
+    def refuses(self, case: Case) -> str | None:
+        if case.kind not in (*_BY_ARGUMENT, *PACKED_KINDS):
+            return "no such mask"
+        if case.dtype == torch.float32:
+            return "no float32"
+        if case.bias:
+            return "no bias"
+        return "no softcap with dropout" if case.softcap and case.dropout else None
+
+    def options(self, case: Case, inputs: Inputs) -> dict[str, Any]:
+        """The keyword arguments of a call, without those that have their defaults."""
+        found: dict[str, Any] = {"softmax_scale": case.scale, "causal": case.mask_name.causal}
+        if case.kind == "window":
+            found["window_size"] = (case.mask_name.left, case.mask_name.right)
+        if case.dropout:
+            found["dropout_p"] = case.dropout
+        if case.softcap:
+            found["softcap"] = case.softcap
+        if inputs.slopes is not None:
+            found["alibi_slopes"] = inputs.slopes
+        return found
+
+    def attend(self, case: Case, context: Context) -> Attend:
+        module = self._import()
+        if case.kind in PACKED_KINDS:
+            return self._packed(module.flash_attn_varlen_func, case, context)
+
+        def attention(inputs: Inputs) -> Tensor:
+            return first(module.flash_attn_func(inputs.q, inputs.k, inputs.v, **self.options(case, inputs)))
+
+        return attention
+
+    def _packed(self, function: Callable[..., Any], case: Case, context: Context) -> Attend:
+        bounds, longest = context.cu_seqlens, context.longest
+        where: dict[str, Any] = {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds}
+        taken = inspect.signature(function).parameters  # not every version of flash-attn-4 asks for the lengths
+        where |= {name: longest for name in ("max_seqlen_q", "max_seqlen_k") if name in taken}
+
+        def attention(inputs: Inputs) -> Tensor:
+            q, k, v = (x.flatten(0, 1) for x in (inputs.q, inputs.k, inputs.v))
+            return first(function(q, k, v, **where, **self.options(case, inputs))).view_as(inputs.q)
+
+        return attention
+
+    def _import(self) -> ModuleType:
+        """The package's module. A flash-attn-4 alone also answers to `import flash_attn`: the functions decide."""
+        found = importlib.import_module(self.module)
+        if not hasattr(found, "flash_attn_func"):
+            raise ImportError(f"{self.module} has no flash_attn_func")
+        return found
+
+
+class FlashAttn4(FlashAttn):
+    """flash_attn.cute: the same functions written in CuTe DSL, with fewer features."""
+
+    name, title = "flash-attn-4", "flash-attn-4"
+    module = "flash_attn.cute"
+
+    def refuses(self, case: Case) -> str | None:
+        if case.dropout or case.alibi:
+            return "no dropout or ALiBi"
+        return super().refuses(case)

@@ -1,0 +1,162 @@
+"""benchmark.rows: the named lists of cases.
+
+grid          the product of benchmark.seqlens, head_dims and masks
+anchors       the attention shapes that flashtrain is held against other implementations in
+paper         FlashAttention's own appendix: batch 16, 8 heads of 64, full
+features      dropout, softcap, ALiBi, bias and masks at 16K
+block-sparse  block masks of several densities from 4K to 64K beside full attention
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from flashtrain.errors import UserError
+from flashtrain_recipes.attention_benchmark.case import BLOCK_SIZE, SOFTCAP, Case
+from flashtrain_recipes.attention_benchmark.masks import document_lengths
+from flashtrain_recipes.attention_benchmark.names import WITH_DOCUMENTS, parse_mask
+from flashtrain_recipes.attention_benchmark.settings import BenchmarkSettings
+
+GRID_LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+FEATURE_LENGTH = 16384
+FEATURE_MASKS = ("causal", "causal-document", "prefix-lm", "shared-question", "global-window")
+BIAS_LENGTH = 4096
+
+
+def cases(settings: BenchmarkSettings) -> list[Case]:
+    """The cases that the settings name, in the order of measuring. Raises UserError where none is left."""
+    found = _PRESETS[settings.rows](settings)
+    found = [replace(case, dtype_name=settings.dtype) for case in found]
+    if settings.rows != "grid":
+        found = [case for case in found if _chosen(case, settings)]
+    if settings.longest is not None:
+        found = [case for case in found if case.seqlen_q <= settings.longest]
+    for case in found:
+        if case.heads % case.kv_heads:
+            raise UserError(f"benchmark.kv_heads={case.kv_heads} does not divide the {case.heads} heads of {case}.")
+    if not found:
+        raise UserError(f"benchmark.rows={settings.rows} has no row of these lengths, head dimensions and masks.")
+    return list(dict.fromkeys(found))
+
+
+def _chosen(case: Case, settings: BenchmarkSettings) -> bool:
+    """Whether a preset's case is among the lengths, head dimensions and masks asked for.
+
+    Lengths of features and block-sparse are put in by the presets themselves.
+    """
+    lengths = settings.seqlens if settings.rows in ("anchors", "paper") else None
+    return (
+        (lengths is None or case.seqlen_q in lengths)
+        and (settings.head_dims is None or case.head_dim in settings.head_dims)
+        and (settings.masks is None or case.mask in settings.masks)
+    )
+
+
+def _grid(settings: BenchmarkSettings) -> list[Case]:
+    found = []
+    for mask in settings.masks or ["full", "causal"]:
+        for head_dim in settings.head_dims or [64, 128]:
+            for length in settings.seqlens or GRID_LENGTHS:
+                found += [
+                    Case(
+                        batch=settings.batch or max(1, settings.tokens // length),
+                        heads=_heads(settings, head_dim),
+                        kv_heads=settings.kv_heads or 0,
+                        seqlen_q=length,
+                        head_dim=head_dim,
+                        mask=mask,
+                        documents=_documents(mask, length),
+                        dropout=settings.dropout,
+                        density=density,
+                    )
+                    for density in (settings.densities if mask == "block-random" else [1.0])
+                ]
+    return [replace(case, batch=1) if case.is_varlen else case for case in found]
+
+
+def _anchors(settings: BenchmarkSettings) -> list[Case]:
+    full, causal = "full", "causal"
+    return [
+        Case(4, 16, 4096, 128, full),
+        Case(4, 16, 4096, 128, causal),
+        Case(1, 16, 16384, 128, full),
+        Case(1, 16, 16384, 128, causal),
+        Case(4, 32, 4096, 64, full),
+        Case(4, 32, 4096, 64, causal),
+        Case(1, 32, 16384, 64, full),
+        Case(1, 32, 16384, 64, causal),
+        Case(32, 12, 1024, 64, causal),  # GPT-2 small
+        Case(64, 16, 512, 64, full),  # BERT-large
+        Case(1, 64, 8192, 128, full, kv_heads=8),
+        Case(1, 64, 8192, 128, causal, kv_heads=8),
+        Case(1, 64, 8192, 128, full),  # the same work without shared heads
+        Case(1, 64, 8192, 128, causal),
+        Case(1, 32, 16384, 64, "window-1024"),
+        Case(1, 16, 16384, 128, "window-1024"),
+        Case(1, 32, 32768, 64, "causal-varlen", documents=document_lengths(32768, 13)),
+        Case(2, 8, 8192, 256, causal),
+        Case(64, 32, 256, 64, causal),
+        Case(32, 32, 512, 64, causal),
+        Case(8, 32, 2048, 64, causal),
+        Case(64, 16, 256, 128, causal),
+        Case(32, 16, 512, 128, causal),
+        Case(8, 16, 2048, 128, causal),
+        Case(1, 16, 65536, 128, causal),
+    ]
+
+
+def _paper(settings: BenchmarkSettings) -> list[Case]:
+    return [Case(16, 8, length, 64, "full") for length in GRID_LENGTHS]
+
+
+def _features(settings: BenchmarkSettings) -> list[Case]:
+    found = []
+    for head_dim in (64, 128):
+        for length in settings.seqlens or [FEATURE_LENGTH]:
+            plain = Case(1, _heads(settings, head_dim), length, head_dim, "causal")
+            found += [
+                plain,
+                replace(plain, dropout=0.1),
+                replace(plain, softcap=SOFTCAP),
+                replace(plain, alibi=True),
+            ]
+            # A bias has S x S elements a head: at 16K it would fill the memory of the smaller GPUs alone.
+            shorter = min(length, BIAS_LENGTH)
+            short = replace(plain, mask="full", batch=4, seqlen_q=shorter, seqlen_k=shorter)
+            found += [replace(short, bias="bias"), replace(short, bias="bias gradient")]
+            found += [
+                replace(plain, mask=mask, plans=True, documents=_documents(mask, length)) for mask in FEATURE_MASKS[1:]
+            ]
+    return found
+
+
+def _block_sparse(settings: BenchmarkSettings) -> list[Case]:
+    found = []
+    for head_dim in (64, 128):
+        for length in settings.seqlens or (4096, 8192, 16384, 32768, 65536):
+            if length % BLOCK_SIZE:
+                raise UserError(f"benchmark.seqlens: {length} must be a multiple of {BLOCK_SIZE} with block masks.")
+            dense = Case(max(1, settings.tokens // length), _heads(settings, head_dim), length, head_dim, "full")
+            found.append(dense)
+            found += [replace(dense, mask="block-random", density=density) for density in settings.densities]
+            found.append(replace(dense, mask="block-butterfly"))
+    return found
+
+
+def _heads(settings: BenchmarkSettings, head_dim: int) -> int:
+    """As asked, or FlashAttention-2's convention: a model of width 2048."""
+    return settings.heads or max(1, 2048 // head_dim)
+
+
+def _documents(mask: str, length: int) -> tuple[int, ...]:
+    return document_lengths(length) if parse_mask(mask).kind in WITH_DOCUMENTS else ()
+
+
+_PRESETS: dict[str, Callable[[BenchmarkSettings], list[Case]]] = {
+    "grid": _grid,
+    "anchors": _anchors,
+    "paper": _paper,
+    "features": _features,
+    "block-sparse": _block_sparse,
+}

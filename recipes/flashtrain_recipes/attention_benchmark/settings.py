@@ -1,0 +1,148 @@
+"""The settings `benchmark.*`: which shapes or models, which implementations, for how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from flashtrain.errors import UserError
+from flashtrain.settings.setting_checks import at_least, between, one_of
+from flashtrain_recipes.attention_benchmark.names import (
+    BERT_IMPLEMENTATIONS,
+    BERT_MODELS,
+    BERT_UNITS,
+    CONTEXT_IMPLEMENTATIONS,
+    DIRECTIONS,
+    DTYPES,
+    IMPLEMENTATIONS,
+    PRESETS,
+    SEQUENCE_IMPLEMENTATIONS,
+    SEQUENCE_TASKS,
+    STEP_IMPLEMENTATIONS,
+    STEP_MODELS,
+    WEIGHTS,
+    check_names,
+    parse_mask,
+)
+from flashtrain_recipes.context_benchmark.settings import ContextSettings, check_masks
+
+BENCHMARKS = ("attention", "step", "sequence", "bert", "context")
+
+
+@dataclass
+class StepSettings:
+    """What recipe=gpt2-speed and recipe=context-speed measure: whole training steps (name step).
+
+    models, contexts, weights: every combination is measured. weights: "fp32" computes in autocast's bfloat16, "bf16"
+    holds weights and optimiser states in bfloat16, "bf16-master" has float32 copies of them beside. batches: sequences
+    a step, each implementation is told at its best one; None: as many as hold `tokens` together. steps: of one turn of
+    an implementation. compile: whether implementations that are compiled may be; None: on GPUs only. command_steps:
+    steps for which `python -m flashtrain recipe=gpt2` is run beside the bare loop, 20 or more, to tell what its data
+    and logging cost; 0: not.
+    """
+
+    models: list[str] = field(default_factory=lambda: ["124m", "355m"])
+    contexts: list[int] = field(default_factory=lambda: [1024])
+    batches: list[int] | None = None
+    weights: list[str] = field(default_factory=lambda: ["fp32"])
+    steps: int = 10
+    compile: bool | None = None
+    command_steps: int = 0
+
+    def check_steps(self, models: tuple[str, ...] = STEP_MODELS, *, needs_contexts: bool = True) -> None:
+        """Raise UserError for the first of these settings that cannot be. models: those that can be measured."""
+        check_names("benchmark.models", self.models, models)
+        check_names("benchmark.weights", self.weights, WEIGHTS)
+        for setting, given in (("contexts", self.contexts), ("batches", self.batches)):
+            if given is not None and not given and (needs_contexts or setting != "contexts"):
+                raise UserError(f"benchmark.{setting}=[] names nothing. Possible: numbers of 1 or more.")
+            for number in given or []:
+                at_least(f"benchmark.{setting}", number, 1)
+        at_least("benchmark.steps", self.steps, 1)
+        if self.command_steps:  # it logs every tenth, and the first time is left out
+            at_least("benchmark.command_steps", self.command_steps, 20)
+
+
+@dataclass
+class BenchmarkSettings(StepSettings, ContextSettings):
+    """What a recipe measures; recipes that train measure nothing (name None). Here, recipe=attention-benchmark's.
+
+    tasks: of recipe=lra-speed (None: all). rows: a preset of presets.py. seqlens, head_dims and masks: the lengths,
+    head dimensions and masks of rows=grid (None: its own); with another preset they choose among its rows. batch:
+    sequences, or None: as many as hold `tokens` together. heads None: 2048 / head dimension. densities: of
+    rows=block-sparse. longest: leaves longer rows out (recipe=lra-speed: cuts sequences to it).
+    units, samples: of recipe=bert-speed: besides full rows of `contexts`, so many sequences of the lengths that these
+    units of the text have; dropouts: each measured.
+    implementations None: all that this device can have. rounds: how often every implementation takes its turn.
+    max_seconds: begin nothing new after this long, so that a rented GPU is given back in time.
+    """
+
+    name: str | None = None
+    tasks: list[str] | None = None
+    rows: str = "grid"
+    seqlens: list[int] | None = None
+    batch: int | None = None
+    tokens: int = 16384
+    heads: int | None = None
+    kv_heads: int | None = None
+    head_dims: list[int] | None = None
+    masks: list[str] | None = None
+    densities: list[float] = field(default_factory=lambda: [0.05, 0.1, 0.25, 0.5, 1.0])
+    dropout: float = 0.0
+    dtype: str = "bfloat16"
+    implementations: list[str] | None = None
+    directions: list[str] = field(default_factory=lambda: list(DIRECTIONS))
+    longest: int | None = None
+    units: list[str] = field(default_factory=lambda: ["paragraph"])
+    samples: int = 2048
+    dropouts: list[float] = field(default_factory=lambda: [0.0])
+    rounds: int = 10
+    max_seconds: float | None = None
+    reference: bool = True
+
+    def check(self) -> None:
+        if self.name is not None:
+            one_of("benchmark.name", self.name, BENCHMARKS)
+        one_of("benchmark.rows", self.rows, PRESETS)
+        one_of("benchmark.dtype", self.dtype, DTYPES)
+        possible = {
+            "step": STEP_IMPLEMENTATIONS,
+            "sequence": SEQUENCE_IMPLEMENTATIONS,
+            "bert": BERT_IMPLEMENTATIONS,
+            "context": CONTEXT_IMPLEMENTATIONS,
+        }.get(str(self.name), IMPLEMENTATIONS)
+        check_names("benchmark.tasks", self.tasks, SEQUENCE_TASKS)
+        check_names("benchmark.implementations", self.implementations, possible)
+        self.check_context()
+        if self.name == "context":
+            check_masks(self.masks)
+        real_lengths = self.name == "bert" and bool(self.units)
+        self.check_steps(BERT_MODELS if self.name == "bert" else STEP_MODELS, needs_contexts=not real_lengths)
+        for unit in self.units:
+            one_of("benchmark.units", unit, BERT_UNITS)
+        for dropout in self.dropouts:
+            between("benchmark.dropouts", dropout, 0.0, 1.0, include_high=False)
+        if not self.dropouts:
+            raise UserError("benchmark.dropouts=[] names nothing. Possible: probabilities, 0 for none.")
+        at_least("benchmark.samples", self.samples, 1)
+        check_names("benchmark.directions", self.directions, DIRECTIONS)
+        for mask in self.masks or []:
+            parse_mask(mask)
+        for length in self.seqlens or []:
+            at_least("benchmark.seqlens", length, 1)
+        for head_dim in self.head_dims or []:
+            between("benchmark.head_dims", head_dim, 1, 256)
+        for density in self.densities:
+            if not 0.0 < density <= 1.0:
+                raise UserError(f"benchmark.densities={list(self.densities)} must be numbers in (0, 1].")
+        for setting in ("batch", "heads", "kv_heads", "longest", "max_seconds"):
+            given = getattr(self, setting)
+            if given is not None:
+                at_least(f"benchmark.{setting}", given, 1)
+        at_least("benchmark.tokens", self.tokens, 1)
+        at_least("benchmark.rounds", self.rounds, 1)
+        between("benchmark.dropout", self.dropout, 0.0, 1.0, include_high=False)
+        if self.heads and self.kv_heads and self.heads % self.kv_heads:
+            raise UserError(
+                f"benchmark.kv_heads={self.kv_heads} must divide benchmark.heads={self.heads}: "
+                "a group of query heads shares each key/value head."
+            )

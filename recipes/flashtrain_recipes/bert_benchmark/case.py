@@ -1,0 +1,80 @@
+"""What bert-speed trains: a BERT of one size at one dropout, on full rows or on sequences of a text's lengths.
+
+N sequences, S tokens of the longest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flashtrain.data.masking import masked_count
+from flashtrain.models.bert_config import BertConfig
+from flashtrain_recipes.bert_benchmark.batches import SHARE, Sequences
+from flashtrain_recipes.step_benchmark.case import MASTERS
+
+VOCAB_SIZE = 30528  # BERT's 30,522 rounded up to a multiple of 64, for every implementation alike
+
+
+@dataclass(frozen=True)
+class BertCase:
+    """size, family-bert's; context: S. unit: "" for full rows, or what the lengths are of. lengths: (N,) of those.
+
+    activation: "gelu" (the tanh form) or "gelu_exact", of every implementation. weights: as StepCase's.
+    """
+
+    size: str
+    context: int
+    unit: str
+    dropout: float
+    weights: str
+    activation: str = "gelu"
+    lengths: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        what = f"full rows of {self.context}" if not self.unit else f"{self.unit}s up to {self.context}"
+        return f"{self.model}, {what}, dropout {self.dropout:g}, weights {self.weights}"
+
+    @property
+    def model(self) -> str:
+        """Such as bert-large."""
+        return f"bert-{self.size}"
+
+    @property
+    def is_bfloat16(self) -> bool:
+        """Whether the weights that multiply are held in bfloat16."""
+        return self.weights != "fp32"
+
+    @property
+    def has_masters(self) -> bool:
+        """Whether the optimiser keeps float32 copies of them."""
+        return self.weights == MASTERS
+
+    def config(self) -> BertConfig:
+        """The shape that every implementation builds: masked head, no pooler."""
+        context = max(512, self.context)  # rows of the position table, as BERT has them
+        made = BertConfig.of_size(
+            self.size, vocab_size=VOCAB_SIZE, context=context, dropout=self.dropout, activation=self.activation
+        )
+        return replace(made, vocab_rows=VOCAB_SIZE)
+
+    def lengths_of(self, batch: int) -> np.ndarray:
+        """(N,): of the sequences of a call; `batch` full rows, or all of the text's lengths."""
+        return np.array(self.lengths, dtype=np.int64) if self.unit else np.full(batch, self.context, dtype=np.int64)
+
+    def draw(self, batch: int, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
+        """Tokens and labels (N, S) int64 in main memory, from where each implementation batches them."""
+        drawn = Sequences.draw(self.lengths_of(batch), VOCAB_SIZE, seed)
+        return torch.from_numpy(drawn.tokens), torch.from_numpy(drawn.labels)
+
+    def flops_of(self, batch: int) -> float:
+        """Model FLOPs of a call by the real lengths: nothing counts for padding."""
+        lengths = self.lengths_of(batch)
+        return self.config().flops(lengths.tolist(), int(masked_count(np.maximum(lengths - 2, 1), SHARE).sum()))
+
+    def flops_per_token(self) -> float:
+        """Of a token of a full row."""
+        return self.flops_of(1) / self.context if not self.unit else self.flops_of(1) / sum(self.lengths)

@@ -1,0 +1,150 @@
+"""What is measured at a case: a way of sharing attention, in a layout.
+
+B batch (1), S sequence, n tokens a rank holds, R ranks, H query heads, K key/value heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flashtrain.distributed.context.attention import SharedAttention
+from flashtrain.distributed.context.layout import Layout, make_layout
+from flashtrain.distributed.context.traffic import Traffic
+from flashtrain.distributed.context.ways import ALL_TO_ALL, Choice, choose_for, choose_way
+from flashtrain.errors import UserError
+from flashtrain_kernels import Mask
+from flashtrain_recipes.attention_benchmark.names import CONTEXT_LAYOUTS, CONTEXT_WAYS
+from flashtrain_recipes.context_benchmark.case import ContextCase
+from flashtrain_recipes.context_benchmark.ranks import Team
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Place:
+    """Where a case is computed: the team, the mask of the whole sequence on its device, and the layouts by name."""
+
+    def __init__(self, case: ContextCase, team: Team) -> None:
+        self.case, self.team = case, team
+        on_host = case.mask
+        self.mask: Mask = on_host._replace(queries=on_host.queries.to(team.device))
+        self._layouts: dict[str, Layout] = {}
+
+    def layout(self, name: str) -> Layout:
+        if name not in self._layouts:
+            self._layouts[name] = make_layout(name, self.case.mask, self.case.degree)
+        return self._layouts[name]
+
+
+@dataclass(frozen=True)
+class Contender(ABC):
+    """One implementation. name: in benchmark.implementations. way: in words. layout: a layout's name."""
+
+    name: str
+    way: str
+    layout: str
+
+    # Whether it does what it communicates through distributed.context.call, so that its computing can be left out.
+    separable = False
+    ours = False
+
+    @property
+    def title(self) -> str:
+        return f"{self.way}, {self.layout}"
+
+    def missing(self, device_type: str) -> str | None:
+        """Why it cannot be had at all on such devices; None where it can."""
+        return None
+
+    def applies(self, case: ContextCase) -> bool:
+        """False where another of the same name is for such a case: this one is left out without a word."""
+        return True
+
+    def refuses(self, case: ContextCase) -> str | None:
+        """What of the case it does not have, in words; None where it may be tried."""
+        return None
+
+    @abstractmethod
+    def attend(self, place: Place, q: Tensor, k: Tensor, v: Tensor) -> Attend:
+        """A function of this rank's q (B, n, H, D), k and v (B, n, K, D) that returns its out, differentiable."""
+
+    def within(self, place: Place) -> contextlib.AbstractContextManager[None]:
+        """Entered around everything that is computed with it."""
+        return contextlib.nullcontext()
+
+    def traffic(self, place: Place) -> Traffic | None:
+        """Bytes that the busiest rank sends; None where that is not known."""
+        return None
+
+    def computing_together(self, case: ContextCase) -> int:
+        """Neighbouring ranks that compute all of each other's tokens, some heads each: their work is even."""
+        return 1
+
+
+@dataclass(frozen=True)
+class Ours(Contender):
+    """flashtrain.distributed.context, by one of its ways."""
+
+    separable = True
+    ours = True
+
+    def choice(self, case: ContextCase) -> Choice:
+        one = case.attention
+        return choose_way(
+            self.way, degree=case.degree, heads=one.heads, kv_heads=one.kv_heads, head_dim=one.head_dim, held=1
+        )
+
+    def refuses(self, case: ContextCase) -> str | None:
+        try:
+            self.choice(case)
+        except UserError as error:
+            return str(error)
+        return None
+
+    def attend(self, place: Place, q: Tensor, k: Tensor, v: Tensor) -> Attend:
+        layout, group = place.layout(self.layout), place.team.group
+        shared = SharedAttention(place.mask, layout, group, q, k, way=self.way, dropout=False)
+        scale = place.case.attention.scale
+        return lambda q, k, v: shared.__call__(q, k, v, softmax_scale=scale)
+
+    def traffic(self, place: Place) -> Traffic:
+        layout, one = place.layout(self.layout), place.case.attention
+        chosen = choose_for(
+            place.mask, layout, self.way, dropout=False, heads=one.heads, kv_heads=one.kv_heads, head_dim=one.head_dim,
+            held=layout.held, bytes_each=one.dtype.itemsize,
+        )  # fmt: skip
+        return chosen.choice.traffic
+
+    def computing_together(self, case: ContextCase) -> int:
+        return self.choice(case).heads_degree
+
+
+def our_contenders(ways: Sequence[str] | None, layouts: Sequence[str] | None) -> list[Contender]:
+    """Every way in every layout, in the order of names.py; all-to-all, which computes alike in each, in one only."""
+    chosen = [layout for layout in CONTEXT_LAYOUTS if layouts is None or layout in layouts]
+    return [
+        Ours("flashtrain", way, layout)
+        for way in CONTEXT_WAYS
+        if ways is None or way in ways
+        for layout in (chosen[:1] if way == ALL_TO_ALL else chosen)
+    ]
+
+
+def evenly_dealt(case: ContextCase) -> str | None:
+    """Why a case does not fit implementations without padding: head-tail chunks must be equal."""
+    length, chunks = case.attention.seqlen_q, 2 * case.degree
+    return f"{length} tokens are no multiple of {chunks}" if length % chunks else None
+
+
+def leaves_of(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The same tensors as leaves that want gradients."""
+    return [x.detach().contiguous().requires_grad_() for x in tensors]
+
+
+def gradients(out: Tensor, leaves: Sequence[Tensor], dout: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(out, list(leaves), dout)

@@ -1,0 +1,83 @@
+"""The settings `lengths.*` (recipe=gpt2-long) and `passkey.*` (mode=passkey)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from flashtrain.errors import UserError
+from flashtrain.settings.setting_checks import at_least, between
+
+
+@dataclass
+class LengthsSettings:
+    """Which contexts are compared, and on what.
+
+    contexts: one training each. window: tokens of a held-out window (None: the longest context). scored: how many of
+    its last tokens are scored, by every model. stride: of perplexity_sliding, scored at once. windows: how many at
+    most. resamples: of the bootstrap. bins: groups of positions in the loss by position.
+    """
+
+    contexts: list[int] | None = None
+    window: int | None = None
+    scored: int = 1024
+    stride: int = 256
+    windows: int = 128
+    resamples: int = 2000
+    bins: int = 16
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a window."""
+        return self.window if self.window is not None else max(self.contexts or [1])
+
+    def check(self) -> None:
+        for name in ("scored", "stride", "windows", "resamples", "bins"):
+            at_least(f"lengths.{name}", getattr(self, name), 1)
+        if self.contexts is not None and (not self.contexts or len(set(self.contexts)) < len(self.contexts)):
+            raise UserError(f"lengths.contexts={list(self.contexts)} must be one or more different lengths.")
+
+    def check_together(self) -> None:
+        """Raise UserError for lengths that do not go with one another.
+
+        Apart from check(), since a machine without a GPU may put the recipe's demo in these settings' place first.
+        """
+        if not self.contexts:
+            return
+        if min(self.contexts) < self.scored:
+            raise UserError(
+                f"lengths.scored={self.scored} tokens do not fit the context of {min(self.contexts)}: "
+                "every model must hold all scored tokens at once. Lower lengths.scored, or leave that context out."
+            )
+        if max(self.contexts) > self.longest:
+            raise UserError(
+                f"lengths.window={self.longest} is shorter than the context of {max(self.contexts)}, "
+                "which it could not fill: raise lengths.window."
+            )
+        if self.stride > self.scored:
+            raise UserError(f"lengths.stride={self.stride} must be at most lengths.scored={self.scored}.")
+        if self.bins > self.scored:
+            raise UserError(f"lengths.bins={self.bins} must be at most lengths.scored={self.scored}.")
+
+
+@dataclass
+class PasskeySettings:
+    """Which prompts of passkey retrieval are asked.
+
+    lengths: tokens of prompt and answer (None: the model's context). depths: shares of the text before the key.
+    trials: keys for each length and depth. digits: of a key.
+    """
+
+    lengths: list[int] | None = None
+    depths: list[float] = field(default_factory=lambda: [0.0, 0.25, 0.5, 0.75, 1.0])
+    trials: int = 10
+    digits: int = 5
+
+    def check(self) -> None:
+        for length in self.lengths or []:
+            at_least("passkey.lengths", length, 1)
+        if not self.depths:
+            raise UserError("passkey.depths=[] must be one or more numbers from 0 to 1.")
+        for depth in self.depths:
+            between("passkey.depths", depth, 0.0, 1.0)
+        at_least("passkey.trials", self.trials, 1)
+        between("passkey.digits", self.digits, 1, 18)

@@ -1,0 +1,1 @@
+"""A study: documents classified at several contexts, with BERT fine-tuned at each."""

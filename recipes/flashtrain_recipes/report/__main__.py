@@ -1,0 +1,180 @@
+"""python -m flashtrain_recipes.report: tables and figures from result files and from run or sweep folders."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flashtrain.command.locate import recipes_folder
+from flashtrain.errors import UserError, unknown
+from flashtrain.files.disk import write_atomically
+from flashtrain_recipes.arena.figures import accuracy_figure, curriculum_figure
+from flashtrain_recipes.attention_benchmark.dot_figure import dot_figure
+from flashtrain_recipes.attention_benchmark.figures import memory_figure, runtime_figure
+from flashtrain_recipes.context_benchmark.figures import efficiency_figure
+from flashtrain_recipes.long_context.figures import lengths_figure, positions_figure
+from flashtrain_recipes.long_document.figures import documents_figure
+from flashtrain_recipes.report.figures import context_sweep_figure, line_figure
+from flashtrain_recipes.report.pivot import OPTIONS, View, view_of
+from flashtrain_recipes.report.readme import check_tables, insert_tables, source_line, table_text
+from flashtrain_recipes.report.rows import ResultFile, Row, collect_summaries, read_result
+from flashtrain_recipes.report.save import join_results, save_result
+from flashtrain_recipes.report.sweep import sweep_table, varied_keys, with_overrides
+from flashtrain_recipes.report.table import Table
+from flashtrain_recipes.step_benchmark.figures import context_speed_figure
+
+# --figure NAME: a later recipe's figure is one entry here.
+FIGURES: dict[str, Callable[[Sequence[Mapping[str, Any]], Path], Path]] = {
+    "context": context_sweep_figure,
+    "context-efficiency": efficiency_figure,
+    "attention-runtime": runtime_figure,
+    "attention-shapes": dot_figure,
+    "attention-memory": memory_figure,
+    "accuracy": accuracy_figure,
+    "curriculum": curriculum_figure,
+    "documents": documents_figure,
+    "lengths": lengths_figure,
+    "lengths-positions": positions_figure,
+    "speed": context_speed_figure,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status. A user's mistake is one line on stderr and status 2."""
+    options = _parser().parse_args(arguments)
+    try:
+        return _run(options)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.insert or options.check:
+        results = options.results or recipes_folder() / "results"
+        for readme in options.insert:
+            changed = insert_tables(readme, results)
+            print(f"{readme}: {'rewrote ' + ', '.join(changed) if changed else 'every table is up to date'}")
+        for readme in options.check:
+            print(f"{readme}: {len(check_tables(readme, results))} tables agree with their result files")
+        return 0
+    if not options.sources:
+        raise UserError("nothing to report: give a result file (.json), or a run's or a sweep's folder.")
+    if options.save:
+        if len(options.sources) == 1:
+            save_result(options.save, options.sources[0], options.command)
+        else:
+            join_results(options.save, options.sources, options.command)
+        print(f"wrote {options.save}")
+        return 0
+    _draw(options)
+    return 0
+
+
+def _draw(options: argparse.Namespace) -> None:
+    results = {source: read_result(source) for source in options.sources if not source.is_dir()}
+    rows: list[Row] = []
+    for source in options.sources:
+        rows += results[source].rows if source in results else with_overrides(collect_summaries(source))
+    view = view_of({key: value for key in OPTIONS if (value := getattr(options, key)) is not None})
+    plain = view == View() and not results and bool(varied_keys(rows))
+    table = sweep_table(rows) if plain else view.table(rows)
+    single = results.get(options.sources[0]) if len(options.sources) == 1 else None
+    _print(options, table, view, single)
+
+    folder = options.out or Path()
+    name = options.sources[0].resolve().stem
+    if options.out:
+        text = table_text(single, view) if single else table.markdown()
+        print(f"wrote {write_atomically(folder / f'{name}.md', text)}", file=sys.stderr)
+        print(f"wrote {write_atomically(folder / f'{name}.csv', table.csv())}", file=sys.stderr)
+    if options.figure or options.y:
+        print(f"wrote {_figure(options, view.kept(rows), folder / f'{name}.png')}", file=sys.stderr)
+
+
+def _print(options: argparse.Namespace, table: Table, view: View, single: ResultFile | None) -> None:
+    if options.markdown:
+        print(table_text(single, view) if single else table.markdown(), end="")
+    elif options.csv:
+        print(table.csv(), end="")
+    else:
+        table.print()
+        if single:
+            print(source_line(single))
+
+
+def _figure(options: argparse.Namespace, rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
+    if options.y:
+        group = options.group.split(",") if options.group else None
+        return line_figure(rows, options.x, options.y.split(","), group, path)
+    if options.figure not in FIGURES:
+        raise unknown("figure", options.figure, FIGURES)
+    try:
+        return FIGURES[options.figure](rows, path)
+    except UserError:
+        raise
+    except (TypeError, ValueError, KeyError, IndexError, ArithmeticError) as error:
+        # Each figure knows its own columns: rows of a file from anywhere may hold words where it computes.
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(
+            f"figure {options.figure} cannot be drawn of these rows, which do not suit it ({told})."
+        ) from error
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m flashtrain_recipes.report",
+        description="Draw tables and figures from result files (recipes/results/NAME.json) and run or sweep folders.",
+    )
+    parser.add_argument("sources", nargs="*", type=Path, metavar="FILE.json|FOLDER")
+    parser.add_argument("--columns", metavar="a,b", help="the table's columns, in order")
+    parser.add_argument("--only", metavar="a:x,b:y", help="only the rows with these values")
+    parser.add_argument(
+        "--pivot", metavar="c", help="a column for each value of this key (with --columns, --value), ..."
+    )
+    parser.add_argument("--value", metavar="d", help="... holding this one")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    form.add_argument("--csv", action="store_true", help="print the table as CSV")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write NAME.md, NAME.csv (and NAME.png) there")
+    parser.add_argument("--figure", metavar="NAME", help=f"draw NAME.png: {', '.join(FIGURES)}")
+    parser.add_argument("--y", metavar="a,b", help="draw any columns instead, a panel each, ...")
+    parser.add_argument("--x", metavar="c", default="context", help="... against this one (default: context), ...")
+    parser.add_argument("--group", metavar="d,e", help="... with a line for each value of these")
+    parser.add_argument(
+        "--save",
+        type=Path,
+        metavar="FILE.json",
+        help="turn a run or sweep folder into a result file; several that measured, into one",
+    )
+    parser.add_argument("--command", help="with --save: what reproduces it (default: put together from the runs)")
+    parser.add_argument(
+        "--insert",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="README.md",
+        help="redraw the tables between <!-- table: NAME --> and <!-- end table -->",
+    )
+    parser.add_argument(
+        "--check",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="README.md",
+        help="fail when such a table is not what its result file gives",
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        metavar="DIR",
+        help="with --insert, --check: the result files' folder (default: recipes/results)",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

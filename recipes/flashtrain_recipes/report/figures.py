@@ -1,0 +1,325 @@
+"""PNG figures of rows, 1200 pixels wide, on white.
+
+Drawn with matplotlib's own Figure and its Agg canvas, never pyplot: no window, no global state, safe in any thread.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+
+from flashtrain.errors import UserError, unknown
+from flashtrain_recipes.report.formats import COLUMNS, cell, figure_text, heading, is_finite
+from flashtrain_recipes.report.rows import has_failed, status_text, values_of
+from flashtrain_recipes.report.table import available_columns
+
+WIDTH_INCHES, DPI = 8.0, 150  # 1200 pixels
+INK, GRID = "#333333", "#e3e3e3"
+# Told apart by every kind of colour vision, and in grey by their markers.
+_COLOURS = ("#0b6fb8", "#d55e00", "#00876c", "#a0529a", "#8a6d00", "#4d4d4d", "#3fa7d6", "#b5364b")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+# More than this between the smallest and the largest value, and a linear axis hides the small ones.
+_LOG_FROM = 40
+
+# Of a panel's height: from one line of failed jobs' crosses to the next.
+_CROSSES_APART = 0.075
+
+# So many numbers at even distances are the course of something, such as every tenth step.
+_COURSE = 10
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def context_sweep_figure(rows: Rows, path: str | Path, group: Sequence[str] | None = None) -> Path:
+    """Tokens/s, peak memory (GiB) and loss against context length, side by side; a line for each model and attention.
+
+    group: the keys whose values make a line, by default those of recipe, implementation, model and attention that
+    differ. A job that failed is a cross at the top of each panel, with what happened written beside it.
+    Raises UserError when no row has a context.
+    """
+    return sweep_figure(rows, path, "context", group)
+
+
+def sweep_figure(rows: Rows, path: str | Path, x: str, group: Sequence[str] | None = None) -> Path:
+    """The three panels of context_sweep_figure against any key `x`."""
+    if group is None:
+        group = [key for key in ("recipe", "implementation", "model", "attention") if len(values_of(rows, key)) > 1]
+    loss = (
+        "validation_loss" if values_of(rows, "validation_loss") or not values_of(rows, "train_loss") else "train_loss"
+    )
+    return line_figure(rows, x, ["tokens_per_second", "peak_memory_gib", loss], group, path)
+
+
+def line_figure(
+    rows: Rows,
+    x: str,
+    y: str | Sequence[str],
+    group: str | Sequence[str] | None,
+    path: str | Path,
+    *,
+    title: str = "",
+    log_y: bool | None = None,
+    height: float | None = None,
+) -> Path:
+    """Draw `y` against `x` as a PNG at `path`: a panel for each y, a line for each combination of the group's values.
+
+    Rows with the same x on one line (seeds, say) are drawn at their median. Lengths and other x that span a factor of
+    four get a log2 axis; log_y None takes a log axis where the values span a factor of 40. x may also be words, which
+    are spread evenly. A row's MEASURE_low and MEASURE_high, where it has them, are drawn as a bar. height: inches at
+    150 dots an inch; the width is always 1200 pixels.
+    Raises UserError for a key that nobody knows, and when no row has an x.
+    """
+    measures = [y] if isinstance(y, str) else list(y)
+    groups = [group] if isinstance(group, str) else list(group or [])
+    present = available_columns(rows)
+    for key in [x, *groups]:
+        if key not in present:
+            raise unknown("column", key, present)
+    for key in measures:
+        if key not in present and key not in COLUMNS:  # a known measure that no row has is a panel that says so
+            raise unknown("column", key, present)
+    placed = [row for row in rows if _can_be_placed(row.get(x))]
+    if not placed:
+        raise UserError(f"no row has a value for '{x}': there is nothing to draw.")
+
+    lines = _lines(placed, groups)
+    axis = _XAxis(placed, x)
+    figure = Figure(
+        figsize=(WIDTH_INCHES, height or (3.05 if len(measures) > 1 else 4.2)), dpi=DPI, layout="constrained"
+    )
+    FigureCanvasAgg(figure)
+    for position, measure in enumerate(measures):
+        panel = figure.add_subplot(1, len(measures), position + 1)
+        _style(panel, figure_text(heading(measure)))
+        _draw_lines(panel, lines, axis, measure, log_y)
+        axis.apply(panel)
+        _mark_failures(panel, lines, axis, measure)
+    if title:
+        figure.suptitle(figure_text(title), fontsize=10, color=INK)
+    if len(lines) > 1:
+        handles = [
+            Line2D([], [], color=colour(i), marker=marker(i), markersize=5, label=figure_text(n))
+            for i, n in enumerate(lines)
+        ]
+        figure.legend(
+            handles=handles,
+            loc="outside lower center",
+            ncols=min(len(lines), 4 if max(map(len, lines)) < 25 else 3),  # so that long names fit
+            frameon=False,
+            fontsize=8.5,
+            labelcolor=INK,
+        )
+    return save(figure, Path(path))
+
+
+def _can_be_placed(value: Any) -> bool:
+    """Whether a row with this x has a place: words have, and numbers but NaN and infinities."""
+    return value is not None and (not isinstance(value, (int, float)) or is_finite(value))
+
+
+class _XAxis:
+    """Where a row stands from left to right: numbers on a linear or log2 axis, words spread evenly.
+
+    Numbers far apart are on a log axis, except those of a course (every tenth step): many, evenly spaced.
+    """
+
+    def __init__(self, rows: Rows, key: str) -> None:
+        self.key = key
+        self.values = values_of(rows, key)
+        self.numeric = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in self.values)
+        if self.numeric:
+            self.values = sorted(self.values)
+        wide = self.numeric and self.values[0] > 0 and self.values[-1] >= 4 * self.values[0] and not self._is_course()
+        self.log = self.numeric and self.values[0] > 0 and (wide or key == "context")
+
+    def _is_course(self) -> bool:
+        distances = {later - earlier for earlier, later in zip(self.values, self.values[1:], strict=False)}
+        return len(self.values) >= _COURSE and len(distances) == 1
+
+    def place(self, row: Mapping[str, Any]) -> float:
+        value = row[self.key]
+        if not self.numeric:
+            return float(self.values.index(value))
+        return math.log2(value) if self.log else float(value)
+
+    def apply(self, panel: Axes) -> None:
+        places = [self.place({self.key: value}) for value in self.values]
+        margin = 0.08 * (places[-1] - places[0]) or 0.5
+        panel.set_xlim(places[0] - margin, places[-1] + margin)
+        named = figure_text(heading(self.key))
+        panel.set_xlabel(f"{named} (tokens)" if self.key == "context" else named)
+        if self.numeric and not self.log:
+            return
+        ticks = list(zip(places, self.values, strict=True))
+        # a label needs room: beyond seven take every second, or third, counted from the right so that the end is named
+        step = math.ceil(len(ticks) / 7)
+        ticks = ticks[::-1][::step][::-1]
+        panel.set_xticks([place for place, _ in ticks], [self._label(value) for _, value in ticks])
+        panel.xaxis.set_minor_locator(NullLocator())
+
+    def _label(self, value: Any) -> str:
+        return tokens_label(value) if self.numeric else figure_text(cell(self.key, value))
+
+
+def tokens_label(value: float) -> str:
+    """A length in powers of 1024, as long as it is one of them: 512, 1K, 1.5K, 128K, 1M; other numbers as they are."""
+    for size, letter in ((1024**2, "M"), (1024, "K")):
+        if value >= size and (value / size * 4).is_integer():
+            return f"{value / size:g}{letter}"
+    return cell("", value)
+
+
+def _lines(rows: Rows, groups: Sequence[str]) -> dict[str, list[Mapping[str, Any]]]:
+    lines: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        # a bare number says nothing in a legend; a model's or an attention's name does
+        parts = [cell(key, row.get(key)) for key in groups]
+        named = [p if isinstance(row.get(k), str) else f"{heading(k)} {p}" for k, p in zip(groups, parts, strict=True)]
+        lines.setdefault(", ".join(named), []).append(row)
+    return lines
+
+
+def _draw_lines(panel: Axes, lines: Mapping[str, Rows], axis: _XAxis, measure: str, log_y: bool | None) -> None:
+    seen: list[float] = []
+    for index, rows in enumerate(lines.values()):
+        points: dict[float, list[float]] = {}
+        for row in rows:
+            value = row.get(measure)
+            if isinstance(value, (int, float)) and is_finite(value) and not has_failed(row):
+                points.setdefault(axis.place(row), []).append(value)
+        places = sorted(points)
+        medians = [statistics.median(points[place]) for place in places]
+        seen += medians
+        joined = "-" if axis.numeric else ""
+        panel.plot(
+            places,
+            medians,
+            linestyle=joined,
+            color=colour(index),
+            marker=marker(index),
+            linewidth=1.6,
+            markersize=4.5,
+            markeredgecolor="white",
+            markeredgewidth=0.6,
+            zorder=3,
+        )
+        seen += _draw_intervals(panel, rows, axis, measure, colour(index))
+    if not seen:
+        panel.text(0.5, 0.5, "not measured", transform=panel.transAxes, ha="center", va="center", color="#888888")
+        panel.set_yticks([])
+        panel.grid(False)
+        return
+    if log_y is None:
+        log_y = min(seen) > 0 and max(seen) >= _LOG_FROM * min(seen)
+    # the crosses of failed jobs stand above everything measured, a line of them for each line of the figure
+    headroom = _CROSSES_APART * 1.3 * sum(any(has_failed(row) for row in rows) for rows in lines.values())
+    if log_y:
+        panel.set_yscale("log")
+        panel.set_ylim(min(seen) / 1.6, max(seen) * (max(seen) / min(seen)) ** (0.08 + headroom))
+        panel.yaxis.set_minor_locator(NullLocator())
+    elif _is_loss(measure):
+        # losses differ by little: an axis from zero would show a flat line; 2% of the value is the least it spans
+        low, high = min(seen), max(seen)
+        room = max(high - low, 0.02 * abs(high), 1e-6)
+        panel.set_ylim(low - 0.12 * room, high + (0.12 + headroom) * room)
+    elif min(seen) >= 0:
+        panel.yaxis.set_major_locator(MaxNLocator(6))
+        panel.set_ylim(0, max(seen) * (1.08 + headroom) or 1)
+    if not _is_loss(measure):
+        panel.yaxis.set_major_formatter(
+            FuncFormatter(lambda value, _: f"{value / 1000:,g}k" if value >= 1000 else f"{value:g}")
+        )
+
+
+def _draw_intervals(panel: Axes, rows: Rows, axis: _XAxis, measure: str, colour: str) -> list[float]:
+    """A bar from MEASURE_low to MEASURE_high for each row that has both; returns their ends, for the axis to hold."""
+    ends = []
+    for row in rows:
+        low, high = row.get(f"{measure}_low"), row.get(f"{measure}_high")
+        ends_there = all(isinstance(end, (int, float)) and is_finite(end) for end in (low, high))
+        if low is not None and high is not None and ends_there and row.get(measure) is not None:
+            panel.vlines(axis.place(row), low, high, color=colour, linewidth=1.2, zorder=2)
+            ends += [low, high]
+    return ends
+
+
+def _mark_failures(panel: Axes, lines: Mapping[str, Rows], axis: _XAxis, measure: str) -> None:
+    """A cross for each failed job at the top of the panel, and beside the first of a line what happened."""
+    level = 0.955
+    for index, rows in enumerate(lines.values()):
+        failed = sorted((axis.place(row), status_text(row)) for row in rows if has_failed(row))
+        if not failed:
+            continue
+        places = [place for place, _ in failed]
+        panel.plot(
+            places,
+            [level] * len(places),
+            transform=panel.get_xaxis_transform(),
+            color=colour(index),
+            linestyle="",
+            marker="x",
+            markersize=5.5,
+            markeredgewidth=1.6,
+            clip_on=False,
+            zorder=4,
+        )
+        place, words = failed[0]
+        left, right = panel.get_xlim()
+        side = -1 if place > (left + right) / 2 else 1  # towards the panel's middle, where there is room
+        panel.annotate(
+            figure_text(words),
+            (place, level),
+            xycoords=panel.get_xaxis_transform(),
+            xytext=(6 * side, 0),
+            textcoords="offset points",
+            ha="right" if side < 0 else "left",
+            va="center",
+            color=colour(index),
+            fontsize=7.5,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85},
+            zorder=4,
+        )
+        level -= _CROSSES_APART
+
+
+def _style(panel: Axes, title: str) -> None:
+    panel.set_title(title, fontsize=9.5, color=INK, loc="left", pad=6)
+    panel.grid(True, color=GRID, linewidth=0.7)
+    panel.set_axisbelow(True)
+    panel.tick_params(labelsize=8, colors=INK, length=0)
+    panel.xaxis.label.set(size=8.5, color=INK)
+    for side in ("top", "right", "left"):
+        panel.spines[side].set_visible(False)
+    panel.spines["bottom"].set_color("#999999")
+
+
+def _is_loss(measure: str) -> bool:
+    return "loss" in measure or measure == "perplexity"
+
+
+def colour(index: int) -> str:
+    return _COLOURS[index % len(_COLOURS)]
+
+
+def marker(index: int) -> str:
+    # past the eighth line colours repeat: the marker moves on by one, so that no two lines look alike
+    return _MARKERS[(index + index // len(_COLOURS)) % len(_MARKERS)]
+
+
+def save(figure: Figure, path: Path) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, format="png", dpi=DPI, facecolor="white")
+    except OSError as error:
+        raise UserError(f"cannot write the figure {path}: {error.strerror}.") from error
+    return path

@@ -1,0 +1,241 @@
+"""Result files and summary rows: what every table and figure is drawn from.
+
+A row is one flat dictionary: a finished run's summary.json, or one line of a measured table. A result file,
+recipes/results/NAME.json, holds such rows together with the command, date, device and versions they were measured with.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from flashtrain.errors import UserError, unknown
+from flashtrain.files.disk import write_atomically
+from flashtrain.files.foreign_files import MIB, read_json_object, read_yaml
+from flashtrain_recipes.report import machine
+from flashtrain_recipes.report.formats import cell, is_finite
+
+Row = dict[str, Any]
+
+SUMMARY = "summary.json"
+CONFIG = "config.yaml"
+SUMMARY_BYTES = MIB  # ours have a few KB
+# What a run that measures leaves: its rows, as a result file.
+RESULT = "result.json"
+
+# What a summary row may say under "status" when its run did what was asked.
+FINISHED = ("ok", "finished", "completed", "done")
+NO_SUMMARY = "no summary"
+OUT_OF_MEMORY = "out of memory"
+
+_MAY_BE_NESTED = ("overrides", "versions")
+
+# Folders that lie inside a sweep's folder without being a run of it.
+_NOT_RUNS = ("wandb", "checkpoints", "cache", "__pycache__")
+
+
+@dataclass(frozen=True)
+class ResultFile:
+    """The contents of one recipes/results/NAME.json.
+
+    recipe: the recipe's name. command: what reproduces the rows. date: ISO 8601, the day of measuring.
+    device: its name in words. versions: of python, torch, triton, cuda, pytorch-lightning, flashtrain, where present.
+    rows: flat dictionaries; a value is a string, a number, a truth value or None (missing).
+    """
+
+    recipe: str
+    command: str
+    date: str
+    device: str
+    versions: dict[str, str]
+    rows: list[Row]
+
+
+def read_result(path: str | Path) -> ResultFile:
+    """Read and check a result file. Raises UserError (one line: the file, and what is wrong with it)."""
+    try:
+        content = read_json_object(path)
+    except UserError as error:
+        raise UserError(f"cannot read the result file {path}: {error}") from error
+    return _checked(content, str(path))
+
+
+def write_result(
+    path: str | Path,
+    recipe: str,
+    command: str,
+    rows: Sequence[Mapping[str, Any]],
+    device: str | None = None,
+    versions: Mapping[str, str] | None = None,
+    date: str | None = None,
+) -> ResultFile:
+    """Write a result file, atomically, and return what was written.
+
+    date: the day of measuring, ISO 8601; None: today. device and versions default to this machine's and this
+    environment's. Floats that are not finite are written as null (JSON has no word for them). Raises UserError for rows
+    that are not flat and for a file that cannot be written.
+    """
+    content = {
+        "recipe": recipe,
+        "command": command,
+        "date": datetime.date.today().isoformat() if date is None else date,
+        "device": machine.device_name() if device is None else device,
+        "versions": machine.versions() if versions is None else dict(versions),
+        "rows": [dict(row) for row in rows],
+    }
+    result = _checked(content, str(path))
+    write_atomically(path, json.dumps(asdict(result), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    return result
+
+
+def collect_summaries(folder: str | Path) -> list[Row]:
+    """The summary row of every run below `folder`, in the order of the job numbers; a run folder gives its own one row.
+
+    A row gains "run", its folder's path relative to `folder`. A job folder without a readable summary.json (a killed
+    process leaves none) is a row with status "no summary" and what its config.yaml tells of recipe, context and so on.
+    Raises UserError when there is no such folder or no run in it.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise UserError(f"there is no run or sweep folder '{folder}'.")
+    if (folder / SUMMARY).is_file():
+        return [_summary_row(folder, folder.name)]
+    try:
+        rows = [_summary_row(run, run.relative_to(folder).as_posix()) for run in _run_folders(folder)]
+    except OSError as error:
+        raise UserError(f"cannot read {error.filename or folder}: {error.strerror}.") from error
+    if not rows:
+        raise UserError(f"no run has left a {SUMMARY} in or below '{folder}'.")
+    return rows
+
+
+def has_failed(row: Mapping[str, Any]) -> bool:
+    """Whether a row tells of a failure: a status other than a finished one, or an error text.
+
+    A number under "error" is a measured one, the distance from a reference.
+    """
+    status, error = row.get("status"), row.get("error")
+    return (isinstance(error, str) and bool(error)) or bool(status and str(status).lower() not in FINISHED)
+
+
+def status_text(row: Mapping[str, Any]) -> str:
+    """A row's status in a word or three: "ok", "failed", "out of memory", "no summary"."""
+    if not has_failed(row):
+        return "ok"
+    status = str(row.get("status") or "failed")
+    if status.lower() in FINISHED:
+        status = "failed"
+    said = f"{status} {row.get('error') or ''}".lower().replace("outofmemory", OUT_OF_MEMORY)
+    return OUT_OF_MEMORY if OUT_OF_MEMORY in said else status
+
+
+def values_of(rows: Iterable[Mapping[str, Any]], key: str) -> list[Any]:
+    """The different values a key has among the rows that have it, in their order of appearance."""
+    different: list[Any] = []
+    for row in rows:
+        value = row.get(key)
+        if value is not None and value not in different:
+            different.append(value)
+    return different
+
+
+def _run_folders(folder: Path) -> Iterator[Path]:
+    for child in sorted((entry for entry in folder.iterdir() if entry.is_dir()), key=_in_number_order):
+        if child.name.startswith(".") or child.name in _NOT_RUNS:
+            continue
+        if child.is_symlink() and folder.resolve().is_relative_to(child.resolve()):  # round and round
+            continue
+        holds_runs = any(True for name in (SUMMARY, CONFIG) for _ in child.glob(f"*/**/{name}"))
+        if not _is_run(child) and holds_runs:
+            yield from _run_folders(child)
+        else:
+            yield child
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / SUMMARY).is_file() or (folder / CONFIG).is_file()
+
+
+def _in_number_order(path: Path) -> list[tuple[int, int, str]]:
+    # 2 before 10, and numbers before words
+    parts = re.split(r"(\d+)", path.name)
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts if part]
+
+
+def _summary_row(folder: Path, name: str) -> Row:
+    file = folder / SUMMARY
+    problem = "the job ended without writing summary.json"
+    if file.is_file():
+        try:
+            return {"run": name, **_plain(read_json_object(file, SUMMARY_BYTES))}
+        except UserError as error:
+            problem = f"summary.json cannot be read: {error}"
+    return {"run": name, **_told_by_config(folder / CONFIG), "status": NO_SUMMARY, "error": problem}
+
+
+def _told_by_config(path: Path) -> Row:
+    """The plain values at the top of a run's config.yaml that a summary row also has."""
+    if not path.is_file():
+        return {}
+    try:
+        config = read_yaml(path)
+    except UserError:
+        return {}  # the row already says that the run is broken
+    found = {key: config.get(key) for key in ("recipe", "model", "attention", "context", "batch")}
+    return _plain({key: value for key, value in found.items() if isinstance(value, (str, int, float))})
+
+
+def _plain(row: Mapping[str, Any]) -> Row:
+    """A row of a file from anywhere such that every value can be shown, compared and drawn: what is nested (but the
+    overrides and versions, which may be) and whole numbers beyond every float are told in words."""
+    return {
+        key: value if key in _MAY_BE_NESTED or not _is_odd(value) else cell(key, value) for key, value in row.items()
+    }
+
+
+def _is_odd(value: Any) -> bool:
+    return isinstance(value, (list, dict)) or (isinstance(value, int) and not is_finite(value))
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not is_finite(value) else value
+
+
+def _checked(content: Any, where: str) -> ResultFile:
+    if not isinstance(content, dict):
+        raise UserError(f"the result file {where} must be one JSON object.")
+    fields = list(ResultFile.__dataclass_fields__)
+    for key in content:
+        if key not in fields:
+            raise UserError(f"result file {where}: {unknown('field', str(key), fields)}")
+    missing = [field for field in fields if field not in content]
+    if missing:
+        raise UserError(f"the result file {where} lacks {', '.join(missing)}.")
+    for field in ("recipe", "command", "date", "device"):
+        if not isinstance(content[field], str) or not content[field].strip():
+            raise UserError(f"the result file {where}: '{field}' must be a text, not {content[field]!r}.")
+    try:
+        datetime.date.fromisoformat(content["date"])
+    except ValueError as error:
+        raise UserError(f"the result file {where}: date '{content['date']}' is not of the form 2026-01-31.") from error
+    versions = content["versions"]
+    if not isinstance(versions, dict) or not all(isinstance(value, str) for value in versions.values()):
+        raise UserError(f"the result file {where}: 'versions' must map names to texts, not {versions!r}.")
+    rows = content["rows"]
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        raise UserError(f"the result file {where}: 'rows' must be a list of one or more objects.")
+    for number, row in enumerate(rows, start=1):
+        for key, value in row.items():
+            if not isinstance(value, (str, int, float, bool, type(None))):
+                raise UserError(
+                    f"the result file {where}: row {number} is not flat, '{key}' is a {type(value).__name__}."
+                )
+            if isinstance(value, int) and not is_finite(value):
+                raise UserError(f"the result file {where}: row {number}, '{key}' is a number of too many digits.")
+    told = [{key: _finite(value) for key, value in row.items()} for row in rows]
+    return ResultFile(**{**{field: content[field] for field in fields}, "rows": told})

@@ -1,0 +1,112 @@
+"""The end of a sweep: one table and one figure of all its jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from flashtrain.errors import UserError
+from flashtrain.files.disk import write_atomically
+from flashtrain.files.foreign_files import parse_json
+from flashtrain_recipes.report.figures import sweep_figure
+from flashtrain_recipes.report.formats import is_finite
+from flashtrain_recipes.report.rows import Row, collect_summaries, values_of
+from flashtrain_recipes.report.table import Table, constants, make_table, markdown_text
+
+# What tells runs apart; a column of the table where it differs, a part of the caption where it does not.
+_IDENTITY = ("recipe", "implementation", "model", "attention", "context", "batch")
+_MEASURES = ("train_loss", "validation_loss", "tokens_per_second", "mfu", "peak_memory_gib", "seconds")
+# They follow from another setting, or differ without anyone having asked.
+_NO_LINE_OF_ITS_OWN = ("batch", "run")
+_NOT_SETTINGS = ("hydra.", "logger.", "output")
+
+
+def report_sweep(folder: str | Path, console: Console | None = None) -> dict[str, Path]:
+    """Print the table of a sweep's jobs and write sweep.csv, sweep.md and sweep.png into its folder.
+
+    Columns: what differs among the jobs (context, model, ..., and every override that has several values), then what
+    was measured. Failed jobs stay in, with what went wrong. Returns the paths by "csv", "markdown" and "figure"; the
+    figure is left out where no job has anything to draw. Raises UserError when the folder holds no run.
+    """
+    folder = Path(folder)
+    rows = with_overrides(collect_summaries(folder))
+    varied = varied_keys(rows)
+    table = sweep_table(rows, varied)
+    table.print(console)
+    written = {
+        "csv": write_atomically(folder / "sweep.csv", table.csv()),
+        "markdown": write_atomically(folder / "sweep.md", f"{markdown_text(table.title)}\n\n{table.markdown()}"),
+    }
+    x = _figure_axis(rows, varied)
+    if x and any(values_of(rows, measure) for measure in _MEASURES):
+        group = [key for key in varied if key != x and key not in _NO_LINE_OF_ITS_OWN]
+        written["figure"] = sweep_figure(rows, folder / "sweep.png", x, group)
+    return written
+
+
+def sweep_table(rows: Sequence[Row], varied: Sequence[str] | None = None) -> Table:
+    """The table of a sweep's rows: what differs, what was measured, and the rest in the title."""
+    varied = varied_keys(rows) if varied is None else varied
+    measures = [key for key in _MEASURES if values_of(rows, key)]
+    same = constants(rows, [key for key in (*_IDENTITY, "steps", "device") if key not in varied])
+    return make_table(rows, [*(varied or ["run"]), *measures], title=", ".join(same))
+
+
+def with_overrides(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """The rows, each with its command-line settings as keys of their own where the row does not tell them itself."""
+    return [{**override_values(row), **{k: v for k, v in row.items() if v is not None}} for row in rows]
+
+
+def varied_keys(rows: Sequence[Row]) -> list[str]:
+    """The keys that tell the jobs apart: identity keys first, then overrides with more than one value."""
+    varied = [key for key in _IDENTITY if len(values_of(rows, key)) > 1]
+    for key in dict.fromkeys(key for row in rows for key in override_values(row)):
+        if key in varied or key in _IDENTITY:
+            continue
+        values = [row.get(key) for row in rows]
+        if all(value == values[0] for value in values):
+            continue
+        # model.size=124m,355m shows in the column "model" already, as long as every job has that column
+        shown = [name for name in key.split(".") if name in varied and all(row.get(name) is not None for row in rows)]
+        if not shown:
+            varied.append(key)
+    return varied
+
+
+def override_values(row: Mapping[str, Any]) -> Row:
+    """A row's overrides as keys and values."""
+    return {key.lstrip("+~"): _typed(text) for key, text in override_texts(row).items()}
+
+
+def override_texts(row: Mapping[str, Any]) -> dict[str, str]:
+    """A row's overrides as they were given; they come as a list of key=value words, as one text, or as a mapping."""
+    overrides = row.get("overrides") or []
+    if isinstance(overrides, Mapping):
+        overrides = [f"{key}={value}" for key, value in overrides.items()]
+    listed = [str(word) for word in overrides] if isinstance(overrides, (list, tuple)) else []
+    words = overrides.split() if isinstance(overrides, str) else listed
+    pairs = [word.partition("=") for word in words]
+    # where a job writes is not what it does
+    return {key: text for key, sign, text in pairs if sign and not key.lstrip("+~").startswith(_NOT_SETTINGS)}
+
+
+def _typed(text: str) -> Any:
+    """3 for "3", 0.1 for "0.1", True for "true"; any other text as it is."""
+    try:
+        value = parse_json(text, "an override")
+    except UserError:
+        return text
+    return value if isinstance(value, (int, float)) and is_finite(value) else text
+
+
+def _figure_axis(rows: Sequence[Row], varied: Sequence[str]) -> str | None:
+    """What runs from left to right: the context where it differs, else the first number that does, else any key."""
+    if "context" in varied:
+        return "context"
+    own = [key for key in varied if key not in _NO_LINE_OF_ITS_OWN]
+    numeric = [key for key in own if all(isinstance(value, (int, float)) for value in values_of(rows, key))]
+    fallback = ["context"] if values_of(rows, "context") else []
+    return next(iter([*numeric, *own, *fallback]), None)

@@ -1,0 +1,171 @@
+"""Rows -> a table for the terminal (rich), Markdown or CSV.
+
+Failed rows stay in the table, their status in a column of its own, and what went wrong in a line each below it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from flashtrain.errors import UserError, unknown
+from flashtrain.files.spreadsheet import csv_value
+from flashtrain_recipes.report.formats import COLUMNS, MISSING, NOT_SHOWN, cell, heading, one_line
+from flashtrain_recipes.report.rows import Row, has_failed, status_text, values_of
+
+# An error in a line below the table: long enough for its meaning, short enough to stay a line.
+_ERROR_LENGTH = 200
+
+# Characters. A heading of several words takes several lines, so that a sweep's table fits a terminal of 80 columns.
+_HEADING_WIDTH = 11
+_UNLIMITED = 100_000
+
+
+@dataclass(frozen=True)
+class Table:
+    """A finished table. rows hold the values as measured (CSV), `cells` the texts that readers see (the rest)."""
+
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    title: str = ""
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def headings(self) -> list[str]:
+        """The heading of every column, with its unit."""
+        return [heading(column) for column in self.columns]
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """Every row's texts, one a column."""
+        return [[cell(column, row.get(column)) for column in self.columns] for row in self.rows]
+
+    def markdown(self) -> str:
+        """The table as GitHub Markdown, numbers to the right, failures in a list below it; ends with a newline."""
+        rule = ["---:" if self._is_numeric(column) else ":---" for column in self.columns]
+        lines = [self.headings, rule, *self.cells]
+        text = "\n".join("| " + " | ".join(markdown_text(part) for part in line) + " |" for line in lines) + "\n"
+        if self.notes:
+            text += "\n" + "".join(f"- {markdown_text(note)}\n" for note in self.notes)
+        return text
+
+    def csv(self) -> str:
+        """The values as measured, under their keys, missing ones empty; an error column where a row has one. Text that
+        a spreadsheet would take for a formula begins with an apostrophe."""
+        columns = list(self.columns)
+        if "error" not in columns and any(row.get("error") is not None for row in self.rows):
+            columns.append("error")
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, lineterminator="\n")
+        writer.writerow([csv_value(column) for column in columns])
+        for row in self.rows:
+            values = [row.get(column) for column in columns]
+            told = [cell("", value) if isinstance(value, (list, tuple, dict)) else value for value in values]
+            writer.writerow([csv_value(value) for value in told])
+        return buffer.getvalue()
+
+    def print(self, console: Console | None = None) -> None:
+        """Print the table on the terminal. No figure is ever cut: what is too wide runs past the terminal's edge."""
+        console = console or Console()
+        title = Text(one_line(self.title)) if self.title else None
+        drawn = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+        for column, text in zip(self.columns, self.headings, strict=True):
+            numeric = self._is_numeric(column)
+            # headings are wrapped here, word by word: rich would wrap the numbers below them too
+            lines = textwrap.wrap(text, _HEADING_WIDTH, break_long_words=False)
+            drawn.add_column(
+                Text("\n".join(lines)),
+                justify="right" if numeric else "left",
+                no_wrap=numeric,
+                min_width=max(len(line) for line in lines),
+                overflow="fold",
+            )
+        for row, cells in zip(self.rows, self.cells, strict=True):
+            drawn.add_row(*[Text(part) for part in cells], style="red" if has_failed(row) else None)
+        needed = Measurement.get(console, console.options.update(width=_UNLIMITED), drawn)
+        width = console.width
+        console.width = max(width, needed.minimum if console.is_terminal else needed.maximum, len(self.title))
+        try:
+            console.print(drawn, crop=False)
+        finally:
+            console.width = width
+        for note in self.notes:
+            console.print(Text(note), style="red", soft_wrap=True)
+
+    def _is_numeric(self, column: str) -> bool:
+        values = [row[column] for row in self.rows if row.get(column) is not None]
+        return bool(values) and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
+
+
+def make_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, title: str = "") -> Table:
+    """The table of `rows`.
+
+    columns: keys, in order. Without them, every key that has a value, known ones first in the order of COLUMNS.
+    Where a row has failed, a column "status" is added. Raises UserError for a column that no row has.
+    """
+    if not rows:
+        raise UserError("there are no rows to make a table of.")
+    shown = [dict(row) for row in rows]
+    present = available_columns(shown)
+    if columns is None:
+        chosen = [key for key in present if _shown(shown, key) and key != "status" and values_of(shown, key)]
+    else:
+        chosen = list(dict.fromkeys(columns))
+        for column in chosen:
+            # A known column may have no value in these rows (a CPU run has no MFU); only a name nobody knows is a typo.
+            if column not in present and column not in COLUMNS:
+                raise unknown("column", column, present)
+    failed = [row for row in shown if has_failed(row)]
+    if failed and "status" not in chosen:
+        chosen.append("status")
+    if "status" in chosen:
+        for row in shown:
+            row["status"] = status_text(row)
+    notes = [f"{_row_name(row, chosen)}: {status_text(row)}{_error(row)}" for row in failed]
+    return Table(tuple(chosen), tuple(shown), title, tuple(notes))
+
+
+def available_columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Every key of the rows: known ones in the order of COLUMNS, then the others as they first appear."""
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    return [key for key in COLUMNS if key in keys] + [key for key in keys if key not in COLUMNS]
+
+
+def constants(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[str]:
+    """ "key value" for each of `keys` that has one and the same value in every row that has it."""
+    found = [(key, values_of(rows, key)) for key in keys]
+    return [f"{heading(key)} {cell(key, values[0])}" for key, values in found if len(values) == 1]
+
+
+def _shown(rows: Sequence[Row], key: str) -> bool:
+    """Whether a column stands in a table for which nobody chose the columns."""
+    return key not in NOT_SHOWN or (key == "error" and not any(isinstance(row.get(key), str) for row in rows))
+
+
+def _row_name(row: Mapping[str, Any], columns: Sequence[str]) -> str:
+    """What tells a failed row from the others: the first cells that it has."""
+    parts = [f"{heading(key)} {cell(key, row[key])}" for key in columns if key != "status" and row.get(key) is not None]
+    return ", ".join(parts[:4]) or str(row.get("run") or "a row")
+
+
+def _error(row: Mapping[str, Any]) -> str:
+    text = cell("error", row.get("error"))
+    if text == MISSING or not isinstance(row.get("error"), str):
+        return ""
+    return f" ({text if len(text) <= _ERROR_LENGTH else text[: _ERROR_LENGTH - 3] + '...'})"
+
+
+def markdown_text(text: str) -> str:
+    """Text that Markdown shows as it is, in one line: no column break, HTML tag, code span, link or picture."""
+    return re.sub(r"([\\|`\[\]])", r"\\\1", one_line(text)).replace("<", "&lt;")
