@@ -36,8 +36,8 @@ from flashtrain.models.classifier_config import ClassifierConfig
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.run.checkpoint_model import load_trained, starting_weights
 from flashtrain.run.run_folder import write_config
-from flashtrain.tasks.classification.weights import SavedClassifier, read_classifier, write_classifier
 from flashtrain.tasks.masked_language.weights import read_bert
+from flashtrain_recipes.arena.weights import SavedClassifier, read_classifier, write_classifier
 
 ADDRESS_SPACE = 6 * 2**30
 SLOWEST = 20.0  # seconds of one reading

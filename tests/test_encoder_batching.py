@@ -14,14 +14,14 @@ from flashtrain.models import Bert, Classifier
 from flashtrain.run.batching import Batching
 from flashtrain.run.encoder_batching import memory_advice, memory_plan, memory_words
 from flashtrain.run.task_runs import task_run
-from flashtrain.tasks.classification.batching import choose_stage_batching
-from flashtrain.tasks.classification.build import classifier_config
 from flashtrain.tasks.fine_tuning.build import choose_head_batching, encoder_config, make_head
 from flashtrain.tasks.masked_language.build import bert_config, choose_masked_batching
 from flashtrain.tasks.masked_language.steps import check_masked_step
 from flashtrain.training.hardware import Hardware, detect_hardware
 from flashtrain.training.memory import GIB
 from flashtrain.training.out_of_memory import out_of_memory_line
+from flashtrain_recipes.arena.batching import choose_stage_batching
+from flashtrain_recipes.arena.build import classifier_config
 from flashtrain_recipes.arena.stages import stages_of
 
 

@@ -27,9 +27,9 @@ from flashtrain.models.bert_config import BertConfig
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
 from flashtrain.run.checkpoint_model import check_same_model, load_trained, starting_weights
-from flashtrain.tasks.classification.evaluate import settings_for_weights
-from flashtrain.tasks.classification.weights import KEY, SavedClassifier, read_classifier, write_classifier
 from flashtrain.training.checkpoints import read_checkpoint
+from flashtrain_recipes.arena.evaluate import settings_for_weights
+from flashtrain_recipes.arena.weights import KEY, SavedClassifier, read_classifier, write_classifier
 
 IMPOSSIBLE = (10**9, 10**18, 2**64, 0, -1, 2.5, "2", True, None, [2], float("nan"))
 SIZES = {"layers": 2, "heads": 2, "embed": 8, "ffn": 8}

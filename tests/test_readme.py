@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from flashtrain_recipes.report.readme import check_tables
+from flashtrain.report.readme import check_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -19,6 +19,7 @@ from tiny_runs import ROOT, TinyRuns
 from flashtrain.__main__ import _command, main
 from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
+from flashtrain.report.rows import write_atomically
 from flashtrain.run.run_folder import (
     find_same,
     find_unfinished,
@@ -30,7 +31,6 @@ from flashtrain.run.run_folder import (
     write_summary,
 )
 from flashtrain.run.run_lock import HOLDER, LOCK, Busy, hold, holder, is_first_of_job, let_go
-from flashtrain_recipes.report.rows import write_atomically
 
 
 class Other:

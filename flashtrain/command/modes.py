@@ -26,9 +26,9 @@ from flashtrain.run.sample import continue_text, default_prompt
 from flashtrain.settings.settings import Settings, forget_unheeded
 from flashtrain.settings.typed_settings import settings_config
 from flashtrain.tasks import LanguageModel
-from flashtrain.tasks.classification.evaluate import of_last_stage, run_classifier_mode, settings_for_weights
 from flashtrain.tasks.fine_tuning.evaluate import run_fine_tuning_mode
 from flashtrain.tasks.masked_language.evaluate import run_masked_mode
+from flashtrain_recipes.arena.evaluate import of_last_stage, run_classifier_mode, settings_for_weights
 from flashtrain_recipes.long_context.passkey_run import evaluate_passkey
 
 # Groups of conf/ that the command line may name here too, and the setting that each name stands for. Hydra composes

@@ -26,6 +26,7 @@ from flashtrain.command.job_process import JobProcesses
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
 from flashtrain.files.foreign_files import MIB, read_json_object
+from flashtrain.report.sweep import report_sweep
 from flashtrain.run.machine import settle
 from flashtrain.run.run_folder import (
     CHECKPOINTS,
@@ -44,7 +45,6 @@ from flashtrain.run.run_folder import (
 from flashtrain.run.run_lock import Busy, hold, let_go, try_hold
 from flashtrain.settings.settings import LoggerSettings, Settings
 from flashtrain.training.loggers import log_figure
-from flashtrain_recipes.report.sweep import report_sweep
 
 SWEEP_FILE = "sweep.json"
 _SWEEP_BYTES = 16 * MIB

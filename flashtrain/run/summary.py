@@ -10,15 +10,15 @@ from typing import Any
 from flashtrain.command.announce import say
 from flashtrain.data.datamodule import TextDataModule
 from flashtrain.models.trainable import Trainable
+from flashtrain.report.machine import versions
 from flashtrain.run.run_folder import FINISHED
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import LanguageModel
-from flashtrain.tasks.classification.rows import trained_columns
 from flashtrain.tasks.fine_tuning.rows import fine_tuning_columns
 from flashtrain.tasks.masked_language.rows import masked_columns
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.throughput import Throughput
-from flashtrain_recipes.report.machine import versions
+from flashtrain_recipes.arena.rows import trained_columns
 
 
 def planned_row(settings: Settings, hardware: Hardware, overrides: list[str]) -> dict[str, Any]:

@@ -11,9 +11,6 @@ from flashtrain.run.run import train
 from flashtrain.run.sample import default_prompt
 from flashtrain.run.summary import say_summary
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.classification.plan import plan_classifier
-from flashtrain.tasks.classification.rows import say_classified
-from flashtrain.tasks.classification.run import train_classifier
 from flashtrain.tasks.fine_tuning.plan import plan_fine_tuning
 from flashtrain.tasks.fine_tuning.rows import say_fine_tuned
 from flashtrain.tasks.fine_tuning.run import train_fine_tuning
@@ -21,6 +18,9 @@ from flashtrain.tasks.masked_language.plan import plan_masked
 from flashtrain.tasks.masked_language.rows import say_masked
 from flashtrain.tasks.masked_language.run import train_masked
 from flashtrain.training.hardware import Hardware
+from flashtrain_recipes.arena.plan import plan_classifier
+from flashtrain_recipes.arena.rows import say_classified
+from flashtrain_recipes.arena.run import train_classifier
 
 
 class _Train(Protocol):

@@ -17,15 +17,15 @@ from flashtrain.files.compressed import DEFAULT_LONGEST
 from flashtrain.settings.context_settings import CONTEXT, check_context, strategy_of
 from flashtrain.settings.setting_checks import at_least, between, one_of
 from flashtrain.settings.trainer_settings import OptimizerSettings, ScheduleSettings, TrainerSettings
-from flashtrain.tasks.classification.settings import (
+from flashtrain.tasks.fine_tuning.settings import FineTuningSettings
+from flashtrain.tasks.masked_language.settings import BertSettings, MaskedSettings
+from flashtrain_recipes.arena.pathfinder.settings import PathfinderSettings
+from flashtrain_recipes.arena.settings import (
     ClassifierSettings,
     CurriculumSettings,
     MaskedPixelSettings,
     SequenceSettings,
 )
-from flashtrain.tasks.fine_tuning.settings import FineTuningSettings
-from flashtrain.tasks.masked_language.settings import BertSettings, MaskedSettings
-from flashtrain_recipes.arena.pathfinder.settings import PathfinderSettings
 from flashtrain_recipes.attention_benchmark.settings import BenchmarkSettings
 from flashtrain_recipes.long_context.settings import LengthsSettings, PasskeySettings
 

@@ -60,7 +60,7 @@ def main() -> int:
         if options.root is None:
             shutil.rmtree(scene.root, ignore_errors=True)
     if options.save:
-        from flashtrain_recipes.report.rows import write_result
+        from flashtrain.report.rows import write_result
 
         rows = [row for record in records for row in record.rows()]
         write_result(options.save, "attacks", f"python -m tests.attacks {options.counts} --seed {seed}", rows)

@@ -41,7 +41,7 @@ class Target:
     """base: what is copied to work/NAME (its own name where `named`), below the root. files: patterns in it.
 
     commands: name -> the words after which the copy is read; {at} is the copy, {root} the root, {new} a folder for a
-    run. report: they are of flashtrain_recipes.report. repaired: called with the changed copy, for sums that fit.
+    run. report: they are of flashtrain.report. repaired: called with the changed copy, for sums that fit.
     """
 
     name: str

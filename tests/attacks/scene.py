@@ -66,7 +66,7 @@ class Scene:
         environment: Mapping[str, str] | None = None,
         **watched: Any,
     ) -> Outcome:
-        """`python -m flashtrain` (report: flashtrain_recipes.report) with these words, in a fork, in ROOT/cwd.
+        """`python -m flashtrain` (report: flashtrain.report) with these words, in a fork, in ROOT/cwd.
 
         inside: where it may write, beside the cache and the place for temporary files.
         """
@@ -115,7 +115,7 @@ class Scene:
 def run_words(words: list[str], *, report: bool = False) -> int | None:
     """What the command does with these words, in this process."""
     if report:
-        from flashtrain_recipes.report.__main__ import main as report_main
+        from flashtrain.report.__main__ import main as report_main
 
         return report_main(words)
     import flashtrain.__main__ as command

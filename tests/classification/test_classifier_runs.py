@@ -20,10 +20,10 @@ from flashtrain.command.modes import run_mode, settings_from_checkpoint
 from flashtrain.errors import UserError
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
-from flashtrain.tasks.classification.evaluate import _command
-from flashtrain.tasks.classification.weights import SavedClassifier, read_classifier, read_notes, write_classifier
 from flashtrain.training.checkpoints import read_checkpoint
+from flashtrain_recipes.arena.evaluate import _command
 from flashtrain_recipes.arena.stages import stages_of
+from flashtrain_recipes.arena.weights import SavedClassifier, read_classifier, read_notes, write_classifier
 
 
 class SignalAt(pl.Callback):

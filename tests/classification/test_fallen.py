@@ -9,9 +9,9 @@ from tiny_runs import TinyRuns
 
 from flashtrain import registry
 from flashtrain.command.compose import compose_settings
-from flashtrain.tasks.classification.weights import read_classifier
 from flashtrain_recipes.arena.fallen import fell
 from flashtrain_recipes.arena.stages import stages_of
+from flashtrain_recipes.arena.weights import read_classifier
 
 WORDS = ("recipe=pathx", "sequence.validation_samples=400", "curriculum.stages=[{side:32},{side:32},{side:32}]")
 

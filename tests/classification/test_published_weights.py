@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from flashtrain.models.classifier import Classifier
-from flashtrain.tasks.classification.weights import read_classifier
 from flashtrain_recipes.arena.pathfinder.parameters import ORIGINAL, SMOOTH
 from flashtrain_recipes.arena.pathfinder.source import Pathfinder
+from flashtrain_recipes.arena.weights import read_classifier
 
 RESULTS = Path(__file__).parents[2] / "recipes/results"
 

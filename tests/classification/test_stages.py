@@ -14,12 +14,12 @@ from flashtrain.models import Classifier
 from flashtrain.run.machine import settle
 from flashtrain.settings.typed_settings import setting_names
 from flashtrain.tasks import SequenceClassification
-from flashtrain.tasks.classification.build import classifier_config
-from flashtrain.tasks.classification.plan import plan_classifier
-from flashtrain.tasks.classification.settings import StageSettings
 from flashtrain.training.checkpoints import save_atomically
 from flashtrain.training.hardware import detect_hardware
+from flashtrain_recipes.arena.build import classifier_config
 from flashtrain_recipes.arena.intervals import wilson
+from flashtrain_recipes.arena.plan import plan_classifier
+from flashtrain_recipes.arena.settings import StageSettings
 from flashtrain_recipes.arena.stages import SAID_BY_STAGES, stages_of
 from flashtrain_recipes.arena.words import random_start
 

@@ -13,9 +13,9 @@ import torch
 from flashtrain.errors import UserError
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
-from flashtrain.tasks.classification.weights import SavedClassifier, write_classifier
+from flashtrain.report.rows import read_result
 from flashtrain_recipes.arena.stored_images import correct_answers, main, read_images
-from flashtrain_recipes.report.rows import read_result
+from flashtrain_recipes.arena.weights import SavedClassifier, write_classifier
 
 SIDE = 32
 
@@ -102,7 +102,7 @@ def test_a_file_of_gigabytes_is_not_unpacked(tmp_path: Path, monkeypatch: pytest
 
 
 def test_every_batch_is_counted(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from flashtrain.tasks.classification.weights import read_classifier
+    from flashtrain_recipes.arena.weights import read_classifier
 
     monkeypatch.setattr("flashtrain_recipes.arena.stored_images._LONGEST_BATCH", 2 * SIDE * SIDE)
     labels = torch.tensor([1, 0, 1, 1, 0])

@@ -13,12 +13,12 @@ from tiny_runs import TinyRuns
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
+from flashtrain.report import read_result
+from flashtrain.report.__main__ import main as report
 from flashtrain.run.job import run_job
 from flashtrain.run.machine import settle
 from flashtrain.run.run_folder import read_settings, write_summary
 from flashtrain_recipes.long_context.study import lengths_plan, run_lengths, start_training
-from flashtrain_recipes.report import read_result
-from flashtrain_recipes.report.__main__ import main as report
 
 LENGTHS = (
     "mode=lengths",

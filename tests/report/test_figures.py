@@ -7,8 +7,8 @@ import matplotlib.figure
 import pytest
 
 from flashtrain.errors import UserError
-from flashtrain_recipes.report import context_sweep_figure, line_figure
-from flashtrain_recipes.report.figures import tokens_label
+from flashtrain.report import context_sweep_figure, line_figure
+from flashtrain.report.figures import tokens_label
 
 
 def row(context: int, attention: str = "flash", **more: object) -> dict:

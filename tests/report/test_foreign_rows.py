@@ -14,14 +14,14 @@ from matplotlib.figure import Figure
 
 from flashtrain.errors import UserError
 from flashtrain.files.spreadsheet import csv_value
-from flashtrain_recipes.report.__main__ import main
-from flashtrain_recipes.report.figures import line_figure
-from flashtrain_recipes.report.pivot import View
-from flashtrain_recipes.report.readme import source_line
-from flashtrain_recipes.report.rows import ResultFile, collect_summaries, read_result, write_result
-from flashtrain_recipes.report.save import save_result
-from flashtrain_recipes.report.sweep import report_sweep
-from flashtrain_recipes.report.table import make_table
+from flashtrain.report.__main__ import main
+from flashtrain.report.figures import line_figure
+from flashtrain.report.pivot import View
+from flashtrain.report.readme import source_line
+from flashtrain.report.rows import ResultFile, collect_summaries, read_result, write_result
+from flashtrain.report.save import save_result
+from flashtrain.report.sweep import report_sweep
+from flashtrain.report.table import make_table
 
 # What a foreign summary.json may hold, each value of a kind of its own.
 ODD: list[Any] = [
@@ -154,7 +154,7 @@ def test_a_figure_leaves_out_what_has_no_place(tmp_path: Path, monkeypatch: pyte
     rows = [{"context": x, "loss": y, "loss_low": y, "loss_high": y} for x, y in ((1.0, 2.0), (float("inf"), 1.0))]
     rows += [{"context": float("nan"), "loss": 1.0}, {"context": 4.0, "loss": float("nan"), "loss_low": float("inf")}]
     seen: list[Figure] = []
-    monkeypatch.setattr("flashtrain_recipes.report.figures.save", lambda figure, path: seen.append(figure))
+    monkeypatch.setattr("flashtrain.report.figures.save", lambda figure, path: seen.append(figure))
     line_figure(rows, "context", "loss", None, tmp_path / "f.png")
     (panel,) = seen[0].axes
     assert panel.lines[0].get_xydata().tolist() == [[0.0, 2.0]]

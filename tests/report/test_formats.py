@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from flashtrain_recipes.report.formats import cell, heading, short, significant
+from flashtrain.report.formats import cell, heading, short, significant
 
 
 @pytest.mark.parametrize(

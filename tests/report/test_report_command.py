@@ -1,4 +1,4 @@
-"""python -m flashtrain_recipes.report"""
+"""python -m flashtrain.report"""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flashtrain_recipes.report import read_result, write_result
-from flashtrain_recipes.report.__main__ import main
+from flashtrain.report import read_result, write_result
+from flashtrain.report.__main__ import main
 
 
 @pytest.fixture

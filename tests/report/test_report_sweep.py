@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from flashtrain.errors import UserError
-from flashtrain_recipes.report import report_sweep
-from flashtrain_recipes.report.sweep import override_values, sweep_table, varied_keys, with_overrides
+from flashtrain.report import report_sweep
+from flashtrain.report.sweep import override_values, sweep_table, varied_keys, with_overrides
 
 
 def job(number: int, **changes: object) -> dict:

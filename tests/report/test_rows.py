@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from flashtrain.errors import UserError
-from flashtrain_recipes.report import collect_summaries, read_result, write_result
-from flashtrain_recipes.report.rows import has_failed, status_text, write_atomically
+from flashtrain.report import collect_summaries, read_result, write_result
+from flashtrain.report.rows import has_failed, status_text, write_atomically
 
 GOOD = {
     "recipe": "gpt2",

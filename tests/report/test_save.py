@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from flashtrain.errors import UserError
-from flashtrain_recipes.report import read_result
-from flashtrain_recipes.report.rows import write_result
-from flashtrain_recipes.report.save import join_results, reproducing_command, save_result
+from flashtrain.report import read_result
+from flashtrain.report.rows import write_result
+from flashtrain.report.save import join_results, reproducing_command, save_result
 
 
 def sweep_folder(folder: Path, **changes: object) -> Path:

@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader
 from flashtrain.errors import UserError
 from flashtrain.models import Classifier, ClassifierConfig
 from flashtrain.tasks import MaskedPixels, SequenceClassification
+from flashtrain.tasks.classification.augmentation import turned_and_mirrored
 from flashtrain.training.optimizers import adamw
-from flashtrain_recipes.arena.augmentation import turned_and_mirrored
 
 SIDE = 6
 CONFIG = ClassifierConfig(classes=2, length=36, side=SIDE, embed=32, layers=1, heads=2, ffn=64, grey_bins=16)

@@ -15,8 +15,8 @@ from torch import Tensor
 from flashtrain.data.sequences.batch import SequenceBatch
 from flashtrain.errors import UserError
 from flashtrain.models.classifier import Classifier, Losses, pixels_to_mask, pixels_to_read
+from flashtrain.tasks.classification.augmentation import Augment
 from flashtrain.tasks.training_task import OptimizerBuilder, ScheduleBuilder, TrainingTask, replayed
-from flashtrain_recipes.arena.augmentation import Augment
 
 MASKING, AUGMENTING, READING = 0, 1, 2  # what is drawn
 VALIDATION_STEP = -1  # masked pixels of validation are drawn as of this step: the same ones every time

@@ -14,9 +14,9 @@ from flashtrain.command.announce import say
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
 from flashtrain.files.spreadsheet import csv_value
+from flashtrain.report.formats import is_finite
 from flashtrain.tasks import SequenceClassification
 from flashtrain_recipes.arena.stages import Stage
-from flashtrain_recipes.report.formats import is_finite
 
 COLUMNS = (
     "stage", "side", "contour", "drawn_as", "step", "images", "train_accuracy", "validation_accuracy",

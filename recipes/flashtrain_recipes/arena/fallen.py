@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from flashtrain.errors import UserError
-from flashtrain.tasks.classification.weights import SavedClassifier, write_classifier
 from flashtrain.training.validation_share import held_out_samples
 from flashtrain_recipes.arena.intervals import wilson
 from flashtrain_recipes.arena.stages import Stage
+from flashtrain_recipes.arena.weights import SavedClassifier, write_classifier
 
 CHANCE = 0.5  # of images whose answer is yes or no, which alone have stages
 LEARNED = 0.6  # what the stage before must have been above, for the fall to be one

@@ -11,10 +11,10 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from flashtrain.errors import UserError
+from flashtrain.report.formats import figure_text
+from flashtrain.report.rows import values_of
 from flashtrain_recipes.arena.published import chance_of, papers_task
 from flashtrain_recipes.arena.tables import accuracy_rows
-from flashtrain_recipes.report.formats import figure_text
-from flashtrain_recipes.report.rows import values_of
 
 Rows = Sequence[Mapping[str, Any]]
 _OURS, _OTHERS, _GRID = "#0969da", "#afb8c1", "#e3e3e3"

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from flashtrain.errors import UserError
-from flashtrain_recipes.report.formats import figure_text
+from flashtrain.report.formats import figure_text
 
 COLUMNS = 6
 RIGHT, WRONG = "#1a7f37", "#cf222e"

@@ -11,12 +11,12 @@ from flashtrain.errors import UserError
 from flashtrain.models.classifier_config import ClassifierConfig
 from flashtrain.run.run_folder import CHECKPOINTS, CONFIG_FILE, LAST, find_checkpoint
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.classification.build import TASK
-from flashtrain.tasks.classification.weights import SavedClassifier, read_classifier
 from flashtrain.training.checkpoints import read_checkpoint
 from flashtrain.training.resuming import check_resumable
+from flashtrain_recipes.arena.build import TASK
 from flashtrain_recipes.arena.curve import LearningCurve
 from flashtrain_recipes.arena.stages import Stage
+from flashtrain_recipes.arena.weights import SavedClassifier, read_classifier
 
 # What a training may be continued with changed: nothing of it has weights.
 _FREE = ("dropout", "pattern", "pattern_block", "pattern_local", "pattern_globals")

@@ -18,9 +18,9 @@ from flashtrain.command.announce import say
 from flashtrain.command.compose import settings_of_recipe
 from flashtrain.data.sequences.source import SequenceShape
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.classification.build import classifier_config
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.loggers import log_table
+from flashtrain_recipes.arena.build import classifier_config
 from flashtrain_recipes.arena.speed_case import ClassifierStep, SpeedCase
 from flashtrain_recipes.arena.stages import stages_of
 from flashtrain_recipes.arena.tables import mean_speedups, speed_rows, speed_tables

@@ -22,12 +22,12 @@ from flashtrain.errors import UserError
 from flashtrain.files.foreign_files import MIB
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_growth import carry_weights
-from flashtrain.tasks.classification.weights import SavedClassifier, read_classifier
+from flashtrain.report.rows import Row, read_result, write_result
 from flashtrain_recipes.arena.intervals import wilson
 from flashtrain_recipes.arena.pathfinder.image_files import read_archive
 from flashtrain_recipes.arena.published import ORIGINAL
 from flashtrain_recipes.arena.tables import accuracy_table
-from flashtrain_recipes.report.rows import Row, read_result, write_result
+from flashtrain_recipes.arena.weights import SavedClassifier, read_classifier
 
 MOST_BYTES = 1024 * MIB
 _LONGEST_BATCH = 65536  # pixels at once: memory of a CPU

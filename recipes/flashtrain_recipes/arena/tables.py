@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from flashtrain.errors import UserError
+from flashtrain.report.rows import Row, values_of
+from flashtrain.report.table import Table, make_table
 from flashtrain_recipes.arena.published import (
     LENGTHS,
     MEAN_TASKS,
@@ -16,8 +18,6 @@ from flashtrain_recipes.arena.published import (
     papers_task,
     task_of,
 )
-from flashtrain_recipes.report.rows import Row, values_of
-from flashtrain_recipes.report.table import Table, make_table
 
 Rows = Sequence[Mapping[str, Any]]
 

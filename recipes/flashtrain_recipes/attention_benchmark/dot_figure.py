@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from flashtrain.errors import UserError
-from flashtrain_recipes.report.figures import DPI, GRID, INK, WIDTH_INCHES, colour, marker, save
-from flashtrain_recipes.report.formats import figure_text
-from flashtrain_recipes.report.rows import values_of
+from flashtrain.report.figures import DPI, GRID, INK, WIDTH_INCHES, colour, marker, save
+from flashtrain.report.formats import figure_text
+from flashtrain.report.rows import values_of
 
 Rows = Sequence[Mapping[str, Any]]
 _INCHES_A_SHAPE = 0.21

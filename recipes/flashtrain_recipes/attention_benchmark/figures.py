@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from flashtrain.errors import UserError
+from flashtrain.report.figures import line_figure
+from flashtrain.report.rows import Row, has_failed, status_text
 from flashtrain_recipes.attention_benchmark.published import PAPER, PAPER_SHAPE, paper_rows
-from flashtrain_recipes.report.figures import line_figure
-from flashtrain_recipes.report.rows import Row, has_failed, status_text
 
 _HEIGHT = 5.2
 

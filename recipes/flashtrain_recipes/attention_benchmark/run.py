@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from flashtrain.command.announce import say
+from flashtrain.report.rows import values_of
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.attention_benchmark.case import Case
@@ -23,7 +24,6 @@ from flashtrain_recipes.attention_benchmark.peers import Peer, choose_peers
 from flashtrain_recipes.attention_benchmark.presets import cases
 from flashtrain_recipes.attention_benchmark.session import EVERY_ROW, Results, Session, session
 from flashtrain_recipes.attention_benchmark.tables import case_line, tables
-from flashtrain_recipes.report.rows import values_of
 
 
 def benchmark_attention(

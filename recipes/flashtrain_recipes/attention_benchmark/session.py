@@ -22,6 +22,8 @@ from pytorch_lightning.loggers import Logger
 
 from flashtrain.command.announce import say
 from flashtrain.files.disk import write_atomically
+from flashtrain.report.rows import RESULT, write_result
+from flashtrain.report.table import Table
 from flashtrain.run.fitting import Stopped, run_loggers
 from flashtrain.run.run_folder import FINISHED, RUNNING, write_config, write_summary
 from flashtrain.run.summary import planned_row
@@ -29,8 +31,6 @@ from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.loggers import close_loggers, log_image, log_summary, log_table
 from flashtrain_recipes.attention_benchmark.measure import Row
-from flashtrain_recipes.report.rows import RESULT, write_result
-from flashtrain_recipes.report.table import Table
 
 NOTES = "notes.txt"
 EVERY_ROW = "every row"
@@ -67,7 +67,7 @@ class Results:
             told = f"{title}: {reason}"
             say(told if where == [EVERY_ROW] else f"{told} ({len(where)} of {wanted} cases)")
         say(f"{len(self.rows)} rows of {measured} of {wanted} cases in {self.folder / RESULT}")
-        say(f"  publish them: python -m flashtrain_recipes.report {self.folder} --save recipes/results/NAME.json")
+        say(f"  publish them: python -m flashtrain.report {self.folder} --save recipes/results/NAME.json")
 
 
 @dataclass

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flashtrain_recipes.report.pivot import View
-from flashtrain_recipes.report.rows import has_failed, values_of
-from flashtrain_recipes.report.table import Table
+from flashtrain.report.pivot import View
+from flashtrain.report.rows import has_failed, values_of
+from flashtrain.report.table import Table
 
 _SHAPE = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim", "mask", "density", "features", "dropout")
 _MEASURES = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from flashtrain.report.rows import Row, values_of
+from flashtrain.report.table import Table, make_table
 from flashtrain_recipes.bert_benchmark.batches import BUCKETS
-from flashtrain_recipes.report.rows import Row, values_of
-from flashtrain_recipes.report.table import Table, make_table
 
 OURS = "flashtrain"
 _CASE = ("model", "length", "longest", "dropout", "weights")

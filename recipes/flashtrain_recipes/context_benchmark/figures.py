@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from flashtrain.errors import UserError
-from flashtrain_recipes.report.figures import line_figure
-from flashtrain_recipes.report.rows import Row, values_of
+from flashtrain.report.figures import line_figure
+from flashtrain.report.rows import Row, values_of
 
 Rows = Sequence[Mapping[str, Any]]
 

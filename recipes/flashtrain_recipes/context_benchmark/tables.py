@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flashtrain_recipes.report.pivot import View
-from flashtrain_recipes.report.rows import has_failed, status_text, values_of
-from flashtrain_recipes.report.table import Table, make_table
+from flashtrain.report.pivot import View
+from flashtrain.report.rows import has_failed, status_text, values_of
+from flashtrain.report.table import Table, make_table
 
 Rows = Sequence[Mapping[str, Any]]
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from flashtrain.report.rows import Row
 from flashtrain_recipes.long_context.bootstrap import Interval, draws, mean_interval, per_unit
 from flashtrain_recipes.long_context.published import paper_columns
 from flashtrain_recipes.long_context.windows import Windows
-from flashtrain_recipes.report.rows import Row
 
 LENGTHS, POSITIONS = "lengths", "positions"  # what a row is, under its key "part"
 BETTER, WORSE, EQUAL, UNKNOWN = "better", "worse", "no better", "too little text to tell"

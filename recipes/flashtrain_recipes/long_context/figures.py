@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from flashtrain.errors import UserError
+from flashtrain.report.figures import line_figure
+from flashtrain.report.rows import Row
 from flashtrain_recipes.long_context.compare import LENGTHS, POSITIONS
 from flashtrain_recipes.long_context.published import PAPER, PAPER_TABLE_4, meets_the_paper, paper_columns
-from flashtrain_recipes.report.figures import line_figure
-from flashtrain_recipes.report.rows import Row
 
 _HEIGHT = 4.2
 

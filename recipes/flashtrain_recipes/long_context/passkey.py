@@ -17,7 +17,7 @@ from torch import Tensor
 from flashtrain.data.tokenizers import Tokenizer
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2
-from flashtrain_recipes.report.rows import Row
+from flashtrain.report.rows import Row
 
 INTRODUCTION = (
     "Somewhere in the long text below stands a pass key. Find it and keep it in mind: it is asked for at the end.\n"

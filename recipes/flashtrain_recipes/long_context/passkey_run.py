@@ -10,6 +10,8 @@ from torch import Tensor
 from flashtrain.command.announce import say
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2
+from flashtrain.report.pivot import View
+from flashtrain.report.rows import RESULT, Row, write_result
 from flashtrain.run.checkpoint_model import load_trained, move
 from flashtrain.run.run_folder import make_unique
 from flashtrain.run.summary import model_name
@@ -17,8 +19,6 @@ from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.long_context.evaluate import autocast_dtype
 from flashtrain_recipes.long_context.passkey import greedy, passkey_rows
-from flashtrain_recipes.report.pivot import View
-from flashtrain_recipes.report.rows import RESULT, Row, write_result
 
 
 def evaluate_passkey(settings: Settings, hardware: Hardware) -> list[Row]:

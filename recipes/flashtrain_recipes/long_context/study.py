@@ -27,6 +27,7 @@ from flashtrain.command.job_process import JobProcesses
 from flashtrain.command.quiet import quieten
 from flashtrain.command.sweep import note_failure
 from flashtrain.errors import UserError
+from flashtrain.report.rows import RESULT, Row, has_failed, write_result
 from flashtrain.run.machine import settle
 from flashtrain.run.plan import plan
 from flashtrain.run.run import make_data
@@ -56,7 +57,6 @@ from flashtrain_recipes.long_context.evaluate import KEPT_SCORES, kept_scores
 from flashtrain_recipes.long_context.figures import lengths_figure, positions_figure
 from flashtrain_recipes.long_context.tables import lengths_table
 from flashtrain_recipes.long_context.windows import Windows, held_out_windows
-from flashtrain_recipes.report.rows import RESULT, Row, has_failed, write_result
 
 PREFIX = "context-"
 # Of the command line, what is the comparison's own and not a training's.
@@ -303,7 +303,7 @@ def _report(settings: Settings, folder: Path, rows: list[Row]) -> None:
         say(line)
     figure = lengths_figure(rows, folder / "lengths.png")
     say(f"figures: {figure}, {positions_figure(rows, folder / 'positions.png')}; rows: {folder / RESULT}")
-    say(f"  publish them: python -m flashtrain_recipes.report {folder} --save recipes/results/NAME.json")
+    say(f"  publish them: python -m flashtrain.report {folder} --save recipes/results/NAME.json")
     logger = settings.logger
     if logger.name == "wandb":
         group = logger.group or f"{settings.recipe}-{folder.name}"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from flashtrain.report.rows import Row
+from flashtrain.report.table import Table, make_table
 from flashtrain_recipes.long_context.compare import LENGTHS
 from flashtrain_recipes.long_context.published import PAPER, meets_the_paper
-from flashtrain_recipes.report.rows import Row
-from flashtrain_recipes.report.table import Table, make_table
 
 COLUMNS = (
     "context", "tokens", "perplexity", "perplexity_low", "perplexity_high", "against_shorter", "perplexity_sliding",

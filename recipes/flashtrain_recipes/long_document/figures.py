@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from flashtrain.errors import UserError
-from flashtrain_recipes.report.figures import line_figure
-from flashtrain_recipes.report.rows import Row
+from flashtrain.report.figures import line_figure
+from flashtrain.report.rows import Row
 
 _HEIGHT = 4.2
 BOUND = "the most that can be expected of a reader of so many tokens"

@@ -23,6 +23,8 @@ from flashtrain.command.compose import override_keys
 from flashtrain.command.quiet import quieten
 from flashtrain.command.sweep import note_failure
 from flashtrain.errors import UserError
+from flashtrain.report.rows import RESULT, Row, has_failed, write_result
+from flashtrain.report.table import make_table
 from flashtrain.run.machine import settle
 from flashtrain.run.run_folder import (
     FINISHED,
@@ -52,8 +54,6 @@ from flashtrain_recipes.long_context.study import (
     training_words,
 )
 from flashtrain_recipes.long_document.figures import documents_figure
-from flashtrain_recipes.report.rows import RESULT, Row, has_failed, write_result
-from flashtrain_recipes.report.table import make_table
 
 FIGURE = "score.png"
 # Of each training's row, what the table of the comparison shows.
@@ -167,7 +167,7 @@ def _report(settings: Settings, folder: Path, rows: list[Row]) -> None:
         return
     figure = documents_figure(rows, folder / FIGURE)
     say(f"figure: {figure}; rows: {folder / RESULT}")
-    say(f"  publish them: python -m flashtrain_recipes.report {folder} --save recipes/results/NAME.json")
+    say(f"  publish them: python -m flashtrain.report {folder} --save recipes/results/NAME.json")
     logger = settings.logger
     if logger.name == "wandb":
         group = logger.group or f"{settings.recipe}-{folder.name}"

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from flashtrain.errors import UserError
-from flashtrain_recipes.report.figures import line_figure
-from flashtrain_recipes.report.rows import OUT_OF_MEMORY, has_failed, status_text, values_of
+from flashtrain.report.figures import line_figure
+from flashtrain.report.rows import OUT_OF_MEMORY, has_failed, status_text, values_of
 from flashtrain_recipes.step_benchmark.measure import NO_TIME
 from flashtrain_recipes.step_benchmark.tables import best_rows
 

@@ -18,6 +18,7 @@ import torch
 
 from flashtrain.command.announce import say
 from flashtrain.errors import UserError
+from flashtrain.report.rows import values_of
 from flashtrain.run.plan import VOCABULARY
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware
@@ -25,7 +26,6 @@ from flashtrain.training.loggers import log_image, log_table
 from flashtrain_recipes.attention_benchmark.clock import clock_for
 from flashtrain_recipes.attention_benchmark.measure import OUT_OF_MEMORY, Row
 from flashtrain_recipes.attention_benchmark.session import Session, session
-from flashtrain_recipes.report.rows import values_of
 from flashtrain_recipes.step_benchmark.case import StepCase
 from flashtrain_recipes.step_benchmark.command_cost import COMMAND, command_row
 from flashtrain_recipes.step_benchmark.contenders import Contender, choose_contenders

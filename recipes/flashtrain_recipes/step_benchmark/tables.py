@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from flashtrain.report.pivot import View
+from flashtrain.report.rows import Row, has_failed, status_text, values_of
+from flashtrain.report.table import Table, make_table
 from flashtrain_recipes.attention_benchmark.published import PAPER_CONTEXT, PAPER_DAYS, PAPER_GPT2, PAPER_SPEEDUPS
-from flashtrain_recipes.report.pivot import View
-from flashtrain_recipes.report.rows import Row, has_failed, status_text, values_of
-from flashtrain_recipes.report.table import Table, make_table
 from flashtrain_recipes.step_benchmark.command_cost import COMMAND
 from flashtrain_recipes.step_benchmark.everything import BASELINE, FLASHTRAIN
 

@@ -14,8 +14,8 @@ from filelock import FileLock
 from tiny_runs import ROOT, flashtrain_command
 
 from flashtrain.distributed.context.traffic import traffic
-from flashtrain_recipes.report import read_result
-from flashtrain_recipes.report.__main__ import main as report
+from flashtrain.report import read_result
+from flashtrain.report.__main__ import main as report
 
 
 @pytest.fixture(scope="session")

@@ -10,13 +10,13 @@ import pytest
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
+from flashtrain.report import read_result
 from flashtrain.run.job import run_job
 from flashtrain.run.machine import settle
 from flashtrain.run.run_folder import write_summary
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import detect_hardware
 from flashtrain.training.metrics_file import MetricsFile
-from flashtrain_recipes.report import read_result
 from flashtrain_recipes.step_benchmark import command_cost
 from flashtrain_recipes.step_benchmark import run as steps_run
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from flashtrain.errors import UserError
-from flashtrain_recipes.report.__main__ import main as report
-from flashtrain_recipes.report.rows import write_result
+from flashtrain.report.__main__ import main as report
+from flashtrain.report.rows import write_result
 from flashtrain_recipes.step_benchmark.everything import BASELINE, FLASHTRAIN
 from flashtrain_recipes.step_benchmark.figures import context_speed_figure
 from flashtrain_recipes.step_benchmark.tables import best_rows, case_line, judged, paper_rows, step_tables

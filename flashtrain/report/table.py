@@ -21,8 +21,8 @@ from rich.text import Text
 
 from flashtrain.errors import UserError, unknown
 from flashtrain.files.spreadsheet import csv_value
-from flashtrain_recipes.report.formats import COLUMNS, MISSING, NOT_SHOWN, cell, heading, one_line
-from flashtrain_recipes.report.rows import Row, has_failed, status_text, values_of
+from flashtrain.report.formats import COLUMNS, MISSING, NOT_SHOWN, cell, heading, one_line
+from flashtrain.report.rows import Row, has_failed, status_text, values_of
 
 # An error in a line below the table: long enough for its meaning, short enough to stay a line.
 _ERROR_LENGTH = 200

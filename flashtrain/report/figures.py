@@ -18,9 +18,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from flashtrain.errors import UserError, unknown
-from flashtrain_recipes.report.formats import COLUMNS, cell, figure_text, heading, is_finite
-from flashtrain_recipes.report.rows import has_failed, status_text, values_of
-from flashtrain_recipes.report.table import available_columns
+from flashtrain.report.formats import COLUMNS, cell, figure_text, heading, is_finite
+from flashtrain.report.rows import has_failed, status_text, values_of
+from flashtrain.report.table import available_columns
 
 WIDTH_INCHES, DPI = 8.0, 150  # 1200 pixels
 INK, GRID = "#333333", "#e3e3e3"

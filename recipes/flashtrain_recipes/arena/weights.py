@@ -20,8 +20,8 @@ from flashtrain.integrations.safetensors_files import read_tensors, shown
 from flashtrain.models.block_patterns import DENSE
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
-from flashtrain.tasks.classification.build import TASK
 from flashtrain.training.checkpoints import read_checkpoint, weights_in
+from flashtrain_recipes.arena.build import TASK
 
 KEY = "flashtrain"  # of the metadata: a JSON object
 SUFFIX = ".safetensors"

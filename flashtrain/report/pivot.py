@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flashtrain.errors import UserError, unknown
-from flashtrain_recipes.report.formats import cell, is_finite
-from flashtrain_recipes.report.rows import Row, has_failed, status_text, values_of
-from flashtrain_recipes.report.table import Table, available_columns, make_table
+from flashtrain.report.formats import cell, is_finite
+from flashtrain.report.rows import Row, has_failed, status_text, values_of
+from flashtrain.report.table import Table, available_columns, make_table
 
 # The words that a README's marker and the report command share.
 OPTIONS = ("columns", "pivot", "value", "only")

@@ -12,9 +12,9 @@ from flashtrain.errors import UserError
 from flashtrain.run.encoder_batching import memory_plan
 from flashtrain.run.plan import duration, expected_rate
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.classification.batching import choose_stage_batching
-from flashtrain.tasks.classification.build import make_classifier, make_sequence_source, pixels_read, shape_without_data
 from flashtrain.training.hardware import Hardware
+from flashtrain_recipes.arena.batching import choose_stage_batching
+from flashtrain_recipes.arena.build import make_classifier, make_sequence_source, pixels_read, shape_without_data
 from flashtrain_recipes.arena.pathfinder.parameters import contour_words, dashes_in
 from flashtrain_recipes.arena.stages import Stage, stages_of
 from flashtrain_recipes.arena.words import describe_stage_line, random_start

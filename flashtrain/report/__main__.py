@@ -1,4 +1,4 @@
-"""python -m flashtrain_recipes.report: tables and figures from result files and from run or sweep folders."""
+"""python -m flashtrain.report: tables and figures from result files and from run or sweep folders."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 from flashtrain.command.locate import recipes_folder
 from flashtrain.errors import UserError, unknown
 from flashtrain.files.disk import write_atomically
+from flashtrain.report.figures import context_sweep_figure, line_figure
+from flashtrain.report.pivot import OPTIONS, View, view_of
+from flashtrain.report.readme import check_tables, insert_tables, source_line, table_text
+from flashtrain.report.rows import ResultFile, Row, collect_summaries, read_result
+from flashtrain.report.save import join_results, save_result
+from flashtrain.report.sweep import sweep_table, varied_keys, with_overrides
+from flashtrain.report.table import Table
 from flashtrain_recipes.arena.figures import accuracy_figure, curriculum_figure
 from flashtrain_recipes.attention_benchmark.dot_figure import dot_figure
 from flashtrain_recipes.attention_benchmark.figures import memory_figure, runtime_figure
 from flashtrain_recipes.context_benchmark.figures import efficiency_figure
 from flashtrain_recipes.long_context.figures import lengths_figure, positions_figure
 from flashtrain_recipes.long_document.figures import documents_figure
-from flashtrain_recipes.report.figures import context_sweep_figure, line_figure
-from flashtrain_recipes.report.pivot import OPTIONS, View, view_of
-from flashtrain_recipes.report.readme import check_tables, insert_tables, source_line, table_text
-from flashtrain_recipes.report.rows import ResultFile, Row, collect_summaries, read_result
-from flashtrain_recipes.report.save import join_results, save_result
-from flashtrain_recipes.report.sweep import sweep_table, varied_keys, with_overrides
-from flashtrain_recipes.report.table import Table
 from flashtrain_recipes.step_benchmark.figures import context_speed_figure
 
 # --figure NAME: a later recipe's figure is one entry here.
@@ -126,7 +126,7 @@ def _figure(options: argparse.Namespace, rows: Sequence[Mapping[str, Any]], path
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m flashtrain_recipes.report",
+        prog="python -m flashtrain.report",
         description="Draw tables and figures from result files (recipes/results/NAME.json) and run or sweep folders.",
     )
     parser.add_argument("sources", nargs="*", type=Path, metavar="FILE.json|FOLDER")

@@ -4,14 +4,14 @@ rows.py reads and writes result files (recipes/results/NAME.json) and collects t
 makes the one of the other; table.py turns rows into a table for the terminal, Markdown or CSV, with the headings and
 digits of formats.py; pivot.py makes wide tables; figures.py draws PNGs; sweep.py ends a sweep with table and figure;
 readme.py keeps the tables inside a README equal to their result files; machine.py names device and versions.
-`python -m flashtrain_recipes.report` is the command over all of them. Public: ResultFile, read_result, write_result,
+`python -m flashtrain.report` is the command over all of them. Public: ResultFile, read_result, write_result,
 collect_summaries, Table, make_table, context_sweep_figure, line_figure, report_sweep.
 """
 
-from flashtrain_recipes.report.figures import context_sweep_figure, line_figure
-from flashtrain_recipes.report.rows import ResultFile, collect_summaries, read_result, write_result
-from flashtrain_recipes.report.sweep import report_sweep
-from flashtrain_recipes.report.table import Table, make_table
+from flashtrain.report.figures import context_sweep_figure, line_figure
+from flashtrain.report.rows import ResultFile, collect_summaries, read_result, write_result
+from flashtrain.report.sweep import report_sweep
+from flashtrain.report.table import Table, make_table
 
 __all__ = [
     "ResultFile",

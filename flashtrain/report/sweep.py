@@ -11,10 +11,10 @@ from rich.console import Console
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
 from flashtrain.files.foreign_files import parse_json
-from flashtrain_recipes.report.figures import sweep_figure
-from flashtrain_recipes.report.formats import is_finite
-from flashtrain_recipes.report.rows import Row, collect_summaries, values_of
-from flashtrain_recipes.report.table import Table, constants, make_table, markdown_text
+from flashtrain.report.figures import sweep_figure
+from flashtrain.report.formats import is_finite
+from flashtrain.report.rows import Row, collect_summaries, values_of
+from flashtrain.report.table import Table, constants, make_table, markdown_text
 
 # What tells runs apart; a column of the table where it differs, a part of the caption where it does not.
 _IDENTITY = ("recipe", "implementation", "model", "attention", "context", "batch")

@@ -8,10 +8,10 @@ from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.run.batching import Batching, compiles
 from flashtrain.run.encoder_batching import choose_encoder_batching
 from flashtrain.settings.settings import divisors
-from flashtrain.tasks.classification.build import pixels_read
 from flashtrain.training.encoder_memory import EncoderShape, PredictingHead, estimate_encoder_memory
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import MemoryEstimate
+from flashtrain_recipes.arena.build import pixels_read
 from flashtrain_recipes.arena.stages import Stage
 
 

@@ -21,6 +21,7 @@ import torch
 
 from flashtrain.command.announce import is_first_rank, say
 from flashtrain.models.classifier_growth import carry_weights
+from flashtrain.report.rows import RESULT, write_result
 from flashtrain.run.batching import Batching, compiles
 from flashtrain.run.encoder_batching import memory_columns
 from flashtrain.run.fitting import fit, metric
@@ -37,8 +38,12 @@ from flashtrain.run.run_folder import (
 )
 from flashtrain.run.summary import planned_row
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.classification.batching import choose_stage_batching
-from flashtrain.tasks.classification.build import (
+from flashtrain.training.hardware import Hardware
+from flashtrain.training.throughput import Throughput
+from flashtrain.training.validation_share import describe_validation
+from flashtrain_recipes.arena.batching import choose_stage_batching
+from flashtrain_recipes.arena.best_of_stage import BestOfStage
+from flashtrain_recipes.arena.build import (
     describe_stage,
     make_classifier,
     make_data,
@@ -47,18 +52,13 @@ from flashtrain.tasks.classification.build import (
     pixels_read,
     trained_config,
 )
-from flashtrain.tasks.classification.weights import SUFFIX, SavedClassifier, read_classifier
-from flashtrain.training.hardware import Hardware
-from flashtrain.training.throughput import Throughput
-from flashtrain.training.validation_share import describe_validation
-from flashtrain_recipes.arena.best_of_stage import BestOfStage
 from flashtrain_recipes.arena.curve import LearningCurve
 from flashtrain_recipes.arena.fallen import end_if_fallen, forget_start, keep_start
 from flashtrain_recipes.arena.figures import curriculum_figure
 from flashtrain_recipes.arena.resume import Resumed, check_same, find_resumed
 from flashtrain_recipes.arena.stages import Stage, stages_of
+from flashtrain_recipes.arena.weights import SUFFIX, SavedClassifier, read_classifier
 from flashtrain_recipes.arena.words import describe_stage_line, random_start
-from flashtrain_recipes.report.rows import RESULT, write_result
 
 CURVE = "learning_curve.csv"
 _ADVICE = "a smaller trainer.micro_batch=, memory=full, or trainer.devices on more GPUs"

@@ -14,16 +14,16 @@ from flashtrain.run.batching import compiles
 from flashtrain.run.components import optimizer_builder, schedule_builder
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import MaskedPixels, SequenceClassification
-from flashtrain.tasks.classification.settings import ClassifierSettings, SequenceSettings
+from flashtrain.tasks.classification.augmentation import Augment, augmentation, in_turn
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.validation_share import held_out_samples
-from flashtrain_recipes.arena.augmentation import Augment, augmentation, in_turn
 from flashtrain_recipes.arena.image import GreyImages
 from flashtrain_recipes.arena.listops import COUNTS, ListOps
 from flashtrain_recipes.arena.pathfinder.image_files import PathfinderFiles
 from flashtrain_recipes.arena.pathfinder.source import Pathfinder
 from flashtrain_recipes.arena.pathfinder.variation import varied
 from flashtrain_recipes.arena.retrieval import Retrieval
+from flashtrain_recipes.arena.settings import ClassifierSettings, SequenceSettings
 from flashtrain_recipes.arena.stages import Stage
 from flashtrain_recipes.arena.text import ByteText
 

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from flashtrain.errors import UserError, unknown
 from flashtrain.files.disk import write_atomically
-from flashtrain_recipes.report.formats import one_line
-from flashtrain_recipes.report.pivot import OPTIONS, View, view_of
-from flashtrain_recipes.report.rows import ResultFile, read_result
-from flashtrain_recipes.report.table import markdown_text
+from flashtrain.report.formats import one_line
+from flashtrain.report.pivot import OPTIONS, View, view_of
+from flashtrain.report.rows import ResultFile, read_result
+from flashtrain.report.table import markdown_text
 
 _START = re.compile(r"^<!--\s*table:\s*(?P<words>.*?)\s*-->\s*$")
 _END = re.compile(r"^<!--\s*end table\s*-->\s*$")
@@ -66,7 +66,7 @@ def check_tables(readme: str | Path, results: str | Path) -> list[str]:
     if differing:
         raise UserError(
             f"{readme} disagrees with the result files of: {', '.join(differing)}. "
-            f"Run: python -m flashtrain_recipes.report --insert {readme}"
+            f"Run: python -m flashtrain.report --insert {readme}"
         )
     return [place.name for place in places]
 

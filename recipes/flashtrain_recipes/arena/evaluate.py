@@ -25,29 +25,23 @@ from flashtrain.data.sequences.source import SequenceSource
 from flashtrain.errors import UserError
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_growth import carry_weights
+from flashtrain.report.rows import RESULT, Row, write_result
 from flashtrain.run.batching import compiles
 from flashtrain.run.export_folder import new_folder
 from flashtrain.run.plan import duration
 from flashtrain.run.run_folder import BEST, find_checkpoint, make_unique
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.classification.build import classifier_config, make_sequence_source
-from flashtrain.tasks.classification.settings import IMAGES
-from flashtrain.tasks.classification.weights import (
-    SUFFIX,
-    SavedClassifier,
-    read_classifier,
-    read_notes,
-    write_classifier,
-)
 from flashtrain.training.hardware import Hardware
+from flashtrain_recipes.arena.build import classifier_config, make_sequence_source
 from flashtrain_recipes.arena.intervals import wilson
 from flashtrain_recipes.arena.pathfinder.parameters import BOTH, DRAWINGS, SMOOTH
 from flashtrain_recipes.arena.pathfinder.parameters import ORIGINAL as DRAWN_ORIGINAL
 from flashtrain_recipes.arena.pictures import answers_picture
 from flashtrain_recipes.arena.published import ORIGINAL, OWN, papers_task, task_of
+from flashtrain_recipes.arena.settings import IMAGES
 from flashtrain_recipes.arena.tables import accuracy_rows, accuracy_table
+from flashtrain_recipes.arena.weights import SUFFIX, SavedClassifier, read_classifier, read_notes, write_classifier
 from flashtrain_recipes.long_context.evaluate import autocast_dtype
-from flashtrain_recipes.report.rows import RESULT, Row, write_result
 
 PICTURE = "answers.png"
 _NAMES = {

@@ -9,17 +9,9 @@ from typing import Any
 
 from flashtrain.errors import UserError
 from flashtrain.files.foreign_files import parse_json
-from flashtrain_recipes.report.formats import cell, one_line
-from flashtrain_recipes.report.rows import (
-    RESULT,
-    ResultFile,
-    Row,
-    collect_summaries,
-    read_result,
-    values_of,
-    write_result,
-)
-from flashtrain_recipes.report.sweep import override_texts, varied_keys, with_overrides
+from flashtrain.report.formats import cell, one_line
+from flashtrain.report.rows import RESULT, ResultFile, Row, collect_summaries, read_result, values_of, write_result
+from flashtrain.report.sweep import override_texts, varied_keys, with_overrides
 
 # Said once for the whole file, not in each row; paths of this machine say nothing to a reader.
 _LEFT_OUT = ("run", "versions", "overrides", "command", "recipe")
