@@ -35,6 +35,7 @@ from flashtrain.command.compose import (  # noqa: E402
     quote_prompt,
     quoted,
     readable_errors,
+    register_configs,
 )
 from flashtrain.command.heeded import check_all_heeded  # noqa: E402
 from flashtrain.command.job_process import CtrlC, end_with_parent  # noqa: E402
@@ -92,12 +93,9 @@ def _command(words: list[str]) -> int:
         if composed is not None and not is_job:
             check_all_heeded(composed, arguments.overrides)
         from flashtrain.command import modes
-        from flashtrain.run.machine import is_preview, settle
-        from flashtrain.run.task_runs import task_run
-        from flashtrain_recipes.arena.pathfinder.preview import preview_plan
-        from flashtrain_recipes.attention_benchmark.start import benchmark_plan
-        from flashtrain_recipes.long_context.study import lengths_plan, run_lengths
-        from flashtrain_recipes.long_document.study import contexts_plan, run_contexts
+        from flashtrain.run.machine import settle
+        from flashtrain.tasks.spec import mode_of, task_of, work_of
+        from flashtrain.tasks.spec import modes as registered_modes
 
         settings = composed or modes.settings_from_checkpoint(arguments.overrides)
         settings = settings or compose_settings(arguments.overrides)
@@ -105,19 +103,20 @@ def _command(words: list[str]) -> int:
             check_all_heeded(settings, arguments.overrides)
         if settings.mode == "plan":
             settings, hardware = settle(settings, arguments.overrides)
-            describe = task_run(settings).plan if settings.benchmark.name is None else benchmark_plan
-            if is_preview(settings):
-                describe = preview_plan
-            if settings.lengths.contexts and "context" not in keys:
-                describe = contexts_plan if settings.task == "fine_tuning" else lengths_plan
-            print(describe(settings, hardware))
+            planned = registered_modes().get(work_of(settings))
+            # A study whose command names one context plans the training of that one.
+            if planned is None or (planned.study and "context" in keys):
+                print(task_of(settings).plan(settings, hardware))
+            else:
+                print(planned.plan(settings, hardware))
             return 0
-        if settings.mode == "lengths":
-            run = run_contexts if settings.task == "fine_tuning" else run_lengths
-            return run(settings, arguments.overrides, started=STARTED)
-        if settings.mode not in ("train", "benchmark", "preview"):
+        mode = mode_of(settings)
+        if mode is not None and mode.study:
+            return mode.run_study(settings, arguments.overrides, started=STARTED)
+        if settings.mode in modes.OF_A_CHECKPOINT or (mode is not None and mode.of_checkpoint):
             return modes.run_mode(settings)
         return _run(settings, arguments.overrides)
+    register_configs()
     hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=CONFIG_NAME)(_hydra_job)()
     return 0
 
@@ -166,10 +165,10 @@ def _run_folder(settings: Settings, overrides: list[str]) -> Path:
     """The folder of the run to continue, or a new one; made only once the settings are known to work here."""
     from flashtrain.run.machine import settle
     from flashtrain.run.run_folder import LAST, find_checkpoint, new_run_folder, unfinished_or_new
-    from flashtrain_recipes.arena.resume import is_carried
+    from flashtrain.tasks.spec import task_of
 
     settings, _ = settle(settings, overrides, quiet=True)
-    carried = settings.task == "classification" and is_carried(str(settings.resume))
+    carried = task_of(settings).is_carried(str(settings.resume))
     if settings.resume not in (None, "auto") and not carried:
         return find_checkpoint(str(settings.resume), prefer=LAST, setting="resume")[0]
     parent = Path(settings.output) / settings.recipe

@@ -45,3 +45,7 @@ def unknown(kind: str, given: str, possible: Iterable[str], *, listed: Iterable[
     hint = f" Did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
     choices = ", ".join(names if listed is None else sorted(listed)) or "none exist"
     return UserError(f"unknown {kind} '{given}'.{hint} Possible: {choices}.")
+
+
+class RunFailed(Exception):
+    """A run failed where the user can mend nothing: one line, without a traceback, and exit status 1."""

@@ -1,4 +1,4 @@
-"""The classes that a configuration may name: flashtrain's own, the user's, and those of installed packages.
+"""What a configuration may name: parts of flashtrain, of the experiments, of a user's program, of installed packages.
 
 Configuration never instantiates a dotted path. A name in a config group is looked up here, so a YAML file can only
 build what a program registered:
@@ -10,18 +10,26 @@ build what a program registered:
         return BeepCallback()
 
 Installed packages register through the entry point group `flashtrain.components`, one entry per component, named
-"group.name", for example `callback.beep = my_package.beep:make_beep`.
+"group.name", for example `callback.beep = my_package.beep:make_beep`. What ships with flashtrain is named the same way:
+its own parts below, and those of the experiments beside the recipes in their package (COMPONENTS). Each is imported
+when it is first asked for.
 """
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable
+from functools import cache
 from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, TypeVar
 
 from flashtrain.errors import UserError, unknown
 
 ENTRY_POINT_GROUP = "flashtrain.components"
+EXPERIMENTS = "flashtrain_recipes"  # the package beside the recipes: recipes/ of a checkout holds both
 
 GROUPS: dict[str, str] = {
     "model": "build(settings, *, vocab_size, context, attention) -> nn.Module with .loss, .flops_per_token, "
@@ -30,6 +38,22 @@ GROUPS: dict[str, str] = {
     "optimizer": "build(model, settings) -> torch.optim.Optimizer",
     "schedule": "build(optimizer, settings, total_steps) -> torch.optim.lr_scheduler.LRScheduler",
     "callback": "build(settings) -> pytorch_lightning.Callback",
+    "settings": "a dataclass with check(): the settings of one group, whose name is the component's",
+    "rules": "a sequence of flashtrain.command.heeded.Rule: under which settings others are heeded",
+    "task": "a flashtrain.tasks.spec.Task: what task=NAME trains",
+    "mode": "a flashtrain.tasks.spec.Mode: what mode=NAME does beside training",
+    "figure": "draw(rows, path) -> path: python -m flashtrain.report --figure NAME",
+}
+
+# In the order in which settings are checked and figures are listed.
+_OWN = {
+    "task.language_model": "flashtrain.tasks.language.spec:LanguageTask",
+    "task.masked_language_model": "flashtrain.tasks.masked_language.spec:MaskedTask",
+    "task.fine_tuning": "flashtrain.tasks.fine_tuning.spec:FineTuningTask",
+    "settings.bert": "flashtrain.tasks.masked_language.settings:BertSettings",
+    "settings.masked": "flashtrain.tasks.masked_language.settings:MaskedSettings",
+    "settings.finetune": "flashtrain.tasks.fine_tuning.settings:FineTuningSettings",
+    "figure.context": "flashtrain.report.figures:context_sweep_figure",
 }
 
 Builder = TypeVar("Builder", bound=Callable[..., Any])
@@ -57,21 +81,47 @@ def register(group: str, name: str) -> Callable[[Builder], Builder]:
 
 
 def registered(group: str) -> list[str]:
-    """The names that a configuration may use in `group`, those of installed packages included."""
-    return sorted({*_components[group], *_entry_points(group)})
+    """The names that a configuration may use in `group`: those that ship in their order, then all others, sorted."""
+    ours = list(_shipped(group))
+    return [*ours, *sorted({*_components[group], *_entry_points(group)} - set(ours))]
 
 
 def component(group: str, name: str) -> Callable[..., Any]:
-    """The builder registered as `name` in `group`. Raises UserError with the near match for an unknown name."""
+    """What is registered as `name` in `group`. Raises UserError with the near match for an unknown name."""
     if name not in _components[group]:
-        from_packages = _entry_points(group)
-        if name not in from_packages:
-            raise unknown(group, name, registered(group))
-        register(group, name)(from_packages[name].load())
+        shipped = _shipped(group)
+        if name in shipped:
+            module, _, attribute = shipped[name].partition(":")
+            found = getattr(importlib.import_module(module), attribute)
+        else:
+            from_packages = _entry_points(group)
+            if name not in from_packages:
+                raise unknown(group, name, registered(group))
+            found = from_packages[name].load()
+        _components[group][name] = found
     return _components[group][name]
 
 
+def _shipped(group: str) -> dict[str, str]:
+    """name -> "module:object" of what ships with flashtrain in this group."""
+    return _of_group(group, {**_OWN, **_experiments()})
+
+
+@cache
+def _experiments() -> dict[str, str]:
+    """What the experiments declare; nothing where they are left out, as flashtrain stands without them."""
+    beside = Path(__file__).resolve().parents[1] / "recipes"
+    if find_spec(EXPERIMENTS) is None:
+        if not (beside / EXPERIMENTS).is_dir():
+            return {}
+        sys.path.append(str(beside))  # a checkout that is not installed
+    return dict(importlib.import_module(EXPERIMENTS).COMPONENTS)
+
+
 def _entry_points(group: str) -> dict[str, Any]:
+    return _of_group(group, {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)})
+
+
+def _of_group(group: str, components: dict[str, Any]) -> dict[str, Any]:
     prefix = f"{group}."
-    found = entry_points(group=ENTRY_POINT_GROUP)
-    return {entry.name.removeprefix(prefix): entry for entry in found if entry.name.startswith(prefix)}
+    return {name.removeprefix(prefix): found for name, found in components.items() if name.startswith(prefix)}

@@ -153,3 +153,10 @@ def test_two_processes_share_a_run_folder_and_train_like_one(
     row = json.loads(summary.read_text())
     assert row["validation_loss"] == pytest.approx(one_process["validation_loss"], rel=1e-5)
     assert row["devices"] == 2
+
+
+def test_cfg_job_shows_every_setting_of_a_recipe(capfd) -> None:
+    done = tiny_runs.command("recipe=gpt2", "--cfg", "job")
+    assert done.returncode == 0, done.stderr
+    assert "recipe: gpt2\n" in done.stdout
+    assert "\npathfinder:\n  side: 32\n" in done.stdout

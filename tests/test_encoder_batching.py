@@ -13,10 +13,10 @@ from flashtrain.errors import UserError
 from flashtrain.models import Bert, Classifier
 from flashtrain.run.batching import Batching
 from flashtrain.run.encoder_batching import memory_advice, memory_plan, memory_words
-from flashtrain.run.task_runs import task_run
 from flashtrain.tasks.fine_tuning.build import choose_head_batching, encoder_config, make_head
 from flashtrain.tasks.masked_language.build import bert_config, choose_masked_batching
 from flashtrain.tasks.masked_language.steps import check_masked_step
+from flashtrain.tasks.spec import task_of
 from flashtrain.training.hardware import Hardware, detect_hardware
 from flashtrain.training.memory import GIB
 from flashtrain.training.out_of_memory import out_of_memory_line
@@ -125,6 +125,6 @@ def test_the_announcement_the_plan_and_running_out_of_memory_name_the_estimate()
 @pytest.mark.parametrize("recipe", ["bert", "pathx", "path256", "lra-listops", "lra-text", "lra-image", "finetune"])
 def test_every_plan_prints_it(recipe: str) -> None:
     settings = compose_settings([f"recipe={recipe}", "mode=plan"])
-    text = task_run(settings).plan(settings, gpu(80))
+    text = task_of(settings).plan(settings, gpu(80))
     assert text.count("memory: ") == {"pathx": 6, "path256": 4}.get(recipe, 1)  # once for each side and batch
     assert "activations" in text

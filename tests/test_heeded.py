@@ -11,7 +11,7 @@ from published_commands import ROOT, asked_alike, published_commands, words_of
 
 from flashtrain.command import modes, sweep
 from flashtrain.command.compose import check_given_once, compose_settings
-from flashtrain.command.heeded import RULES, check_all_heeded, check_heeded_by_a_job
+from flashtrain.command.heeded import check_all_heeded, check_heeded_by_a_job, rules
 from flashtrain.command.locate import recipe_files
 from flashtrain.errors import UserError
 from flashtrain.run.run_folder import write_config
@@ -202,7 +202,7 @@ def test_of_a_sweep_one_job_must_heed_a_setting() -> None:
 
 def test_the_table_names_settings_that_exist() -> None:
     names = {*setting_names()}
-    assert [name for rule in RULES for name in rule.names.split() if name not in names] == []
+    assert [name for rule in rules() for name in rule.names.split() if name not in names] == []
 
 
 @pytest.fixture

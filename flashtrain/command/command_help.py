@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flashtrain.command.locate import recipe_description, recipe_files
-from flashtrain.settings.settings import LOGGERS, MODES
+from flashtrain.settings.settings import LOGGERS, mode_names
 
 TEXT = """\
 usage: python -m flashtrain recipe=NAME [setting=value ...]
@@ -44,4 +44,4 @@ def help_text() -> str:
     files = recipe_files()
     width = max(len(name) for name in files) + 2 if files else 0
     recipes = "\n".join(f"  recipe={name:<{width}}{recipe_description(path)}" for name, path in sorted(files.items()))
-    return TEXT.format(recipes=recipes or "  none found", loggers="|".join(LOGGERS), modes="|".join(MODES))
+    return TEXT.format(recipes=recipes or "  none found", loggers="|".join(LOGGERS), modes="|".join(mode_names()))

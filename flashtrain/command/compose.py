@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from flashtrain.command.locate import conf_folder, recipe_files
 from flashtrain.errors import UserError, unknown
 from flashtrain.files.foreign_files import SETTINGS_BYTES, literal, read_text
-from flashtrain.settings.settings import Settings, forget_unheeded
+from flashtrain.settings.settings import Settings, forget_unheeded, settings_class
 from flashtrain.settings.typed_settings import (
     first_line,
     setting_names,
@@ -32,6 +32,7 @@ from flashtrain.settings.typed_settings import (
     typed_settings,
     unknown_setting,
 )
+from flashtrain.tasks.spec import modes
 
 CONFIG_NAME = "config"
 
@@ -43,7 +44,7 @@ def register_configs() -> None:
     """Put the settings' schema and every recipe file where Hydra finds them. Safe, and quick, to call again."""
     store = ConfigStore.instance()
     if not _registered:
-        store.store(name="schema", node=Settings)
+        store.store(name="schema", node=settings_class())
     for name, path in recipe_files().items():
         version = (path, path.stat().st_mtime_ns)
         if _registered.get(name) != version:
@@ -79,8 +80,15 @@ def checked_settings(config: DictConfig) -> Settings:
     if not isinstance(plain, dict):
         raise UserError("the configuration is not a mapping of settings.")
     settings = typed_settings(OmegaConf.create(literal({key: value for key, value in plain.items() if key != "hydra"})))
-    settings.check()
+    check_settings(settings)
     return settings
+
+
+def check_settings(settings: Settings) -> None:
+    """Raise UserError for the first setting that cannot work, alone, with another, or with the mode."""
+    settings.check()
+    for mode in modes().values():
+        mode.check(settings)
 
 
 def parse_overrides(words: Sequence[str]) -> list[Override]:
@@ -151,7 +159,7 @@ def apply_demo(settings: Settings, overrides: Sequence[str]) -> Settings:
         changed.trainer.tokens_per_step = context * max(1, -(-tokens // context))
     changed.is_demo = True
     demo = typed_settings(changed)
-    demo.check()
+    check_settings(demo)
     return demo
 
 

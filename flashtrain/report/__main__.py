@@ -4,42 +4,21 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from flashtrain.command.locate import recipes_folder
-from flashtrain.errors import UserError, unknown
+from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
-from flashtrain.report.figures import context_sweep_figure, line_figure
+from flashtrain.registry import component, registered
+from flashtrain.report.figures import line_figure
 from flashtrain.report.pivot import OPTIONS, View, view_of
 from flashtrain.report.readme import check_tables, insert_tables, source_line, table_text
 from flashtrain.report.rows import ResultFile, Row, collect_summaries, read_result
 from flashtrain.report.save import join_results, save_result
 from flashtrain.report.sweep import sweep_table, varied_keys, with_overrides
 from flashtrain.report.table import Table
-from flashtrain_recipes.arena.figures import accuracy_figure, curriculum_figure
-from flashtrain_recipes.attention_benchmark.dot_figure import dot_figure
-from flashtrain_recipes.attention_benchmark.figures import memory_figure, runtime_figure
-from flashtrain_recipes.context_benchmark.figures import efficiency_figure
-from flashtrain_recipes.long_context.figures import lengths_figure, positions_figure
-from flashtrain_recipes.long_document.figures import documents_figure
-from flashtrain_recipes.step_benchmark.figures import context_speed_figure
-
-# --figure NAME: a later recipe's figure is one entry here.
-FIGURES: dict[str, Callable[[Sequence[Mapping[str, Any]], Path], Path]] = {
-    "context": context_sweep_figure,
-    "context-efficiency": efficiency_figure,
-    "attention-runtime": runtime_figure,
-    "attention-shapes": dot_figure,
-    "attention-memory": memory_figure,
-    "accuracy": accuracy_figure,
-    "curriculum": curriculum_figure,
-    "documents": documents_figure,
-    "lengths": lengths_figure,
-    "lengths-positions": positions_figure,
-    "speed": context_speed_figure,
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -110,10 +89,9 @@ def _figure(options: argparse.Namespace, rows: Sequence[Mapping[str, Any]], path
     if options.y:
         group = options.group.split(",") if options.group else None
         return line_figure(rows, options.x, options.y.split(","), group, path)
-    if options.figure not in FIGURES:
-        raise unknown("figure", options.figure, FIGURES)
+    draw = component("figure", options.figure)
     try:
-        return FIGURES[options.figure](rows, path)
+        return cast(Path, draw(rows, path))
     except UserError:
         raise
     except (TypeError, ValueError, KeyError, IndexError, ArithmeticError) as error:
@@ -140,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     form.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     form.add_argument("--csv", action="store_true", help="print the table as CSV")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write NAME.md, NAME.csv (and NAME.png) there")
-    parser.add_argument("--figure", metavar="NAME", help=f"draw NAME.png: {', '.join(FIGURES)}")
+    parser.add_argument("--figure", metavar="NAME", help=f"draw NAME.png: {', '.join(registered('figure'))}")
     parser.add_argument("--y", metavar="a,b", help="draw any columns instead, a panel each, ...")
     parser.add_argument("--x", metavar="c", default="context", help="... against this one (default: context), ...")
     parser.add_argument("--group", metavar="d,e", help="... with a line for each value of these")

@@ -26,10 +26,10 @@ from flashtrain.training.lamb import lamb
 from flashtrain.training.master_weights import HALF, MasterWeights
 from flashtrain.training.optimizers import adamw, muon
 from flashtrain.training.schedules import constant_with_warmup, cosine_with_warmup, linear_with_warmup
-from flashtrain_recipes.step_benchmark.plain_training import PlainTrainable
 
 
-def _shape(family: str, settings: ModelSettings, *, vocab_size: int, context: int) -> GPT2Config:
+def decoder_config(family: str, settings: ModelSettings, *, vocab_size: int, context: int) -> GPT2Config:
+    """The decoder that conf/model asks for, of the family "gpt2" or "modern"."""
     return GPT2Config.of_size(
         settings.size,
         family,
@@ -44,7 +44,7 @@ def _shape(family: str, settings: ModelSettings, *, vocab_size: int, context: in
 
 
 def _decoder(family: str, settings: ModelSettings, *, vocab_size: int, context: int, attention: str) -> GPT2:
-    config = _shape(family, settings, vocab_size=vocab_size, context=context)
+    config = decoder_config(family, settings, vocab_size=vocab_size, context=context)
     return GPT2(config, attention=attention, residual=settings.residual)
 
 
@@ -56,11 +56,6 @@ def build_gpt2(settings: ModelSettings, *, vocab_size: int, context: int, attent
 @register("model", "modern")
 def build_modern(settings: ModelSettings, *, vocab_size: int, context: int, attention: str) -> GPT2:
     return _decoder("modern", settings, vocab_size=vocab_size, context=context, attention=attention)
-
-
-@register("model", "plain")
-def build_plain(settings: ModelSettings, *, vocab_size: int, context: int, attention: str) -> PlainTrainable:
-    return PlainTrainable(_shape("gpt2", settings, vocab_size=vocab_size, context=context), attention)
 
 
 @register("source", "stdlib")

@@ -11,20 +11,17 @@ import torch
 
 from flashtrain.command.announce import is_first_rank, log, say
 from flashtrain.command.quiet import quieten
-from flashtrain.errors import UserError
+from flashtrain.errors import RunFailed, UserError
 from flashtrain.files.disk import disk_line
 from flashtrain.run.fitting import Stopped
 from flashtrain.run.machine import settle
 from flashtrain.run.run_folder import FAILED, OUT_OF_MEMORY, RUNNING, STOPPED, note_failure, read_summary, write_summary
 from flashtrain.run.run_lock import hold, let_go
 from flashtrain.run.summary import failed_row
-from flashtrain.run.task_runs import task_run
 from flashtrain.settings.settings import Settings
+from flashtrain.tasks.spec import mode_of, task_of
 from flashtrain.training.killed_ranks import name_killed_ranks
 from flashtrain.training.out_of_memory import OutOfMemory
-from flashtrain_recipes.arena.pathfinder.preview import preview
-from flashtrain_recipes.attention_benchmark.start import benchmark
-from flashtrain_recipes.context_benchmark.launch import RankFailed
 
 
 def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: float) -> int:
@@ -56,7 +53,8 @@ def _run_held(settings: Settings, folder: Path, *, overrides: list[str], started
                 write_summary(folder, failed_row(settings, hardware, overrides, status, error))
 
     try:
-        do = {"benchmark": benchmark, "preview": preview}.get(settings.mode, task_run(settings).train)
+        mode = mode_of(settings)
+        do = mode.run if mode is not None else task_of(settings).train
         row = do(settings, hardware, folder, overrides=overrides, started=started)
     except OutOfMemory as error:
         log.error("flashtrain: %s", error)
@@ -66,7 +64,7 @@ def _run_held(settings: Settings, folder: Path, *, overrides: list[str], started
         log.error("flashtrain: %s", error)
         note(FAILED, str(error))
         return 2
-    except RankFailed as error:
+    except RunFailed as error:
         log.error("flashtrain: %s", error)
         note(FAILED, str(error))
         return 1
@@ -95,7 +93,7 @@ def _run_held(settings: Settings, folder: Path, *, overrides: list[str], started
     if is_first_rank():
         write_summary(folder, row)
         if settings.mode == "train":
-            task_run(settings).say(row, folder, settings)
+            task_of(settings).say(row, folder, settings)
     _leave_ranks()
     return 0
 

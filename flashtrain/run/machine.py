@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +13,8 @@ from flashtrain.errors import UserError
 from flashtrain.run.context_run import check_heads
 from flashtrain.settings.context_settings import CONTEXT
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.fine_tuning.steps import check_fine_tuning_step
-from flashtrain.tasks.masked_language.steps import check_masked_step
+from flashtrain.tasks.spec import modes, task_of, work_of
 from flashtrain.training.hardware import Hardware, detect_hardware
-from flashtrain_recipes.arena.stages import check_heeded, stages_of
-from flashtrain_recipes.arena.words import trained_line
 
 
 def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False) -> tuple[Settings, Hardware]:
@@ -46,8 +43,8 @@ def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False)
     _check_processes(settings)
     if settings.hardware.peak_tflops is not None:
         hardware = replace(hardware, peak_flops=settings.hardware.peak_tflops * 1e12)
-    if settings.benchmark.name is not None or is_preview(settings):
-        # What measures takes every attention in a dtype of its own; a preview computes none.
+    mode = modes().get(work_of(settings))
+    if mode is not None and mode.measures:
         return settings, hardware
     if settings.hardware.precision is not None:
         hardware = replace(hardware, precision=settings.hardware.precision)
@@ -61,26 +58,12 @@ def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False)
     if hardware.kind == "cuda" and hardware.precision == "16-mixed" and settings.hardware.precision is None:
         say(f"{_name(hardware)} has no bfloat16 tensor cores: training in float16 with loss scaling.")
     if settings.mode in ("train", "plan"):
-        if settings.task == "classification":
-            check_heeded(settings, given)
-        _CHECK_STEP[settings.task](settings)
+        task_of(settings).check_step(settings, given)
     return settings, hardware
-
-
-def is_preview(settings: Settings) -> bool:
-    """Whether images are drawn and nothing is trained; true of such a recipe's mode=plan too."""
-    return settings.mode == "preview" or (settings.mode == "plan" and settings.pathfinder.preview is not None)
 
 
 # Whoever gives one of these has a model in mind that the demo's would stand in the way of.
 _OF_A_MODEL = {"model", "model.name", "model.size", "bert.size", "weights"}
-
-_CHECK_STEP: dict[str, Callable[[Settings], object]] = {
-    "language_model": Settings.check_step,
-    "classification": stages_of,
-    "masked_language_model": check_masked_step,
-    "fine_tuning": check_fine_tuning_step,
-}
 
 
 def _for_context(hardware: Hardware) -> Hardware:
@@ -113,7 +96,7 @@ def _wants_demo(settings: Settings, hardware: Hardware, given: Collection[str]) 
         return False
     if settings.hardware.demo == "always":
         return True
-    if settings.benchmark.name is not None:
+    if any(mode.measures and mode.is_asked(settings) for mode in modes().values()):
         return hardware.kind == "cpu"
     return hardware.kind == "cpu" and not _OF_A_MODEL & set(given)
 
@@ -121,51 +104,10 @@ def _wants_demo(settings: Settings, hardware: Hardware, given: Collection[str]) 
 def _demo_line(full: Settings, demo: Settings) -> str:
     """What the demo does in the recipe's place, and how to have the recipe in full."""
     where = "run the same command on a machine with an NVIDIA GPU, or add hardware.demo=never."
-    if demo.benchmark.name is not None:
-        asked = demo.benchmark
-        if asked.name == "step":
-            sizes = f"{', '.join(asked.models)}, contexts to {max(asked.contexts):,}"
-            limit = f", {asked.max_seconds:g} s at most" if asked.max_seconds else ""
-            return f"measuring steps of a small model ({sizes}{limit}). For the recipe in full, {where}"
-        if asked.name == "bert":
-            limit = f", {asked.max_seconds:g} s at most" if asked.max_seconds else ""
-            return (
-                f"measuring steps of a small BERT ({', '.join(asked.models)}{limit}). For the recipe in full, {where}"
-            )
-        if asked.name == "context":
-            lengths = ", ".join(map(str, asked.seqlens or []))
-            limit = f", {asked.max_seconds:g} s at most" if asked.max_seconds else ""
-            return (
-                f"measuring two processes that share short sequences ({lengths} tokens, {asked.dtype}{limit}). "
-                f"For the recipe in full, {where}"
-            )
-        if asked.name == "sequence":
-            return f"measuring sequences of up to {asked.longest} tokens. For the recipe in full, {where}"
-        limits = [f"lengths to {asked.longest}" if asked.longest else "", asked.dtype]
-        limits += [f"{asked.max_seconds:g} s at most" if asked.max_seconds else ""]
-        told = ", ".join(part for part in limits if part)
-        return f"measuring small shapes through torch's CPU backends ({told}). For the recipe in full, {where}"
-    if demo.task == "classification":
-        return (
-            f"training the recipe's small demo instead ({trained_line(demo)}). "
-            f"For the recipe in full ({trained_line(full)}), {where}"
-        )
-    if demo.task in ("masked_language_model", "fine_tuning"):
-        trained, meant = (f"{one.bert.family}-{one.bert.size}, {_contexts(one)}" for one in (demo, full))
-        full_size = f" ({meant})" if meant != trained else ""
-        return f"training the recipe's small demo instead ({trained}). For the recipe in full{full_size}, {where}"
-    recipe = f"the recipe in full ({full.model.name}-{full.model.size}, {_contexts(full)})"
-    return (
-        f"training the recipe's small demo model instead ({demo.data.tokenizer} as tokens, {_contexts(demo)}). "
-        f"For {recipe}, {where}"
-    )
-
-
-def _contexts(settings: Settings) -> str:
-    """The context in words, or those that mode=lengths compares."""
-    if settings.mode == "lengths" and settings.lengths.contexts:
-        return f"contexts {min(settings.lengths.contexts)} to {max(settings.lengths.contexts)}"
-    return f"context {settings.context}"
+    mode = next((mode for mode in modes().values() if mode.measures and mode.is_asked(demo)), None)
+    if mode is not None:
+        return mode.demo_line(demo, where)
+    return task_of(demo).demo_line(full, demo, where)
 
 
 def _name(hardware: Hardware) -> str:

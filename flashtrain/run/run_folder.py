@@ -18,7 +18,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,12 @@ from flashtrain.command.announce import say
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
 from flashtrain.files.foreign_files import MIB, literal, read_json_object, read_yaml
+from flashtrain.registry import component, registered
 from flashtrain.run.run_lock import hold, is_first_of_job, is_held_by_job, let_go, slurm_job, try_hold
 from flashtrain.settings.settings import Settings
 from flashtrain.settings.typed_settings import typed_settings
+from flashtrain.tasks.spec import task_of
 from flashtrain.training.checkpoints import BEST, LAST
-from flashtrain_recipes.arena.pathfinder.parameters import SMOOTH
 
 CONFIG_FILE = "config.yaml"
 SUMMARY_FILE = "summary.json"
@@ -127,13 +128,20 @@ def read_settings(folder: Path) -> Settings:
     if not _is_file(path):
         raise UserError(f"{folder} is no run folder: it holds no {CONFIG_FILE}.")
     content = read_yaml(path)
-    images = content.get("pathfinder") if isinstance(content, dict) else None
-    if isinstance(images, dict):
-        images.setdefault("drawing", SMOOTH)  # the only one when runs did not say which
+    if isinstance(content, dict):
+        for name in registered("settings"):
+            _complete(content.get(name), component("settings", name))
     try:
         return typed_settings(OmegaConf.create(literal(content)))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
+
+
+def _complete(content: Any, group: Any) -> None:
+    """What settings of an earlier run leave out, where it meant something else then than their default now."""
+    for name, value in getattr(group, "OF_EARLIER_RUNS", {}).items():
+        if isinstance(content, dict):
+            content.setdefault(name, value)
 
 
 def write_summary(folder: Path, row: dict[str, Any]) -> None:
@@ -238,19 +246,16 @@ def _is_unfinished(folder: Path) -> bool:
 
 def _what_is_trained(settings: Settings) -> dict[str, Any]:
     """The settings that make two runs the same training, whatever they run on and are logged to."""
-    data = replace(settings.data, workers=None, cache_dir=None)
-    images = replace(settings.pathfinder, workers=None, cache_dir=None)
-    sequence = replace(settings.sequence, workers=None, cache_dir=None, evaluation_batch=None)
-    kept = replace(settings, data=data, pathfinder=images, sequence=sequence)
     trainer = {name: getattr(settings.trainer, name) for name in ("steps", "tokens_per_step")}
-    names = ["model", "data", "optimizer", "schedule"]
-    if settings.task in ("masked_language_model", "fine_tuning"):
-        names += ["bert", "masked", "finetune"]
-    if settings.task == "classification":
-        names += ["classifier", "sequence", "masked_pixels", "curriculum", "pathfinder"]
-    groups = {name: asdict(getattr(kept, name)) for name in names}
+    names = ["model", "data", "optimizer", "schedule", *task_of(settings).groups]
+    groups = {name: _of_training(asdict(getattr(settings, name))) for name in names}
     plain = {name: getattr(settings, name) for name in ("recipe", "task", "context", "seed", "weights", "is_demo")}
     return {**plain, **groups, "trainer": trainer}
+
+
+def _of_training(group: dict[str, Any]) -> dict[str, Any]:
+    """A group's settings without those that say nothing of what is trained."""
+    return {name: value for name, value in group.items() if name not in ("workers", "cache_dir", "evaluation_batch")}
 
 
 def _dumper() -> type[yaml.SafeDumper]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,46 +13,35 @@ from flashtrain.report.machine import versions
 from flashtrain.run.run_folder import FINISHED
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import LanguageModel
-from flashtrain.tasks.fine_tuning.rows import fine_tuning_columns
-from flashtrain.tasks.masked_language.rows import masked_columns
+from flashtrain.tasks.spec import mode_of, task_of
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.throughput import Throughput
-from flashtrain_recipes.arena.rows import trained_columns
 
 
 def planned_row(settings: Settings, hardware: Hardware, overrides: list[str]) -> dict[str, Any]:
     """The part of the row that is known beforehand; a failed run's row is this with `status` and `error`."""
     common = {"attention": hardware.attention, "precision": hardware.precision}
-    columns = _COLUMNS.get(settings.task)
-    trained = _trained(settings, hardware) if columns is None else {**columns(settings), **common}
+    mode = mode_of(settings)
+    trained = {} if mode is not None and mode.measures else {**task_of(settings).columns(settings), **common}
     return {
         "recipe": settings.recipe,
         "date": time.strftime("%Y-%m-%d"),
-        **(trained if settings.mode not in ("benchmark", "preview") else {}),
+        **trained,
         "device": hardware.name,
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
         "overrides": " ".join(overrides),
     }
 
 
-_COLUMNS: dict[str, Callable[[Settings], dict[str, Any]]] = {
-    "classification": trained_columns,
-    "fine_tuning": fine_tuning_columns,
-    "masked_language_model": masked_columns,
-}
-
-
-def _trained(settings: Settings, hardware: Hardware) -> dict[str, Any]:
+def language_columns(settings: Settings) -> dict[str, Any]:
     """What a language model's run trains, known beforehand."""
     return {
         "model": model_name(settings),
-        "attention": hardware.attention,
         "context": settings.context,
         "batch": settings.samples_per_step,
         "steps": settings.trainer.steps,
         "tokens": settings.trainer.steps * settings.trainer.tokens_per_step,
         "devices": settings.trainer.ranks,
-        "precision": hardware.precision,
     }
 
 

@@ -8,34 +8,20 @@ the settings.py of each task). A None means "decided from the machine or the mod
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast
 
 from flashtrain.data.text_encoding import UTF_8, check_encoding
 from flashtrain.errors import UserError
 from flashtrain.files.compressed import DEFAULT_LONGEST
+from flashtrain.registry import component, registered
 from flashtrain.settings.context_settings import CONTEXT, check_context, strategy_of
 from flashtrain.settings.setting_checks import at_least, between, one_of
 from flashtrain.settings.trainer_settings import OptimizerSettings, ScheduleSettings, TrainerSettings
-from flashtrain.tasks.fine_tuning.settings import FineTuningSettings
-from flashtrain.tasks.masked_language.settings import BertSettings, MaskedSettings
-from flashtrain_recipes.arena.pathfinder.settings import PathfinderSettings
-from flashtrain_recipes.arena.settings import (
-    ClassifierSettings,
-    CurriculumSettings,
-    MaskedPixelSettings,
-    SequenceSettings,
-)
-from flashtrain_recipes.attention_benchmark.settings import BenchmarkSettings
-from flashtrain_recipes.long_context.settings import LengthsSettings, PasskeySettings
 
-MODES = ("train", "plan", "evaluate", "generate", "export", "benchmark", "lengths", "passkey", "preview")
-TASKS = (
-    "language_model",
-    "classification",
-    "masked_language_model",
-    "fine_tuning",
-)  # a recipe sets it; flashtrain.run.task_runs says who trains each
+# What every task has; others are registered.
+TASK_MODES = ("train", "plan", "evaluate", "generate", "export")
 ATTENTIONS = ("flash", "sdpa", "standard")
 ACCELERATORS = ("auto", "cpu", "gpu")
 PRECISIONS = ("bf16-mixed", "16-mixed", "32-true", "bf16-true", "64-true")
@@ -263,9 +249,10 @@ class GenerateSettings:
 
 @dataclass
 class Settings:
-    """Everything one run is told. `demo` holds dotted settings that replace a recipe's where there is no GPU.
+    """What a run of any kind is told; settings_class() adds the groups of tasks and experiments.
 
-    context_parallel: devices that share each sequence; above 1 it asks for trainer.strategy=context.
+    demo: dotted settings that replace a recipe's where there is no GPU. context_parallel: devices that share each
+    sequence; above 1 it asks for trainer.strategy=context.
     """
 
     recipe: str = "gpt2"
@@ -291,19 +278,16 @@ class Settings:
     logger: LoggerSettings = field(default_factory=LoggerSettings)
     hardware: HardwareSettings = field(default_factory=HardwareSettings)
     generate: GenerateSettings = field(default_factory=GenerateSettings)
-    benchmark: BenchmarkSettings = field(default_factory=BenchmarkSettings)
-    lengths: LengthsSettings = field(default_factory=LengthsSettings)
-    passkey: PasskeySettings = field(default_factory=PasskeySettings)
-    pathfinder: PathfinderSettings = field(default_factory=PathfinderSettings)
-    classifier: ClassifierSettings = field(default_factory=ClassifierSettings)
-    sequence: SequenceSettings = field(default_factory=SequenceSettings)
-    masked_pixels: MaskedPixelSettings = field(default_factory=MaskedPixelSettings)
-    curriculum: CurriculumSettings = field(default_factory=CurriculumSettings)
-    bert: BertSettings = field(default_factory=BertSettings)
-    masked: MaskedSettings = field(default_factory=MaskedSettings)
-    finetune: FineTuningSettings = field(default_factory=FineTuningSettings)
     demo: dict[str, Any] = field(default_factory=dict)
     is_demo: bool = False
+
+    if TYPE_CHECKING:  # the groups that settings_class() adds
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def having(self, **values: Any) -> Settings:
+        """The same settings with these values, of any group."""
+        return replace(cast(Any, self), **values)
 
     @property
     def samples_per_step(self) -> int:
@@ -334,17 +318,15 @@ class Settings:
 
     def check(self) -> None:
         """Raise UserError for the first setting that cannot work, alone or with another."""
-        one_of("mode", self.mode, MODES)
-        one_of("task", self.task, TASKS)
+        one_of("mode", self.mode, mode_names())
+        one_of("task", self.task, registered("task"))
         one_of("export_precision", self.export_precision, ("float32", "float16"))
         at_least("context", self.context, 1)
         at_least("seed", self.seed, 0)
-        groups = (self.model, self.data, self.attention, self.optimizer, self.schedule, self.trainer, self.logger)
-        measured = (self.generate, self.benchmark, self.lengths, self.passkey, self.pathfinder)
-        classified = (self.classifier, self.sequence, self.masked_pixels, self.curriculum)
-        encoders = (self.bert, self.masked, self.finetune)
-        for group in (*groups, self.memory, self.hardware, *measured, *classified, *encoders):
-            group.check()
+        for one in fields(self):
+            group = getattr(self, one.name)
+            if is_dataclass(group):
+                cast(Any, group).check()
         if self.target_accuracy is not None:
             if not 0 < self.target_accuracy <= 1:
                 raise UserError(f"target_accuracy={self.target_accuracy} must be above 0, and at most 1.")
@@ -352,24 +334,7 @@ class Settings:
                 raise UserError(f"target_accuracy is of recipe=bert: recipe={self.recipe} has no such accuracy.")
         if self.optimizer.name == "lamb" and self.shards_weights:
             raise UserError("optimizer=lamb cannot train sharded weights: choose trainer.strategy=ddp, or adamw.")
-        self._check_mode()
         check_context(self)
-
-    def _check_mode(self) -> None:
-        """Raise UserError where the mode and the recipe do not go together: some recipes train, others measure."""
-        if self.mode == "lengths" and not self.lengths.contexts:
-            raise UserError(
-                f"mode=lengths trains each of lengths.contexts, which recipe={self.recipe} does not name: "
-                "add lengths.contexts=[1024,2048], or take recipe=gpt2-long."
-            )
-        if self.mode == "benchmark" and self.benchmark.name is None:
-            raise UserError(
-                f"mode=benchmark: recipe={self.recipe} trains a model; recipe=attention-benchmark measures."
-            )
-        if self.benchmark.name is not None and self.mode not in ("benchmark", "plan"):
-            raise UserError(
-                f"recipe={self.recipe} measures and trains nothing: mode={self.mode} must be benchmark or plan."
-            )
 
     def check_step(self) -> None:
         """Raise UserError unless a step is whole samples that divide over devices and micro-batches.
@@ -398,6 +363,28 @@ class Settings:
                 f"{'device' if self.context_degree == 1 else 'group of devices'} takes a step: "
                 f"choose one of {', '.join(map(str, divisors(samples // ranks)))}."
             )
+
+
+@cache
+def settings_class() -> type[Settings]:
+    """Settings with the groups that tasks and experiments register (`settings.NAME`), in their order.
+
+    Raises UserError where one has the name of a setting of all runs.
+    """
+    names = registered("settings")
+    taken = [name for name in names if name in {one.name for one in fields(Settings)}]
+    if taken:
+        raise UserError(f"settings '{taken[0]}' are registered, and every run has settings of that name: rename them.")
+    groups = [(name, component("settings", name)) for name in names]
+    made = [(name, group, field(default_factory=group)) for name, group in groups]
+    whole = make_dataclass("Settings", made, bases=(Settings,))
+    whole.__module__ = __name__
+    return whole
+
+
+def mode_names() -> list[str]:
+    """What mode= may be."""
+    return [*TASK_MODES, *registered("mode")]
 
 
 def divisors(number: int) -> list[int]:

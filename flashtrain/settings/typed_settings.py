@@ -10,7 +10,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationE
 
 from flashtrain.errors import UserError, unknown
 from flashtrain.files.foreign_files import literal
-from flashtrain.settings.settings import Settings
+from flashtrain.settings.settings import Settings, settings_class
 
 
 def typed_settings(config: DictConfig) -> Settings:
@@ -18,7 +18,7 @@ def typed_settings(config: DictConfig) -> Settings:
 
     Raises UserError naming the setting for an unknown key or a value of the wrong type. Does not call check().
     """
-    schema = OmegaConf.structured(Settings)
+    schema = OmegaConf.structured(settings_class())
     try:
         merged = OmegaConf.merge(schema, config)
         settings = OmegaConf.to_object(merged)
@@ -44,7 +44,7 @@ def first_line(error: BaseException) -> str:
 
 def settings_config(settings: Settings) -> DictConfig:
     """Settings as a configuration that can be changed; `${...}` in a text is that text and asks for nothing."""
-    config = OmegaConf.merge(OmegaConf.structured(Settings), literal(asdict(settings)))
+    config = OmegaConf.merge(OmegaConf.structured(settings_class()), literal(asdict(settings)))
     if not isinstance(config, DictConfig):
         raise TypeError(f"expected a DictConfig, built {type(config).__name__}")
     return config
@@ -63,7 +63,7 @@ def unknown_setting(given: str) -> UserError:
 
 def setting_names() -> list[str]:
     """Every dotted setting name, groups' own settings included."""
-    return _dotted(OmegaConf.structured(Settings))
+    return _dotted(OmegaConf.structured(settings_class()))
 
 
 def _dotted(config: DictConfig, prefix: str = "") -> list[str]:

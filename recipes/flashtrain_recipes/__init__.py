@@ -1,1 +1,35 @@
-"""The experiments: published results reproduced, and things measured. They stand on flashtrain."""
+"""The experiments: published results reproduced, and things measured. They stand on flashtrain.
+
+COMPONENTS is what they register with it (flashtrain/registry.py): "group.name" -> "module:object", imported when it is
+first asked for.
+"""
+
+COMPONENTS = {
+    "model.plain": "flashtrain_recipes.step_benchmark.plain_training:build_plain",
+    "task.classification": "flashtrain_recipes.arena.spec:ClassificationTask",
+    "mode.benchmark": "flashtrain_recipes.attention_benchmark.spec:Benchmark",
+    "mode.lengths": "flashtrain_recipes.long_context.spec:Lengths",
+    "mode.passkey": "flashtrain_recipes.long_context.spec:Passkey",
+    "mode.preview": "flashtrain_recipes.arena.spec:Preview",
+    "settings.benchmark": "flashtrain_recipes.attention_benchmark.settings:BenchmarkSettings",
+    "settings.lengths": "flashtrain_recipes.long_context.settings:LengthsSettings",
+    "settings.passkey": "flashtrain_recipes.long_context.settings:PasskeySettings",
+    "settings.pathfinder": "flashtrain_recipes.arena.pathfinder.settings:PathfinderSettings",
+    "settings.classifier": "flashtrain_recipes.arena.settings:ClassifierSettings",
+    "settings.sequence": "flashtrain_recipes.arena.settings:SequenceSettings",
+    "settings.masked_pixels": "flashtrain_recipes.arena.settings:MaskedPixelSettings",
+    "settings.curriculum": "flashtrain_recipes.arena.settings:CurriculumSettings",
+    "rules.benchmarks": "flashtrain_recipes.attention_benchmark.rules:RULES",
+    "rules.lengths": "flashtrain_recipes.long_context.rules:RULES",
+    "rules.classification": "flashtrain_recipes.arena.rules:RULES",
+    "figure.context-efficiency": "flashtrain_recipes.context_benchmark.figures:efficiency_figure",
+    "figure.attention-runtime": "flashtrain_recipes.attention_benchmark.figures:runtime_figure",
+    "figure.attention-shapes": "flashtrain_recipes.attention_benchmark.dot_figure:dot_figure",
+    "figure.attention-memory": "flashtrain_recipes.attention_benchmark.figures:memory_figure",
+    "figure.accuracy": "flashtrain_recipes.arena.figures:accuracy_figure",
+    "figure.curriculum": "flashtrain_recipes.arena.figures:curriculum_figure",
+    "figure.documents": "flashtrain_recipes.long_document.figures:documents_figure",
+    "figure.lengths": "flashtrain_recipes.long_context.figures:lengths_figure",
+    "figure.lengths-positions": "flashtrain_recipes.long_context.figures:positions_figure",
+    "figure.speed": "flashtrain_recipes.step_benchmark.figures:context_speed_figure",
+}

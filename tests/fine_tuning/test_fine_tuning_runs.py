@@ -17,7 +17,7 @@ from flashtrain.command.compose import compose_settings
 from flashtrain.command.modes import run_mode, settings_from_checkpoint
 from flashtrain.errors import UserError
 from flashtrain.run.machine import settle
-from flashtrain.run.task_runs import task_run
+from flashtrain.tasks.spec import task_of
 from flashtrain.training.checkpoints import read_checkpoint
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "ab", "cd", "abcd", "x", "y", "and", *map(str, range(40))]
@@ -155,7 +155,7 @@ def test_an_export_is_read_by_transformers_with_the_labels_names(head_runs: Tiny
 
 def test_a_plan_starts_nothing(head_runs: TinyRuns) -> None:
     settings, hardware = settle(compose_settings(head_runs.settings_words("mode=plan")), [])
-    assert "nothing was started" in task_run(settings).plan(settings, hardware)
+    assert "nothing was started" in task_of(settings).plan(settings, hardware)
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from flashtrain.command.modes import run_mode, settings_from_checkpoint
 from flashtrain.errors import UserError
 from flashtrain.models.bert import Bert
 from flashtrain.run.machine import settle
-from flashtrain.run.task_runs import task_run
 from flashtrain.tasks.masked_language.weights import read_bert
+from flashtrain.tasks.spec import task_of
 from flashtrain.training.checkpoints import read_checkpoint
 
 
@@ -136,7 +136,7 @@ def test_training_starts_from_such_weights(bert_runs: TinyRuns, trained_bert) ->
 
 def test_a_plan_starts_nothing(bert_runs: TinyRuns) -> None:
     settings, hardware = settle(compose_settings(bert_runs.settings_words("mode=plan")), [])
-    text = task_run(settings).plan(settings, hardware)
+    text = task_of(settings).plan(settings, hardware)
     assert "4 steps of 256 tokens" in text
     assert "nothing was started" in text
 

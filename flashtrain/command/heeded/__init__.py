@@ -1,6 +1,6 @@
 """Which settings of a command line change anything, and the line about one that nothing would heed.
 
-One table of rules says who heeds what (benchmark_rules.py, training_rules.py, task_rules.py): settings or whole groups
+Rules say who heeds what (training_rules.py, task_rules.py, and those that are registered): settings or whole groups
 of them, the settings under which they are heeded, and that in words. Every rule that names a setting must hold; a
 setting without a rule is heeded by all (seed, hardware.accelerator, ...). Only what a command line says is looked at:
 a recipe's own lines may hold what one of its modes does not need. `NAME=null` says nothing, and is not asked.
@@ -8,17 +8,25 @@ a recipe's own lines may hold what one of its modes does not need. `NAME=null` s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import chain
+from typing import cast
 
 from flashtrain.command.compose import apply_demo, key_of, parse_overrides
-from flashtrain.command.heeded.benchmark_rules import BENCHMARK_RULES
 from flashtrain.command.heeded.conditions import Rule
 from flashtrain.command.heeded.task_rules import TASK_RULES
 from flashtrain.command.heeded.training_rules import TRAINING_RULES
 from flashtrain.errors import UserError
+from flashtrain.registry import component, registered
 from flashtrain.settings.settings import Settings
 
-RULES = (*BENCHMARK_RULES, *TRAINING_RULES, *TASK_RULES)
+
+@cache
+def rules() -> tuple[Rule, ...]:
+    """The framework's rules, and those that tasks and experiments register."""
+    registered_rules = (component("rules", name) for name in registered("rules"))
+    return (*TRAINING_RULES, *TASK_RULES, *chain.from_iterable(cast(Iterable[Rule], own) for own in registered_rules))
 
 
 def check_all_heeded(settings: Settings, words: Sequence[str]) -> None:
@@ -53,4 +61,4 @@ def unheeded_settings(settings: Settings, words: Sequence[str]) -> dict[str, Rul
 
 
 def _broken_rule(name: str, settings: Settings) -> Rule | None:
-    return next((rule for rule in RULES if rule.names_setting(name) and not rule.heeded(settings)), None)
+    return next((rule for rule in rules() if rule.names_setting(name) and not rule.heeded(settings)), None)

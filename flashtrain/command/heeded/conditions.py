@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from flashtrain.settings.settings import Settings
+from flashtrain.tasks.spec import work_of
 
 Condition = Callable[[Settings], bool]
 
@@ -25,17 +26,6 @@ class Rule(NamedTuple):
     def names_setting(self, name: str) -> bool:
         """Whether the rule is about this setting, itself or through its group."""
         return any(name == own or name.startswith(f"{own}.") for own in self.names.split())
-
-
-def work_of(settings: Settings) -> str:
-    """The mode, or what mode=plan plans: "train", "lengths", "benchmark" or "preview"."""
-    if settings.benchmark.name is not None:
-        return "benchmark"
-    if settings.mode != "plan":
-        return settings.mode
-    if settings.pathfinder.preview is not None:
-        return "preview"
-    return "lengths" if settings.lengths.contexts else "train"
 
 
 def does(*works: str, task: tuple[str, ...] = ()) -> Condition:

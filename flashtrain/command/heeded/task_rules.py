@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from flashtrain.command.heeded.conditions import (
-    CLASSES,
     LANGUAGE,
     MASKED,
     OF_A_CHECKPOINT,
@@ -13,7 +12,6 @@ from flashtrain.command.heeded.conditions import (
     Rule,
     does,
     either,
-    in_stages,
     measures,
     never,
     runs_the_command,
@@ -27,16 +25,6 @@ def _no_weights(settings: Settings) -> bool:
     return settings.weights is None
 
 
-def _data(*names: str) -> Condition:
-    """Whether these are what a classifier reads."""
-    return lambda settings: settings.sequence.data in names
-
-
-def _from_files(settings: Settings) -> bool:
-    """Whether Pathfinder's images are read, not drawn."""
-    return settings.sequence.data == "pathfinder" and settings.sequence.path is not None
-
-
 def _labelled(*names: str) -> Condition:
     """Whether these are what is fine-tuned on."""
     return lambda settings: settings.finetune.data in names
@@ -48,18 +36,6 @@ def _words(settings: Settings) -> bool:
 
 def _texts(settings: Settings) -> bool:
     return settings.finetune.target != "tokens"
-
-
-def _sparse(settings: Settings) -> bool:
-    return any(name != "dense" for name in in_stages(settings, "pattern", settings.classifier.pattern))
-
-
-def _masks_pixels(settings: Settings) -> bool:
-    return any(weight != 0 for weight in in_stages(settings, "masked_weight", settings.masked_pixels.weight))
-
-
-def _reads_pathfinder(settings: Settings) -> bool:
-    return does(*TRAININGS, "evaluate", task=(CLASSES,))(settings) and settings.sequence.data == "pathfinder"
 
 
 _measures_bert = measures("bert")
@@ -105,13 +81,6 @@ LANGUAGE_RULES = (
         either(trains(LANGUAGE), does("generate"), runs_the_command),
         "mode=generate and the sample at the end of a language model's training",
     ),
-    Rule("lengths", does("lengths"), "mode=lengths (recipe=gpt2-long, long-document)"),
-    Rule(
-        "lengths.window lengths.scored lengths.stride lengths.windows lengths.resamples lengths.bins",
-        does("lengths", task=(LANGUAGE,)),
-        "mode=lengths of a language model (recipe=gpt2-long)",
-    ),
-    Rule("passkey", does("passkey", task=(LANGUAGE,)), "mode=passkey checkpoint=... of a language model"),
 )
 
 BERT_RULES = (
@@ -156,63 +125,4 @@ BERT_RULES = (
     Rule("finetune.text_column finetune.pooling", _texts, "finetune.target=labels, class"),
 )
 
-CLASSIFIER_RULES = (
-    Rule("sequence", does(*TRAININGS, "evaluate", task=(CLASSES,)), "classifiers (recipe=pathx, path256, lra-*)"),
-    Rule(
-        "sequence.augment sequence.classification_weight sequence.validation_samples",
-        trains(CLASSES),
-        "trainings of a classifier",
-    ),
-    Rule(
-        "sequence.path",
-        _data("text", "retrieval", "image", "pathfinder"),
-        "sequence.data=pathfinder, text, retrieval, image; listops is generated",
-    ),
-    Rule(
-        "sequence.name",
-        either(_data("text", "image"), _from_files),
-        "sequence.data=text, image, and Pathfinder's images from sequence.path",
-    ),
-    Rule(
-        "sequence.seed",
-        either(_data("listops", "text", "image"), _from_files),
-        "sequence.data=listops, text, image; Pathfinder has pathfinder.seed",
-    ),
-    Rule(
-        "sequence.cache_dir",
-        _data("listops", "text", "retrieval", "image"),
-        "data other than Pathfinder's, which have pathfinder.cache_dir",
-    ),
-    Rule(
-        "pathfinder",
-        either(does("preview"), _reads_pathfinder),
-        "classifiers of sequence.data=pathfinder, and recipe=pathfinder-preview",
-    ),
-    Rule(
-        "pathfinder.drawing pathfinder.seed pathfinder.drawn_as pathfinder.train_images pathfinder.validation_images "
-        "pathfinder.test_images pathfinder.workers pathfinder.cache_dir",
-        lambda settings: not _from_files(settings),
-        "images that are drawn; those of sequence.path have sequence.seed, sequence.validation and sequence.test",
-    ),
-    Rule("pathfinder.preview", does("preview"), "recipe=pathfinder-preview; mode=evaluate has sequence.preview"),
-    Rule(
-        "pathfinder.train_images pathfinder.validation_images pathfinder.variation",
-        trains(CLASSES),
-        "trainings of a classifier",
-    ),
-    # a training keeps it for the mode=evaluate of its run
-    Rule("pathfinder.test_images", does(*TRAININGS, "evaluate"), "mode=evaluate of a classifier"),
-    Rule(
-        "classifier masked_pixels curriculum",
-        trains(CLASSES),
-        "trainings of a classifier (recipe=pathx, path256, lra-*)",
-    ),
-    Rule(
-        "classifier.pattern_block classifier.pattern_local classifier.pattern_globals",
-        _sparse,
-        "classifier.pattern other than dense",
-    ),
-    Rule("masked_pixels.share masked_pixels.copies", _masks_pixels, "masked_pixels.weight above 0"),
-)
-
-TASK_RULES = (*LANGUAGE_RULES, *BERT_RULES, *CLASSIFIER_RULES)
+TASK_RULES = (*LANGUAGE_RULES, *BERT_RULES)

@@ -95,7 +95,7 @@ def of_last_stage(settings: Settings) -> Settings:
     images = replace(
         settings.pathfinder, side=stages[-1].side, contour=stages[-1].contour or settings.pathfinder.contour
     )
-    return replace(settings, pathfinder=images)
+    return settings.having(pathfinder=images)
 
 
 def run_classifier_mode(settings: Settings, hardware: Hardware) -> int:
@@ -117,7 +117,7 @@ def evaluate_classifier(settings: Settings, hardware: Hardware) -> list[Row]:
     saved, folder = _saved(settings)
     drawn = [settings]
     if settings.pathfinder.drawing == BOTH:
-        drawn = [replace(settings, pathfinder=replace(settings.pathfinder, drawing=name)) for name in DRAWINGS]
+        drawn = [settings.having(pathfinder=replace(settings.pathfinder, drawing=name)) for name in DRAWINGS]
     found = [(one, *_tested(one, hardware, saved)) for one in drawn]
     target = make_unique(folder, "evaluate")
     rows = [row for _, row, _ in found]

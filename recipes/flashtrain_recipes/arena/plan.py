@@ -35,7 +35,7 @@ def plan_classifier(settings: Settings, hardware: Hardware) -> str:
         stage = alike[0]
         drawn_as = stage.settings.pathfinder.drawn_as if len(alike) == 1 else None
         images = replace(stage.settings.pathfinder, contour=_span(alike), drawn_as=drawn_as)
-        shape, data = _shape(replace(stage.settings, pathfinder=images))
+        shape, data = _shape(stage.settings.having(pathfinder=images))
         with torch.device("meta"):
             model = make_classifier(stage.settings, hardware, shape)
         batching = choose_stage_batching(stage, hardware, model)
@@ -93,7 +93,7 @@ def _grows(one: Stage, other: Stage) -> str:
     """What alone is further in the other stage: "contour" by one dash, or such as "drawn_as by 8"; "" for any other
     difference."""
     before, after = one.settings.pathfinder, other.settings.pathfinder
-    alike = replace(other.settings, pathfinder=replace(after, contour=before.contour, drawn_as=before.drawn_as))
+    alike = other.settings.having(pathfinder=replace(after, contour=before.contour, drawn_as=before.drawn_as))
     if one.until != other.until or one.settings != alike:
         return ""
     if before.drawn_as == after.drawn_as:

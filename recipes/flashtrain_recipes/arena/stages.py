@@ -154,8 +154,7 @@ def _changed(settings: Settings, stage: StageSettings) -> Settings:
     steps = stage.steps or settings.trainer.steps
     if stage.epochs is not None:
         steps = max(1, math.ceil(stage.epochs * images / batch))
-    return replace(
-        settings,
+    return settings.having(
         trainer=replace(
             settings.trainer,
             steps=steps,

@@ -24,6 +24,7 @@ import torch.multiprocessing
 
 from flashtrain.command.quiet import quieten
 from flashtrain.distributed.context.watchdog import EXIT_CODE, Watchdog
+from flashtrain.errors import RunFailed
 from flashtrain_recipes.attention_benchmark.measure import Row, first_line
 from flashtrain_recipes.context_benchmark.grid import Event, Job, OutOfMemoryAt, measured
 from flashtrain_recipes.context_benchmark.ranks import World, begin
@@ -35,7 +36,7 @@ _LAST_WORDS = 1.0  # seconds in which the others may tell, too, why they failed
 _OWN_FAILURE, _OUT_OF_MEMORY, _FAILED, _EVENT = 1, "out of memory", "failed", "event"
 
 
-class RankFailed(Exception):
+class RankFailed(RunFailed):
     """A rank failed: one line that names it and the case. `trace`: where, of a rank that could say so."""
 
     def __init__(self, line: str, trace: str = "") -> None:

@@ -15,6 +15,8 @@ from torch import Tensor
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.models.trainable import Trainable
+from flashtrain.run.components import decoder_config
+from flashtrain.settings.settings import ModelSettings
 from flashtrain_kernels import Mask
 from flashtrain_recipes.step_benchmark.plain_gpt import PlainGPT
 
@@ -87,3 +89,8 @@ _PARTS = {
 
 def _gpt2_name(plain: str) -> str:
     return ".".join(_PARTS.get(part, part) for part in plain.split("."))
+
+
+def build_plain(settings: ModelSettings, *, vocab_size: int, context: int, attention: str) -> PlainTrainable:
+    """The component model=plain."""
+    return PlainTrainable(decoder_config("gpt2", settings, vocab_size=vocab_size, context=context), attention)

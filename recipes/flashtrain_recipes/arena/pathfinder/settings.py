@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from flashtrain.errors import UserError
 from flashtrain.settings.setting_checks import at_least, one_of
-from flashtrain_recipes.arena.pathfinder.parameters import BOTH, DRAWINGS, ORIGINAL, SMALLEST_SIDE, of_side
+from flashtrain_recipes.arena.pathfinder.parameters import BOTH, DRAWINGS, ORIGINAL, SMALLEST_SIDE, SMOOTH, of_side
 
 
 @dataclass
@@ -25,6 +26,9 @@ class PathfinderSettings:
     cache_dir: where generated sets are kept (None: FLASHTRAIN_CACHE).
     preview: images that recipe=pathfinder-preview draws (None, of the other recipes: 24 with mode=preview).
     """
+
+    # What a run's config.yaml means that does not name these: there was one drawing.
+    OF_EARLIER_RUNS: ClassVar[dict[str, Any]] = {"drawing": SMOOTH}
 
     side: int = 32
     contour: str = "hard"

@@ -49,7 +49,7 @@ def _no_batch(settings: Settings) -> bool:
     return not settings.benchmark.batches and not settings.benchmark.batch
 
 
-BENCHMARK_RULES = (
+RULES = (
     *(_of_benchmarks(field.name) for field in fields(BenchmarkSettings) if field.name != "name"),
     Rule("benchmark", lambda settings: settings.benchmark.name is not None, "recipes with mode=benchmark"),
     Rule("benchmark.batch benchmark.kv_heads benchmark.dropout", _rows("grid"), "benchmark.rows=grid"),

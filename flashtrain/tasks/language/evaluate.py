@@ -1,0 +1,64 @@
+"""mode=evaluate, generate and export of a language model."""
+
+from __future__ import annotations
+
+import pytorch_lightning as pl
+import torch
+
+from flashtrain.command.announce import say
+from flashtrain.errors import UserError
+from flashtrain.integrations import differences_from_gpt2, save_gpt2, save_tokenizer, save_weights
+from flashtrain.models.gpt2 import GPT2
+from flashtrain.run.checkpoint_model import TrainedModel, load_trained, move
+from flashtrain.run.export_folder import new_folder
+from flashtrain.run.run import make_data
+from flashtrain.run.sample import continue_text, default_prompt
+from flashtrain.settings.settings import Settings
+from flashtrain.tasks import LanguageModel
+from flashtrain.training.hardware import Hardware
+
+
+def run_language_mode(settings: Settings, hardware: Hardware) -> int:
+    """Evaluate, generate or export. Returns the exit status."""
+    trained = load_trained(str(settings.checkpoint), attention=hardware.attention, settings=settings)
+    if settings.mode == "export":
+        return _export(trained)
+    trained.model = move(trained.model, hardware.kind, hardware.precision)
+    if settings.mode == "generate":
+        prompt = settings.prompt or default_prompt(settings.data.source)
+        print(continue_text(trained.model, trained.tokenizer, prompt, settings.generate, seed=settings.seed))
+        return 0
+    data = make_data(settings, hardware)
+    trainer = pl.Trainer(
+        accelerator="gpu" if hardware.kind == "cuda" else "cpu",
+        devices=1,
+        precision=hardware.precision,  # type: ignore[arg-type]
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+    )
+    data.batch_size = min(data.batch_size, 8)
+    task = LanguageModel(trained.model, document_mask=settings.data.document_mask)
+    loss = trainer.validate(task, data, verbose=False)[0]["validation_loss"]
+    perplexity = float(torch.exp(torch.tensor(loss)))
+    say(f"{trained.checkpoint} (step {trained.step}): held-out loss {loss:.4f}, perplexity {perplexity:.2f}")
+    return 0
+
+
+def _export(trained: TrainedModel) -> int:
+    """Write the weights as safetensors: in Hugging Face's GPT-2 layout where the model is one, else in our own."""
+    if not isinstance(trained.model, GPT2):
+        raise UserError(f"{type(trained.model).__name__} cannot be exported: only flashtrain's own models can.")
+    config = trained.model.config
+    with new_folder(trained.folder, "export") as folder:
+        if not differences_from_gpt2(config):
+            save_gpt2(trained.model, folder, end_of_text=trained.tokenizer.end_of_text)
+            how = "Hugging Face's GPT-2 layout: transformers.GPT2LMHeadModel.from_pretrained reads it"
+        else:
+            save_weights(trained.model, folder)
+            how = "flashtrain's own layout: flashtrain.integrations.load_weights reads it"
+        context = config.context if config.positions == "learned" else None
+        tokenizer = save_tokenizer(trained.tokenizer, folder, context=context)
+    say(f"exported step {trained.step} to {folder} ({how}; {tokenizer})")
+    return 0

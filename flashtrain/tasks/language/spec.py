@@ -1,0 +1,56 @@
+"""task=language_model: decoders that predict the next token (recipe=gpt2, gpt2-long, context-extension)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flashtrain.settings.settings import Settings
+from flashtrain.tasks.spec import Task, contexts_words, mode_of
+
+if TYPE_CHECKING:
+    from flashtrain.training.hardware import Hardware
+
+
+class LanguageTask(Task):
+    """Next-token training of a registered model on text."""
+
+    def check_step(self, settings: Settings, given: Collection[str]) -> None:
+        settings.check_step()
+
+    def columns(self, settings: Settings) -> dict[str, Any]:
+        from flashtrain.run.summary import language_columns
+
+        return language_columns(settings)
+
+    def train(
+        self, settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
+    ) -> dict[str, Any]:
+        from flashtrain.run.run import train
+
+        return train(settings, hardware, folder, overrides=overrides, started=started)
+
+    def plan(self, settings: Settings, hardware: Hardware) -> str:
+        from flashtrain.run.plan import plan
+
+        return plan(settings, hardware)
+
+    def say(self, row: dict[str, Any], folder: Path, settings: Settings) -> None:
+        from flashtrain.run.sample import default_prompt
+        from flashtrain.run.summary import say_summary
+
+        say_summary(row, folder, settings.prompt or default_prompt(settings.data.source))
+
+    def run_mode(self, settings: Settings, hardware: Hardware) -> int:
+        from flashtrain.tasks.language.evaluate import run_language_mode
+
+        mode = mode_of(settings)
+        return run_language_mode(settings, hardware) if mode is None else mode.run_checkpoint(settings, hardware)
+
+    def demo_line(self, full: Settings, demo: Settings, where: str) -> str:
+        trained = f"{demo.data.tokenizer} as tokens, {contexts_words(demo)}"
+        return (
+            f"training the recipe's small demo model instead ({trained}). For the recipe in full "
+            f"({full.model.name}-{full.model.size}, {contexts_words(full)}), {where}"
+        )

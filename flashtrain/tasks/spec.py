@@ -1,0 +1,143 @@
+"""What a run asks of a task, and of a mode that does something else than train: the two things to write for a new one.
+
+A task or a mode is a class registered under its name (flashtrain/registry.py). Nothing else branches on these names.
+Whatever is heavy is imported inside the methods: settings are checked, and mistakes told, before it is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from flashtrain.registry import component, registered
+from flashtrain.settings.settings import Settings
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+
+    from flashtrain.training.hardware import Hardware
+
+
+class Task:
+    """One kind of training, such as task=language_model. Methods raise UserError for what the user can mend."""
+
+    groups: tuple[str, ...] = ()  # of settings, beside those of every training: what is another training if it differs
+
+    def check_step(self, settings: Settings, given: Collection[str]) -> None:
+        """Refuse settings that cannot be trained here. given: the settings that the command line names."""
+
+    def columns(self, settings: Settings) -> dict[str, Any]:
+        """What is trained, known beforehand, as columns of the summary row."""
+        raise NotImplementedError
+
+    def train(
+        self, settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
+    ) -> dict[str, Any]:
+        """Train in `folder` and return the summary row. started: time.time() at the command's start."""
+        raise NotImplementedError
+
+    def plan(self, settings: Settings, hardware: Hardware) -> str:
+        """mode=plan: what would be trained, as text; nothing is started."""
+        raise NotImplementedError
+
+    def say(self, row: dict[str, Any], folder: Path, settings: Settings) -> None:
+        """Print what came out of a finished training, where it is, and what to try next."""
+        raise NotImplementedError
+
+    def run_mode(self, settings: Settings, hardware: Hardware) -> int:
+        """mode=evaluate, export and whatever else works on a checkpoint of this task. Returns the exit status."""
+        raise NotImplementedError
+
+    def demo_line(self, full: Settings, demo: Settings, where: str) -> str:
+        """What the recipe's demo trains in its place. where: how to have the recipe in full."""
+        raise NotImplementedError
+
+    def of_checkpoint(self, settings: Settings) -> Settings:
+        """The settings of a run, as a mode that works on its checkpoint takes them."""
+        return settings
+
+    def for_weights(self, words: Sequence[str], given: dict[str, Override]) -> Settings | None:
+        """The settings of mode=evaluate weights=FILE without a run; None where this task's weights name no settings."""
+        return None
+
+    def is_carried(self, resume: str) -> bool:
+        """Whether resume= names a checkpoint that a new folder goes on from, not a run to go on in."""
+        return False
+
+
+class Mode:
+    """Something else to do than training, such as mode=benchmark."""
+
+    measures = False  # with attentions and dtypes of its own, so that what the machine would choose is of no use
+    study = False  # runs other commands, so that it takes the command line's words and no folder
+    of_checkpoint = False  # is asked of a checkpoint, with the run's own settings
+
+    def is_asked(self, settings: Settings) -> bool:
+        """Whether the settings ask for this mode, so that it is what their mode=plan plans."""
+        return False
+
+    def check(self, settings: Settings) -> None:
+        """Raise UserError where settings.mode, this one or another, does not go with what the settings ask for."""
+
+    def plan(self, settings: Settings, hardware: Hardware) -> str:
+        """mode=plan: what would be done, as text; nothing is started."""
+        raise NotImplementedError
+
+    def run(
+        self, settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
+    ) -> dict[str, Any]:
+        """Do it in `folder` and return the summary row."""
+        raise NotImplementedError
+
+    def run_study(self, settings: Settings, overrides: list[str], *, started: float) -> int:
+        """Of a study: do it, and return the exit status."""
+        raise NotImplementedError
+
+    def run_checkpoint(self, settings: Settings, hardware: Hardware) -> int:
+        """Of a mode of checkpoints: do it, and return the exit status."""
+        raise NotImplementedError
+
+    def demo_line(self, demo: Settings, where: str) -> str:
+        """What the recipe's demo does in its place. where: how to have the recipe in full."""
+        raise NotImplementedError
+
+
+def task_of(settings: Settings) -> Task:
+    """The task that the settings name."""
+    return cast(Task, component("task", settings.task)())
+
+
+def mode_of(settings: Settings) -> Mode | None:
+    """The mode that the settings name; None for one that every task has (train, plan, evaluate, generate, export)."""
+    return cast(Mode, component("mode", settings.mode)()) if settings.mode in registered("mode") else None
+
+
+def work_of(settings: Settings) -> str:
+    """The mode, or what mode=plan plans: "train", or the name of a mode."""
+    if settings.mode != "plan":
+        return settings.mode
+    return next((name for name, mode in modes().items() if mode.is_asked(settings)), "train")
+
+
+def tasks() -> dict[str, Task]:
+    """The registered tasks by name."""
+    return {name: cast(Task, component("task", name)()) for name in registered("task")}
+
+
+def modes() -> dict[str, Mode]:
+    """The registered modes by name."""
+    return {name: cast(Mode, component("mode", name)()) for name in registered("mode")}
+
+
+def contexts_words(settings: Settings) -> str:
+    """The context in words, or those that a study of several compares."""
+    compared = settings.lengths.contexts if settings.mode == "lengths" else None
+    return f"contexts {min(compared)} to {max(compared)}" if compared else f"context {settings.context}"
+
+
+def bert_demo_line(full: Settings, demo: Settings, where: str) -> str:
+    """What a demo of either task of BERT trains in the recipe's place."""
+    trained, meant = (f"{one.bert.family}-{one.bert.size}, {contexts_words(one)}" for one in (demo, full))
+    full_size = f" ({meant})" if meant != trained else ""
+    return f"training the recipe's small demo instead ({trained}). For the recipe in full{full_size}, {where}"

@@ -1,0 +1,98 @@
+"""task=classification: what it offers a run; and mode=preview, which draws some of Pathfinder's images."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flashtrain.settings.settings import Settings
+from flashtrain.tasks.spec import Mode, Task
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+
+    from flashtrain.training.hardware import Hardware
+
+
+class ClassificationTask(Task):
+    """Classifiers of long sequences, in stages (recipe=pathx, path256, lra-*)."""
+
+    groups = ("classifier", "sequence", "masked_pixels", "curriculum", "pathfinder")
+
+    def check_step(self, settings: Settings, given: Collection[str]) -> None:
+        from flashtrain_recipes.arena.stages import check_heeded, stages_of
+
+        check_heeded(settings, set(given))
+        stages_of(settings)
+
+    def columns(self, settings: Settings) -> dict[str, Any]:
+        from flashtrain_recipes.arena.rows import trained_columns
+
+        return trained_columns(settings)
+
+    def train(
+        self, settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
+    ) -> dict[str, Any]:
+        from flashtrain_recipes.arena.run import train_classifier
+
+        return train_classifier(settings, hardware, folder, overrides=overrides, started=started)
+
+    def plan(self, settings: Settings, hardware: Hardware) -> str:
+        from flashtrain_recipes.arena.plan import plan_classifier
+
+        return plan_classifier(settings, hardware)
+
+    def say(self, row: dict[str, Any], folder: Path, settings: Settings) -> None:
+        from flashtrain_recipes.arena.rows import say_classified
+
+        say_classified(row, folder, settings)
+
+    def run_mode(self, settings: Settings, hardware: Hardware) -> int:
+        from flashtrain_recipes.arena.evaluate import run_classifier_mode
+
+        return run_classifier_mode(settings, hardware)
+
+    def demo_line(self, full: Settings, demo: Settings, where: str) -> str:
+        from flashtrain_recipes.arena.words import trained_line
+
+        return (
+            f"training the recipe's small demo instead ({trained_line(demo)}). "
+            f"For the recipe in full ({trained_line(full)}), {where}"
+        )
+
+    def of_checkpoint(self, settings: Settings) -> Settings:
+        from flashtrain_recipes.arena.evaluate import of_last_stage
+
+        return of_last_stage(settings)
+
+    def for_weights(self, words: Sequence[str], given: dict[str, Override]) -> Settings | None:
+        from flashtrain_recipes.arena.evaluate import settings_for_weights
+
+        return settings_for_weights(words, given)
+
+    def is_carried(self, resume: str) -> bool:
+        from flashtrain_recipes.arena.resume import is_carried
+
+        return is_carried(resume)
+
+
+class Preview(Mode):
+    """mode=preview (recipe=pathfinder-preview): a picture of some images; no attention is computed."""
+
+    measures = True
+
+    def is_asked(self, settings: Settings) -> bool:
+        return settings.pathfinder.preview is not None
+
+    def plan(self, settings: Settings, hardware: Hardware) -> str:
+        from flashtrain_recipes.arena.pathfinder.preview import preview_plan
+
+        return preview_plan(settings, hardware)
+
+    def run(
+        self, settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
+    ) -> dict[str, Any]:
+        from flashtrain_recipes.arena.pathfinder.preview import preview
+
+        return preview(settings, hardware, folder, overrides=overrides, started=started)
