@@ -155,7 +155,7 @@ def test_two_processes_share_a_run_folder_and_train_like_one(
     assert row["devices"] == 2
 
 
-def test_cfg_job_shows_every_setting_of_a_recipe(capfd) -> None:
+def test_cfg_job_shows_every_setting_of_a_recipe(tiny_runs) -> None:
     done = tiny_runs.command("recipe=gpt2", "--cfg", "job")
     assert done.returncode == 0, done.stderr
     assert "recipe: gpt2\n" in done.stdout
