@@ -38,9 +38,9 @@ from flashtrain.command.compose import (  # noqa: E402
     register_configs,
 )
 from flashtrain.command.heeded import check_all_heeded  # noqa: E402
-from flashtrain.command.job_process import CtrlC, end_with_parent  # noqa: E402
-from flashtrain.command.locate import conf_folder  # noqa: E402
 from flashtrain.errors import UserError  # noqa: E402
+from flashtrain.files.locate import conf_folder  # noqa: E402
+from flashtrain.run.job_process import CtrlC, end_with_parent  # noqa: E402
 from flashtrain.settings.settings import Settings  # noqa: E402
 
 # Lightning, and all that brings it in, takes seconds to import: functions below import what they need, so that help and
@@ -93,7 +93,7 @@ def _command(words: list[str]) -> int:
         if composed is not None and not is_job:
             check_all_heeded(composed, arguments.overrides)
         from flashtrain.command import modes
-        from flashtrain.run.machine import settle
+        from flashtrain.command.machine import settle
         from flashtrain.tasks.spec import mode_of, task_of, work_of
         from flashtrain.tasks.spec import modes as registered_modes
 
@@ -146,7 +146,7 @@ def _run(settings: Settings, overrides: list[str]) -> int:
 
 
 def _hydra_job(config: DictConfig) -> None:
-    from flashtrain.run.job import run_job
+    from flashtrain.command.job import run_job
 
     composed = HydraConfig.get()
     folder = Path(composed.runtime.output_dir)
@@ -163,7 +163,7 @@ def _named_folder(overrides: list[str]) -> Path | None:
 
 def _run_folder(settings: Settings, overrides: list[str]) -> Path:
     """The folder of the run to continue, or a new one; made only once the settings are known to work here."""
-    from flashtrain.run.machine import settle
+    from flashtrain.command.machine import settle
     from flashtrain.run.run_folder import LAST, find_checkpoint, new_run_folder, unfinished_or_new
     from flashtrain.tasks.spec import task_of
 

@@ -6,8 +6,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from flashtrain.command.compose import apply_demo, compose_settings, override_keys, parse_overrides, quote_prompt
-from flashtrain.command.locate import conf_folder
 from flashtrain.errors import UserError
+from flashtrain.files.locate import conf_folder
 from flashtrain.settings.settings import CHECKPOINTING
 
 

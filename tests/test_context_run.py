@@ -8,8 +8,8 @@ import pytest
 import torch
 from quick_settings import settings_of
 
+from flashtrain.command import machine
 from flashtrain.errors import UserError
-from flashtrain.run import machine
 from flashtrain.run.batching import Batching, choose_batching
 from flashtrain.run.components import make_model, optimizer_builder
 from flashtrain.run.context_run import check_model, context_columns, exchange_bytes_of

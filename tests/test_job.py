@@ -173,7 +173,7 @@ def test_a_loss_that_becomes_nan_ends_the_run_with_the_step_named(tiny_runs: Tin
 
 
 def test_whichever_rank_fails_says_so_in_the_summary(tiny_runs: TinyRuns, monkeypatch) -> None:
-    monkeypatch.setattr("flashtrain.run.job.is_first_rank", lambda: False)
+    monkeypatch.setattr("flashtrain.command.job.is_first_rank", lambda: False)
     status, folder = tiny_runs.run("second-rank", "optimizer.learning_rate=1e30", "optimizer.gradient_clip=0")
     assert status == 2
     assert json.loads((folder / "summary.json").read_text())["status"] == "failed"

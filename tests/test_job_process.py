@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from tiny_runs import ROOT
 
-from flashtrain.command import job_process
-from flashtrain.command.job_process import PARENT, CtrlC, JobProcesses, end_with_parent
+from flashtrain.run import job_process
+from flashtrain.run.job_process import PARENT, CtrlC, JobProcesses, end_with_parent
 
 # A job that writes where it is, and "saved" when it is told to end.
 JOB = """
 import os, pathlib, signal, sys, time
-from flashtrain.command.job_process import end_with_parent
+from flashtrain.run.job_process import end_with_parent
 folder = pathlib.Path(sys.argv[1])
 def save(*_):
     (folder / "saved").write_text("")

@@ -1,4 +1,4 @@
-"""flashtrain.command.locate from a checkout; tests/test_packaging.py has it as a wheel and as an editable install."""
+"""flashtrain.files.locate from a checkout; tests/test_packaging.py has it as a wheel and as an editable install."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from flashtrain.command import locate
 from flashtrain.errors import UserError
+from flashtrain.files import locate
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 
@@ -39,7 +39,7 @@ def test_a_checkout_has_its_folders_beside_the_package():
 
 
 def test_a_bare_pythonpath_finds_the_folders_from_any_working_directory(tmp_path: Path):
-    code = "from flashtrain.command.locate import *; print(conf_folder()); print(recipes_folder())"
+    code = "from flashtrain.files.locate import *; print(conf_folder()); print(recipes_folder())"
     environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
     shown = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True

@@ -11,8 +11,8 @@ from tiny_runs import TinyRuns
 
 from flashtrain.command import modes
 from flashtrain.command.compose import compose_settings
+from flashtrain.command.machine import settle
 from flashtrain.errors import UserError
-from flashtrain.run.machine import settle
 from flashtrain.run.plan import plan
 from flashtrain.training.checkpoints import read_checkpoint
 

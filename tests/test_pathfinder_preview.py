@@ -12,7 +12,7 @@ from PIL import Image
 
 from flashtrain.__main__ import main
 from flashtrain.command.compose import compose_settings
-from flashtrain.run.job import run_job
+from flashtrain.command.job import run_job
 
 
 def preview(folder: Path, *words: str) -> int:

@@ -228,7 +228,7 @@ def test_a_disk_that_is_full_before_training_is_one_line_and_leaves_nothing(
     else:
         monkeypatch.setattr("flashtrain.run.run.write_config", full)
         monkeypatch.setattr(
-            "flashtrain.run.job.write_summary", lambda *_: write_atomically("/proc/none/summary.json", "")
+            "flashtrain.command.job.write_summary", lambda *_: write_atomically("/proc/none/summary.json", "")
         )
     words = tiny_runs.settings_words(f"output={tmp_path}/runs")
     monkeypatch.setattr(sys, "argv", ["flashtrain", *words])

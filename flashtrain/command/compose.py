@@ -21,9 +21,9 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from flashtrain.command.locate import conf_folder, recipe_files
 from flashtrain.errors import UserError, unknown
 from flashtrain.files.foreign_files import SETTINGS_BYTES, literal, read_text
+from flashtrain.files.locate import conf_folder, recipe_files
 from flashtrain.settings.settings import Settings, forget_unheeded, settings_class
 from flashtrain.settings.typed_settings import (
     first_line,

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from omegaconf import OmegaConf
 
 from flashtrain.command.compose import checked_settings, parse_overrides, readable_errors
-from flashtrain.command.quiet import quieten
+from flashtrain.command.machine import settle
 from flashtrain.errors import UserError
-from flashtrain.run.machine import settle
+from flashtrain.run.quiet import quieten
 from flashtrain.run.run_folder import BEST, find_checkpoint, read_settings
 from flashtrain.settings.settings import Settings, forget_unheeded
 from flashtrain.settings.typed_settings import settings_config

@@ -19,15 +19,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from flashtrain.command.announce import say
+from flashtrain.announce import say
 from flashtrain.command.compose import compose_settings, parse_overrides, quoted
 from flashtrain.command.heeded import check_heeded_by_a_job
-from flashtrain.command.job_process import JobProcesses
+from flashtrain.command.machine import settle
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
 from flashtrain.files.foreign_files import MIB, read_json_object
 from flashtrain.report.sweep import report_sweep
-from flashtrain.run.machine import settle
+from flashtrain.run.job_process import JobProcesses
 from flashtrain.run.run_folder import (
     CHECKPOINTS,
     FAILED,

@@ -17,7 +17,8 @@ from flashtrain.data.packing import PackedSamples
 from flashtrain.data.resumable_datamodule import ResumableDataModule
 from flashtrain.data.sources import TextSource, make_source
 from flashtrain.data.split import Spans, Split, split_documents
-from flashtrain.data.token_cache import TokenCache, open_or_build
+from flashtrain.data.token_builder import open_or_build
+from flashtrain.data.token_cache import TokenCache
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec
 from flashtrain.errors import UserError
 

@@ -1,4 +1,4 @@
-"""Writing a token cache (token_cache says what is in one): streamed, in bounded memory, whole or not at all."""
+"""Finding a token cache, or writing it (token_cache says what is in one): streamed, in little memory, whole or not at all."""
 
 from __future__ import annotations
 
@@ -19,9 +19,21 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from flashtrain.data.sources import TextSource
-from flashtrain.data.token_cache import FORMAT, CacheMeta, checksum, tokenizer_key
+from flashtrain.data.token_cache import (
+    FORMAT,
+    CacheMeta,
+    DamagedCacheError,
+    Expected,
+    TokenCache,
+    checksum,
+    folder_of,
+    open_cache,
+    open_checked,
+    tokenizer_key,
+)
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, make_tokenizer
 from flashtrain.errors import UserError
+from flashtrain.files.cache_folder import only_writer
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +41,33 @@ GROUP_CHARACTERS = 8_000_000
 GROUP_DOCUMENTS = 4096
 SECONDS_BETWEEN_LINES = 10.0
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def open_or_build(
+    source: TextSource, tokenizer: TokenizerSpec | Tokenizer, cache_dir: str | os.PathLike[str] | None = None
+) -> TokenCache:
+    """The token cache of this source and tokenizer, built first where it is missing or damaged.
+
+    Processes that ask for the same cache at one time build it once: one builds, the others wait and open it.
+    cache_dir: where caches live, default_cache_dir() by default. Raises UserError: an empty corpus, a folder that
+    cannot be written, a full disk, and whatever the source or the tokenizer object to.
+    """
+    fingerprint = source.fingerprint()
+    folder = folder_of(source, fingerprint, tokenizer, cache_dir)
+    expected = Expected(fingerprint, tokenizer_key(tokenizer), tokenizer)
+    found = open_checked(folder, expected)
+    if found is not None:
+        return found
+    with only_writer(folder, "data.cache_dir"):
+        found = open_checked(folder, expected, warn=True)
+        remove_leftovers(folder)
+        if found is None:
+            build(source, tokenizer, folder)
+            try:
+                found = open_cache(folder, expected)
+            except DamagedCacheError as damage:
+                raise UserError(f"the token cache {folder} was written, and cannot be used: {damage}.") from damage
+    return found
 
 
 def build(source: TextSource, tokenizer: TokenizerSpec | Tokenizer, folder: Path) -> None:

@@ -28,7 +28,7 @@ import numpy as np
 from flashtrain.data.sources import TextSource
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, load_tokenizer
 from flashtrain.errors import UserError
-from flashtrain.files.cache_folder import default_cache_dir, only_writer
+from flashtrain.files.cache_folder import default_cache_dir
 from flashtrain.files.foreign_files import read_json_object
 from flashtrain.files.npy_files import DamagedArrayError, map_npy
 
@@ -128,35 +128,6 @@ class TokenCache:
         return load_tokenizer(self.folder / "tokenizer")
 
 
-def open_or_build(
-    source: TextSource, tokenizer: TokenizerSpec | Tokenizer, cache_dir: str | os.PathLike[str] | None = None
-) -> TokenCache:
-    """The token cache of this source and tokenizer, built first where it is missing or damaged.
-
-    Processes that ask for the same cache at one time build it once: one builds, the others wait and open it.
-    cache_dir: where caches live, default_cache_dir() by default. Raises UserError: an empty corpus, a folder that
-    cannot be written, a full disk, and whatever the source or the tokenizer object to.
-    """
-    from flashtrain.data.token_builder import build, remove_leftovers  # it needs this module's names
-
-    fingerprint = source.fingerprint()
-    folder = _folder(source, fingerprint, tokenizer, cache_dir)
-    expected = Expected(fingerprint, tokenizer_key(tokenizer), tokenizer)
-    found = _open_checked(folder, expected)
-    if found is not None:
-        return found
-    with only_writer(folder, "data.cache_dir"):
-        found = _open_checked(folder, expected, warn=True)
-        remove_leftovers(folder)
-        if found is None:
-            build(source, tokenizer, folder)
-            try:
-                found = open_cache(folder, expected)
-            except DamagedCacheError as damage:
-                raise UserError(f"the token cache {folder} was written, and cannot be used: {damage}.") from damage
-    return found
-
-
 def open_cache(folder: str | os.PathLike[str], expected: Expected | None = None) -> TokenCache:
     """Open and check a cache folder; expected: what it was asked for. Raises DamagedCacheError."""
     folder = Path(folder)
@@ -191,10 +162,10 @@ def cache_folder(
     source: TextSource, tokenizer: TokenizerSpec | Tokenizer, cache_dir: str | os.PathLike[str] | None = None
 ) -> Path:
     """Where the cache of this source and tokenizer lies, whether or not it exists yet."""
-    return _folder(source, source.fingerprint(), tokenizer, cache_dir)
+    return folder_of(source, source.fingerprint(), tokenizer, cache_dir)
 
 
-def _folder(
+def folder_of(
     source: TextSource,
     fingerprint: str,
     tokenizer: TokenizerSpec | Tokenizer,
@@ -270,7 +241,7 @@ def _check_noted(name: str, noted: object) -> None:
         raise DamagedCacheError(f"meta.json does not say what {name} is")
 
 
-def _open_checked(folder: Path, expected: Expected, *, warn: bool = False) -> TokenCache | None:
+def open_checked(folder: Path, expected: Expected, *, warn: bool = False) -> TokenCache | None:
     if not folder.exists():
         return None
     try:

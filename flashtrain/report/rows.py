@@ -17,8 +17,8 @@ from typing import Any
 from flashtrain.errors import UserError, unknown
 from flashtrain.files.disk import write_atomically
 from flashtrain.files.foreign_files import MIB, read_json_object, read_yaml
-from flashtrain.report import machine
 from flashtrain.report.formats import cell, is_finite
+from flashtrain.training import versions as machine
 
 Row = dict[str, Any]
 

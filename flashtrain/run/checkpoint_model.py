@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from flashtrain.command.announce import say
+from flashtrain.announce import say
 from flashtrain.data.tokenizers import Tokenizer, load_tokenizer
 from flashtrain.errors import UserError
 from flashtrain.integrations import exported_by_flashtrain, load_gpt2, load_weights

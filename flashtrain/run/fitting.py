@@ -10,13 +10,13 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from flashtrain.command.job_process import leading_ranks
 from flashtrain.distributed.strategies import make_strategy
 from flashtrain.errors import UserError
 from flashtrain.run.batching import Batching
 from flashtrain.run.components import make_callbacks
 from flashtrain.run.context_run import strategy_options
 from flashtrain.run.encoder_batching import memory_advice
+from flashtrain.run.job_process import leading_ranks
 from flashtrain.run.run_folder import CHECKPOINTS, LAST
 from flashtrain.settings.settings import Settings
 from flashtrain.training.checkpoints import AtomicCheckpointIO, checkpoint_callbacks, keep_if_best

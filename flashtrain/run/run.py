@@ -9,7 +9,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from flashtrain.command.announce import say
+from flashtrain.announce import say
 from flashtrain.data.datamodule import TextDataModule
 from flashtrain.distributed.sharding import full_state_dict
 from flashtrain.models.gpt2 import GPT2

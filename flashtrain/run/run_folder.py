@@ -27,7 +27,7 @@ from omegaconf import OmegaConf
 from omegaconf._utils import get_omega_conf_dumper
 from torch.distributed import TCPStore
 
-from flashtrain.command.announce import say
+from flashtrain.announce import say
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
 from flashtrain.files.foreign_files import MIB, literal, read_json_object, read_yaml

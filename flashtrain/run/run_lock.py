@@ -17,7 +17,7 @@ from pathlib import Path
 
 import filelock
 
-from flashtrain.command.announce import say
+from flashtrain.announce import say
 from flashtrain.errors import UserError
 from flashtrain.files.disk import UNFINISHED, write_atomically
 from flashtrain.files.foreign_files import read_json_object

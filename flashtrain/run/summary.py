@@ -6,16 +6,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from flashtrain.command.announce import say
+from flashtrain.announce import say
 from flashtrain.data.datamodule import TextDataModule
 from flashtrain.models.trainable import Trainable
-from flashtrain.report.machine import versions
 from flashtrain.run.run_folder import FINISHED
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import LanguageModel
 from flashtrain.tasks.spec import mode_of, task_of
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.throughput import Throughput
+from flashtrain.training.versions import versions
 
 
 def planned_row(settings: Settings, hardware: Hardware, overrides: list[str]) -> dict[str, Any]:

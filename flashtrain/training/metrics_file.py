@@ -14,7 +14,7 @@ from typing import Any
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
-from flashtrain.command.announce import say
+from flashtrain.announce import say
 from flashtrain.errors import UserError
 from flashtrain.files.foreign_files import MIB, read_text
 from flashtrain.files.spreadsheet import csv_value

@@ -13,10 +13,10 @@ import pytest
 from tiny_runs import ROOT
 
 from flashtrain.command.compose import compose_settings
+from flashtrain.command.job import run_job
+from flashtrain.command.machine import settle
 from flashtrain.report import read_result
 from flashtrain.report.__main__ import main as report
-from flashtrain.run.job import run_job
-from flashtrain.run.machine import settle
 from flashtrain_recipes.attention_benchmark import run as benchmark_run
 from flashtrain_recipes.attention_benchmark.start import benchmark_plan
 

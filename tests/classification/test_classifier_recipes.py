@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from flashtrain.command.compose import compose_settings
-from flashtrain.command.locate import recipe_files
-from flashtrain.run.job import run_job
+from flashtrain.command.job import run_job
+from flashtrain.files.locate import recipe_files
 
 IMAGES = ("pathfinder.train_images=8", "pathfinder.validation_images=4", "pathfinder.workers=1")
 FEW = tuple(f"sequence.{part}=8" for part in ("train", "validation", "test"))

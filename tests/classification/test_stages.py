@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from flashtrain.command.compose import compose_settings
+from flashtrain.command.machine import settle
 from flashtrain.data.sequences.source import SequenceShape
 from flashtrain.errors import UserError
 from flashtrain.models import Classifier
-from flashtrain.run.machine import settle
 from flashtrain.settings.typed_settings import setting_names
 from flashtrain.tasks import SequenceClassification
 from flashtrain.training.checkpoints import save_atomically

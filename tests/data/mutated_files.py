@@ -28,7 +28,8 @@ from flashtrain.data.files_source import FilesSource
 from flashtrain.data.labelled_files import labelled_rows
 from flashtrain.data.sequences.samples import Sequences
 from flashtrain.data.sequences.source import SequenceShape
-from flashtrain.data.token_cache import checksum, open_or_build
+from flashtrain.data.token_builder import open_or_build
+from flashtrain.data.token_cache import checksum
 from flashtrain.data.tokenizers import TokenizerSpec
 from flashtrain.errors import UserError
 from flashtrain.files.npy_files import DamagedArrayError, read_npz

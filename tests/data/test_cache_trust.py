@@ -16,7 +16,8 @@ from flashtrain.data.pieces import TokenBreaks, split_pieces
 from flashtrain.data.sequences.samples import Sequences
 from flashtrain.data.sequences.source import SequenceShape
 from flashtrain.data.split import Spans
-from flashtrain.data.token_cache import DamagedCacheError, checksum, open_cache, open_or_build
+from flashtrain.data.token_builder import open_or_build
+from flashtrain.data.token_cache import DamagedCacheError, checksum, open_cache
 from flashtrain.data.tokenizers import ByteTokenizer, TokenizerSpec
 from flashtrain.errors import UserError
 from flashtrain.files.npy_files import DamagedArrayError, map_npy, read_npz

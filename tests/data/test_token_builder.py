@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from flashtrain.data import token_builder
-from flashtrain.data.token_cache import open_or_build
+from flashtrain.data.token_builder import open_or_build
 from flashtrain.data.tokenizers import TokenizerSpec
 from flashtrain.errors import UserError
 

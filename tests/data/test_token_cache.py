@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from flashtrain.data import token_cache
-from flashtrain.data.token_cache import DamagedCacheError, checksum, open_cache, open_or_build
+from flashtrain.data.token_builder import open_or_build
+from flashtrain.data.token_cache import DamagedCacheError, checksum, open_cache
 from flashtrain.data.tokenizers import ByteTokenizer, TokenizerSpec
 from flashtrain.errors import UserError
 
@@ -175,7 +176,7 @@ import sys, time
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from flashtrain.data import token_builder
-from flashtrain.data.token_cache import open_or_build
+from flashtrain.data.token_builder import open_or_build
 from flashtrain.data.tokenizers import TokenizerSpec
 
 token_builder.GROUP_DOCUMENTS = 1

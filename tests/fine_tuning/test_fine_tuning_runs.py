@@ -14,9 +14,9 @@ from tiny_runs import TinyRuns
 
 from flashtrain import registry
 from flashtrain.command.compose import compose_settings
+from flashtrain.command.machine import settle
 from flashtrain.command.modes import run_mode, settings_from_checkpoint
 from flashtrain.errors import UserError
-from flashtrain.run.machine import settle
 from flashtrain.tasks.spec import task_of
 from flashtrain.training.checkpoints import read_checkpoint
 

@@ -12,11 +12,11 @@ import pytest
 from tiny_runs import TinyRuns
 
 from flashtrain.command.compose import compose_settings
+from flashtrain.command.job import run_job
+from flashtrain.command.machine import settle
 from flashtrain.errors import UserError
 from flashtrain.report import read_result
 from flashtrain.report.__main__ import main as report
-from flashtrain.run.job import run_job
-from flashtrain.run.machine import settle
 from flashtrain.run.run_folder import read_settings, write_summary
 from flashtrain_recipes.long_context.study import lengths_plan, run_lengths, start_training
 
@@ -172,7 +172,7 @@ def test_a_length_that_fails_is_a_row_and_the_others_go_on(tiny_runs: TinyRuns, 
 )
 def test_a_training_is_a_process_whose_end_is_told_and_which_gets_our_sigterm(monkeypatch, script, status) -> None:
     command = [sys.executable, "-c", f"import os, time; {script}"]
-    monkeypatch.setattr("flashtrain.command.job_process.job_command", lambda: command)
+    monkeypatch.setattr("flashtrain.run.job_process.job_command", lambda: command)
     before = signal.getsignal(signal.SIGTERM)
     assert start_training(["recipe=gpt2"]) == status
     assert signal.getsignal(signal.SIGTERM) is before

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from flashtrain.command.compose import compose_settings
+from flashtrain.command.job import run_job
 from flashtrain.errors import UserError
-from flashtrain.run.job import run_job
 from flashtrain_recipes.bert_benchmark import case as speed_case
 from flashtrain_recipes.bert_benchmark.measure import cases
 from flashtrain_recipes.long_document.study import run_contexts

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from flashtrain.command.compose import apply_demo, compose_settings
-from flashtrain.command.locate import recipe_description, recipe_files
-from flashtrain.run.job import run_job
+from flashtrain.command.job import run_job
+from flashtrain.files.locate import recipe_description, recipe_files
 from flashtrain_recipes.long_context.study import run_lengths
 
 RECIPES = sorted(recipe_files())

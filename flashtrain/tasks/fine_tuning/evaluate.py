@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytorch_lightning as pl
 
-from flashtrain.command.announce import say
+from flashtrain.announce import say
 from flashtrain.data.special_tokens import SpecialTokens
 from flashtrain.data.tokenizers import Tokenizer, load_tokenizer
 from flashtrain.errors import UserError

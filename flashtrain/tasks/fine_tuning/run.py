@@ -9,7 +9,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from flashtrain.command.announce import say
+from flashtrain.announce import say
 from flashtrain.data.sequences.datamodule import SequenceDataModule
 from flashtrain.run.batching import Batching
 from flashtrain.run.checkpoint_model import checkpoint_to_resume

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytorch_lightning as pl
 import torch
 
-from flashtrain.command.announce import say
+from flashtrain.announce import say
 from flashtrain.errors import UserError
 from flashtrain.integrations import differences_from_gpt2, save_gpt2, save_tokenizer, save_weights
 from flashtrain.models.gpt2 import GPT2

@@ -6,7 +6,7 @@ from typing import cast
 
 import pytorch_lightning as pl
 
-from flashtrain.command.announce import say
+from flashtrain.announce import say
 from flashtrain.errors import UserError
 from flashtrain.integrations import differences_from_bert, save_bert, save_weights
 from flashtrain.models.bert import Bert

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from flashtrain.command.announce import say
+from flashtrain.announce import say
 from flashtrain.settings.settings import Settings
 
 

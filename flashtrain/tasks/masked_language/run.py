@@ -9,7 +9,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from flashtrain.command.announce import say
+from flashtrain.announce import say
 from flashtrain.data.masked_datamodule import MaskedTextDataModule
 from flashtrain.models.bert import Bert
 from flashtrain.models.bert_config import BertConfig

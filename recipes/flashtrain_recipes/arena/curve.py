@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 
 import pytorch_lightning as pl
 
-from flashtrain.command.announce import say
+from flashtrain.announce import say
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
 from flashtrain.files.spreadsheet import csv_value

@@ -17,7 +17,7 @@ import torch
 from hydra.core.override_parser.types import Override
 from torch import Tensor
 
-from flashtrain.command.announce import say
+from flashtrain.announce import say
 from flashtrain.command.compose import compose_settings, quoted
 from flashtrain.data.loader import packed_loader
 from flashtrain.data.sampler import FixedSampler

@@ -19,7 +19,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from flashtrain.command.announce import is_first_rank, say
+from flashtrain.announce import is_first_rank, say
 from flashtrain.models.classifier_growth import carry_weights
 from flashtrain.report.rows import RESULT, write_result
 from flashtrain.run.batching import Batching, compiles

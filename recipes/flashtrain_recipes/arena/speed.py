@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from flashtrain.command.announce import say
+from flashtrain.announce import say
 from flashtrain.command.compose import settings_of_recipe
 from flashtrain.data.sequences.source import SequenceShape
 from flashtrain.settings.settings import Settings

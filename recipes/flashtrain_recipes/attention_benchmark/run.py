@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from flashtrain.command.announce import say
+from flashtrain.announce import say
 from flashtrain.report.rows import values_of
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware

@@ -20,7 +20,7 @@ from typing import Any
 
 from pytorch_lightning.loggers import Logger
 
-from flashtrain.command.announce import say
+from flashtrain.announce import say
 from flashtrain.files.disk import write_atomically
 from flashtrain.report.rows import RESULT, write_result
 from flashtrain.report.table import Table

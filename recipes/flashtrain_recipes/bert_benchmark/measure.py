@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from flashtrain.command.announce import say
+from flashtrain.announce import say
 from flashtrain.errors import UserError
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.masked_language.build import make_masked_data

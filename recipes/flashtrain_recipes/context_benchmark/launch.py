@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 import torch.multiprocessing
 
-from flashtrain.command.quiet import quieten
 from flashtrain.distributed.context.watchdog import EXIT_CODE, Watchdog
 from flashtrain.errors import RunFailed
+from flashtrain.run.quiet import quieten
 from flashtrain_recipes.attention_benchmark.measure import Row, first_line
 from flashtrain_recipes.context_benchmark.grid import Event, Job, OutOfMemoryAt, measured
 from flashtrain_recipes.context_benchmark.ranks import World, begin

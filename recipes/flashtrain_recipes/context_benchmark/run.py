@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from flashtrain.command.announce import say
+from flashtrain.announce import say
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
 from flashtrain.settings.settings import Settings

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flashtrain.command.announce import say
+from flashtrain.announce import say
 from flashtrain.errors import UserError
 from flashtrain.files.npy_files import DamagedArrayError, read_npz
 from flashtrain.models.gpt2 import GPT2

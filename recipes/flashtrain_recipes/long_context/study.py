@@ -21,15 +21,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flashtrain.command.announce import say
+from flashtrain.announce import say
 from flashtrain.command.compose import override_keys, parse_overrides, quoted
-from flashtrain.command.job_process import JobProcesses
-from flashtrain.command.quiet import quieten
+from flashtrain.command.machine import settle
 from flashtrain.command.sweep import note_failure
 from flashtrain.errors import UserError
 from flashtrain.report.rows import RESULT, Row, has_failed, write_result
-from flashtrain.run.machine import settle
+from flashtrain.run.job_process import JobProcesses
 from flashtrain.run.plan import plan
+from flashtrain.run.quiet import quieten
 from flashtrain.run.run import make_data
 from flashtrain.run.run_folder import (
     CHECKPOINTS,

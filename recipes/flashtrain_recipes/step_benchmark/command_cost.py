@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from flashtrain.command.announce import say
+from flashtrain.announce import say
 from flashtrain.command.compose import quoted
-from flashtrain.command.job_process import job_command
+from flashtrain.run.job_process import job_command
 from flashtrain.run.run_folder import FAILED, FINISHED, read_summary
 from flashtrain.settings.settings import Settings
 from flashtrain.training.loggers import METRICS

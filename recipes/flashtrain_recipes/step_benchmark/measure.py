@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from flashtrain.command.announce import say
+from flashtrain.announce import say
 from flashtrain_recipes.attention_benchmark.clock import Clock
 from flashtrain_recipes.attention_benchmark.measure import OUT_OF_MEMORY, Note, Row, first_line
 from flashtrain_recipes.step_benchmark.contenders import Contender, MemoryChoice

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from flashtrain.command.announce import say
+from flashtrain.announce import say
 from flashtrain.errors import UserError
 from flashtrain.report.rows import values_of
 from flashtrain.run.plan import VOCABULARY

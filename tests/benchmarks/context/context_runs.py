@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from flashtrain.command.compose import compose_settings
-from flashtrain.run.job import run_job
+from flashtrain.command.job import run_job
 from flashtrain_recipes.context_benchmark import launch
 from flashtrain_recipes.context_benchmark.contenders import Ours
 

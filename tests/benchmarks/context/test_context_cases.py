@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashtrain.command.compose import compose_settings
+from flashtrain.command.machine import settle
 from flashtrain.distributed.context import call
 from flashtrain.distributed.context.layout import LAYOUTS
 from flashtrain.distributed.context.ways import WAYS
 from flashtrain.errors import UserError
-from flashtrain.run.machine import settle
 from flashtrain.training.hardware import detect_hardware
 from flashtrain_kernels import masks
 from flashtrain_recipes.attention_benchmark.names import (

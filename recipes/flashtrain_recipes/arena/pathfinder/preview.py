@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from flashtrain.command.announce import say
+from flashtrain.announce import say
 from flashtrain.run.fitting import run_loggers
 from flashtrain.run.run_folder import FINISHED, RUNNING, write_config, write_summary
 from flashtrain.run.summary import planned_row

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
-from flashtrain.command.announce import is_first_rank, log, say
-from flashtrain.command.quiet import quieten
+from flashtrain.announce import is_first_rank, log, say
+from flashtrain.command.machine import settle
 from flashtrain.errors import RunFailed, UserError
 from flashtrain.files.disk import disk_line
 from flashtrain.run.fitting import Stopped
-from flashtrain.run.machine import settle
+from flashtrain.run.quiet import quieten
 from flashtrain.run.run_folder import FAILED, OUT_OF_MEMORY, RUNNING, STOPPED, note_failure, read_summary, write_summary
 from flashtrain.run.run_lock import hold, let_go
 from flashtrain.run.summary import failed_row

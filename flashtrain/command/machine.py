@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from flashtrain.command import announce
+from flashtrain import announce
 from flashtrain.command.compose import apply_demo, override_keys
 from flashtrain.errors import UserError
 from flashtrain.run.context_run import check_heads
