@@ -1,4 +1,4 @@
-"""Finding a token cache, or writing it (token_cache says what is in one): streamed, in little memory, whole or not at all."""
+"""Finding a token cache, or writing it, streamed, in little memory, whole or not at all (token_cache: what is in it)."""
 
 from __future__ import annotations
 
