@@ -31,7 +31,7 @@ def test_a_dotted_path_is_not_imported() -> None:
 
 
 def test_an_unknown_group_is_refused_with_the_groups_there_are() -> None:
-    with pytest.raises(UserError, match=r"unknown component group 'modle'\. Did you mean 'model'"):
+    with pytest.raises(UserError, match=r"unknown component group 'modle'\. Did you mean 'mode' or 'model'"):
         flashtrain.register("modle", "mine")
 
 

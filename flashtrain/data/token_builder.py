@@ -1,4 +1,4 @@
-"""Finding a token cache, or writing it, streamed, in little memory, whole or not at all (token_cache: what is in it)."""
+"""Finding a token cache (what is in one: token_cache), or writing it: streamed, in little memory, whole or not at all."""
 
 from __future__ import annotations
 
