@@ -1,4 +1,4 @@
-"""Finding a token cache (what is in one: token_cache), or writing it: streamed, in little memory, whole or not at all."""
+"""Finding a token cache (token_cache: what is in one), or writing it: streamed, in little memory, all or nothing."""
 
 from __future__ import annotations
 
