@@ -281,6 +281,10 @@ class Settings:
     demo: dict[str, Any] = field(default_factory=dict)
     is_demo: bool = False
 
+    def __new__(cls, *_: Any, **__: Any) -> Settings:
+        """Settings() has the registered groups too."""
+        return object.__new__(settings_class() if cls is Settings else cls)
+
     if TYPE_CHECKING:  # the groups that settings_class() adds
 
         def __getattr__(self, name: str) -> Any: ...
