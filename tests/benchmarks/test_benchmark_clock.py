@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from flashtrain_recipes.attention_benchmark.clock import CpuClock, GpuClock, Pace, clock_for
+from flashtrain_recipes.benchmark_runner.measuring import CpuClock, GpuClock, Pace, clock_for
 
 
 class FakeGpu:

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from flashtrain.errors import UserError
-from flashtrain_recipes.attention_benchmark.case import Case, flops
-from flashtrain_recipes.attention_benchmark.inputs import Context
-from flashtrain_recipes.attention_benchmark.masks import block_table, counted_pairs, document_lengths, visible_pairs
+from flashtrain_recipes.attention_benchmark.cases import Case, document_lengths, flops
+from flashtrain_recipes.attention_benchmark.inputs import Context, block_table, counted_pairs, visible_pairs
 from flashtrain_recipes.attention_benchmark.names import WITH_DOCUMENTS
 from flashtrain_recipes.attention_benchmark.peers.ours import make_mask
 

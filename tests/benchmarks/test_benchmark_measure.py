@@ -8,11 +8,11 @@ import warnings
 import pytest
 import torch
 
-from flashtrain_recipes.attention_benchmark.case import Case
-from flashtrain_recipes.attention_benchmark.clock import CpuClock, Pace
-from flashtrain_recipes.attention_benchmark.measure import Effort, Measurement
+from flashtrain_recipes.attention_benchmark.cases import Case
+from flashtrain_recipes.attention_benchmark.measure import Measurement
 from flashtrain_recipes.attention_benchmark.peers.base import Peer
-from flashtrain_recipes.attention_benchmark.peers.standard import Standard
+from flashtrain_recipes.attention_benchmark.peers.pytorch import Standard
+from flashtrain_recipes.benchmark_runner.measuring import CpuClock, Effort, Pace
 
 CASE = Case(2, 2, 32, 16, "causal", dtype_name="float32")
 CPU = torch.device("cpu")

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from flashtrain_recipes.attention_benchmark import reference
-from flashtrain_recipes.attention_benchmark.case import Case
+from flashtrain_recipes.attention_benchmark.cases import Case, document_lengths
 from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs, make_sets
-from flashtrain_recipes.attention_benchmark.masks import document_lengths
-from flashtrain_recipes.attention_benchmark.peers.standard import Standard
+from flashtrain_recipes.attention_benchmark.peers.pytorch import Standard
 
 CPU = torch.device("cpu")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flashtrain_recipes.long_context.bootstrap import draws, mean_interval, per_unit
+from flashtrain_recipes.long_context.compare import draws, mean_interval, per_unit
 
 
 def interval(losses, units, resamples=4000):

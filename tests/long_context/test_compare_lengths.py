@@ -19,9 +19,9 @@ from flashtrain_recipes.long_context.compare import (
     position_rows,
     remarks,
 )
+from flashtrain_recipes.long_context.evaluate import Windows
 from flashtrain_recipes.long_context.figures import lengths_figure, positions_figure
-from flashtrain_recipes.long_context.tables import lengths_table as table
-from flashtrain_recipes.long_context.windows import Windows
+from flashtrain_recipes.long_context.figures import lengths_table as table
 
 NOISE = np.random.RandomState(0).normal(0, 0.5, size=(12, 8)).astype("float32")
 WINDOWS = Windows(torch.zeros(12, 17, dtype=torch.long), np.repeat(np.arange(6), 2), "documents")

@@ -10,7 +10,7 @@ import torch
 
 from flashtrain.data.split import Spans
 from flashtrain.errors import UserError
-from flashtrain_recipes.long_context.windows import held_out_windows
+from flashtrain_recipes.long_context.evaluate import held_out_windows
 
 
 def corpus(folder, lengths):

@@ -31,10 +31,9 @@ from flashtrain_recipes.bert_benchmark.batches import (
     padded_arguments,
     padded_batches,
 )
-from flashtrain_recipes.bert_benchmark.case import BertCase
-from flashtrain_recipes.step_benchmark.contenders import Contender, autocast_of, usual_step
-from flashtrain_recipes.step_benchmark.ours import precision_of
-from flashtrain_recipes.step_benchmark.training_step import Batches, TrainingStep
+from flashtrain_recipes.bert_benchmark.cases import BertCase
+from flashtrain_recipes.step_benchmark.contenders import precision_of
+from flashtrain_recipes.step_benchmark.training_step import Batches, Contender, TrainingStep, autocast_of, usual_step
 
 _NO_END = 1_000_000  # steps of the learning rate's schedule: more than are ever measured
 _HIDDEN_ACT = {"gelu": "gelu_pytorch_tanh", "gelu_exact": "gelu"}
@@ -167,11 +166,6 @@ def all_bert_contenders(settings: Settings, hardware: Hardware, *, compiled: boo
             ),
         ]
     return found
-
-
-def contenders_of(everything: Sequence[BertContender], case: BertCase) -> list[BertContender]:
-    """Those that differ in this case: full rows have no length buckets."""
-    return [one for one in everything if case.unit or one.batching != BUCKETS]
 
 
 def _loss(task: MaskedLanguageModel, batch: dict[str, Any]) -> Tensor:

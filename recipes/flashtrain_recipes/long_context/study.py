@@ -51,11 +51,9 @@ from flashtrain.run.summary import planned_row
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.loggers import log_figure
-from flashtrain_recipes.long_context.compare import LENGTHS, Scores, length_rows, position_rows, remarks
-from flashtrain_recipes.long_context.evaluate import KEPT_SCORES, kept_scores
-from flashtrain_recipes.long_context.figures import lengths_figure, positions_figure
-from flashtrain_recipes.long_context.tables import lengths_table
-from flashtrain_recipes.long_context.windows import Windows, held_out_windows
+from flashtrain_recipes.long_context.compare import LENGTHS, length_rows, position_rows, remarks
+from flashtrain_recipes.long_context.evaluate import KEPT_SCORES, Scores, Windows, held_out_windows, kept_scores
+from flashtrain_recipes.long_context.figures import lengths_figure, lengths_table, positions_figure
 from flashtrain_recipes.report.rows import RESULT, Row, has_failed, write_result
 
 PREFIX = "context-"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,9 +51,32 @@ from flashtrain_recipes.long_context.study import (
     trained_contexts,
     training_words,
 )
-from flashtrain_recipes.long_document.figures import documents_figure
+from flashtrain_recipes.report.figures import line_figure
 from flashtrain_recipes.report.rows import RESULT, Row, has_failed, write_result
 from flashtrain_recipes.report.table import make_table
+
+_HEIGHT = 4.2
+BOUND = "the most that can be expected of a reader of so many tokens"
+
+
+def documents_figure(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
+    """Draw the score (micro-F1, or accuracy) against context, with the bound where it is known. Returns the path.
+
+    Raises UserError for rows of another recipe.
+    """
+    measure = next((key for key in ("micro_f1", "accuracy") if any(row.get(key) is not None for row in rows)), None)
+    if measure is None or not any(row.get("context") for row in rows):
+        raise UserError("these rows have no score by context: they are not of recipe=long-document.")
+    drawn: list[Row] = [{**row, "series": f"flashtrain, {row.get('model', 'BERT')}"} for row in rows]
+    drawn += [
+        {"context": row["context"], "series": BOUND, measure: row["best_micro_f1"]}
+        for row in rows
+        if row.get("best_micro_f1") is not None
+    ]
+    samples = {row["samples"] for row in rows if row.get("samples")}
+    title = f"{samples.pop():,} texts trained on at every context" if len(samples) == 1 else ""
+    return line_figure(drawn, "context", measure, "series", path, title=title, height=_HEIGHT, log_y=False)
+
 
 FIGURE = "score.png"
 # Of each training's row, what the table of the comparison shows.

@@ -12,11 +12,10 @@ from flashtrain.command.locate import recipes_folder
 from flashtrain.errors import UserError, unknown
 from flashtrain.files.disk import write_atomically
 from flashtrain_recipes.arena.figures import accuracy_figure, curriculum_figure
-from flashtrain_recipes.attention_benchmark.dot_figure import dot_figure
-from flashtrain_recipes.attention_benchmark.figures import memory_figure, runtime_figure
+from flashtrain_recipes.attention_benchmark.figures import dot_figure, memory_figure, runtime_figure
 from flashtrain_recipes.context_benchmark.figures import efficiency_figure
 from flashtrain_recipes.long_context.figures import lengths_figure, positions_figure
-from flashtrain_recipes.long_document.figures import documents_figure
+from flashtrain_recipes.long_document.study import documents_figure
 from flashtrain_recipes.report.figures import context_sweep_figure, line_figure
 from flashtrain_recipes.report.pivot import OPTIONS, View, view_of
 from flashtrain_recipes.report.readme import check_tables, insert_tables, source_line, table_text

@@ -22,11 +22,10 @@ from flashtrain.run.run_folder import FAILED, FINISHED, read_summary
 from flashtrain.settings.settings import Settings
 from flashtrain.training.loggers import METRICS
 from flashtrain.training.metrics_file import read_metrics
-from flashtrain_recipes.attention_benchmark.clock import Clock
-from flashtrain_recipes.attention_benchmark.measure import Row
-from flashtrain_recipes.step_benchmark.case import StepCase, batch_of
-from flashtrain_recipes.step_benchmark.contenders import Contender
+from flashtrain_recipes.benchmark_runner.measuring import Clock, Row
+from flashtrain_recipes.step_benchmark.cases import StepCase, batch_of
 from flashtrain_recipes.step_benchmark.measure import NO_TIME, rates
+from flashtrain_recipes.step_benchmark.training_step import Contender
 
 COMMAND = "flashtrain, the whole command"
 _ROUNDS = 5

@@ -12,12 +12,16 @@ from flashtrain.command.compose import compose_settings
 from flashtrain.models.gpt2 import GPT2, SIZES
 from flashtrain.training.hardware import detect_hardware
 from flashtrain_recipes.attention_benchmark.names import STEP_IMPLEMENTATIONS, STEP_MODELS
-from flashtrain_recipes.step_benchmark.case import StepCase, batch_of
-from flashtrain_recipes.step_benchmark.contenders import Plain, usual_step
-from flashtrain_recipes.step_benchmark.everything import all_contenders
-from flashtrain_recipes.step_benchmark.hugging_face import HuggingFace, hugging_face_gpt2, hugging_face_loss
-from flashtrain_recipes.step_benchmark.plain_gpt import PlainGPT
-from flashtrain_recipes.step_benchmark.training_step import TrainingStep
+from flashtrain_recipes.step_benchmark.cases import StepCase, batch_of
+from flashtrain_recipes.step_benchmark.contenders import (
+    HuggingFace,
+    Plain,
+    all_contenders,
+    hugging_face_gpt2,
+    hugging_face_loss,
+)
+from flashtrain_recipes.step_benchmark.plain_training import PlainGPT
+from flashtrain_recipes.step_benchmark.training_step import TrainingStep, usual_step
 
 CPU = torch.device("cpu")
 # as many rows as tokens: transformers' GPT-2 and the plain one know no rows that stand for nothing

@@ -11,7 +11,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2, GPT2Config
+from flashtrain.run.plan import VOCABULARY
+from flashtrain.settings.settings import Settings
 
 MASTERS = "bf16-master"
 
@@ -73,3 +76,19 @@ def batch_of(case: StepCase, batch: int, device: torch.device, seed: int) -> tup
 def _flops_per_token(config: GPT2Config) -> float:
     with torch.device("meta"):
         return GPT2(config, attention="sdpa").flops_per_token(config.context)
+
+
+def cases(settings: Settings) -> list[StepCase]:
+    """Every model, context and precision of weights asked for. Raises UserError for a model that is not GPT-2."""
+    if settings.model.name != "gpt2":
+        raise UserError(
+            f"model={settings.model.name}: training steps of model=gpt2 are measured, which others have too."
+        )
+    asked = settings.benchmark
+    vocab_size = VOCABULARY.get(settings.data.tokenizer, settings.data.vocab_size)
+    return [
+        StepCase(model, context, weights, vocab_size, settings.model.vocab_rows)
+        for model in asked.models
+        for weights in asked.weights
+        for context in asked.contexts
+    ]
