@@ -139,7 +139,7 @@ class StepSettings:
 class BenchmarkSettings(StepSettings, ContextSettings):
     """What a recipe measures; recipes that train measure nothing (name None). Here, recipe=attention-benchmark's.
 
-    tasks: of recipe=lra-speed (None: all). rows: a preset of presets.py. seqlens, head_dims and masks: the lengths,
+    tasks: of recipe=lra-speed (None: all). rows: a preset of cases.py. seqlens, head_dims and masks: the lengths,
     head dimensions and masks of rows=grid (None: its own); with another preset they choose among its rows. batch:
     sequences, or None: as many as hold `tokens` together. heads None: 2048 / head dimension. densities: of
     rows=block-sparse. longest: leaves longer rows out (recipe=lra-speed: cuts sequences to it).

@@ -71,7 +71,7 @@ class Run:
     def save(self) -> None:
         """Write result.json and notes.txt."""
         if self.rows:
-            write_result(self.folder / RESULT, self.recipe, run_command(self.overrides), self.rows)
+            write_result(self.folder / RESULT, self.recipe, _command(self.overrides), self.rows)
         if self.notes:
             lines = [f"{title}: {reason} [{'; '.join(where)}]" for (title, reason), where in self.notes.items()]
             write_atomically(self.folder / NOTES, "\n".join(lines) + "\n")
@@ -250,9 +250,9 @@ class Benchmark(ABC):
         run.say_end(measured, len(self.todo))
 
 
-def run_command(overrides: Sequence[str], without: tuple[str, ...] = ("output", "logger", "hydra")) -> str:
-    """What reproduces a run, without where it wrote and whom it told."""
-    words = [word for word in overrides if not word.lstrip("+~").startswith(without)]
+def _command(overrides: Sequence[str]) -> str:
+    """What reproduces the run, without where it wrote and whom it told."""
+    words = [word for word in overrides if not word.lstrip("+~").startswith(("output", "logger", "hydra"))]
     return " ".join(["python -m flashtrain", *map(shlex.quote, words)])
 
 
