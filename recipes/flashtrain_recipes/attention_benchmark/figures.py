@@ -29,6 +29,19 @@ PAPER_MILLISECONDS: dict[str, dict[int, float]] = {
     "block-sparse FlashAttention": {512: 0.82, 1024: 0.88, 2048: 1.71, 4096: 3.21, 16384: 12.6, 65536: 50.4},
 }
 PAPER_SHAPE = {"batch": 16, "heads": 8, "kv_heads": 8, "head_dim": 64, "mask": "full", "dropout": 0.0}
+_HEIGHT = 5.2
+_INCHES_A_SHAPE = 0.21
+_DOT_SHAPE = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim", "mask", "features", "dropout", "dtype")
+_SHAPE = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim", "mask", "density", "features", "dropout")
+_MEASURES = {
+    "tflops": "TFLOP/s",
+    "milliseconds": "milliseconds",
+    "host_milliseconds": "milliseconds with launching",
+    "peak_memory_mib": "peak memory, MiB beyond the inputs",
+    "error": "largest error over the float64 reference's largest value",
+}
+
+Rows = Sequence[Mapping[str, Any]]
 
 
 def paper_rows(lengths: list[int]) -> list[dict[str, Any]]:
@@ -39,11 +52,6 @@ def paper_rows(lengths: list[int]) -> list[dict[str, Any]]:
         for length, value in values.items()
         if length in lengths
     ]
-
-
-_HEIGHT = 5.2
-
-Rows = Sequence[Mapping[str, Any]]
 
 
 def runtime_figure(rows: Rows, path: str | Path) -> Path:
@@ -100,22 +108,18 @@ def _draw(rows: Rows, path: Path, measure: str) -> Path:
     for number, (name, kept) in enumerate(found.items()):
         drawn = both_directions(kept)
         title = name
-        if measure != "peak_memory_mib" and all(_is_the_papers(row) for row in kept):
+        is_the_papers = all(row.get(key) == value for row in kept for key, value in PAPER_SHAPE.items())
+        if measure != "peak_memory_mib" and is_the_papers:
             published = paper_rows(_lengths(kept))
             drawn += published
             title += f"; (paper): {PAPER}" if published else ""
-        place = path if number == 0 else path.with_name(f"{path.stem}-{_slug(name)}{path.suffix}")
+        place = family_path(path, number, name)
         line_figure(drawn, "seqlen_q", measure, "implementation", place, title=title, log_y=True, height=_HEIGHT)
     return path
 
 
-def _is_the_papers(row: Mapping[str, Any]) -> bool:
-    return all(row.get(key) == value for key, value in PAPER_SHAPE.items())
-
-
 def _name(row: Mapping[str, Any]) -> str:
-    groups = "" if row["heads"] == row["kv_heads"] else f" ({row['kv_heads']} KV)"
-    parts = [f"{row['heads']} heads{groups} of {row['head_dim']}", row["mask"], row.get("features")]
+    parts = [heads_of(row), row["mask"], row.get("features")]
     parts += [f"dropout {row['dropout']:g}" if row["dropout"] else None, row["dtype"]]
     return ", ".join(str(part) for part in parts if part)
 
@@ -124,13 +128,16 @@ def _lengths(rows: Rows) -> list[int]:
     return sorted({row["seqlen_q"] for row in rows})
 
 
-def _slug(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+def heads_of(row: Mapping[str, Any]) -> str:
+    """A row's heads in words."""
+    groups = "" if row["heads"] == row["kv_heads"] else f" ({row['kv_heads']} KV)"
+    return f"{row['heads']} heads{groups} of {row['head_dim']}"
 
 
-Rows = Sequence[Mapping[str, Any]]
-_INCHES_A_SHAPE = 0.21
-_DOT_SHAPE = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim", "mask", "features", "dropout", "dtype")
+def family_path(path: Path, number: int, name: str) -> Path:
+    """Where a family's figure goes: the first one's to `path`, the others' beside it."""
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return path if number == 0 else path.with_name(f"{path.stem}-{slug}{path.suffix}")
 
 
 def dot_figure(rows: Rows, path: str | Path) -> Path:
@@ -183,16 +190,6 @@ def _label(shape: tuple[Any, ...]) -> str:
     grouped = f"{heads}/{kv_heads}" if kv_heads not in (None, heads) else f"{heads}"
     extra = "".join(f", {word}" for word in (features, f"dropout {dropout:g}" if dropout else None) if word)
     return f"{batch} x {length}, {grouped} heads of {head_dim}, {mask}{extra}"
-
-
-_SHAPE = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim", "mask", "density", "features", "dropout")
-_MEASURES = {
-    "tflops": "TFLOP/s",
-    "milliseconds": "milliseconds",
-    "host_milliseconds": "milliseconds with launching",
-    "peak_memory_mib": "peak memory, MiB beyond the inputs",
-    "error": "largest error over the float64 reference's largest value",
-}
 
 
 def tables(rows: Rows) -> list[Table]:

@@ -145,8 +145,7 @@ class GpuClock:
     def sample(self, launches: Sequence[Launch], pace: Pace) -> float:
         """Milliseconds of GPU time a launch, the mean of one sample; the launches take turns."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        pause = min(1.5 * pace.host_seconds * pace.launches + 1e-4, _LONGEST_PAUSE)
-        torch.cuda._sleep(int(pause * _CLOCK_HZ))
+        pause_queue(pace.host_seconds * pace.launches)
         start.record()
         for number in range(pace.launches):
             launches[number % len(launches)]()
@@ -191,6 +190,11 @@ class GpuClock:
 
 
 Clock = CpuClock | GpuClock
+
+
+def pause_queue(host_seconds: float) -> None:
+    """Let the current GPU's queue wait for longer than the processor needs to fill it, which takes so many seconds."""
+    torch.cuda._sleep(int(min(1.5 * host_seconds + 1e-4, _LONGEST_PAUSE) * _CLOCK_HZ))
 
 
 def clock_for(device: torch.device) -> Clock:

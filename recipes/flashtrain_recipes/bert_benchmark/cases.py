@@ -19,16 +19,16 @@ from flashtrain.settings.settings import Settings
 from flashtrain.tasks.masked_language.build import make_masked_data
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.bert_benchmark.batches import SHARE, Sequences
-from flashtrain_recipes.step_benchmark.cases import MASTERS
+from flashtrain_recipes.step_benchmark.cases import WeightsHeld
 
 VOCAB_SIZE = 30528  # BERT's 30,522 rounded up to a multiple of 64, for every implementation alike
 
 
 @dataclass(frozen=True)
-class BertCase:
+class BertCase(WeightsHeld):
     """size, family-bert's; context: S. unit: "" for full rows, or what the lengths are of. lengths: (N,) of those.
 
-    activation: "gelu" (the tanh form) or "gelu_exact", of every implementation. weights: as StepCase's.
+    activation: "gelu" (the tanh form) or "gelu_exact", of every implementation.
     """
 
     size: str
@@ -47,16 +47,6 @@ class BertCase:
     def model(self) -> str:
         """Such as bert-large."""
         return f"bert-{self.size}"
-
-    @property
-    def is_bfloat16(self) -> bool:
-        """Whether the weights that multiply are held in bfloat16."""
-        return self.weights != "fp32"
-
-    @property
-    def has_masters(self) -> bool:
-        """Whether the optimiser keeps float32 copies of them."""
-        return self.weights == MASTERS
 
     def config(self) -> BertConfig:
         """The shape that every implementation builds: masked head, no pooler."""

@@ -4,12 +4,12 @@ contender.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flashtrain.errors import UserError
+from flashtrain_recipes.attention_benchmark.figures import family_path, heads_of
 from flashtrain_recipes.report.figures import line_figure
 from flashtrain_recipes.report.pivot import View
 from flashtrain_recipes.report.rows import Row, has_failed, status_text, values_of
@@ -59,7 +59,11 @@ def families(rows: Rows) -> dict[str, list[Row]]:
         if row.get("seqlen") is not None:
             told = {**row, _panel(row["mask"]): row.get("efficiency")}
             found.setdefault(_name(row), []).append(told)
-    return {name: kept for name, kept in found.items() if len(values_of(kept, "seqlen")) > 1 and _has_any(kept)}
+    return {
+        name: kept
+        for name, kept in found.items()
+        if len(values_of(kept, "seqlen")) > 1 and values_of(kept, "efficiency")
+    }
 
 
 def efficiency_figure(rows: Rows, path: str | Path) -> Path:
@@ -69,16 +73,10 @@ def efficiency_figure(rows: Rows, path: str | Path) -> Path:
     if not found:
         raise UserError("no shape was measured at two lengths: there is no curve to draw.")
     for number, (name, kept) in enumerate(found.items()):
-        place = path if number == 0 else path.with_name(f"{path.stem}-{_slug(name)}{path.suffix}")
+        place, title = family_path(path, number, name), f"efficiency, {name}"
         panels = [_panel(mask) for mask in values_of(kept, "mask")]
-        line_figure(
-            kept, "seqlen", panels, ["implementation"], place, title=f"efficiency, {name}", log_y=False, height=4.6
-        )
+        line_figure(kept, "seqlen", panels, ["implementation"], place, title=title, log_y=False, height=4.6)
     return path
-
-
-def _has_any(rows: Rows) -> bool:
-    return bool(values_of(rows, "efficiency"))
 
 
 def _panel(mask: str) -> str:
@@ -86,9 +84,4 @@ def _panel(mask: str) -> str:
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    groups = "" if row["heads"] == row["kv_heads"] else f" ({row['kv_heads']} KV)"
-    return f"{row['heads']} heads{groups} of {row['head_dim']}, {row['dtype']}, {row['degree']} devices"
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return f"{heads_of(row)}, {row['dtype']}, {row['degree']} devices"

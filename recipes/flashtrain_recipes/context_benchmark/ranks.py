@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from flashtrain.distributed.context.group import ContextGroup
+from flashtrain_recipes.benchmark_runner.measuring import clock_for, pause_queue
 
 # Ranks above a case's degree wait for the others as long as these measure; the watchdog ends a job that is stuck.
 _PATIENCE = timedelta(hours=12)
@@ -96,10 +97,6 @@ def begin(rank: int, size: int, kind: str, *, local_rank: int, init_method: str)
     return torch.device("cuda", local_rank) if kind == "cuda" else torch.device("cpu")
 
 
-_CLOCK_HZ = 2.0e9  # no GPU's multiprocessors run faster for long
-_LONGEST_PAUSE = 0.1
-
-
 class TeamClock:
     """All ranks of a team call each method at the same point.
 
@@ -109,9 +106,8 @@ class TeamClock:
     """
 
     def __init__(self, team: Team) -> None:
-        self.team = team
-        self.device = team.device
-        self.on_gpu = team.device.type == "cuda"
+        self.team, self.device = team, team.device
+        self.own = clock_for(team.device)
 
     def seconds(self, launch: Callable[[], object]) -> float:
         """From the program's side, without waiting for a GPU: the longest of all ranks."""
@@ -121,7 +117,7 @@ class TeamClock:
 
     def milliseconds(self, launch: Callable[[], object], host_seconds: float) -> float:
         """This rank's time of one launch. host_seconds: of launching, the same on all ranks."""
-        if not self.on_gpu:
+        if self.device.type != "cuda":
             self.team.meet()
             began = time.perf_counter()
             launch()
@@ -129,7 +125,7 @@ class TeamClock:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.team.meet()
         torch.cuda.synchronize(self.device)
-        torch.cuda._sleep(int(min(1.5 * host_seconds + 1e-4, _LONGEST_PAUSE) * _CLOCK_HZ))
+        pause_queue(host_seconds)
         self.team.meet()
         start.record()
         launch()
@@ -139,18 +135,10 @@ class TeamClock:
 
     def peak_gib(self, call: Callable[[], object]) -> float | None:
         """The most memory that the call held on this rank beyond what was held before; None on a CPU."""
-        if not self.on_gpu:
-            call()
-            return None
-        torch.cuda.synchronize(self.device)
-        torch.cuda.reset_peak_memory_stats(self.device)
-        before = torch.cuda.memory_allocated(self.device)
-        call()
-        torch.cuda.synchronize(self.device)
-        return (torch.cuda.max_memory_allocated(self.device) - before) / 2**30
+        peak = self.own.peak_mib(call)
+        return None if peak is None else peak / 1024
 
     def settle(self) -> None:
         """Give cached memory back; raises what a failed kernel has left."""
-        if self.on_gpu:
-            torch.cuda.synchronize(self.device)
-            torch.cuda.empty_cache()
+        self.own.check()
+        self.own.release()

@@ -56,12 +56,6 @@ def errors_of_rank(expected: Expected, layout: Layout, rank: int, out: Tensor, g
     return Errors(_error(layout, rank, out[-1, :, -group:], expected.out), max(of_gradients))
 
 
-def errors_of_one(expected: Expected, out: Tensor, gradients: tuple[Tensor, ...]) -> Errors:
-    """Of the whole on one device."""
-    dq, dk, dv = gradients
-    return Errors(expected.error(out), expected.gradient_error(dq, dk, dv))
-
-
 def _error(layout: Layout, rank: int, found: Tensor, whole: Tensor) -> float:
     largest = float(whole.abs().max()) or 1.0
     mine = layout.shard(whole[None], rank)[0]
@@ -119,7 +113,8 @@ class OneDevice:
         peak = self.clock.peak_mib(both)
         self.peak_gib = None if peak is None else peak / 1024
         if expected is not None:
-            self.errors = errors_of_one(expected, *kept[-1])
+            out, (dq, dk, dv) = kept[-1]
+            self.errors = Errors(expected.error(out), expected.gradient_error(dq, dk, dv))
 
     def turn(self) -> None:
         """One sample of each pass."""

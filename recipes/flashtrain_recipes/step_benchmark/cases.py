@@ -19,10 +19,26 @@ from flashtrain.settings.settings import Settings
 MASTERS = "bf16-master"
 
 
+class WeightsHeld:
+    """Of a case: weights: "fp32" (autocast), "bf16" (and nothing in float32) or "bf16-master" (with float32 copies that
+    the optimiser updates)."""
+
+    weights: str
+
+    @property
+    def is_bfloat16(self) -> bool:
+        """Whether the weights that multiply are held in bfloat16."""
+        return self.weights != "fp32"
+
+    @property
+    def has_masters(self) -> bool:
+        """Whether the optimiser keeps float32 copies of them."""
+        return self.weights == MASTERS
+
+
 @dataclass(frozen=True)
-class StepCase:
-    """model: a name of models.gpt2.SIZES. context: S. weights: "fp32" (autocast), "bf16" (and nothing in float32)
-    or "bf16-master" (with float32 copies that the optimiser updates).
+class StepCase(WeightsHeld):
+    """model: a name of models.gpt2.SIZES. context: S.
 
     vocab_size: tokens; vocab_rows: rows of every implementation's embedding table, None for vocab_size rounded up to
     a multiple of 64.
@@ -43,19 +59,12 @@ class StepCase:
             self.model, vocab_size=self.vocab_size, context=self.context, vocab_rows=self.vocab_rows
         )
 
-    @property
-    def is_bfloat16(self) -> bool:
-        """Whether the weights that multiply are held in bfloat16."""
-        return self.weights != "fp32"
-
-    @property
-    def has_masters(self) -> bool:
-        """Whether the optimiser keeps float32 copies of them."""
-        return self.weights == MASTERS
-
     def draw(self, batch: int, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
-        """A batch to train on: batch_of."""
-        return batch_of(self, batch, device, seed)
+        """Random tokens and labels, each (B, S) int64, labels[b, s] the token after tokens[b, s]; equal for equal
+        seeds."""
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.randint(self.vocab_size, (batch, self.context + 1), generator=generator).to(device)
+        return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
 
     def flops_per_token(self) -> float:
         """Model FLOPs of one token's forward and backward: 6 N + 12 layers E S / 2 (GPT2.flops_per_token).
@@ -63,13 +72,6 @@ class StepCase:
         The same for every implementation, whatever it computes twice or in vain.
         """
         return _flops_per_token(self.config())
-
-
-def batch_of(case: StepCase, batch: int, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
-    """Random tokens and labels, each (B, S) int64, labels[b, s] the token after tokens[b, s]; equal for equal seeds."""
-    generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randint(case.vocab_size, (batch, case.context + 1), generator=generator).to(device)
-    return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
 
 
 @cache

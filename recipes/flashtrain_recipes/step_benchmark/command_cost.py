@@ -23,7 +23,7 @@ from flashtrain.settings.settings import Settings
 from flashtrain.training.loggers import METRICS
 from flashtrain.training.metrics_file import read_metrics
 from flashtrain_recipes.benchmark_runner.measuring import Clock, Row
-from flashtrain_recipes.step_benchmark.cases import StepCase, batch_of
+from flashtrain_recipes.step_benchmark.cases import StepCase
 from flashtrain_recipes.step_benchmark.measure import NO_TIME, rates
 from flashtrain_recipes.step_benchmark.training_step import Contender
 
@@ -55,7 +55,7 @@ def command_row(
     seconds: after which the command is ended; None: never.
     """
     step = contender.build(case, batch, device)
-    tokens, labels = batch_of(case, batch, device, settings.seed)
+    tokens, labels = case.draw(batch, device, settings.seed)
 
     def bare() -> float:
         step(tokens, labels)

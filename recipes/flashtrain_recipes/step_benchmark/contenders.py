@@ -23,18 +23,15 @@ from flashtrain.run.components import make_model
 from flashtrain.run.run import make_task
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import LanguageModel
-from flashtrain.training.gradients import clip_gradients
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import GIB
-from flashtrain_recipes.step_benchmark.cases import StepCase
+from flashtrain_recipes.step_benchmark.cases import StepCase, WeightsHeld
 from flashtrain_recipes.step_benchmark.plain_training import PlainGPT
-from flashtrain_recipes.step_benchmark.training_step import (
-    Contender,
-    MemoryChoice,
-    TrainingStep,
-    autocast_of,
-    usual_step,
-)
+from flashtrain_recipes.step_benchmark.training_step import Contender, MemoryChoice, TrainingStep, task_step, usual_step
+
+FLASHTRAIN = "flashtrain"
+BASELINE = "Hugging Face, eager"
+NO_END = 1_000_000  # steps of the learning rate's schedule: more than are ever measured
 
 
 class Plain(Contender):
@@ -84,7 +81,7 @@ class HuggingFace(Contender):
             return "is compiled, on a CPU only with benchmark.compile=true"
         return None
 
-    def build(self, case: StepCase, batch: int, device: torch.device) -> TrainingStep:
+    def build(self, case: Any, batch: int, device: torch.device) -> TrainingStep:
         model = hugging_face_gpt2(case, device, self.attention)
         forward = torch.compile(model, dynamic=False) if self.compiled else model
         return usual_step(model, partial(hugging_face_loss, forward), case, device)
@@ -133,9 +130,6 @@ def save_memory(settings: Settings, hardware: Hardware, model: Trainable) -> Mem
     return MemoryChoice(batching.savings.describe(), estimate)
 
 
-_NO_END = 1_000_000  # steps of the learning rate's schedule: more than are ever measured
-
-
 class Ours(Contender):
     """What the settings train, of the case's size and context. attention: as the setting `attention`."""
 
@@ -158,16 +152,7 @@ class Ours(Contender):
             model.to(torch.bfloat16)
         settings, hardware = self._settings(case, batch), self._hardware(case)
         task = make_task(settings, hardware, model.train(), {})
-        task.configure_model()
-        found = task.configure_optimizers()
-        return TrainingStep(
-            model,
-            partial(_loss, task),
-            found["optimizer"],
-            partial(clip_gradients, model, task.gradient_clip),
-            autocast=autocast_of(case, device),
-            schedule=found["lr_scheduler"]["scheduler"],
-        )
+        return task_step(task, model, partial(_loss, task), case, device)
 
     def _model(self, case: StepCase, batch: int) -> tuple[Trainable, MemoryChoice]:
         """The model with random weights on torch's current device, and its memory settings."""
@@ -181,7 +166,7 @@ class Ours(Contender):
         told.context, told.data.document_mask = case.context, False
         told.model.size, told.model.vocab_rows = case.model, case.vocab_rows
         told.trainer.micro_batch, told.trainer.tokens_per_step = batch, batch * case.context
-        told.trainer.steps, told.trainer.compile = _NO_END, self.compiled
+        told.trainer.steps, told.trainer.compile = NO_END, self.compiled
         told.optimizer.master_weights = case.has_masters
         return told
 
@@ -192,7 +177,7 @@ class Ours(Contender):
         return replace(self.hardware, precision=precision, attention=attention)
 
 
-def precision_of(case: StepCase, kind: str) -> str:
+def precision_of(case: WeightsHeld, kind: str) -> str:
     """Lightning's name of what a case's weights mean on a "cuda" or "cpu" device (contenders.autocast_of)."""
     if case.is_bfloat16:
         return "bf16-true"
@@ -202,10 +187,6 @@ def precision_of(case: StepCase, kind: str) -> str:
 def _loss(task: LanguageModel, tokens: Tensor, labels: Tensor) -> Tensor:
     # without a document mask nothing else of a batch is read
     return task.batch_loss(cast(Batch, {"tokens": tokens, "labels": labels}))
-
-
-FLASHTRAIN = "flashtrain"
-BASELINE = "Hugging Face, eager"
 
 
 def all_contenders(settings: Settings, hardware: Hardware, *, compiled: bool) -> list[Contender]:

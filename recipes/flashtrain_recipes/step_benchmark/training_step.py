@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from flashtrain.training.gradients import clip_gradients
 from flashtrain.training.master_weights import MasterWeights
-from flashtrain_recipes.step_benchmark.cases import StepCase
+from flashtrain_recipes.step_benchmark.cases import WeightsHeld
 
 LossFunction = Callable[..., Tensor]
 Batches = Callable[[Tensor, Tensor], Sequence[tuple[Any, ...]]]
@@ -121,7 +122,7 @@ class Contender(ABC):
 
 
 def usual_step(
-    model: nn.Module, loss: LossFunction, case: StepCase, device: torch.device, **options: Any
+    model: nn.Module, loss: LossFunction, case: WeightsHeld, device: torch.device, **options: Any
 ) -> TrainingStep:
     """The step of an implementation that is not ours: torch's fused AdamW, decay on matrices, clipping by the norm.
 
@@ -141,6 +142,23 @@ def usual_step(
     return TrainingStep(model, loss, optimizer, clip, autocast=autocast_of(case, device), **options)
 
 
-def autocast_of(case: StepCase, device: torch.device) -> torch.dtype | None:
+def task_step(
+    task: Any, model: nn.Module, loss: LossFunction, case: WeightsHeld, device: torch.device, **options: Any
+) -> TrainingStep:
+    """The step that a task of ours (a LightningModule) trains its model with."""
+    task.configure_model()
+    found = task.configure_optimizers()
+    return TrainingStep(
+        model,
+        loss,
+        found["optimizer"],
+        partial(clip_gradients, model, task.gradient_clip),
+        autocast=autocast_of(case, device),
+        schedule=found["lr_scheduler"]["scheduler"],
+        **options,
+    )
+
+
+def autocast_of(case: WeightsHeld, device: torch.device) -> torch.dtype | None:
     """The dtype of autocast for this case: bfloat16 on a GPU unless the weights are that already."""
     return torch.bfloat16 if device.type == "cuda" and not case.is_bfloat16 else None

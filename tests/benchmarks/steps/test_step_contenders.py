@@ -12,7 +12,7 @@ from flashtrain.command.compose import compose_settings
 from flashtrain.models.gpt2 import GPT2, SIZES
 from flashtrain.training.hardware import detect_hardware
 from flashtrain_recipes.attention_benchmark.names import STEP_IMPLEMENTATIONS, STEP_MODELS
-from flashtrain_recipes.step_benchmark.cases import StepCase, batch_of
+from flashtrain_recipes.step_benchmark.cases import StepCase
 from flashtrain_recipes.step_benchmark.contenders import (
     HuggingFace,
     Plain,
@@ -63,7 +63,7 @@ def loss_and_gradient(loss: Tensor, embedding: Tensor) -> tuple[Tensor, Tensor]:
 def test_plain_pytorch_computes_what_flashtrain_does(attention: str) -> None:
     ours = our_model()
     plain = plain_model(ours, attention)
-    tokens, labels = batch_of(CASE, 3, CPU, seed=1)
+    tokens, labels = CASE.draw(3, CPU, seed=1)
     expected = loss_and_gradient(ours.loss(tokens, labels), ours.token_embedding.weight)
     found = loss_and_gradient(plain.loss(tokens, labels), plain.tokens.weight)
     for one, other in zip(found, expected, strict=True):
@@ -79,7 +79,7 @@ def test_hugging_face_computes_what_flashtrain_does(attention: str, tmp_path) ->
     saved = transformers.GPT2LMHeadModel.from_pretrained(save_gpt2(ours, tmp_path / "saved"), dtype=torch.float64)
     theirs = hugging_face_gpt2(CASE, CPU, attention).double()
     theirs.load_state_dict(saved.state_dict())
-    tokens, labels = batch_of(CASE, 3, CPU, seed=1)
+    tokens, labels = CASE.draw(3, CPU, seed=1)
     expected = loss_and_gradient(ours.loss(tokens, labels), ours.token_embedding.weight)
     found = loss_and_gradient(hugging_face_loss(theirs, tokens, labels), theirs.transformer.wte.weight)
     for one, other in zip(found, expected, strict=True):  # transformers' loss is of float32 logits
@@ -92,7 +92,7 @@ def test_a_step_of_ours_updates_the_weights_as_the_peers_step_does() -> None:
     step = contender.build(CASE, 3, CPU)
     theirs = copy.deepcopy(step.model)
     other = usual_step(theirs, theirs.loss, CASE, CPU)
-    tokens, labels = batch_of(CASE, 3, CPU, seed=2)
+    tokens, labels = CASE.draw(3, CPU, seed=2)
     for _ in range(3):
         torch.testing.assert_close(step(tokens, labels), other(tokens, labels))
     for one, two in zip(step.model.parameters(), theirs.parameters(), strict=True):
@@ -101,7 +101,7 @@ def test_a_step_of_ours_updates_the_weights_as_the_peers_step_does() -> None:
 
 def test_a_step_learns_and_can_go_to_another_place_and_back() -> None:
     step = Plain("pytorch", "plain", compiled=False).build(CASE, 2, CPU)
-    tokens, labels = batch_of(CASE, 2, CPU, seed=0)
+    tokens, labels = CASE.draw(2, CPU, seed=0)
     losses = [float(step(tokens, labels)) for _ in range(4)]
     before = [id(parameter) for parameter in step.model.parameters()]
     step.move(CPU)
@@ -118,7 +118,7 @@ def test_weights_in_bfloat16_have_optimiser_states_in_it_or_in_float32(weights: 
     for contender in all_contenders(settings, detect_hardware("cpu"), compiled=False):
         if contender.name in ("flashtrain", "pytorch"):
             step = contender.build(case, 1, CPU)
-            loss = step(*batch_of(case, 1, CPU, seed=0))
+            loss = step(*case.draw(1, CPU, seed=0))
             assert torch.isfinite(loss)
             assert {parameter.dtype for parameter in step.model.parameters()} == {torch.bfloat16}
             assert {state["exp_avg"].dtype for state in step.optimizer.state.values()} == {states}
@@ -147,8 +147,8 @@ def test_the_flops_of_a_token_are_6n_and_half_the_square_of_attention() -> None:
 
 
 def test_equal_seeds_give_every_implementation_the_same_tokens() -> None:
-    tokens, labels = batch_of(CASE, 2, CPU, seed=5)
-    again, _ = batch_of(CASE, 2, CPU, seed=5)
+    tokens, labels = CASE.draw(2, CPU, seed=5)
+    again, _ = CASE.draw(2, CPU, seed=5)
     assert torch.equal(tokens, again)
     assert torch.equal(tokens[:, 1:], labels[:, :-1])
     assert tokens.shape == (2, 24)
@@ -158,7 +158,7 @@ def test_equal_seeds_give_every_implementation_the_same_tokens() -> None:
 def test_a_model_waits_in_main_memory_and_comes_back_to_the_gpu() -> None:
     device = torch.device("cuda")
     step: TrainingStep = Plain("pytorch", "plain", compiled=True).build(CASE, 2, device)
-    tokens, labels = batch_of(CASE, 2, device, seed=0)
+    tokens, labels = CASE.draw(2, device, seed=0)
     first = [float(step(tokens, labels)) for _ in range(3)]
     weights = [parameter.nbytes for parameter in step.model.parameters()]
     states = [value.nbytes for state in step.optimizer.state.values() for value in state.values()]
