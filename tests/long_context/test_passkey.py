@@ -11,7 +11,7 @@ from flashtrain.command import modes
 from flashtrain.data.tokenizers import BPETokenizer, ByteTokenizer
 from flashtrain.errors import UserError
 from flashtrain.models import GPT2, GPT2Config
-from flashtrain_recipes.long_context.passkey import FILLER, HIDDEN, greedy, make_prompt, passkey_rows
+from flashtrain_recipes.long_context.passkey_run import FILLER, HIDDEN, greedy, make_prompt, passkey_rows
 from flashtrain_recipes.report import read_result
 
 BYTES = ByteTokenizer()

@@ -196,9 +196,14 @@ class Benchmark(ABC):
             measured = self._follow(run)
             run.rows = self.completed(run)
             self._show(run, measured)
-            found = {"rows": len(run.rows), "notes": len(run.notes), "cases": len(self.todo)}
-            found |= {"cases_measured": measured, **self.best(run.rows)}
-            row = {**planned, "status": FINISHED, **found, "seconds": round(time.time() - started, 1)}
+            counts = {
+                "rows": len(run.rows),
+                "notes": len(run.notes),
+                "cases": len(self.todo),
+                "cases_measured": measured,
+            }
+            seconds = round(time.time() - started, 1)
+            row = {**planned, "status": FINISHED, **counts, **self.best(run.rows), "seconds": seconds}
             log_summary(run.loggers, row)
             return row
 

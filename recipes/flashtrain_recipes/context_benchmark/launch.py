@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,6 +84,10 @@ def choose_contenders(asked: BenchmarkSettings, kind: str) -> tuple[list[Contend
     return [one for one in chosen if one.way not in missing], missing
 
 
+def _keep(notes: dict[tuple[str, str], None], title: str, reason: str) -> None:
+    notes[title, reason] = None
+
+
 class OutOfMemoryAt(Exception):
     """A rank ran out of memory at a case (its number) with a contender (its title)."""
 
@@ -112,7 +117,7 @@ def measured(job: Job, world: World, mark: Callable[[str], None]) -> Iterator[Ev
         notes: dict[tuple[str, str], None] = {}  # each once: a way is refused alike in every layout
         measurement = Measurement(
             todo[number], team, job.asked, seed=job.seed + number, mark=mark, rates=job.rates,
-            note=lambda title, reason, notes=notes: notes.setdefault((title, reason)),
+            note=partial(_keep, notes),
         )  # fmt: skip
         try:
             rows: list[Row] = measurement.run(contenders, job.skipped.get(number, ()), share)

@@ -47,16 +47,8 @@ class Plain(Contender):
         return "needs an NVIDIA GPU" if self.backend is not None and device.type != "cuda" else None
 
     def build(self, case: StepCase, batch: int, device: torch.device) -> TrainingStep:
-        shape = case.config()
         with torch.device(device):
-            model = PlainGPT(
-                layers=shape.layers,
-                heads=shape.heads,
-                embed=shape.embed,
-                context=shape.context,
-                vocab_rows=shape.vocab_rows,
-                attention=self.attention,
-            )
+            model = PlainGPT.of(case.config(), self.attention)
         compiled = torch.compile(model.loss, dynamic=False, fullgraph=True) if self.compiled else model.loss
         within = nullcontext if self.backend is None else partial(sdpa_kernel, self.backend)
         return usual_step(model, compiled, case, device, within=within)
@@ -93,18 +85,10 @@ def hugging_face_gpt2(case: StepCase, device: torch.device, attention: str) -> A
 
     shape = case.config()
     config = GPT2Config(
-        vocab_size=shape.vocab_rows,
-        n_positions=shape.context,
-        n_embd=shape.embed,
-        n_layer=shape.layers,
-        n_head=shape.heads,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        bos_token_id=0,
-        eos_token_id=0,
+        vocab_size=shape.vocab_rows, n_positions=shape.context, n_embd=shape.embed, n_layer=shape.layers,
+        n_head=shape.heads, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
         use_cache=False,
-    )
+    )  # fmt: skip
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     model.loss_type = "ForCausalLM"  # which it is anyway, after a warning

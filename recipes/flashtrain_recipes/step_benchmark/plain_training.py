@@ -41,6 +41,13 @@ class PlainGPT(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
+    @classmethod
+    def of(cls, config: GPT2Config, attention: str) -> PlainGPT:
+        """One of a configuration's shape."""
+        layers, heads, embed = config.layers, config.heads, config.embed
+        shape = {"layers": layers, "heads": heads, "embed": embed, "context": config.context}
+        return cls(**shape, vocab_rows=config.vocab_rows, attention=attention)
+
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits (B, S, V) of tokens (B, S)."""
         x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
@@ -104,14 +111,7 @@ class PlainTrainable(Trainable):
             )
         self.config = config
         start = GPT2(config, attention="sdpa")  # first, so that it draws what model=gpt2 would draw
-        self.inner = PlainGPT(
-            layers=config.layers,
-            heads=config.heads,
-            embed=config.embed,
-            context=config.context,
-            vocab_rows=config.vocab_rows,
-            attention="standard" if attention == "standard" else "sdpa",
-        )
+        self.inner = PlainGPT.of(config, "standard" if attention == "standard" else "sdpa")
         copy_weights(start, self.inner)
 
     def loss(
