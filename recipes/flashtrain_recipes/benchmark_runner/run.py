@@ -14,7 +14,7 @@ import shlex
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -196,18 +196,14 @@ class Benchmark(ABC):
             measured = self._follow(run)
             run.rows = self.completed(run)
             self._show(run, measured)
-            counts = {
-                "rows": len(run.rows),
-                "notes": len(run.notes),
-                "cases": len(self.todo),
-                "cases_measured": measured,
-            }
-            seconds = round(time.time() - started, 1)
-            row = {**planned, "status": FINISHED, **counts, **self.best(run.rows), "seconds": seconds}
+            counts = {"rows": len(run.rows), "notes": len(run.notes)}
+            cases = {"cases": len(self.todo), "cases_measured": measured}
+            seconds = {"seconds": round(time.time() - started, 1)}
+            row = {**planned, "status": FINISHED, **counts, **cases, **self.best(run.rows), **seconds}
             log_summary(run.loggers, row)
             return row
 
-    def events(self, run: Run) -> Iterator[Event]:
+    def events(self, run: Run) -> Generator[Event, None, None]:
         """Measure case by case while there is time. What is left of it is shared by the cases left."""
         for number in range(len(self.todo)):
             left = run.seconds_left()
@@ -221,7 +217,7 @@ class Benchmark(ABC):
     def _follow(self, run: Run) -> int:
         """Keep and tell what the events say; returns how many cases were begun."""
         begun = 0
-        with closing(self.events(run)) as events:  # type: ignore[type-var]
+        with closing(self.events(run)) as events:
             for event in events:
                 case = self.todo[event.case]
                 begun = max(begun, event.case + 1)

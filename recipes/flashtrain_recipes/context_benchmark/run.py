@@ -7,7 +7,7 @@ failure.txt where a rank failed and could say where.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ class ContextBenchmark(Benchmark):
             return {}
         return super().run(folder, overrides=overrides, started=started)
 
-    def events(self, run: Run) -> Iterator[Event]:
+    def events(self, run: Run) -> Generator[Event, None, None]:
         try:
             with closing(joined(self.job) if started_by_torchrun() else launched(self.job)) as events:
                 yield from events

@@ -74,17 +74,8 @@ LENGTHS, POSITIONS = "lengths", "positions"  # what a row is, under its key "par
 BETTER, WORSE, EQUAL, UNKNOWN = "better", "worse", "no better", "too little text to tell"
 PHRASES = {WORSE: "is worse than", EQUAL: "is no better than", UNKNOWN: "cannot, with so little text, be told from"}
 KEPT = (
-    "model",
-    "attention",
-    "steps",
-    "tokens",
-    "batch",
-    "precision",
-    "micro_batch",
-    "memory",
-    "tokens_per_second",
-    "mfu",
-)
+    "model", "attention", "steps", "tokens", "batch", "precision", "micro_batch", "memory", "tokens_per_second", "mfu",
+)  # fmt: skip
 
 
 def length_rows(

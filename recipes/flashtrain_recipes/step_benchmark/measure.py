@@ -282,7 +282,7 @@ class StepMeasurement:
     def _leave_out(self, contender: Contender, batch: int | None, status: str, reason: str | None) -> None:
         at = "" if batch is None else f" at batch {batch}"
         self.note(contender.title, status + at + ("" if reason is None else f": {reason}"))
-        row = self._columns(contender, batch)
+        row = case_columns(contender.title, self.case, batch)
         empty = dict.fromkeys(("tokens_per_second", "mfu", "peak_memory_gib", "milliseconds", "compile_seconds"))
         self._without.append({**row, **empty, "status": status, **({"error": reason} if reason else {})})
 
@@ -290,7 +290,7 @@ class StepMeasurement:
         batch = len(entry.tokens)
         milliseconds = statistics.median(entry.milliseconds)
         row: Row = {
-            **self._columns(entry.runner.contender, batch),
+            **case_columns(entry.runner.contender.title, self.case, batch),
             **rates(self.case, batch, milliseconds, self.peak_flops),
             "peak_memory_gib": None if entry.peak_mib is None else round(entry.peak_mib / 1024, 3),
             "milliseconds": round(milliseconds, 3),
@@ -303,15 +303,11 @@ class StepMeasurement:
             row["memory_estimate_gib"] = entry.memory.estimate_gib
         return row
 
-    def _columns(self, contender: Contender, batch: int | None) -> Row:
-        case = self.case
-        return {
-            "implementation": contender.title,
-            "model": case.model,
-            "context": case.context,
-            "batch": batch,
-            "weights": case.weights,
-        }
+
+def case_columns(title: str, case: MeasuredCase, batch: int | None) -> Row:
+    """What every row of an implementation begins with."""
+    told = {"implementation": title, "model": case.model, "context": case.context}
+    return {**told, "batch": batch, "weights": case.weights}
 
 
 def rates(case: MeasuredCase, batch: int, milliseconds: float, peak_flops: float | None) -> dict[str, Any]:

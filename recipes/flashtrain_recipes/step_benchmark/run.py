@@ -36,7 +36,7 @@ from flashtrain_recipes.step_benchmark.figures import (
     paper_rows,
     step_tables,
 )
-from flashtrain_recipes.step_benchmark.measure import NO_TIME, StepMeasurement
+from flashtrain_recipes.step_benchmark.measure import NO_TIME, StepMeasurement, case_columns
 from flashtrain_recipes.step_benchmark.training_step import Contender
 
 FIGURE = "context.png"
@@ -139,11 +139,8 @@ class GPT2Steps(StepBenchmark):
         }
 
     def not_begun(self, case: StepCase) -> list[Row]:
-        empty = {"batch": None, "weights": case.weights, "tokens_per_second": None, "status": NO_TIME}
-        return [
-            {"implementation": contender.title, "model": case.model, "context": case.context, **empty}
-            for contender in self.contenders
-        ]
+        empty = {"tokens_per_second": None, "status": NO_TIME}
+        return [{**case_columns(contender.title, case, None), **empty} for contender in self.contenders]
 
     def told(self, rows: Sequence[Row]) -> str:
         return case_line(rows)
