@@ -5,10 +5,16 @@ from __future__ import annotations
 import pytest
 
 from flashtrain.errors import UserError
-from flashtrain_recipes.attention_benchmark.dot_figure import dot_figure
-from flashtrain_recipes.attention_benchmark.figures import both_directions, families, runtime_figure
-from flashtrain_recipes.attention_benchmark.published import PAPER_MILLISECONDS, paper_rows
-from flashtrain_recipes.attention_benchmark.tables import case_line, tables
+from flashtrain_recipes.attention_benchmark.figures import (
+    PAPER_MILLISECONDS,
+    both_directions,
+    case_line,
+    dot_figure,
+    families,
+    paper_rows,
+    runtime_figure,
+    tables,
+)
 
 
 def row(direction: str, length: int, name: str = "flashtrain", **changes) -> dict:

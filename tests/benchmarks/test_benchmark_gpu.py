@@ -1,4 +1,4 @@
-"""The benchmark on a GPU, small: every implementation that is there is measured, and right."""
+"""Benchmarks on a GPU, small: every implementation that is there is measured, and right; too much is a row."""
 
 from __future__ import annotations
 
@@ -6,23 +6,32 @@ import pytest
 from tiny_runs import flashtrain_command
 
 from flashtrain.report import read_result
+from flashtrain_recipes.attention_benchmark.names import STEP_IMPLEMENTATIONS
 
 pytestmark = pytest.mark.gpu
 
 ALWAYS = {"flashtrain", "torch SDPA, FlashAttention-2", "FlexAttention", "standard attention"}
 
 
-def rows_of(folder, *words: str) -> list[dict]:
-    done = flashtrain_command(
-        "recipe=attention-benchmark", "logger=csv", "benchmark.rounds=3", *words, f"output={folder}", cwd=folder
-    )
+SMALL_STEPS = (
+    "benchmark.models=[demo]", "benchmark.rounds=2", "benchmark.steps=2", "data.tokenizer=bytes",
+    "model.vocab_rows=null",
+)  # fmt: skip
+
+
+def rows_of(recipe: str, folder, *words: str) -> list[dict]:
+    small = ("benchmark.rounds=3",) if recipe == "attention-benchmark" else SMALL_STEPS
+    words = (f"recipe={recipe}", "logger=csv", *small, *words, f"output={folder}")
+    done = flashtrain_command(*words, cwd=folder, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
-    (result,) = folder.glob("attention-benchmark/*/result.json")
+    (result,) = folder.glob(f"{recipe}/*/result.json")
     return read_result(result).rows
 
 
 def test_all_are_measured_in_both_directions_with_time_memory_and_a_small_error(tmp_path) -> None:
-    rows = rows_of(tmp_path, "benchmark.seqlens=[512]", "benchmark.masks=[causal]", "benchmark.tokens=4096")
+    rows = rows_of(
+        "attention-benchmark", tmp_path, "benchmark.seqlens=[512]", "benchmark.masks=[causal]", "benchmark.tokens=4096"
+    )
     assert {row["implementation"] for row in rows if row["direction"] == "backward"} >= ALWAYS
     assert all(row["milliseconds"] > 0 and row["peak_memory_mib"] > 0 and row["error"] < 0.03 for row in rows)
     assert all(row["host_milliseconds"] > 0 for row in rows)
@@ -31,8 +40,46 @@ def test_all_are_measured_in_both_directions_with_time_memory_and_a_small_error(
 def test_windows_documents_and_block_masks_run_by_ours_and_by_flex_attention(tmp_path) -> None:
     masks = "benchmark.masks=[window-256,causal-varlen,causal-document,prefix-lm,block-random]"
     words = ("benchmark.seqlens=[2048]", "benchmark.head_dims=[64]", "benchmark.densities=[0.25]", masks)
-    rows = rows_of(tmp_path, *words, "benchmark.implementations=[flashtrain,flex,varlen-attn]")
+    rows = rows_of("attention-benchmark", tmp_path, *words, "benchmark.implementations=[flashtrain,flex,varlen-attn]")
     for mask in ("window-256", "causal-varlen", "causal-document", "prefix-lm", "block-random"):
         found = {(row["implementation"], row["direction"]) for row in rows if row["mask"] == mask}
         assert {(name, way) for name in ("flashtrain", "FlexAttention") for way in ("forward", "backward")} <= found
     assert all(row["error"] < 0.03 for row in rows)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("weights", ["fp32", "bf16"])
+def test_every_implementation_gives_speed_mfu_and_memory(weights: str, tmp_path) -> None:
+    pytest.importorskip("transformers")
+    words = ("benchmark.contexts=[256]", "benchmark.batches=[2,4]", "benchmark.implementations=null")
+    rows = rows_of("gpt2-speed", tmp_path, *words, f"benchmark.weights=[{weights}]")
+    assert len(rows) == len(STEP_IMPLEMENTATIONS) * 2
+    for row in rows:
+        assert row.get("status") is None, row
+        assert row["tokens_per_second"] > 0
+        assert 0 < row["mfu"] < 1
+        assert 0 < row["peak_memory_gib"] < 4
+        assert row["weights"] == weights
+    compiled = [row for row in rows if "compiled" in row["implementation"]]
+    assert compiled
+    assert all(row["compile_seconds"] > 0 for row in compiled)
+    assert all(row["speedup"] > 0 for row in rows)
+
+
+@pytest.mark.timeout(900)
+def test_standard_attention_runs_out_of_memory_where_ours_goes_on(tmp_path) -> None:
+    words = ("benchmark.contexts=[1024,262144]", "benchmark.tokens=1024")
+    rows = rows_of("context-speed", tmp_path, *words, "benchmark.implementations=[flashtrain,standard]")
+    told = {(row["implementation"].split(",")[0], row["context"]): row for row in rows}
+    assert told["plain PyTorch", 262144]["status"] == "out of memory"
+    assert told["flashtrain", 262144]["tokens_per_second"] > 0
+    assert told["flashtrain", 1024]["peak_memory_gib"] < told["plain PyTorch", 1024]["peak_memory_gib"]
+
+
+@pytest.mark.timeout(900)
+def test_the_commands_cost_is_measured(tmp_path) -> None:
+    words = ("benchmark.contexts=[256]", "benchmark.batches=[8]", "benchmark.implementations=[flashtrain]")
+    rows = rows_of("gpt2-speed", tmp_path, *words, "benchmark.command_steps=40", "data.include_tests=false")
+    (row,) = [row for row in rows if row["implementation"] == "flashtrain, the whole command"]
+    assert row.get("status") is None, row
+    assert row["milliseconds"] > 0.5 * row["bare_milliseconds"]

@@ -8,14 +8,17 @@ import types
 import pytest
 import torch
 
-from flashtrain_recipes.attention_benchmark.case import Case
+from flashtrain_recipes.attention_benchmark.cases import Case, document_lengths
 from flashtrain_recipes.attention_benchmark.inputs import Context, make_sets
-from flashtrain_recipes.attention_benchmark.masks import document_lengths
 from flashtrain_recipes.attention_benchmark.peers import all_peers, choose_peers
 from flashtrain_recipes.attention_benchmark.peers.flash_attn import FlashAttn, FlashAttn4
-from flashtrain_recipes.attention_benchmark.peers.flex import make_block_mask, score_function
 from flashtrain_recipes.attention_benchmark.peers.ours import options
-from flashtrain_recipes.attention_benchmark.peers.varlen import VarlenAttn, causal_option
+from flashtrain_recipes.attention_benchmark.peers.pytorch import (
+    VarlenAttn,
+    causal_option,
+    make_block_mask,
+    score_function,
+)
 from flashtrain_recipes.attention_benchmark.reference import expected
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

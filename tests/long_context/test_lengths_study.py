@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from flashtrain.report.__main__ import main as report
 from tiny_runs import TinyRuns
 
 from flashtrain.command.compose import compose_settings
@@ -16,7 +17,6 @@ from flashtrain.command.job import run_job
 from flashtrain.command.machine import settle
 from flashtrain.errors import UserError
 from flashtrain.report import read_result
-from flashtrain.report.__main__ import main as report
 from flashtrain.run.run_folder import read_settings, write_summary
 from flashtrain_recipes.long_context.study import lengths_plan, run_lengths, start_training
 
@@ -223,10 +223,7 @@ def test_what_cannot_work_is_refused_before_anything_is_trained(tiny_runs: TinyR
 def test_plan_describes_every_length_and_starts_nothing(tmp_path) -> None:
     words = ["recipe=gpt2-long", "mode=plan", "hardware=cpu", "lengths.contexts=[64,1024]", f"output={tmp_path}"]
     text = lengths_plan(*settle(compose_settings(words), words))
-    assert [line for line in text.splitlines() if line.startswith("===")] == [
-        "=== context 64",
-        "=== context 1,024",
-    ]
+    assert [line for line in text.splitlines() if line.startswith("===")] == ["=== context 64", "=== context 1,024"]
     assert not list(tmp_path.iterdir())
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from flashtrain.models import GPT2, GPT2Config, RotaryPositions
-from flashtrain_recipes.long_context.passkey import greedy
-from flashtrain_recipes.long_context.scoring import score_windows
+from flashtrain_recipes.long_context.evaluate import score_windows
+from flashtrain_recipes.long_context.passkey_run import greedy
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -12,7 +12,7 @@ from flashtrain.data.tokenizers import BPETokenizer, ByteTokenizer
 from flashtrain.errors import UserError
 from flashtrain.models import GPT2, GPT2Config
 from flashtrain.report import read_result
-from flashtrain_recipes.long_context.passkey import FILLER, HIDDEN, greedy, make_prompt, passkey_rows
+from flashtrain_recipes.long_context.passkey_run import FILLER, HIDDEN, greedy, make_prompt, passkey_rows
 
 BYTES = ByteTokenizer()
 

@@ -10,8 +10,8 @@ import pytest
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import run_job
 from flashtrain.errors import UserError
-from flashtrain_recipes.bert_benchmark import case as speed_case
-from flashtrain_recipes.bert_benchmark.measure import cases
+from flashtrain_recipes.bert_benchmark import cases as speed_case
+from flashtrain_recipes.bert_benchmark.run import cases
 from flashtrain_recipes.long_document.study import run_contexts
 
 MASKED = ("trainer.steps=1", "trainer.tokens_per_step=256", "masked.token_budget=256", "masked.validation_samples=4")

@@ -1,11 +1,7 @@
-"""Measurements: of attention (`python -m flashtrain recipe=attention-benchmark`), of attention over several devices
-(context/), and of whole training steps (steps/).
+"""Measurements of attention: `python -m flashtrain recipe=attention-benchmark`; and the words and settings of all
+benchmarks (names.py, settings.py), and which one a recipe names (start.py).
 
-names.py and settings.py say what can be asked for; start.py picks the benchmark that a recipe names; session.py is the
-frame of a run that measures.
-
-Attention: presets.py turns the settings into cases (case.py: one shape, mask and set of features; masks.py: which pairs
-it computes); inputs.py draws the tensors; peers/ holds the implementations, ours among them; reference.py computes the
-same in float64; clock.py times; measure.py lets every implementation take turns at one case; run.py is the whole run;
-figures.py and published.py draw it beside the paper's values.
+cases.py: what is measured. inputs.py: tensors and masks. peers/: the implementations, ours among them. reference.py:
+the same in float64. measure.py lets every implementation take turns at one case; run.py is the benchmark; figures.py
+shows what it found, beside the paper's values.
 """

@@ -1,6 +1,5 @@
-"""The FlashAttention paper's two figures: forward + backward time, and memory, against sequence length.
-
-A family is everything of a shape but its length and batch: each family of at least two lengths gets a figure.
+"""Tables and figures of attention: a row a shape and direction, a column an implementation; time and memory against
+length, as in the FlashAttention paper and with its values; and one figure of many shapes.
 """
 
 from __future__ import annotations
@@ -10,14 +9,49 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flashtrain.errors import UserError
-from flashtrain.report.figures import line_figure
-from flashtrain.report.rows import Row, has_failed, status_text
-from flashtrain_recipes.attention_benchmark.published import PAPER, PAPER_SHAPE, paper_rows
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
+from flashtrain.errors import UserError
+from flashtrain.report.figures import DPI, GRID, INK, WIDTH_INCHES, colour, line_figure, marker, save
+from flashtrain.report.formats import figure_text
+from flashtrain.report.pivot import View
+from flashtrain.report.rows import Row, has_failed, status_text, values_of
+from flashtrain.report.table import Table
+
+# FlashAttention (Dao et al. 2022, arXiv 2205.14135), appendix: forward + backward in milliseconds on an A100-40GB,
+# batch 16, 8 heads of 64, by sequence length. "PyTorch" is standard attention, which ran out of memory at 16K.
+PAPER = "FlashAttention (Dao et al. 2022), appendix, A100-40GB"
+PAPER_MILLISECONDS: dict[str, dict[int, float]] = {
+    "PyTorch": {512: 1.18, 1024: 3.67, 2048: 13.22, 4096: 50.44},
+    "FlashAttention": {512: 0.73, 1024: 2.29, 2048: 7.64, 4096: 30.09, 16384: 470.5, 65536: 7493.0},
+    "block-sparse FlashAttention": {512: 0.82, 1024: 0.88, 2048: 1.71, 4096: 3.21, 16384: 12.6, 65536: 50.4},
+}
+PAPER_SHAPE = {"batch": 16, "heads": 8, "kv_heads": 8, "head_dim": 64, "mask": "full", "dropout": 0.0}
 _HEIGHT = 5.2
+_INCHES_A_SHAPE = 0.21
+_DOT_SHAPE = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim", "mask", "features", "dropout", "dtype")
+_SHAPE = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim", "mask", "density", "features", "dropout")
+_MEASURES = {
+    "tflops": "TFLOP/s",
+    "milliseconds": "milliseconds",
+    "host_milliseconds": "milliseconds with launching",
+    "peak_memory_mib": "peak memory, MiB beyond the inputs",
+    "error": "largest error over the float64 reference's largest value",
+}
 
 Rows = Sequence[Mapping[str, Any]]
+
+
+def paper_rows(lengths: list[int]) -> list[dict[str, Any]]:
+    """The paper's values at these lengths as rows: implementation, seqlen_q, forward_backward_milliseconds."""
+    return [
+        {"implementation": f"{name} (paper)", "seqlen_q": length, "forward_backward_milliseconds": value}
+        for name, values in PAPER_MILLISECONDS.items()
+        for length, value in values.items()
+        if length in lengths
+    ]
 
 
 def runtime_figure(rows: Rows, path: str | Path) -> Path:
@@ -74,22 +108,18 @@ def _draw(rows: Rows, path: Path, measure: str) -> Path:
     for number, (name, kept) in enumerate(found.items()):
         drawn = both_directions(kept)
         title = name
-        if measure != "peak_memory_mib" and all(_is_the_papers(row) for row in kept):
+        is_the_papers = all(row.get(key) == value for row in kept for key, value in PAPER_SHAPE.items())
+        if measure != "peak_memory_mib" and is_the_papers:
             published = paper_rows(_lengths(kept))
             drawn += published
             title += f"; (paper): {PAPER}" if published else ""
-        place = path if number == 0 else path.with_name(f"{path.stem}-{_slug(name)}{path.suffix}")
+        place = family_path(path, number, name)
         line_figure(drawn, "seqlen_q", measure, "implementation", place, title=title, log_y=True, height=_HEIGHT)
     return path
 
 
-def _is_the_papers(row: Mapping[str, Any]) -> bool:
-    return all(row.get(key) == value for key, value in PAPER_SHAPE.items())
-
-
 def _name(row: Mapping[str, Any]) -> str:
-    groups = "" if row["heads"] == row["kv_heads"] else f" ({row['kv_heads']} KV)"
-    parts = [f"{row['heads']} heads{groups} of {row['head_dim']}", row["mask"], row.get("features")]
+    parts = [heads_of(row), row["mask"], row.get("features")]
     parts += [f"dropout {row['dropout']:g}" if row["dropout"] else None, row["dtype"]]
     return ", ".join(str(part) for part in parts if part)
 
@@ -98,5 +128,103 @@ def _lengths(rows: Rows) -> list[int]:
     return sorted({row["seqlen_q"] for row in rows})
 
 
-def _slug(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+def heads_of(row: Mapping[str, Any]) -> str:
+    """A row's heads in words."""
+    groups = "" if row["heads"] == row["kv_heads"] else f" ({row['kv_heads']} KV)"
+    return f"{row['heads']} heads{groups} of {row['head_dim']}"
+
+
+def family_path(path: Path, number: int, name: str) -> Path:
+    """Where a family's figure goes: the first one's to `path`, the others' beside it."""
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return path if number == 0 else path.with_name(f"{path.stem}-{slug}{path.suffix}")
+
+
+def dot_figure(rows: Rows, path: str | Path) -> Path:
+    """Draw TFLOP/s of every shape as a PNG at `path`, the first implementation of the rows on top of the others.
+
+    Raises UserError for rows of which none has TFLOP/s in a direction.
+    """
+    measured = [row for row in rows if row.get("tflops") is not None and row.get("direction")]
+    if not measured:
+        raise UserError("no row has TFLOP/s of a direction: there is nothing to draw.")
+    shapes = list(dict.fromkeys(_shape(row) for row in measured))
+    names = [str(name) for name in values_of(measured, "implementation")]
+    directions = [name for name in ("forward", "backward") if any(row["direction"] == name for row in measured)]
+    height = 1.3 + _INCHES_A_SHAPE * len(shapes)
+    figure = Figure(figsize=(WIDTH_INCHES, height), dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    for place, direction in enumerate(directions):
+        panel = figure.add_subplot(1, len(directions), place + 1)
+        panel.set_title(f"{direction}, TFLOP/s", fontsize=9.5, color=INK)
+        for number in range(len(shapes)):
+            panel.axhline(number, color=GRID, linewidth=0.8, zorder=0)
+        for number, name in reversed(list(enumerate(names))):
+            own = [row for row in measured if row["implementation"] == name and row["direction"] == direction]
+            at = [shapes.index(_shape(row)) for row in own]
+            size = 52 if number == 0 else 26
+            panel.scatter(
+                [row["tflops"] for row in own], at, s=size, marker=marker(number), color=colour(number), zorder=2
+            )
+        panel.set_ylim(len(shapes) - 0.4, -0.6)
+        panel.set_xlim(left=0)
+        panel.set_yticks(range(len(shapes)), [figure_text(_label(shape)) for shape in shapes] if place == 0 else [])
+        panel.tick_params(labelsize=7.5, colors=INK, length=0)
+        for side in panel.spines.values():
+            side.set_visible(False)
+    handles = [
+        Line2D([], [], color=colour(i), marker=marker(i), markersize=7 if i == 0 else 5, linestyle="", label=label)
+        for i, label in enumerate(map(figure_text, names))
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8, labelcolor=INK)
+    return save(figure, Path(path))
+
+
+def _shape(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row.get(key) for key in _DOT_SHAPE)
+
+
+def _label(shape: tuple[Any, ...]) -> str:
+    batch, heads, kv_heads, queries, keys, head_dim, mask, features, dropout, _dtype = shape
+    length = f"{queries:,}" if keys in (None, queries) else f"{queries:,} x {keys:,}"
+    grouped = f"{heads}/{kv_heads}" if kv_heads not in (None, heads) else f"{heads}"
+    extra = "".join(f", {word}" for word in (features, f"dropout {dropout:g}" if dropout else None) if word)
+    return f"{batch} x {length}, {grouped} heads of {head_dim}, {mask}{extra}"
+
+
+def tables(rows: Rows) -> list[Table]:
+    """One wide table for each measure that the rows have."""
+    found = []
+    for measure, title in _MEASURES.items():
+        kept = [row for row in rows if row.get(measure) is not None or (has_failed(row) and measure == "tflops")]
+        if kept and values_of(kept, measure):
+            found.append(View(_index(rows, kept), "implementation", measure).table(kept, title))
+    return found
+
+
+def _index(rows: Rows, kept: Rows) -> list[str]:
+    """The columns that tell shapes apart: those that differ, and always the length, head dimension and mask."""
+    always = ("seqlen_q", "head_dim", "mask")
+    told = [key for key in _SHAPE if key in always or len(values_of(rows, key)) > 1]
+    if "seqlen_k" in told and all(row["seqlen_k"] == row["seqlen_q"] for row in rows):
+        told.remove("seqlen_k")
+    if "kv_heads" in told and all(row["kv_heads"] == row["heads"] for row in rows):
+        told.remove("kv_heads")
+    return [*[key for key in told if values_of(kept, key)], "direction"]
+
+
+def case_line(rows: Rows) -> str:
+    """One case's rows in a line: TFLOP/s forward/backward of each implementation, or what happened to it."""
+    parts = []
+    for name in values_of(rows, "implementation"):
+        own = {row["direction"]: row for row in rows if row["implementation"] == name}
+        cells = [_cell(own[direction]) for direction in ("forward", "backward") if direction in own]
+        plan = own.get("plan")
+        parts.append(f"{name} {'/'.join(cells)}" + (f" (plan {plan['milliseconds']:.3g} ms)" if plan else ""))
+    return "; ".join(parts) or "nothing could be measured"
+
+
+def _cell(row: Mapping[str, Any]) -> str:
+    if row.get("tflops") is None:
+        return str(row.get("status") or "-")
+    return f"{row['tflops']:.0f}" if row["tflops"] >= 10 else f"{row['tflops']:.2g}"

@@ -8,40 +8,31 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from flashtrain_recipes.attention_benchmark.case import Case, flops
-from flashtrain_recipes.attention_benchmark.clock import Clock, Launch, Pace
-from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs, make_sets
-from flashtrain_recipes.attention_benchmark.masks import counted_pairs, visible_pairs
+from flashtrain_recipes.attention_benchmark.cases import Case, flops
+from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs, counted_pairs, make_sets, visible_pairs
 from flashtrain_recipes.attention_benchmark.peers import Peer
 from flashtrain_recipes.attention_benchmark.peers.base import Attend
 from flashtrain_recipes.attention_benchmark.reference import Expected, expected
+from flashtrain_recipes.benchmark_runner.measuring import (
+    FEWEST_ROUNDS,
+    OUT_OF_MEMORY,
+    Clock,
+    Effort,
+    Launch,
+    Note,
+    Pace,
+    Row,
+    first_line,
+    in_turn,
+)
 
-OUT_OF_MEMORY = "out of memory"
 FORWARD, BACKWARD, PLAN = "forward", "backward", "plan"
-_FEWEST_ROUNDS = 3
 # Up to this length the time with launching is told too (of plans always): there it can be the longer one.
 _HOST_LENGTH = 512
-
-Note = Callable[[str, str], None]
-Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How long a case may be measured. seconds: None, or its share of the time, after which no further round is begun;
-    until: a moment of time.monotonic() after which no implementation is begun."""
-
-    rounds: int
-    seconds: float | None = None
-    until: float | None = None
-
-    def is_over(self) -> bool:
-        return self.until is not None and time.monotonic() >= self.until
 
 
 @dataclass
@@ -153,13 +144,10 @@ class Measurement:
     def _take_turns(self, entries: list[_Entry], effort: Effort, began: float) -> None:
         """Rounds in which every implementation gives one sample a direction; who begins moves on by one a round."""
         for number in range(effort.rounds):
-            spent = time.monotonic() - began
-            late = effort.is_over() or (effort.seconds is not None and spent >= effort.seconds)
-            if number >= _FEWEST_ROUNDS and late:
+            if number >= FEWEST_ROUNDS and effort.is_late(began):
                 break
             for direction in (FORWARD, BACKWARD, PLAN):
-                for place in range(len(entries)):
-                    entry = entries[(place + number) % len(entries)]
+                for entry in in_turn(entries, number):
                     if direction in entry.directions:
                         done = self._guarded(entry.peer, direction, partial(self._sample, entry, direction))
                         if not done:
@@ -253,13 +241,6 @@ class Measurement:
 
 def _gradients(out: Tensor, leaves: list[Tensor], dout: Tensor, *, keep: bool) -> tuple[Tensor, ...]:
     return torch.autograd.grad(out, leaves, dout, retain_graph=keep)
-
-
-def first_line(error: Exception) -> str:
-    """What an exception says, in one line of at most 200 characters."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = lines[0] if lines else ""
-    return f"{type(error).__name__}: {text}"[:200]
 
 
 def _reasons(caught: Sequence[warnings.WarningMessage]) -> list[str]:

@@ -13,34 +13,15 @@ DTYPES = ("bfloat16", "float16", "float32")
 
 # In the order of the tables.
 IMPLEMENTATIONS = (
-    "flashtrain",
-    "flashtrain-packed",
-    "flashtrain-planned",
-    "flashtrain-portable",
-    "sdpa-flash",
-    "sdpa-cudnn",
-    "sdpa-efficient",
-    "sdpa-math",
-    "standard",
-    "flex",
-    "varlen-attn",
-    "flash-attn",
-    "flash-attn-4",
-)
+    "flashtrain", "flashtrain-packed", "flashtrain-planned", "flashtrain-portable", "sdpa-flash", "sdpa-cudnn",
+    "sdpa-efficient", "sdpa-math", "standard", "flex", "varlen-attn", "flash-attn", "flash-attn-4",
+)  # fmt: skip
 
 # Of whole training steps (benchmark.name=step), in the order of the tables.
 STEP_IMPLEMENTATIONS = (
-    "flashtrain",
-    "flashtrain-float32-residual",
-    "flashtrain-sdpa",
-    "flashtrain-standard",
-    "pytorch",
-    "pytorch-cudnn",
-    "standard",
-    "hf-eager",
-    "hf-sdpa",
-    "hf-sdpa-compile",
-)
+    "flashtrain", "flashtrain-float32-residual", "flashtrain-sdpa", "flashtrain-standard", "pytorch", "pytorch-cudnn",
+    "standard", "hf-eager", "hf-sdpa", "hf-sdpa-compile",
+)  # fmt: skip
 # Of the Long Range Arena's training steps (benchmark.name=sequence).
 SEQUENCE_IMPLEMENTATIONS = (
     "flash", "block-sparse", "sdpa", "standard", "flash-eager", "block-sparse-eager", "sdpa-eager", "standard-eager",
@@ -82,14 +63,9 @@ MASKS = {
     "block-butterfly": "the blocks (i, j) whose numbers differ in at most one binary digit",
 }
 WITH_DOCUMENTS = (
-    "document",
-    "causal-document",
-    "varlen",
-    "causal-varlen",
-    "prefix-lm-document",
-    "causal-blockwise",
+    "document", "causal-document", "varlen", "causal-varlen", "prefix-lm-document", "causal-blockwise",
     "block-causal-document",
-)
+)  # fmt: skip
 BLOCK_SPARSE = ("block-random", "block-butterfly")
 # Masks that are no function of a sequence in its order: tables of blocks, and packed rows' own functions.
 NOT_OVER_DEVICES = ("varlen", "causal-varlen", *BLOCK_SPARSE)

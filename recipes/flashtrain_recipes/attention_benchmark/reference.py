@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashtrain_recipes.attention_benchmark.case import Case
-from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs
-from flashtrain_recipes.attention_benchmark.masks import pieces, visible
+from flashtrain_recipes.attention_benchmark.cases import Case
+from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs, pieces, visible
 
 # Elements of the score matrix held at once, in float64: 512 MiB on a GPU, 32 MiB on a CPU.
 _PIECE = {"cuda": 2**26, "cpu": 2**22}

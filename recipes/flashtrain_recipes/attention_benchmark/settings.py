@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from flashtrain.errors import UserError
 from flashtrain.settings.setting_checks import at_least, between, one_of
@@ -11,9 +13,13 @@ from flashtrain_recipes.attention_benchmark.names import (
     BERT_MODELS,
     BERT_UNITS,
     CONTEXT_IMPLEMENTATIONS,
+    CONTEXT_LAYOUTS,
+    CONTEXT_WAYS,
     DIRECTIONS,
     DTYPES,
     IMPLEMENTATIONS,
+    MASKS,
+    NOT_OVER_DEVICES,
     PRESETS,
     SEQUENCE_IMPLEMENTATIONS,
     SEQUENCE_TASKS,
@@ -23,7 +29,74 @@ from flashtrain_recipes.attention_benchmark.names import (
     check_names,
     parse_mask,
 )
-from flashtrain_recipes.context_benchmark.settings import ContextSettings, check_masks
+
+
+class Shape(NamedTuple):
+    """Heads of one layer: query heads, key/value heads, head dimension."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    def __str__(self) -> str:
+        shared = "" if self.kv_heads == self.heads else f"/{self.kv_heads}"
+        return f"{self.heads}{shared}x{self.head_dim}"
+
+
+@dataclass
+class ContextSettings:
+    """shapes: as "16x128" (heads x head dimension) or "32/8x128" (32 query, 8 key/value heads); None: benchmark.heads,
+    kv_heads and head_dims. ways, layouts: of flashtrain's attention, None: all. degrees: devices that share a sequence.
+    one_device_longest: up to this length the same attention is measured on one device too, beyond it that time follows
+    from the FLOP rate at the longest length measured, and is marked. check_longest: up to this length results and
+    gradients are compared with float64. min_seconds: a case takes more than benchmark.rounds turns until it has taken
+    so long.
+    """
+
+    shapes: list[str] | None = None
+    ways: list[str] | None = None
+    layouts: list[str] | None = None
+    degrees: list[int] | None = None
+    one_device_longest: int = 131072
+    check_longest: int = 32768
+    min_seconds: float = 0.0
+
+    def check_context(self) -> None:
+        """Raise UserError for the first of these settings that cannot be."""
+        check_names("benchmark.ways", self.ways, CONTEXT_WAYS)
+        check_names("benchmark.layouts", self.layouts, CONTEXT_LAYOUTS)
+        for text in self.shapes or []:
+            parse_shape(text)
+        if self.degrees is not None and not self.degrees:
+            raise UserError("benchmark.degrees=[] names nothing. Possible: numbers of 2 or more.")
+        for degree in self.degrees or []:
+            at_least("benchmark.degrees", degree, 2)
+        for setting in ("one_device_longest", "check_longest", "min_seconds"):
+            at_least(f"benchmark.{setting}", getattr(self, setting), 0)
+
+
+def parse_shape(text: str) -> Shape:
+    """What an entry of benchmark.shapes means. Raises UserError for one that cannot be."""
+    found = re.fullmatch(r"(\d+)(?:/(\d+))?x(\d+)", text)
+    if found is None:
+        raise UserError(f"benchmark.shapes: '{text}' is no shape. Possible: 16x128, or 32/8x128 with shared heads.")
+    heads, head_dim = int(found[1]), int(found[3])
+    kv_heads = int(found[2] or heads)
+    if not (1 <= kv_heads <= heads and heads % kv_heads == 0 and 1 <= head_dim <= 256):
+        raise UserError(
+            f"benchmark.shapes: '{text}' cannot be. Possible: key/value heads that divide the query heads, and head "
+            "dimensions of 1 to 256."
+        )
+    return Shape(heads, kv_heads, head_dim)
+
+
+def check_masks(names: list[str] | None) -> None:
+    """Raise UserError for the first mask that is not computed over several devices."""
+    for name in names or []:
+        if parse_mask(name).kind in NOT_OVER_DEVICES:
+            possible = ", ".join(mask for mask in MASKS if mask not in NOT_OVER_DEVICES)
+            raise UserError(f"benchmark.masks: {name} over several devices. Possible: {possible}.")
+
 
 BENCHMARKS = ("attention", "step", "sequence", "bert", "context")
 
@@ -66,7 +139,7 @@ class StepSettings:
 class BenchmarkSettings(StepSettings, ContextSettings):
     """What a recipe measures; recipes that train measure nothing (name None). Here, recipe=attention-benchmark's.
 
-    tasks: of recipe=lra-speed (None: all). rows: a preset of presets.py. seqlens, head_dims and masks: the lengths,
+    tasks: of recipe=lra-speed (None: all). rows: a preset of cases.py. seqlens, head_dims and masks: the lengths,
     head dimensions and masks of rows=grid (None: its own); with another preset they choose among its rows. batch:
     sequences, or None: as many as hold `tokens` together. heads None: 2048 / head dimension. densities: of
     rows=block-sparse. longest: leaves longer rows out (recipe=lra-speed: cuts sequences to it).

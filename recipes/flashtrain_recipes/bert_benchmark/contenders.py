@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -17,7 +16,6 @@ from flashtrain.models.bert import Bert
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import MaskedLanguageModel
 from flashtrain.tasks.masked_language.build import make_masked_task
-from flashtrain.training.gradients import clip_gradients
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.bert_benchmark.batches import (
     BUCKETS,
@@ -31,12 +29,10 @@ from flashtrain_recipes.bert_benchmark.batches import (
     padded_arguments,
     padded_batches,
 )
-from flashtrain_recipes.bert_benchmark.case import BertCase
-from flashtrain_recipes.step_benchmark.contenders import Contender, autocast_of, usual_step
-from flashtrain_recipes.step_benchmark.ours import precision_of
-from flashtrain_recipes.step_benchmark.training_step import Batches, TrainingStep
+from flashtrain_recipes.bert_benchmark.cases import BertCase
+from flashtrain_recipes.step_benchmark.contenders import NO_END, HuggingFace, precision_of
+from flashtrain_recipes.step_benchmark.training_step import Batches, Contender, TrainingStep, task_step, usual_step
 
-_NO_END = 1_000_000  # steps of the learning rate's schedule: more than are ever measured
 _HIDDEN_ACT = {"gelu": "gelu_pytorch_tanh", "gelu_exact": "gelu"}
 
 
@@ -62,26 +58,17 @@ class OurBert(BertContender):
 
     def build(self, case: BertCase, batch: int, device: torch.device) -> TrainingStep:
         settings = deepcopy(self.settings)
-        settings.trainer.steps, settings.trainer.compile = _NO_END, self.compiled
+        settings.trainer.steps, settings.trainer.compile = NO_END, self.compiled
         settings.optimizer.master_weights = case.has_masters
-        hardware = replace(self.hardware, precision=precision_of(cast(Any, case), self.hardware.kind))
+        hardware = replace(self.hardware, precision=precision_of(case, self.hardware.kind))
         torch.manual_seed(0)
         with torch.device(device):
             model = Bert(case.config(), hardware.attention, settings.bert.residual)
         if case.is_bfloat16:
             model.to(torch.bfloat16)
         task = make_masked_task(settings, hardware, model.train(), {})
-        task.configure_model()
-        found = task.configure_optimizers()
-        return TrainingStep(
-            model,
-            partial(_loss, task),
-            found["optimizer"],
-            partial(clip_gradients, model, task.gradient_clip),
-            autocast=autocast_of(cast(Any, case), device),
-            schedule=found["lr_scheduler"]["scheduler"],
-            batches=_kept(partial(self._batches, case, batch, device)),
-        )
+        batches = _kept(partial(self._batches, case, batch, device))
+        return task_step(task, model, partial(_loss, task), case, device, batches=batches)
 
     def _batches(
         self, case: BertCase, batch: int, device: torch.device, tokens: Tensor, labels: Tensor
@@ -95,29 +82,22 @@ class OurBert(BertContender):
         return [(one,) for one in masked_batches(drawn, members, device, budget=budget)]
 
 
-class HuggingFaceBert(BertContender):
+class HuggingFaceBert(BertContender, HuggingFace):
     """transformers' BertForMaskedLM, random weights. attention: "eager" or "sdpa". compiled: by torch.compile."""
 
     def __init__(
         self, name: str, title: str, batching: str, *, attention: str, compiled: bool = False, may_compile: bool = True
     ) -> None:
-        self.name, self.implementation, self.batching = name, title, batching
-        self.title = title if batching == RANDOM else f"{title}, {batching}"
-        self.attention, self.compiled, self.may_compile = attention, compiled, may_compile
-
-    def missing(self, device: torch.device) -> str | None:
-        if importlib.util.find_spec("transformers") is None:
-            return "needs transformers: pip install 'flashtrain[hub]'"
-        if self.compiled and not self.may_compile:
-            return "is compiled, on a CPU only with benchmark.compile=true"
-        return None
+        told = title if batching == RANDOM else f"{title}, {batching}"
+        HuggingFace.__init__(self, name, told, attention=attention, compiled=compiled, may_compile=may_compile)
+        self.implementation, self.batching = title, batching
 
     def build(self, case: BertCase, batch: int, device: torch.device) -> TrainingStep:
         model = hugging_face_bert(case, device, self.attention)
         # Length buckets are batches of some sixteen shapes: compiled once for all, not once for each.
         forward = torch.compile(model, dynamic=self.batching == BUCKETS) if self.compiled else model
         batches = _kept(partial(self._batches, case, batch, device))
-        return usual_step(model, partial(_hugging_face_loss, forward), cast(Any, case), device, batches=batches)
+        return usual_step(model, partial(_hugging_face_loss, forward), case, device, batches=batches)
 
     def _batches(
         self, case: BertCase, batch: int, device: torch.device, tokens: Tensor, labels: Tensor
@@ -167,11 +147,6 @@ def all_bert_contenders(settings: Settings, hardware: Hardware, *, compiled: boo
             ),
         ]
     return found
-
-
-def contenders_of(everything: Sequence[BertContender], case: BertCase) -> list[BertContender]:
-    """Those that differ in this case: full rows have no length buckets."""
-    return [one for one in everything if case.unit or one.batching != BUCKETS]
 
 
 def _loss(task: MaskedLanguageModel, batch: dict[str, Any]) -> Tensor:

@@ -1,20 +1,55 @@
-"""Efficiency against length, a panel for each mask and a line for each way and layout.
-
-A family is everything of a shape and degree; each family with two lengths gets a figure.
+"""Tables of attention over several devices, and efficiency against length, a panel for each mask and a line for each
+contender.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flashtrain.errors import UserError
 from flashtrain.report.figures import line_figure
-from flashtrain.report.rows import Row, values_of
+from flashtrain.report.pivot import View
+from flashtrain.report.rows import Row, has_failed, status_text, values_of
+from flashtrain.report.table import Table, make_table
+from flashtrain_recipes.attention_benchmark.figures import family_path, heads_of
 
 Rows = Sequence[Mapping[str, Any]]
+
+_SHAPE = ("heads", "kv_heads", "head_dim", "dtype")
+_TIMES = ("forward_ms", "backward_ms", "one_device_ms", "one_device", "efficiency", "tflops_per_device")
+_REST = (
+    "communication_ms", "communication_share", "sent_mib", "imbalance", "peak_memory_gib", "one_device_memory_gib",
+    "error", "gradient_error", "error_ratio",
+)  # fmt: skip
+
+
+def tables(rows: Rows) -> list[Table]:
+    """Efficiency by contender, the times, and the rest, for each shape by itself where there are several."""
+    told = [key for key in _SHAPE if len(values_of(rows, key)) > 1]
+    index = ["mask", *told, "seqlen", "degree"]
+    found = []
+    if values_of(rows, "efficiency"):
+        title = "efficiency: time on one device / (devices x time on them)"
+        found.append(View(index, "implementation", "efficiency").table(rows, title))
+    for title, measures in (("times, forward and backward", _TIMES), ("what they come from", _REST)):
+        shown = [key for key in measures if values_of(rows, key)]
+        if shown:
+            found.append(make_table(rows, [*index, "implementation", *shown], title))
+    return found
+
+
+def case_line(rows: Rows) -> str:
+    """One case's rows in a line: milliseconds forward/backward and efficiency, or what happened."""
+    parts = []
+    for row in rows:
+        if has_failed(row):
+            parts.append(f"{row['implementation']} {status_text(row)}")
+            continue
+        share = "" if row.get("efficiency") is None else f" ({row['efficiency']:.1%})"
+        parts.append(f"{row['implementation']} {row['forward_ms']:.3g}/{row['backward_ms']:.3g} ms{share}")
+    return "; ".join(parts) or "nothing could be measured"
 
 
 def families(rows: Rows) -> dict[str, list[Row]]:
@@ -24,7 +59,11 @@ def families(rows: Rows) -> dict[str, list[Row]]:
         if row.get("seqlen") is not None:
             told = {**row, _panel(row["mask"]): row.get("efficiency")}
             found.setdefault(_name(row), []).append(told)
-    return {name: kept for name, kept in found.items() if len(values_of(kept, "seqlen")) > 1 and _has_any(kept)}
+    return {
+        name: kept
+        for name, kept in found.items()
+        if len(values_of(kept, "seqlen")) > 1 and values_of(kept, "efficiency")
+    }
 
 
 def efficiency_figure(rows: Rows, path: str | Path) -> Path:
@@ -34,16 +73,10 @@ def efficiency_figure(rows: Rows, path: str | Path) -> Path:
     if not found:
         raise UserError("no shape was measured at two lengths: there is no curve to draw.")
     for number, (name, kept) in enumerate(found.items()):
-        place = path if number == 0 else path.with_name(f"{path.stem}-{_slug(name)}{path.suffix}")
+        place, title = family_path(path, number, name), f"efficiency, {name}"
         panels = [_panel(mask) for mask in values_of(kept, "mask")]
-        line_figure(
-            kept, "seqlen", panels, ["implementation"], place, title=f"efficiency, {name}", log_y=False, height=4.6
-        )
+        line_figure(kept, "seqlen", panels, ["implementation"], place, title=title, log_y=False, height=4.6)
     return path
-
-
-def _has_any(rows: Rows) -> bool:
-    return bool(values_of(rows, "efficiency"))
 
 
 def _panel(mask: str) -> str:
@@ -51,9 +84,4 @@ def _panel(mask: str) -> str:
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    groups = "" if row["heads"] == row["kv_heads"] else f" ({row['kv_heads']} KV)"
-    return f"{row['heads']} heads{groups} of {row['head_dim']}, {row['dtype']}, {row['degree']} devices"
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return f"{heads_of(row)}, {row['dtype']}, {row['degree']} devices"

@@ -1,4 +1,5 @@
-"""Ranks started by this process, or by torchrun: their events, and one line when one of them fails.
+"""The cases on all ranks at once, and the ranks, started by this process or by torchrun: their events, and one line
+when one of them fails.
 
 Each rank has a pipe to this process. When one fails, is killed or is stuck, the others are ended. When one runs out of
 memory while the others wait for it, all are started anew after that case: nothing else is certain to end their waiting.
@@ -6,15 +7,17 @@ memory while the others wait for it, all are started anew after that case: nothi
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,15 +28,107 @@ import torch.multiprocessing
 from flashtrain.distributed.context.watchdog import EXIT_CODE, Watchdog
 from flashtrain.errors import RunFailed
 from flashtrain.run.quiet import quieten
-from flashtrain_recipes.attention_benchmark.measure import Row, first_line
-from flashtrain_recipes.context_benchmark.grid import Event, Job, OutOfMemoryAt, measured
+from flashtrain_recipes.attention_benchmark.settings import BenchmarkSettings
+from flashtrain_recipes.benchmark_runner.measuring import Event, Row, first_line
+from flashtrain_recipes.context_benchmark.cases import ContextCase, cases
+from flashtrain_recipes.context_benchmark.contenders import Contender, our_contenders
+from flashtrain_recipes.context_benchmark.measure import Measurement, RanOut
+from flashtrain_recipes.context_benchmark.peers import peers
 from flashtrain_recipes.context_benchmark.ranks import World, begin
-from flashtrain_recipes.context_benchmark.rows import rates_of
+from flashtrain_recipes.context_benchmark.rows import Rates, rates_of
 
 START_METHOD = "spawn"  # CUDA allows no other
 STUCK_SECONDS = 600.0  # without any rank coming further
 _LAST_WORDS = 1.0  # seconds in which the others may tell, too, why they failed
 _OWN_FAILURE, _OUT_OF_MEMORY, _FAILED, _EVENT = 1, "out of memory", "failed", "event"
+
+
+@dataclass
+class Job:
+    """What every rank is given. kind: "cuda" or "cpu". until: the moment of time.time() after which no case is begun.
+
+    first: number of the case to begin with. skipped: {case number: titles of contenders that ran out of memory there}.
+    rates: what one device has reached in earlier cases.
+    """
+
+    asked: BenchmarkSettings
+    kind: str
+    size: int
+    degrees: list[int]
+    seed: int
+    until: float | None = None
+    first: int = 0
+    skipped: dict[int, list[str]] = field(default_factory=dict)
+    rates: Rates = field(default_factory=Rates)
+
+    def cases(self) -> list[ContextCase]:
+        return cases(self.asked, self.degrees)
+
+    def divisions(self) -> dict[int, list[int]]:
+        """{degree: the numbers of ranks that divide the heads, of cases for which the hybrid way is one}."""
+        found: dict[int, set[int]] = {degree: set() for degree in self.degrees}
+        for case in self.cases():
+            shared = math.gcd(case.attention.heads, case.degree)
+            found[case.degree] |= {shared} if 1 < shared < case.degree else set()
+        return {degree: sorted(of) for degree, of in found.items()}
+
+    def contenders(self) -> tuple[list[Contender], dict[str, str]]:
+        """(those that can be had, {title of each that cannot: why})."""
+        return choose_contenders(self.asked, self.kind)
+
+
+def choose_contenders(asked: BenchmarkSettings, kind: str) -> tuple[list[Contender], dict[str, str]]:
+    """(the contenders that benchmark.implementations, ways and layouts name, {way of each that is missing: why})."""
+    everyone = [*our_contenders(asked.ways, asked.layouts), *peers()]
+    chosen = [one for one in everyone if asked.implementations is None or one.name in asked.implementations]
+    missing = {one.way: reason for one in chosen if (reason := one.missing(kind)) is not None}
+    return [one for one in chosen if one.way not in missing], missing
+
+
+def _keep(notes: dict[tuple[str, str], None], title: str, reason: str) -> None:
+    notes[title, reason] = None
+
+
+class OutOfMemoryAt(Exception):
+    """A rank ran out of memory at a case (its number) with a contender (its title)."""
+
+    def __init__(self, case: int, title: str, line: str) -> None:
+        super().__init__(line)
+        self.case, self.title = case, title
+
+
+def measured(job: Job, world: World, mark: Callable[[str], None]) -> Iterator[Event]:
+    """Measure the cases of the job; every rank goes through it, the first one's events tell what was found.
+
+    mark: called with what this rank does now. Raises OutOfMemoryAt on the rank that ran out of memory.
+    """
+    contenders, _ = job.contenders()
+    todo = job.cases()
+    for number in range(job.first, len(todo)):
+        now = time.time()
+        share = None if job.until is None else (job.until - now) / (len(todo) - number)
+        share = world.told_by_first(share)
+        if share is not None and share <= 0 and number > 0:  # something is measured, however long starting took
+            return
+        team = world.teams.get(todo[number].degree)
+        if team is None:
+            continue
+        if world.rank == 0:
+            yield Event("case", number)
+        notes: dict[tuple[str, str], None] = {}  # each once: a way is refused alike in every layout
+        measurement = Measurement(
+            todo[number], team, job.asked, seed=job.seed + number, mark=mark, rates=job.rates,
+            note=partial(_keep, notes),
+        )  # fmt: skip
+        try:
+            rows: list[Row] = measurement.run(contenders, job.skipped.get(number, ()), share)
+        except RanOut as error:
+            raise OutOfMemoryAt(number, error.title, f"{todo[number]}, {error}") from error
+        del measurement
+        if world.rank == 0:
+            for note in notes:
+                yield Event("note", number, note)
+            yield Event("rows", number, rows)
 
 
 class RankFailed(RunFailed):

@@ -13,24 +13,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashtrain_recipes.attention_benchmark.clock import clock_for
 from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs, make_sets
-from flashtrain_recipes.attention_benchmark.measure import OUT_OF_MEMORY, Row, first_line
 from flashtrain_recipes.attention_benchmark.reference import Expected, expected
 from flashtrain_recipes.attention_benchmark.settings import BenchmarkSettings
-from flashtrain_recipes.context_benchmark.case import ContextCase
-from flashtrain_recipes.context_benchmark.clock import TeamClock
-from flashtrain_recipes.context_benchmark.communication import only_communicating
-from flashtrain_recipes.context_benchmark.contenders import Attend, Contender, Place, gradients, leaves_of
-from flashtrain_recipes.context_benchmark.errors import errors_of_rank
-from flashtrain_recipes.context_benchmark.one_device import OneDevice, Rates
-from flashtrain_recipes.context_benchmark.ranks import Team
-from flashtrain_recipes.context_benchmark.rows import Found, failed_row, row_of
+from flashtrain_recipes.benchmark_runner.measuring import OUT_OF_MEMORY, Note, Row, clock_for, first_line, in_turn
+from flashtrain_recipes.context_benchmark.cases import ContextCase
+from flashtrain_recipes.context_benchmark.contenders import (
+    Attend,
+    Contender,
+    Place,
+    gradients,
+    leaves_of,
+    only_communicating,
+)
+from flashtrain_recipes.context_benchmark.ranks import Team, TeamClock
+from flashtrain_recipes.context_benchmark.rows import Found, OneDevice, Rates, errors_of_rank, failed_row, row_of
 
 _COMMUNICATION_ROUNDS = 3
 _MOST_ROUNDS = 200
 
-Note = Callable[[str, str], None]
 Mark = Callable[[str], None]
 
 
@@ -182,8 +183,7 @@ class Measurement:
             if self.one is not None:
                 self.mark(f"{self.case}, one device, round {number + 1}")
                 self.one.turn()
-            for place in range(len(entries)):
-                entry = entries[(place + number) % len(entries)]
+            for entry in in_turn(entries, number):
                 self.mark(f"{self.case}, {entry.contender.title}, round {number + 1}")
                 self._turn(entry, number)
             number += 1

@@ -24,8 +24,8 @@ from flashtrain.distributed.context.call import Scores
 from flashtrain.distributed.context.layout import Layout
 from flashtrain.distributed.context.places import take
 from flashtrain.distributed.context.traffic import Traffic
-from flashtrain_recipes.attention_benchmark.masks import starts
-from flashtrain_recipes.context_benchmark.case import ContextCase
+from flashtrain_recipes.attention_benchmark.inputs import starts
+from flashtrain_recipes.context_benchmark.cases import ContextCase
 from flashtrain_recipes.context_benchmark.contenders import Attend, Contender, Place, evenly_dealt
 
 # torch 2.13 renamed both and warns at the old names.

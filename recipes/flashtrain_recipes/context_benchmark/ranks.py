@@ -1,8 +1,11 @@
-"""What a rank of the benchmark is: its device, and for every degree the ranks that share a sequence."""
+"""What a rank of the benchmark is: its device, for every degree the ranks that share a sequence, and how they time what
+they do together: each tells its own time, the slowest counts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -10,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from flashtrain.distributed.context.group import ContextGroup
+from flashtrain_recipes.benchmark_runner.measuring import clock_for, pause_queue
 
 # Ranks above a case's degree wait for the others as long as these measure; the watchdog ends a job that is stuck.
 _PATIENCE = timedelta(hours=12)
@@ -91,3 +95,50 @@ def begin(rank: int, size: int, kind: str, *, local_rank: int, init_method: str)
         "nccl" if kind == "cuda" else "gloo", init_method=init_method, rank=rank, world_size=size, timeout=_PATIENCE
     )
     return torch.device("cuda", local_rank) if kind == "cuda" else torch.device("cpu")
+
+
+class TeamClock:
+    """All ranks of a team call each method at the same point.
+
+    On GPUs the time is that between two events of this rank's queue. Before the first, the queue pauses for as long as
+    the processor needs to fill it, and meets the other ranks': neither launching nor waiting for a late start is timed.
+    On a CPU it is wall-clock time after a barrier.
+    """
+
+    def __init__(self, team: Team) -> None:
+        self.team, self.device = team, team.device
+        self.own = clock_for(team.device)
+
+    def seconds(self, launch: Callable[[], object]) -> float:
+        """From the program's side, without waiting for a GPU: the longest of all ranks."""
+        began = time.perf_counter()
+        launch()
+        return max(self.team.gather(time.perf_counter() - began))
+
+    def milliseconds(self, launch: Callable[[], object], host_seconds: float) -> float:
+        """This rank's time of one launch. host_seconds: of launching, the same on all ranks."""
+        if self.device.type != "cuda":
+            self.team.meet()
+            began = time.perf_counter()
+            launch()
+            return (time.perf_counter() - began) * 1e3
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self.team.meet()
+        torch.cuda.synchronize(self.device)
+        pause_queue(host_seconds)
+        self.team.meet()
+        start.record()
+        launch()
+        end.record()
+        torch.cuda.synchronize(self.device)
+        return start.elapsed_time(end)
+
+    def peak_gib(self, call: Callable[[], object]) -> float | None:
+        """The most memory that the call held on this rank beyond what was held before; None on a CPU."""
+        peak = self.own.peak_mib(call)
+        return None if peak is None else peak / 1024
+
+    def settle(self) -> None:
+        """Give cached memory back; raises what a failed kernel has left."""
+        self.own.check()
+        self.own.release()

@@ -1,23 +1,133 @@
-"""What is found of one contender at one case, as the columns of a row.
+"""What is found of one contender at one case, as the columns of a row: times, errors against float64, and the same
+attention on one device by our kernels, measured or computed from the rate at a shorter length.
 
-B batch (1), S sequence, R ranks.
+B batch (1), S sequence, n tokens a rank holds, R ranks, H query heads, D head dimension; g query heads of the last
+key/value head.
 """
 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from flashtrain.distributed.context.costs import attention_work, imbalance, visible_keys
-from flashtrain_recipes.attention_benchmark.measure import Row
-from flashtrain_recipes.context_benchmark.case import ContextCase
-from flashtrain_recipes.context_benchmark.contenders import Contender, Place
-from flashtrain_recipes.context_benchmark.errors import Errors
-from flashtrain_recipes.context_benchmark.one_device import MEASURED, OneDevice, Rates
+from flashtrain.distributed.context.layout import Layout
+from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs
+from flashtrain_recipes.attention_benchmark.peers.ours import Flashtrain
+from flashtrain_recipes.attention_benchmark.reference import Expected
+from flashtrain_recipes.benchmark_runner.measuring import Clock, Pace, Row
+from flashtrain_recipes.context_benchmark.cases import ContextCase
+from flashtrain_recipes.context_benchmark.contenders import Contender, Place, gradients
+
+
+class Errors(NamedTuple):
+    """The largest difference from the reference over the reference's largest value: of out, and of dQ, dK and dV."""
+
+    out: float
+    gradients: float
+
+    @classmethod
+    def largest(cls, found: list[Errors]) -> Errors:
+        return cls(max(one.out for one in found), max(one.gradients for one in found))
+
+    def over(self, other: Errors) -> float | None:
+        """How many times larger than another's, the larger of the two; None where the other has none."""
+        if not (other.out and other.gradients):
+            return None
+        return max(self.out / other.out, self.gradients / other.gradients)
+
+
+def errors_of_rank(expected: Expected, layout: Layout, rank: int, out: Tensor, gradients: tuple[Tensor, ...]) -> Errors:
+    """Of what a rank holds: out (1, n, H, D) and dq, dk, dv. The largest of all ranks' is the whole's."""
+    dq, dk, dv = gradients
+    group = expected.out.shape[1]
+    of_gradients = (
+        _error(layout, rank, dq[-1, :, -group:], expected.dq),
+        _error(layout, rank, dk[-1, :, -1], expected.dk),
+        _error(layout, rank, dv[-1, :, -1], expected.dv),
+    )
+    return Errors(_error(layout, rank, out[-1, :, -group:], expected.out), max(of_gradients))
+
+
+def _error(layout: Layout, rank: int, found: Tensor, whole: Tensor) -> float:
+    largest = float(whole.abs().max()) or 1.0
+    mine = layout.shard(whole[None], rank)[0]
+    return float((found.double() - mine).abs().max()) / largest
+
+
+MEASURED = "measured"
+
+
+@dataclass
+class Rates:
+    """What one device has reached so far: for each family of cases {length: (FLOPs, forward ms, backward ms)}."""
+
+    found: dict[tuple[Any, ...], dict[int, tuple[float, float, float]]] = field(default_factory=dict)
+
+    def add(self, case: ContextCase, forward: float, backward: float) -> None:
+        self.found.setdefault(case.family, {})[case.attention.seqlen_q] = (case.flops, forward, backward)
+
+    def extrapolated(self, case: ContextCase) -> tuple[float, float, int] | None:
+        """(forward ms, backward ms, the length they follow from): as many FLOP/s as at the longest length measured."""
+        known = self.found.get(case.family)
+        if not known:
+            return None
+        length = max(known)
+        flops, forward, backward = known[length]
+        return forward * case.flops / flops, backward * case.flops / flops, length
+
+
+class OneDevice:
+    """One case on one rank's device."""
+
+    def __init__(self, case: ContextCase, inputs: Inputs, device: torch.device, clock: Clock) -> None:
+        self.case, self.inputs, self.clock = case, inputs, clock
+        self.attend = Flashtrain().attend(case.attention, Context(case.attention, device))
+        self.leaves = [inputs.q, inputs.k, inputs.v]
+        self.errors: Errors | None = None
+        self.peak_gib: float | None = None
+        self._forward: list[float] = []
+        self._backward: list[float] = []
+        self._host = (0.0, 0.0)
+
+    def begin(self, expected: Expected | None) -> None:
+        """A first call of each pass: what they give, how much memory they need, and how long launching takes."""
+        kept: list[Any] = []
+
+        def both() -> None:
+            began = time.perf_counter()
+            out = self.attend(self.inputs)
+            between = time.perf_counter()
+            kept.append((out.detach(), gradients(out, self.leaves, self.inputs.dout)))
+            self._host = (between - began, time.perf_counter() - between)
+
+        both()
+        kept.clear()
+        peak = self.clock.peak_mib(both)
+        self.peak_gib = None if peak is None else peak / 1024
+        if expected is not None:
+            out, (dq, dk, dv) = kept[-1]
+            self.errors = Errors(expected.error(out), expected.gradient_error(dq, dk, dv))
+
+    def turn(self) -> None:
+        """One sample of each pass."""
+        kept: list[Any] = []
+        forward, backward = self._host
+        took = self.clock.sample([lambda: kept.append(self.attend(self.inputs))], Pace(1, forward))
+        self._forward.append(took)
+        one = [lambda: gradients(kept[0], self.leaves, self.inputs.dout)]
+        self._backward.append(self.clock.sample(one, Pace(1, backward)))
+
+    def milliseconds(self) -> tuple[float, float]:
+        """(forward, backward), the medians."""
+        return statistics.median(self._forward), statistics.median(self._backward)
 
 
 class Summary(NamedTuple):

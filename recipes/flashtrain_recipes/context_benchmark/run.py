@@ -1,85 +1,101 @@
-"""A whole benchmark of attention over several devices: ranks, cases, then tables and the figure.
+"""recipe=long-context-benchmark: attention over several devices, by every way in every layout and by others.
 
-The run's folder (session.py) also has efficiency.png where there are several lengths of a shape.
+The run's folder (benchmark_runner/run.py) also has efficiency.png where there are several lengths of a shape, and
+failure.txt where a rank failed and could say where.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from flashtrain.announce import say
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
+from flashtrain.report.table import Table
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware
-from flashtrain_recipes.attention_benchmark.session import EVERY_ROW, Results, Session, session
-from flashtrain_recipes.context_benchmark.case import ContextCase
-from flashtrain_recipes.context_benchmark.contenders import Contender
-from flashtrain_recipes.context_benchmark.figures import efficiency_figure, families
-from flashtrain_recipes.context_benchmark.grid import Event, Job
-from flashtrain_recipes.context_benchmark.launch import RankFailed, joined, launched, started_by_torchrun
-from flashtrain_recipes.context_benchmark.tables import case_line, tables
+from flashtrain_recipes.benchmark_runner.measuring import Event, Row
+from flashtrain_recipes.benchmark_runner.run import Benchmark, Run
+from flashtrain_recipes.context_benchmark.cases import ContextCase
+from flashtrain_recipes.context_benchmark.figures import case_line, efficiency_figure, families, tables
+from flashtrain_recipes.context_benchmark.launch import Job, RankFailed, joined, launched, started_by_torchrun
 
 FIGURE, FAILURE = "efficiency.png", "failure.txt"
 FEWEST_RANKS_ON_A_CPU = 4  # processes may be more than cores: slow, but what a test needs
 
 
-def benchmark_context(
-    settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
-) -> dict[str, Any]:
-    """Measure what the settings name, in `folder`, and return the summary row; see start.benchmark.
+class ContextBenchmark(Benchmark):
+    """Every shape, mask, length and degree asked for. The ranks go through the cases and tell this process."""
 
-    Under torchrun every rank calls this, and the first one writes. Raises RankFailed, in one line, for a rank that
-    failed.
-    """
-    job, left_out = job_of(settings, hardware)
-    limit = settings.benchmark.max_seconds
-    job.until = None if limit is None else started + limit
-    todo = job.cases()
-    contenders, missing = job.contenders()
-    if not contenders:
-        raise UserError(_none_left(missing))
-    outside = started_by_torchrun()
-    if outside and os.environ["RANK"] != "0":
-        with closing(joined(job)) as events:
-            for _ in events:
-                pass
-        return {}
-    say(describe(settings, hardware, job, todo, contenders))
-    if left_out:
-        say(left_out)
-    with session(settings, hardware, folder, overrides=overrides, started=started) as run:
-        for way, reason in missing.items():
-            run.results.note(EVERY_ROW, way, reason)
+    def __init__(self, settings: Settings, hardware: Hardware) -> None:
+        super().__init__(settings, hardware)
+        self.job, self.too_many = job_of(settings, hardware)
+        self.todo = self.job.cases()
+        self.contenders, self.missing = self.job.contenders()
+
+    def line(self) -> str:
+        names = "; ".join(one.title for one in self.contenders) or "nothing"
+        line = (
+            f"attention over several devices: {len(self.todo)} cases, {self.asked.dtype}, up to {self.asked.rounds} "
+            f"rounds{self.limit()}, on {self.job.size} x {self.hardware.name}: {names}"
+        )
+        return f"{line}\n{self.too_many}" if self.too_many else line
+
+    def plan_line(self, case: ContextCase) -> str:
+        kept = [one for one in self.contenders if one.applies(case)]
+        refused = [f"; without {one.title} ({reason})" for one in kept if (reason := one.refuses(case))]
+        return f"{case}{''.join(refused)}"
+
+    def run(self, folder: Path, *, overrides: list[str], started: float) -> dict[str, Any]:
+        """As Benchmark.run. Under torchrun every rank calls this, and the first one writes.
+
+        Raises RankFailed, in one line, for a rank that failed.
+        """
+        if not self.contenders:
+            reasons = "; ".join(f"{way}: {reason}" for way, reason in self.missing.items())
+            raise UserError(
+                f"benchmark.implementations names nothing that is here ({reasons}). Possible: flashtrain, "
+                "plain-all-gather."
+            )
+        limit = self.asked.max_seconds
+        self.job.until = None if limit is None else started + limit
+        if started_by_torchrun() and os.environ["RANK"] != "0":
+            with closing(joined(self.job)) as events:
+                for _ in events:
+                    pass
+            return {}
+        return super().run(folder, overrides=overrides, started=started)
+
+    def events(self, run: Run) -> Generator[Event, None, None]:
         try:
-            with closing(joined(job) if outside else launched(job)) as events:
-                begun = _follow(events, job, todo, run)
+            with closing(joined(self.job) if started_by_torchrun() else launched(self.job)) as events:
+                yield from events
         except RankFailed as error:
             if error.trace:
-                write_atomically(folder / FAILURE, error.trace)
+                write_atomically(run.folder / FAILURE, error.trace)
             raise
-        for case in todo[begun:]:
-            run.results.note(str(case), "not measured", f"benchmark.max_seconds={limit:g} were over")
-        run.report(tables, _figures, begun, len(todo))
-        return run.finish({"cases": len(todo), "cases_measured": begun, **_best(run)})
 
+    def told(self, rows: Sequence[Row]) -> str:
+        return case_line(rows)
 
-def plan_context(settings: Settings, hardware: Hardware) -> str:
-    """mode=plan: the cases and the contenders, and nothing started."""
-    job, left_out = job_of(settings, hardware)
-    todo = job.cases()
-    contenders, missing = job.contenders()
-    lines = [describe(settings, hardware, job, todo, contenders), *([left_out] if left_out else [])]
-    lines += [f"  left out: {way}, {reason}" for way, reason in missing.items()]
-    for case in todo:
-        kept = [one for one in contenders if one.applies(case)]
-        refused = [f"; without {one.title} ({reason})" for one in kept if (reason := one.refuses(case))]
-        lines.append(f"  {case}{''.join(refused)}")
-    return "\n".join([*lines, "nothing was started; leave out mode=plan to measure."])
+    def metrics(self, rows: Sequence[Row]) -> dict[str, float]:
+        return {f"efficiency/{row['implementation']}": row["efficiency"] for row in rows if row.get("efficiency")}
+
+    def tables(self, rows: Sequence[Row]) -> list[Table]:
+        return tables(rows)
+
+    def figures(self, run: Run) -> Iterator[tuple[str, Path]]:
+        """Efficiency against length, where there are several lengths of a shape."""
+        if families(run.rows):
+            yield "efficiency", efficiency_figure(run.rows, run.folder / FIGURE)
+
+    def best(self, rows: Sequence[Row]) -> dict[str, float]:
+        """The highest efficiency of all rows whose one-device time was measured."""
+        found = [row["efficiency"] for row in rows if row.get("efficiency") and row["one_device"] == "measured"]
+        return {"best_efficiency": max(found)} if found else {}
 
 
 def job_of(settings: Settings, hardware: Hardware) -> tuple[Job, str]:
@@ -103,59 +119,3 @@ def job_of(settings: Settings, hardware: Hardware) -> tuple[Job, str]:
     size = most if started_by_torchrun() else max(degrees)
     job = Job(asked, hardware.kind, size, degrees, settings.seed)
     return job, f"degrees {above} are left out: {told}" if above and asked.degrees else ""
-
-
-def describe(
-    settings: Settings,
-    hardware: Hardware,
-    job: Job,
-    todo: Sequence[ContextCase],
-    contenders: Sequence[Contender],
-) -> str:
-    """The line that says what is about to be measured, on what."""
-    asked = settings.benchmark
-    limit = "" if asked.max_seconds is None else f", at most {asked.max_seconds:g} s"
-    names = "; ".join(one.title for one in contenders) or "nothing"
-    return (
-        f"attention over several devices: {len(todo)} cases, {asked.dtype}, up to {asked.rounds} rounds{limit}, on "
-        f"{job.size} x {hardware.name}: {names}"
-    )
-
-
-def _follow(events: Iterator[Event], job: Job, todo: Sequence[ContextCase], run: Session) -> int:
-    """Keep what the first rank tells; returns how many cases were begun."""
-    results, begun = run.results, 0
-    for event in events:
-        case = todo[event.case]
-        begun = max(begun, event.case + 1)
-        if event.kind == "case":
-            say(f"[{event.case + 1}/{len(todo)}] {case}")
-        elif event.kind == "note":
-            results.note(str(case), *event.told)
-        else:
-            results.rows += event.told
-            results.save()
-            say(f"    {case_line(event.told)}")
-            run.log_metrics(_metrics(event.told), step=event.case)
-    return begun
-
-
-def _figures(results: Results) -> Iterator[tuple[str, Path]]:
-    """Draw efficiency against length, where there are several lengths of a shape."""
-    if families(results.rows):
-        yield "efficiency", efficiency_figure(results.rows, results.folder / FIGURE)
-
-
-def _metrics(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    return {f"efficiency/{row['implementation']}": row["efficiency"] for row in rows if row.get("efficiency")}
-
-
-def _best(run: Session) -> dict[str, float]:
-    """The summary's figure: the highest efficiency of all rows whose one-device time was measured."""
-    found = [row["efficiency"] for row in run.results.rows if row.get("efficiency") and row["one_device"] == "measured"]
-    return {"best_efficiency": max(found)} if found else {}
-
-
-def _none_left(missing: dict[str, str]) -> str:
-    reasons = "; ".join(f"{way}: {reason}" for way, reason in missing.items())
-    return f"benchmark.implementations names nothing that is here ({reasons}). Possible: flashtrain, plain-all-gather."

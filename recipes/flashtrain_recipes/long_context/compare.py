@@ -1,46 +1,81 @@
-"""From each length's losses on the same tokens to rows: perplexities, intervals, and whether longer was better.
+"""From each length's losses on the same tokens to rows: perplexities, intervals, whether longer was better, and the
+values of FlashAttention's Table 4 (Dao et al. 2022, arXiv 2205.14135), which recipe=gpt2-long repeats.
 
-N windows, T scored tokens of a window.
+Intervals come from drawing whole documents again and again (the bootstrap: Efron 1979, percentile intervals).
+N windows, T scored tokens of a window, U units (documents, or windows), R resamples.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from flashtrain.report.rows import Row
-from flashtrain_recipes.long_context.bootstrap import Interval, draws, mean_interval, per_unit
-from flashtrain_recipes.long_context.published import paper_columns
-from flashtrain_recipes.long_context.windows import Windows
+from flashtrain_recipes.long_context.evaluate import Scores, Windows
+
+LEVEL = 0.95
+
+
+class Interval(NamedTuple):
+    """A value and its 95% interval; low and high are None where there are no two units to draw among."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+def draws(units: int, resamples: int, seed: int) -> np.ndarray:
+    """(R, U) int64: which units each resample takes, with replacement. The same for equal arguments, ever after."""
+    # RandomState's stream is frozen: a published interval stays the same under every version of numpy.
+    return np.random.RandomState(seed).randint(0, units, size=(resamples, units))
+
+
+def per_unit(losses: np.ndarray, units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sums and counts (U,) of the losses (N, T) of the windows of each unit; units (N,) as in Windows."""
+    _, place = np.unique(units, return_inverse=True)
+    sums = np.bincount(place, weights=losses.sum(axis=1, dtype=np.float64))
+    counts = np.bincount(place) * losses.shape[1]
+    return sums, counts
+
+
+def mean_interval(sums: np.ndarray, counts: np.ndarray, drawn: np.ndarray) -> Interval:
+    """The mean over all tokens, with the interval of the resampled means. sums and counts (U,), drawn (R, U)."""
+    value = float(sums.sum() / counts.sum())
+    if len(sums) < 2:
+        return Interval(value, None, None)
+    means = sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
+    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(value, float(low), float(high))
+
+
+PAPER = "FlashAttention (Dao et al. 2022), Table 4: GPT-2 small on OpenWebText, 8 A100"
+
+# Context -> (perplexity on OpenWebText, days of training), of GPT-2 small with FlashAttention.
+PAPER_TABLE_4: dict[int, tuple[float, float]] = {1024: (18.2, 2.7), 2048: (17.6, 3.0), 4096: (17.5, 3.6)}
+
+
+def paper_columns(context: int) -> dict[str, float | None]:
+    """The paper's perplexity, days and time relative to 1K at this context; None where it has none."""
+    perplexity, days = PAPER_TABLE_4.get(context, (None, None))
+    ratio = None if days is None else round(days / PAPER_TABLE_4[1024][1], 3)
+    return {"paper_perplexity": perplexity, "paper_days": days, "paper_time_ratio": ratio}
+
+
+def meets_the_paper(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether two of the paper's contexts are among the rows': one alone, as in the demo, is no comparison."""
+    return len({row["context"] for row in rows} & set(PAPER_TABLE_4)) > 1
+
 
 LENGTHS, POSITIONS = "lengths", "positions"  # what a row is, under its key "part"
 BETTER, WORSE, EQUAL, UNKNOWN = "better", "worse", "no better", "too little text to tell"
 PHRASES = {WORSE: "is worse than", EQUAL: "is no better than", UNKNOWN: "cannot, with so little text, be told from"}
 KEPT = (
-    "model",
-    "attention",
-    "steps",
-    "tokens",
-    "batch",
-    "precision",
-    "micro_batch",
-    "memory",
-    "tokens_per_second",
-    "mfu",
-)
-
-
-@dataclass(frozen=True)
-class Scores:
-    """One length's losses in nats, (N, T) each: in one pass, and sliding (see score_windows)."""
-
-    whole: np.ndarray
-    sliding: np.ndarray
+    "model", "attention", "steps", "tokens", "batch", "precision", "micro_batch", "memory", "tokens_per_second", "mfu",
+)  # fmt: skip
 
 
 def length_rows(

@@ -1,25 +1,154 @@
-"""A trained run's model on this machine, scored on windows; and its scores, kept beside it."""
+"""How well a trained run's model predicts the last tokens of held-out windows, given as much before them as its context
+holds; its losses are kept beside the run.
+
+N windows, W tokens of a window, T scored tokens of a window, V vocabulary rows.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from flashtrain.announce import say
+from flashtrain.data.packing import PackedSamples
+from flashtrain.data.split import Spans
+from flashtrain.data.token_cache import TokenCache, check_ids
 from flashtrain.errors import UserError
 from flashtrain.files.npy_files import DamagedArrayError, read_npz
 from flashtrain.models.gpt2 import GPT2
 from flashtrain.run.checkpoint_model import load_trained, move
 from flashtrain.training.hardware import Hardware
-from flashtrain_recipes.long_context.compare import Scores
-from flashtrain_recipes.long_context.scoring import score_windows
+
+
+@dataclass(frozen=True)
+class Windows:
+    """tokens (N, W + 1) int64: W inputs, and the label of the last. units (N,) int64: what each window is a part of.
+
+    unit: "documents" where windows are resampled document by document, "windows" where there are no two documents to
+    draw among. Windows of one document are alike, so that drawing them singly would make an interval too narrow.
+    """
+
+    tokens: Tensor
+    units: np.ndarray
+    unit: str
+
+    @property
+    def count(self) -> int:
+        """Units to draw among."""
+        return len(np.unique(self.units))
+
+
+def held_out_windows(cache: TokenCache, held_out: Spans, *, window: int, most: int) -> Windows:
+    """Up to `most` windows of `window` tokens (and a label) of the held-out documents.
+
+    Each lies in one document, and windows do not overlap; documents take turns, so that few windows are of many
+    documents. Where no document is that long, the documents are laid end to end, as for training, and cut.
+    Raises UserError where the held-out text is shorter than one window.
+    """
+    lengths = held_out.ends - held_out.begins
+    fitting = np.maximum(lengths - 1, 0) // window
+    if not fitting.any():
+        return _across_documents(cache, held_out, window, most)
+    chosen = [
+        (int(document), turn) for turn in range(int(fitting.max())) for document in np.flatnonzero(fitting > turn)
+    ][:most]
+    begins = [int(held_out.begins[document]) + turn * window for document, turn in chosen]
+    tokens = np.stack([cache.tokens[begin : begin + window + 1] for begin in begins]).astype(np.int64)
+    check_ids(tokens, cache.tokenizer.vocab_size, cache.tokens_path)
+    documents = np.array([document for document, _ in chosen])
+    if len(np.unique(documents)) < 2:
+        return Windows(torch.from_numpy(tokens), np.arange(len(chosen)), "windows")
+    return Windows(torch.from_numpy(tokens), documents, "documents")
+
+
+def _across_documents(cache: TokenCache, held_out: Spans, window: int, most: int) -> Windows:
+    samples = PackedSamples(
+        cache.tokens_path, cache.meta.dtype, held_out, window, vocab_size=cache.tokenizer.vocab_size
+    )
+    count = min(most, len(samples))
+    batch = samples[range(count)]
+    tokens = torch.cat((batch["tokens"], batch["labels"][:, -1:]), dim=1)
+    return Windows(tokens, np.arange(count), "windows")
+
+
+TOKENS_AT_ONCE = 65536
+
+
+def score_windows(
+    model: GPT2,
+    windows: Tensor,
+    *,
+    context: int,
+    scored: int,
+    stride: int | None = None,
+    autocast: torch.dtype | None = None,
+) -> Tensor:
+    """Losses in nats of the last `scored` tokens of each window: (N, T) float32 on the CPU.
+
+    windows (N, W + 1) int64. The scored tokens are windows[:, -scored:] for every context, so that models of different
+    contexts predict the same. stride None: in one pass over the `context` tokens before the window's last, as in
+    training: the first scored token is predicted from context - scored + 1 tokens, the last from all of them. stride s:
+    s tokens a pass, each pass reading the `context` tokens before its own last, so that every token is predicted from
+    more than context - s tokens (from fewer only where the window begins later), near all that the context can hold.
+    autocast: dtype of the blocks' matrix products (None: the weights'); the output head keeps the weights' own.
+    Raises UserError for a context that does not fit between `scored` and W.
+    """
+    size = windows.shape[1] - 1
+    if not scored <= context <= size:
+        raise UserError(
+            f"a context of {context}, of which {scored} tokens are scored, in windows of {size}. "
+            f"Possible: {scored} to {size}."
+        )
+    step = scored if stride is None else min(stride, scored)
+    device = next(model.parameters()).device
+    rows = max(1, TOKENS_AT_ONCE // context)
+    losses = torch.empty(len(windows), scored)
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            for first in range(0, len(windows), rows):
+                part = windows[first : first + rows].to(device)
+                for begin in range(0, scored, step):
+                    count = min(step, scored - begin)
+                    end = size - scored + begin + count
+                    with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
+                        hidden = model.hidden(part[:, max(0, end - context) : end])[:, -count:]
+                    losses[first : first + rows, begin : begin + count] = _losses(
+                        model, hidden, part[:, end - count + 1 : end + 1]
+                    )
+    finally:
+        model.train(was_training)
+    return losses
+
+
+def _losses(model: GPT2, hidden: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of each label, (rows, tokens) on the CPU; one row at a time, since V is large."""
+    found = []
+    for states, wanted in zip(hidden, labels, strict=True):
+        logits = model.logits(states[None].to(model.token_embedding.weight.dtype))[0]
+        found.append(
+            F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), wanted, reduction="none")
+        )
+    return torch.stack(found).float().cpu()
+
 
 KEPT_SCORES = "scores.npz"
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One length's losses in nats, (N, T) each: in one pass, and sliding (see score_windows)."""
+
+    whole: np.ndarray
+    sliding: np.ndarray
 
 
 def kept_scores(

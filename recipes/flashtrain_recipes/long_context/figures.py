@@ -1,4 +1,6 @@
-"""The two figures of recipe=gpt2-long: perplexity and time against context, and loss along the scored tokens."""
+"""The table and the two figures of recipe=gpt2-long: perplexity and time against context, and loss along the scored
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,35 @@ from typing import Any
 from flashtrain.errors import UserError
 from flashtrain.report.figures import line_figure
 from flashtrain.report.rows import Row
-from flashtrain_recipes.long_context.compare import LENGTHS, POSITIONS
-from flashtrain_recipes.long_context.published import PAPER, PAPER_TABLE_4, meets_the_paper, paper_columns
+from flashtrain.report.table import Table, make_table
+from flashtrain_recipes.long_context.compare import (
+    LENGTHS,
+    PAPER,
+    PAPER_TABLE_4,
+    POSITIONS,
+    meets_the_paper,
+    paper_columns,
+)
+
+COLUMNS = (
+    "context", "tokens", "perplexity", "perplexity_low", "perplexity_high", "against_shorter", "perplexity_sliding",
+    "against_shorter_sliding", "tokens_per_second", "train_seconds", "time_ratio", "peak_memory_gib",
+    "paper_perplexity", "paper_days", "paper_time_ratio",
+)  # fmt: skip
+
+
+def lengths_table(rows: Sequence[Row]) -> Table:
+    """The table that ends a comparison."""
+    lengths = [row for row in rows if row["part"] == LENGTHS]
+    first = next((row for row in lengths if row.get("scored_tokens")), None)
+    scored = "" if first is None else f"{first['scored_tokens']:,} held-out tokens in {first['units']} {first['unit']}"
+    columns = [key for key in COLUMNS if any(row.get(key) is not None for row in lengths)]
+    if meets_the_paper(lengths):
+        scored += f"; paper: {PAPER}"
+    else:
+        columns = [key for key in columns if not key.startswith("paper_")]
+    return make_table(lengths, columns, scored)
+
 
 _HEIGHT = 4.2
 

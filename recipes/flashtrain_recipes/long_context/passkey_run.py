@@ -1,13 +1,21 @@
-"""mode=passkey checkpoint=...: passkey retrieval with a trained model, a table by length and depth."""
+"""mode=passkey checkpoint=...: passkey retrieval: a number stands somewhere in a long dull text, and a trained model is
+asked for it at the end; a table by length and depth.
+
+The task is Mohtashami and Jaggi's (2023, "Landmark Attention", section 4.2); the words are our own.
+L tokens of prompt and answer together, B prompts at once.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from flashtrain.announce import say
+from flashtrain.data.tokenizers import Tokenizer
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2
 from flashtrain.report.pivot import View
@@ -18,7 +26,104 @@ from flashtrain.run.summary import model_name
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.long_context.evaluate import autocast_dtype
-from flashtrain_recipes.long_context.passkey import greedy, passkey_rows
+
+INTRODUCTION = (
+    "Somewhere in the long text below stands a pass key. Find it and keep it in mind: it is asked for at the end.\n"
+)
+FILLER = " The river runs to the sea. The hills are old and quiet. A cart goes by and is gone. Nothing happens here."
+HIDDEN = "\nThe pass key is {key}. Keep it in mind: {key} is the pass key.\n"
+QUESTION = "\nWhat is the pass key? The pass key is"
+ANSWER = " {key}"
+SPARE_TOKENS = 2  # read beyond the answer, to see that the number ends there
+TOKENS_AT_ONCE = 65536
+
+# (prompts (B, L') int64, how many tokens) -> the tokens (B, count) that a model continues with.
+Continue = Callable[[Tensor, int], Tensor]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """tokens: the prompt's ids. key: the number that it hides, as text. answer: tokens to let the model write."""
+
+    tokens: list[int]
+    key: str
+    answer: int
+
+
+def make_prompt(tokenizer: Tokenizer, key: str, *, length: int, depth: float) -> Prompt:
+    """A prompt that with its answer is `length` tokens long, `depth` (0 to 1) of the filler standing before the key.
+
+    Pieces are tokenised one by one and the filler is cut to the token, so that any tokenizer gives the exact length.
+    Raises UserError where the length holds no filler at all.
+    """
+    introduction, filler, hidden, question, answer = (
+        tokenizer.encode(text.format(key=key)) for text in (INTRODUCTION, FILLER, HIDDEN, QUESTION, ANSWER)
+    )
+    count = len(answer) + SPARE_TOKENS
+    fixed = len(introduction) + len(hidden) + len(question) + count
+    room = length - fixed
+    if room < 1:
+        raise UserError(f"passkey.lengths: {length} tokens are too few for the prompt: choose {fixed + 1} or more.")
+    before = round(depth * room)
+    text = filler * (room // len(filler) + 1)
+    return Prompt([*introduction, *text[:before], *hidden, *text[: room - before], *question], key, count)
+
+
+def passkey_rows(
+    answer: Continue,
+    tokenizer: Tokenizer,
+    *,
+    lengths: Sequence[int],
+    depths: Sequence[float],
+    trials: int,
+    digits: int,
+    seed: int,
+) -> list[Row]:
+    """A row {length, depth, accuracy, trials} for each length and depth: the share of keys given back exactly.
+
+    The model decodes greedily; what it writes must begin with the key, and the number must end there. Keys are drawn
+    from `seed`, none beginning with 0; guessing finds one of 9 * 10^(digits - 1).
+    """
+    drawn = random.Random(seed)
+    rows: list[Row] = []
+    for length in lengths:
+        for depth in depths:
+            keys = [str(drawn.randrange(10 ** (digits - 1), 10**digits)) for _ in range(trials)]
+            prompts = [make_prompt(tokenizer, key, length=length, depth=depth) for key in keys]
+            found = sum(_found(answer, tokenizer, group) for group in _groups(prompts, length))
+            rows.append({"length": length, "depth": depth, "accuracy": found / trials, "trials": trials})
+    return rows
+
+
+def greedy(model: GPT2, prompts: Tensor, count: int) -> Tensor:
+    """The likeliest next token, `count` times: (B, count) int64, after prompts (B, L'). Reads a prompt whole, once."""
+    cache = model.new_cache(prompts.shape[1] + count)
+    written = []
+    unread = prompts
+    with torch.no_grad():
+        for _ in range(count):
+            unread = model(unread, cache=cache, last_only=True)[:, -1].argmax(dim=-1, keepdim=True)
+            written.append(unread)
+    return torch.cat(written, dim=1)
+
+
+def _groups(prompts: list[Prompt], length: int) -> list[list[Prompt]]:
+    """Prompts of one token count each, as many at once as a batch should hold."""
+    by_size: dict[tuple[int, int], list[Prompt]] = {}
+    for prompt in prompts:
+        by_size.setdefault((len(prompt.tokens), prompt.answer), []).append(prompt)
+    most = max(1, TOKENS_AT_ONCE // length)
+    return [alike[i : i + most] for alike in by_size.values() for i in range(0, len(alike), most)]
+
+
+def _found(answer: Continue, tokenizer: Tokenizer, prompts: list[Prompt]) -> int:
+    """How many of these prompts, of equal length, are answered with their key."""
+    written = answer(torch.tensor([prompt.tokens for prompt in prompts]), prompts[0].answer)
+    texts = [tokenizer.decode(row.tolist()).lstrip() for row in written]
+    return sum(
+        text.startswith(prompt.key) and not text[len(prompt.key) :][:1].isdigit()
+        for text, prompt in zip(texts, prompts, strict=True)
+    )
 
 
 def evaluate_passkey(settings: Settings, hardware: Hardware) -> list[Row]:

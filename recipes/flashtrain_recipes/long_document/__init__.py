@@ -1,1 +1,1 @@
-"""A study: documents classified at several contexts, with BERT fine-tuned at each."""
+"""A study (context_study.py): documents classified at several contexts, with BERT fine-tuned at each."""

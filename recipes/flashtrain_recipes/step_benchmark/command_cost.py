@@ -22,11 +22,10 @@ from flashtrain.run.run_folder import FAILED, FINISHED, read_summary
 from flashtrain.settings.settings import Settings
 from flashtrain.training.loggers import METRICS
 from flashtrain.training.metrics_file import read_metrics
-from flashtrain_recipes.attention_benchmark.clock import Clock
-from flashtrain_recipes.attention_benchmark.measure import Row
-from flashtrain_recipes.step_benchmark.case import StepCase, batch_of
-from flashtrain_recipes.step_benchmark.contenders import Contender
-from flashtrain_recipes.step_benchmark.measure import NO_TIME, rates
+from flashtrain_recipes.benchmark_runner.measuring import Clock, Row
+from flashtrain_recipes.step_benchmark.cases import StepCase
+from flashtrain_recipes.step_benchmark.measure import NO_TIME, case_columns, rates
+from flashtrain_recipes.step_benchmark.training_step import Contender
 
 COMMAND = "flashtrain, the whole command"
 _ROUNDS = 5
@@ -56,7 +55,7 @@ def command_row(
     seconds: after which the command is ended; None: never.
     """
     step = contender.build(case, batch, device)
-    tokens, labels = batch_of(case, batch, device, settings.seed)
+    tokens, labels = case.draw(batch, device, settings.seed)
 
     def bare() -> float:
         step(tokens, labels)
@@ -71,13 +70,7 @@ def command_row(
     before = bare()
     summary = _run(command_words(case, batch, settings, overrides, precision), folder, seconds)
     step_seconds = mean_step_seconds(folder / _FOLDER / METRICS)
-    row: Row = {
-        "implementation": COMMAND,
-        "model": case.model,
-        "context": case.context,
-        "batch": batch,
-        "weights": case.weights,
-    }
+    row = case_columns(COMMAND, case, batch)
     if summary.get("status") != FINISHED or step_seconds is None:
         error = str(summary.get("error") or f"see {folder / _OUTPUT}")
         return {**row, "tokens_per_second": None, "status": summary.get("status") or FAILED, "error": error}

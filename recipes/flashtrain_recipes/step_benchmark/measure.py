@@ -18,17 +18,22 @@ import torch
 from torch import Tensor
 
 from flashtrain.announce import say
-from flashtrain_recipes.attention_benchmark.clock import Clock
-from flashtrain_recipes.attention_benchmark.measure import OUT_OF_MEMORY, Note, Row, first_line
-from flashtrain_recipes.step_benchmark.contenders import Contender, MemoryChoice
-from flashtrain_recipes.step_benchmark.training_step import TrainingStep
+from flashtrain_recipes.benchmark_runner.measuring import (
+    FEWEST_ROUNDS,
+    OUT_OF_MEMORY,
+    Clock,
+    Effort,
+    Note,
+    Row,
+    first_line,
+    in_turn,
+)
+from flashtrain_recipes.step_benchmark.training_step import Contender, MemoryChoice, TrainingStep
 
 NO_TIME, FAILED, MISSING = "no time left", "failed", "not available"
-_FEWEST_ROUNDS = 3
 _TURN_SECONDS = 2.0  # a turn has fewer steps than asked for rather than take longer
-_SLOW_SECONDS = (
-    20.0  # of a step that is measured at its second call, and once more: minutes tell nothing that these do not
-)
+# Of a step that is measured at its second call, and once more: minutes tell nothing that these do not.
+_SLOW_SECONDS = 20.0
 
 
 class MeasuredCase(Protocol):
@@ -48,20 +53,6 @@ class MeasuredCase(Protocol):
     def draw(self, batch: int, device: torch.device, seed: int) -> tuple[Tensor, Tensor]: ...
 
     def flops_per_token(self) -> float: ...
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How much is measured. rounds: turns of each implementation; steps: of a turn.
-
-    seconds: this case's share of the time, after which no further batch or round is begun; None: no limit.
-    until: the moment of time.monotonic() after which nothing is begun at all; None: no limit.
-    """
-
-    rounds: int
-    steps: int
-    seconds: float | None = None
-    until: float | None = None
 
 
 @dataclass
@@ -154,7 +145,7 @@ class StepMeasurement:
             return
         # the rounds need their time too
         start = max(self._longest_start[contender.compiled], self.expected.get(contender.name, 0.0))
-        reserve = start + _FEWEST_ROUNDS * sum(entry.seconds for entry in self._entries)
+        reserve = start + FEWEST_ROUNDS * sum(entry.seconds for entry in self._entries)
         if limit is not None and time.monotonic() + reserve >= limit:
             self._leave_out(contender, batch, NO_TIME, "benchmark.max_seconds leave no time for it")
             return
@@ -223,14 +214,9 @@ class StepMeasurement:
         if self._entries:
             say(f"    timing {len(self._entries)}{' that take turns' if len(self._entries) > 1 else ''}")
         for number in range(effort.rounds):
-            now = time.monotonic()
-            late = (effort.until is not None and now >= effort.until) or (
-                effort.seconds is not None and now - began >= effort.seconds
-            )
-            if late and (number >= _FEWEST_ROUNDS or self._is_over(effort)):
+            if effort.is_late(began) and (number >= FEWEST_ROUNDS or self._is_over(effort)):
                 break
-            for place in range(len(self._entries)):
-                entry = self._entries[(place + number) % len(self._entries)]
+            for entry in in_turn(self._entries, number):
                 if entry.failed:
                     continue
                 if entry.is_slow and (number > 0 or self._is_over(effort, ahead=entry.seconds)):
@@ -239,8 +225,7 @@ class StepMeasurement:
 
     def _is_over(self, effort: Effort, ahead: float = 0.0) -> bool:
         """Whether the time is over and every entry has a figure, so that nothing is lost by ending."""
-        over = effort.until is not None and time.monotonic() + ahead >= effort.until
-        return over and all(entry.milliseconds or entry.failed for entry in self._entries)
+        return effort.is_over(ahead) and all(entry.milliseconds or entry.failed for entry in self._entries)
 
     def _turn(self, entry: _Entry, steps: int) -> None:
         failure = self._guarded(partial(self._timed, entry, steps))
@@ -297,7 +282,7 @@ class StepMeasurement:
     def _leave_out(self, contender: Contender, batch: int | None, status: str, reason: str | None) -> None:
         at = "" if batch is None else f" at batch {batch}"
         self.note(contender.title, status + at + ("" if reason is None else f": {reason}"))
-        row = self._columns(contender, batch)
+        row = case_columns(contender.title, self.case, batch)
         empty = dict.fromkeys(("tokens_per_second", "mfu", "peak_memory_gib", "milliseconds", "compile_seconds"))
         self._without.append({**row, **empty, "status": status, **({"error": reason} if reason else {})})
 
@@ -305,7 +290,7 @@ class StepMeasurement:
         batch = len(entry.tokens)
         milliseconds = statistics.median(entry.milliseconds)
         row: Row = {
-            **self._columns(entry.runner.contender, batch),
+            **case_columns(entry.runner.contender.title, self.case, batch),
             **rates(self.case, batch, milliseconds, self.peak_flops),
             "peak_memory_gib": None if entry.peak_mib is None else round(entry.peak_mib / 1024, 3),
             "milliseconds": round(milliseconds, 3),
@@ -318,15 +303,11 @@ class StepMeasurement:
             row["memory_estimate_gib"] = entry.memory.estimate_gib
         return row
 
-    def _columns(self, contender: Contender, batch: int | None) -> Row:
-        case = self.case
-        return {
-            "implementation": contender.title,
-            "model": case.model,
-            "context": case.context,
-            "batch": batch,
-            "weights": case.weights,
-        }
+
+def case_columns(title: str, case: MeasuredCase, batch: int | None) -> Row:
+    """What every row of an implementation begins with."""
+    told = {"implementation": title, "model": case.model, "context": case.context}
+    return {**told, "batch": batch, "weights": case.weights}
 
 
 def rates(case: MeasuredCase, batch: int, milliseconds: float, peak_flops: float | None) -> dict[str, Any]:

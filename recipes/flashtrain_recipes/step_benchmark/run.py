@@ -1,13 +1,14 @@
-"""A whole benchmark of training steps: its cases one after the other, then tables, figure and the command's own cost.
+"""A benchmark of training steps, of any models: each case's contenders take turns (measure.py). And that of GPT-2,
+recipe=gpt2-speed and recipe=context-speed.
 
-The run's folder (session.py) also has context.png where several contexts were measured, and command/, the run folder
-of the training command, where its cost was.
+The run's folder (benchmark_runner/run.py) also has context.png where several contexts were measured, and command/, the
+run folder of the training command, where its cost was.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -17,207 +18,209 @@ from typing import Any
 import torch
 
 from flashtrain.announce import say
-from flashtrain.errors import UserError
 from flashtrain.report.rows import values_of
-from flashtrain.run.plan import VOCABULARY
+from flashtrain.report.table import Table
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware
-from flashtrain.training.loggers import log_image, log_table
-from flashtrain_recipes.attention_benchmark.clock import clock_for
-from flashtrain_recipes.attention_benchmark.measure import OUT_OF_MEMORY, Row
-from flashtrain_recipes.attention_benchmark.session import Session, session
-from flashtrain_recipes.step_benchmark.case import StepCase
+from flashtrain.training.loggers import log_table
+from flashtrain_recipes.benchmark_runner.measuring import OUT_OF_MEMORY, Effort, Row
+from flashtrain_recipes.benchmark_runner.run import Benchmark, Run
+from flashtrain_recipes.step_benchmark.cases import StepCase, cases
 from flashtrain_recipes.step_benchmark.command_cost import COMMAND, command_row
-from flashtrain_recipes.step_benchmark.contenders import Contender, choose_contenders
-from flashtrain_recipes.step_benchmark.everything import FLASHTRAIN, all_contenders
-from flashtrain_recipes.step_benchmark.figures import context_speed_figure
-from flashtrain_recipes.step_benchmark.measure import NO_TIME, Effort, StepMeasurement
-from flashtrain_recipes.step_benchmark.ours import precision_of
-from flashtrain_recipes.step_benchmark.tables import best_rows, case_line, judged, paper_rows, step_tables
+from flashtrain_recipes.step_benchmark.contenders import FLASHTRAIN, all_contenders, precision_of
+from flashtrain_recipes.step_benchmark.figures import (
+    best_rows,
+    case_line,
+    context_speed_figure,
+    judged,
+    paper_rows,
+    step_tables,
+)
+from flashtrain_recipes.step_benchmark.measure import NO_TIME, StepMeasurement, case_columns
+from flashtrain_recipes.step_benchmark.training_step import Contender
 
 FIGURE = "context.png"
 _RECOMPILATIONS = 64  # of one function: every implementation that shares it, at every batch
 
 
-def benchmark_steps(
-    settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
-) -> dict[str, Any]:
-    """Measure what the settings name, in `folder`, and return the summary row; see start.benchmark."""
-    todo = cases(settings)
-    device = torch.device("cuda", torch.cuda.current_device()) if hardware.kind == "cuda" else torch.device("cpu")
-    torch.set_float32_matmul_precision("high")  # as training does
-    contenders = chosen_contenders(settings, hardware)
-    say(describe(settings, hardware, todo, contenders))
-    with session(settings, hardware, folder, overrides=overrides, started=started) as run:
-        measured = _measure_all(settings, hardware, device, todo, contenders, run)
-        if settings.benchmark.command_steps:
-            _measure_command(settings, hardware, device, todo, contenders, run, overrides)
-        run.results.rows = judged(run.results.rows)
-        _report(run, measured, len(todo))
-        return run.finish({"cases": len(todo), "cases_measured": measured, **_best(run.results.rows)})
+class StepBenchmark(Benchmark):
+    """contenders: the implementations that benchmark.implementations names, those that cannot be had here among them:
+    each of those has a row that says why."""
+
+    contenders: Sequence[Any]
+
+    def __init__(self, settings: Settings, hardware: Hardware) -> None:
+        super().__init__(settings, hardware)
+        names, compiled = self.asked.implementations, self.asked.compile
+        everyone = self.everyone(hardware.kind == "cuda" if compiled is None else compiled)
+        self.contenders = [one for one in everyone if names is None or one.name in names]
+
+    def everyone(self, compiled: bool) -> Sequence[Contender]:
+        """All implementations, in their own order. compiled: whether those that are compiled on a GPU are so here."""
+        raise NotImplementedError
+
+    def batches_of(self, case: Any) -> list[int]:
+        """The batches asked for, or the one that holds benchmark.tokens: one sequence where that is longer."""
+        asked = self.asked
+        return sorted(set(asked.batches)) if asked.batches else [max(1, asked.tokens // case.context)]
+
+    def case_line(self, case: Any) -> str:
+        return f"{case} batch {', '.join(map(str, self.batches_of(case)))}"
+
+    def prepared(self) -> Sequence[Any]:
+        torch.set_float32_matmul_precision("high")  # as training does
+        return self.todo
+
+    def taking_part(self, case: Any) -> Sequence[Any]:
+        """The implementations that differ in this case."""
+        return self.contenders
+
+    def together(self, case: Any) -> list[list[int]]:
+        """Its batches, those together that take turns with one another."""
+        return [self.batches_of(case)]
+
+    def known(self, case: Any, rows: Sequence[Row]) -> dict[str, Any]:
+        """What StepMeasurement may know of the case beforehand, from the rows until now."""
+        return {}
+
+    def row(self, row: Row, case: Any, batches: Sequence[int]) -> Row:
+        """A row of StepMeasurement in this table's words."""
+        return row
+
+    def measure(self, number: int, effort: Effort, run: Run) -> list[Row]:
+        case = self.todo[number]
+        contenders = self.taking_part(case)
+        found: list[Row] = []
+        for batches in self.together(case):
+            with fresh_compiler(contenders):
+                measurement = StepMeasurement(
+                    case,
+                    self.device,
+                    self.clock,
+                    seed=self.settings.seed,
+                    note=partial(run.note, str(case)),
+                    **self.known(case, run.rows),
+                )
+                rows = measurement.run(contenders, batches, effort)
+                found += [self.row(row, case, batches) for row in rows]
+                del measurement
+            gc.collect()  # models and their compiled graphs refer to each other
+            self.clock.release()
+        return found
 
 
-def plan_steps(settings: Settings, hardware: Hardware) -> str:
-    """mode=plan: the cases and the implementations, and nothing started."""
-    todo = cases(settings)
-    contenders = chosen_contenders(settings, hardware)
-    device = torch.device("cuda" if hardware.kind == "cuda" else "cpu")
-    lines = [describe(settings, hardware, todo, contenders)]
-    for contender in contenders:
-        reason = contender.missing(device)
-        lines += [] if reason is None else [f"  left out: {contender.title}, {reason}"]
-    lines += [f"  {case} batch {', '.join(map(str, batches_of(settings, case)))}" for case in todo]
-    return "\n".join([*lines, "nothing was started; leave out mode=plan to measure."])
+class GPT2Steps(StepBenchmark):
+    """Every model, context and precision of weights asked for, by the implementations in contenders.py."""
 
+    def __init__(self, settings: Settings, hardware: Hardware) -> None:
+        self.todo: list[StepCase] = cases(settings)
+        super().__init__(settings, hardware)
 
-def cases(settings: Settings) -> list[StepCase]:
-    """Every model, context and precision of weights asked for. Raises UserError for a model that is not GPT-2."""
-    if settings.model.name != "gpt2":
-        raise UserError(
-            f"model={settings.model.name}: training steps of model=gpt2 are measured, which others have too."
+    def everyone(self, compiled: bool) -> list[Contender]:
+        return all_contenders(self.settings, self.hardware, compiled=compiled)
+
+    def line(self) -> str:
+        names = "; ".join(contender.title for contender in self.contenders)
+        return (
+            f"training steps: {len(self.todo)} cases, {self.asked.rounds} rounds of {self.asked.steps} "
+            f"steps{self.limit()}, on {self.hardware.name}: {names}"
         )
-    asked = settings.benchmark
-    vocab_size = VOCABULARY.get(settings.data.tokenizer, settings.data.vocab_size)
-    return [
-        StepCase(model, context, weights, vocab_size, settings.model.vocab_rows)
-        for model in asked.models
-        for weights in asked.weights
-        for context in asked.contexts
-    ]
 
+    def left_out(self) -> Mapping[str, str]:
+        device = torch.device("cuda" if self.hardware.kind == "cuda" else "cpu")
+        return {one.title: reason for one in self.contenders if (reason := one.missing(device)) is not None}
 
-def batches_of(settings: Settings, case: StepCase) -> list[int]:
-    """The batches asked for, or the one that holds benchmark.tokens: one sequence where that is longer."""
-    asked = settings.benchmark
-    return sorted(set(asked.batches)) if asked.batches else [max(1, asked.tokens // case.context)]
+    def known(self, case: StepCase, rows: Sequence[Row]) -> dict[str, Any]:
+        batches = self.batches_of(case)
+        return {
+            "peak_flops": self.hardware.peak_flops,
+            "full": known_full(self.contenders, case, batches, rows),
+            "expected": expected_seconds(self.contenders, case, batches, rows),
+        }
 
+    def not_begun(self, case: StepCase) -> list[Row]:
+        empty = {"tokens_per_second": None, "status": NO_TIME}
+        return [{**case_columns(contender.title, case, None), **empty} for contender in self.contenders]
 
-def chosen_contenders(settings: Settings, hardware: Hardware) -> list[Contender]:
-    """The implementations that benchmark.implementations names."""
-    asked = settings.benchmark
-    compiled = hardware.kind == "cuda" if asked.compile is None else asked.compile
-    return choose_contenders(all_contenders(settings, hardware, compiled=compiled), asked.implementations)
+    def told(self, rows: Sequence[Row]) -> str:
+        return case_line(rows)
 
+    def metrics(self, rows: Sequence[Row]) -> dict[str, float]:
+        """A case's tokens/s by implementation and batch."""
+        return {
+            f"tokens_per_second/{_name(row)}/{row['batch']}": row["tokens_per_second"]
+            for row in rows
+            if row.get("tokens_per_second") is not None
+        }
 
-def describe(settings: Settings, hardware: Hardware, todo: Sequence[StepCase], contenders: Sequence[Contender]) -> str:
-    """The line that says what is about to be measured, on what."""
-    asked = settings.benchmark
-    limit = "" if asked.max_seconds is None else f", at most {asked.max_seconds:g} s"
-    names = "; ".join(contender.title for contender in contenders)
-    return (
-        f"training steps: {len(todo)} cases, {asked.rounds} rounds of {asked.steps} steps{limit}, "
-        f"on {hardware.name}: {names}"
-    )
+    def completed(self, run: Run) -> list[Row]:
+        if self.asked.command_steps:
+            self._measure_command(run)
+        return judged(run.rows)
 
+    def tables(self, rows: Sequence[Row]) -> list[Table]:
+        return step_tables(rows)
 
-def _measure_all(
-    settings: Settings,
-    hardware: Hardware,
-    device: torch.device,
-    todo: Sequence[StepCase],
-    contenders: Sequence[Contender],
-    run: Session,
-) -> int:
-    """Measure case by case; returns how many were begun. What is left of the time is shared by the cases left."""
-    asked, results = settings.benchmark, run.results
-    clock = clock_for(device)
-    for number, case in enumerate(todo):
-        batches = batches_of(settings, case)
+    def log(self, run: Run) -> None:
+        super().log(run)
+        found = best_rows(run.rows)
+        log_table(run.loggers, "best_batches", found)
+        if beside := paper_rows(found):
+            log_table(run.loggers, "paper", beside)
+        speedups = {f"speedup/{_name(row)}": row["speedup"] for row in found if row.get("speedup") is not None}
+        if speedups:
+            run.log_metrics(speedups, step=len(self.todo))
+
+    def figures(self, run: Run) -> Iterator[tuple[str, Path]]:
+        if len(values_of([row for row in run.rows if row.get("tokens_per_second")], "context")) > 1:
+            path = context_speed_figure(run.rows, run.folder / FIGURE)
+            say(f"figure: {path}")
+            yield path.stem, path
+
+    def best(self, rows: Sequence[Row]) -> dict[str, float]:
+        """flashtrain's tokens/s and speed-up for each case."""
+        found = {}
+        for row in best_rows(rows):
+            if row["implementation"] == FLASHTRAIN and row.get("tokens_per_second"):
+                case = f"{row['model']}_{row['context']}_{row['weights']}"
+                found[f"tokens_per_second_{case}"] = row["tokens_per_second"]
+                if row.get("speedup") is not None:
+                    found[f"speedup_{case}"] = row["speedup"]
+        return found
+
+    def _measure_command(self, run: Run) -> None:
+        """Add the row of the command itself, at the first case and flashtrain's best batch there."""
+        case = self.todo[0]
+        found = [row for row in best_rows(run.rows) if row["implementation"] == FLASHTRAIN and row.get("best_batch")]
+        key = (case.model, case.context, case.weights)
+        found = [row for row in found if (row["model"], row["context"], row["weights"]) == key]
+        ours = [contender for contender in self.contenders if contender.title == FLASHTRAIN]
         left = run.seconds_left()
-        if left is not None and left <= 0:
-            for missed in todo[number:]:
-                results.note(str(missed), "not measured", f"benchmark.max_seconds={asked.max_seconds:g} were over")
-                results.rows += [_not_begun(missed, contender) for contender in contenders]
-            results.save()
-            return number
-        say(f"[{number + 1}/{len(todo)}] {case} batch {', '.join(map(str, batches))}")
-        with fresh_compiler(contenders):
-            measurement = StepMeasurement(
+        if not found or not ours or (left is not None and left <= 0):
+            why = "flashtrain has no figure to compare it with" if not found or not ours else NO_TIME
+            run.note(str(case), COMMAND, why)
+            return
+        with fresh_compiler(self.contenders):
+            row = command_row(
                 case,
-                device,
-                clock,
-                seed=settings.seed,
-                note=partial(results.note, str(case)),
-                peak_flops=hardware.peak_flops,
-                full=_known_full(contenders, case, batches, results.rows),
-                expected=_expected(contenders, case, batches, results.rows),
+                found[0]["batch"],
+                ours[0],
+                self.device,
+                self.clock,
+                settings=self.settings,
+                overrides=run.overrides,
+                folder=run.folder,
+                precision=precision_of(case, self.hardware.kind),
+                peak_flops=self.hardware.peak_flops,
+                seconds=left,
             )
-            share = None if left is None else left / (len(todo) - number)
-            rows = measurement.run(contenders, batches, Effort(asked.rounds, asked.steps, share, run.until))
-            del measurement
-        gc.collect()  # models and their compiled graphs refer to each other
-        clock.release()
-        results.rows += rows
-        results.save()
-        say(f"    {case_line(rows)}")
-        run.log_metrics(_metrics(rows), step=number)
-    return len(todo)
+        if "command_cost" in row:
+            say(f"    the command's step takes {row['command_cost']:+.1f}% beside the bare loop's")
+        run.rows.append(row)
+        run.save()
 
 
-def _measure_command(
-    settings: Settings,
-    hardware: Hardware,
-    device: torch.device,
-    todo: Sequence[StepCase],
-    contenders: Sequence[Contender],
-    run: Session,
-    overrides: list[str],
-) -> None:
-    """Add the row of the command itself, at the first case and flashtrain's best batch there."""
-    case, results = todo[0], run.results
-    found = [row for row in best_rows(results.rows) if row["implementation"] == FLASHTRAIN and row.get("best_batch")]
-    found = [row for row in found if (row["model"], row["context"], row["weights"]) == _key(case)]
-    ours = [contender for contender in contenders if contender.title == FLASHTRAIN]
-    left = run.seconds_left()
-    if not found or not ours or (left is not None and left <= 0):
-        why = "flashtrain has no figure to compare it with" if not found or not ours else NO_TIME
-        results.note(str(case), COMMAND, why)
-        return
-    with fresh_compiler(contenders):
-        row = command_row(
-            case,
-            found[0]["batch"],
-            ours[0],
-            device,
-            clock_for(device),
-            settings=settings,
-            overrides=overrides,
-            folder=results.folder,
-            precision=precision_of(case, hardware.kind),
-            peak_flops=hardware.peak_flops,
-            seconds=left,
-        )
-    if "command_cost" in row:
-        say(f"    the command's step takes {row['command_cost']:+.1f}% beside the bare loop's")
-    results.rows.append(row)
-    results.save()
-
-
-def _report(run: Session, measured: int, wanted: int) -> None:
-    """Print the tables, draw the figure, and log both."""
-    results = run.results
-    if not results.rows:
-        say("nothing could be measured: notes.txt says why.")
-        return
-    found = best_rows(results.rows)
-    for table in step_tables(results.rows):
-        table.print()
-    log_table(run.loggers, "rows", results.rows)
-    log_table(run.loggers, "best_batches", found)
-    if beside := paper_rows(found):
-        log_table(run.loggers, "paper", beside)
-    speedups = {f"speedup/{_name(row)}": row["speedup"] for row in found if row.get("speedup") is not None}
-    if speedups:
-        run.log_metrics(speedups, step=wanted)
-    contexts = values_of([row for row in results.rows if row.get("tokens_per_second")], "context")
-    if len(contexts) > 1:
-        path = context_speed_figure(results.rows, results.folder / FIGURE)
-        log_image(run.loggers, path.stem, path)
-        say(f"figure: {path}")
-    results.say_end(measured, wanted)
-
-
-def _known_full(
+def known_full(
     contenders: Sequence[Contender], case: StepCase, batches: Sequence[int], rows: Sequence[Row]
 ) -> dict[str, str]:
     """Implementations that ran out of memory at a shorter context with as many tokens: {name: in words}.
@@ -235,7 +238,7 @@ def _known_full(
     return found
 
 
-def _expected(
+def expected_seconds(
     contenders: Sequence[Contender], case: StepCase, batches: Sequence[int], rows: Sequence[Row]
 ) -> dict[str, float]:
     """Seconds of each implementation's first two steps by what its latest case took: {name: seconds}.
@@ -254,45 +257,8 @@ def _expected(
     return found
 
 
-def _not_begun(case: StepCase, contender: Contender) -> Row:
-    return {
-        "implementation": contender.title,
-        "model": case.model,
-        "context": case.context,
-        "batch": None,
-        "weights": case.weights,
-        "tokens_per_second": None,
-        "status": NO_TIME,
-    }
-
-
-def _key(case: StepCase) -> tuple[str, int, str]:
-    return (case.model, case.context, case.weights)
-
-
-def _metrics(rows: Sequence[Row]) -> dict[str, float]:
-    """A case's tokens/s by implementation and batch, for the loggers."""
-    found = {}
-    for row in rows:
-        if row.get("tokens_per_second") is not None:
-            found[f"tokens_per_second/{_name(row)}/{row['batch']}"] = row["tokens_per_second"]
-    return found
-
-
 def _name(row: Row) -> str:
     return f"{row['model']}/{row['context']}/{row['weights']}/{row['implementation']}"
-
-
-def _best(rows: Sequence[Row]) -> dict[str, float]:
-    """The summary's figures: flashtrain's tokens/s and speed-up for each case."""
-    found = {}
-    for row in best_rows(rows):
-        if row["implementation"] == FLASHTRAIN and row.get("tokens_per_second"):
-            case = f"{row['model']}_{row['context']}_{row['weights']}"
-            found[f"tokens_per_second_{case}"] = row["tokens_per_second"]
-            if row.get("speedup") is not None:
-                found[f"speedup_{case}"] = row["speedup"]
-    return found
 
 
 @contextmanager

@@ -1,13 +1,21 @@
-"""One optimiser step of any model: zero the gradients, forward, backward, clip, update."""
+"""One optimiser step of any model (zero the gradients, forward, backward, clip, update), and what an implementation is
+that has such steps.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from flashtrain.training.gradients import clip_gradients
+from flashtrain.training.master_weights import MasterWeights
+from flashtrain_recipes.step_benchmark.cases import WeightsHeld
 
 LossFunction = Callable[..., Tensor]
 Batches = Callable[[Tensor, Tensor], Sequence[tuple[Any, ...]]]
@@ -73,3 +81,84 @@ class TrainingStep:
             for name, value in state.items():
                 if isinstance(value, Tensor):
                     state[name] = value.to(device)
+
+
+# GPT-2's usual optimiser, for every implementation but ours, whose own settings have the same values.
+LEARNING_RATE, BETAS, WEIGHT_DECAY, LARGEST_NORM = 6e-4, (0.9, 0.95), 0.1, 1.0
+
+
+class MemoryChoice(NamedTuple):
+    """words: what is computed twice, moved or cut into pieces to need less memory; "" for nothing of it.
+
+    estimate_gib: the peak that is expected, in GiB; None where nobody says.
+    """
+
+    words: str = ""
+    estimate_gib: float | None = None
+
+
+class Contender(ABC):
+    """One implementation. name: in settings; title: in tables. compiled: by torch.compile.
+
+    adapts: whether it trades time for memory where a case needs that: what did not fit says nothing of what is larger.
+    """
+
+    name: str
+    title: str
+    compiled: bool
+    adapts = False
+
+    def missing(self, device: torch.device) -> str | None:
+        """Why the implementation cannot be had on this device; None where it can."""
+        return None
+
+    def memory(self, case: Any, batch: int) -> MemoryChoice:
+        """The memory settings that the case (a StepCase, or what this contender measures) is trained with."""
+        return MemoryChoice()
+
+    @abstractmethod
+    def build(self, case: Any, batch: int, device: torch.device) -> TrainingStep:
+        """A model with random weights on the device, and its step, for every batch of the same memory settings."""
+
+
+def usual_step(
+    model: nn.Module, loss: LossFunction, case: WeightsHeld, device: torch.device, **options: Any
+) -> TrainingStep:
+    """The step of an implementation that is not ours: torch's fused AdamW, decay on matrices, clipping by the norm.
+
+    Weights go to bfloat16, or the loss under autocast, as the case says (on a CPU float32 stays float32).
+    """
+    if case.is_bfloat16:
+        model.to(torch.bfloat16)
+    parameters = list(model.parameters())
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": WEIGHT_DECAY},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=BETAS, fused=True)
+    if case.has_masters:
+        optimizer = MasterWeights(optimizer)
+    clip = partial(nn.utils.clip_grad_norm_, parameters, LARGEST_NORM)
+    return TrainingStep(model, loss, optimizer, clip, autocast=autocast_of(case, device), **options)
+
+
+def task_step(
+    task: Any, model: nn.Module, loss: LossFunction, case: WeightsHeld, device: torch.device, **options: Any
+) -> TrainingStep:
+    """The step that a task of ours (a LightningModule) trains its model with."""
+    task.configure_model()
+    found = task.configure_optimizers()
+    return TrainingStep(
+        model,
+        loss,
+        found["optimizer"],
+        partial(clip_gradients, model, task.gradient_clip),
+        autocast=autocast_of(case, device),
+        schedule=found["lr_scheduler"]["scheduler"],
+        **options,
+    )
+
+
+def autocast_of(case: WeightsHeld, device: torch.device) -> torch.dtype | None:
+    """The dtype of autocast for this case: bfloat16 on a GPU unless the weights are that already."""
+    return torch.bfloat16 if device.type == "cuda" and not case.is_bfloat16 else None

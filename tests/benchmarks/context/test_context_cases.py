@@ -25,17 +25,14 @@ from flashtrain_recipes.attention_benchmark.names import (
     MASKS,
     NOT_OVER_DEVICES,
 )
-from flashtrain_recipes.attention_benchmark.settings import BenchmarkSettings
-from flashtrain_recipes.context_benchmark.case import ContextCase, cases, heavy_tailed_lengths
-from flashtrain_recipes.context_benchmark.communication import only_communicating
-from flashtrain_recipes.context_benchmark.contenders import our_contenders
+from flashtrain_recipes.attention_benchmark.settings import BenchmarkSettings, parse_shape
+from flashtrain_recipes.context_benchmark.cases import ContextCase, cases, heavy_tailed_lengths
+from flashtrain_recipes.context_benchmark.contenders import only_communicating, our_contenders
 from flashtrain_recipes.context_benchmark.figures import efficiency_figure
-from flashtrain_recipes.context_benchmark.grid import choose_contenders
-from flashtrain_recipes.context_benchmark.launch import started_by_torchrun
-from flashtrain_recipes.context_benchmark.one_device import Rates
+from flashtrain_recipes.context_benchmark.launch import choose_contenders, started_by_torchrun
 from flashtrain_recipes.context_benchmark.peers import peers
-from flashtrain_recipes.context_benchmark.run import job_of, plan_context
-from flashtrain_recipes.context_benchmark.settings import parse_shape
+from flashtrain_recipes.context_benchmark.rows import Rates
+from flashtrain_recipes.context_benchmark.run import ContextBenchmark, job_of
 
 RECIPE = "recipe=long-context-benchmark"
 CPU = detect_hardware("cpu")
@@ -223,7 +220,9 @@ def test_the_figure_needs_two_lengths_of_a_shape(tmp_path) -> None:
 
 
 def test_plan_lists_the_cases_what_does_not_fit_them_and_what_is_missing() -> None:
-    told = plan_context(asked("benchmark.seqlens=[64]", "benchmark.degrees=[2]", "benchmark.dtype=float32"), CPU)
+    told = ContextBenchmark(
+        asked("benchmark.seqlens=[64]", "benchmark.degrees=[2]", "benchmark.dtype=float32"), CPU
+    ).plan()
     assert "2 cases, float32, up to 10 rounds" in told
     assert "causal, 64 tokens, 16x128, 2 ranks; without hybrid, balanced (hybrid with 16 heads" in told
     assert "left out: torch context_parallel, cuDNN, needs NVIDIA GPUs" in told

@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import torch
 
-from flashtrain_recipes.attention_benchmark.clock import CpuClock
-from flashtrain_recipes.step_benchmark.case import StepCase
-from flashtrain_recipes.step_benchmark.contenders import Contender
-from flashtrain_recipes.step_benchmark.training_step import TrainingStep
+from flashtrain_recipes.benchmark_runner.measuring import CpuClock
+from flashtrain_recipes.step_benchmark.cases import StepCase
+from flashtrain_recipes.step_benchmark.training_step import Contender, TrainingStep
 
 CPU = torch.device("cpu")
 CASE = StepCase("demo", 8, "fp32", vocab_size=64)

@@ -1,4 +1,6 @@
-"""Implementations of the same model: their losses and gradients agree on the same weights, and so do their updates."""
+"""Implementations of the same model: their losses and gradients agree on the same weights, and so do their updates; and
+model=plain, which starts as model=gpt2 does.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,21 @@ import torch
 from torch import Tensor
 
 from flashtrain.command.compose import compose_settings
+from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2, SIZES
+from flashtrain.run.components import make_model
 from flashtrain.training.hardware import detect_hardware
 from flashtrain_recipes.attention_benchmark.names import STEP_IMPLEMENTATIONS, STEP_MODELS
-from flashtrain_recipes.step_benchmark.case import StepCase, batch_of
-from flashtrain_recipes.step_benchmark.contenders import Plain, usual_step
-from flashtrain_recipes.step_benchmark.everything import all_contenders
-from flashtrain_recipes.step_benchmark.hugging_face import HuggingFace, hugging_face_gpt2, hugging_face_loss
-from flashtrain_recipes.step_benchmark.plain_gpt import PlainGPT
-from flashtrain_recipes.step_benchmark.training_step import TrainingStep
+from flashtrain_recipes.step_benchmark.cases import StepCase
+from flashtrain_recipes.step_benchmark.contenders import (
+    HuggingFace,
+    Plain,
+    all_contenders,
+    hugging_face_gpt2,
+    hugging_face_loss,
+)
+from flashtrain_recipes.step_benchmark.plain_training import PlainGPT, PlainTrainable
+from flashtrain_recipes.step_benchmark.training_step import TrainingStep, usual_step
 
 CPU = torch.device("cpu")
 # as many rows as tokens: transformers' GPT-2 and the plain one know no rows that stand for nothing
@@ -59,7 +67,7 @@ def loss_and_gradient(loss: Tensor, embedding: Tensor) -> tuple[Tensor, Tensor]:
 def test_plain_pytorch_computes_what_flashtrain_does(attention: str) -> None:
     ours = our_model()
     plain = plain_model(ours, attention)
-    tokens, labels = batch_of(CASE, 3, CPU, seed=1)
+    tokens, labels = CASE.draw(3, CPU, seed=1)
     expected = loss_and_gradient(ours.loss(tokens, labels), ours.token_embedding.weight)
     found = loss_and_gradient(plain.loss(tokens, labels), plain.tokens.weight)
     for one, other in zip(found, expected, strict=True):
@@ -75,7 +83,7 @@ def test_hugging_face_computes_what_flashtrain_does(attention: str, tmp_path) ->
     saved = transformers.GPT2LMHeadModel.from_pretrained(save_gpt2(ours, tmp_path / "saved"), dtype=torch.float64)
     theirs = hugging_face_gpt2(CASE, CPU, attention).double()
     theirs.load_state_dict(saved.state_dict())
-    tokens, labels = batch_of(CASE, 3, CPU, seed=1)
+    tokens, labels = CASE.draw(3, CPU, seed=1)
     expected = loss_and_gradient(ours.loss(tokens, labels), ours.token_embedding.weight)
     found = loss_and_gradient(hugging_face_loss(theirs, tokens, labels), theirs.transformer.wte.weight)
     for one, other in zip(found, expected, strict=True):  # transformers' loss is of float32 logits
@@ -88,7 +96,7 @@ def test_a_step_of_ours_updates_the_weights_as_the_peers_step_does() -> None:
     step = contender.build(CASE, 3, CPU)
     theirs = copy.deepcopy(step.model)
     other = usual_step(theirs, theirs.loss, CASE, CPU)
-    tokens, labels = batch_of(CASE, 3, CPU, seed=2)
+    tokens, labels = CASE.draw(3, CPU, seed=2)
     for _ in range(3):
         torch.testing.assert_close(step(tokens, labels), other(tokens, labels))
     for one, two in zip(step.model.parameters(), theirs.parameters(), strict=True):
@@ -97,7 +105,7 @@ def test_a_step_of_ours_updates_the_weights_as_the_peers_step_does() -> None:
 
 def test_a_step_learns_and_can_go_to_another_place_and_back() -> None:
     step = Plain("pytorch", "plain", compiled=False).build(CASE, 2, CPU)
-    tokens, labels = batch_of(CASE, 2, CPU, seed=0)
+    tokens, labels = CASE.draw(2, CPU, seed=0)
     losses = [float(step(tokens, labels)) for _ in range(4)]
     before = [id(parameter) for parameter in step.model.parameters()]
     step.move(CPU)
@@ -114,7 +122,7 @@ def test_weights_in_bfloat16_have_optimiser_states_in_it_or_in_float32(weights: 
     for contender in all_contenders(settings, detect_hardware("cpu"), compiled=False):
         if contender.name in ("flashtrain", "pytorch"):
             step = contender.build(case, 1, CPU)
-            loss = step(*batch_of(case, 1, CPU, seed=0))
+            loss = step(*case.draw(1, CPU, seed=0))
             assert torch.isfinite(loss)
             assert {parameter.dtype for parameter in step.model.parameters()} == {torch.bfloat16}
             assert {state["exp_avg"].dtype for state in step.optimizer.state.values()} == {states}
@@ -143,8 +151,8 @@ def test_the_flops_of_a_token_are_6n_and_half_the_square_of_attention() -> None:
 
 
 def test_equal_seeds_give_every_implementation_the_same_tokens() -> None:
-    tokens, labels = batch_of(CASE, 2, CPU, seed=5)
-    again, _ = batch_of(CASE, 2, CPU, seed=5)
+    tokens, labels = CASE.draw(2, CPU, seed=5)
+    again, _ = CASE.draw(2, CPU, seed=5)
     assert torch.equal(tokens, again)
     assert torch.equal(tokens[:, 1:], labels[:, :-1])
     assert tokens.shape == (2, 24)
@@ -154,7 +162,7 @@ def test_equal_seeds_give_every_implementation_the_same_tokens() -> None:
 def test_a_model_waits_in_main_memory_and_comes_back_to_the_gpu() -> None:
     device = torch.device("cuda")
     step: TrainingStep = Plain("pytorch", "plain", compiled=True).build(CASE, 2, device)
-    tokens, labels = batch_of(CASE, 2, device, seed=0)
+    tokens, labels = CASE.draw(2, device, seed=0)
     first = [float(step(tokens, labels)) for _ in range(3)]
     weights = [parameter.nbytes for parameter in step.model.parameters()]
     states = [value.nbytes for state in step.optimizer.state.values() for value in state.values()]
@@ -164,3 +172,37 @@ def test_a_model_waits_in_main_memory_and_comes_back_to_the_gpu() -> None:
     assert torch.cuda.memory_allocated() <= held - own
     step.move(device)
     assert float(step(tokens, labels)) < first[0]
+
+
+DEMO = ["recipe=gpt2", "model.size=demo", "model.vocab_rows=null", "context=32"]
+
+
+def built(name: str, seed: int = 3, **options):
+    settings = compose_settings([*DEMO, f"model={name}", *(f"model.{key}={value}" for key, value in options.items())])
+    torch.manual_seed(seed)
+    return make_model(settings, vocab_size=320, attention="sdpa").double()
+
+
+def test_it_starts_from_the_weights_of_gpt2_and_has_its_loss_and_gradients():
+    plain, ours = built("plain"), built("gpt2")
+    tokens = torch.randint(0, 320, (2, 33))
+    losses = []
+    for model in (plain, ours):
+        loss = model.loss(tokens[:, :-1], tokens[:, 1:])
+        loss.backward()
+        losses.append(loss)
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-12, atol=0)
+    for mine, theirs in (("tokens", "token_embedding"), ("blocks.1.qkv", "blocks.1.attention.qkv")):
+        gradients = plain.get_submodule(f"inner.{mine}").weight.grad, ours.get_submodule(theirs).weight.grad
+        torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)
+    assert isinstance(plain, PlainTrainable)
+    assert plain.parameter_count() == ours.parameter_count()
+    assert plain.flops_per_token(32) == ours.flops_per_token(32)
+
+
+def test_parts_it_has_not_are_refused_in_a_line():
+    with pytest.raises(UserError, match="learned positions and no dropout"):
+        built("plain", positions="rotary")
+    tokens = torch.zeros(1, 4, dtype=torch.long)
+    with pytest.raises(UserError, match="document_mask"):
+        built("plain").loss(tokens, tokens, positions=tokens)

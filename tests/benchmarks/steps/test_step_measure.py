@@ -8,9 +8,9 @@ import pytest
 import torch
 from made_up import CASE, CPU, NO_MEMORY, MadeUp, MemoryClock, runs_out
 
-from flashtrain_recipes.attention_benchmark.clock import CpuClock
-from flashtrain_recipes.step_benchmark.contenders import MemoryChoice
-from flashtrain_recipes.step_benchmark.measure import Effort, StepMeasurement
+from flashtrain_recipes.benchmark_runner.measuring import CpuClock, Effort
+from flashtrain_recipes.step_benchmark.measure import StepMeasurement
+from flashtrain_recipes.step_benchmark.training_step import MemoryChoice
 
 COLUMNS = {
     "implementation", "model", "context", "batch", "weights", "tokens_per_second", "mfu", "peak_memory_gib",

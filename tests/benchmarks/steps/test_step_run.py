@@ -81,9 +81,9 @@ def test_context_speed_keeps_the_tokens_of_a_step_until_one_sequence_is_longer(t
 def test_out_of_memory_at_one_context_is_not_tried_at_longer_ones(tmp_path, monkeypatch) -> None:
     import torch
 
-    from flashtrain_recipes.step_benchmark import plain_gpt
+    from flashtrain_recipes.step_benchmark import plain_training
 
-    real, lengths = plain_gpt.written_out, []
+    real, lengths = plain_training.written_out, []
 
     def full(q, k, v):
         lengths.append(q.shape[2])
@@ -91,7 +91,7 @@ def test_out_of_memory_at_one_context_is_not_tried_at_longer_ones(tmp_path, monk
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(q, k, v)
 
-    monkeypatch.setattr(plain_gpt, "written_out", full)
+    monkeypatch.setattr(plain_training, "written_out", full)
     words = [*CONTEXT, "benchmark.implementations=[pytorch,standard]"]
     assert run(tmp_path / "run", *words) == 0
     rows = {(row["implementation"], row["context"]): row for row in read_result(tmp_path / "run" / "result.json").rows}
@@ -158,18 +158,18 @@ def test_a_command_that_fails_or_takes_too_long_is_a_row_that_says_so(tmp_path, 
 
 def test_a_longer_context_is_expected_to_take_as_much_longer_as_it_has_more_flops() -> None:
     settings = settled("recipe=context-speed", "hardware.demo=never")
-    contenders = steps_run.chosen_contenders(settings, detect_hardware("cpu"))
+    contenders = steps_run.GPT2Steps(settings, detect_hardware("cpu")).contenders
     short, _, longer, *_ = steps_run.cases(settings)
     row = {"implementation": "flashtrain", "model": "124m", "context": 1024, "batch": 64, "milliseconds": 1000.0,
            "compile_seconds": 30.0}  # fmt: skip
-    found = steps_run._expected(contenders, longer, [16], [row])
+    found = steps_run.expected_seconds(contenders, longer, [16], [row])
     ratio = longer.flops_per_token() / short.flops_per_token()
     assert found == {"flashtrain": pytest.approx(30 + 2 * ratio)}
 
 
 def test_plan_lists_cases_and_batches_and_starts_nothing() -> None:
     settings = settled("recipe=context-speed", "hardware.demo=never", "mode=plan")
-    told = steps_run.plan_steps(settings, detect_hardware("cpu"))
+    told = steps_run.GPT2Steps(settings, detect_hardware("cpu")).plan()
     assert "11 cases" in told
     assert "124m S=1024 weights fp32 batch 64" in told
     assert "124m S=1048576 weights fp32 batch 1" in told

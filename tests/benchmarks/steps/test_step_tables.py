@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import pytest
+from flashtrain.report.__main__ import main as report
 
 from flashtrain.errors import UserError
-from flashtrain.report.__main__ import main as report
 from flashtrain.report.rows import write_result
-from flashtrain_recipes.step_benchmark.everything import BASELINE, FLASHTRAIN
-from flashtrain_recipes.step_benchmark.figures import context_speed_figure
-from flashtrain_recipes.step_benchmark.tables import best_rows, case_line, judged, paper_rows, step_tables
+from flashtrain_recipes.step_benchmark.contenders import BASELINE, FLASHTRAIN
+from flashtrain_recipes.step_benchmark.figures import (
+    best_rows,
+    case_line,
+    context_speed_figure,
+    judged,
+    paper_rows,
+    step_tables,
+)
 
 
 def row(implementation: str, tokens_per_second: float | None, batch: int | None = 16, **other) -> dict:

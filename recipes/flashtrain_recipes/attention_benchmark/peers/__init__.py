@@ -8,16 +8,13 @@ import torch
 
 from flashtrain_recipes.attention_benchmark.peers.base import Peer
 from flashtrain_recipes.attention_benchmark.peers.flash_attn import FlashAttn, FlashAttn4
-from flashtrain_recipes.attention_benchmark.peers.flex import Flex
 from flashtrain_recipes.attention_benchmark.peers.ours import (
     Flashtrain,
     FlashtrainPacked,
     FlashtrainPlanned,
     FlashtrainPortable,
 )
-from flashtrain_recipes.attention_benchmark.peers.sdpa import Sdpa
-from flashtrain_recipes.attention_benchmark.peers.standard import Standard
-from flashtrain_recipes.attention_benchmark.peers.varlen import VarlenAttn
+from flashtrain_recipes.attention_benchmark.peers.pytorch import Flex, Sdpa, Standard, VarlenAttn
 
 __all__ = ["Peer", "all_peers", "choose_peers"]
 

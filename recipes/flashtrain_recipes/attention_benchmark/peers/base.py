@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashtrain_recipes.attention_benchmark.case import Case
+from flashtrain_recipes.attention_benchmark.cases import Case
 from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs
 
 Attend = Callable[[Inputs], Tensor]

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashtrain_recipes.attention_benchmark.case import Case
+from flashtrain_recipes.attention_benchmark.cases import Case
 from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs
 from flashtrain_recipes.attention_benchmark.peers.base import Attend, Peer, first
-from flashtrain_recipes.attention_benchmark.peers.varlen import PACKED_KINDS
+from flashtrain_recipes.attention_benchmark.peers.pytorch import PACKED_KINDS
 
 _BY_ARGUMENT = ("full", "causal", "window")
 

@@ -14,10 +14,11 @@ from torch import Tensor
 
 import flashtrain_kernels
 from flashtrain_kernels import block_sparse, dispatch, fast_path, masks
-from flashtrain_recipes.attention_benchmark.case import BLOCK_SIZE, Case
-from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs
-from flashtrain_recipes.attention_benchmark.masks import (
+from flashtrain_recipes.attention_benchmark.cases import BLOCK_SIZE, Case
+from flashtrain_recipes.attention_benchmark.inputs import (
     BLOCK_CAUSAL,
+    Context,
+    Inputs,
     global_sizes,
     numbers,
     prefix_length,

@@ -17,11 +17,10 @@ import torch
 from flashtrain.distributed.context.costs import visible_keys
 from flashtrain.errors import UserError
 from flashtrain_kernels import Mask
-from flashtrain_recipes.attention_benchmark.case import Case
+from flashtrain_recipes.attention_benchmark.cases import Case
 from flashtrain_recipes.attention_benchmark.names import WITH_DOCUMENTS, parse_mask
 from flashtrain_recipes.attention_benchmark.peers.ours import unplanned_mask
-from flashtrain_recipes.attention_benchmark.settings import BenchmarkSettings
-from flashtrain_recipes.context_benchmark.settings import Shape, parse_shape
+from flashtrain_recipes.attention_benchmark.settings import BenchmarkSettings, Shape, parse_shape
 
 LENGTHS = (32768, 131072, 524288)
 MASKS = ("causal", "causal-document")

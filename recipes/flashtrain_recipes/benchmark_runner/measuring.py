@@ -1,20 +1,71 @@
-"""How long launches take, and how much memory a call needs, on a GPU or a CPU."""
+"""What measuring one case needs: the time it may take, whose turn it is, a clock on a GPU or a CPU, and an error in one
+line. Nothing of Lightning: ranks that only compute import it.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+T = TypeVar("T")
 Launch = Callable[[], object]
+Note = Callable[[str, str], None]  # told of what could not be measured: (title, reason)
+Row = dict[str, Any]
+
+OUT_OF_MEMORY = "out of memory"
+FEWEST_ROUNDS = 3
 
 # One sample: launches for this long, and not more than so many, which keeps them below what a GPU's queue holds.
 _SAMPLE_SECONDS = 0.010
 _MOST_LAUNCHES = 50
 _CLOCK_HZ = 2.0e9  # no GPU's multiprocessors run faster for long: a pause of this many cycles lasts a second at least
 _LONGEST_PAUSE = 0.1
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured of a case. rounds: turns of each implementation; steps: of a turn, where that has several.
+
+    seconds: the case's share of the time, after which no further round is begun; None: no limit. until: a moment of
+    time.monotonic() after which nothing is begun at all; None: no limit.
+    """
+
+    rounds: int
+    steps: int = 1
+    seconds: float | None = None
+    until: float | None = None
+
+    def is_over(self, ahead: float = 0.0) -> bool:
+        """Whether `until` is past, or will be in so many seconds."""
+        return self.until is not None and time.monotonic() + ahead >= self.until
+
+    def is_late(self, began: float) -> bool:
+        """Whether a case that began at a moment of time.monotonic() has had its share, or the time is over."""
+        return self.is_over() or (self.seconds is not None and time.monotonic() - began >= self.seconds)
+
+
+class Event(NamedTuple):
+    """What the runner is told. kind: "case" (begun), "note" (told: title and reason), "rows" (told: the case's)."""
+
+    kind: str
+    case: int
+    told: Any = None
+
+
+def in_turn(entries: Sequence[T], number: int) -> Iterator[T]:
+    """The entries in the order of a round: who begins moves on by one a round."""
+    for place in range(len(entries)):
+        yield entries[(place + number) % len(entries)]
+
+
+def first_line(error: Exception) -> str:
+    """What an exception says, in one line of at most 200 characters."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:200]
 
 
 @dataclass(frozen=True)
@@ -94,8 +145,7 @@ class GpuClock:
     def sample(self, launches: Sequence[Launch], pace: Pace) -> float:
         """Milliseconds of GPU time a launch, the mean of one sample; the launches take turns."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        pause = min(1.5 * pace.host_seconds * pace.launches + 1e-4, _LONGEST_PAUSE)
-        torch.cuda._sleep(int(pause * _CLOCK_HZ))
+        pause_queue(pace.host_seconds * pace.launches)
         start.record()
         for number in range(pace.launches):
             launches[number % len(launches)]()
@@ -140,6 +190,11 @@ class GpuClock:
 
 
 Clock = CpuClock | GpuClock
+
+
+def pause_queue(host_seconds: float) -> None:
+    """Let the current GPU's queue wait for longer than the processor needs to fill it, which takes so many seconds."""
+    torch.cuda._sleep(int(min(1.5 * host_seconds + 1e-4, _LONGEST_PAUSE) * _CLOCK_HZ))
 
 
 def clock_for(device: torch.device) -> Clock:

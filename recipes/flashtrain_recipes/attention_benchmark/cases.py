@@ -1,22 +1,133 @@
-"""benchmark.rows: the named lists of cases.
+"""Cases: a shape, a mask and a set of features that every implementation is measured on; benchmark.rows names lists of
+them:
 
 grid          the product of benchmark.seqlens, head_dims and masks
 anchors       the attention shapes that flashtrain is held against other implementations in
 paper         FlashAttention's own appendix: batch 16, 8 heads of 64, full
 features      dropout, softcap, ALiBi, bias and masks at 16K
 block-sparse  block masks of several densities from 4K to 64K beside full attention
+
+B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
 
 from flashtrain.errors import UserError
-from flashtrain_recipes.attention_benchmark.case import BLOCK_SIZE, SOFTCAP, Case
-from flashtrain_recipes.attention_benchmark.masks import document_lengths
-from flashtrain_recipes.attention_benchmark.names import WITH_DOCUMENTS, parse_mask
+from flashtrain_recipes.attention_benchmark.names import BLOCK_SPARSE, WITH_DOCUMENTS, MaskName, parse_mask
 from flashtrain_recipes.attention_benchmark.settings import BenchmarkSettings
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+BLOCK_SIZE = 128
+SOFTCAP = 30.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """What one row of a table describes, but for the implementation and the direction.
+
+    mask: a name of names.MASKS. documents: the lengths of one row's documents, whose sum is S, for masks that have
+    them. density: of a random block mask, the share of blocks that are computed. softcap: 0, or the scores' bound.
+    alibi: with the usual slopes. bias: "", "bias" or "bias gradient" (its gradient is computed too), of the shape
+    (1, H, Sq, Sk). plans: also measure how long making the mask takes.
+    """
+
+    batch: int
+    heads: int
+    seqlen_q: int
+    head_dim: int
+    mask: str
+    kv_heads: int = 0
+    seqlen_k: int = 0
+    dropout: float = 0.0
+    dtype_name: str = "bfloat16"
+    documents: tuple[int, ...] = ()
+    density: float = 1.0
+    softcap: float = 0.0
+    alibi: bool = False
+    bias: str = ""
+    plans: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
+        object.__setattr__(self, "seqlen_k", self.seqlen_k or self.seqlen_q)
+        if self.has_documents and sum(self.documents) != self.seqlen_q:
+            raise ValueError(f"documents must add up to {self.seqlen_q} tokens, not {sum(self.documents)}")
+
+    @cached_property
+    def mask_name(self) -> MaskName:
+        return parse_mask(self.mask)
+
+    @property
+    def kind(self) -> str:
+        return self.mask_name.kind
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return _DTYPES[self.dtype_name]
+
+    @property
+    def scale(self) -> float:
+        return self.head_dim**-0.5
+
+    @property
+    def has_documents(self) -> bool:
+        return self.kind in WITH_DOCUMENTS
+
+    @property
+    def is_varlen(self) -> bool:
+        return self.kind in ("varlen", "causal-varlen")
+
+    @property
+    def is_block_sparse(self) -> bool:
+        return self.kind in BLOCK_SPARSE
+
+    @property
+    def features(self) -> str:
+        """Softcap, ALiBi and bias in words; "" where the case has none."""
+        parts = [f"softcap {self.softcap:g}"] if self.softcap else []
+        parts += ["ALiBi"] if self.alibi else []
+        return ", ".join([*parts, *([self.bias] if self.bias else [])])
+
+    def columns(self) -> dict[str, Any]:
+        """The case as the columns of a row."""
+        told: dict[str, Any] = {
+            "batch": self.batch,
+            "seqlen_q": self.seqlen_q,
+            "seqlen_k": self.seqlen_k,
+            "heads": self.heads,
+            "kv_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "mask": self.mask,
+            "dropout": self.dropout,
+            "dtype": self.dtype_name,
+        }
+        return {**told, "features": self.features} if self.features else told
+
+    def __str__(self) -> str:
+        keys = "" if self.seqlen_k == self.seqlen_q else f" on {self.seqlen_k}"
+        groups = "" if self.kv_heads == self.heads else f" ({self.kv_heads} KV)"
+        extras = [self.features, f"dropout {self.dropout:g}" if self.dropout else ""]
+        extras += [f"density {self.density:g}" if self.kind == "block-random" else ""]
+        told = ", ".join(part for part in (self.mask, *extras) if part)
+        return f"B={self.batch} H={self.heads}{groups} S={self.seqlen_q}{keys} D={self.head_dim} {told}"
+
+
+def flops(case: Case, pairs: float, direction: str) -> float:
+    """FLOPs of one call: 4 * D for each visible pair (two products), 2.5 times that backward (five products).
+
+    pairs: (query, key) pairs a head computes, over one row of the batch (masks.counted_pairs).
+    """
+    forward = 4.0 * case.batch * case.heads * pairs * case.head_dim
+    return forward if direction == "forward" else 2.5 * forward
+
 
 GRID_LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 FEATURE_LENGTH = 16384
@@ -115,12 +226,7 @@ def _features(settings: BenchmarkSettings) -> list[Case]:
     for head_dim in (64, 128):
         for length in settings.seqlens or [FEATURE_LENGTH]:
             plain = Case(1, _heads(settings, head_dim), length, head_dim, "causal")
-            found += [
-                plain,
-                replace(plain, dropout=0.1),
-                replace(plain, softcap=SOFTCAP),
-                replace(plain, alibi=True),
-            ]
+            found += [plain, replace(plain, dropout=0.1), replace(plain, softcap=SOFTCAP), replace(plain, alibi=True)]
             # A bias has S x S elements a head: at 16K it would fill the memory of the smaller GPUs alone.
             shorter = min(length, BIAS_LENGTH)
             short = replace(plain, mask="full", batch=4, seqlen_q=shorter, seqlen_k=shorter)
@@ -160,3 +266,24 @@ _PRESETS: dict[str, Callable[[BenchmarkSettings], list[Case]]] = {
     "features": _features,
     "block-sparse": _block_sparse,
 }
+
+
+def document_lengths(total: int, count: int | None = None, seed: int = 0) -> tuple[int, ...]:
+    """Lengths of documents that fill `total` tokens: random from total/64 to total/8, always the same for a seed.
+
+    count: how many; None: as many as it takes. Raises UserError where so many cannot have such lengths.
+    """
+    draw = random.Random(seed)
+    low, high = max(1, total // 64), max(1, total // 8)
+    if count is None:
+        count = max(1, round(2 * total / (low + high)))
+    if not low * count <= total <= high * count:
+        raise UserError(f"{count} documents of {low} to {high} tokens cannot fill {total}.")
+    lengths = [draw.randint(low, high) for _ in range(count)]
+    # Move towards the total, a token of a random document at a time at the worst; the range is never left.
+    while (short := total - sum(lengths)) != 0:
+        index = draw.randrange(count)
+        step = max(1, abs(short) // count)
+        wanted = lengths[index] + (step if short > 0 else -step)
+        lengths[index] = min(high, max(low, wanted))
+    return tuple(lengths)

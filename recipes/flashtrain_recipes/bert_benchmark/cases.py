@@ -11,19 +11,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flashtrain.announce import say
 from flashtrain.data.masking import masked_count
+from flashtrain.errors import UserError
 from flashtrain.models.bert_config import BertConfig
+from flashtrain.settings.settings import Settings
+from flashtrain.tasks.masked_language.build import make_masked_data
+from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.bert_benchmark.batches import SHARE, Sequences
-from flashtrain_recipes.step_benchmark.case import MASTERS
+from flashtrain_recipes.step_benchmark.cases import WeightsHeld
 
 VOCAB_SIZE = 30528  # BERT's 30,522 rounded up to a multiple of 64, for every implementation alike
 
 
 @dataclass(frozen=True)
-class BertCase:
+class BertCase(WeightsHeld):
     """size, family-bert's; context: S. unit: "" for full rows, or what the lengths are of. lengths: (N,) of those.
 
-    activation: "gelu" (the tanh form) or "gelu_exact", of every implementation. weights: as StepCase's.
+    activation: "gelu" (the tanh form) or "gelu_exact", of every implementation.
     """
 
     size: str
@@ -42,16 +47,6 @@ class BertCase:
     def model(self) -> str:
         """Such as bert-large."""
         return f"bert-{self.size}"
-
-    @property
-    def is_bfloat16(self) -> bool:
-        """Whether the weights that multiply are held in bfloat16."""
-        return self.weights != "fp32"
-
-    @property
-    def has_masters(self) -> bool:
-        """Whether the optimiser keeps float32 copies of them."""
-        return self.weights == MASTERS
 
     def config(self) -> BertConfig:
         """The shape that every implementation builds: masked head, no pooler."""
@@ -78,3 +73,46 @@ class BertCase:
     def flops_per_token(self) -> float:
         """Of a token of a full row."""
         return self.flops_of(1) / self.context if not self.unit else self.flops_of(1) / sum(self.lengths)
+
+
+def cases(settings: Settings) -> list[BertCase]:
+    """Every size, precision, dropout and length asked for; those of a text without its lengths yet."""
+    asked = settings.benchmark
+    activation = settings.bert.activation or "gelu"
+    if settings.bert.family != "bert" or activation not in ("gelu", "gelu_exact"):
+        raise UserError(
+            f"bert.family={settings.bert.family} with {activation}: Hugging Face's BERT has neither; choose "
+            "bert.family=bert, with bert.activation=gelu or gelu_exact."
+        )
+    longest = max(asked.contexts, default=settings.context)
+    kinds = [(context, "") for context in asked.contexts] + [(longest, unit) for unit in asked.units]
+    return [
+        BertCase(size, context, unit, dropout, weights, activation)
+        for size in asked.models
+        for weights in asked.weights
+        for dropout in asked.dropouts
+        for context, unit in kinds
+    ]
+
+
+def with_lengths(case: BertCase, settings: Settings, hardware: Hardware) -> BertCase:
+    """The case with lengths drawn from the text's: of its units, [CLS] and [SEP] included."""
+    if not case.unit:
+        return case
+    told = replace(
+        settings,
+        context=case.context,
+        masked=replace(
+            settings.masked, unit=case.unit, token_budget=max(case.context, settings.masked.token_budget or 0)
+        ),
+    )
+    data = make_masked_data(told, hardware)
+    data.setup()
+    lengths = data.pieces(data.split.training).lengths + 2
+    random = np.random.RandomState(settings.seed)
+    drawn = random.choice(lengths, settings.benchmark.samples)
+    say(
+        f"{case.unit}s of {data.source.describe()} in {data.tokenizer.describe()}: {lengths.mean():.0f} tokens in the "
+        f"mean, {drawn.mean():.0f} of the {len(drawn):,} drawn"
+    )
+    return replace(case, lengths=tuple(int(length) for length in drawn))

@@ -1,0 +1,242 @@
+"""PyTorch's attention: written out, SDPA one backend at a time, varlen_attn (FlashAttention-2 behind cu_seqlens), and
+FlexAttention, compiled, with a block mask and, for features, a score function.
+
+B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension, T packed tokens, n blocks
+a side.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from flashtrain_recipes.attention_benchmark.cases import BLOCK_SIZE, Case
+from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs, alibi_slopes
+from flashtrain_recipes.attention_benchmark.peers.base import Attend, Peer, first
+
+
+class Standard(Peer):
+    """Two matrix products with a softmax between them, each an operation of its own."""
+
+    name, title = "standard", "standard attention"
+
+    def attend(self, case: Case, context: Context) -> Attend:
+        hidden = None if context.dense is None else ~context.dense
+        group = case.heads // case.kv_heads
+
+        def attention(inputs: Inputs) -> Tensor:
+            q, k, v = (x.transpose(1, 2) for x in (inputs.q, inputs.k, inputs.v))
+            if group > 1:
+                k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+            scores = (q @ k.transpose(-2, -1)) * case.scale
+            if case.softcap:
+                scores = case.softcap * torch.tanh(scores / case.softcap)
+            if inputs.slopes is not None:
+                scores = scores - (inputs.slopes[:, None, None] * context.distance).to(scores.dtype)
+            if inputs.bias is not None:
+                scores = scores + inputs.bias
+            if hidden is not None:
+                scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+            weights = torch.softmax(scores, dim=-1)
+            if case.dropout:
+                weights = F.dropout(weights, case.dropout)
+            return (weights @ v).transpose(1, 2)
+
+        return attention
+
+
+_ON_CPU = ("FLASH_ATTENTION", "MATH")
+
+
+class Sdpa(Peer):
+    """One backend of SDPA. Masks that it does not know by name are given as a matrix, and so is ALiBi."""
+
+    def __init__(self, name: str, title: str, backend: str) -> None:
+        self.name, self.title, self.backend = name, title, backend
+
+    def missing(self, device: torch.device) -> str | None:
+        if not hasattr(SDPBackend, self.backend):
+            return f"torch {torch.__version__} has no such backend"
+        if device.type == "cpu" and self.backend not in _ON_CPU:
+            return "needs an NVIDIA GPU"
+        return None
+
+    def refuses(self, case: Case) -> str | None:
+        if case.softcap:
+            return "no softcap"
+        if self.backend == "FLASH_ATTENTION" and (case.alibi or case.bias or not _known_by_name(case)):
+            return "takes no mask or bias besides causal"
+        return None
+
+    def attend(self, case: Case, context: Context) -> Attend:
+        backend = getattr(SDPBackend, self.backend)
+        by_name = _known_by_name(case)
+        mask = _additive(case, context) if case.alibi else (None if by_name else context.dense)
+        causal = case.kind == "causal" and mask is None
+
+        def attention(inputs: Inputs) -> Tensor:
+            q, k, v = (x.transpose(1, 2) for x in (inputs.q, inputs.k, inputs.v))
+            with sdpa_kernel(backend):
+                out = F.scaled_dot_product_attention(
+                    q,
+                    k,
+                    v,
+                    attn_mask=inputs.bias if inputs.bias is not None else mask,
+                    dropout_p=case.dropout,
+                    is_causal=causal,
+                    scale=case.scale,
+                    enable_gqa=case.heads != case.kv_heads,
+                )
+            return out.transpose(1, 2)
+
+        return attention
+
+
+def _known_by_name(case: Case) -> bool:
+    """Whether no mask needs to be given: full, or causal where torch's top-left alignment is ours."""
+    return case.kind == "full" or (case.kind == "causal" and case.seqlen_q == case.seqlen_k)
+
+
+def _additive(case: Case, context: Context) -> Tensor:
+    """ALiBi and the mask as what is added to the scores: (1, H, Sq, Sk) in the inputs' dtype."""
+    slopes = alibi_slopes(case.heads, context.device)
+    whole = torch.empty(1, case.heads, case.seqlen_q, case.seqlen_k, device=context.device, dtype=case.dtype)
+    for head in range(case.heads):  # one head at a time: in float32 all of them would not fit
+        added = context.distance * -slopes[head]
+        whole[0, head] = added if context.dense is None else added.masked_fill_(~context.dense, -torch.inf)
+    return whole
+
+
+PACKED_KINDS = ("document", "causal-document", "varlen", "causal-varlen")
+
+
+class VarlenAttn(Peer):
+    """varlen_attn, on documents only."""
+
+    name, title = "varlen-attn", "torch varlen_attn"
+
+    def missing(self, device: torch.device) -> str | None:
+        if importlib.util.find_spec("torch.nn.attention.varlen") is None:
+            return f"torch {torch.__version__} has no torch.nn.attention.varlen"
+        return None if device.type == "cuda" else "needs an NVIDIA GPU"
+
+    def applies(self, case: Case) -> bool:
+        return case.kind in PACKED_KINDS
+
+    def refuses(self, case: Case) -> str | None:
+        if case.features or case.dropout:
+            return "no softcap, ALiBi, bias or dropout"
+        return None
+
+    def attend(self, case: Case, context: Context) -> Attend:
+        from torch.nn.attention.varlen import varlen_attn
+
+        options = causal_option(inspect.signature(varlen_attn).parameters, case.mask_name.causal)
+        if case.heads != case.kv_heads and "enable_gqa" in inspect.signature(varlen_attn).parameters:
+            options["enable_gqa"] = True
+        bounds, longest = context.cu_seqlens, context.longest
+
+        def attention(inputs: Inputs) -> Tensor:
+            q, k, v = (x.flatten(0, 1) for x in (inputs.q, inputs.k, inputs.v))
+            out = varlen_attn(q, k, v, bounds, bounds, longest, longest, scale=case.scale, **options)
+            return first(out).view_as(inputs.q)
+
+        return attention
+
+
+def causal_option(parameters: Any, causal: bool) -> dict[str, Any]:
+    """How varlen_attn is told: by a window in newer versions of torch, by is_causal in older ones."""
+    if "window_size" in parameters:
+        return {"window_size": (-1, 0 if causal else -1)}
+    return {"is_causal": causal}
+
+
+class Flex(Peer):
+    """Compiled for each case's exact shape, as it is fastest; compiling is not timed."""
+
+    name, title = "flex", "FlexAttention"
+
+    def missing(self, device: torch.device) -> str | None:
+        if device.type != "cuda":
+            return "measured on GPUs only: on a CPU torch compiles it without a backward"
+        return None if importlib.util.find_spec("triton") else "needs triton"
+
+    def refuses(self, case: Case) -> str | None:
+        return "no dropout" if case.dropout else None
+
+    def attend(self, case: Case, context: Context) -> Attend:
+        from torch.nn.attention.flex_attention import flex_attention
+
+        compiled = _fresh_compile(flex_attention)
+        block_mask = make_block_mask(case, context)
+        grouped = case.heads != case.kv_heads
+        made: list[Callable[..., Tensor] | None] = []  # one function for all calls, or each might compile anew
+
+        def attention(inputs: Inputs) -> Tensor:
+            if not made:
+                made.append(score_function(case, inputs))
+            q, k, v = (x.transpose(1, 2) for x in (inputs.q, inputs.k, inputs.v))
+            out = compiled(q, k, v, score_mod=made[0], block_mask=block_mask, scale=case.scale, enable_gqa=grouped)
+            return out.transpose(1, 2)
+
+        return attention
+
+    def plan(self, case: Case, context: Context) -> Callable[[], object] | None:
+        return None if case.kind == "full" else lambda: make_block_mask(case, context)
+
+
+def make_block_mask(case: Case, context: Context) -> Any:
+    """The case's mask as FlexAttention's BlockMask; None where every pair is visible."""
+    from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+
+    shared = context.shared
+    if shared is None:
+        return None
+    if isinstance(shared, Tensor):
+        counts = shared.sum(-1, dtype=torch.int32)[None]
+        indices = shared.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)[None]
+        table = shared
+        return BlockMask.from_kv_blocks(
+            torch.zeros_like(counts),
+            torch.zeros_like(indices),
+            counts,
+            indices,
+            BLOCK_SIZE=BLOCK_SIZE,
+            mask_mod=lambda b, h, q, k: table[h, q // BLOCK_SIZE, k // BLOCK_SIZE],
+        )
+    rule = shared
+    return create_block_mask(
+        lambda b, h, q, k: rule(q, k), None, None, case.seqlen_q, case.seqlen_k, device=context.device
+    )
+
+
+def score_function(case: Case, inputs: Inputs) -> Callable[..., Tensor] | None:
+    """Softcap, ALiBi or bias as FlexAttention's score_mod; None where the case has none."""
+    if case.softcap:
+        bound = case.softcap
+        return lambda score, b, h, q, k: bound * torch.tanh(score / bound)
+    if inputs.slopes is not None:
+        slopes = inputs.slopes
+        offset = case.seqlen_k - case.seqlen_q
+        return lambda score, b, h, q, k: score - slopes[h] * (q + offset - k).abs()
+    if inputs.bias is not None:
+        bias = inputs.bias[0]
+        return lambda score, b, h, q, k: score + bias[h, q, k]
+    return None
+
+
+def _fresh_compile(function: Callable[..., Any]) -> Callable[..., Any]:
+    """flex_attention compiled anew: earlier cases' code is dropped, or torch would one day run it uncompiled."""
+    import torch._functorch.config as functorch
+
+    torch.compiler.reset()
+    if hasattr(functorch, "donated_buffer"):
+        functorch.donated_buffer = False  # a backward that is launched again and again keeps its graph
+    return torch.compile(function, dynamic=False)

@@ -1,0 +1,245 @@
+"""mode=lengths: a training for each of lengths.contexts, each in a process of its own, and what they are worth beside
+one another.
+
+runs/RECIPE/2026-11-21_10-15-02/
+  context-1024/, context-2048/, ...   the trainings, each a run folder like any other
+  config.yaml, summary.json           as every run
+  result.json                         the rows, in the form of recipes/results
+  *.png                               the study's figures
+
+A context that is finished there is not trained again, and one that was interrupted goes on from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flashtrain.announce import say
+from flashtrain.command.compose import override_keys, parse_overrides, quoted
+from flashtrain.command.sweep import note_failure
+from flashtrain.errors import UserError
+from flashtrain.report.rows import RESULT, Row, has_failed, write_result
+from flashtrain.run.job_process import JobProcesses
+from flashtrain.run.run_folder import (
+    FAILED,
+    FINISHED,
+    OUT_OF_MEMORY,
+    RUNNING,
+    STOPPED,
+    find_same,
+    new_run_folder,
+    newest_first,
+    read_summary,
+    remove_unused,
+    write_config,
+    write_summary,
+)
+from flashtrain.run.run_lock import hold, let_go
+from flashtrain.run.summary import planned_row
+from flashtrain.settings.settings import Settings
+from flashtrain.training.hardware import Hardware
+from flashtrain.training.loggers import log_figure
+
+# Of the command line, what is the comparison's own and not a training's.
+NOT_FOR_TRAINING = ("mode", "resume", "data.split_context", "hydra.run.dir", "logger.group")
+
+Start = Callable[[list[str]], int]
+
+
+def start_training(words: list[str]) -> int:
+    """Run the command with these words as a process of its own; its exit status, negative for a signal.
+
+    A signal that ends this command is passed on, and waited for: the training writes its checkpoint.
+    """
+    with JobProcesses() as processes:
+        status = processes.run(words)
+    if processes.stopped_by is None:
+        return status
+    return -signal.SIGINT if processes.stopped_by == signal.SIGINT else -signal.SIGTERM
+
+
+def study_plan(settings: Settings, plan: Callable[[Settings], str]) -> str:
+    """mode=plan: what each context's training would take, and nothing started."""
+    contexts = sorted(settings.lengths.contexts or [])
+    return "\n".join(f"=== context {context:,}\n{plan(replace(settings, context=context))}" for context in contexts)
+
+
+class ContextStudy(ABC):
+    """A comparison of contexts. overrides: the command line's.
+
+    Raises UserError, when it is made, for what no context could be trained by.
+    """
+
+    word = "context"  # what one of lengths.contexts is called
+    many_values: tuple[str, ...] = ("context",)  # of a training's summary row, what is not one value here
+
+    def __init__(self, settings: Settings, hardware: Hardware, overrides: list[str]) -> None:
+        self.settings, self.hardware, self.overrides = settings, hardware, overrides
+        self.contexts = sorted(settings.lengths.contexts or [])
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            raise UserError(
+                "mode=lengths starts its trainings itself: leave torchrun out and say trainer.devices=N, "
+                "which each of them then uses."
+            )
+        if "context" in override_keys(overrides):
+            raise UserError(
+                f"recipe={settings.recipe} trains every {self.word} of lengths.contexts="
+                f"{list(settings.lengths.contexts or [])}: change those, or add mode=train to train one context."
+            )
+
+    @abstractmethod
+    def rows(self, folder: Path) -> list[Row]:
+        """The rows of every context trained in the folder, those of an earlier command too."""
+
+    @abstractmethod
+    def show(self, rows: list[Row], folder: Path) -> list[Path]:
+        """Print the table and draw the figures in the folder, the main one first; none: nothing was scored."""
+
+    @abstractmethod
+    def best(self, rows: Sequence[Row], started: float) -> dict[str, Any]:
+        """The summary row's own figures, and the seconds that the study took."""
+
+    def words(self, run: Path) -> list[str]:
+        """What a training in this folder is told besides, and removed from there before."""
+        return []
+
+    def trained(self, run: Path, context: int) -> None:
+        """Called when a context's training has ended, however it did."""
+        return
+
+    def last_words(self, rows: Sequence[Row]) -> list[str]:
+        """Lines said at the very end, where something was scored."""
+        return []
+
+    def run(self, *, started: float, start: Start) -> int:
+        """Train what is not trained yet, score, and report. Returns the exit status: 0 unless a training failed.
+
+        started: time.time() at the command's start. start: runs the command with the words it is given, in a process of
+        its own, and returns its exit status. Running out of memory is a result, not a failure.
+        """
+        with self._folder() as folder:
+            write_config(self.settings, folder)
+            planned = planned_row(self.settings, self.hardware, self.overrides)
+            planned.update(dict.fromkeys(self.many_values), contexts=" ".join(map(str, self.contexts)))
+            write_summary(folder, {**planned, "status": RUNNING})
+            say(f"comparing contexts {', '.join(f'{context:,}' for context in self.contexts)} in {folder}")
+            for context in self.contexts:
+                status = self._train(context, folder, start)
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    if status in (-number, 128 + number):
+                        again = f"with resume=auto or resume={folder}, goes on at context {context:,}."
+                        say(f"stopped: the same command, {again}")
+                        write_summary(folder, {**planned, "status": STOPPED, "error": f"stopped by {number.name}"})
+                        return 128 + number
+                self.trained(run_of(folder, context), context)
+            rows = self.rows(folder)
+            write_result(folder / RESULT, self.settings.recipe, self._command(rows), rows)
+            self._report(folder, rows)
+            failed = [row for row in rows if has_failed(row) and row.get("status") != OUT_OF_MEMORY]
+            write_summary(folder, {**planned, **_status(failed), **self.best(rows, started)})
+            return 1 if failed else 0
+
+    @contextmanager
+    def _folder(self) -> Iterator[Path]:
+        """The folder of the comparison to go on with, or a new one, held by this process within the context.
+
+        A sweep over comparisons names its own. Raises UserError where another process runs in the folder named.
+        """
+        folder = self._find_folder()
+        try:
+            hold(folder)
+            yield folder
+        finally:
+            let_go(folder)
+            remove_unused(folder)
+
+    def _find_folder(self) -> Path:
+        settings, parent = self.settings, Path(self.settings.output) / self.settings.recipe
+        for override in parse_overrides(self.overrides):
+            if override.get_key_element() == "hydra.run.dir":
+                return Path(str(override.value()))
+        if settings.resume is None:
+            return new_run_folder(parent)
+        if settings.resume != "auto":
+            given = Path(settings.resume).expanduser()
+            if find_same([given], settings) is None:
+                raise UserError(
+                    f"resume={given} is no comparison of these settings: name its folder, or say resume=auto."
+                )
+            return given
+        found = find_same(newest_first(parent), settings, take=True)
+        if found is None:
+            return new_run_folder(parent)
+        say(f"going on with {found}: what is finished there is not trained again (resume=null starts anew).")
+        return found
+
+    def _train(self, context: int, folder: Path, start: Start) -> int:
+        """Train one context unless it is trained, and return its exit status."""
+        run = run_of(folder, context)
+        if read_summary(run).get("status") == FINISHED:
+            say(f"\n=== context {context:,}: trained already")
+            return 0
+        say(f"\n=== context {context:,}")
+        run.mkdir(exist_ok=True)
+        own = (*(f"{key}=" for key in NOT_FOR_TRAINING), "lengths.")
+        words = [word for word in self.overrides if not word.lstrip("+~").startswith(own)]
+        words += ["mode=train", f"context={context}", "resume=auto", f"logger.group={quoted(self._group(folder))}"]
+        words += [f"hydra.run.dir={quoted(str(run))}", *self.words(run)]
+        status = start(words)
+        note_failure(run, words, status)
+        return status
+
+    def _report(self, folder: Path, rows: list[Row]) -> None:
+        figures = self.show(rows, folder)
+        if not figures:
+            say("nothing could be scored: no training finished.")
+            return
+        told = ", ".join(map(str, figures))
+        say(f"figure{'s' if len(figures) > 1 else ''}: {told}; rows: {folder / RESULT}")
+        say(f"  publish them: python -m flashtrain.report {folder} --save recipes/results/NAME.json")
+        logger = self.settings.logger
+        if logger.name == "wandb":
+            group = self._group(folder)
+            log_figure(logger.project, group=group, folder=folder, figure=figures[0], mode=logger.mode)
+        for line in self.last_words(rows):
+            say(line)
+
+    def _group(self, folder: Path) -> str:
+        return self.settings.logger.group or f"{self.settings.recipe}-{folder.name}"
+
+    def _command(self, rows: Sequence[Row]) -> str:
+        """What reproduces the rows, whichever commands trained them, without where it wrote and whom it told."""
+        contexts = sorted({row["context"] for row in rows})
+        own = ("output", "logger", "hydra", "resume")
+        told = [word for word in self.overrides if not word.lstrip("+~").startswith(own)]
+        if contexts != self.contexts:
+            told = [word for word in told if not word.startswith("lengths.contexts=")]
+            told.append(f"lengths.contexts=[{','.join(map(str, contexts))}]")
+        return " ".join(["python -m flashtrain", *map(shlex.quote, told)])
+
+
+def run_of(folder: Path, context: int) -> Path:
+    """The run folder of a context in a comparison's."""
+    return folder / f"context-{context}"
+
+
+def trained_contexts(folder: Path) -> list[int]:
+    """The contexts that have a folder in a comparison's folder, ascending."""
+    found = [path.name.removeprefix("context-") for path in folder.glob("context-*") if path.is_dir()]
+    return sorted(int(name) for name in found if name.isdigit())
+
+
+def _status(failed: Sequence[Row]) -> dict[str, Any]:
+    """What the summary says: finished, or failed, with the words of the first training that did."""
+    if not failed:
+        return {"status": FINISHED}
+    first = failed[0]
+    return {"status": FAILED, "error": f"context {first.get('context')}: {first.get('error') or 'failed'}"}
