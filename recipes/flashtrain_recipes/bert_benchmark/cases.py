@@ -99,8 +99,7 @@ def with_lengths(case: BertCase, settings: Settings, hardware: Hardware) -> Bert
     """The case with lengths drawn from the text's: of its units, [CLS] and [SEP] included."""
     if not case.unit:
         return case
-    told = replace(
-        settings,
+    told = settings.having(
         context=case.context,
         masked=replace(
             settings.masked, unit=case.unit, token_budget=max(case.context, settings.masked.token_budget or 0)
