@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from . import dispatch, fast_path, reference
-from .block_sparse import BlockMask
 from .dispatch import Kind, Tiles
-from .masks import Mask
+from .masks import BlockMask, Mask
 from .options import Options
 
 
@@ -26,12 +25,12 @@ def forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, 
     q, k, v = _unit_stride(q), _unit_stride(k), _unit_stride(v)
     with _on(q.device):
         if fast_path.forward_refusal(q, k, v, options) is None:
-            from .hopper import choice
-            from .hopper.forward import forward as run_hopper
+            from .backends.hopper import forward_tiles
+            from .backends.hopper.forward import forward as run_hopper
 
             options = _prepared(options, q, hopper=True)
-            return run_hopper(q, k, v, options, choice.forward_tile(q, k, options))
-        from .portable.forward import forward as run  # Triton is imported only where it is used
+            return run_hopper(q, k, v, options, forward_tiles.forward_tile(q, k, options))
+        from .backends.portable.forward import forward as run  # Triton is imported only where it is used
 
         options = _prepared(options, q)
         return run(q, k, v, options, _tiles(q, k, options).forward, tf32=not dispatch.INTERPRETED)
@@ -61,12 +60,12 @@ def backward(
     dlse = None if dlse is None else dlse.contiguous()
     with _on(q.device):
         if fast_path.backward_refusal(q, k, v, options) is None:
-            from .hopper.backward import backward as run_hopper
+            from .backends.hopper.backward import backward as run_hopper
 
             options = _prepared(options, q, hopper=True)
             run_hopper(dout, dlse, q, k, v, out, lse.contiguous(), options, (dq, dk, dv))
             return
-        from .portable.backward import backward as run
+        from .backends.portable.backward import backward as run
 
         options = _prepared(options, q)
         run(

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from . import compute, dispatch, fast_path
-from .block_sparse import BlockMask
 from .dispatch import Tiles
+from .masks import BlockMask
 from .options import Options
 
 
@@ -35,11 +35,13 @@ def explained(q: Tensor, k: Tensor, v: Tensor, options: Options, features: str) 
         if fast_path.unavailable(q.device) is None:
             why += f"; not the Hopper kernels: {reasons[0]}"
         return f"portable Triton kernels: {why}; {call}; forward {tiles.forward}; {_portable_backward(tiles)}"
-    from .hopper import backward as hopper_backward
-    from .hopper import choice, planning
+    from .backends.hopper import backward as hopper_backward
+    from .backends.hopper import forward_tiles, planning
 
     forward = (
-        str(choice.forward_tile(q, k, options)) if reasons[0] is None else f"portable, {tiles.forward} ({reasons[0]})"
+        str(forward_tiles.forward_tile(q, k, options))
+        if reasons[0] is None
+        else f"portable, {tiles.forward} ({reasons[0]})"
     )
     own = f"{planning.BACKWARD[0]} queries x {planning.BACKWARD[1]} keys"
     if hopper_backward.has_whole_heads(q, k, options):

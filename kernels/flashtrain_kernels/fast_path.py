@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from . import dispatch, releases
-from .mask_types import Mask
+from .masks import Mask
 from .options import Options
 from .tracing import constant
 
@@ -59,7 +59,7 @@ def _plan_blocks(
     portable = dispatch.plan_blocks(device, width, dtype, rich)
     if rich or dtype.itemsize != 2 or unavailable(device) is not None:
         return portable
-    from .hopper import planning  # Gluon is imported only where it runs
+    from .backends.hopper import planning  # Gluon is imported only where it runs
 
     own = planning.FORWARD if forward else portable[0:2]
     return (*own, *portable[2:4], *(planning.BACKWARD if backward else portable[4:6]))
@@ -70,7 +70,7 @@ def forward_refusal(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | 
     reason = unavailable(q.device)
     if reason is not None:
         return reason
-    from .hopper.choice import serves_forward  # Gluon is imported only where it runs
+    from .backends.hopper.forward_tiles import serves_forward  # Gluon is imported only where it runs
 
     return serves_forward(q, k, v, options)
 
@@ -80,7 +80,7 @@ def backward_refusal(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str |
     reason = unavailable(q.device)
     if reason is not None:
         return reason
-    from .hopper.backward import has_whole_heads, serves_backward  # Gluon is imported only where it runs
+    from .backends.hopper.backward import has_whole_heads, serves_backward  # Gluon is imported only where it runs
 
     if not has_whole_heads(q, k, options):
         if options.deterministic or torch.are_deterministic_algorithms_enabled():

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from .alignment import band
 from .arguments import Sizes, broadcasts, check_device, dtype_name
-from .block_sparse import BlockMask
-from .masks import SEQUENCE, Mask
+from .masks import SEQUENCE, BlockMask, Mask
 from .remembered import values_of
 
 

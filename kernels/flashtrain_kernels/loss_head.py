@@ -118,7 +118,7 @@ def _runs_kernel(hidden: Tensor) -> bool:
 
 
 def _by_kernel(logits: Tensor, labels: Tensor, losses: Tensor, vocab_size: int, ignored: int, gradients: bool) -> None:
-    from .portable.cross_entropy import softmax_rows_launch
+    from .backends.portable.cross_entropy import softmax_rows_launch
 
     softmax_rows_launch(logits, labels, losses, vocab_size, ignored, gradients).run()
 

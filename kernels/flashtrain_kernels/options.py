@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from .block_sparse import BlockMask
-from .masks import Mask, Plan
+from .masks import BlockMask, Mask, Plan
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from . import philox
 from .alignment import band, seed_tensor
-from .block_sparse import BlockMask
-from .masks import POSITION, SEQUENCE, START, Mask
+from .masks import POSITION, SEQUENCE, START, BlockMask, Mask
 from .options import Options
 
 

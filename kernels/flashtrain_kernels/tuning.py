@@ -27,8 +27,8 @@ import torch
 
 from . import dispatch, masks
 from .dispatch import Tile
+from .masks.plan import build_plan
 from .options import Options
-from .plan import build_plan
 
 KERNELS = ("forward", "dkdv", "dq")
 Job = tuple[str, Tile, str]  # kernel, tile, call
@@ -178,8 +178,8 @@ def launch_for(
     name: str, tile: Tile, call: str, head_dim: int, dtype: str, seqlen: int, batch: int, heads: int
 ) -> Any:  # fmt: skip
     """The launch of one kernel with one tile, on fresh random tensors."""
-    from .portable.backward import backward_launches
-    from .portable.forward import forward_launch
+    from .backends.portable.backward import backward_launches
+    from .backends.portable.forward import forward_launch
 
     def tensor(heads: int) -> torch.Tensor:
         return torch.randn(batch, seqlen, heads, head_dim, device="cuda", dtype=_DTYPES[dtype])

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from . import ops
+from .masks.plan import PLAN
 from .options import TENSORS, Packed
-from .plan import PLAN
 
 _MASK_ROWS = {"mask_queries": 1, "mask_keys": 0, "forward_table": 0, "dq_table": 0, "dkdv_table": 0}  # where Bm is
 _Dims: Any = Packed  # the vmapped dimension of each option, None where it is not mapped

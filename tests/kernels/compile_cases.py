@@ -19,14 +19,14 @@ import torch
 import triton
 
 from flashtrain_kernels import dispatch
-from flashtrain_kernels.block_sparse import BlockMask
+from flashtrain_kernels.backends.portable.aot import compile_launch
+from flashtrain_kernels.backends.portable.backward import backward_launches
+from flashtrain_kernels.backends.portable.dbias import dbias_launch
+from flashtrain_kernels.backends.portable.forward import forward_launch
 from flashtrain_kernels.compute import kind_of
 from flashtrain_kernels.masks import Mask, Plan
+from flashtrain_kernels.masks.block_sparse import BlockMask
 from flashtrain_kernels.options import Options
-from flashtrain_kernels.portable.aot import compile_launch
-from flashtrain_kernels.portable.backward import backward_launches
-from flashtrain_kernels.portable.dbias import dbias_launch
-from flashtrain_kernels.portable.forward import forward_launch
 
 B, S, H = 2, 1024, 4
 

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 import triton
 
-from flashtrain_kernels.block_sparse import BlockMask
-from flashtrain_kernels.hopper.aot import compile_launch, serialised
-from flashtrain_kernels.hopper.backward import KEYS, LATE_QUERIES, QUERIES, backward_launches
+from flashtrain_kernels.backends.hopper.aot import compile_launch, serialised
+from flashtrain_kernels.backends.hopper.backward import KEYS, LATE_QUERIES, QUERIES, backward_launches
 from flashtrain_kernels.masks import Mask, Plan
+from flashtrain_kernels.masks.block_sparse import BlockMask
 from flashtrain_kernels.options import Options
 
 B, S, H = 2, 1024, 4

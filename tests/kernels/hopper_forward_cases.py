@@ -15,10 +15,10 @@ from typing import Any
 import torch
 import triton
 
-from flashtrain_kernels.block_sparse import BlockMask
-from flashtrain_kernels.hopper import aot, choice, planning
-from flashtrain_kernels.hopper.forward import forward_launch
+from flashtrain_kernels.backends.hopper import aot, forward_tiles, planning
+from flashtrain_kernels.backends.hopper.forward import forward_launch
 from flashtrain_kernels.masks import Mask, Plan
+from flashtrain_kernels.masks.block_sparse import BlockMask
 from flashtrain_kernels.options import Options
 
 B, H = 2, 4
@@ -49,7 +49,7 @@ def options(feature: str, length: int) -> Options:
     return Options(0.125, mask=intervals(2 if feature == "two intervals" else 1, length))
 
 
-# Feature, D, S, group: every tile of choice.py at least once.
+# Feature, D, S, group: every tile of forward_tiles.py at least once.
 CASES = [
     ("full", 64, 512, 1), ("full", 64, 4096, 1), ("causal", 64, 512, 1), ("causal", 64, 4096, 1),
     ("causal", 64, 32768, 1), ("window", 64, 4096, 1), ("intervals", 64, 4096, 2), ("two intervals", 64, 4096, 1),
@@ -71,7 +71,7 @@ def rows(features: list[str]) -> Iterator[dict[str, Any]]:
         given = options(feature, length)
         q = empty(B, length, H, head_dim, dtype=torch.bfloat16)
         kv = empty(B, length, H // group, head_dim, dtype=torch.bfloat16)
-        tile = choice.forward_tile(q, kv, given)
+        tile = forward_tiles.forward_tile(q, kv, given)
         launch = forward_launch(q, kv, kv, q, empty(B, H, length, dtype=torch.float32), replace(given), tile)
         compiled, said = aot.compile_launch(launch)
         row = {

@@ -5,8 +5,8 @@ import sys
 
 import torch
 
-from flashtrain_kernels.portable.aot import compile_launch
-from flashtrain_kernels.portable.cross_entropy import softmax_rows_launch
+from flashtrain_kernels.backends.portable.aot import compile_launch
+from flashtrain_kernels.backends.portable.cross_entropy import softmax_rows_launch
 
 for capability in map(int, sys.argv[1:]):
     for dtype in (torch.bfloat16, torch.float32):

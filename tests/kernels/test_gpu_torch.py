@@ -49,15 +49,15 @@ def test_torch_compile_takes_the_whole_graph_and_changing_lengths(attend):
 
 def variants() -> dict[str, int]:
     """How many times each kernel is compiled so far, in this process."""
-    from flashtrain_kernels.portable import both, dkdv, dq, forward, plan, rows, summary
+    from flashtrain_kernels.backends.portable import dkdv, dq, dq_dkdv, forward, plan, rows, summary
 
     kernels = {
         "forward": forward.forward_kernel, "dq": dq.dq_kernel, "dkdv": dkdv.dkdv_kernel, "plan": plan.plan_kernel,
-        "summary": summary.summary_kernel, "rows": rows.rows_kernel, "both": both.both_kernel,
+        "summary": summary.summary_kernel, "rows": rows.rows_kernel, "both": dq_dkdv.both_kernel,
     }  # fmt: skip
     if fast_path.unavailable(torch.device(DEVICE)) is None:
-        from flashtrain_kernels.hopper import backward_kernel, backward_rows
-        from flashtrain_kernels.hopper import forward as hopper_forward
+        from flashtrain_kernels.backends.hopper import backward_kernel, backward_rows
+        from flashtrain_kernels.backends.hopper import forward as hopper_forward
 
         kernels |= {
             "hopper forward": hopper_forward.forward_kernel, "hopper backward": backward_kernel.backward_kernel,
@@ -140,7 +140,7 @@ def test_cu_seqlens_are_read_once_for_a_tensor_however_many_layers_use_it(reads)
 @pytest.fixture
 def launches(monkeypatch):
     """How often a kernel was launched."""
-    from flashtrain_kernels.portable.launch import Launch
+    from flashtrain_kernels.backends.portable.launch import Launch
 
     seen = []
     launch = Launch.run

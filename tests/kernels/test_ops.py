@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 import flashtrain_kernels as fk
 from flashtrain_kernels import compute, dispatch, masks, ops
+from flashtrain_kernels.masks.plan import Plan, build_plan_reference
 from flashtrain_kernels.options import Options, pack, unpack
-from flashtrain_kernels.plan import Plan, build_plan_reference
 
 B, S, H, K, D = 2, 18, 4, 2, 8
 BLOCKS = (16,) * 6

@@ -11,7 +11,7 @@ from mask_cases import TWELVE
 from plan_checks import BLOCKS, ORDERS, check_plan, listed, planned_masks
 
 from flashtrain_kernels import dispatch, masks
-from flashtrain_kernels.plan import PLAN, build_plan
+from flashtrain_kernels.masks.plan import PLAN, build_plan
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
