@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 import triton
+from ahead_of_time import compile_launch
 
 from flashtrain_kernels import dispatch
-from flashtrain_kernels.backends.portable.aot import compile_launch
 from flashtrain_kernels.backends.portable.backward import backward_launches
 from flashtrain_kernels.backends.portable.dbias import dbias_launch
 from flashtrain_kernels.backends.portable.forward import forward_launch

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 import triton
+from ahead_of_time import compile_gluon_launch, serialised
 
-from flashtrain_kernels.backends.hopper import aot, forward_tiles, planning
+from flashtrain_kernels.backends.hopper import forward_tiles, planning
 from flashtrain_kernels.backends.hopper.forward import forward_launch
 from flashtrain_kernels.masks import Mask, Plan
 from flashtrain_kernels.masks.block_sparse import BlockMask
@@ -73,12 +74,12 @@ def rows(features: list[str]) -> Iterator[dict[str, Any]]:
         kv = empty(B, length, H // group, head_dim, dtype=torch.bfloat16)
         tile = forward_tiles.forward_tile(q, kv, given)
         launch = forward_launch(q, kv, kv, q, empty(B, H, length, dtype=torch.float32), replace(given), tile)
-        compiled, said = aot.compile_launch(launch)
+        compiled, said = compile_gluon_launch(launch)
         row = {
             "feature": feature, "head_dim": head_dim, "length": length, "group": group, "tile": list(tile),
             "registers": compiled.registers, "shared": compiled.shared, "spills": compiled.spills,
             "wgmma": compiled.wgmma, "tma": compiled.tma,
-            "serialised": aot.serialised(said),
+            "serialised": serialised(said),
         }  # fmt: skip
         row["faults"] = faults(row)
         yield row

@@ -4,8 +4,8 @@ import json
 import sys
 
 import torch
+from ahead_of_time import compile_launch
 
-from flashtrain_kernels.backends.portable.aot import compile_launch
 from flashtrain_kernels.backends.portable.cross_entropy import softmax_rows_launch
 
 for capability in map(int, sys.argv[1:]):

@@ -7,8 +7,8 @@ import json
 import sys
 
 import torch
+from ahead_of_time import compile_launch
 
-from flashtrain_kernels.backends.portable.aot import compile_launch
 from flashtrain_kernels.backends.portable.documents import bounds_of_cu_seqlens_launch, bounds_of_ids_launches
 from flashtrain_kernels.backends.portable.mask_rows import document_rows_launches, packed_rows_launch
 from flashtrain_kernels.masks.operators import TWO_INTERVALS

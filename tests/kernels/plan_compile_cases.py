@@ -7,8 +7,8 @@ import json
 import sys
 
 import torch
+from ahead_of_time import compile_launch
 
-from flashtrain_kernels.backends.portable.aot import compile_launch
 from flashtrain_kernels.backends.portable.plan import plan_launches
 from flashtrain_kernels.masks.plan import empty_tables
 

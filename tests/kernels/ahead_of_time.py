@@ -1,9 +1,12 @@
 """Compile a launch for a GPU that need not be there, and read from the machine code what it costs.
 
-This makes register spills, shared memory and lost tensor-core instructions things that a test on a CPU can check.
+This makes register spills, shared memory, lost tensor-core instructions and serialised products things that a test on a
+CPU can check.
 """
 
+import contextlib
 import inspect
+import io
 import re
 import subprocess
 import tempfile
@@ -16,9 +19,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from .launch import Launch
+from flashtrain_kernels.backends.portable.launch import Launch
 
-POINTERS = {
+_POINTERS = {
     torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64",
     torch.uint8: "*u8",
 }  # fmt: skip
@@ -45,30 +48,54 @@ def compile_launch(launch: Launch, capability: int) -> Compiled:
     Raises whatever the compiler raises. A kernel compiled for a wrong target may abort the process: use a child
     process.
     """
+    return _used_by(_compiled(ASTSource, launch, capability))
+
+
+def compile_gluon_launch(launch: Launch) -> tuple[Compiled, str]:
+    """What a Gluon kernel uses on sm_90, and what ptxas said of it. The launch may hold descriptors of tensors on the
+    meta device."""
+    # Here, because the portable kernels are compiled with releases of Triton whose Gluon is another.
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), triton.knobs.nvidia.scope():
+        triton.knobs.nvidia.dump_ptxas_log = True
+        compiled = _compiled(GluonASTSource, launch, 90)
+    return _used_by(compiled), said.getvalue() or _ask_ptxas(compiled.asm["ptx"])
+
+
+def serialised(said: str) -> bool:
+    """Does ptxas say that it had to serialise wgmma (C7510 to C7514)?"""
+    return bool(re.search(r"C75\d\d", said))
+
+
+def _compiled(source_type: Any, launch: Launch, capability: int) -> Any:
+    """The kernel as Triton compiles it for these arguments when it is called with them."""
     names = list(inspect.signature(launch.kernel.fn).parameters)
     unspecialised = {p.name for p in launch.kernel.params if p.do_not_specialize}
     signature: dict[str, str] = {}
     aligned: dict[tuple[int, ...], list[list[Any]]] = {}
-    constants = dict(launch.constants)
     for index, name in enumerate(names):
-        if name in constants:
+        if name in launch.constants:
             signature[name] = "constexpr"
             continue
         value = launch.args[index]
         if isinstance(value, torch.Tensor):
-            signature[name] = POINTERS[value.dtype]
+            signature[name] = _POINTERS[value.dtype]
         elif isinstance(value, float):
             signature[name] = "fp32"
+        elif isinstance(value, int):
+            signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
         else:
-            signature[name] = "i32" if abs(value) < 2**31 else "i64"
+            signature[name] = triton.runtime.jit.mangle_type(value)
         divisible = isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
         if divisible and name not in unspecialised:
             aligned[(index,)] = [["tt.divisibility", 16]]
-    source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=aligned)
-    return used_by(triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(launch.options)))
+    source = source_type(fn=launch.kernel, signature=signature, constexprs=dict(launch.constants), attrs=aligned)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(launch.options))
 
 
-def used_by(compiled: Any) -> Compiled:
+def _used_by(compiled: Any) -> Compiled:
     """What a kernel that Triton compiled uses.
 
     Disassembling takes half a second, however short the kernel: only that of a kernel with memory to spill to is read.
@@ -102,3 +129,14 @@ def _dump(cubin: bytes, option: str) -> str:
         path.write_bytes(cubin)
         command = [triton.knobs.nvidia.cuobjdump.path, option, str(path)]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def _ask_ptxas(ptx: str) -> str:
+    """What ptxas says of a kernel that Triton had in its cache."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.ptx"
+        path.write_text(ptx)
+        command = [
+            triton.knobs.nvidia.ptxas.path, "-v", "--gpu-name=sm_90a", str(path), "-o", str(path.with_suffix(".o"))
+        ]  # fmt: skip
+        return subprocess.run(command, capture_output=True, text=True, check=True).stderr
