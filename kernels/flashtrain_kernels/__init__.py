@@ -17,6 +17,7 @@ needs torch only: Triton is imported by the first call on an NVIDIA GPU.
 """
 
 from . import dispatch, masks, reference
+from . import flops as flops  # registers the operators' formulas
 from .feed_forward import gelu_feed_forward
 from .interface import explain, flash_attn_func, flash_attn_kvpacked_func, flash_attn_qkvpacked_func
 from .loss_head import LINEAR_CROSS_ENTROPY, linear_cross_entropy

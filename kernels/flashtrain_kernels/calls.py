@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import dispatch, masks, ops, reference, torch_sdpa
+from . import autograd, dispatch, masks, reference, torch_sdpa
 from .alignment import band, seed_tensor
 from .arguments import (
     Sizes,
@@ -127,7 +127,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, options: Options, with_lse: bool) ->
     """(out, lse) of (B, S, heads, D) tensors; lse may be None without with_lse."""
     if dispatch.implementation_for(q.device.type) == "torch":
         return torch_sdpa.attention(q, k, v, options, with_lse)
-    return ops.attention(q, k, v, options)
+    return autograd.attention(q, k, v, options)
 
 
 def attend_qkvpacked(qkv: Tensor, options: Options, with_lse: bool) -> tuple[Tensor, Tensor | None]:
@@ -135,7 +135,7 @@ def attend_qkvpacked(qkv: Tensor, options: Options, with_lse: bool) -> tuple[Ten
     if dispatch.implementation_for(qkv.device.type) == "torch":
         q, k, v = qkv.unbind(2)
         return torch_sdpa.attention(q, k, v, options, with_lse)
-    return ops.attention_qkvpacked(qkv, options)
+    return autograd.attention_qkvpacked(qkv, options)
 
 
 def attend_kvpacked(q: Tensor, kv: Tensor, options: Options, with_lse: bool) -> tuple[Tensor, Tensor | None]:
@@ -143,7 +143,7 @@ def attend_kvpacked(q: Tensor, kv: Tensor, options: Options, with_lse: bool) -> 
     if dispatch.implementation_for(q.device.type) == "torch":
         k, v = kv.unbind(2)
         return torch_sdpa.attention(q, k, v, options, with_lse)
-    return ops.attention_kvpacked(q, kv, options)
+    return autograd.attention_kvpacked(q, kv, options)
 
 
 def with_lse(given: Given) -> bool:
