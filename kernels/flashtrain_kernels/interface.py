@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .arguments import Sizes, check_packed, check_q_and_kv, check_qkv
 from .calls import Given, Result, attend, attend_kvpacked, attend_qkvpacked, options_of, returned, with_lse
-from .explanation import explained
+from .dispatch import explained
 from .masks import BlockMask, Mask
 from .options import Options
 

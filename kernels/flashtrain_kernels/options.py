@@ -26,7 +26,7 @@ class Options:
     alibi_slopes: (H,) or (B, H) float32: slope * |p - j| is subtracted, p being the query's position among the keys.
     mask: a Mask (which holds its own bounds: left and right are None) or a BlockMask (with the band it was built for).
     deterministic: the backward gives the same bits every time (the portable kernels always do); torch's own switch for
-    this, torch.use_deterministic_algorithms, counts too (fast_path.py).
+    this, torch.use_deterministic_algorithms, counts too (backends/hopper/backend.py).
     """
 
     scale: float
@@ -42,7 +42,7 @@ class Options:
 
     @property
     def rich(self) -> bool:
-        """Do scores or weights change on the way (softcap, ALiBi, bias, dropout)? See dispatch.VARIANTS."""
+        """Do scores or weights change on the way (softcap, ALiBi, bias, dropout)? See tile_table.VARIANTS."""
         changed = self.bias is not None or self.alibi_slopes is not None
         return changed or self.softcap > 0 or self.dropout_p > 0
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from . import autograd, reference
+from .environment import constant
 from .options import Options
-from .tracing import constant
 
 # The function is bound here, at the import: whoever later routes torch's own calls to ours makes no circle.
 _logger = logging.getLogger("flashtrain_kernels")

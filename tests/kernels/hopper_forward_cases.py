@@ -16,7 +16,7 @@ import torch
 import triton
 from ahead_of_time import compile_gluon_launch, serialised
 
-from flashtrain_kernels.backends.hopper import forward_tiles, planning
+from flashtrain_kernels.backends.hopper import backward, forward_tiles
 from flashtrain_kernels.backends.hopper.forward import forward_launch
 from flashtrain_kernels.masks import Mask, Plan
 from flashtrain_kernels.masks.block_sparse import BlockMask
@@ -31,7 +31,7 @@ def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 
 def intervals(count: int, length: int) -> Mask:
     table = empty(B, 8, 16, dtype=torch.int32)
-    plan = Plan(table, table, table, (*planning.FORWARD, *planning.FORWARD, *planning.BACKWARD))
+    plan = Plan(table, table, table, (*forward_tiles.PLANNED, *forward_tiles.PLANNED, *backward.PLANNED))
     return Mask(empty(3 + 2 * count, B, length, dtype=torch.int32), None, length, plan)
 
 

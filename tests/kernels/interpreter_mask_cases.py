@@ -8,7 +8,7 @@ import torch
 from mask_operator_cases import CASES, CU_SEQLENS, IDS, given
 
 from flashtrain_kernels.backends.portable import documents, mask_rows
-from flashtrain_kernels.masks import reference
+from flashtrain_kernels.masks import rows
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def small_chunks_and_poisoned_memory(monkeypatch):
 
 def check(name, *arguments):
     """An operator by Triton is that by PyTorch, number for number."""
-    got, wanted = getattr(mask_rows, name)(*arguments), getattr(reference, name)(*arguments)
+    got, wanted = getattr(mask_rows, name)(*arguments), getattr(rows, name)(*arguments)
     for a, b in zip(got, wanted, strict=True):
         assert a.dtype == b.dtype == torch.int32
         assert torch.equal(a, b)

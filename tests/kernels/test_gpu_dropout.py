@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 import flashtrain_kernels as fk
 from flashtrain_kernels import dispatch, reference
 from flashtrain_kernels.alignment import seed_tensor
-from flashtrain_kernels.dispatch import Tile
+from flashtrain_kernels.backends.portable.tile_table import Tile
 from flashtrain_kernels.options import Options
 
 pytestmark = NEEDS_GPU

@@ -182,7 +182,11 @@ def test_the_operators_own_gradients_are_those_of_the_functions(packing, name):
     arguments = forward_arguments(packing, name)
     leaves = [x for x in arguments if isinstance(x, torch.Tensor) and x.requires_grad]
     options = unpack(arguments[len(SHAPES[packing]) :])
-    function = {"": autograd.attention, "qkvpacked": autograd.attention_qkvpacked, "kvpacked": autograd.attention_kvpacked}[packing]
+    function = {
+        "": autograd.attention,
+        "qkvpacked": autograd.attention_qkvpacked,
+        "kvpacked": autograd.attention_kvpacked,
+    }[packing]
     gradients = []
     for out, lse in (FORWARDS[packing](*arguments), function(*arguments[: len(SHAPES[packing])], options)):
         loss = out.square().sum() + torch.where(lse.isfinite(), lse, 0.0).sum()

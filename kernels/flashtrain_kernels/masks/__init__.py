@@ -39,7 +39,9 @@ from .constructors import (
     varlen,
 )
 from .documents import Documents, documents_from_cu_seqlens, documents_from_ids
-from .mask import HIGH, HIGH2, LOW, LOW2, POSITION, SEQUENCE, START, Mask, Plan
+from .mask import Mask
+from .plan import Plan
+from .rows import HIGH, HIGH2, LOW, LOW2, POSITION, SEQUENCE, START
 
 __all__ = [
     "HIGH",

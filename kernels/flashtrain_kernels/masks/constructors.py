@@ -13,7 +13,7 @@ from . import operators
 from .documents import Documents, boundaries, check_cu_seqlens, check_ids, check_length, check_window
 from .mask import Mask
 from .operators import document_rows, packed_rows
-from .reference import reach, stacked
+from .rows import reach, stacked
 
 
 def full(seqlen_q: int, seqlen_k: int | None = None, *, device: torch.device | str | None = None) -> Mask:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import operators, reference
+from . import operators, rows
 
 
 class Documents(NamedTuple):
@@ -67,7 +67,7 @@ def boundaries(name: str, documents: Documents | Tensor) -> Documents:
 
 def ordinals(documents: Documents) -> Tensor:
     """(B, S) int64: the number of each token's document, counted row by row over the whole batch."""
-    return reference.ordinals(documents.start)
+    return rows.ordinals(documents.start)
 
 
 def check_ids(name: str, ids: Tensor) -> None:

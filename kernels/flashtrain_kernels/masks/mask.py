@@ -3,35 +3,20 @@
 B batch, Sq queries, Sk keys; Bm is B, or 1 for a mask that every row of the batch shares.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .. import dispatch
-
-# The rows of Mask.queries.
-LOW, HIGH, POSITION, START, SEQUENCE, LOW2, HIGH2 = range(7)
-
-
-class Plan(NamedTuple):
-    """Which tiles each tile of each kernel visits: made once a batch, on the device, and shared by every layer.
-
-    forward, dq: (Bm, query tiles, 16) int32, in key tiles; dkdv: (Bm, key tiles, 16) int32, in query tiles. plan.py
-    says what the sixteen numbers are.
-    blocks: the tile sizes it was made for: queries and keys a tile of the forward, the dQ and the dK/dV kernel.
-    """
-
-    forward: Tensor
-    dq: Tensor
-    dkdv: Tensor
-    blocks: tuple[int, ...]
+from .plan import PLAN, Plan
+from .rows import HIGH, HIGH2, LOW, LOW2
 
 
 class Mask(NamedTuple):
     """Which keys each query sees, as at most two intervals of key positions a query.
 
-    queries: (5 or 7, Bm, Sq) int32, contiguous. Its rows, by the names of this module:
+    queries: (5 or 7, Bm, Sq) int32, contiguous. Its rows, by the names in rows.py:
         LOW, HIGH    the query sees the keys whose position p has LOW <= p < HIGH,
         LOW2, HIGH2  and those with LOW2 <= p < HIGH2 (with 7 rows; the two intervals may overlap)
         POSITION     the query's own position among the keys: what ALiBi's distance is measured from
@@ -87,19 +72,37 @@ class Mask(NamedTuple):
         Every kernel call needs a plan and makes one where it is missing: call this once a batch and give the result
         to every layer. Waits for nothing.
         """
-        if not dispatch.runs_kernels(self.queries.device):
-            return self
-        from ..fast_path import plan_blocks
-
-        return self.planned_for(plan_blocks(self, head_dim, dtype, rich))
+        blocks = None if _plan_blocks is None else _plan_blocks(self, head_dim, dtype, rich)
+        return self if blocks is None else self.planned_for(blocks)
 
     def planned_for(self, blocks: tuple[int, ...]) -> "Mask":
         """This mask with a plan for tiles of these sizes (see Plan.blocks); itself where it has that plan."""
         if self.plan is not None and self.plan.blocks == tuple(blocks):
             return self
-        from .plan import build_plan
-
         return self._replace(plan=build_plan(self, tuple(blocks)))
+
+
+def build_plan(mask: Mask, blocks: tuple[int, ...]) -> Plan:
+    """The plan of a mask for tiles of the sizes `blocks` (see Plan), each a power of two of at least 16.
+
+    Raises ValueError for other block sizes.
+    """
+    if len(blocks) != 6 or any(block < 16 or block & (block - 1) for block in blocks):
+        raise ValueError(f"blocks must be six powers of two of at least 16, not {tuple(blocks)}")
+    forward, dq, dkdv = PLAN(mask.queries, mask.keys, mask.seqlen_k, list(blocks))
+    return Plan(forward, dq, dkdv, tuple(blocks))
+
+
+# The tile sizes to plan for are the kernels' to say, None where none run. The kernels know masks, and masks know no
+# kernels: dispatch.py registers this.
+PlanBlocks = Callable[[Mask, int, torch.dtype, bool], tuple[int, ...] | None]
+_plan_blocks: PlanBlocks | None = None
+
+
+def register_plan_blocks(function: PlanBlocks) -> None:
+    """Let `Mask.planned` ask this function for tile sizes (see Plan.blocks)."""
+    global _plan_blocks
+    _plan_blocks = function
 
 
 def _check_indices(name: str, index: Tensor, device: torch.device) -> None:

@@ -1,7 +1,7 @@
 """The operators that fill a mask's rows and find documents' boundaries: a launch or two each, for torch's dozens.
 
-B batch, S sequence, T packed tokens, N sequences. On a GPU Triton fills them (portable/documents.py and
-portable/mask_rows.py); elsewhere PyTorch does (reference.py). Both wait for nothing, and give the same numbers.
+B batch, S sequence, T packed tokens, N sequences. PyTorch computes them (rows.py), on a GPU the kernels do, which
+compute.py registers. Both wait for nothing, and give the same numbers.
 """
 
 from collections.abc import Callable
@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import dispatch
-from . import reference
+from . import rows
 
 # The kinds of masks within documents; document_rows says what each takes besides them.
 WINDOW, PREFIX, BLOCKS = "window", "prefix", "blocks"
@@ -19,7 +18,7 @@ SHARED_QUESTION, BLOCKWISE = "shared question", "blockwise"
 GLOBAL, CAUSAL_GLOBAL = "global", "causal global"
 TWO_INTERVALS = (SHARED_QUESTION, GLOBAL, CAUSAL_GLOBAL)
 
-_SCHEMAS = {
+SCHEMAS = {
     "bounds_of_ids": "(Tensor ids) -> (Tensor, Tensor)",
     "bounds_of_cu_seqlens": "(Tensor cu_seqlens, SymInt total) -> (Tensor, Tensor)",
     "document_rows": (
@@ -31,7 +30,7 @@ _SCHEMAS = {
         "Tensor"
     ),
 }
-for _name, _schema in _SCHEMAS.items():
+for _name, _schema in SCHEMAS.items():
     torch.library.define(f"flashtrain_kernels::{_name}", _schema, tags=torch.Tag.pt2_compliant_tag)
 _operators = torch.ops.flashtrain_kernels
 
@@ -75,16 +74,6 @@ def packed_rows(
 
 
 def _register(name: str, fake: Callable) -> None:
-    def computed(*arguments: Any) -> Any:
-        device = next(x.device for x in arguments if isinstance(x, Tensor))
-        # The numbers are the same either way: on a CPU the interpreter's slowness would buy nothing.
-        if device.type != "cuda" or not dispatch.runs_kernels(device):
-            return getattr(reference, name)(*arguments)
-        from ..backends.portable import mask_rows  # Triton is imported only where it is used
-
-        with torch.cuda.device(device):
-            return getattr(mask_rows, name)(*arguments)
-
     def vmapped(info: Any, in_dims: tuple, *arguments: Any) -> tuple:
         """A call for each sample: sequences are numbered within each."""
         called = [
@@ -97,7 +86,7 @@ def _register(name: str, fake: Callable) -> None:
             return torch.stack(called), 0
         return tuple(torch.stack(list(each)) for each in zip(*called, strict=True)), (0,) * len(called[0])
 
-    torch.library.impl(f"flashtrain_kernels::{name}", "default")(computed)
+    torch.library.impl(f"flashtrain_kernels::{name}", "default", getattr(rows, name))
     torch.library.register_fake(f"flashtrain_kernels::{name}")(fake)
     torch.library.register_vmap(f"flashtrain_kernels::{name}")(vmapped)
 

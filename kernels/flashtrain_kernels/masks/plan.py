@@ -1,8 +1,8 @@
 """The plan: which tiles of the other side each tile of queries, or of keys, must visit under a mask.
 
 Bm batch rows of the mask, Sq queries, Sk keys. Made once a batch by the operator `flashtrain_kernels::plan`, on the
-device and without waiting for it; every layer's kernels read it. On a GPU Triton builds it, on a CPU PyTorch does
-(`build_plan_reference`).
+device and without waiting for it; every layer's kernels read it. On a CPU PyTorch builds it (`build_plan_reference`),
+on a GPU the kernels do, which compute.py registers.
 
 A table holds 16 int32 for each tile of queries (forward, dQ) or of keys (dK/dV), in tiles of the other side:
 
@@ -18,11 +18,12 @@ the looped side) it is full, else it is masked: never wrongly skipped or full, w
 there are more runs than places, one masked run takes everything from the first run without a place.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from .. import dispatch
-from .mask import HIGH, HIGH2, LOW, LOW2, Mask, Plan
+from .rows import HIGH, HIGH2, LOW, LOW2
 
 COLUMNS = 16
 _INT_MAX = 2**31 - 1
@@ -35,25 +36,18 @@ torch.library.define(
 PLAN = torch.ops.flashtrain_kernels.plan.default
 
 
-def build_plan(mask: Mask, blocks: tuple[int, ...]) -> Plan:
-    """The plan of a mask for tiles of the sizes `blocks` (see Plan), each a power of two of at least 16.
+class Plan(NamedTuple):
+    """Which tiles each tile of each kernel visits: made once a batch, on the device, and shared by every layer.
 
-    Raises ValueError for other block sizes.
+    forward, dq: (Bm, query tiles, 16) int32, in key tiles; dkdv: (Bm, key tiles, 16) int32, in query tiles. The
+    sixteen numbers: see the top of this file.
+    blocks: the tile sizes it was made for: queries and keys a tile of the forward, the dQ and the dK/dV kernel.
     """
-    if len(blocks) != 6 or any(block < 16 or block & (block - 1) for block in blocks):
-        raise ValueError(f"blocks must be six powers of two of at least 16, not {tuple(blocks)}")
-    forward, dq, dkdv = PLAN(mask.queries, mask.keys, mask.seqlen_k, list(blocks))
-    return Plan(forward, dq, dkdv, tuple(blocks))
 
-
-@torch.library.impl("flashtrain_kernels::plan", ("cpu", "cuda"))
-def _plan(queries: Tensor, keys: Tensor | None, seqlen_k: int, blocks: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    # Tables are exact integers, the same by either way: the interpreter's slowness would buy nothing on a CPU.
-    if queries.device.type == "cpu" or not dispatch.runs_kernels(queries.device):
-        return build_plan_reference(queries, keys, seqlen_k, blocks)
-    from ..backends.portable.plan import plan  # Triton is imported only where it is used
-
-    return plan(queries.contiguous(), None if keys is None else keys.contiguous(), seqlen_k, blocks)
+    forward: Tensor
+    dq: Tensor
+    dkdv: Tensor
+    blocks: tuple[int, ...]
 
 
 @torch.library.register_fake("flashtrain_kernels::plan")
@@ -78,6 +72,9 @@ def build_plan_reference(
     dq = _kinds(queries, keys, seqlen_k, blocks[2], blocks[3], loops_over_keys=True)
     dkdv = _kinds(queries, keys, seqlen_k, blocks[4], blocks[5], loops_over_keys=False)
     return _table(forward), _table(dq), _table(dkdv)
+
+
+torch.library.impl("flashtrain_kernels::plan", "cpu", build_plan_reference)
 
 
 def _kinds(

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ...masks import BlockMask, Mask
 from ...options import Options
-from ..portable.features import features_of
-from ..portable.launch import Launch, ceil_div, mask_arguments, table_arguments
+from ..portable.launch import Launch, ceil_div, features_of, mask_arguments, table_arguments
 from .backward_kernel import Choices, backward_kernel
 from .backward_rows import FLAGS, finish_kernel, prepare_kernel
 from .backward_schedule import BAND, BLOCK_K, BLOCK_Q, BLOCKS, PLAN
@@ -20,6 +19,7 @@ from .descriptors import descriptor, why_not, workspace
 from .launch import multiprocessors, run
 
 QUERIES, KEYS = BLOCK_Q.value, BLOCK_K.value
+PLANNED = (QUERIES, KEYS)  # the tiles that masks are planned for
 # Up to how many keys, and with how much of a workspace, programs have whole heads at D = 64. How full the last round of
 # heads must make the programs' time: whole heads save a quarter of a causal call of up to SHORT_KEYS, else some 7%.
 WHOLE_KEYS, WHOLE_BYTES = 1024, 40 << 20

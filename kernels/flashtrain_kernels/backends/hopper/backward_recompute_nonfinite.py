@@ -3,7 +3,7 @@
 In the fused kernel a masked pair's weight is 0, and 0 times NaN or inf is NaN. Here masked pairs stay out altogether,
 and visible values that are not finite give NaN.
 
-B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. F: portable.features.Features.
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. F: portable.launch.Features.
 """
 
 import triton

@@ -13,8 +13,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ...options import Options
-from ..portable.features import features_of
-from ..portable.launch import Launch, ceil_div
+from ..portable.launch import Launch, ceil_div, features_of
 from .descriptors import descriptor
 from .forward_recompute_nonfinite import note
 from .forward_schedule import divisor

@@ -33,6 +33,9 @@ class ForwardTile(NamedTuple):
     tight: bool = False
 
 
+# The tiles that masks are planned for. Measured with documents (kernels/OPTIMISATION.md): small ones waste least at
+# the documents' borders.
+PLANNED = (64, 64)
 # One consumer warpgroup of 64 queries, several programs a multiprocessor: short sequences, windows and masks.
 _SMALL = {
     64: ForwardTile(1, 64, 64, 2, turns=False, programs=3, q_stages=2, cap=80),
@@ -75,7 +78,7 @@ def serves_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | N
 
 
 def forward_tile(q: Tensor, k: Tensor, options: Options) -> ForwardTile:
-    """The tile of a call. A mask's plan, where there is one, is for tiles of 64 x 64 (planning.FORWARD)."""
+    """The tile of a call. A mask's plan, where there is one, is for tiles of 64 x 64 (PLANNED)."""
     width = 64 if q.shape[3] <= 64 else 128 if q.shape[3] <= 128 else 256
     keys, mask = k.shape[1], options.mask
     if width == 256:

@@ -2,7 +2,7 @@
 Gluon's layouts.
 
 Sq queries, Sk keys. bounds: (Sq, Sk, left, right). mask: of a Mask or BlockMask, (table, its strides by batch, head and
-tile, stride of a batch row of Mask.queries, stride of one of its numbers). F: portable.features.Features.
+tile, stride of a batch row of Mask.queries, stride of one of its numbers). F: portable.launch.Features.
 """
 
 from triton.experimental import gluon

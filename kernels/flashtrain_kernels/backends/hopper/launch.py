@@ -1,16 +1,18 @@
 """Launching Gluon kernels, and the arguments that each takes of the mask."""
 
+import contextlib
+import inspect
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from triton.backends.nvidia import driver
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ...masks import BlockMask, Mask
 from ..portable import launch as portable
 from ..portable.launch import Launch
-from .compat import remember_maps
 
 
 def mask_arguments(mask: Mask | BlockMask | None, unused: Tensor, kernel: str) -> tuple[Any, ...]:
@@ -47,7 +49,40 @@ def run(launch: Launch) -> None:
     compiled = _COMPILED.get(key)
     if compiled is None:
         compiled = launch.kernel[launch.grid](*launch.args, **launch.constants, **launch.options)
-        remember_maps(compiled)
+        _remember_maps(compiled)
         _COMPILED[key] = compiled
     else:
         compiled[(launch.grid[0], 1, 1)](*launch.args, *constants)
+
+
+def _remember_maps(compiled: Any) -> None:
+    """Let a compiled kernel encode the TMA map of a descriptor object once and not at every launch (6 us each).
+
+    Triton's launcher is a closure around the one that wants encoded maps. Where a release builds it otherwise, launches
+    stay as they are.
+    """
+    with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
+        inner = compiled.run.launch
+        names = inspect.getclosurevars(inner).nonlocals
+        launcher, indices, metas = names["launcher"], sorted(names["tensordesc_indices"]), names["tensordesc_meta"]
+        encode, ordinary = driver.make_tensordesc_arg, getattr(driver, "_BASE_ARGS_FORMAT_LEN", None)
+        meta_of = dict(zip(indices, metas, strict=True))
+
+        def expand(args: Any) -> list[Any]:
+            found: list[Any] = []
+            for index, arg in enumerate(args):
+                if index not in meta_of:
+                    found.append(arg)
+                    continue
+                if not hasattr(arg, "encoded"):
+                    arg.encoded = encode(arg, meta_of[index])
+                found.extend(arg.encoded)
+            return found
+
+        def launch_flat(*args: Any) -> Any:  # 3.6: the kernel's arguments follow the launcher's own
+            return launcher(*args[:ordinary], *expand(args[ordinary:]))
+
+        def launch_nested(*args: Any) -> Any:  # 3.7: they come as one tuple
+            return launcher(*args[:-1], expand(args[-1]))
+
+        compiled.run.launch = launch_nested if ordinary is None else launch_flat

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import torch
 
-from ...dispatch import Tile, Tiles
 from ...options import Options
 from .dbias import dbias_launch
 from .dkdv import dkdv_kernel
@@ -19,6 +18,7 @@ from .dq import dq_kernel
 from .dq_dkdv import both_kernel
 from .launch import Launch, call_constants, ceil_div, option_arguments
 from .rows import ROWS, rows_kernel
+from .tile_table import Tile, Tiles
 
 
 def backward_launches(

@@ -13,11 +13,11 @@ import torch
 import triton
 import triton.language as tl
 
-from ...dispatch import Tile
 from ...masks import BlockMask
 from ...options import Options
 from .launch import NOT_SPECIALISED, Launch, broadcast_strides, call_constants, ceil_div, option_arguments
 from .scores import head_options, kept, load_bias, logits, with_slope
+from .tile_table import Tile
 from .tiles import key_position, load_tile, query_rows, sees
 
 

@@ -10,10 +10,10 @@ import torch
 import triton
 import triton.language as tl
 
-from ...dispatch import Tile
 from ...options import Options
 from .launch import NOT_SPECIALISED, Launch, call_constants, ceil_div, option_arguments
 from .scores import head_options, kept, load_bias, logits, with_slope
+from .tile_table import Tile
 from .tiles import CAREFUL_BLOCK, has_nan, is_finite, key_position, load_tile, query_rows, sees, store_tile
 from .traversal import key_pieces, listed_block, position_of_step, steps
 

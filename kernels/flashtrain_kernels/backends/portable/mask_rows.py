@@ -1,14 +1,14 @@
 """The kernels that fill the rows of masks (Mask.queries): of documents in a row, and of sequences packed into one.
 
 B batch, S sequence, T packed tokens, N sequences. A program fills a chunk of TOKENS tokens of a row. What each kind of
-mask sees is written as in masks/reference.py, which says why.
+mask sees is written as in masks/rows.py, which says why.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from ...masks.reference import WIDEST
+from ...masks.rows import WIDEST
 from . import documents
 from .documents import bounds_of, bounds_of_cu_seqlens_launch, bounds_of_ids_launches, place, search_steps, sequence_of
 from .launch import Launch, ceil_div

@@ -1,6 +1,6 @@
 """Triton helpers for one tile: loading and storing it, and which of its pairs are visible.
 
-Legend: Sq queries, Sk keys, D head dimension (BLOCK_D: padded to a power of two). F: features.Features.
+Legend: Sq queries, Sk keys, D head dimension (BLOCK_D: padded to a power of two). F: launch.Features.
 """
 
 import triton

@@ -6,6 +6,8 @@ B batch, S sequence, T packed tokens, N sequences.
 import torch
 from torch import Tensor
 
+# The rows of Mask.queries, by number.
+LOW, HIGH, POSITION, START, SEQUENCE, LOW2, HIGH2 = range(7)
 # A window this wide is no bound: positions are smaller, and their sum with it still fits 32 bits.
 WIDEST = 2**30
 
