@@ -10,18 +10,17 @@ import torch
 from torch import Tensor
 
 from . import autograd, dispatch, masks, reference, torch_sdpa
-from .alignment import band, seed_tensor
 from .arguments import (
     Sizes,
     check_dropout,
     check_flag,
     check_softcap,
-    check_window,
     softmax_scale_or_default,
 )
 from .feature_arguments import check_alibi, check_bias, check_mask, check_seed
 from .masks import SEQUENCE, Mask
-from .options import Options
+from .masks.documents import check_window
+from .options import Options, band, seed_tensor
 
 Result = Tensor | tuple[Tensor, ...]
 
@@ -58,7 +57,7 @@ def options_of(given: Given, sizes: Sizes, packing: Packing | None = None) -> Op
     scale = softmax_scale_or_default(given.softmax_scale, sizes.head_dim)
     for name in ("causal", "deterministic", "return_attn_probs", "return_lse"):
         check_flag(name, getattr(given, name))
-    check_window(given.window_size)
+    check_window("window_size", given.window_size)
     check_softcap(given.softcap)
     check_seed(given.dropout_seed, sizes.device)
     check_bias(given.bias, sizes)

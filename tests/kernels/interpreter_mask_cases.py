@@ -7,15 +7,15 @@ import pytest
 import torch
 from mask_operator_cases import CASES, CU_SEQLENS, IDS, given
 
-from flashtrain_kernels.backends.portable import documents, mask_rows
+from flashtrain_kernels.backends.portable import mask_rows
 from flashtrain_kernels.masks import rows
 
 
 @pytest.fixture(autouse=True)
 def small_chunks_and_poisoned_memory(monkeypatch):
     """Chunks so small that rows have many; memory filled with a number no mask holds, so that what is left shows."""
-    monkeypatch.setattr(documents, "TOKENS", 16)
-    monkeypatch.setattr(documents, "NOTES", 2)
+    monkeypatch.setattr(mask_rows, "TOKENS", 16)
+    monkeypatch.setattr(mask_rows, "NOTES", 2)
     for where, name in ((torch, "empty"), (torch.Tensor, "new_empty")):
         empty = getattr(where, name)
         monkeypatch.setattr(where, name, lambda *a, empty=empty, **k: empty(*a, **k).fill_(-77))
