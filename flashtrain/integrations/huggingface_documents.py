@@ -18,7 +18,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from flashtrain.errors import UserError
 from flashtrain.integrations.huggingface_masks import AttentionMask
-from flashtrain_kernels.documents import ordinals
 from flashtrain_kernels.masks import (
     HIGH,
     LOW,
@@ -29,6 +28,7 @@ from flashtrain_kernels.masks import (
     documents_from_cu_seqlens,
     documents_from_ids,
 )
+from flashtrain_kernels.masks.documents import ordinals
 
 # The masks of the batch at hand, by the tensor they were made from, so that the layers of a model share one.
 _MADE = WeakTensorKeyDictionary()

@@ -16,12 +16,20 @@
 needs torch only: Triton is imported by the first call on an NVIDIA GPU.
 """
 
-from . import block_sparse, dispatch, masks, reference
-from .block_sparse import BlockMask, block_mask
+from . import dispatch, masks, reference
+from . import flops as flops  # registers the operators' formulas
 from .feed_forward import gelu_feed_forward
 from .interface import explain, flash_attn_func, flash_attn_kvpacked_func, flash_attn_qkvpacked_func
 from .loss_head import LINEAR_CROSS_ENTROPY, linear_cross_entropy
-from .masks import Documents, Mask, documents_from_cu_seqlens, documents_from_ids
+from .masks import (
+    BlockMask,
+    Documents,
+    Mask,
+    block_mask,
+    block_sparse,
+    documents_from_cu_seqlens,
+    documents_from_ids,
+)
 from .merging import merge_attention
 from .ops import FORWARD, FORWARD_KVPACKED, FORWARD_QKVPACKED, FORWARDS
 from .padding import pad_input, unpad_input

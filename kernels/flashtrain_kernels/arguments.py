@@ -152,13 +152,3 @@ def check_softcap(softcap: Any) -> None:
     check_number("softcap", softcap)
     if not 0.0 <= softcap < math.inf:
         raise ValueError(f"softcap must be a positive finite number, or 0 for none, not {softcap}")
-
-
-def check_window(window_size: Any) -> None:
-    if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
-        raise TypeError(f"window_size must be two integers (left, right), not {window_size!r}")
-    for side in window_size:
-        if isinstance(side, bool) or not isinstance(side, (int, torch.SymInt)):
-            raise TypeError(f"window_size must be two integers (left, right), not {window_size!r}")
-        if side < -1:
-            raise ValueError(f"window_size must be 0 or more on each side, or -1 for no bound, not {window_size!r}")

@@ -9,19 +9,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import dispatch, masks, ops, reference, torch_sdpa
-from .alignment import band, seed_tensor
+from . import autograd, dispatch, masks, reference, torch_sdpa
 from .arguments import (
     Sizes,
     check_dropout,
     check_flag,
     check_softcap,
-    check_window,
     softmax_scale_or_default,
 )
 from .feature_arguments import check_alibi, check_bias, check_mask, check_seed
 from .masks import SEQUENCE, Mask
-from .options import Options
+from .masks.documents import check_window
+from .options import Options, band, seed_tensor
 
 Result = Tensor | tuple[Tensor, ...]
 
@@ -58,7 +57,7 @@ def options_of(given: Given, sizes: Sizes, packing: Packing | None = None) -> Op
     scale = softmax_scale_or_default(given.softmax_scale, sizes.head_dim)
     for name in ("causal", "deterministic", "return_attn_probs", "return_lse"):
         check_flag(name, getattr(given, name))
-    check_window(given.window_size)
+    check_window("window_size", given.window_size)
     check_softcap(given.softcap)
     check_seed(given.dropout_seed, sizes.device)
     check_bias(given.bias, sizes)
@@ -127,7 +126,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, options: Options, with_lse: bool) ->
     """(out, lse) of (B, S, heads, D) tensors; lse may be None without with_lse."""
     if dispatch.implementation_for(q.device.type) == "torch":
         return torch_sdpa.attention(q, k, v, options, with_lse)
-    return ops.attention(q, k, v, options)
+    return autograd.attention(q, k, v, options)
 
 
 def attend_qkvpacked(qkv: Tensor, options: Options, with_lse: bool) -> tuple[Tensor, Tensor | None]:
@@ -135,7 +134,7 @@ def attend_qkvpacked(qkv: Tensor, options: Options, with_lse: bool) -> tuple[Ten
     if dispatch.implementation_for(qkv.device.type) == "torch":
         q, k, v = qkv.unbind(2)
         return torch_sdpa.attention(q, k, v, options, with_lse)
-    return ops.attention_qkvpacked(qkv, options)
+    return autograd.attention_qkvpacked(qkv, options)
 
 
 def attend_kvpacked(q: Tensor, kv: Tensor, options: Options, with_lse: bool) -> tuple[Tensor, Tensor | None]:
@@ -143,7 +142,7 @@ def attend_kvpacked(q: Tensor, kv: Tensor, options: Options, with_lse: bool) -> 
     if dispatch.implementation_for(q.device.type) == "torch":
         k, v = kv.unbind(2)
         return torch_sdpa.attention(q, k, v, options, with_lse)
-    return ops.attention_kvpacked(q, kv, options)
+    return autograd.attention_kvpacked(q, kv, options)
 
 
 def with_lse(given: Given) -> bool:

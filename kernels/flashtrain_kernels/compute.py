@@ -1,19 +1,20 @@
-"""What the operators do with real tensors: choose, prepare, and run the Triton kernels or the reference.
+"""What the operators do with real tensors: run the kernels that dispatch.py chooses, or plain PyTorch.
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
 """
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import dispatch, fast_path, reference
-from .block_sparse import BlockMask
-from .dispatch import Kind, Tiles
-from .masks import Mask
+from . import dispatch, reference
+from .backends import Call
+from .masks import rows
+from .masks.operators import SCHEMAS
+from .masks.plan import build_plan_reference
 from .options import Options
 
 
@@ -23,18 +24,9 @@ def forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, 
         out, lse = reference.forward_from(q, k, v, options)
         return out.contiguous(), lse.contiguous()
     _check_interpreter(q.dtype)
-    q, k, v = _unit_stride(q), _unit_stride(k), _unit_stride(v)
+    call = Call(_unit_stride(q), _unit_stride(k), _unit_stride(v), options)
     with _on(q.device):
-        if fast_path.forward_refusal(q, k, v, options) is None:
-            from .hopper import choice
-            from .hopper.forward import forward as run_hopper
-
-            options = _prepared(options, q, hopper=True)
-            return run_hopper(q, k, v, options, choice.forward_tile(q, k, options))
-        from .portable.forward import forward as run  # Triton is imported only where it is used
-
-        options = _prepared(options, q)
-        return run(q, k, v, options, _tiles(q, k, options).forward, tf32=not dispatch.INTERPRETED)
+        return dispatch.backend_for(call, "forward").forward(call)
 
 
 def backward(
@@ -57,72 +49,16 @@ def backward(
             if target is not None and gradient is not None:
                 target.copy_(gradient)
         return
-    q, k, v, dout, out = _unit_stride(q), _unit_stride(k), _unit_stride(v), _unit_stride(dout), _unit_stride(out)
-    dlse = None if dlse is None else dlse.contiguous()
+    call = Call(_unit_stride(q), _unit_stride(k), _unit_stride(v), options)
+    dout, dlse = _unit_stride(dout), None if dlse is None else dlse.contiguous()
     with _on(q.device):
-        if fast_path.backward_refusal(q, k, v, options) is None:
-            from .hopper.backward import backward as run_hopper
-
-            options = _prepared(options, q, hopper=True)
-            run_hopper(dout, dlse, q, k, v, out, lse.contiguous(), options, (dq, dk, dv))
-            return
-        from .portable.backward import backward as run
-
-        options = _prepared(options, q)
-        run(
-            dout, dlse, q, k, v, out, lse.contiguous(), options, (dq, dk, dv), dbias, _tiles(q, k, options),
-            tf32=not dispatch.INTERPRETED,
-        )  # fmt: skip
+        chosen = dispatch.backend_for(call, "backward")
+        chosen.backward(call, dout, dlse, _unit_stride(out), lse.contiguous(), (dq, dk, dv), dbias)
 
 
 def empty(like: Tensor) -> Tensor:
     """Contiguous, unlike empty_like, which keeps the strides of some inputs and not of others."""
     return torch.empty(like.shape, dtype=like.dtype, device=like.device)
-
-
-def _prepared(options: Options, q: Tensor, hopper: bool = False) -> Options:
-    """Tensors as the kernels read them: contiguous, and a mask with a plan for the tiles that this call gets."""
-    mask, slopes = options.mask, options.alibi_slopes
-    if isinstance(mask, Mask):
-        mask = mask._replace(
-            queries=mask.queries.contiguous(), keys=None if mask.keys is None else mask.keys.contiguous()
-        )
-        if hopper:
-            blocks = fast_path.plan_blocks(mask, q.shape[3], q.dtype, options.rich)
-        else:
-            blocks = dispatch.plan_blocks(q.device, q.shape[3], q.dtype, options.rich)
-        mask = mask.planned_for(blocks)
-    return replace(options, mask=mask, alibi_slopes=None if slopes is None else slopes.contiguous())
-
-
-def kind_of(q: Tensor, k: Tensor, options: Options) -> Kind:
-    """What of the call, besides device, head dimension and dtype, decides its tiles."""
-    mask = options.mask
-    band = mask is None and k.shape[1] <= dispatch.SHORT
-    return Kind(
-        short=band and options.right is None,
-        short_causal=band and options.right is not None,
-        window=options.left is not None,
-        blocks=isinstance(mask, BlockMask),
-        intervals=isinstance(mask, Mask),
-        scattered=isinstance(mask, Mask) and (mask.keys is not None or mask.queries.shape[0] > 5),
-        permuted=isinstance(mask, Mask) and mask.keys is not None,
-        grouped=q.shape[2] != k.shape[2],
-        grouped_blocks=q.shape[2] != k.shape[2] and isinstance(mask, BlockMask),
-        rich=options.rich,
-    )
-
-
-def _tiles(q: Tensor, k: Tensor, options: Options) -> Tiles:
-    mask = options.mask
-    return dispatch.tiles_for(
-        q.device,
-        q.shape[3],
-        q.dtype,
-        kind_of(q, k, options),
-        blocks=mask.plan.blocks if isinstance(mask, Mask) and mask.plan is not None else None,
-        block_size=mask.block_size if isinstance(mask, BlockMask) else None,
-    )
 
 
 def _unit_stride(x: Tensor) -> Tensor:
@@ -140,3 +76,34 @@ def _check_interpreter(dtype: torch.dtype) -> None:
         raise ValueError(
             "Triton's interpreter multiplies bfloat16 wrongly: use float16 or float32 with TRITON_INTERPRET=1"
         )
+
+
+# --- masks and their plans on a GPU ----------------------------------------------------------------------------------
+# On a CPU their own files compute them, also where Triton's interpreter runs attention: the numbers are the same, and
+# its slowness would buy nothing.
+
+
+@torch.library.impl("flashtrain_kernels::plan", "cuda")
+def _plan(queries: Tensor, keys: Tensor | None, seqlen_k: int, blocks: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    if not dispatch.runs_kernels(queries.device):
+        return build_plan_reference(queries, keys, seqlen_k, blocks)
+    from .backends.portable.plan import plan  # Triton is imported only where it is used
+
+    return plan(queries.contiguous(), None if keys is None else keys.contiguous(), seqlen_k, blocks)
+
+
+def _register_mask_operator(name: str) -> None:
+    def computed(*arguments: Any) -> Any:
+        device = next(x.device for x in arguments if isinstance(x, Tensor))
+        if not dispatch.runs_kernels(device):
+            return getattr(rows, name)(*arguments)
+        from .backends.portable import mask_rows
+
+        with torch.cuda.device(device):
+            return getattr(mask_rows, name)(*arguments)
+
+    torch.library.impl(f"flashtrain_kernels::{name}", "cuda", computed)
+
+
+for _name in SCHEMAS:
+    _register_mask_operator(_name)

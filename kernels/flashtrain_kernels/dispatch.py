@@ -1,156 +1,37 @@
-"""Which implementation a call gets, and with which tile: readable rules and a table. Nothing is tuned at run time.
+"""Which implementation a call gets: the one place that chooses, by readable rules. Nothing is tuned at run time.
 
 Implementations:
-    portable    the Triton kernels in portable/: NVIDIA GPUs of sm_80 and later (or, with TRITON_INTERPRET=1 set
-                before the import, Triton's interpreter on CPU tensors)
-    hopper      the Gluon kernels in hopper/, for the calls on sm_90 GPUs that fast_path.py gives them; the rest of such
-                a GPU's calls are portable
+    portable    the Triton kernels in backends/portable/: NVIDIA GPUs of sm_80 and later (or, with TRITON_INTERPRET=1
+                set before the import, Triton's interpreter on CPU tensors)
+    hopper      the Gluon kernels in backends/hopper/, for the calls on sm_90 GPUs that they serve; the rest of such a
+                GPU's calls are portable
     torch       torch's scaled_dot_product_attention: tensors that are not on a CUDA device
     reference   plain PyTorch (reference.py) behind the same operators; only when forced, for tests
+
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
 """
 
 import contextlib
 import importlib.util
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
-from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from . import releases
-from .tracing import constant
+from . import environment
+from .backends import Backend, Call, Direction
+from .backends.hopper import backend as hopper
+from .backends.portable import backend as portable
+from .backends.portable import tile_table
+from .backends.portable.tile_table import Tile
+from .environment import INTERPRETED, forced_implementation
+from .masks.mask import Mask, register_plan_blocks
+from .options import Options
 
-IMPLEMENTATIONS = ("portable", "hopper", "torch", "reference")
-# Triton reads the variable when a kernel is defined, so a later change would have no effect.
-INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
-
-
-class Tile(NamedTuple):
-    """A program's tile: queries and keys a step, warps, loads kept in flight, a cap on registers a thread (0: none)."""
-
-    block_q: int
-    block_k: int
-    warps: int
-    stages: int
-    registers: int = 0
-
-    def options(self) -> dict[str, int]:
-        """Triton's launch options. A cap on registers lets more programs share a multiprocessor."""
-        options = {"num_warps": self.warps, "num_stages": self.stages}
-        return {**options, "maxnreg": self.registers} if self.registers else options
-
-    def __str__(self) -> str:
-        cap = f", {self.registers} registers" if self.registers else ""
-        return f"{self.block_q}x{self.block_k}, {self.warps} warps, {self.stages} stages{cap}"
-
-
-class Tiles(NamedTuple):
-    """The tiles of the kernels of one call. dbias: of the bias's gradient, small: it also adds up a tile of scores.
-
-    together: dK/dV and dQ in one launch, whose options are those of the dkdv tile.
-    """
-
-    forward: Tile
-    dkdv: Tile
-    dq: Tile
-    dbias: Tile
-    together: bool = False
-
-    @classmethod
-    def all(cls, tile: Tile, together: bool) -> "Tiles":
-        """The same tile for every kernel."""
-        return cls(tile, tile, tile, tile, together)
-
-    def mapped(self, change: Callable[[Tile], Tile]) -> "Tiles":
-        """Every tile changed."""
-        return Tiles(change(self.forward), change(self.dkdv), change(self.dq), change(self.dbias), self.together)
-
-
-# (architecture, bits of the dtype, head dimension up to) -> tiles. "small" stands for GPUs with 99 KiB of shared
-# memory a block (sm_86, sm_89, sm_120) and for every architecture not named. `python -m flashtrain_kernels.tuning`
-# prints such rows.
-TILES: dict[tuple[str, int, int], Tiles] = {
-    ("sm_90", 16, 64): Tiles(Tile(128, 64, 4, 4), Tile(32, 64, 4, 3, 168), Tile(64, 64, 4, 3, 168), Tile(64, 32, 8, 1)),
-    ("sm_90", 16, 128): Tiles(
-        Tile(128, 64, 8, 3), Tile(32, 128, 8, 3), Tile(128, 64, 8, 3), Tile(64, 32, 8, 1), together=True
-    ),
-    ("sm_90", 16, 256): Tiles(Tile(128, 64, 8, 2), Tile(32, 64, 8, 2), Tile(128, 32, 8, 2), Tile(64, 32, 8, 1)),
-    ("sm_90", 32, 64): Tiles(Tile(64, 32, 4, 2), Tile(32, 32, 4, 2), Tile(32, 32, 4, 2), Tile(32, 32, 4, 2)),
-    ("sm_90", 32, 128): Tiles(Tile(32, 32, 4, 2), Tile(16, 32, 8, 1), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
-    ("sm_90", 32, 256): Tiles(Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
-    ("sm_100", 16, 64): Tiles(Tile(128, 64, 8, 3), Tile(32, 64, 4, 3), Tile(64, 64, 4, 3), Tile(64, 32, 8, 1)),
-    ("sm_100", 16, 128): Tiles(Tile(128, 64, 8, 3), Tile(32, 128, 8, 3), Tile(128, 64, 8, 2), Tile(64, 32, 8, 1)),
-    ("sm_80", 16, 64): Tiles(Tile(128, 64, 8, 3), Tile(32, 128, 8, 3), Tile(64, 64, 4, 2), Tile(32, 64, 8, 1)),
-    ("sm_80", 16, 128): Tiles(Tile(128, 32, 8, 3), Tile(32, 64, 8, 2), Tile(64, 32, 8, 2), Tile(32, 64, 8, 1)),
-    ("sm_80", 16, 256): Tiles(Tile(64, 32, 8, 2), Tile(16, 64, 8, 1), Tile(64, 16, 8, 1), Tile(64, 16, 8, 1)),
-    ("small", 16, 64): Tiles(Tile(128, 32, 4, 2), Tile(64, 128, 8, 2), Tile(64, 64, 4, 2), Tile(32, 64, 8, 1)),
-    ("small", 16, 128): Tiles(Tile(64, 64, 4, 2), Tile(32, 64, 8, 1), Tile(64, 32, 8, 1), Tile(32, 64, 8, 1)),
-    ("small", 16, 256): Tiles(Tile(32, 32, 4, 1), Tile(16, 32, 8, 1), Tile(32, 16, 8, 1), Tile(32, 16, 8, 1)),
-    ("small", 32, 64): Tiles(Tile(64, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
-    ("small", 32, 128): Tiles(Tile(32, 32, 8, 1), Tile(16, 32, 8, 1), Tile(32, 16, 8, 1), Tile(32, 16, 8, 1)),
-    ("small", 32, 256): Tiles(Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
-}
-# What replaces a tile of a row above when a call is more than plain, where that is faster or the row's tile would spill
-# registers: "short", "short_causal": at most SHORT keys, without and with a bound on the right; "window": a band with a
-# left bound; "blocks": a block-sparse mask; "intervals": a Mask; "scattered": one with two intervals a query or with
-# key positions; "permuted": one with key positions; "grouped": several query heads a key head; "grouped_blocks": that
-# with a block-sparse mask; "rich": softcap, ALiBi, bias or dropout. A call that is several of these takes the last
-# one's. A mask's plan is made for the sizes of "intervals", and of "rich" where the call is that too.
-VARIANTS: dict[tuple[str, int, int], dict[str, dict[str, Any]]] = {
-    ("sm_90", 16, 64): {
-        "short": {"forward": Tile(128, 64, 4, 3)},
-        "short_causal": {"forward": Tile(64, 64, 4, 2)},
-        "window": {"forward": Tile(64, 64, 4, 3)},
-        "intervals": {"forward": Tile(64, 64, 4, 3), "together": True},
-        "grouped": {"dkdv": Tile(32, 64, 4, 3), "together": True},
-        "rich": {
-            "forward": Tile(128, 64, 8, 2),
-            "dkdv": Tile(32, 64, 4, 2),
-            "dq": Tile(64, 64, 4, 2),
-            "together": False,
-        },
-    },
-    ("sm_90", 16, 128): {
-        "short_causal": {"forward": Tile(64, 64, 4, 3)},
-        "window": {"forward": Tile(64, 64, 4, 3)},
-        "blocks": {"forward": Tile(64, 64, 4, 3)},
-        "intervals": {"forward": Tile(64, 64, 4, 3)},
-        "grouped_blocks": {"dkdv": Tile(32, 64, 8, 3)},
-        "rich": {
-            "forward": Tile(128, 32, 8, 2),
-            "dkdv": Tile(16, 128, 8, 3),
-            "dq": Tile(128, 32, 8, 2),
-            "together": False,
-        },
-    },
-    ("sm_100", 16, 64): {
-        "rich": {"forward": Tile(128, 32, 8, 2), "dkdv": Tile(32, 64, 8, 2), "dq": Tile(64, 64, 4, 2)},
-    },
-    ("sm_100", 16, 128): {
-        "grouped": {"dkdv": Tile(32, 128, 8, 1)},
-        "rich": {"forward": Tile(64, 32, 8, 2), "dkdv": Tile(32, 128, 8, 2), "dq": Tile(64, 32, 4, 2)},
-    },
-    ("sm_80", 16, 64): {
-        "rich": {"forward": Tile(128, 32, 8, 3), "dkdv": Tile(32, 128, 8, 2), "dq": Tile(64, 32, 4, 3)},
-    },
-    ("sm_80", 16, 128): {
-        "rich": {"forward": Tile(64, 32, 8, 3), "dkdv": Tile(16, 64, 8, 2)},
-    },
-}
-SHORT = 1024
-# Where an architecture has no row of its own it borrows this one's.
-_BORROWS = {("sm_100", 16): "sm_90", ("sm_100", 32): "sm_90", ("sm_80", 32): "small"}
-_INTERPRETER_TILES = Tiles.all(Tile(64, 64, 4, 1), together=True)
-
-
-class _Forced(NamedTuple):
-    implementation: str
-    tile: Tile | None
-    together: bool
-
-
-_forced: _Forced | None = None
+# Asked in this order; the last serves every call.
+BACKENDS: tuple[Backend, ...] = (hopper, portable)
+IMPLEMENTATIONS = (*(backend.NAME for backend in reversed(BACKENDS)), "torch", "reference")
 
 
 @contextlib.contextmanager
@@ -160,26 +41,22 @@ def force(implementation: str, tile: Tile | None = None, together: bool = True) 
     together: with a tile, whether dK/dV and dQ share a launch. Raises ValueError for an unknown name. Applies to the
     whole process, so also to the threads that run autograd.
     """
-    global _forced
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"implementation must be one of {', '.join(IMPLEMENTATIONS)}, not {implementation!r}")
-    before, _forced = _forced, _Forced(implementation, tile, together)
+    before = environment.forced
+    environment.forced = environment.Forced(implementation, tile, together)
     try:
         yield
     finally:
-        _forced = before
-
-
-def forced_implementation() -> str | None:
-    """The implementation that `force` asks for, if any."""
-    return None if _forced is None else _forced.implementation
+        environment.forced = before
 
 
 def implementation_for(device_type: str) -> str:
     """The implementation for tensors of a device type ("cuda", "cpu", ...): "portable" stands for our kernels, of which
-    fast_path.py tells whether the Hopper ones serve a call."""
-    if _forced is not None and _forced.implementation != "hopper":
-        return _forced.implementation
+    BACKENDS are asked for each call."""
+    forced = forced_implementation()
+    if forced is not None and forced != "hopper":
+        return forced
     return "portable" if device_type == "cuda" or (device_type == "cpu" and INTERPRETED) else "torch"
 
 
@@ -188,7 +65,7 @@ def runs_kernels(device: torch.device) -> bool:
 
     A CPU has no way to run them but the interpreter, so operators called there directly compute by the reference.
     """
-    if (_forced is not None and _forced.implementation == "reference") or (device.type == "cpu" and not INTERPRETED):
+    if forced_implementation() == "reference" or (device.type == "cpu" and not INTERPRETED):
         return False
     if not torch.compiler.is_compiling():  # the compiled call asks again
         _require_triton()
@@ -197,100 +74,63 @@ def runs_kernels(device: torch.device) -> bool:
     return True
 
 
-class Kind(NamedTuple):
-    """What of a call, besides device, head dimension and dtype, decides its tiles. See VARIANTS."""
-
-    short: bool = False
-    short_causal: bool = False
-    window: bool = False
-    blocks: bool = False
-    intervals: bool = False
-    scattered: bool = False
-    permuted: bool = False
-    grouped: bool = False
-    grouped_blocks: bool = False
-    rich: bool = False
+def backend_for(call: Call, direction: Direction) -> Backend:
+    """The kernels that run a pass of a call: the first that serve it."""
+    return next(backend for backend in BACKENDS if backend.serves(call, direction) is None)
 
 
-def tiles_for(
-    device: torch.device,
-    head_dim: int,
-    dtype: torch.dtype,
-    kind: Kind = Kind(),  # noqa: B008 - immutable
-    *,
-    blocks: tuple[int, ...] | None = None,
-    block_size: tuple[int, int] | None = None,
-) -> Tiles:
-    """The tiles of a call on this device.
-
-    blocks: the tile sizes that a mask's plan was made for: they stay, whatever the table says.
-    block_size: of a block-sparse mask: no tile may be larger than a block.
-    """
-    if _forced is not None and _forced.tile is not None:
-        tiles = Tiles.all(_forced.tile, _forced.together)
-    elif device.type != "cuda":
-        tiles = _INTERPRETER_TILES
-    else:
-        tiles = table_row(architecture(torch.cuda.get_device_capability(device)), head_dim, dtype, kind)
-    if blocks is not None:
-        tiles = resized(tiles, blocks)
-    if block_size is not None:
-        q, k = block_size
-        tiles = tiles.mapped(lambda tile: _sized(tile, min(tile.block_q, q), min(tile.block_k, k)))
-    return tiles
+def plan_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool) -> tuple[int, ...] | None:
+    """The tile sizes that `Mask.planned` plans for: the first backend's that has some; None where no kernels run."""
+    if not runs_kernels(mask.queries.device):
+        return None
+    for backend in BACKENDS:
+        blocks = backend.plan_blocks(mask, head_dim, dtype, rich)
+        if blocks is not None:
+            return blocks
+    return None
 
 
-def resized(tiles: Tiles, blocks: tuple[int, ...]) -> Tiles:
-    """The tiles with the sizes that a plan was made for (masks.Plan.blocks), their warps and stages kept."""
-    return tiles._replace(
-        forward=_sized(tiles.forward, *blocks[0:2]),
-        dq=_sized(tiles.dq, *blocks[2:4]),
-        dkdv=_sized(tiles.dkdv, *blocks[4:6]),
-    )
+register_plan_blocks(plan_blocks)
 
 
-def _sized(tile: Tile, block_q: int, block_k: int) -> Tile:
-    return tile._replace(block_q=block_q, block_k=block_k)
+def explained(q: Tensor, k: Tensor, v: Tensor, options: Options, features: str) -> str:
+    """What runs a call, and why, in one line. features: what the call asks for, in words."""
+    implementation = implementation_for(q.device.type)
+    asked = f"{features}, head dimension {q.shape[3]}, {str(q.dtype).removeprefix('torch.')}"
+    forced = "forced" if forced_implementation() is not None else None
+    if implementation == "torch":
+        why = forced or f"tensors are on {q.device.type}, our kernels need CUDA"
+        return (
+            "torch scaled_dot_product_attention, for a log-sum-exp, softcap or dropout the reference in plain PyTorch: "
+            f"{why}; {asked}"
+        )
+    if implementation == "reference" or not runs_kernels(q.device):
+        return f"reference in plain PyTorch: {forced}; {asked}"
+    call = Call(q, k, v, options)
+    kind = tile_table.kind_of(q, k, options)
+    why = (forced or _where(q.device)) + "".join(f", {name}" for name, applies in kind._asdict().items() if applies)
+    passes = backend_for(call, "forward"), backend_for(call, "backward")
+    first = next(backend for backend in BACKENDS if backend in passes)
+    for other in BACKENDS[: BACKENDS.index(first)]:
+        if other.unavailable(q.device) is None:
+            why += f"; not the {other.TITLE}: {other.serves(call, 'forward')}"
+    forward, backward = _pass(call, "forward", first), _pass(call, "backward", first)
+    backward = backward if first is BACKENDS[-1] else f"backward {backward}"
+    return f"{first.TITLE}: {why}; {asked}; forward {forward}; {backward}"
 
 
-def plan_blocks(device: torch.device, head_dim: int, dtype: torch.dtype, rich: bool = False) -> tuple[int, ...]:
-    """The tile sizes to plan a mask for: queries and keys of the forward, the dQ and the dK/dV kernel."""
-    return _plan_blocks(device, _padded(head_dim), dtype, rich)
+def _pass(call: Call, direction: Direction, first: Backend) -> str:
+    """The tiles of a pass; where it is not of the call's first backend, whose they are and why."""
+    chosen = backend_for(call, direction)
+    tiles = chosen.describe(call, direction)
+    return tiles if chosen is first else f"{chosen.NAME}, {tiles} ({first.serves(call, direction)})"
 
 
-@constant  # torch.compile may neither look for a GPU nor trace through the table
-def _plan_blocks(device: torch.device, head_dim: int, dtype: torch.dtype, rich: bool) -> tuple[int, ...]:
-    tiles = tiles_for(device, head_dim, dtype, Kind(intervals=True, rich=rich))
-    return (*tiles.forward[:2], *tiles.dq[:2], *tiles.dkdv[:2])
-
-
-def _padded(head_dim: int) -> int:
-    """The head dimension of the table's row."""
-    return 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
-
-
-@cache
-def table_row(arch: str, head_dim: int, dtype: torch.dtype, kind: Kind = Kind()) -> Tiles:  # noqa: B008 - immutable
-    """The tiles of the table for an architecture, a head dimension (1..256), a dtype and a kind of call."""
-    bits = dtype.itemsize * 8
-    padded = _padded(head_dim)
-    key = (arch, bits, padded)
-    if key not in TILES:
-        key = (_BORROWS[arch, bits], bits, padded)
-    tiles = TILES[key]
-    for name, applies in (("plain", True), *kind._asdict().items()):
-        if applies:
-            tiles = tiles._replace(**VARIANTS.get(key, {}).get(name, {}))
-            other = releases.replacements(key, name)
-            fitted: dict[str, Any] = {k: Tile(*v) if isinstance(v, tuple) else v for k, v in other.items()}
-            tiles = tiles._replace(**fitted)
-    return tiles
-
-
-def architecture(capability: tuple[int, int]) -> str:
-    """The table's name for a compute capability."""
-    named = {(8, 0): "sm_80", (9, 0): "sm_90", (10, 0): "sm_100", (10, 3): "sm_100"}
-    return named.get(capability, "small")
+def _where(device: torch.device) -> str:
+    if device.type != "cuda":
+        return "TRITON_INTERPRET=1 on CPU tensors"
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor} (table row {tile_table.architecture((major, minor))})"
 
 
 @cache

@@ -7,9 +7,9 @@ BlockMask hides is data, which a formula of shapes cannot know: it counts as com
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch.utils.flop_counter import register_flop_formula
 
+from .ops import BACKWARD, BACKWARD_KVPACKED, BACKWARD_QKVPACKED, FORWARD, FORWARD_KVPACKED, FORWARD_QKVPACKED
 from .options import Packed
 
 
@@ -38,36 +38,36 @@ def _flops(q: Sequence[int], seqlen_k: int, options: tuple, products: int) -> in
     return products * 2 * batch * heads * head_dim * visible_pairs(seqlen_q, seqlen_k, packed.left, packed.right)
 
 
-@register_flop_formula(torch.ops.flashtrain_kernels.forward)
+@register_flop_formula(FORWARD.overloadpacket)
 def _forward(q: Any, k: Any, v: Any, *options: Any, out_val: Any = None, **kwargs: Any) -> int:
     return _flops(q, k[1], options, 2)
 
 
-@register_flop_formula(torch.ops.flashtrain_kernels.forward_qkvpacked)
+@register_flop_formula(FORWARD_QKVPACKED.overloadpacket)
 def _forward_qkvpacked(qkv: Any, *options: Any, out_val: Any = None, **kwargs: Any) -> int:
     return _flops((qkv[0], qkv[1], qkv[3], qkv[4]), qkv[1], options, 2)
 
 
-@register_flop_formula(torch.ops.flashtrain_kernels.forward_kvpacked)
+@register_flop_formula(FORWARD_KVPACKED.overloadpacket)
 def _forward_kvpacked(q: Any, kv: Any, *options: Any, out_val: Any = None, **kwargs: Any) -> int:
     return _flops(q, kv[1], options, 2)
 
 
-@register_flop_formula(torch.ops.flashtrain_kernels.backward)
+@register_flop_formula(BACKWARD.overloadpacket)
 def _backward(
     dout: Any, dlse: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, wants: Any, *options: Any, **kwargs: Any
 ) -> int:
     return _flops(q, k[1], options, 5)
 
 
-@register_flop_formula(torch.ops.flashtrain_kernels.backward_qkvpacked)
+@register_flop_formula(BACKWARD_QKVPACKED.overloadpacket)
 def _backward_qkvpacked(
     dout: Any, dlse: Any, qkv: Any, out: Any, lse: Any, wants: Any, *options: Any, **kwargs: Any
 ) -> int:
     return _flops(dout, qkv[1], options, 5)
 
 
-@register_flop_formula(torch.ops.flashtrain_kernels.backward_kvpacked)
+@register_flop_formula(BACKWARD_KVPACKED.overloadpacket)
 def _backward_kvpacked(
     dout: Any, dlse: Any, q: Any, kv: Any, out: Any, lse: Any, wants: Any, *options: Any, **kwargs: Any
 ) -> int:

@@ -8,10 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from .arguments import Sizes, check_packed, check_q_and_kv, check_qkv
-from .block_sparse import BlockMask
 from .calls import Given, Result, attend, attend_kvpacked, attend_qkvpacked, options_of, returned, with_lse
-from .explanation import explained
-from .masks import Mask
+from .dispatch import explained
+from .masks import BlockMask, Mask
 from .options import Options
 
 _Q, _K = "(B, Sq, H, D)", "(B, Sk, K, D)"

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.flop_counter import register_flop_formula
 
-from . import dispatch
+from .environment import INTERPRETED, forced_implementation
 
 IGNORED = -100  # torch's convention
 PIECE = 2**29  # logits a piece: 1 GiB in bfloat16
@@ -110,15 +110,15 @@ def _pieces(
 
 
 def _runs_kernel(hidden: Tensor) -> bool:
-    if hidden.dtype == torch.float64 or dispatch.forced_implementation() == "reference":
+    if hidden.dtype == torch.float64 or forced_implementation() == "reference":
         return False
     if hidden.is_cuda:
         return torch.cuda.get_device_capability(hidden.device) >= (8, 0)
-    return dispatch.INTERPRETED
+    return INTERPRETED
 
 
 def _by_kernel(logits: Tensor, labels: Tensor, losses: Tensor, vocab_size: int, ignored: int, gradients: bool) -> None:
-    from .portable.cross_entropy import softmax_rows_launch
+    from .backends.portable.cross_entropy import softmax_rows_launch
 
     softmax_rows_launch(logits, labels, losses, vocab_size, ignored, gradients).run()
 

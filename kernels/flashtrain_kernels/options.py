@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from .block_sparse import BlockMask
-from .masks import Mask, Plan
+from .masks import BlockMask, Mask, Plan
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Options:
     alibi_slopes: (H,) or (B, H) float32: slope * |p - j| is subtracted, p being the query's position among the keys.
     mask: a Mask (which holds its own bounds: left and right are None) or a BlockMask (with the band it was built for).
     deterministic: the backward gives the same bits every time (the portable kernels always do); torch's own switch for
-    this, torch.use_deterministic_algorithms, counts too (fast_path.py).
+    this, torch.use_deterministic_algorithms, counts too (backends/hopper/backend.py).
     """
 
     scale: float
@@ -43,9 +43,42 @@ class Options:
 
     @property
     def rich(self) -> bool:
-        """Do scores or weights change on the way (softcap, ALiBi, bias, dropout)? See dispatch.VARIANTS."""
+        """Do scores or weights change on the way (softcap, ALiBi, bias, dropout)? See tile_table.VARIANTS."""
         changed = self.bias is not None or self.alibi_slopes is not None
         return changed or self.softcap > 0 or self.dropout_p > 0
+
+
+# flash-attn's arguments in this form: causal and window as a band, a dropout seed as a tensor.
+
+
+def band(
+    seqlen_q: int, seqlen_k: int, causal: bool, window_size: tuple[int, int] = (-1, -1)
+) -> tuple[int | None, int | None]:
+    """(left, right): query i sees key j when i + left <= j <= i + right; None is no bound.
+
+    flash-attn aligns bottom-right: query i stands at key position i + Sk - Sq, and sees window_size[0] keys before it
+    and window_size[1] after it, itself included; -1 is no bound, and causal is a window that ends at 0.
+    """
+    shift = seqlen_k - seqlen_q
+    left = None if window_size[0] < 0 else shift - window_size[0]
+    right = None if window_size[1] < 0 else shift + window_size[1]
+    return left, shift if causal else right
+
+
+def seed_tensor(seed: int | Tensor | None, device: torch.device) -> Tensor:
+    """(3,) int64 on the device: the seed, and what is added to the numbers of sequences and heads (0 unless given).
+
+    None draws a seed there from torch's generator, without waiting for it: recomputation under activation
+    checkpointing, which restores the generator, draws the same one again. A tensor of one element is the seed alone.
+    """
+    if seed is None:
+        seed = torch.randint(0, 2**63 - 1, (1,), device=device, dtype=torch.int64)
+    elif not isinstance(seed, Tensor):
+        seed = torch.full((1,), seed, device=device, dtype=torch.int64)
+    return seed.reshape(3) if seed.numel() == 3 else torch.nn.functional.pad(seed.reshape(1), (0, 2))
+
+
+# The same as the arguments of an operator.
 
 
 class Packed(NamedTuple):

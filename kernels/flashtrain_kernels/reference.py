@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 
 from . import philox
-from .alignment import band, seed_tensor
-from .block_sparse import BlockMask
-from .masks import POSITION, SEQUENCE, START, Mask
-from .options import Options
+from .masks import POSITION, SEQUENCE, START, BlockMask, Mask
+from .options import Options, band, seed_tensor
 
 
 def attention(

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .alignment import seed_tensor
 from .arguments import (
     MAX_HEAD_DIM,
     broadcasts,
@@ -23,7 +22,7 @@ from .arguments import (
     softmax_scale_or_default,
 )
 from .calls import attend
-from .options import Options
+from .options import Options, seed_tensor
 
 
 def scaled_dot_product_attention(

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from . import ops, reference
+from . import autograd, reference
+from .environment import constant
 from .options import Options
-from .tracing import constant
 
 # The function is bound here, at the import: whoever later routes torch's own calls to ours makes no circle.
 _logger = logging.getLogger("flashtrain_kernels")
@@ -42,7 +42,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, options: Options, with_lse: bool)
     _say_once(q.device.type)
     if with_lse or options.softcap > 0 or options.dropout_p > 0:
         # The operators exist for the CPU and CUDA; elsewhere autograd calls the same functions directly.
-        return (ops.attention if q.device.type in ("cpu", "cuda") else reference.apply)(q, k, v, options)
+        return (autograd.attention if q.device.type in ("cpu", "cuda") else reference.apply)(q, k, v, options)
     # Statements, not expressions: under torch.compile a comparison of sizes may be a symbol, which torch's call
     # refuses.
     grouped = False

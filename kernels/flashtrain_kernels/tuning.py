@@ -1,4 +1,4 @@
-"""Time candidate tiles on this machine's GPU and print the winners as rows for dispatch.py's tables.
+"""Time candidate tiles on this machine's GPU and print the winners as rows for the tables of tile_table.py.
 
     python -m flashtrain_kernels.tuning --head-dim 64 128 --out tiles.json
     python -m flashtrain_kernels.tuning --features rich
@@ -25,10 +25,11 @@ from typing import Any
 
 import torch
 
-from . import dispatch, masks
-from .dispatch import Tile
+from . import masks
+from .backends.portable import tile_table
+from .backends.portable.tile_table import Tile
+from .masks.mask import build_plan
 from .options import Options
-from .plan import build_plan
 
 KERNELS = ("forward", "dkdv", "dq")
 Job = tuple[str, Tile, str]  # kernel, tile, call
@@ -100,11 +101,11 @@ def main(words: list[str] | None = None) -> None:
     options = parser.parse_args(words)
     if not torch.cuda.is_available():
         parser.error("tuning needs an NVIDIA GPU")
-    arch = dispatch.architecture(torch.cuda.get_device_capability())
+    arch = tile_table.architecture(torch.cuda.get_device_capability())
     results: list[dict[str, Any]] = []
     winners: dict[int, dict[str, Tile]] = {}
     for head_dim in options.head_dim:
-        plain = dispatch.table_row(arch, head_dim, _DTYPES[options.dtype])
+        plain = tile_table.table_row(arch, head_dim, _DTYPES[options.dtype])
         jobs = [
             (name, tile, call)
             for name in options.kernels
@@ -120,7 +121,7 @@ def main(words: list[str] | None = None) -> None:
     if options.out:
         report = {"device": torch.cuda.get_device_name(), "dtype": options.dtype, "rows": results}
         options.out.write_text(json.dumps(report, indent=1))
-    print(f"\nrows for dispatch.{'TILES' if options.features == 'plain' else 'VARIANTS'}:")
+    print(f"\nrows for tile_table.{'TILES' if options.features == 'plain' else 'VARIANTS'}:")
     for head_dim, best in winners.items():
         print(row_of_table(arch, head_dim, _DTYPES[options.dtype], options.features, best))
 
@@ -136,12 +137,12 @@ def candidates(name: str, head_dim: int, features: str, plain: Tile) -> list[Til
 
 
 def row_of_table(arch: str, head_dim: int, dtype: torch.dtype, features: str, best: dict[str, Tile]) -> str:
-    """The text of a row of dispatch.TILES, or of VARIANTS, with these tiles."""
+    """The text of a row of tile_table.TILES, or of VARIANTS, with these tiles."""
     key = f'("{arch}", {dtype.itemsize * 8}, {head_dim})'
     if features != "plain":
         entry = ", ".join(f'"{name}": {_written(tile)}' for name, tile in best.items())
         return f'    {key}: {{"{features}": {{{entry}}}}},'
-    old = dispatch.table_row(arch, head_dim, dtype)
+    old = tile_table.table_row(arch, head_dim, dtype)
     tiles = {"forward": old.forward, "dkdv": old.dkdv, "dq": old.dq, "dbias": old.dbias, **best}
     together = ", together=True" if old.together else ""  # not tuned: kernels are timed one by one
     return f"    {key}: Tiles({', '.join(map(_written, tiles.values()))}{together}),"
@@ -178,8 +179,8 @@ def launch_for(
     name: str, tile: Tile, call: str, head_dim: int, dtype: str, seqlen: int, batch: int, heads: int
 ) -> Any:  # fmt: skip
     """The launch of one kernel with one tile, on fresh random tensors."""
-    from .portable.backward import backward_launches
-    from .portable.forward import forward_launch
+    from .backends.portable.backward import backward_launches
+    from .backends.portable.forward import forward_launch
 
     def tensor(heads: int) -> torch.Tensor:
         return torch.randn(batch, seqlen, heads, head_dim, device="cuda", dtype=_DTYPES[dtype])

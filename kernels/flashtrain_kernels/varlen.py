@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .arguments import Sizes, check_packed, check_q_and_kv, check_qkv
 from .calls import Given, Packing, Result, attend, attend_kvpacked, attend_qkvpacked, options_of, returned, with_lse
-from .cu_seqlens import check_cu_seqlens
+from .feature_arguments import check_cu_seqlens
 from .masks import Mask
 
 _Q = "(Tq, H, D)"

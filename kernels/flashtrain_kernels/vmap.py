@@ -1,4 +1,4 @@
-"""torch.vmap and torch.func.grad of the operators: the vmapped dimension joins the batch, so n samples are one call.
+"""torch.vmap of the operators: the vmapped dimension joins the batch, so n samples are one call.
 
 B batch, H query heads, Sq queries, Sk keys; n samples of vmap; Bm is B or 1, the rows of a mask.
 
@@ -11,11 +11,6 @@ number, which joining would change; slopes that vmap maps beside a Mask, by whos
 vmap maps, or of more than one row.
 
 Limits: no second derivative (hessian), no forward mode (jvp, jacfwd), no torch.func.functionalize: each raises.
-
-torch.library's register_vmap and register_autograd do not go together (torch 2.11 to 2.13): an operator that has the
-second refuses torch.func.grad, because the autograd.Function made of it lacks setup_context. So the operators are
-given an autograd.Function that has it, under the dispatch key that functorch's transforms put in front of all others;
-without a transform nothing comes by here.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,57 +19,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import ops
+from .masks.plan import PLAN
 from .options import TENSORS, Packed
-from .plan import PLAN
 
 _MASK_ROWS = {"mask_queries": 1, "mask_keys": 0, "forward_table": 0, "dq_table": 0, "dkdv_table": 0}  # where Bm is
 _Dims: Any = Packed  # the vmapped dimension of each option, None where it is not mapped
-_library = torch.library.Library("flashtrain_kernels", "IMPL")
 
 
-class Transformed(torch.autograd.Function):
-    """An operator under functorch's transforms: what ops.py registers for autograd, and vmap."""
-
-    @staticmethod
-    def forward(operator: Any, *inputs: Any) -> Any:
-        return operator(*inputs)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-        operator, *arguments = inputs
-        ctx.operator = operator
-        if operator in ops.FORWARDS:
-            ops._save(ctx, tuple(arguments), output)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
-        if ctx.operator not in ops.FORWARDS:
-            raise NotImplementedError("attention has no second derivative: its backward cannot be differentiated")
-        wants_bias = ctx.needs_input_grad[1 + ctx.inputs]
-        return (None, *ops._gradients(ctx, ops._BACKWARDS[ctx.operator], wants_bias, *gradients))
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple, operator: Any, *inputs: Any) -> tuple:
-        return _vmapped(operator, info.batch_size, in_dims[1:], inputs)
-
-
-def _vmapped(operator: Callable, samples: int, in_dims: Sequence[Any], inputs: tuple) -> tuple:
+def vmapped(call: Callable, is_backward: bool, samples: int, in_dims: Sequence[Any], inputs: tuple) -> tuple:
     """(outputs, the place of the vmapped dimension in each). in_dims: that of the inputs, None: not mapped.
 
+    call: the operator, under the transforms that remain; is_backward: whether it is a backward one.
     What comes before the options are tensors whose first dimension is B, a missing dlse, and, last of a backward's,
     whether the bias's gradient is wanted.
     """
     count = len(inputs) - len(Packed._fields)
     options, dims = Packed(*inputs[count:]), _Dims(*in_dims[count:])
     if _goes_one_by_one(options, dims):
-        return _one_by_one(operator, samples, in_dims, inputs)
+        return _one_by_one(call, samples, in_dims, inputs)
     batch = inputs[0].shape[1 if in_dims[0] == 0 else 0]
     tensors = [
         _joined(x, dim, samples, batch) if isinstance(x, Tensor) else x
         for x, dim in zip(inputs[:count], in_dims, strict=False)
     ]
-    is_backward = operator not in ops.FORWARDS
     bias_gradient = is_backward and inputs[count - 1]
     joined = options._replace(
         bias=_joined_bias(options.bias, dims.bias, samples, batch, bias_gradient),
@@ -82,7 +49,7 @@ def _vmapped(operator: Callable, samples: int, in_dims: Sequence[Any], inputs: t
         seed=None,
         **_joined_mask(options, dims, samples, batch),
     )
-    *outputs, last = Transformed.apply(operator, *tensors, *joined)
+    *outputs, last = call(*tensors, *joined)
     outputs = [x.unflatten(0, (samples, batch)) for x in outputs]
     if is_backward and not bias_gradient:
         return (*outputs, last), (*(0,) * len(outputs), None)  # the empty tensor that stands for no gradient
@@ -138,27 +105,15 @@ def _goes_one_by_one(options: Packed, dims: Any) -> bool:
     return rows is not None and (any(dim is not None for dim in dims[3:TENSORS]) or rows.shape[0] > 1)
 
 
-def _one_by_one(operator: Callable, samples: int, in_dims: Sequence[Any], inputs: tuple) -> tuple:
+def _one_by_one(call: Callable, samples: int, in_dims: Sequence[Any], inputs: tuple) -> tuple:
     """A call for each sample."""
     called = []
     for sample in range(samples):
         # The dimensions of a list of numbers are a list.
         own = [x.select(dim, sample) if isinstance(dim, int) else x for x, dim in zip(inputs, in_dims, strict=True)]
-        called.append(Transformed.apply(operator, *own))
+        called.append(call(*own))
     outputs = tuple(torch.stack(list(each)) for each in zip(*called, strict=True))
     return outputs, (0,) * len(outputs)
-
-
-def _register(operator: Any) -> None:
-    def transformed(*inputs: Any) -> Any:
-        return Transformed.apply(operator, *inputs)
-
-    _library.impl(operator.name(), transformed, "FuncTorchDynamicLayerFrontMode")
-
-
-for _inputs in ("", "_qkvpacked", "_kvpacked"):
-    for _direction in ("forward", "backward"):
-        _register(getattr(torch.ops.flashtrain_kernels, _direction + _inputs).default)
 
 
 @torch.library.register_vmap(PLAN)

@@ -17,16 +17,15 @@ from typing import Any
 
 import torch
 import triton
+from ahead_of_time import compile_launch
 
-from flashtrain_kernels import dispatch
-from flashtrain_kernels.block_sparse import BlockMask
-from flashtrain_kernels.compute import kind_of
+from flashtrain_kernels.backends.portable import tile_table
+from flashtrain_kernels.backends.portable.backward import backward_launches
+from flashtrain_kernels.backends.portable.dbias import dbias_launch
+from flashtrain_kernels.backends.portable.forward import forward_launch
 from flashtrain_kernels.masks import Mask, Plan
+from flashtrain_kernels.masks.block_sparse import BlockMask
 from flashtrain_kernels.options import Options
-from flashtrain_kernels.portable.aot import compile_launch
-from flashtrain_kernels.portable.backward import backward_launches
-from flashtrain_kernels.portable.dbias import dbias_launch
-from flashtrain_kernels.portable.forward import forward_launch
 
 B, S, H = 2, 1024, 4
 
@@ -102,15 +101,15 @@ SHARED_MEMORY = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_44
 def launches(arch: str, head_dim: int, dtype: torch.dtype, options: Options, group: int):
     """The launches of one training step's attention, on tensors without data."""
     q, kv = empty(B, S, H, head_dim, dtype=dtype), empty(B, S, H // group, head_dim, dtype=dtype)
-    kind = kind_of(q, kv, options)
-    tiles = dispatch.table_row(arch, head_dim, dtype, kind)
+    kind = tile_table.kind_of(q, kv, options)
+    tiles = tile_table.table_row(arch, head_dim, dtype, kind)
     mask = options.mask
     if isinstance(mask, Mask):
-        planned_for = dispatch.table_row(arch, head_dim, dtype, dispatch.Kind(intervals=True, rich=kind.rich))
+        planned_for = tile_table.table_row(arch, head_dim, dtype, tile_table.Kind(intervals=True, rich=kind.rich))
         sizes = (*planned_for.forward[:2], *planned_for.dq[:2], *planned_for.dkdv[:2])
         table = empty(B, 8, 16, dtype=torch.int32)
         options = replace(options, mask=mask._replace(plan=Plan(table, table, table, sizes)))
-        tiles = dispatch.resized(tiles, sizes)
+        tiles = tile_table.resized(tiles, sizes)
     lse = empty(B, H, S, dtype=torch.float32)
     rows = empty(2, B, H, S, dtype=torch.float32)
     first, second = backward_launches(
@@ -125,7 +124,7 @@ def launches(arch: str, head_dim: int, dtype: torch.dtype, options: Options, gro
 
 def compiled_rows(capability: int, cases: list[Case]) -> Iterator[dict[str, Any]]:
     """What each kernel of the cases uses."""
-    arch = dispatch.architecture(divmod(capability, 10))
+    arch = tile_table.architecture(divmod(capability, 10))
     for feature, head_dim, group in cases:
         for name, launch in launches(arch, head_dim, torch.bfloat16, FEATURES[feature], group).items():
             compiled = compile_launch(launch, capability)

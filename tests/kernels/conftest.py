@@ -28,11 +28,12 @@ def path(request: pytest.FixtureRequest):
         return
     import torch
 
-    from flashtrain_kernels import dispatch, fast_path
+    from flashtrain_kernels import dispatch
+    from flashtrain_kernels.backends.hopper import backend as hopper
 
     with dispatch.force(request.param):
         if request.param == "hopper":
-            reason = fast_path.unavailable(torch.device("cuda"))
+            reason = hopper.unavailable(torch.device("cuda"))
             if reason is not None:
                 pytest.skip(f"no Hopper kernels here: {reason}")
         yield request.param

@@ -16,9 +16,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from flashtrain_kernels import flash_attn_func, reference
-from flashtrain_kernels.alignment import band, seed_tensor
 from flashtrain_kernels.masks import Mask
-from flashtrain_kernels.options import Options
+from flashtrain_kernels.options import Options, band, seed_tensor
 
 DEVICE = "cuda"
 NEEDS_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 import triton
+from ahead_of_time import compile_gluon_launch, serialised
 
-from flashtrain_kernels.block_sparse import BlockMask
-from flashtrain_kernels.hopper.aot import compile_launch, serialised
-from flashtrain_kernels.hopper.backward import KEYS, LATE_QUERIES, QUERIES, backward_launches
+from flashtrain_kernels.backends.hopper.backward import KEYS, LATE_QUERIES, QUERIES, backward_launches
 from flashtrain_kernels.masks import Mask, Plan
+from flashtrain_kernels.masks.block_sparse import BlockMask
 from flashtrain_kernels.options import Options
 
 B, S, H = 2, 1024, 4
@@ -73,7 +73,7 @@ def compiled_rows(names: list[str]) -> Iterator[dict[str, Any]]:
             kv = empty(batch, length, H // group, head_dim, dtype=torch.bfloat16)
             lse = empty(batch, H, length, dtype=torch.float32)
             launch = backward_launches(q, None, q, kv, kv, q, lse, FEATURES[feature], (q, kv, kv))[1]
-            used, said = compile_launch(launch)
+            used, said = compile_gluon_launch(launch)
             yield {
                 "triton": triton.__version__, "feature": feature, "head_dim": head_dim, "group": group,
                 "length": length, "whole": launch.constants["C"].whole,

@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 import triton
+from ahead_of_time import compile_gluon_launch, serialised
 
-from flashtrain_kernels.block_sparse import BlockMask
-from flashtrain_kernels.hopper import aot, choice, planning
-from flashtrain_kernels.hopper.forward import forward_launch
+from flashtrain_kernels.backends.hopper import backward, forward_tiles
+from flashtrain_kernels.backends.hopper.forward import forward_launch
 from flashtrain_kernels.masks import Mask, Plan
+from flashtrain_kernels.masks.block_sparse import BlockMask
 from flashtrain_kernels.options import Options
 
 B, H = 2, 4
@@ -30,7 +31,7 @@ def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 
 def intervals(count: int, length: int) -> Mask:
     table = empty(B, 8, 16, dtype=torch.int32)
-    plan = Plan(table, table, table, (*planning.FORWARD, *planning.FORWARD, *planning.BACKWARD))
+    plan = Plan(table, table, table, (*forward_tiles.PLANNED, *forward_tiles.PLANNED, *backward.PLANNED))
     return Mask(empty(3 + 2 * count, B, length, dtype=torch.int32), None, length, plan)
 
 
@@ -49,7 +50,7 @@ def options(feature: str, length: int) -> Options:
     return Options(0.125, mask=intervals(2 if feature == "two intervals" else 1, length))
 
 
-# Feature, D, S, group: every tile of choice.py at least once.
+# Feature, D, S, group: every tile of forward_tiles.py at least once.
 CASES = [
     ("full", 64, 512, 1), ("full", 64, 4096, 1), ("causal", 64, 512, 1), ("causal", 64, 4096, 1),
     ("causal", 64, 32768, 1), ("window", 64, 4096, 1), ("intervals", 64, 4096, 2), ("two intervals", 64, 4096, 1),
@@ -71,14 +72,14 @@ def rows(features: list[str]) -> Iterator[dict[str, Any]]:
         given = options(feature, length)
         q = empty(B, length, H, head_dim, dtype=torch.bfloat16)
         kv = empty(B, length, H // group, head_dim, dtype=torch.bfloat16)
-        tile = choice.forward_tile(q, kv, given)
+        tile = forward_tiles.forward_tile(q, kv, given)
         launch = forward_launch(q, kv, kv, q, empty(B, H, length, dtype=torch.float32), replace(given), tile)
-        compiled, said = aot.compile_launch(launch)
+        compiled, said = compile_gluon_launch(launch)
         row = {
             "feature": feature, "head_dim": head_dim, "length": length, "group": group, "tile": list(tile),
             "registers": compiled.registers, "shared": compiled.shared, "spills": compiled.spills,
             "wgmma": compiled.wgmma, "tma": compiled.tma,
-            "serialised": aot.serialised(said),
+            "serialised": serialised(said),
         }  # fmt: skip
         row["faults"] = faults(row)
         yield row

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import flashtrain_kernels as fk
 from flashtrain_kernels import dispatch
-from flashtrain_kernels.dispatch import Tile
+from flashtrain_kernels.backends.portable.tile_table import Tile
 
 SMALL = Tile(32, 16, 4, 1)  # several tiles each way at small sizes
 WIDE = Tile(16, 32, 4, 1)

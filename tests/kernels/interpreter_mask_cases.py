@@ -7,15 +7,15 @@ import pytest
 import torch
 from mask_operator_cases import CASES, CU_SEQLENS, IDS, given
 
-from flashtrain_kernels import mask_reference
-from flashtrain_kernels.portable import documents, mask_rows
+from flashtrain_kernels.backends.portable import mask_rows
+from flashtrain_kernels.masks import rows
 
 
 @pytest.fixture(autouse=True)
 def small_chunks_and_poisoned_memory(monkeypatch):
     """Chunks so small that rows have many; memory filled with a number no mask holds, so that what is left shows."""
-    monkeypatch.setattr(documents, "TOKENS", 16)
-    monkeypatch.setattr(documents, "NOTES", 2)
+    monkeypatch.setattr(mask_rows, "TOKENS", 16)
+    monkeypatch.setattr(mask_rows, "NOTES", 2)
     for where, name in ((torch, "empty"), (torch.Tensor, "new_empty")):
         empty = getattr(where, name)
         monkeypatch.setattr(where, name, lambda *a, empty=empty, **k: empty(*a, **k).fill_(-77))
@@ -23,7 +23,7 @@ def small_chunks_and_poisoned_memory(monkeypatch):
 
 def check(name, *arguments):
     """An operator by Triton is that by PyTorch, number for number."""
-    got, wanted = getattr(mask_rows, name)(*arguments), getattr(mask_reference, name)(*arguments)
+    got, wanted = getattr(mask_rows, name)(*arguments), getattr(rows, name)(*arguments)
     for a, b in zip(got, wanted, strict=True):
         assert a.dtype == b.dtype == torch.int32
         assert torch.equal(a, b)

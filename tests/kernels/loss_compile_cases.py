@@ -4,9 +4,9 @@ import json
 import sys
 
 import torch
+from ahead_of_time import compile_launch
 
-from flashtrain_kernels.portable.aot import compile_launch
-from flashtrain_kernels.portable.cross_entropy import softmax_rows_launch
+from flashtrain_kernels.backends.portable.cross_entropy import softmax_rows_launch
 
 for capability in map(int, sys.argv[1:]):
     for dtype in (torch.bfloat16, torch.float32):

@@ -7,11 +7,15 @@ import json
 import sys
 
 import torch
+from ahead_of_time import compile_launch
 
-from flashtrain_kernels.mask_operators import TWO_INTERVALS
-from flashtrain_kernels.portable.aot import compile_launch
-from flashtrain_kernels.portable.documents import bounds_of_cu_seqlens_launch, bounds_of_ids_launches
-from flashtrain_kernels.portable.mask_rows import document_rows_launches, packed_rows_launch
+from flashtrain_kernels.backends.portable.mask_rows import (
+    bounds_of_cu_seqlens_launch,
+    bounds_of_ids_launches,
+    document_rows_launches,
+    packed_rows_launch,
+)
+from flashtrain_kernels.masks.operators import TWO_INTERVALS
 
 KINDS = ("window", "prefix", "blocks", "shared question", "blockwise", "global", "causal global")
 

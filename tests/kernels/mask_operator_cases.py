@@ -2,7 +2,7 @@
 
 import torch
 
-from flashtrain_kernels import mask_operators, mask_reference
+from flashtrain_kernels.masks import operators, rows
 
 _LENGTHS = [[5, 1, 20, 1, 40, 3], [70], [1] * 6 + [64], [16, 16, 32, 6]]
 IDS = {
@@ -32,16 +32,16 @@ def given(case, documents):
     """The arguments of document_rows. documents: "rows" of a batch, "gaps": some tokens in none, "whole": one a row."""
     kind, left, right, count = case
     if documents == "gaps":
-        start, end = mask_reference.bounds_of_cu_seqlens(torch.tensor([4, 9, 9, 50, 61]), 70)
+        start, end = rows.bounds_of_cu_seqlens(torch.tensor([4, 9, 9, 50, 61]), 70)
         start, end = start.expand(4, -1), end.expand(4, -1)
     elif documents == "rows":
-        start, end = mask_reference.bounds_of_ids(IDS["rows"])
+        start, end = rows.bounds_of_ids(IDS["rows"])
     else:
         start = torch.zeros(4, 70, dtype=torch.int32)
         end = torch.full_like(start, 70)
     first = past = prefix = None
-    if kind in (mask_operators.SHARED_QUESTION, mask_operators.BLOCKWISE):
-        first, past = mask_reference.bounds_of_ids((torch.arange(70) // 9).expand(4, -1))
-    if kind == mask_operators.PREFIX:
+    if kind in (operators.SHARED_QUESTION, operators.BLOCKWISE):
+        first, past = rows.bounds_of_ids((torch.arange(70) // 9).expand(4, -1))
+    if kind == operators.PREFIX:
         prefix = torch.arange(-20, 260).view(4, 70) % 97 - 20
     return kind, start, end, first, past, prefix, left, right, count

@@ -7,10 +7,10 @@ import json
 import sys
 
 import torch
+from ahead_of_time import compile_launch
 
-from flashtrain_kernels.plan import empty_tables
-from flashtrain_kernels.portable.aot import compile_launch
-from flashtrain_kernels.portable.plan import plan_launches
+from flashtrain_kernels.backends.portable.plan import plan_launches
+from flashtrain_kernels.masks.plan import empty_tables
 
 BLOCKS = (128, 64, 64, 64, 32, 128)
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashtrain_kernels.block_sparse import block_mask, butterfly, local_global, random
+from flashtrain_kernels.masks.block_sparse import block_mask, butterfly, local_global, random
 
 NO_WINDOW = (-1, -1)
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from flashtrain_kernels import dispatch, tuning
-from flashtrain_kernels.dispatch import TILES, VARIANTS, Kind, Tile, Tiles
-from flashtrain_kernels.explanation import explained
+from flashtrain_kernels.backends.portable import tile_table
+from flashtrain_kernels.backends.portable.tile_table import TILES, VARIANTS, Kind, Tile, Tiles
+from flashtrain_kernels.dispatch import explained
 from flashtrain_kernels.masks import Mask
 from flashtrain_kernels.options import Options
 
@@ -34,7 +35,7 @@ def test_force_holds_within_its_context_only():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("head_dim", [1, 64, 65, 128, 129, 256])
 def test_the_table_has_a_row_for_every_gpu_dtype_and_head_dimension(capability, dtype, head_dim):
-    tiles = dispatch.table_row(dispatch.architecture(capability), head_dim, dtype)
+    tiles = tile_table.table_row(tile_table.architecture(capability), head_dim, dtype)
     for tile in (tiles.forward, tiles.dkdv, tiles.dq, tiles.dbias):
         assert tile.block_q % 16 == tile.block_k % 16 == 0
 
@@ -43,7 +44,7 @@ def test_the_table_has_a_row_for_every_gpu_dtype_and_head_dimension(capability, 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_all_calls_with_a_mask_but_rich_ones_have_the_same_tile_sizes_so_that_one_plan_serves_them(arch, head_dim):
     def sizes(**kind):
-        tiles = dispatch.table_row(arch, head_dim, torch.bfloat16, Kind(**kind))
+        tiles = tile_table.table_row(arch, head_dim, torch.bfloat16, Kind(**kind))
         return [tile[:2] for tile in (tiles.forward, tiles.dq, tiles.dkdv)]
 
     masked = sizes(intervals=True)
@@ -52,29 +53,29 @@ def test_all_calls_with_a_mask_but_rich_ones_have_the_same_tile_sizes_so_that_on
 
 
 def test_a_variant_replaces_the_tiles_it_names_and_the_last_of_several_wins():
-    plain = dispatch.table_row("sm_90", 64, torch.float16)
+    plain = tile_table.table_row("sm_90", 64, torch.float16)
     variants = VARIANTS["sm_90", 16, 64]
-    masked = dispatch.table_row("sm_90", 40, torch.float16, Kind(intervals=True))
+    masked = tile_table.table_row("sm_90", 40, torch.float16, Kind(intervals=True))
     assert masked == plain._replace(**variants["intervals"])
     assert masked != plain
-    every = dispatch.table_row("sm_90", 64, torch.float16, Kind(*[True] * len(Kind._fields)))
+    every = tile_table.table_row("sm_90", 64, torch.float16, Kind(*[True] * len(Kind._fields)))
     assert every == plain._replace(**variants["rich"])
 
 
 def test_an_architecture_without_a_row_borrows_one():
     for dtype, head_dim in ((torch.bfloat16, 256), (torch.float32, 64)):
-        assert dispatch.table_row("sm_100", head_dim, dtype) == dispatch.table_row("sm_90", head_dim, dtype)
-    assert dispatch.table_row("sm_80", 64, torch.float32) == dispatch.table_row("small", 64, torch.float32)
+        assert tile_table.table_row("sm_100", head_dim, dtype) == tile_table.table_row("sm_90", head_dim, dtype)
+    assert tile_table.table_row("sm_80", 64, torch.float32) == tile_table.table_row("small", 64, torch.float32)
 
 
 def test_a_plans_sizes_stay_and_no_tile_is_larger_than_a_block_of_a_block_mask():
     cpu = torch.device("cpu")
     with dispatch.force("portable", Tile(64, 32, 4, 2)):
-        assert dispatch.plan_blocks(cpu, 64, torch.float32) == (64, 32) * 3
-        planned = dispatch.tiles_for(cpu, 64, torch.float32, blocks=(16, 32, 64, 128, 32, 16))
+        assert tile_table.plan_blocks(cpu, 64, torch.float32) == (64, 32) * 3
+        planned = tile_table.tiles_for(cpu, 64, torch.float32, blocks=(16, 32, 64, 128, 32, 16))
         assert (planned.forward, planned.dq) == (Tile(16, 32, 4, 2), Tile(64, 128, 4, 2))
         assert (planned.dkdv, planned.dbias) == (Tile(32, 16, 4, 2), Tile(64, 32, 4, 2))
-        assert dispatch.tiles_for(cpu, 64, torch.float32, block_size=(16, 512)) == Tiles.all(Tile(16, 32, 4, 2), True)
+        assert tile_table.tiles_for(cpu, 64, torch.float32, block_size=(16, 512)) == Tiles.all(Tile(16, 32, 4, 2), True)
 
 
 def test_the_choice_is_explained_in_one_line_with_what_the_call_asks_for():
@@ -91,11 +92,11 @@ def test_the_choice_is_explained_in_one_line_with_what_the_call_asks_for():
 def test_the_tuner_prints_rows_of_both_tables_and_tries_only_sizes_that_a_plan_allows():
     best = {"dq": Tile(64, 64, 4, 2, 168), "forward": Tile(128, 64, 4, 4)}
     row = tuning.row_of_table("sm_90", 64, torch.bfloat16, "plain", best)
-    name, tiles = next(iter(eval(f"{{{row}}}", vars(dispatch)).items()))
+    name, tiles = next(iter(eval(f"{{{row}}}", vars(tile_table)).items()))
     assert name == ("sm_90", 16, 64)
     assert tiles == TILES["sm_90", 16, 64]._replace(**best)
     variant = tuning.row_of_table("sm_90", 64, torch.bfloat16, "rich", best)
-    assert eval(f"{{{variant}}}", vars(dispatch)) == {("sm_90", 16, 64): {"rich": best}}
+    assert eval(f"{{{variant}}}", vars(tile_table)) == {("sm_90", 16, 64): {"rich": best}}
     plain = TILES["sm_90", 16, 64].dq
     assert {tile[:2] for tile in tuning.candidates("dq", 64, "grouped", plain)} == {plain[:2]}
     assert len({tile[:2] for tile in tuning.candidates("dq", 64, "rich", plain)}) > 1

@@ -6,7 +6,9 @@ import logging
 import pytest
 import torch
 
-from flashtrain_kernels import block_sparse, dispatch, fast_path, masks, releases
+from flashtrain_kernels import block_sparse, dispatch, environment, masks
+from flashtrain_kernels.backends import Call
+from flashtrain_kernels.backends.hopper import backend as hopper
 from flashtrain_kernels.options import Options
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
@@ -20,10 +22,10 @@ def gpu(monkeypatch):
 
     def pretend(capability=(9, 0), release=(3, 7)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
-        monkeypatch.setattr(releases, "release", lambda: release)
-        monkeypatch.setattr(fast_path, "_unavailable", fast_path._unavailable.__wrapped__)  # without its cache
-        real = fast_path.unavailable
-        monkeypatch.setattr(fast_path, "unavailable", lambda _device: real(CUDA))
+        monkeypatch.setattr(environment, "release", lambda: release)
+        monkeypatch.setattr(hopper, "_unavailable", hopper._unavailable.__wrapped__)  # without its cache
+        real = hopper.unavailable
+        monkeypatch.setattr(hopper, "unavailable", lambda _device: real(CUDA))
 
     return pretend
 
@@ -34,8 +36,8 @@ def tensors(head_dim=64, dtype=BF16, seqlen=1024, heads=2, kv_heads=2):
 
 
 def refusals(q, k, v, **options):
-    given = Options(0.125, **options)
-    return fast_path.forward_refusal(q, k, v, given), fast_path.backward_refusal(q, k, v, given)
+    call = Call(q, k, v, Options(0.125, **options))
+    return hopper.serves(call, "forward"), hopper.serves(call, "backward")
 
 
 def test_tensors_on_a_cpu_have_no_hopper_kernels():
@@ -45,14 +47,14 @@ def test_tensors_on_a_cpu_have_no_hopper_kernels():
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0), (12, 0)])
 def test_another_gpu_has_none_and_is_named(capability, gpu):
     gpu(capability)
-    assert fast_path.unavailable(CUDA) == f"the GPU is sm_{capability[0]}{capability[1]}, they are for sm_90"
+    assert hopper.unavailable(CUDA) == f"the GPU is sm_{capability[0]}{capability[1]}, they are for sm_90"
 
 
 @pytest.mark.parametrize("release", [(3, 8), (3, 9), (4, 0)])
 def test_a_release_whose_gluon_differs_is_named_in_one_logged_line(release, gpu, caplog):
     gpu(release=release)
     with caplog.at_level(logging.WARNING):
-        reason = fast_path.unavailable(CUDA)
+        reason = hopper.unavailable(CUDA)
     assert f"installed is {release[0]}.{release[1]}" in reason
     assert "3.6 and 3.7" in reason
     assert [record.getMessage().count("\n") for record in caplog.records] == [0]
@@ -75,7 +77,7 @@ def test_documents_and_block_masks_are_served_and_planned_for_their_tiles(gpu):
     everything = torch.ones(1, 8, 8, dtype=torch.bool)
     blocks = block_sparse.block_mask(everything, block_size=128, seqlen_q=1024, seqlen_k=1024)
     assert refusals(*tensors(), mask=blocks) == (None, None)
-    sizes = fast_path.plan_blocks(mask, 64, BF16, rich=False)
+    sizes = hopper.plan_blocks(mask, 64, BF16, rich=False)
     assert sizes[:2] == (64, 64)  # queries and keys a tile of the forward
     assert sizes[4:] == (64, 128)  # and of the backward
 
@@ -171,4 +173,4 @@ def test_short_calls_with_a_head_for_every_program_add_dq_up_in_one_order_and_ar
 def test_forcing_the_portable_kernels_is_a_reason(gpu):
     gpu()
     with dispatch.force("portable"):
-        assert fast_path.unavailable(CUDA) == "portable is forced"
+        assert hopper.unavailable(CUDA) == "portable is forced"

@@ -8,9 +8,8 @@ from torch.utils.checkpoint import checkpoint
 
 import flashtrain_kernels as fk
 from flashtrain_kernels import dispatch, reference
-from flashtrain_kernels.alignment import seed_tensor
-from flashtrain_kernels.dispatch import Tile
-from flashtrain_kernels.options import Options
+from flashtrain_kernels.backends.portable.tile_table import Tile
+from flashtrain_kernels.options import Options, seed_tensor
 
 pytestmark = NEEDS_GPU
 SEED = 1234567890123

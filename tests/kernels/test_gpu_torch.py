@@ -8,7 +8,9 @@ from gpu_checks import DEVICE, NEEDS_GPU
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import flashtrain_kernels as fk
-from flashtrain_kernels import compute, dispatch, fast_path, remembered
+from flashtrain_kernels import compute, remembered
+from flashtrain_kernels.backends.hopper import backend as hopper
+from flashtrain_kernels.backends.portable import tile_table
 
 pytestmark = NEEDS_GPU
 BF16 = torch.bfloat16
@@ -49,15 +51,15 @@ def test_torch_compile_takes_the_whole_graph_and_changing_lengths(attend):
 
 def variants() -> dict[str, int]:
     """How many times each kernel is compiled so far, in this process."""
-    from flashtrain_kernels.portable import both, dkdv, dq, forward, plan, rows, summary
+    from flashtrain_kernels.backends.portable import dkdv, dq, dq_dkdv, forward, plan, rows, summary
 
     kernels = {
         "forward": forward.forward_kernel, "dq": dq.dq_kernel, "dkdv": dkdv.dkdv_kernel, "plan": plan.plan_kernel,
-        "summary": summary.summary_kernel, "rows": rows.rows_kernel, "both": both.both_kernel,
+        "summary": summary.summary_kernel, "rows": rows.rows_kernel, "both": dq_dkdv.both_kernel,
     }  # fmt: skip
-    if fast_path.unavailable(torch.device(DEVICE)) is None:
-        from flashtrain_kernels.hopper import backward_kernel, backward_rows
-        from flashtrain_kernels.hopper import forward as hopper_forward
+    if hopper.unavailable(torch.device(DEVICE)) is None:
+        from flashtrain_kernels.backends.hopper import backward_kernel, backward_rows
+        from flashtrain_kernels.backends.hopper import forward as hopper_forward
 
         kernels |= {
             "hopper forward": hopper_forward.forward_kernel, "hopper backward": backward_kernel.backward_kernel,
@@ -82,7 +84,7 @@ def test_a_changing_length_compiles_no_new_kernel(packed, options):
         torch.autograd.grad(out.float().sum(), x)
 
     # Each class of lengths may have a tile of its own: up to SHORT keys, and on Hopper GPUs up to 2,048 and beyond.
-    for length in (64, dispatch.SHORT + 64, 4096):
+    for length in (64, tile_table.SHORT + 64, 4096):
         attend(length)
     before = variants()
     assert any(before.values())
@@ -140,7 +142,7 @@ def test_cu_seqlens_are_read_once_for_a_tensor_however_many_layers_use_it(reads)
 @pytest.fixture
 def launches(monkeypatch):
     """How often a kernel was launched."""
-    from flashtrain_kernels.portable.launch import Launch
+    from flashtrain_kernels.backends.portable.launch import Launch
 
     seen = []
     launch = Launch.run

@@ -7,7 +7,8 @@ import torch
 from child_process import assert_passes_in_the_interpreter, compiled_rows
 from mask_operator_cases import CASES, CU_SEQLENS, IDS, given
 
-from flashtrain_kernels import mask_operators, masks
+from flashtrain_kernels import masks
+from flashtrain_kernels.masks import operators
 
 OPERATORS = torch.ops.flashtrain_kernels
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
@@ -70,12 +71,12 @@ def test_the_gpu_finds_the_same_sequences(bounds, total):
     bounds = torch.tensor(bounds) * max(total // 45, 1)
     on_gpu = bounds.cuda()
     for got, wanted in zip(
-        mask_operators.bounds_of_cu_seqlens(on_gpu, total), mask_operators.bounds_of_cu_seqlens(bounds, total),
+        operators.bounds_of_cu_seqlens(on_gpu, total), operators.bounds_of_cu_seqlens(bounds, total),
         strict=True,
     ):  # fmt: skip
         assert torch.equal(got.cpu(), wanted)
-    got = mask_operators.packed_rows(on_gpu, on_gpu, total, total, 99, 0)
-    assert torch.equal(got.cpu(), mask_operators.packed_rows(bounds, bounds, total, total, 99, 0))
+    got = operators.packed_rows(on_gpu, on_gpu, total, total, 99, 0)
+    assert torch.equal(got.cpu(), operators.packed_rows(bounds, bounds, total, total, 99, 0))
 
 
 @pytest.mark.gpu

@@ -9,9 +9,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import flashtrain_kernels as fk
-from flashtrain_kernels import compute, dispatch, masks, ops
+from flashtrain_kernels import autograd, compute, dispatch, masks, ops
+from flashtrain_kernels.masks.plan import Plan, build_plan_reference
 from flashtrain_kernels.options import Options, pack, unpack
-from flashtrain_kernels.plan import Plan, build_plan_reference
 
 B, S, H, K, D = 2, 18, 4, 2, 8
 BLOCKS = (16,) * 6
@@ -182,7 +182,11 @@ def test_the_operators_own_gradients_are_those_of_the_functions(packing, name):
     arguments = forward_arguments(packing, name)
     leaves = [x for x in arguments if isinstance(x, torch.Tensor) and x.requires_grad]
     options = unpack(arguments[len(SHAPES[packing]) :])
-    function = {"": ops.attention, "qkvpacked": ops.attention_qkvpacked, "kvpacked": ops.attention_kvpacked}[packing]
+    function = {
+        "": autograd.attention,
+        "qkvpacked": autograd.attention_qkvpacked,
+        "kvpacked": autograd.attention_kvpacked,
+    }[packing]
     gradients = []
     for out, lse in (FORWARDS[packing](*arguments), function(*arguments[: len(SHAPES[packing])], options)):
         loss = out.square().sum() + torch.where(lse.isfinite(), lse, 0.0).sum()

@@ -6,8 +6,8 @@ from attention_cases import Case, assert_close, ours, run
 
 import flashtrain_kernels as fk
 from flashtrain_kernels import compute, dispatch, masks
-from flashtrain_kernels.plan import Plan, build_plan_reference
-from flashtrain_kernels.tracing import constant
+from flashtrain_kernels.environment import constant
+from flashtrain_kernels.masks.plan import Plan, build_plan_reference
 
 BLOCKS = (16,) * 6
 

@@ -11,7 +11,9 @@ from mask_cases import TWELVE
 from plan_checks import BLOCKS, ORDERS, check_plan, listed, planned_masks
 
 from flashtrain_kernels import dispatch, masks
-from flashtrain_kernels.plan import PLAN, build_plan
+from flashtrain_kernels.backends.portable import tile_table
+from flashtrain_kernels.masks.mask import build_plan
+from flashtrain_kernels.masks.plan import PLAN
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
@@ -146,11 +148,11 @@ def test_a_mask_is_planned_once_and_only_where_kernels_run(monkeypatch):
     with dispatch.force("reference"):
         assert mask.planned(64, torch.float32) is mask
     monkeypatch.setattr(dispatch, "runs_kernels", lambda device: True)
-    monkeypatch.setattr(dispatch, "plan_blocks", lambda device, head_dim, dtype, rich: (16,) * 6)
+    monkeypatch.setattr(tile_table, "plan_blocks", lambda device, head_dim, dtype, rich: (16,) * 6)
     planned = mask.planned(64, torch.float32)
     assert planned.plan.blocks == (16,) * 6
     assert planned.planned(64, torch.float32) is planned
-    monkeypatch.setattr(dispatch, "plan_blocks", lambda device, head_dim, dtype, rich: (32,) * 6)
+    monkeypatch.setattr(tile_table, "plan_blocks", lambda device, head_dim, dtype, rich: (32,) * 6)
     assert planned.planned(128, torch.float32).plan.blocks == (32,) * 6
 
 

@@ -7,7 +7,7 @@ import torch
 
 from flashtrain.models.attention_functions import sdpa_attention
 from flashtrain.models.block_rows import takes_block_rows
-from flashtrain_kernels.block_sparse import block_mask
+from flashtrain_kernels import block_mask
 
 
 def random_qkv(queries: int, keys: int, heads: int = 4, kv_heads: int = 4):

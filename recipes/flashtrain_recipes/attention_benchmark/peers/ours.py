@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 import flashtrain_kernels
-from flashtrain_kernels import block_sparse, dispatch, fast_path, masks
+from flashtrain_kernels import block_sparse, dispatch, masks
+from flashtrain_kernels.backends.hopper import backend as hopper
 from flashtrain_recipes.attention_benchmark.cases import BLOCK_SIZE, Case
 from flashtrain_recipes.attention_benchmark.inputs import (
     BLOCK_CAUSAL,
@@ -59,7 +60,7 @@ class FlashtrainPortable(Flashtrain):
     name, title = "flashtrain-portable", "flashtrain, portable"
 
     def missing(self, device: torch.device) -> str | None:
-        reason = fast_path.unavailable(device)
+        reason = hopper.unavailable(device)
         return None if reason is None else f"the same as flashtrain here: {reason}"
 
     def within(self) -> contextlib.AbstractContextManager[None]:

@@ -1,0 +1,67 @@
+"""The kernels, a folder a kind of GPU; and what each folder's backend.py offers to dispatch.py, which chooses.
+
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
+"""
+
+from dataclasses import replace
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ..masks import Mask
+from ..options import Options
+
+Direction = Literal["forward", "backward"]
+
+
+class Call(NamedTuple):
+    """One call of attention, checked: q (B, Sq, H, D), k and v (B, Sk, K, D), whose last stride is 1, and the rest."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    options: Options
+
+    def readied(self, blocks: tuple[int, ...] | None) -> Options:
+        """The options as kernels read them: contiguous tensors, and a Mask with a plan for tiles of these sizes."""
+        mask, slopes = self.options.mask, self.options.alibi_slopes
+        if isinstance(mask, Mask) and blocks is not None:
+            keys = None if mask.keys is None else mask.keys.contiguous()
+            mask = mask._replace(queries=mask.queries.contiguous(), keys=keys).planned_for(blocks)
+        return replace(self.options, mask=mask, alibi_slopes=None if slopes is None else slopes.contiguous())
+
+
+class Backend(Protocol):
+    """A set of kernels. The modules portable/backend.py and hopper/backend.py are backends; neither imports its
+    kernels, or Triton, before it is asked to run or to judge a call that it could serve."""
+
+    NAME: str  # for dispatch.force
+    TITLE: str  # for explain
+
+    def unavailable(self, device: torch.device) -> str | None:
+        """Why no call on this device can run on these kernels; None where calls can."""
+
+    def serves(self, call: Call, direction: Direction) -> str | None:
+        """None, or why a pass of this call does not run on these kernels."""
+
+    def plan_blocks(self, mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool) -> tuple[int, ...] | None:
+        """The tile sizes that a mask is planned for (see Plan.blocks) where these kernels will serve calls with it."""
+
+    def forward(self, call: Call) -> tuple[Tensor, Tensor]:
+        """(out, lse), contiguous, of a call that is served."""
+
+    def backward(
+        self,
+        call: Call,
+        dout: Tensor,
+        dlse: Tensor | None,
+        out: Tensor,
+        lse: Tensor,
+        gradients: tuple[Tensor, Tensor, Tensor],
+        dbias: Tensor | None,
+    ) -> None:
+        """Fill gradients = (dq, dk, dv), any strides whose last is 1, and dbias, contiguous, unless it is None."""
+
+    def describe(self, call: Call, direction: Direction) -> str:
+        """The tiles of a pass, in words."""

@@ -1,0 +1,142 @@
+"""The Hopper kernels as a backend: may a call run on them, and if not, why; asked at every call, and by `explain`.
+
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
+"""
+
+import logging
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from ... import environment
+from ...environment import constant
+from ...masks import Mask
+from ...options import Options
+from .. import Call, Direction
+from ..portable import tile_table
+
+NAME, TITLE = "hopper", "Hopper kernels"
+# Releases of Triton whose Gluon the kernels were written and tested for; the language is experimental and changes.
+RELEASES = ((3, 6), (3, 7))
+_LOGGER = logging.getLogger(__name__)
+
+
+def unavailable(device: torch.device) -> str | None:
+    """Why no call on this device can run on the Hopper kernels; None where calls can."""
+    if device.type != "cuda":
+        return f"tensors are on {device.type}"
+    if environment.forced_implementation() not in (None, NAME):
+        return f"{environment.forced_implementation()} is forced"
+    return _unavailable(device.index if device.index is not None else torch.cuda.current_device())
+
+
+@cache
+def _unavailable(index: int) -> str | None:
+    major, minor = torch.cuda.get_device_capability(index)
+    if (major, minor) != (9, 0):
+        return f"the GPU is sm_{major}{minor}, they are for sm_90"
+    release = environment.release()
+    if release not in RELEASES:
+        written = " and ".join(".".join(map(str, numbers)) for numbers in RELEASES)
+        reason = f"they are written for the Gluon of Triton {written}, installed is {'.'.join(map(str, release))}"
+        _LOGGER.warning("flashtrain_kernels runs its portable kernels on this Hopper GPU: %s", reason)
+        return reason
+    return None
+
+
+def serves(call: Call, direction: Direction) -> str | None:
+    """None, or why this pass of the call does not run on the Hopper kernels."""
+    reason = unavailable(call.q.device)
+    if reason is not None:
+        return reason
+    return _serves_backward(*call) if direction == "backward" else _serves_forward(*call)
+
+
+def _serves_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
+    from .forward_tiles import serves_forward  # Gluon is imported only where it runs
+
+    return serves_forward(q, k, v, options)
+
+
+def _serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
+    from .backward import has_whole_heads, serves_backward
+
+    if not has_whole_heads(q, k, options):
+        if options.deterministic or torch.are_deterministic_algorithms_enabled():
+            return "deterministic, and their dQ is added up in any order"
+        if environment.forced_implementation() is None and _is_faster_portable(q, k, options):
+            return "the portable kernels are faster"
+    return serves_backward(q, k, v, options)
+
+
+def _is_faster_portable(q: Tensor, k: Tensor, options: Options) -> bool:
+    """Measured backward passes in which the portable kernels win where programs have no whole heads: short and causal,
+    D = 64; the Hopper path's two small kernels around the main one weigh most there."""
+    causal = options.mask is None and options.right is not None
+    return causal and q.shape[3] == 64 and max(q.shape[1], k.shape[1]) <= 512
+
+
+def plan_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool) -> tuple[int, ...] | None:
+    """The tile sizes to plan a mask for: of these kernels in the passes that they will serve, else of the portable."""
+    # Under torch.compile head_dim may be symbolic: comparisons make constants of it.
+    width = 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
+    forward = True if head_dim % 8 == 0 and width <= 128 and mask.keys is None else False  # noqa: SIM210 - a constant
+    backward = True if head_dim in (64, 128) else False  # noqa: SIM210
+    return _plan_blocks(mask.queries.device, width, dtype, rich, forward, backward)
+
+
+@constant  # torch.compile may neither look for a GPU nor trace through the tables
+def _plan_blocks(
+    device: torch.device, width: int, dtype: torch.dtype, rich: bool, forward: bool, backward: bool
+) -> tuple[int, ...] | None:
+    if rich or dtype.itemsize != 2 or unavailable(device) is not None:
+        return None
+    from .backward import PLANNED as OF_BACKWARD
+    from .forward_tiles import PLANNED as OF_FORWARD
+
+    portable = tile_table.plan_blocks(device, width, dtype, rich)
+    own = OF_FORWARD if forward else portable[0:2]
+    return (*own, *portable[2:4], *(OF_BACKWARD if backward else portable[4:6]))
+
+
+def forward(call: Call) -> tuple[Tensor, Tensor]:
+    """(out, lse)."""
+    from .forward import forward as run
+    from .forward_tiles import forward_tile
+
+    options = _readied(call)
+    return run(call.q, call.k, call.v, options, forward_tile(call.q, call.k, options))
+
+
+def backward(
+    call: Call,
+    dout: Tensor,
+    dlse: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    gradients: tuple[Tensor, Tensor, Tensor],
+    dbias: Tensor | None,
+) -> None:
+    """Fill the gradients. dbias is None: calls with a bias are not served."""
+    from .backward import backward as run
+
+    run(dout, dlse, call.q, call.k, call.v, out, lse, _readied(call), gradients)
+
+
+def describe(call: Call, direction: Direction) -> str:
+    """The forward's tile; the backward's, and whether its programs have whole heads."""
+    from .backward import PLANNED, has_whole_heads
+    from .forward_tiles import forward_tile
+
+    if direction == "forward":
+        return str(forward_tile(call.q, call.k, call.options))
+    whole = ", whole heads in a program" if has_whole_heads(call.q, call.k, call.options) else ""
+    return f"{PLANNED[0]} queries x {PLANNED[1]} keys{whole}"
+
+
+def _readied(call: Call) -> Options:
+    q, mask = call.q, call.options.mask
+    if not isinstance(mask, Mask):
+        return call.readied(None)
+    return call.readied(plan_blocks(mask, q.shape[3], q.dtype, call.options.rich))

@@ -1,0 +1,217 @@
+"""The backward pass on Hopper GPUs: three launches, of which the middle one does the work (backward_kernel.py).
+
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...masks import BlockMask, Mask
+from ...options import Options
+from ..portable.launch import Launch, ceil_div, features_of, mask_arguments, table_arguments
+from .backward_kernel import Choices, backward_kernel
+from .backward_rows import FLAGS, finish_kernel, prepare_kernel
+from .backward_schedule import BAND, BLOCK_K, BLOCK_Q, BLOCKS, PLAN
+from .descriptors import descriptor, why_not, workspace
+from .launch import multiprocessors, run
+
+QUERIES, KEYS = BLOCK_Q.value, BLOCK_K.value
+PLANNED = (QUERIES, KEYS)  # the tiles that masks are planned for
+# Up to how many keys, and with how much of a workspace, programs have whole heads at D = 64. How full the last round of
+# heads must make the programs' time: whole heads save a quarter of a causal call of up to SHORT_KEYS, else some 7%.
+WHOLE_KEYS, WHOLE_BYTES = 1024, 40 << 20
+SHORT_KEYS, SHORT_FILL, FILL = 512, 0.85, 0.95
+# From how many queries on dQ is computed a tile late at D = 128, as measured (kernels/OPTIMISATION.md): the fewer tiles
+# an item has, the more its longer first and last ones weigh.
+LATE_QUERIES = 512
+
+
+def serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
+    """None, or why this kernel does not serve the call."""
+    mask = options.mask
+    if q.shape[3] not in (64, 128, 256):
+        return f"head dimension {q.shape[3]}"
+    if q.shape[3] == 256 and mask is not None:
+        return "a mask with head dimension 256"
+    if options.rich:
+        return "softcap, ALiBi, bias or dropout"
+    if isinstance(mask, Mask) and mask.plan is not None and mask.plan.blocks[4:6] != (QUERIES, KEYS):
+        return "a mask planned for other tiles"
+    if isinstance(mask, BlockMask) and (mask.block_size[0] < QUERIES or mask.block_size[1] < KEYS):
+        return f"blocks below {QUERIES} queries and {KEYS} keys"
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        reason = why_not(name, x)
+        if reason is not None:
+            return reason
+    return None
+
+
+def choices(q: Tensor, k: Tensor, options: Options, gradients: tuple[Tensor, ...]) -> Choices:
+    """What the kernel is compiled for."""
+    mask = options.mask
+    kind, tiles, intervals, key_positions = BAND.value, 1, 0, False
+    if isinstance(mask, Mask):
+        kind, intervals, key_positions = PLAN.value, 1 if mask.queries.shape[0] == 5 else 2, mask.keys is not None
+    elif isinstance(mask, BlockMask):
+        kind, tiles = BLOCKS.value, mask.block_size[0] // QUERIES
+    return Choices(
+        stages=3 if q.shape[3] <= 128 else 2,
+        keys=keys_of_item(q.shape[3]),
+        group=q.shape[2] // k.shape[2],
+        left=options.left is not None,
+        right=options.right is not None,
+        kind=kind,
+        tiles=tiles,
+        intervals=intervals,
+        key_positions=key_positions,
+        block_rows=mask.block_size[1] if isinstance(mask, BlockMask) else KEYS,
+        aligned=all(number % 8 == 0 for x in gradients for number in (*x.stride()[:3], x.data_ptr() // 2)),
+        whole=has_whole_heads(q, k, options),
+        late=q.shape[3] == 128 and kind == BAND.value and options.left is None and q.shape[1] >= LATE_QUERIES,
+    )
+
+
+def has_whole_heads(q: Tensor, k: Tensor, options: Options) -> bool:
+    """Does a program of the fused kernel take all keys of a head, so that dQ is its own? Every query must see the first
+    keys, the programs must get about as many heads each, and their workspaces must fit in the L2 cache."""
+    if q.shape[3] != 64 or q.shape[2] != k.shape[2] or not 0 < k.shape[1] <= WHOLE_KEYS or 0 in q.shape:
+        return False
+    if options.rich or options.mask is not None or options.left is not None or (options.right or 0) < 0:
+        return False
+    heads, programs = q.shape[0] * q.shape[2], multiprocessors(q.device)
+    fill = SHORT_FILL if options.right is not None and k.shape[1] <= SHORT_KEYS else FILL
+    workspace_bytes = programs * tiles_of_queries(q.shape[1], options) * QUERIES * 64 * 4
+    return heads >= fill * programs * ceil_div(heads, programs) and workspace_bytes <= WHOLE_BYTES
+
+
+def keys_of_item(head_dim: int) -> int:
+    """How many keys a program of the fused kernel has at a time: as many as its registers hold dK and dV for."""
+    return KEYS if head_dim <= 128 else KEYS // 2
+
+
+def tiles_of_queries(seqlen_q: int, options: Options) -> int:
+    """How many tiles of queries a head's workspaces have: whole blocks of a block-sparse mask."""
+    block = max(QUERIES, options.mask.block_size[0]) if isinstance(options.mask, BlockMask) else QUERIES
+    return ceil_div(seqlen_q, block) * (block // QUERIES)
+
+
+def _heads_together(key_tiles: int, head_dim: int, options: Options) -> int:
+    """How many heads' items are sorted by their tiles of keys: below a causal mask the first tiles have most to do, and
+    the last ones to start should be short. No more heads than that needs: they share the second-level cache.
+
+    A program gets every 132nd item: the group should not repeat in step with that.
+    """
+    if options.right is None or options.left is not None or (head_dim == 128 and key_tiles <= 8):
+        return 1
+    least = ceil_div(264, key_tiles)
+    return min(range(least, least + 8), key=lambda heads: (math.gcd(132, heads * key_tiles), heads))
+
+
+def backward_launches(
+    dout: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    options: Options,
+    gradients: tuple[Tensor, Tensor, Tensor],
+) -> tuple[Launch, Launch, Launch]:
+    """The launches, in order, with workspaces of their own. The last one may have an empty grid."""
+    dq, dk, dv = gradients
+    batch, seqlen_q, heads, head_dim = q.shape
+    seqlen_k, kv_heads = k.shape[1], k.shape[2]
+    keys = keys_of_item(head_dim)
+    # An even number of items of 64 keys: the last kernel counts in pairs of them.
+    query_tiles, key_tiles = tiles_of_queries(seqlen_q, options), ceil_div(seqlen_k, KEYS) * (KEYS // keys)
+    places = batch * heads * query_tiles
+    items = key_tiles * batch * kv_heads
+    constants = choices(q, k, options, gradients)
+    programs = min(multiprocessors(q.device), items) if head_dim == 64 else items
+    masked = constants.left or constants.right or constants.kind != BAND.value
+    # Tiles of queries' statistics; dQ in float32; does a NaN come out for 64 keys (or a tile of queries)?
+    rows = torch.empty(places * 2 * QUERIES, dtype=torch.float32, device=q.device)
+    tiles = programs * query_tiles if constants.whole else places
+    work = torch.empty(tiles * QUERIES * head_dim, dtype=torch.float32, device=q.device)
+    halves = 2 * items * keys // KEYS
+    flags = work.view(torch.int32)  # where nothing may be masked, no kernel reads or writes any
+    if masked:
+        flags = torch.empty(halves + places * constants.whole, dtype=torch.int32, device=q.device)
+    scale_log2 = options.scale * math.log2(math.e)
+    warps = 4 if head_dim <= 128 else 8
+    mask = options.mask
+    mask_given, of_keys = mask_arguments(mask, lse), table_arguments(mask, lse, "dkdv")
+    prepare = Launch(
+        kernel=prepare_kernel,
+        grid=(places,),
+        args=(
+            out, dout, lse, lse if dlse is None else dlse, rows, work, flags, *out.stride()[:3], *dout.stride()[:3],
+            heads, seqlen_q, query_tiles, halves,
+        ),
+        constants={"HAS_DLSE": dlse is not None, "CAREFUL": masked, "WHOLE": constants.whole, "D": head_dim},
+        options={"num_warps": warps},
+    )  # fmt: skip
+    target: Any = workspace(work, (128, 32)) if head_dim == 128 else work
+    box_q, box_k = (1, QUERIES, 1, head_dim), (1, keys, 1, head_dim)
+    together = 1 if constants.whole else _heads_together(key_tiles, head_dim, options)
+    fused = Launch(
+        kernel=backward_kernel,
+        grid=(programs,),
+        args=(
+            descriptor(q, box_q), descriptor(k, box_k), descriptor(v, box_k), descriptor(dout, box_q),
+            workspace(rows, (2 * QUERIES,)), target, dk, dv, flags,
+            *dk.stride()[:3], *dv.stride()[:3], scale_log2, heads, seqlen_q, seqlen_k,
+            options.left or 0, options.right or 0, query_tiles, key_tiles, batch * kv_heads, together,
+            *mask_given, *of_keys, dq, *dq.stride()[:3],
+        ),
+        constants={"D": head_dim, "C": constants},
+        options={"num_warps": 4},
+    )  # fmt: skip
+    if constants.whole:
+        last_programs = ceil_div(halves + places, FLAGS.value) if masked else 0
+    else:
+        last_programs = places + halves if masked else places
+    finish = Launch(
+        kernel=finish_kernel,
+        grid=(last_programs,),
+        args=(
+            work, rows, flags, q, k, v, dout, dq, dk, dv, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+            *dout.stride()[:3], *dq.stride()[:3], *dk.stride()[:3], *dv.stride()[:3], options.scale, scale_log2,
+            places, heads, seqlen_q, seqlen_k, options.left or 0, options.right or 0, query_tiles,
+            key_tiles * keys // KEYS, *mask_given, *table_arguments(mask, lse, "dq"), *of_keys,
+        ),
+        constants={
+            "CAREFUL": masked, "WHOLE": constants.whole, "GROUP": constants.group, "F": features_of(options),
+            "D": head_dim,
+        },
+        options={"num_warps": warps},
+    )  # fmt: skip
+    return prepare, fused, finish
+
+
+def backward(
+    dout: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    options: Options,
+    gradients: tuple[Tensor, Tensor, Tensor],
+) -> None:
+    """Fill the gradients dq, dk, dv (any strides whose last is 1). Call it only where `serves_backward` says None."""
+    if 0 in q.shape or 0 in k.shape:
+        for gradient in gradients:
+            gradient.zero_()
+        return
+    if why_not("dout", dout) is not None:
+        dout = dout.contiguous()
+    prepare, fused, finish = backward_launches(dout, dlse, q, k, v, out, lse, options, gradients)
+    prepare.run()
+    run(fused)
+    finish.run()

@@ -1,0 +1,270 @@
+"""What a consumer warpgroup of the fused backward kernel does: see backward_kernel.py.
+
+D head dimension. S^T, P^T, dP^T and dS^T are (64 keys of the warpgroup, 64 queries of the tile).
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
+
+from .assembly import exp2_few
+from .backward_parts import (
+    BETWEEN,
+    HALF,
+    LOADED,
+    RING,
+    add_by_copy,
+    add_directly,
+    await_signal,
+    hide,
+    left_keys,
+    left_transposed,
+    meet,
+    release,
+    shared_stored,
+    signal,
+    store_results,
+)
+from .backward_schedule import BLOCK_Q, first_step, item_of, next_step, share, tile_of, work_of
+from .dq_short import settle
+
+
+@gluon.jit
+def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
+    """D = 64. K and V are left operands in registers. A tile's dQ^T is computed while the next tile's scores are, when
+    the other warpgroup's dS has long been there: each waits for the other's signal instead of meeting it.
+
+    A program computes one item (128 keys of a head) after the other; the producer fetches the next one's K, V, Q and
+    dO meanwhile.
+    """
+    k_smem, v_smem, q_ring, do_ring, row_ring, ds_smem, _staging, target, notes = memory
+    kv_full, q_full, do_full = bars
+    scale_log2, bounds, query_tiles = call[0], call[2], call[3]
+    D: gl.constexpr = 64
+    PART: gl.constexpr = 32  # queries of a tile whose dQ^T this warpgroup computes
+    STAGES: gl.constexpr = C.stages
+    LATE: gl.constexpr = C.intervals == 2  # dP only when the mask is done with: it takes registers, too
+    dtype: gl.constexpr = k_smem.dtype
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
+    mma_q: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PART, 16])
+    left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
+    zero_s = gl.zeros([HALF, BLOCK_Q], gl.float32, mma)
+    zero_q = gl.zeros([HALF, PART], gl.float32, mma_q)
+    stage = 0
+    phase = 0
+    turn = 0
+    begin, items, share_step = share(call, C.whole)
+    for number in range(begin, items, share_step):
+        item = item_of(number, call, C.whole)
+        walk, masks, first_key, head_place = work_of(item, call, notes, C)
+        slot = turn & 1
+        meet()
+        mbarrier.wait(kv_full.index(slot), (turn >> 1) & 1)
+        k = left_keys(k_smem, slot, WG, D).load(left)
+        v = left_keys(v_smem, slot, WG, D).load(left)
+        dk = gl.zeros([HALF, D], gl.float32, mma)
+        dv = gl.zeros([HALF, D], gl.float32, mma)
+        key = first_key + WG * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, mma))[:, None]
+        position = key
+        if C.key_positions:
+            position = gl.load(masks[2] + key, mask=key < bounds[1], other=-2147483648)
+        count, member, tiles = first_step(walk, C.kind, C.tiles, C.group)
+        if count > 0:
+            i = 0
+            before = 0
+            dq_here = target
+            tile_here = 0
+            mbarrier.wait(q_full.index(stage), phase)
+            q = q_ring.index(stage).reshape([BLOCK_Q, D])
+            s = warpgroup_mma(k, q.permute((1, 0)), zero_s, use_acc=False, is_async=True)
+            s = warpgroup_mma_wait(0, deps=[s])
+            adding = warpgroup_mma_init(gl.zeros([HALF, D], gl.float32, mma))
+            signal(BETWEEN + 2 * (1 - WG) + 1)
+            for j in range(count):
+                tile, masked = tile_of(i, member, walk, C.kind, C.tiles)
+                q = q_ring.index(stage).reshape([BLOCK_Q, D])
+                do = do_ring.index(stage).reshape([BLOCK_Q, D])
+                rows = row_ring.index(stage)
+                mbarrier.wait(do_full.index(stage), phase)
+                if not LATE:
+                    dp = warpgroup_mma(v, do.permute((1, 0)), zero_s, use_acc=False, is_async=True)
+                # The tile before: by now the other warpgroup's part of dS is there (before the first tile, anything).
+                await_signal(BETWEEN + 2 * WG + ((j + 1) & 1))
+                ds_all = ds_smem.index((j + 1) & 1).slice(WG * PART, PART, dim=1)
+                dq = warpgroup_mma(
+                    left_transposed(k_smem, slot + (j >> 30), WG, D), ds_all, zero_q, use_acc=False, is_async=True
+                )
+                lse2 = rows.slice(0, BLOCK_Q).load(gl.SliceLayout(0, mma))
+                s = s * scale_log2 - lse2[None, :]
+                if masked:
+                    s = hide(s, tile, key, position, bounds, masks, C.left, C.right, C.intervals, mma)
+                if LATE:
+                    dp = warpgroup_mma(v, do.permute((1, 0)), zero_s, use_acc=False, is_async=True)
+                p = exp2_few(s)
+                dv = warpgroup_mma(gl.convert_layout(p.to(dtype), left), do, dv, is_async=True)
+                adding, dp, dq = warpgroup_mma_wait(1, deps=[adding, dp, dq])
+                # dK of the tile before is complete: nobody reads its Q and dO any more.
+                release(RING + before, j > 0)
+                delta = rows.slice(BLOCK_Q, BLOCK_Q).load(gl.SliceLayout(0, mma))
+                ds = p * (dp - delta[None, :])
+                mine = ds_smem.index(j & 1).slice(WG * HALF, HALF)
+                mine.store(ds.to(dtype))
+                shared_stored()
+                signal(BETWEEN + 2 * (1 - WG) + (j & 1))
+                before = stage
+                # The next tile's scores; after the last tile once more this one's, whose Q is still there.
+                more = j + 1 < count
+                wraps = stage + 1 == STAGES
+                stage = gl.where(more, gl.where(wraps, 0, stage + 1), stage)
+                phase = gl.where(more & wraps, phase ^ 1, phase)
+                mbarrier.wait(q_full.index(stage), phase)
+                following = q_ring.index(stage).reshape([BLOCK_Q, D])
+                s = warpgroup_mma(k, following.permute((1, 0)), zero_s, use_acc=False, is_async=True)
+                adding = warpgroup_mma(mine, q, adding, is_async=True)
+                if C.whole:
+                    if j > 0:
+                        settle(dq, target, tile_here, first_key, head_place, call, notes, WG, C)
+                    tile_here = tile
+                else:
+                    add_directly(dq_here, dq, j > 0, PART)
+                    place = ((head_place + member) * query_tiles + tile).to(gl.int64)
+                    dq_here = target + place * (BLOCK_Q * D) + WG * (HALF * PART)
+                i, member, tiles = next_step(i, member, tiles, walk, C.kind, C.tiles, C.group)
+                dv, s = warpgroup_mma_wait(1, deps=[dv, s])
+            await_signal(BETWEEN + 2 * WG + ((count + 1) & 1))
+            ds_all = ds_smem.index((count + 1) & 1).slice(WG * PART, PART, dim=1)
+            dq = warpgroup_mma(left_transposed(k_smem, slot, WG, D), ds_all, zero_q, use_acc=False, is_async=True)
+            dk, dq = warpgroup_mma_wait(0, deps=[adding, dq])
+            release(RING + stage, count > 0)
+            wraps = stage + 1 == STAGES
+            stage = gl.where(wraps, 0, stage + 1)
+            phase = gl.where(wraps, phase ^ 1, phase)
+            if C.whole:
+                settle(dq, target, tile_here, first_key, head_place, call, notes, WG, C)
+            else:
+                add_directly(dq_here, dq, count > 0, PART)
+        release(LOADED + slot, number + 2 * share_step < items)
+        turn += 1  # noqa: SIM113 - no enumerate() in a kernel
+        store_results(dk, dv, item, call, notes, ds_smem.index(0), WG, D, C)
+
+
+@gluon.jit
+def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
+    """D = 128. dK and dV take 128 registers: the other operands come from shared memory. Each warpgroup computes dQ^T
+    for half of the dimensions: when both have met, or with C.late a tile late, so that neither waits for the other's
+    dS. There are then three slots of dS: what is stored in one was last read two tiles ago, and the other's signal of
+    the tile before says that it has read it. Before the first tile nothing may be added, not even outside of the
+    workspace: a negative coordinate is an illegal instruction to the copy engine.
+    """
+    k_smem, v_smem, q_ring, do_ring, row_ring, ds_smem, staging, target, notes = memory
+    kv_full, q_full, do_full = bars
+    scale_log2, bounds, query_tiles = call[0], call[2], call[3]
+    walk, masks, first_key, head_place = work_of(gl.program_id(0), call, notes, C)
+    D: gl.constexpr = 128
+    PART: gl.constexpr = 64
+    STAGES: gl.constexpr = C.stages
+    SLOTS: gl.constexpr = 3 if C.late else 2
+    LATE: gl.constexpr = C.intervals > 0  # dP only when the mask is done with: it takes registers, too
+    dtype: gl.constexpr = k_smem.dtype
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
+    mma_d: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    left: gl.constexpr = gl.DotOperandLayout(0, mma_d, 2)
+    zero_s = gl.zeros([HALF, BLOCK_Q], gl.float32, mma)
+    dk = gl.zeros([HALF, D], gl.float32, mma_d)
+    dv = gl.zeros([HALF, D], gl.float32, mma_d)
+
+    mbarrier.wait(kv_full.index(0), 0)
+    key = first_key + WG * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, mma))[:, None]
+    position = key
+    if C.key_positions:
+        position = gl.load(masks[2] + key, mask=key < bounds[1], other=-2147483648)
+    count, member, tiles = first_step(walk, C.kind, C.tiles, C.group)
+    if count > 0:
+        i = 0
+        stage = 0
+        phase = 0
+        before = STAGES - 1
+        mbarrier.wait(q_full.index(0), 0)
+        q = q_ring.index(0).reshape([BLOCK_Q, D])
+        s = warpgroup_mma(left_keys(k_smem, 0, WG, D), q.permute((1, 0)), zero_s, use_acc=False, is_async=True)
+        s = warpgroup_mma_wait(0, deps=[s])
+        adding = warpgroup_mma_init(gl.zeros([HALF, D], gl.float32, mma_d))
+        if C.late:
+            signal(BETWEEN + 2 * (1 - WG) + 1)
+        slot = 0
+        last = SLOTS - 1
+        row = 0
+        for j in range(count):
+            never = j >> 30
+            tile, masked = tile_of(i, member, walk, C.kind, C.tiles)
+            q = q_ring.index(stage).reshape([BLOCK_Q, D])
+            do = do_ring.index(j & 1).reshape([BLOCK_Q, D])
+            rows = row_ring.index(stage)
+            mbarrier.wait(do_full.index(j & 1), (j >> 1) & 1)
+            if not LATE:
+                dp = warpgroup_mma(
+                    left_keys(v_smem, never, WG, D), do.permute((1, 0)), zero_s, use_acc=False, is_async=True
+                )
+            lse2 = rows.slice(0, BLOCK_Q).load(gl.SliceLayout(0, mma))
+            s = s * scale_log2 - lse2[None, :]
+            if masked:
+                s = hide(s, tile, key, position, bounds, masks, C.left, C.right, C.intervals, mma)
+            if LATE:
+                dp = warpgroup_mma(
+                    left_keys(v_smem, never, WG, D), do.permute((1, 0)), zero_s, use_acc=False, is_async=True
+                )
+            p = exp2_few(s)
+            dv = warpgroup_mma(gl.convert_layout(p.to(dtype), left), do, dv, is_async=True)
+            adding, dp = warpgroup_mma_wait(1, deps=[adding, dp])
+            release(RING + before, (j > 0) & (j - 1 + STAGES < count))
+            delta = rows.slice(BLOCK_Q, BLOCK_Q).load(gl.SliceLayout(0, mma))
+            ds = p * (dp - delta[None, :])
+            mine = ds_smem.index(slot).slice(WG * HALF, HALF)
+            if C.late:
+                await_signal(BETWEEN + 2 * WG + ((j + 1) & 1))
+            mine.store(ds.to(dtype))
+            shared_stored()
+            if C.late:
+                signal(BETWEEN + 2 * (1 - WG) + (j & 1))
+            before = stage
+            more = j + 1 < count
+            wraps = stage + 1 == STAGES
+            stage = gl.where(more, gl.where(wraps, 0, stage + 1), stage)
+            phase = gl.where(more & wraps, phase ^ 1, phase)
+            mbarrier.wait(q_full.index(stage), phase)
+            following = q_ring.index(stage).reshape([BLOCK_Q, D])
+            s = warpgroup_mma(
+                left_keys(k_smem, never, WG, D), following.permute((1, 0)), zero_s, use_acc=False, is_async=True
+            )
+            if not C.late:
+                meet()
+            ds_all = ds_smem.index(last if C.late else slot)  # before the first tile, anything: it is not added
+            dq = warpgroup_mma(left_transposed(k_smem, never, WG, D), ds_all, zero_s, use_acc=False, is_async=True)
+            adding = warpgroup_mma(mine, q, adding, is_async=True)
+            dv, s, dq = warpgroup_mma_wait(1, deps=[dv, s, dq])
+            release(RING + STAGES + (j & 1), j + 2 < count)
+            place = ((head_place + member) * query_tiles + tile) * (BLOCK_Q * D // 32) + WG * (2 * PART)
+            if not C.late:
+                add_by_copy(target, staging.index(WG), place, dq, PART)
+            elif j > 0:
+                add_by_copy(target, staging.index(WG), row, dq, PART)
+            row = place
+            last = slot
+            slot = gl.where(slot == SLOTS - 1, 0, slot + 1)
+            i, member, tiles = next_step(i, member, tiles, walk, C.kind, C.tiles, C.group)
+        if C.late:
+            await_signal(BETWEEN + 2 * WG + ((count + 1) & 1))
+            ds_all = ds_smem.index(last)
+            dq = warpgroup_mma(left_transposed(k_smem, 0, WG, D), ds_all, zero_s, use_acc=False, is_async=True)
+            dk, dq = warpgroup_mma_wait(0, deps=[adding, dq])
+            add_by_copy(target, staging.index(WG), row, dq, PART)
+        else:
+            dk = warpgroup_mma_wait(0, deps=[adding])
+        tma.store_wait(0)
+    store_results(dk, dv, gl.program_id(0), call, notes, staging.index(WG), WG, D, C)

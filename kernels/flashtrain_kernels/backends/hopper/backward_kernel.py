@@ -1,0 +1,252 @@
+"""The fused backward kernel for Hopper GPUs: an item is 128 keys of a head, and the queries that see them pass by.
+
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension (64, 128 or 256).
+
+Two consumer warpgroups own 64 keys each. A tile of 64 queries gives S^T = K Q^T and dP^T = V dO^T, whose layout lets
+P^T be a left operand, in registers, of dV += P^T dO. dS^T goes through shared memory, for dK += dS^T Q, and because
+dQ^T = K^T dS^T sums over the keys of both warpgroups, each of which computes half of it. dQ is added to a float32
+workspace in the order in which the registers hold it, so nothing is transposed on the way. The next tile's S^T is
+issued before this tile's dQ^T and dK, so that tensor cores work while exponentials are computed.
+
+A producer warp fetches K and V, then Q, dO and the rows' statistics into rings. At D = 64 programs stay and share the
+items, and the next item's K and V are fetched early; at D = 128 there is no room for that, and each has one item. At
+D = 256 an item is 64 keys, and the warpgroups divide the work in another way: backward_consumers_d256.py.
+"""
+
+from typing import NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+from .backward_consumers import narrow_consumer, wide_consumer
+from .backward_consumers_d256 import gradient_consumer, score_consumer
+from .backward_parts import LOADED, RING, await_release
+from .backward_schedule import (
+    BAND,
+    BLOCK_Q,
+    first_step,
+    item_of,
+    next_step,
+    note,
+    share,
+    tile_of,
+    work_of,
+)
+from .dq_short import NOTES, note_whole
+
+
+class Choices(NamedTuple):
+    """What the kernel is compiled for. stages: of the ring of Q (and of dO at D = 64, else that has 2). keys: of an
+    item. group: H / K.
+
+    left, right: the band has a bound on that side. kind: how tiles are found (backward_parts). tiles: query tiles in a
+    block of a block-sparse mask. intervals: 0, or how many intervals of keys a query of a Mask sees. key_positions: it
+    gives the keys' positions. block_rows: keys of a row of the table of tiles. aligned: the strides and addresses of
+    the gradients are multiples of 8 numbers. whole: at D = 64 a program has whole heads, and their dQ is its own
+    (dq_short). late: at D = 128 dQ is computed a tile late (backward_consumers).
+    """
+
+    stages: int
+    keys: int = 128
+    group: int = 1
+    left: bool = False
+    right: bool = False
+    kind: int = 0
+    tiles: int = 1
+    intervals: int = 0
+    key_positions: bool = False
+    block_rows: int = 128
+    aligned: bool = False
+    whole: bool = False
+    late: bool = False
+
+
+@gluon.jit
+def _producer(descs, memory, bars, call, D: gl.constexpr, C: gl.constexpr):
+    q_desc, k_desc, v_desc, do_desc, row_desc = descs
+    k_smem, v_smem, q_ring, do_ring, row_ring, _ds_smem, _staging, _target, notes = memory
+    kv_full, q_full, do_full = bars
+    heads, query_tiles = call[1], call[3]
+    stage = 0
+    turn = 0
+    step = 0
+    begin, past, share_step = share(call, C.whole)
+    for number in range(begin, past, share_step):
+        item = item_of(number, call, C.whole)
+        walk, _masks, first_key, head_place = work_of(item, call, notes, C)
+        batch = head_place // heads
+        first_head = head_place % heads
+        pair = turn & 1 if D == 64 else 0
+        await_release(LOADED + pair, turn >= 2)
+        full = kv_full.index(pair)
+        mbarrier.expect(full, 2 * C.keys * D * 2)
+        tma.async_copy_global_to_shared(k_desc, [batch, first_key, first_head // C.group, 0], full, k_smem.index(pair))
+        tma.async_copy_global_to_shared(v_desc, [batch, first_key, first_head // C.group, 0], full, v_smem.index(pair))
+        turn += 1  # noqa: SIM113 - no enumerate() in a kernel
+        count, member, tiles = first_step(walk, C.kind, C.tiles, C.group)
+        i = 0
+        for _ in range(count):
+            tile, _masked = tile_of(i, member, walk, C.kind, C.tiles)
+            head = first_head + member
+            place = (head_place + member) * query_tiles + tile
+            await_release(RING + stage, step >= C.stages)
+            full = q_full.index(stage)
+            mbarrier.expect(full, BLOCK_Q * D * 2 + 2 * BLOCK_Q * 4)
+            tma.async_copy_global_to_shared(q_desc, [batch, tile * BLOCK_Q, head, 0], full, q_ring.index(stage))
+            tma.async_copy_global_to_shared(row_desc, [place * (2 * BLOCK_Q)], full, row_ring.index(stage))
+            if D == 64:
+                slot = stage
+            else:
+                slot = step & 1
+                await_release(RING + C.stages + slot, step >= 2)
+            full = do_full.index(slot)
+            mbarrier.expect(full, BLOCK_Q * D * 2)
+            tma.async_copy_global_to_shared(do_desc, [batch, tile * BLOCK_Q, head, 0], full, do_ring.index(slot))
+            stage = gl.where(stage + 1 == C.stages, 0, stage + 1)
+            step += 1
+            i, member, tiles = next_step(i, member, tiles, walk, C.kind, C.tiles, C.group)
+    if D == 64:
+        STAGES: gl.constexpr = C.stages
+        for left in gl.static_range(STAGES):  # every release must have been awaited
+            await_release(RING + stage, step >= C.stages - left)
+            stage = gl.where(stage + 1 == C.stages, 0, stage + 1)
+
+
+@gluon.jit(
+    do_not_specialize=[
+        "stride_dkb", "stride_dks", "stride_dkh", "stride_dvb", "stride_dvs", "stride_dvh",
+        "heads", "seqlen_q", "seqlen_k", "band_left", "band_right", "query_tiles", "key_tiles", "all_heads",
+        "heads_together", "mask_plane", "stride_mask", "stride_positions", "stride_tb", "stride_th", "stride_tr",
+        "stride_dqb", "stride_dqs", "stride_dqh",
+    ]
+)  # fmt: skip
+def backward_kernel(
+    q_desc,
+    k_desc,
+    v_desc,
+    do_desc,
+    row_desc,
+    target,
+    dk_ptr,
+    dv_ptr,
+    flags_ptr,
+    stride_dkb,
+    stride_dks,
+    stride_dkh,
+    stride_dvb,
+    stride_dvs,
+    stride_dvh,
+    scale_log2,
+    heads,
+    seqlen_q,
+    seqlen_k,
+    band_left,
+    band_right,
+    query_tiles,
+    key_tiles,
+    all_heads,
+    heads_together,
+    mask_ptr,
+    mask_plane,
+    stride_mask,
+    positions_ptr,
+    stride_positions,
+    table_ptr,
+    stride_tb,
+    stride_th,
+    stride_tr,
+    list_ptr,
+    dq_ptr,
+    stride_dqb,
+    stride_dqs,
+    stride_dqh,
+    D: gl.constexpr,
+    C: gl.constexpr,
+):
+    """Grid: at D = 64 programs that share the items (see work_of), else one for each item. all_heads: B K.
+
+    row_desc: (B H query_tiles 128,) float32: of each query tile 64 base-2 log-sum-exps, then 64 deltas.
+    flags_ptr: (B K key_tiles 2,) int32: does a NaN come out for these 64 keys? Only where pairs may be masked.
+    target: dQ's float32 workspace, 64 D numbers a query tile, set to 0; at D = 128 as a descriptor of rows of 32.
+    mask_ptr to list_ptr: see portable/launch.py.
+    dq_ptr: (B, Sq, H, D), stored with C.whole only. Then target has a head's tiles for one program after the
+    other, and flags_ptr one number more for each tile of queries.
+    """
+    dtype: gl.constexpr = q_desc.dtype
+    STAGES: gl.constexpr = C.stages
+    SLOTS: gl.constexpr = C.stages if D == 64 else 2
+    PAIRS: gl.constexpr = 2 if D == 64 else 1
+    k_smem = gl.allocate_shared_memory(dtype, [PAIRS, 1, C.keys, 1, D], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(dtype, [PAIRS, 1, C.keys, 1, D], v_desc.layout)
+    q_ring = gl.allocate_shared_memory(dtype, [STAGES, 1, BLOCK_Q, 1, D], q_desc.layout)
+    do_ring = gl.allocate_shared_memory(dtype, [SLOTS, 1, BLOCK_Q, 1, D], do_desc.layout)
+    row_ring = gl.allocate_shared_memory(gl.float32, [STAGES, 2 * BLOCK_Q], row_desc.layout)
+    ds_layout: gl.constexpr = gl.NVMMASharedLayout(64 if D == 64 else 128, 16, 2)
+    ds_smem = gl.allocate_shared_memory(dtype, [3 if C.late else 2, C.keys, BLOCK_Q], ds_layout)
+    if D == 64:
+        staging = ds_smem  # not used
+    elif D == 128:
+        staging = gl.allocate_shared_memory(gl.float32, [2, D, 32], target.layout)
+    else:  # P^T, on its way between the warpgroups
+        staging = gl.allocate_shared_memory(gl.float32, [C.keys * BLOCK_Q], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    kv_full = gl.allocate_shared_memory(gl.int64, [PAIRS, 1], mbarrier.MBarrierLayout())
+    q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    do_full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(PAIRS):
+        mbarrier.init(kv_full.index(i), count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(q_full.index(i), count=1)
+    for i in gl.static_range(SLOTS):
+        mbarrier.init(do_full.index(i), count=1)
+    fence_async_shared()
+
+    notes = gl.allocate_shared_memory(gl.int64, [NOTES if C.whole else 12, 1], mbarrier.MBarrierLayout())
+    PART: gl.constexpr = 8 if C.aligned else 1
+    note(
+        notes, 0, (stride_dkb // PART, stride_dks // PART, stride_dkh // PART, stride_dvb // PART, stride_dvs // PART,
+            stride_dvh // PART),
+    )  # fmt: skip
+    if C.kind != BAND:
+        note(notes, 6, (stride_tb, stride_th, stride_tr, mask_plane, stride_mask, stride_positions))
+    if C.whole:
+        strides = (stride_dqb, stride_dqs, stride_dqh)
+        note_whole(notes, dq_ptr, strides, heads, seqlen_q, key_tiles, flags_ptr + 2 * key_tiles * all_heads, C)
+    memory = (k_smem, v_smem, q_ring, do_ring, row_ring, ds_smem, staging, target, notes)
+    bars = (kv_full, q_full, do_full)
+    call = (
+        scale_log2, heads, (seqlen_q, seqlen_k, band_left, band_right), query_tiles, key_tiles, all_heads,
+        heads_together, (mask_ptr, positions_ptr, table_ptr, list_ptr),
+        (dk_ptr, dv_ptr, flags_ptr),
+    )  # fmt: skip
+    descs = (q_desc, k_desc, v_desc, do_desc, row_desc)
+    if D == 64:
+        gl.warp_specialize(
+            [
+                (narrow_consumer, (memory, bars, call, 0, C)),
+                (narrow_consumer, (memory, bars, call, 1, C)),
+                (_producer, (descs, memory, bars, call, D, C)),
+            ],
+            [4, 1],
+            [240, 24],
+        )
+    elif D == 128:
+        gl.warp_specialize(
+            [
+                (wide_consumer, (memory, bars, call, 0, C)),
+                (wide_consumer, (memory, bars, call, 1, C)),
+                (_producer, (descs, memory, bars, call, D, C)),
+            ],
+            [4, 1],
+            [240, 24],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (score_consumer, (memory, bars, call, C)),
+                (gradient_consumer, (memory, bars, call, C)),
+                (_producer, (descs, memory, bars, call, D, C)),
+            ],
+            [4, 1],
+            [240, 24],
+        )

@@ -1,0 +1,197 @@
+"""Pieces of the fused backward kernel for Hopper GPUs: barriers, masks, operands, dQ's additions, results.
+
+D head dimension. A tile is 64 queries; an item is 128 keys, 64 for each of two warpgroups (WG).
+"""
+
+from triton._C.libtriton import ir
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.hopper import tma
+
+from .assembly import opaque
+from .backward_schedule import BAND, BLOCK_K, BLOCK_Q, noted, work_of
+
+HALF = gl.constexpr(64)
+# Numbers of hardware barriers, of which Triton uses the first few: between the warpgroups, one a stage of a ring, and
+# one for each of two pairs of K and V.
+BETWEEN = gl.constexpr(7)
+RING = gl.constexpr(11)
+LOADED = gl.constexpr(14)
+
+
+@gluon.jit
+def meet():
+    """Both warpgroups wait for each other."""
+    gl.inline_asm_elementwise(
+        "bar.sync 6, 256; mov.u32 $0, 0;", "=r,~{memory}", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def signal(number):
+    """Let the other warpgroup pass `await_signal`. A number must not be signalled twice before it is awaited."""
+    gl.inline_asm_elementwise(
+        "bar.arrive $1, 256; mov.u32 $0, 0;", "=r,r,~{memory}", [number], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def await_signal(number):
+    gl.inline_asm_elementwise(
+        "bar.sync $1, 256; mov.u32 $0, 0;", "=r,r,~{memory}", [number], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def release(number, real):
+    """A warpgroup no longer reads a stage of a ring: tell the producer (288: two warpgroups and a warp), if `real`.
+
+    An mbarrier would do, but Triton puts two barriers of the warpgroup around an arrival.
+    """
+    gl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p bar.arrive $1, 288; mov.u32 $0, 0; }",
+        "=r,r,r,~{memory}", [number, real.to(gl.int32)], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def await_release(number, real):
+    gl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p bar.sync $1, 288; mov.u32 $0, 0; }",
+        "=r,r,r,~{memory}", [number, real.to(gl.int32)], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def shared_stored():
+    """What this thread stored to shared memory may be read by tensor cores and the copy engine, after a barrier."""
+    gl.inline_asm_elementwise(
+        "fence.proxy.async.shared::cta; mov.u32 $0, 0;", "=r,~{memory}", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def hide(
+    s, tile, key, position, bounds, masks, LEFT: gl.constexpr, RIGHT: gl.constexpr, INTERVALS: gl.constexpr,
+    layout: gl.constexpr,
+):  # fmt: skip
+    """Scores (keys, queries) of the pairs that are masked become -inf. masks: the rows of a Mask and their distance."""
+    seqlen_q, seqlen_k, left, right = bounds
+    query = opaque(tile * BLOCK_Q) + gl.arange(0, BLOCK_Q, layout=gl.SliceLayout(0, layout))[None, :]
+    s = gl.where(key < seqlen_k, s, float("-inf"))
+    if LEFT:
+        s = gl.where(key >= query + left, s, float("-inf"))
+    if RIGHT:
+        s = gl.where(key <= query + right, s, float("-inf"))
+    if INTERVALS:
+        mask_ptr, plane = masks
+        real = query < seqlen_q
+        if INTERVALS == 1:
+            s = gl.where(position >= gl.load(mask_ptr + query, mask=real, other=0), s, float("-inf"))
+            s = gl.where(position < gl.load(mask_ptr + plane + query, mask=real, other=0), s, float("-inf"))
+        else:
+            inside = position >= gl.load(mask_ptr + query, mask=real, other=0)
+            inside = inside & (position < gl.load(mask_ptr + plane + query, mask=real, other=0))
+            also = position >= gl.load(mask_ptr + 5 * plane + query, mask=real, other=0)
+            also = also & (position < gl.load(mask_ptr + 6 * plane + query, mask=real, other=0))
+            s = gl.where(inside | also, s, float("-inf"))
+    return s
+
+
+@gluon.jit
+def left_keys(x, never, WG: gl.constexpr, D: gl.constexpr):
+    """A warpgroup's 64 keys. never: 0, which the compiler must not know: it would keep dozens of addresses around."""
+    return x.index(never).reshape([BLOCK_K, D]).slice(WG * HALF, HALF)
+
+
+@gluon.jit
+def left_transposed(x, never, WG: gl.constexpr, D: gl.constexpr):
+    """K^T: all of it where the warpgroups share dQ^T by queries (D = 64), else this one's half of the dimensions."""
+    if D == 64:
+        t = x.index(never).reshape([BLOCK_K, D]).permute((1, 0))
+    else:
+        t = x.index(never).reshape([BLOCK_K, D]).slice(WG * HALF, HALF, dim=1).permute((1, 0))
+    return t
+
+
+@gluon.jit
+def in_register_order(dq, PART: gl.constexpr):
+    """A warpgroup's half of a tile of dQ^T (64, PART) as one dimension, four neighbours a thread, without a move."""
+    return dq.reshape([4, 2, 8, PART // 8, 4, 2]).permute((0, 3, 2, 4, 1, 5)).reshape([HALF * PART])
+
+
+@gluon.jit
+def add_directly(pointer, dq, real, PART: gl.constexpr):
+    """Add to the workspace from registers, 16 bytes a thread and 512 consecutive bytes a warp, if `real`."""
+    flat = in_register_order(dq, PART)
+    place = gl.arange(0, HALF * PART, layout=flat.type.layout)
+    gl.atomic_add(pointer + place, flat, mask=(place >= 0) & real, sem="relaxed")
+
+
+@builtin
+def _reduce(desc, coord, src, _semantic=None):
+    """Add a tile of shared memory to global memory by the copy engine (which Gluon does not offer by itself)."""
+    coord = _semantic._convert_to_ir_values(coord, require_i64=False)
+    _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, src.handle)
+
+
+@gluon.jit
+def add_by_copy(desc, staging, row, dq, PART: gl.constexpr):
+    """Add to the workspace, seen as rows of 32 numbers, through shared memory: warps do not wait for the memory."""
+    tma.store_wait(0)
+    staging.store(in_register_order(dq, PART).reshape([2 * PART, 32]))
+    shared_stored()
+    _reduce(desc, [row, 0], staging)
+
+
+@gluon.jit
+def has_nan(dk, dv):
+    """1 or 0."""
+    return gl.max(gl.max(gl.where((dk != dk) | (dv != dv), 1, 0), 1), 0)
+
+
+@gluon.jit
+def store_keys(pointer, stride, value, left, staging, WG: gl.constexpr, D: gl.constexpr):
+    """Store a warpgroup's rows of dK or dV, `left` rows being real. staging: at D = 128 shared memory to go through."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
+    row = WG * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, layout))[:, None]
+    column = gl.arange(0, D, layout=gl.SliceLayout(0, layout))[None, :]
+    value = value.to(pointer.dtype.element_ty)
+    if D == 64:
+        value = gl.convert_layout(value, layout)
+    else:
+        SWIZZLED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+        place = staging._reinterpret(pointer.dtype.element_ty, [HALF, D], SWIZZLED)
+        place.store(value)
+        value = place.load(layout)
+    gl.store(pointer + row.to(gl.int64) * stride + column, value, mask=row < left)
+
+
+@gluon.jit
+def noted_stride(notes, PLACE: gl.constexpr, C: gl.constexpr):
+    """A stride of dK or dV: noted in eighths where it is a multiple of 8, so that the compiler knows of it."""
+    stride = noted(notes, PLACE)
+    if C.aligned:
+        stride = stride * 8
+    return stride
+
+
+@gluon.jit
+def store_results(dk, dv, item, call, notes, staging, WG: gl.constexpr, D: gl.constexpr, C: gl.constexpr):
+    """dK, dV, and whether they hold a NaN that may come from a masked pair."""
+    _walk, _masks, first_key, head_place = work_of(opaque(item), call, notes, C)
+    scale_log2, heads, bounds, _query_tiles, key_tiles, _all_heads, _heads_together, _pointers, results = call
+    dk_ptr, dv_ptr, flags_ptr = results
+    batch = head_place // heads
+    kv_head = head_place % heads // C.group
+    if C.left or C.right or C.kind != BAND:
+        place = ((batch * (heads // C.group) + kv_head) * key_tiles + first_key // BLOCK_K) * 2 + WG
+        gl.store(flags_ptr + place, has_nan(dk, dv))
+    left = bounds[1] - first_key
+    stride = noted_stride(notes, 1, C)
+    base = dk_ptr + batch * noted_stride(notes, 0, C) + first_key * stride + kv_head * noted_stride(notes, 2, C)
+    store_keys(base, stride, dk * (scale_log2 * 0.6931471805599453), left, staging, WG, D)
+    stride = noted_stride(notes, 4, C)
+    base = dv_ptr + batch * noted_stride(notes, 3, C) + first_key * stride + kv_head * noted_stride(notes, 5, C)
+    store_keys(base, stride, dv, left, staging, WG, D)

@@ -1,0 +1,215 @@
+"""The forward kernel for sm_90: warps that fetch and warps that compute, over a list of tiles of queries.
+
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
+"""
+
+import math
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from ...options import Options
+from ..portable.launch import Launch, ceil_div, features_of
+from .descriptors import descriptor
+from .forward_recompute_nonfinite import note
+from .forward_schedule import divisor
+from .forward_tiles import ForwardTile, serves_forward
+from .forward_warps import consume, produce
+from .launch import mask_arguments, multiprocessors, run
+
+__all__ = ["ForwardTile", "forward", "forward_launch", "serves_forward"]
+
+LOG2_E = math.log2(math.e)
+# How much of the L2 cache (50 MB on an H100, 60 MB on an H200) the keys and values of one section of heads may fill.
+L2_BYTES = 24 << 20
+
+
+class Constants(NamedTuple):
+    """What the kernel is compiled for besides the mask: of a ForwardTile, and the head dimension, padded too, query
+    heads a key head, tiles a block of a block-sparse mask, and whether tiles of queries come in pairs."""
+
+    consumers: int
+    rows: int
+    block_k: int
+    stages: int
+    q_stages: int
+    turns: bool
+    tight: bool
+    registers: int
+    head_dim: int
+    block_d: int
+    group: int
+    tiles: int
+    paired: bool
+
+
+NOT_SPECIALISED = [
+    "heads", "total", "section", "tiles", "block_m", "block_s", "section_m", "section_s", "heads_m", "heads_s",
+    "seqlen_q", "seqlen_k", "band_left", "band_right", "stride_tb", "stride_th",
+    "stride_tr", "stride_rows", "plane",
+]  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=NOT_SPECIALISED)
+def forward_kernel(
+    q_desc,
+    k_desc,
+    v_desc,
+    out_desc,
+    lse_ptr,
+    rows_ptr,
+    table_ptr,
+    list_ptr,
+    stride_tb,
+    stride_th,
+    stride_tr,
+    stride_rows,
+    plane,
+    heads,
+    total,
+    section,
+    tiles,
+    block_m,
+    block_s,
+    section_m,
+    section_s,
+    heads_m,
+    heads_s,
+    seqlen_q,
+    seqlen_k,
+    band_left,
+    band_right,
+    scale,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    F: gl.constexpr,
+    C: gl.constexpr,
+):
+    DTYPE: gl.constexpr = q_desc.dtype
+    descriptors = (q_desc, k_desc, v_desc, out_desc)
+    q_smem = gl.allocate_shared_memory(DTYPE, [C.q_stages * C.consumers, 1, C.rows, 1, C.block_d], q_desc.layout)
+    k_smem = gl.allocate_shared_memory(DTYPE, [C.stages, 1, C.block_k, 1, C.block_d], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(DTYPE, [C.stages, 1, C.block_k, 1, C.block_d], v_desc.layout)
+    if C.block_d > 128:  # there is room for one of the two: see forward_warps.consume
+        out_smem = q_smem
+    else:
+        out_smem = gl.allocate_shared_memory(DTYPE, [C.consumers, 1, C.rows, 1, C.block_d], out_desc.layout)
+    buffers = (q_smem, k_smem, v_smem, out_smem)
+    q_full = gl.allocate_shared_memory(gl.int64, [C.q_stages * C.consumers, 1], mbarrier.MBarrierLayout())
+    q_empty = gl.allocate_shared_memory(gl.int64, [C.q_stages * C.consumers, 1], mbarrier.MBarrierLayout())
+    k_full = gl.allocate_shared_memory(gl.int64, [C.stages, 1], mbarrier.MBarrierLayout())
+    k_empty = gl.allocate_shared_memory(gl.int64, [C.stages, 1], mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, [C.stages, 1], mbarrier.MBarrierLayout())
+    v_empty = gl.allocate_shared_memory(gl.int64, [C.stages, 1], mbarrier.MBarrierLayout())
+    Q_TILES: gl.constexpr = C.q_stages * C.consumers
+    STAGES: gl.constexpr = C.stages
+    for i in gl.static_range(Q_TILES):
+        mbarrier.init(q_full.index(i), count=1)
+        mbarrier.init(q_empty.index(i), count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(k_full.index(i), count=1)
+        mbarrier.init(k_empty.index(i), count=C.consumers)
+        mbarrier.init(v_full.index(i), count=1)
+        mbarrier.init(v_empty.index(i), count=C.consumers)
+    barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty)
+    work = (heads, total, section, tiles, block_m, block_s, section_m, section_s, heads_m, heads_s)
+    bounds = (seqlen_q, seqlen_k, band_left, band_right)
+    mask = (table_ptr, stride_tb, stride_th, stride_tr, stride_rows, plane)
+    if F.left or F.right or F.intervals or F.block_q:
+        # Rarely read, so it lies in shared memory: every argument of a worker is a register for the whole kernel.
+        origins = gl.allocate_shared_memory(gl.int64, [16, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+        note(origins, 0, q_ptr, q_desc)
+        note(origins, 4, k_ptr, k_desc)
+        note(origins, 8, v_ptr, v_desc)
+        note(origins, 12, out_ptr, out_desc)
+    else:
+        origins = q_full
+    fetch = (descriptors, buffers, barriers, work, bounds, mask, list_ptr)
+    compute = (descriptors, buffers, barriers, work, bounds, mask, list_ptr, rows_ptr, lse_ptr, scale, origins)
+    # Constants stay constants only where they are written out as arguments.
+    if C.consumers == 1:
+        gl.warp_specialize([(consume, (0, compute, F, C)), (produce, (fetch, F, C))], [1], [24])
+    elif C.consumers == 2:
+        gl.warp_specialize(
+            [(consume, (0, compute, F, C)), (consume, (1, compute, F, C)), (produce, (fetch, F, C))],
+            [4, 1],
+            [C.registers, 24],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (consume, (0, compute, F, C)),
+                (consume, (1, compute, F, C)),
+                (consume, (2, compute, F, C)),
+                (produce, (fetch, F, C)),
+            ],
+            [4, 4, 1],
+            [C.registers, C.registers, 24],
+        )
+
+
+def forward_launch(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    options: Options,
+    tile: ForwardTile,
+) -> Launch:
+    """The launch that fills out (B, Sq, H, D) and lse (B, H, Sq) from q (B, Sq, H, D), k, v (B, Sk, K, D)."""
+    batch, seqlen_q, heads, head_dim = q.shape
+    seqlen_k = k.shape[1]
+    features = features_of(options)
+    mask = mask_arguments(options.mask, lse, "forward")
+    block_d = max(16, 1 << (head_dim - 1).bit_length())
+    tiles = ceil_div(seqlen_q, tile.consumers * tile.rows)
+    group = heads // k.shape[2]
+    paired = tile.paired and features.right and not (features.left or features.intervals or features.block_q)
+    section = 1
+    if paired:
+        section = (tiles + 1) // 2
+    elif features.right or features.intervals:
+        section = section_of(batch * heads, max(1, L2_BYTES // (4 * seqlen_k * head_dim)) * group)
+    divisors = (*divisor(tiles * section), *divisor(section), *divisor(heads))
+    total = batch * heads * (section if paired else tiles)
+    programs = min(total, tile.programs * multiprocessors(q.device)) if tile.programs else total
+    box_q, box_k = (1, tile.rows, 1, block_d), (1, tile.block_k, 1, block_d)
+    constants = Constants(
+        tile.consumers, tile.rows, tile.block_k, tile.stages, tile.q_stages, tile.turns, tile.tight,
+        tile.registers, head_dim, block_d, group, max(1, features.block_k // tile.block_k), paired,
+    )  # fmt: skip
+    return Launch(
+        kernel=forward_kernel,
+        grid=(programs,),
+        args=(
+            descriptor(q, box_q), descriptor(k, box_k), descriptor(v, box_k), descriptor(out, box_q),
+            lse, *mask, heads, total, section, tiles, *divisors,
+            seqlen_q, seqlen_k, options.left or 0, options.right or 0, options.scale * LOG2_E, q, k, v, out,
+        ),
+        constants={"F": features, "C": constants},
+        options={"num_warps": 4, "maxnreg": tile.cap} if tile.cap else {"num_warps": 4},
+    )  # fmt: skip
+
+
+@cache
+def section_of(pairs: int, most: int) -> int:
+    """The largest number up to `most` that divides `pairs`."""
+    return max(n for n in range(1, min(pairs, most) + 1) if pairs % n == 0)
+
+
+def forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, tile: ForwardTile
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Allocate and compute (out, lse)."""
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
+    if out.numel():
+        run(forward_launch(q, k, v, out, lse, options, tile))
+    return out, lse

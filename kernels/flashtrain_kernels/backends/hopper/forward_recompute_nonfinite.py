@@ -1,0 +1,106 @@
+"""A tile of queries computed again, key by key, because a NaN came out: slow, and rare.
+
+In the fast loop a masked pair's weight is 0, and 0 times NaN or inf is NaN. Here masked pairs stay out altogether, and
+visible values that are not finite give NaN, as in the portable kernels.
+
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from .assembly import exp2_few, opaque
+from .forward_visible import interval_rows, pieces_of, place, sees
+
+_NOTHING = gl.constexpr(-3.0e38)
+
+
+@gluon.jit
+def note(origins, PLACE: gl.constexpr, pointer, descriptor):
+    """Write a tensor's address and its strides by batch row, position and head into four places of `origins`."""
+    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    strides = descriptor.strides
+    origins.index(PLACE).store(gl.full([1], pointer.to(gl.int64), gl.int64, layout=ONE))
+    for i in gl.static_range(3):
+        origins.index(PLACE + 1 + i).store(gl.full([1], strides[i].to(gl.int64), gl.int64, layout=ONE))
+
+
+@gluon.jit
+def _noted(origins, PLACE: gl.constexpr):
+    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    return gl.max(origins.index(PLACE).load(ONE), 0)
+
+
+@gluon.jit
+def _rows_of(origins, PLACE: gl.constexpr, batch, head, DTYPE: gl.constexpr):
+    """Where a head's first row is, and how far the next."""
+    base = _noted(origins, PLACE).to(gl.pointer_type(DTYPE))
+    base += batch.to(gl.int64) * _noted(origins, PLACE + 1) + head.to(gl.int64) * _noted(origins, PLACE + 3)
+    return base, _noted(origins, PLACE + 2)
+
+
+@gluon.jit
+def attend_again(
+    row, item, work, bounds, mask, list_ptr, rows_ptr, lse_ptr, scale, origins, DTYPE: gl.constexpr, F: gl.constexpr,
+    C: gl.constexpr, LAYOUT: gl.constexpr, FIRST: gl.constexpr,
+):  # fmt: skip
+    """Compute and store the output's columns from FIRST on, as many as LAYOUT has, and the log-sum-exp of the queries
+    `row`."""
+    BLOCK_K: gl.constexpr = C.block_k
+    TILES: gl.constexpr = C.tiles
+    TILE_Q: gl.constexpr = C.consumers * C.rows
+    batch, head, first_query = item
+    zero = opaque(gl.to_tensor(0))
+    batch += zero
+    first_query += zero
+    row += zero
+    pieces = pieces_of(batch, head, first_query, bounds, mask, F, TILE_Q, BLOCK_K)
+    mask_rows = interval_rows(row, batch, bounds, mask, rows_ptr, F)
+    ROWS: gl.constexpr = C.rows
+    COLUMNS: gl.constexpr = LAYOUT.instr_shape[1]
+    column = FIRST + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, LAYOUT)) + zero
+    inside = column < C.head_dim
+    # Queries and keys are read again for each product, a few columns at a time: registers belong to the output.
+    NARROW: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 16, 16])
+    narrow_row = gl.convert_layout(row, gl.SliceLayout(1, NARROW))
+    narrow_column = gl.arange(0, 16, layout=gl.SliceLayout(0, NARROW)) + zero
+    q_base, q_stride = _rows_of(origins, 0, batch, head, DTYPE)
+    q_tile = q_base + narrow_row.to(gl.int64)[:, None] * q_stride + narrow_column[None, :]
+    q_real = (narrow_row < bounds[0])[:, None]
+    k_base, k_stride = _rows_of(origins, 4, batch, head // C.group, DTYPE)
+    v_base, v_stride = _rows_of(origins, 8, batch, head // C.group, DTYPE)
+    acc = gl.zeros([ROWS, COLUMNS], gl.float32, layout=LAYOUT)
+    row_sum = gl.zeros([ROWS], gl.float32, layout=gl.SliceLayout(1, LAYOUT))
+    row_max = gl.full([ROWS], _NOTHING, gl.float32, layout=gl.SliceLayout(1, LAYOUT))
+    for step in range(0, pieces[0] + pieces[8]):
+        first_key = place(step, pieces, list_ptr, F, TILES, BLOCK_K)
+        for i in range(0, BLOCK_K + zero):
+            key = first_key + i
+            real = key < bounds[1]
+            score = gl.zeros([ROWS], gl.float32, layout=gl.SliceLayout(1, NARROW))
+            for d in range(0, C.head_dim + zero, 16):
+                there = narrow_column + d < C.head_dim
+                k = gl.load(k_base + key.to(gl.int64) * k_stride + d + narrow_column, mask=there & real, other=0.0)
+                q = gl.load(q_tile + d, mask=q_real & there[None, :], other=0.0)
+                score += gl.sum(q.to(gl.float32) * k.to(gl.float32)[None, :], 1)
+            v = gl.load(v_base + key.to(gl.int64) * v_stride + column, mask=inside & real, other=0.0).to(gl.float32)
+            seen = sees(row, key, bounds, mask_rows, F) & real
+            score = gl.where(seen, gl.convert_layout(score, gl.SliceLayout(1, LAYOUT)), float("-inf"))
+            new_max = gl.maximum(row_max, score * scale)
+            weight = exp2_few(score * scale - new_max)
+            rescale = exp2_few(row_max - new_max)
+            row_sum = row_sum * rescale + weight
+            row_max = new_max
+            v = gl.where(gl.abs(v) < float("inf"), v, float("nan"))
+            acc = acc * rescale[:, None] + gl.where(seen[:, None], weight[:, None] * v[None, :], 0.0)
+    empty = row_sum == 0
+    weight = gl.where(empty, 1.0, row_sum)
+    lse = gl.where(empty, float("-inf"), (row_max + gl.log2(weight)) * 0.6931471805599453)
+    gl.store(lse_ptr + (batch * work[0] + head).to(gl.int64) * bounds[0] + row, lse, mask=row < bounds[0])
+    out = (
+        _noted(origins, 3 * 4).to(gl.pointer_type(DTYPE))
+        + (batch.to(gl.int64) * bounds[0] * work[0] + head) * C.head_dim
+    )
+    stored = (row < bounds[0])[:, None] & inside[None, :]
+    places = out + row.to(gl.int64)[:, None] * (work[0] * C.head_dim) + column[None, :]
+    gl.store(places, (acc / weight[:, None]).to(DTYPE), mask=stored)

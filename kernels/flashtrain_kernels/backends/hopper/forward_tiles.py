@@ -1,0 +1,100 @@
+"""Which calls the Gluon forward serves, and with which tile: as measured on an H200 (kernels/OPTIMISATION.md)."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ...masks import BlockMask, Mask
+from ...options import Options
+from .descriptors import why_not
+
+
+class ForwardTile(NamedTuple):
+    """How the forward runs.
+
+    consumers, rows: consumer warpgroups, and the query rows of each. block_k, stages: keys a tile, tiles of keys (and
+    of values) in flight. turns, tight: see forward_warps.consume. registers: of a consumer's thread (two or three
+    consumers). programs: how many run at most on a multiprocessor, each doing several tiles of queries (0: one program
+    a tile). q_stages: tiles of queries in flight. cap: registers a thread at launch (0: what one program a
+    multiprocessor allows).
+    paired: of a causal call, each program does long and short tiles of queries in pairs (see forward_schedule.py).
+    """
+
+    consumers: int
+    rows: int
+    block_k: int
+    stages: int
+    turns: bool = True
+    registers: int = 240
+    programs: int = 0
+    q_stages: int = 1
+    cap: int = 0
+    paired: bool = False
+    tight: bool = False
+
+
+# The tiles that masks are planned for. Measured with documents (kernels/OPTIMISATION.md): small ones waste least at
+# the documents' borders.
+PLANNED = (64, 64)
+# One consumer warpgroup of 64 queries, several programs a multiprocessor: short sequences, windows and masks.
+_SMALL = {
+    64: ForwardTile(1, 64, 64, 2, turns=False, programs=3, q_stages=2, cap=80),
+    128: ForwardTile(1, 64, 64, 2, turns=False, programs=2, q_stages=1, cap=128),
+}
+# As many warpgroups as the registers allow, one program a multiprocessor.
+_LARGE = {
+    64: ForwardTile(3, 64, 128, 4, registers=160, programs=1, q_stages=2),
+    128: ForwardTile(2, 64, 128, 2, programs=1, q_stages=2),
+    256: ForwardTile(2, 64, 64, 2, tight=True),
+}
+_MIDDLE = ForwardTile(1, 64, 128, 2, turns=False, programs=2, q_stages=2, cap=128)  # D = 64, short, no mask
+# Tiles of 128 x 128, for blocks of that size and larger.
+_TWO = {64: ForwardTile(2, 64, 128, 3, q_stages=2, programs=1), 128: _LARGE[128]}
+
+
+def serves_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
+    """None where the Gluon forward serves a call, else why it does not. q (B, Sq, H, D), k, v (B, Sk, K, D)."""
+    if q.shape[3] > 256 or q.shape[3] % 8:
+        return "head dimensions up to 256 that are multiples of 8 only"
+    if q.shape[3] > 128 and options.mask is not None:
+        return "no masks with head dimensions beyond 128"
+    if options.rich:
+        return "no softcap, ALiBi, bias or dropout"
+    if not options.scale > 0:
+        return "the scale must be positive"
+    if isinstance(options.mask, Mask) and options.mask.keys is not None:
+        return "no masks with positions of keys"
+    if isinstance(options.mask, BlockMask) and min(options.mask.block_size) < 64:
+        return "blocks of 64 and larger only"
+    if not (q.numel() and k.numel()):
+        return "nothing to compute"
+    if max(q.shape[1], k.shape[1]) >= 1 << 30 or q.shape[0] * q.shape[2] * q.shape[1] >= 1 << 31:
+        return "too many queries for 32-bit numbers"
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        reason = why_not(name, x)
+        if reason is not None:
+            return reason
+    return None
+
+
+def forward_tile(q: Tensor, k: Tensor, options: Options) -> ForwardTile:
+    """The tile of a call. A mask's plan, where there is one, is for tiles of 64 x 64 (PLANNED)."""
+    width = 64 if q.shape[3] <= 64 else 128 if q.shape[3] <= 128 else 256
+    keys, mask = k.shape[1], options.mask
+    if width == 256:
+        return _LARGE[256]
+    if isinstance(mask, Mask):
+        return _SMALL[width]._replace(programs=0)
+    if isinstance(mask, BlockMask):
+        return _TWO[width] if min(mask.block_size) >= 128 else _SMALL[width]._replace(programs=0)
+    if options.left is not None:
+        return _SMALL[64] if width == 64 else _LARGE[128]
+    # With three warpgroups, and in loops of a few tiles, it gains nothing.
+    tight = width == 128 and keys >= 2048
+    if options.right is None:
+        return _MIDDLE if width == 64 and keys <= 1024 else _LARGE[width]._replace(tight=tight)
+    if width == 64 and keys <= 2048:
+        return _SMALL[64]._replace(paired=True)
+    if keys >= 16384:  # an incomplete last round of pairs costs more than a start for every tile
+        return _LARGE[width]._replace(programs=0, stages=2, q_stages=1, tight=tight)
+    return _LARGE[width]._replace(paired=True, tight=tight)

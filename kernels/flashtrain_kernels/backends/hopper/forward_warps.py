@@ -1,0 +1,272 @@
+"""The two kinds of warps of the forward kernel: one producer warp that fetches tiles, and consumer warpgroups of
+C.rows queries each that multiply and take the softmax.
+
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension (C.block_d: padded). F: features.
+C: forward.Constants.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+from .assembly import (
+    barrier_signal,
+    barrier_wait,
+    exp2,
+    exp2_few,
+    log2,
+    packed,
+    reciprocal,
+    stay,
+    stores_done,
+    unpacked,
+)
+from .forward_recompute_nonfinite import attend_again
+from .forward_schedule import rounds, work_item
+from .forward_visible import hide, pieces_of, place
+
+# The row maximum of a row that has seen nothing yet. Finite, so that exp2(-inf - maximum) is 0 and never NaN.
+_NOTHING = gl.constexpr(-3.0e38)
+# Named barriers: 9 and up, one for each consumer warpgroup's turn.
+_TURN = gl.constexpr(9)
+
+
+@gluon.jit
+def _fetch(descriptor, place_in_tensor, full, empty, buffer, number, C: gl.constexpr):
+    """Wait for ring place number % stages to be free, and fetch a tile of keys or values into it."""
+    slot = number % C.stages
+    mbarrier.wait(empty.index(slot), ((number // C.stages) & 1) ^ 1)
+    mbarrier.expect(full.index(slot), C.block_k * C.block_d * 2)
+    tma.async_copy_global_to_shared(descriptor, place_in_tensor, full.index(slot), buffer.index(slot))
+
+
+@gluon.jit
+def produce(arguments, F: gl.constexpr, C: gl.constexpr):
+    """Fetch each consumer's queries, then keys and values, each tile of values after the next tile of keys."""
+    descriptors, buffers, barriers, work, bounds, mask, list_ptr = arguments
+    q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
+    CONSUMERS: gl.constexpr = C.consumers
+    TILE_Q: gl.constexpr = C.consumers * C.rows
+    BLOCK_K: gl.constexpr = C.block_k
+    TILES: gl.constexpr = C.tiles
+    PAIRED: gl.constexpr = C.paired
+    taken = 0
+    for number in range(0, rounds(work, PAIRED)):
+        batch, head, first_query = work_item(number, work, TILE_Q, PAIRED)
+        kv_head = head // C.group
+        pieces = pieces_of(batch, head, first_query, bounds, mask, F, TILE_Q, BLOCK_K)
+        count = gl.maximum(gl.where(first_query < bounds[0], pieces[0] + pieces[8], 0), 1)
+        place_q = (number % C.q_stages) * C.consumers
+        free = ((number // C.q_stages) & 1) ^ 1
+        for w in gl.static_range(CONSUMERS):
+            mbarrier.wait(q_empty.index(place_q + w), free)
+            mbarrier.expect(q_full.index(place_q + w), C.rows * C.block_d * 2)
+            tma.async_copy_global_to_shared(
+                descriptors[0],
+                [batch, first_query + w * C.rows, head, 0],
+                q_full.index(place_q + w),
+                buffers[0].index(place_q + w),
+            )
+        before = place(0, pieces, list_ptr, F, TILES, BLOCK_K)
+        _fetch(descriptors[1], [batch, before, kv_head, 0], k_full, k_empty, buffers[1], taken, C)
+        for step in range(1, count):
+            key = place(step, pieces, list_ptr, F, TILES, BLOCK_K)
+            _fetch(descriptors[1], [batch, key, kv_head, 0], k_full, k_empty, buffers[1], taken + step, C)
+            _fetch(descriptors[2], [batch, before, kv_head, 0], v_full, v_empty, buffers[2], taken + step - 1, C)
+            before = key
+        taken += count
+        _fetch(descriptors[2], [batch, before, kv_head, 0], v_full, v_empty, buffers[2], taken - 1, C)
+
+
+@gluon.jit
+def _arrived(full, buffer, number, C: gl.constexpr):
+    """The tile of keys or values in ring place number % stages, once it is there."""
+    slot = number % C.stages
+    mbarrier.wait(full.index(slot), (number // C.stages) & 1)
+    return buffer.index(slot).reshape([C.block_k, C.block_d])
+
+
+@gluon.jit
+def _softmax(scores, row_max, scale):
+    """(weights, rescale, new maximum): weights are 2^(scale * score - maximum)."""
+    new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
+    weights = exp2(scores * scale - new_max[:, None])
+    return weights, exp2_few(row_max - new_max), new_max
+
+
+@gluon.jit
+def _sums(weights, C: gl.constexpr):
+    """Row sums. C.tight: (rows, 4), what each of the four threads of a row has of it, so that they need not talk."""
+    if C.tight:
+        ROWS: gl.constexpr = weights.shape[0]
+        GROUPS: gl.constexpr = weights.shape[1] // 8
+        sums = gl.sum(gl.sum(weights.reshape([ROWS, GROUPS, 4, 2]), 3), 1)
+    else:
+        sums = gl.sum(weights, 1)
+    return sums
+
+
+@gluon.jit
+def _add(sums, rescale, weights, C: gl.constexpr):
+    """The sums with those of another tile of weights."""
+    more = _sums(weights, C)
+    if C.tight:
+        rescale = gl.convert_layout(rescale, gl.SliceLayout(1, more.type.layout))[:, None]
+    return sums * rescale + more
+
+
+@gluon.jit
+def _rounded(weights, DTYPE: gl.constexpr, LAYOUT: gl.constexpr, C: gl.constexpr):
+    """Weights as they are kept until their product. C.tight: as integers, or LLVM rounds them at that product only."""
+    if C.tight:
+        p = packed(weights, DTYPE)
+    else:
+        p = gl.convert_layout(weights.to(DTYPE), LAYOUT)
+    return p
+
+
+@gluon.jit
+def _operand(p, DTYPE: gl.constexpr, LAYOUT: gl.constexpr, C: gl.constexpr):
+    if C.tight:
+        p = gl.convert_layout(unpacked(p, DTYPE), LAYOUT)
+    return p
+
+
+@gluon.jit
+def _finish(acc, row_sum, row_max, lse_ptrs, inside, buffer, descriptor, place_out):
+    """Divide, and store the output and the log-sum-exp."""
+    ROWS: gl.constexpr = acc.shape[0]
+    BLOCK_D: gl.constexpr = acc.shape[1]
+    empty = row_sum == 0
+    weight = gl.where(empty, 1.0, row_sum)
+    gl.store(
+        lse_ptrs, gl.where(empty, float("-inf"), (row_max + log2(weight)) * 0.6931471805599453), mask=inside
+    )  # fmt: skip
+    out = acc * gl.convert_layout(reciprocal(weight), gl.SliceLayout(1, acc.type.layout))[:, None]
+    tma.store_wait(0)
+    buffer.reshape([ROWS, BLOCK_D]).store(out.to(buffer.dtype))
+    hopper.fence_async_shared()
+    tma.async_copy_shared_to_global(descriptor, place_out, buffer)
+
+
+@gluon.jit
+def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
+    """Consumer warpgroup W: rows [W * C.rows, (W + 1) * C.rows) of each tile of queries.
+
+    The product of the next tile's scores is issued before that of this tile's weights and values, and the next tile's
+    softmax runs beside the latter. C.turns: warpgroups issue their products in turn, so that one's softmax falls into
+    the others' products. C.tight: as little as possible stands between a softmax and the next product of scores. The
+    output is rescaled beside that product, weights are rounded as they come, the product before is waited for after the
+    exponentials, and a row's sum is put together from its threads' at the end.
+
+    Beyond D = 128 the output is staged where the queries were; the next ones come when it has left.
+    """
+    descriptors, buffers, barriers, work, bounds, mask, list_ptr, rows_ptr, lse_ptr, scale, origins = arguments
+    q_smem, k_smem, v_smem, out_smem = buffers
+    q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
+    TILE_Q: gl.constexpr = C.consumers * C.rows
+    ROWS: gl.constexpr = C.rows
+    BLOCK_K: gl.constexpr = C.block_k
+    BLOCK_D: gl.constexpr = C.block_d
+    TILES: gl.constexpr = C.tiles
+    PAIRED: gl.constexpr = C.paired
+    DTYPE: gl.constexpr = q_smem.dtype
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_K, 16])
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
+    S_ROWS: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
+    O_ROWS: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
+    no_scores = gl.zeros([ROWS, BLOCK_K], gl.float32, layout=S_LAYOUT)
+    taken = 0
+    if C.turns and C.consumers - 1 == W:
+        barrier_signal(_TURN, 256)
+    nothing = gl.zeros([ROWS], gl.float32, layout=O_ROWS)
+    batch, head, first_query = work_item(0, work, TILE_Q, PAIRED)
+    for number in range(0, rounds(work, PAIRED)):
+        pieces = pieces_of(batch, head, first_query, bounds, mask, F, TILE_Q, BLOCK_K)
+        some = gl.where(first_query < bounds[0], pieces[0] + pieces[8], 0)
+        count = gl.maximum(some, 1)  # a tile of queries that sees nothing visits one tile, wholly hidden
+        masked = gl.where(some == 0, 1, pieces[0])
+        row = first_query + W * ROWS + gl.arange(0, ROWS, layout=S_ROWS)
+        item = (batch, head, first_query)
+        place_q = (number % C.q_stages) * C.consumers + W
+        q = q_smem.index(place_q).reshape([ROWS, BLOCK_D])
+        mbarrier.wait(q_full.index(place_q), (number // C.q_stages) & 1)
+        k = _arrived(k_full, k_smem, taken, C)
+        scores = hopper.warpgroup_mma(q, k.permute((1, 0)), no_scores, use_acc=False, is_async=True)
+        scores = hopper.warpgroup_mma_wait(0, [scores])
+        mbarrier.arrive(k_empty.index(taken % C.stages), count=1)
+        if masked > 0:
+            scores = hide(scores, row, 0, some > 0, item, bounds, mask, list_ptr, rows_ptr, F, TILE_Q, TILES)
+        row_max = gl.full([ROWS], _NOTHING, gl.float32, layout=S_ROWS)
+        weights, rescale, row_max = _softmax(scores, row_max, scale)
+        row_sum = _sums(weights, C)
+        p = _rounded(weights, DTYPE, P_LAYOUT, C)
+        acc = gl.zeros([ROWS, BLOCK_D], gl.float32, layout=O_LAYOUT)
+        for step in range(1, count):
+            k = _arrived(k_full, k_smem, taken + step, C)
+            if C.turns:
+                barrier_wait(_TURN + W, 256)
+            scores = hopper.warpgroup_mma(q, k.permute((1, 0)), no_scores, use_acc=False, is_async=True)
+            v = _arrived(v_full, v_smem, taken + step - 1, C)
+            if C.tight:
+                acc = acc * gl.convert_layout(stay(rescale), O_ROWS)[:, None]
+            acc = hopper.warpgroup_mma(_operand(p, DTYPE, P_LAYOUT, C), v, acc, is_async=True)
+            if C.turns:
+                barrier_signal(_TURN + (W + 1) % C.consumers, 256)
+            scores = hopper.warpgroup_mma_wait(1, [scores])
+            mbarrier.arrive(k_empty.index((taken + step) % C.stages), count=1)
+            if step < masked:
+                scores = hide(scores, row, step, True, item, bounds, mask, list_ptr, rows_ptr, F, TILE_Q, TILES)
+            weights, rescale, row_max = _softmax(scores, row_max, scale)
+            row_sum = _add(row_sum, rescale, weights, C)
+            if C.tight:
+                following_p = _rounded(weights, DTYPE, P_LAYOUT, C)
+                if bounds[0] < 0:  # never; but ptxas would move the wait below to before the softmax
+                    mbarrier.wait(q_full.index(0), 0)
+            acc = hopper.warpgroup_mma_wait(0, [acc])
+            mbarrier.arrive(v_empty.index((taken + step - 1) % C.stages), count=1)
+            if C.tight:
+                p = following_p
+            else:
+                acc = acc * gl.convert_layout(rescale, O_ROWS)[:, None]
+                p = _rounded(weights, DTYPE, P_LAYOUT, C)
+        taken += count
+        v = _arrived(v_full, v_smem, taken - 1, C)
+        if C.tight:
+            acc = acc * gl.convert_layout(rescale, O_ROWS)[:, None]
+        acc = hopper.warpgroup_mma(_operand(p, DTYPE, P_LAYOUT, C), v, acc, is_async=True)
+        if BLOCK_D <= 128:
+            mbarrier.arrive(q_empty.index(place_q), count=1)
+        following = work_item(number + 1, work, TILE_Q, PAIRED)  # while the product runs
+        acc = hopper.warpgroup_mma_wait(0, [acc])
+        mbarrier.arrive(v_empty.index((taken - 1) % C.stages), count=1)
+
+        if C.tight:
+            row_sum = gl.convert_layout(gl.sum(row_sum, 1), S_ROWS)
+        place_out = [batch, first_query + W * ROWS, head, 0]
+        lse_base = lse_ptr + (batch * work[0] + head).to(gl.int64) * bounds[0]
+        inside = row < bounds[0]
+        if F.left or F.right or F.intervals or F.block_q:
+            nothing += gl.sum(acc * 0.0, 1)
+        _finish(acc, row_sum, row_max, lse_base + row, inside, out_smem.index(W), descriptors[3], place_out)
+        if BLOCK_D > 128:
+            tma.store_wait(0)
+            mbarrier.arrive(q_empty.index(place_q), count=1)
+        batch, head, first_query = following
+    tma.store_wait(0)
+    if F.left or F.right or F.intervals or F.block_q:
+        # A hidden value that is NaN or inf, perhaps: its weight is 0, and the product NaN. Rare, so looked at once.
+        stores_done()
+        if gl.max((nothing != nothing).to(gl.int32), 0) > 0:
+            for number in range(0, rounds(work, PAIRED)):
+                batch, head, first_query = work_item(number, work, TILE_Q, PAIRED)
+                COLUMNS: gl.constexpr = min(BLOCK_D, 128)  # what the registers hold
+                LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
+                o_rows = first_query + W * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
+                for part in gl.static_range(BLOCK_D // COLUMNS):
+                    attend_again(
+                        o_rows, (batch, head, first_query), work, bounds, mask, list_ptr, rows_ptr, lse_ptr, scale,
+                        origins, DTYPE, F, C, LAYOUT, part * COLUMNS,
+                    )  # fmt: skip

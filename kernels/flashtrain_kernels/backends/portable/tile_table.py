@@ -1,0 +1,304 @@
+"""Which tile a call gets from the portable kernels: a table, read by rules. Nothing is tuned at run time.
+
+OLDEST and NEWEST are for releases of Triton with which the table's tiles would spill registers. Each release brings
+another compiler, which may want more registers for the same kernel: a few instructions more than a tile leaves, that
+would spill. There stand the nearest tiles that spill nothing, found by compiling ahead of time
+(tests/kernels/compile_cases.py). Nothing there was timed.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ... import environment
+from ...environment import constant
+from ...masks import BlockMask, Mask
+from ...options import Options
+
+Key = tuple[str, int, int]  # (architecture, bits of the dtype, head dimension up to), as in the table
+
+
+class Tile(NamedTuple):
+    """A program's tile: queries and keys a step, warps, loads kept in flight, a cap on registers a thread (0: none)."""
+
+    block_q: int
+    block_k: int
+    warps: int
+    stages: int
+    registers: int = 0
+
+    def options(self) -> dict[str, int]:
+        """Triton's launch options. A cap on registers lets more programs share a multiprocessor."""
+        options = {"num_warps": self.warps, "num_stages": self.stages}
+        return {**options, "maxnreg": self.registers} if self.registers else options
+
+    def __str__(self) -> str:
+        cap = f", {self.registers} registers" if self.registers else ""
+        return f"{self.block_q}x{self.block_k}, {self.warps} warps, {self.stages} stages{cap}"
+
+
+class Tiles(NamedTuple):
+    """The tiles of the kernels of one call. dbias: of the bias's gradient, small: it also adds up a tile of scores.
+
+    together: dK/dV and dQ in one launch, whose options are those of the dkdv tile.
+    """
+
+    forward: Tile
+    dkdv: Tile
+    dq: Tile
+    dbias: Tile
+    together: bool = False
+
+    @classmethod
+    def all(cls, tile: Tile, together: bool) -> "Tiles":
+        """The same tile for every kernel."""
+        return cls(tile, tile, tile, tile, together)
+
+    def mapped(self, change: Callable[[Tile], Tile]) -> "Tiles":
+        """Every tile changed."""
+        return Tiles(change(self.forward), change(self.dkdv), change(self.dq), change(self.dbias), self.together)
+
+
+class Kind(NamedTuple):
+    """What of a call, besides device, head dimension and dtype, decides its tiles. See VARIANTS."""
+
+    short: bool = False
+    short_causal: bool = False
+    window: bool = False
+    blocks: bool = False
+    intervals: bool = False
+    scattered: bool = False
+    permuted: bool = False
+    grouped: bool = False
+    grouped_blocks: bool = False
+    rich: bool = False
+
+
+# (architecture, bits of the dtype, head dimension up to) -> tiles. "small" stands for GPUs with 99 KiB of shared
+# memory a block (sm_86, sm_89, sm_120) and for every architecture not named. `python -m flashtrain_kernels.tuning`
+# prints such rows.
+TILES: dict[Key, Tiles] = {
+    ("sm_90", 16, 64): Tiles(Tile(128, 64, 4, 4), Tile(32, 64, 4, 3, 168), Tile(64, 64, 4, 3, 168), Tile(64, 32, 8, 1)),
+    ("sm_90", 16, 128): Tiles(
+        Tile(128, 64, 8, 3), Tile(32, 128, 8, 3), Tile(128, 64, 8, 3), Tile(64, 32, 8, 1), together=True
+    ),
+    ("sm_90", 16, 256): Tiles(Tile(128, 64, 8, 2), Tile(32, 64, 8, 2), Tile(128, 32, 8, 2), Tile(64, 32, 8, 1)),
+    ("sm_90", 32, 64): Tiles(Tile(64, 32, 4, 2), Tile(32, 32, 4, 2), Tile(32, 32, 4, 2), Tile(32, 32, 4, 2)),
+    ("sm_90", 32, 128): Tiles(Tile(32, 32, 4, 2), Tile(16, 32, 8, 1), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
+    ("sm_90", 32, 256): Tiles(Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    ("sm_100", 16, 64): Tiles(Tile(128, 64, 8, 3), Tile(32, 64, 4, 3), Tile(64, 64, 4, 3), Tile(64, 32, 8, 1)),
+    ("sm_100", 16, 128): Tiles(Tile(128, 64, 8, 3), Tile(32, 128, 8, 3), Tile(128, 64, 8, 2), Tile(64, 32, 8, 1)),
+    ("sm_80", 16, 64): Tiles(Tile(128, 64, 8, 3), Tile(32, 128, 8, 3), Tile(64, 64, 4, 2), Tile(32, 64, 8, 1)),
+    ("sm_80", 16, 128): Tiles(Tile(128, 32, 8, 3), Tile(32, 64, 8, 2), Tile(64, 32, 8, 2), Tile(32, 64, 8, 1)),
+    ("sm_80", 16, 256): Tiles(Tile(64, 32, 8, 2), Tile(16, 64, 8, 1), Tile(64, 16, 8, 1), Tile(64, 16, 8, 1)),
+    ("small", 16, 64): Tiles(Tile(128, 32, 4, 2), Tile(64, 128, 8, 2), Tile(64, 64, 4, 2), Tile(32, 64, 8, 1)),
+    ("small", 16, 128): Tiles(Tile(64, 64, 4, 2), Tile(32, 64, 8, 1), Tile(64, 32, 8, 1), Tile(32, 64, 8, 1)),
+    ("small", 16, 256): Tiles(Tile(32, 32, 4, 1), Tile(16, 32, 8, 1), Tile(32, 16, 8, 1), Tile(32, 16, 8, 1)),
+    ("small", 32, 64): Tiles(Tile(64, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
+    ("small", 32, 128): Tiles(Tile(32, 32, 8, 1), Tile(16, 32, 8, 1), Tile(32, 16, 8, 1), Tile(32, 16, 8, 1)),
+    ("small", 32, 256): Tiles(Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+}
+# What replaces a tile of a row above when a call is more than plain, where that is faster or the row's tile would spill
+# registers: "short", "short_causal": at most SHORT keys, without and with a bound on the right; "window": a band with a
+# left bound; "blocks": a block-sparse mask; "intervals": a Mask; "scattered": one with two intervals a query or with
+# key positions; "permuted": one with key positions; "grouped": several query heads a key head; "grouped_blocks": that
+# with a block-sparse mask; "rich": softcap, ALiBi, bias or dropout. A call that is several of these takes the last
+# one's. A mask's plan is made for the sizes of "intervals", and of "rich" where the call is that too.
+VARIANTS: dict[Key, dict[str, dict[str, Any]]] = {
+    ("sm_90", 16, 64): {
+        "short": {"forward": Tile(128, 64, 4, 3)},
+        "short_causal": {"forward": Tile(64, 64, 4, 2)},
+        "window": {"forward": Tile(64, 64, 4, 3)},
+        "intervals": {"forward": Tile(64, 64, 4, 3), "together": True},
+        "grouped": {"dkdv": Tile(32, 64, 4, 3), "together": True},
+        "rich": {
+            "forward": Tile(128, 64, 8, 2),
+            "dkdv": Tile(32, 64, 4, 2),
+            "dq": Tile(64, 64, 4, 2),
+            "together": False,
+        },
+    },
+    ("sm_90", 16, 128): {
+        "short_causal": {"forward": Tile(64, 64, 4, 3)},
+        "window": {"forward": Tile(64, 64, 4, 3)},
+        "blocks": {"forward": Tile(64, 64, 4, 3)},
+        "intervals": {"forward": Tile(64, 64, 4, 3)},
+        "grouped_blocks": {"dkdv": Tile(32, 64, 8, 3)},
+        "rich": {
+            "forward": Tile(128, 32, 8, 2),
+            "dkdv": Tile(16, 128, 8, 3),
+            "dq": Tile(128, 32, 8, 2),
+            "together": False,
+        },
+    },
+    ("sm_100", 16, 64): {
+        "rich": {"forward": Tile(128, 32, 8, 2), "dkdv": Tile(32, 64, 8, 2), "dq": Tile(64, 64, 4, 2)},
+    },
+    ("sm_100", 16, 128): {
+        "grouped": {"dkdv": Tile(32, 128, 8, 1)},
+        "rich": {"forward": Tile(64, 32, 8, 2), "dkdv": Tile(32, 128, 8, 2), "dq": Tile(64, 32, 4, 2)},
+    },
+    ("sm_80", 16, 64): {
+        "rich": {"forward": Tile(128, 32, 8, 3), "dkdv": Tile(32, 128, 8, 2), "dq": Tile(64, 32, 4, 3)},
+    },
+    ("sm_80", 16, 128): {
+        "rich": {"forward": Tile(64, 32, 8, 3), "dkdv": Tile(16, 64, 8, 2)},
+    },
+}
+SHORT = 1024
+# Where an architecture has no row of its own it borrows this one's.
+_BORROWS = {("sm_100", 16): "sm_90", ("sm_100", 32): "sm_90", ("sm_80", 32): "small"}
+_INTERPRETER_TILES = Tiles.all(Tile(64, 64, 4, 1), together=True)
+# release -> key -> kind of call ("plain": any) -> what to replace: tiles, as Tile has them.
+OLDEST: dict[Key, dict[str, dict[str, Any]]] = {
+    ("sm_90", 16, 64): {
+        "scattered": {"dkdv": (32, 64, 4, 3)},
+    },
+    ("sm_90", 16, 128): {
+        "permuted": {"forward": (64, 64, 8, 3)},
+    },
+    ("sm_100", 16, 64): {
+        "rich": {"dq": (64, 64, 8, 2)},
+    },
+    ("sm_100", 16, 128): {
+        "plain": {"dq": (128, 64, 8, 2, 255)},
+        "rich": {"forward": (64, 32, 8, 2, 255)},
+    },
+    ("sm_80", 16, 64): {
+        "grouped": {"dkdv": (32, 128, 8, 1)},
+        "rich": {"dkdv": (32, 128, 8, 1)},
+    },
+    ("sm_80", 16, 128): {
+        "rich": {"dkdv": (16, 32, 8, 2)},
+    },
+}
+NEWEST: dict[Key, dict[str, dict[str, Any]]] = {
+    ("sm_90", 16, 64): {
+        "plain": {"forward": (128, 64, 4, 2), "dkdv": (32, 64, 4, 3)},
+        "short": {"forward": (128, 64, 4, 2)},
+        "blocks": {"forward": (128, 64, 4, 4)},
+        "rich": {"forward": (128, 64, 8, 2, 255)},
+    },
+    ("sm_90", 16, 128): {
+        "intervals": {"forward": (64, 64, 8, 3), "dkdv": (16, 128, 8, 3)},
+        "scattered": {"dkdv": (16, 128, 8, 2)},
+        "rich": {"forward": (128, 32, 8, 1)},
+    },
+    ("sm_100", 16, 64): {
+        "grouped": {"dkdv": (32, 64, 4, 3, 255)},
+        "rich": {"dkdv": (32, 64, 8, 2, 255), "dq": (64, 64, 4, 1)},
+    },
+    ("sm_80", 16, 64): {
+        "scattered": {"dq": (64, 64, 4, 1)},
+    },
+}
+
+
+def kind_of(q: Tensor, k: Tensor, options: Options) -> Kind:
+    """What of the call, besides device, head dimension and dtype, decides its tiles."""
+    mask = options.mask
+    band = mask is None and k.shape[1] <= SHORT
+    return Kind(
+        short=band and options.right is None,
+        short_causal=band and options.right is not None,
+        window=options.left is not None,
+        blocks=isinstance(mask, BlockMask),
+        intervals=isinstance(mask, Mask),
+        scattered=isinstance(mask, Mask) and (mask.keys is not None or mask.queries.shape[0] > 5),
+        permuted=isinstance(mask, Mask) and mask.keys is not None,
+        grouped=q.shape[2] != k.shape[2],
+        grouped_blocks=q.shape[2] != k.shape[2] and isinstance(mask, BlockMask),
+        rich=options.rich,
+    )
+
+
+def tiles_for(
+    device: torch.device,
+    head_dim: int,
+    dtype: torch.dtype,
+    kind: Kind = Kind(),  # noqa: B008 - immutable
+    *,
+    blocks: tuple[int, ...] | None = None,
+    block_size: tuple[int, int] | None = None,
+) -> Tiles:
+    """The tiles of a call on this device.
+
+    blocks: the tile sizes that a mask's plan was made for: they stay, whatever the table says.
+    block_size: of a block-sparse mask: no tile may be larger than a block.
+    """
+    forced = environment.forced
+    if forced is not None and forced.tile is not None:
+        tiles = Tiles.all(forced.tile, forced.together)
+    elif device.type != "cuda":
+        tiles = _INTERPRETER_TILES
+    else:
+        tiles = table_row(architecture(torch.cuda.get_device_capability(device)), head_dim, dtype, kind)
+    if blocks is not None:
+        tiles = resized(tiles, blocks)
+    if block_size is not None:
+        q, k = block_size
+        tiles = tiles.mapped(lambda tile: _sized(tile, min(tile.block_q, q), min(tile.block_k, k)))
+    return tiles
+
+
+def resized(tiles: Tiles, blocks: tuple[int, ...]) -> Tiles:
+    """The tiles with the sizes that a plan was made for (masks.Plan.blocks), their warps and stages kept."""
+    return tiles._replace(
+        forward=_sized(tiles.forward, *blocks[0:2]),
+        dq=_sized(tiles.dq, *blocks[2:4]),
+        dkdv=_sized(tiles.dkdv, *blocks[4:6]),
+    )
+
+
+def _sized(tile: Tile, block_q: int, block_k: int) -> Tile:
+    return tile._replace(block_q=block_q, block_k=block_k)
+
+
+def plan_blocks(device: torch.device, head_dim: int, dtype: torch.dtype, rich: bool = False) -> tuple[int, ...]:
+    """The tile sizes to plan a mask for: queries and keys of the forward, the dQ and the dK/dV kernel."""
+    return _plan_blocks(device, _padded(head_dim), dtype, rich)
+
+
+@constant  # torch.compile may neither look for a GPU nor trace through the table
+def _plan_blocks(device: torch.device, head_dim: int, dtype: torch.dtype, rich: bool) -> tuple[int, ...]:
+    tiles = tiles_for(device, head_dim, dtype, Kind(intervals=True, rich=rich))
+    return (*tiles.forward[:2], *tiles.dq[:2], *tiles.dkdv[:2])
+
+
+def _padded(head_dim: int) -> int:
+    """The head dimension of the table's row."""
+    return 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
+
+
+@cache
+def table_row(arch: str, head_dim: int, dtype: torch.dtype, kind: Kind = Kind()) -> Tiles:  # noqa: B008 - immutable
+    """The tiles of the table for an architecture, a head dimension (1..256), a dtype and a kind of call."""
+    bits = dtype.itemsize * 8
+    padded = _padded(head_dim)
+    key = (arch, bits, padded)
+    if key not in TILES:
+        key = (_BORROWS[arch, bits], bits, padded)
+    tiles = TILES[key]
+    for name, applies in (("plain", True), *kind._asdict().items()):
+        if applies:
+            tiles = tiles._replace(**VARIANTS.get(key, {}).get(name, {}))
+            other = _replacements(key, name)
+            fitted: dict[str, Any] = {k: Tile(*v) if isinstance(v, tuple) else v for k, v in other.items()}
+            tiles = tiles._replace(**fitted)
+    return tiles
+
+
+def architecture(capability: tuple[int, int]) -> str:
+    """The table's name for a compute capability."""
+    named = {(8, 0): "sm_80", (9, 0): "sm_90", (10, 0): "sm_100", (10, 3): "sm_100"}
+    return named.get(capability, "small")
+
+
+def _replacements(key: Key, kind: str) -> dict[str, Any]:
+    """What the installed release of Triton needs other than the table's, for a kind of call."""
+    installed = environment.release()
+    table = OLDEST if installed == (3, 6) else NEWEST if installed >= (3, 9) else {}
+    return table.get(key, {}).get(kind, {})

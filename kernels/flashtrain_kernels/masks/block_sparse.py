@@ -1,0 +1,278 @@
+"""Block-sparse attention (FlashAttention, arXiv 2205.14135, section 3.3): which blocks of the score matrix each head
+computes, as lists.
+
+B batch, H query heads, Sq queries, Sk keys; nq and nk blocks of queries and of keys. Bm is B or 1, Hm is H or 1.
+
+    blocks = butterfly(seqlen // 128) | local_global(seqlen // 128, seqlen // 128, local=1, globals=1)
+    mask = block_mask(blocks, block_size=128, seqlen_q=seqlen, seqlen_k=seqlen, causal=True)
+    out = flash_attn_func(q, k, v, causal=True, mask=mask)
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .documents import check_length, check_window
+
+__all__ = ["BlockMask", "block_mask", "butterfly", "local_global", "random"]
+
+_SIZES = tuple(2**power for power in range(4, 13))
+_ENTRIES_AT_ONCE = 1 << 14  # blocks that density() counts at once: bounds its memory
+
+
+class BlockMask(NamedTuple):
+    """Which blocks of keys each block of queries computes, and the transpose: from `block_mask`.
+
+    query_rows: (Bm, Hm, nq, 3) int64: begin, split, end: the blocks of keys of a block of queries are
+        query_blocks[begin:end]. Those before split need a test element by element (they cross the band's edge, or the
+        end of the queries or keys); those from split on are wholly visible.
+    query_blocks: (nnz,) int32, ascending within each of the two parts.
+    key_rows: (Bm, Hm, nk, 3) int64 and key_blocks: (nnz,) int32: the same lists by blocks of keys, for dK and dV.
+    block_size: (queries, keys) of a block.
+    seqlen_q, seqlen_k: Sq and Sk.
+    left, right: the band inside which pairs are visible: query i sees key j when i + left <= j <= i + right; None: no
+        bound.
+    """
+
+    query_rows: Tensor
+    query_blocks: Tensor
+    key_rows: Tensor
+    key_blocks: Tensor
+    block_size: tuple[int, int]
+    seqlen_q: int
+    seqlen_k: int
+    left: int | None
+    right: int | None
+
+    def blocks(self) -> Tensor:
+        """(Bm, Hm, nq, nk) bool: the blocks that the lists hold. May wait for the device."""
+        batch, heads, nq = self.query_rows.shape[:3]
+        nk = self.key_rows.shape[2]
+        found = torch.zeros(batch * heads * nq * nk, dtype=torch.bool, device=self.query_rows.device)
+        found[self._rows() * nk + self.query_blocks] = True
+        return found.view(batch, heads, nq, nk)
+
+    def dense(self) -> Tensor:
+        """(Bm, Hm, Sq, Sk) bool, True where a query sees a key. For tests and small sizes: it is the whole matrix."""
+        size_q, size_k = self.block_size
+        seen = self.blocks().repeat_interleave(size_q, 2)[:, :, : self.seqlen_q]
+        seen = seen.repeat_interleave(size_k, 3)[:, :, :, : self.seqlen_k]
+        query = torch.arange(self.seqlen_q, device=seen.device)[:, None]
+        key = torch.arange(self.seqlen_k, device=seen.device)[None, :]
+        if self.left is not None:
+            seen = seen & (key >= query + self.left)
+        if self.right is not None:
+            seen = seen & (key <= query + self.right)
+        return seen
+
+    def density(self) -> float:
+        """The share of the Bm * Hm * Sq * Sk pairs that is visible. Waits for the device."""
+        batch, heads, nq = self.query_rows.shape[:3]
+        total = batch * heads * self.seqlen_q * self.seqlen_k
+        size_q, size_k = self.block_size
+        pairs = (self.query_rows[..., 2] - self.query_rows[..., 1]).sum() * size_q * size_k
+        rows = self._rows()
+        place = torch.arange(rows.shape[0], device=rows.device)
+        partly = (place < self.query_rows[..., 1].flatten()[rows]).nonzero()
+        for entries in partly.split(_ENTRIES_AT_ONCE):
+            first_key = self.query_blocks[entries].to(torch.int64) * size_k
+            query = rows[entries] % nq * size_q + torch.arange(size_q, device=rows.device)
+            last_key = (first_key + size_k).clamp(max=self.seqlen_k) - 1
+            low = first_key if self.left is None else torch.maximum(first_key, query + self.left)
+            high = last_key if self.right is None else torch.minimum(last_key, query + self.right)
+            pairs += torch.where(query < self.seqlen_q, (high - low + 1).clamp(min=0), 0).sum()
+        return pairs.item() / total if total else 0.0
+
+    def _rows(self) -> Tensor:
+        """(nnz,) int64: which row of query_rows, over batch and heads, each listed block belongs to."""
+        lengths = (self.query_rows[..., 2] - self.query_rows[..., 0]).flatten()
+        rows = torch.arange(lengths.shape[0], device=lengths.device)
+        return rows.repeat_interleave(lengths, output_size=self.query_blocks.shape[0])
+
+
+def block_mask(
+    blocks: Tensor,
+    *,
+    block_size: int | tuple[int, int],
+    seqlen_q: int,
+    seqlen_k: int,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+) -> BlockMask:
+    """The lists for a pattern of blocks, on its device. Make it once: it waits for the device to learn their length.
+
+    blocks: bool, (H or 1, nq, nk) or (B or 1, H or 1, nq, nk), True where a block is computed; nq = ceil(Sq / queries a
+        block), nk alike. `butterfly`, `local_global` and `random` make some.
+    block_size: queries and keys a block (or one number for both), powers of two from 16 to 4096.
+    causal, window_size: as flash_attn_func, aligned bottom-right: pairs outside are not visible; blocks wholly outside
+        are dropped from the lists. The call must be given the same.
+    Raises TypeError or ValueError naming the argument.
+    """
+    size_q, size_k = _check(blocks, block_size, seqlen_q, seqlen_k, causal, window_size)
+    shift = seqlen_k - seqlen_q
+    left = None if window_size[0] < 0 else shift - window_size[0]
+    right = shift if causal else None if window_size[1] < 0 else shift + window_size[1]
+    if blocks.dim() == 3:
+        blocks = blocks[None]
+    visible, whole = _in_band(blocks.shape[2:], (size_q, size_k), seqlen_q, seqlen_k, left, right, blocks.device)
+    by_queries, by_keys = _Lists(), _Lists()
+    for head in blocks.flatten(0, 1):  # one at a time: a list of indices takes more memory than the pattern
+        seen = head & visible
+        by_queries.add(seen & ~whole, seen & whole)
+        by_keys.add((seen & ~whole).T, (seen & whole).T)
+    query_rows, query_blocks = by_queries.joined(blocks)
+    key_rows, key_blocks = by_keys.joined(blocks)
+    return BlockMask(query_rows, query_blocks, key_rows, key_blocks, (size_q, size_k), seqlen_q, seqlen_k, left, right)
+
+
+def _in_band(
+    counts: torch.Size,
+    block_size: tuple[int, int],
+    seqlen_q: int,
+    seqlen_k: int,
+    left: int | None,
+    right: int | None,
+    device: torch.device,
+) -> tuple[Tensor, Tensor]:
+    """(nq, nk) bool twice: has the block a pair in the band, and is it whole, inside the band and inside Sq and Sk?"""
+    first_query = (torch.arange(counts[0], device=device) * block_size[0])[:, None]
+    first_key = (torch.arange(counts[1], device=device) * block_size[1])[None, :]
+    last_query, last_key = first_query + block_size[0] - 1, first_key + block_size[1] - 1
+    whole = (last_query < seqlen_q) & (last_key < seqlen_k)
+    last_query, last_key = last_query.clamp(max=seqlen_q - 1), last_key.clamp(max=seqlen_k - 1)
+    # key - query takes every value from lowest to highest somewhere in the block.
+    lowest, highest = first_key - last_query, last_key - first_query
+    visible = torch.ones_like(whole)
+    if left is not None:
+        visible, whole = visible & (highest >= left), whole & (lowest >= left)
+    if right is not None:
+        visible, whole = visible & (lowest <= right), whole & (highest <= right)
+    return visible, whole & visible
+
+
+class _Lists:
+    """Rows of block numbers, gathered head by head."""
+
+    def __init__(self) -> None:
+        self.rows: list[Tensor] = []
+        self.blocks: list[Tensor] = []
+        self.length = 0
+
+    def add(self, masked: Tensor, whole: Tensor) -> None:
+        """One head's blocks, (n, m) bool each: those that need the element mask, and the others."""
+        masked_count, whole_count = masked.sum(1), whole.sum(1)
+        end = (masked_count + whole_count).cumsum(0)
+        row_masked, block_masked = masked.nonzero(as_tuple=True)
+        row_whole, block_whole = whole.nonzero(as_tuple=True)
+        length = row_masked.shape[0] + row_whole.shape[0]
+        blocks = torch.empty(length, dtype=torch.int32, device=masked.device)
+        # nonzero goes row by row, so an entry's place is its own number plus what the other part puts before it.
+        before = whole_count.cumsum(0) - whole_count
+        blocks[torch.arange(row_masked.shape[0], device=masked.device) + before[row_masked]] = block_masked.int()
+        after = masked_count.cumsum(0)
+        blocks[torch.arange(row_whole.shape[0], device=masked.device) + after[row_whole]] = block_whole.int()
+        split, begin = end - whole_count, end - whole_count - masked_count
+        self.rows.append(torch.stack([begin, split, end], -1) + self.length)
+        self.blocks.append(blocks)
+        self.length += length
+
+    def joined(self, pattern: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows (Bm, Hm, n, 3) and blocks (nnz,) of the heads of a pattern (Bm, Hm, nq, nk)."""
+        rows = torch.stack(self.rows)
+        return rows.view(*pattern.shape[:2], *rows.shape[1:]), torch.cat(self.blocks)
+
+
+def _check(
+    blocks: Tensor,
+    block_size: int | tuple[int, int],
+    seqlen_q: int,
+    seqlen_k: int,
+    causal: bool,
+    window_size: tuple[int, int],
+) -> tuple[int, int]:
+    """Raise for what is no pattern; return the queries and keys a block."""
+    size = block_size if isinstance(block_size, tuple) else (block_size, block_size)
+    if len(size) != 2 or any(isinstance(side, bool) or side not in _SIZES for side in size):
+        raise ValueError(f"block_size must be one or two powers of two from 16 to 4096, not {block_size!r}")
+    check_length("seqlen_q", seqlen_q)
+    check_length("seqlen_k", seqlen_k)
+    check_window("window_size", window_size)
+    if not isinstance(causal, bool):
+        raise TypeError(f"causal must be True or False, not {causal!r}")
+    if not isinstance(blocks, Tensor) or blocks.dtype != torch.bool:
+        kind = blocks.dtype if isinstance(blocks, Tensor) else type(blocks).__name__
+        raise TypeError(f"blocks must be a bool tensor (H or 1, nq, nk) or (B or 1, H or 1, nq, nk), not {kind}")
+    if blocks.dim() not in (3, 4) or 0 in blocks.shape[:-2]:
+        raise ValueError(
+            f"blocks must have the shape (H or 1, nq, nk) or (B or 1, H or 1, nq, nk), not {tuple(blocks.shape)}"
+        )
+    counts = (-(-seqlen_q // size[0]), -(-seqlen_k // size[1]))
+    if tuple(blocks.shape[-2:]) != counts:
+        raise ValueError(
+            f"blocks must end in the shape (nq, nk) = {counts} for {seqlen_q} queries and {seqlen_k} keys in blocks of "
+            f"{size[0]} and {size[1]}, not {tuple(blocks.shape[-2:])}"
+        )
+    return size
+
+
+# Patterns: bool tensors of the blocks to compute; combine them with | and &.
+
+
+def butterfly(blocks: int, *, device: torch.device | str | None = None) -> Tensor:
+    """(1, n, n) bool: the fixed butterfly pattern, about log2(n) + 1 blocks a row.
+
+    Block i meets block j when i = j or their numbers differ in exactly one binary digit: the blocks of all the factors
+    of a butterfly matrix together, the flat block butterfly of Pixelated Butterfly (arXiv 2112.00029), which
+    block-sparse FlashAttention uses as its fixed pattern (arXiv 2205.14135, section 3.3). With a local and a global
+    part beside it: `butterfly(n) | local_global(n, n, local=1, globals=1)`.
+    """
+    check_length("blocks", blocks)
+    index = torch.arange(blocks, device=device)
+    apart = index[:, None] ^ index[None, :]
+    return ((apart & (apart - 1)) == 0)[None]
+
+
+def local_global(nq: int, nk: int, *, local: int, globals: int, device: torch.device | str | None = None) -> Tensor:
+    """(1, nq, nk) bool: a band along the diagonal, and global blocks that see and are seen by all.
+
+    local: how many blocks on each side of the diagonal are computed too; the diagonal is aligned bottom-right, so the
+    last blocks of queries and of keys meet. globals: how many of the first blocks are global; 0: none.
+    """
+    for name, value in (("nq", nq), ("nk", nk), ("local", local), ("globals", globals)):
+        check_length(name, value)
+    query = torch.arange(nq, device=device)[:, None]
+    key = torch.arange(nk, device=device)[None, :]
+    near = (key - (query + nk - nq)).abs() <= local
+    return (near | (query < globals) | (key < globals))[None]
+
+
+def random(
+    heads: int,
+    nq: int,
+    nk: int,
+    density: float,
+    *,
+    seed: int = 0,
+    generator: torch.Generator | None = None,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """(H, nq, nk) bool: for each head and block of queries as many random blocks of keys as `density` asks for.
+
+    density: in [0, 1]; each row has exactly round(density * nk) blocks, at least one unless density is 0.
+    generator: where the randomness comes from, on `device`; default a new one with `seed`.
+    """
+    for name, value in (("heads", heads), ("nq", nq), ("nk", nk)):
+        check_length(name, value)
+    if isinstance(density, bool) or not isinstance(density, (int, float)):
+        raise TypeError(f"density must be a number, not {type(density).__name__}")
+    if not 0.0 <= density <= 1.0:
+        raise ValueError(f"density must be from 0 to 1, not {density}")
+    if generator is None:
+        generator = torch.Generator(device or "cpu").manual_seed(seed)
+    chosen = torch.zeros(heads, nq, nk, dtype=torch.bool, device=device)
+    count = min(nk, max(round(density * nk), 1)) if density > 0 else 0
+    for head in chosen:  # one at a time: the random numbers take four times the pattern's memory, and more
+        order = torch.rand(nq, nk, generator=generator, device=device).topk(count, dim=1).indices
+        head.scatter_(1, order, True)
+    return chosen

@@ -1,0 +1,211 @@
+"""The masks by name: of plain sequences (full, causal, sliding window, varlen), and of documents in a packed row
+(document, prefix-LM, shared question, global + window, blockwise).
+
+B batch, S sequence (Sq queries, Sk keys), T packed tokens, N sequences. In a row of documents a query's position is its
+index, and a token of no document sees nothing. `documents` may be Documents or integer ids (B, S): the mask then has
+Bm = B and lies on their device. Nothing waits for the device. All raise TypeError or ValueError naming the argument.
+"""
+
+import torch
+from torch import Tensor
+
+from . import operators
+from .documents import Documents, boundaries, check_cu_seqlens, check_ids, check_length, check_window
+from .mask import Mask
+from .operators import document_rows, packed_rows
+from .rows import reach, stacked
+
+
+def full(seqlen_q: int, seqlen_k: int | None = None, *, device: torch.device | str | None = None) -> Mask:
+    """Every query sees every key. seqlen_k: default seqlen_q. Bm = 1. Raises ValueError for negative lengths."""
+    return _band(seqlen_q, seqlen_k, (-1, -1), device)
+
+
+def causal(seqlen_q: int, seqlen_k: int | None = None, *, device: torch.device | str | None = None) -> Mask:
+    """Query i sees the keys up to i + Sk - Sq: aligned bottom-right, so the last query sees every key. Bm = 1."""
+    return _band(seqlen_q, seqlen_k, (-1, 0), device)
+
+
+def sliding_window(
+    seqlen: int,
+    window: tuple[int, int],
+    *,
+    documents: Documents | Tensor | None = None,
+    device: torch.device | str | None = None,
+) -> Mask:
+    """Query i sees the keys from i - left to i + right, both included, of its own document.
+
+    window: (left, right), each 0 or more, or -1 for no bound; (w, 0) is the causal sliding window, (w, w) the full one.
+    documents: Documents or ids (B, S), on whose device the mask is made; None: one document, Bm = 1.
+    Raises TypeError or ValueError naming the argument.
+    """
+    if documents is None:
+        return _band(seqlen, seqlen, window, device)
+    check_window("window", window)
+    start, end = _within("documents", documents, seqlen)
+    return Mask(document_rows(operators.WINDOW, start, end, left=window[0], right=window[1]), None, seqlen)
+
+
+def varlen(
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    total_q: int,
+    total_k: int,
+    *,
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+) -> Mask:
+    """N sequences packed one after the other into one row: the queries of a sequence see the keys of the same sequence.
+
+    cu_seqlens_q, cu_seqlens_k: (N + 1,) int32 or int64, non-decreasing from 0; sequence n has the queries
+    [cu_seqlens_q[n], cu_seqlens_q[n + 1]), and keys alike. Either may have length 0.
+    total_q, total_k: T of queries and of keys. Tokens past the last boundary see nothing and are not seen; boundaries
+    are clamped to [0, T], so that no content of cu_seqlens makes a kernel read elsewhere.
+    causal, window: as flash-attn, aligned bottom-right within each sequence; causal makes the right bound 0.
+    Returns a Mask with Bm = 1. Raises TypeError or ValueError naming the argument.
+    """
+    check_cu_seqlens("cu_seqlens_q", cu_seqlens_q)
+    check_cu_seqlens("cu_seqlens_k", cu_seqlens_k)
+    if cu_seqlens_q.shape != cu_seqlens_k.shape:
+        raise ValueError(
+            f"cu_seqlens_q and cu_seqlens_k must have one length, not {cu_seqlens_q.shape[0]} and "
+            f"{cu_seqlens_k.shape[0]}"
+        )
+    if cu_seqlens_q.device != cu_seqlens_k.device:
+        raise ValueError(
+            f"cu_seqlens_q is on {cu_seqlens_q.device} and cu_seqlens_k on {cu_seqlens_k.device}: they must be on the "
+            "same device"
+        )
+    check_length("total_q", total_q)
+    check_length("total_k", total_k)
+    check_window("window", window)
+    left, right = (window[0], 0) if causal else window
+    return Mask(packed_rows(cu_seqlens_q, cu_seqlens_k, total_q, total_k, left, right), None, total_k)
+
+
+def document(documents: Documents | Tensor, *, causal: bool) -> Mask:
+    """A token sees its own document: all of it, or with `causal` what comes before it, and itself."""
+    start, end = boundaries("documents", documents)
+    rows = document_rows(operators.WINDOW, start, end, right=0 if causal else -1)
+    return Mask(rows, None, start.shape[1])
+
+
+def prefix_lm(prefix: Tensor, *, documents: Documents | Tensor | None = None, seqlen: int | None = None) -> Mask:
+    """A token sees the prefix of its document, and what comes before it: bidirectional in the prefix, then causal.
+
+    prefix: (B, S) integers, for each token the length of its document's prefix; or, without documents, (B,) lengths of
+    the rows' prefixes, with seqlen = S. Lengths past the document's end mean all of it, negative ones none.
+    """
+    if isinstance(prefix, Tensor) and prefix.dim() == 1:
+        if documents is not None:
+            raise ValueError("prefix must have the shape (B, S) with documents (one length a token), not (B,)")
+        if seqlen is None:
+            raise ValueError("seqlen must be given with a prefix of the shape (B,)")
+        check_length("seqlen", seqlen)
+        prefix = prefix[:, None].expand(-1, seqlen)
+    check_ids("prefix", prefix)
+    if seqlen is not None and prefix.shape[1] != seqlen:
+        raise ValueError(f"prefix must have seqlen = {seqlen} tokens a row, not {prefix.shape[1]}")
+    start, end = _documents_like("prefix", prefix, documents)
+    return Mask(document_rows(operators.PREFIX, start, end, prefix=prefix), None, start.shape[1])
+
+
+def shared_question(segments: Documents | Tensor, *, documents: Documents | Tensor | None = None) -> Mask:
+    """Several answers to one question, packed behind it: a token sees its own segment causally, and the question.
+
+    segments: ids (B, S), a new number for each segment (or their boundaries); the first segment of a document is its
+    question, each later one an answer. A segment ends where its document ends.
+    """
+    return _of_segments(operators.SHARED_QUESTION, segments, documents)
+
+
+def causal_blockwise(segments: Documents | Tensor, *, documents: Documents | Tensor | None = None) -> Mask:
+    """Segments that see themselves causally, and a last one that sees its whole document causally (FlashMask, arXiv
+    2410.01359).
+
+    segments: ids (B, S), a new number for each segment (or their boundaries). A segment ends where its document ends.
+    """
+    return _of_segments(operators.BLOCKWISE, segments, documents)
+
+
+def block_causal(block_size: int, documents: Documents | Tensor) -> Mask:
+    """A token sees its own block and the earlier blocks of its document, blocks counted from the document's start."""
+    _check_count("block_size", block_size, 1)
+    start, end = boundaries("documents", documents)
+    return Mask(document_rows(operators.BLOCKS, start, end, count=block_size), None, start.shape[1])
+
+
+def global_window(
+    seqlen: int,
+    global_tokens: int,
+    window: tuple[int, int],
+    *,
+    causal: bool = False,
+    documents: Documents | Tensor | None = None,
+    device: torch.device | str | None = None,
+) -> Mask:
+    """A sliding window, and the first tokens of each document, which see everything in it and are seen by all of it.
+
+    global_tokens: how many. window: (left, right), inclusive, -1 for no bound. causal: nothing sees what comes later.
+    documents: None: one document, Bm = 1, made on `device`.
+    """
+    check_length("seqlen", seqlen)
+    _check_count("global_tokens", global_tokens, 0)
+    check_window("window", window)
+    if documents is None:
+        start = torch.zeros(1, seqlen, dtype=torch.int32, device=device)
+        end = torch.full_like(start, seqlen)
+    else:
+        start, end = _within("documents", documents, seqlen)
+    kind = operators.CAUSAL_GLOBAL if causal else operators.GLOBAL
+    rows = document_rows(kind, start, end, left=window[0], right=window[1], count=global_tokens)
+    return Mask(rows, None, seqlen)
+
+
+def _of_segments(kind: str, segments: Documents | Tensor, documents: Documents | Tensor | None) -> Mask:
+    first, past = boundaries("segments", segments)
+    start, end = _documents_like("segments", first, documents)
+    return Mask(document_rows(kind, start, end, first=first, past=past), None, start.shape[1])
+
+
+def _documents_like(name: str, x: Tensor, documents: Documents | Tensor | None) -> Documents:
+    """The boundaries of documents with x's shape (B, S), or of one document a row."""
+    if documents is None:
+        start = torch.zeros(x.shape, dtype=torch.int32, device=x.device)
+        return Documents(start, torch.full_like(start, x.shape[1]))
+    found = boundaries("documents", documents)
+    if found.start.shape != x.shape:
+        raise ValueError(
+            f"{name} and documents must have one shape (B, S), not {tuple(x.shape)} and {tuple(found.start.shape)}"
+        )
+    if found.start.device != x.device:
+        raise ValueError(f"{name} is on {x.device} and documents on {found.start.device}: they must be on one device")
+    return found
+
+
+def _check_count(name: str, count: int, least: int) -> None:
+    if isinstance(count, bool) or not isinstance(count, (int, torch.SymInt)):
+        raise TypeError(f"{name} must be an integer, not {type(count).__name__}")
+    if count < least:
+        raise ValueError(f"{name} must be {least} or more, not {count}")
+
+
+def _within(name: str, documents: Documents | Tensor, seqlen: int | None = None) -> Documents:
+    """The boundaries of documents, checked to have `seqlen` tokens."""
+    found = boundaries(name, documents)
+    if seqlen is not None:
+        check_length("seqlen", seqlen)
+        if found.start.shape[1] != seqlen:
+            raise ValueError(f"{name} must have seqlen = {seqlen} tokens a row, not {found.start.shape[1]}")
+    return found
+
+
+def _band(seqlen_q: int, seqlen_k: int | None, window: tuple[int, int], device: torch.device | str | None) -> Mask:
+    seqlen_k = seqlen_q if seqlen_k is None else seqlen_k
+    check_length("seqlen_q", seqlen_q)
+    check_length("seqlen_k", seqlen_k)
+    check_window("window", window)
+    position = torch.arange(seqlen_q, device=device, dtype=torch.int32)[None] + (seqlen_k - seqlen_q)
+    start = torch.zeros_like(position)
+    low, high = reach(position, window, start, torch.full_like(position, seqlen_k))
+    return Mask(stacked(low, high, position, start, start), None, seqlen_k, band=(window[0], window[1]))

@@ -1,0 +1,104 @@
+"""The operators that fill a mask's rows and find documents' boundaries: a launch or two each, for torch's dozens.
+
+B batch, S sequence, T packed tokens, N sequences. PyTorch computes them (rows.py), on a GPU the kernels do, which
+compute.py registers. Both wait for nothing, and give the same numbers.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import rows
+
+# The kinds of masks within documents; document_rows says what each takes besides them.
+WINDOW, PREFIX, BLOCKS = "window", "prefix", "blocks"
+SHARED_QUESTION, BLOCKWISE = "shared question", "blockwise"
+GLOBAL, CAUSAL_GLOBAL = "global", "causal global"
+TWO_INTERVALS = (SHARED_QUESTION, GLOBAL, CAUSAL_GLOBAL)
+
+SCHEMAS = {
+    "bounds_of_ids": "(Tensor ids) -> (Tensor, Tensor)",
+    "bounds_of_cu_seqlens": "(Tensor cu_seqlens, SymInt total) -> (Tensor, Tensor)",
+    "document_rows": (
+        "(str kind, Tensor start, Tensor end, Tensor? first, Tensor? past, Tensor? prefix, SymInt left, SymInt right, "
+        "SymInt count) -> Tensor"
+    ),
+    "packed_rows": (
+        "(Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt total_q, SymInt total_k, SymInt left, SymInt right) -> "
+        "Tensor"
+    ),
+}
+for _name, _schema in SCHEMAS.items():
+    torch.library.define(f"flashtrain_kernels::{_name}", _schema, tags=torch.Tag.pt2_compliant_tag)
+_operators = torch.ops.flashtrain_kernels
+
+
+def bounds_of_ids(ids: Tensor) -> tuple[Tensor, Tensor]:
+    """(start, end), (B, S) int32 each, of the runs of equal numbers in a row. ids: (B, S) of any integer dtype."""
+    return _operators.bounds_of_ids(ids)
+
+
+def bounds_of_cu_seqlens(cu_seqlens: Tensor, total: int) -> tuple[Tensor, Tensor]:
+    """(start, end), (1, total) int32 each, of the sequence of each token; both 0 for a token in none."""
+    return _operators.bounds_of_cu_seqlens(cu_seqlens, total)
+
+
+def document_rows(
+    kind: str,
+    start: Tensor,
+    end: Tensor,
+    *,
+    first: Tensor | None = None,
+    past: Tensor | None = None,
+    prefix: Tensor | None = None,
+    left: int = -1,
+    right: int = -1,
+    count: int = 0,
+) -> Tensor:
+    """Mask.queries of the masks within documents; everything (B, S).
+
+    start, end: the documents' boundaries. first, past: the segments' (SHARED_QUESTION, BLOCKWISE). prefix: the length
+    of each token's prefix, any integer dtype (PREFIX). left, right: the window, -1 for no bound (WINDOW, GLOBAL,
+    CAUSAL_GLOBAL). count: of global tokens, or tokens a block (BLOCKS).
+    """
+    return _operators.document_rows(kind, start, end, first, past, prefix, left, right, count)
+
+
+def packed_rows(
+    cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, total_q: int, total_k: int, left: int, right: int
+) -> Tensor:
+    """Mask.queries of sequences packed into one row, under a window aligned bottom-right within each sequence."""
+    return _operators.packed_rows(cu_seqlens_q, cu_seqlens_k, total_q, total_k, left, right)
+
+
+def _register(name: str, fake: Callable) -> None:
+    def vmapped(info: Any, in_dims: tuple, *arguments: Any) -> tuple:
+        """A call for each sample: sequences are numbered within each."""
+        called = [
+            getattr(_operators, name)(
+                *[x if dim is None else x.select(dim, i) for x, dim in zip(arguments, in_dims, strict=True)]
+            )
+            for i in range(info.batch_size)
+        ]
+        if isinstance(called[0], Tensor):
+            return torch.stack(called), 0
+        return tuple(torch.stack(list(each)) for each in zip(*called, strict=True)), (0,) * len(called[0])
+
+    torch.library.impl(f"flashtrain_kernels::{name}", "default", getattr(rows, name))
+    torch.library.register_fake(f"flashtrain_kernels::{name}")(fake)
+    torch.library.register_vmap(f"flashtrain_kernels::{name}")(vmapped)
+
+
+def _pair(like: Tensor, *shape: int) -> tuple[Tensor, Tensor]:
+    return like.new_empty(shape, dtype=torch.int32), like.new_empty(shape, dtype=torch.int32)
+
+
+_register("bounds_of_ids", lambda ids: _pair(ids, *ids.shape))
+_register("bounds_of_cu_seqlens", lambda cu_seqlens, total: _pair(cu_seqlens, 1, total))
+_register(
+    "document_rows",
+    lambda kind, start, *_: start.new_empty((7 if kind in TWO_INTERVALS else 5, *start.shape), dtype=torch.int32),
+)
+_register("packed_rows", lambda bounds, _, total_q, *rest: bounds.new_empty((5, 1, total_q), dtype=torch.int32))

@@ -1,7 +1,0 @@
-"""Triton kernels for sm_80 and later: every feature, clear before fast. Nothing here is imported before it is needed.
-
-forward.py holds the forward kernel and `forward`, which launches it; dq.py and dkdv.py the two kernels of the backward
-pass and backward.py `backward`, which launches both; tiles.py the helpers they share; launch.py one launch as data;
-documents.py and mask_rows.py fill masks, summary.py and plan.py their plans; aot.py compiles a launch for a GPU that
-need not be there.
-"""

@@ -1,0 +1,142 @@
+"""Compile a launch for a GPU that need not be there, and read from the machine code what it costs.
+
+This makes register spills, shared memory, lost tensor-core instructions and serialised products things that a test on a
+CPU can check.
+"""
+
+import contextlib
+import inspect
+import io
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from flashtrain_kernels.backends.portable.launch import Launch
+
+_POINTERS = {
+    torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64",
+    torch.uint8: "*u8",
+}  # fmt: skip
+
+# A load or a store of local memory, predicated or not.
+_SPILL = r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(?:LDL|STL)(?![A-Z0-9_])"
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What one compiled kernel uses: registers a thread, shared memory in bytes, instructions that spill registers, and
+    those that Hopper has for products (wgmma) and for loading tiles (TMA)."""
+
+    registers: int
+    shared: int
+    spills: int
+    wgmma: int
+    tma: int
+
+
+def compile_launch(launch: Launch, capability: int) -> Compiled:
+    """Compile for sm_<capability> (80, 90, 100, ...). The launch may hold tensors on the meta device.
+
+    Raises whatever the compiler raises. A kernel compiled for a wrong target may abort the process: use a child
+    process.
+    """
+    return _used_by(_compiled(ASTSource, launch, capability))
+
+
+def compile_gluon_launch(launch: Launch) -> tuple[Compiled, str]:
+    """What a Gluon kernel uses on sm_90, and what ptxas said of it. The launch may hold descriptors of tensors on the
+    meta device."""
+    # Here, because the portable kernels are compiled with releases of Triton whose Gluon is another.
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), triton.knobs.nvidia.scope():
+        triton.knobs.nvidia.dump_ptxas_log = True
+        compiled = _compiled(GluonASTSource, launch, 90)
+    return _used_by(compiled), said.getvalue() or _ask_ptxas(compiled.asm["ptx"])
+
+
+def serialised(said: str) -> bool:
+    """Does ptxas say that it had to serialise wgmma (C7510 to C7514)?"""
+    return bool(re.search(r"C75\d\d", said))
+
+
+def _compiled(source_type: Any, launch: Launch, capability: int) -> Any:
+    """The kernel as Triton compiles it for these arguments when it is called with them."""
+    names = list(inspect.signature(launch.kernel.fn).parameters)
+    unspecialised = {p.name for p in launch.kernel.params if p.do_not_specialize}
+    signature: dict[str, str] = {}
+    aligned: dict[tuple[int, ...], list[list[Any]]] = {}
+    for index, name in enumerate(names):
+        if name in launch.constants:
+            signature[name] = "constexpr"
+            continue
+        value = launch.args[index]
+        if isinstance(value, torch.Tensor):
+            signature[name] = _POINTERS[value.dtype]
+        elif isinstance(value, float):
+            signature[name] = "fp32"
+        elif isinstance(value, int):
+            signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+        else:
+            signature[name] = triton.runtime.jit.mangle_type(value)
+        divisible = isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
+        if divisible and name not in unspecialised:
+            aligned[(index,)] = [["tt.divisibility", 16]]
+    source = source_type(fn=launch.kernel, signature=signature, constexprs=dict(launch.constants), attrs=aligned)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(launch.options))
+
+
+def _used_by(compiled: Any) -> Compiled:
+    """What a kernel that Triton compiled uses.
+
+    Disassembling takes half a second, however short the kernel: only that of a kernel with memory to spill to is read.
+    Products and loads are counted in the PTX: ptxas can make nothing else of a wgmma or a TMA load than what it says.
+    """
+    usage, ptx = _dump(compiled.asm["cubin"], "-res-usage"), compiled.asm["ptx"]
+    registers, stack, local = (_number(name, usage) for name in ("REG", "STACK", "LOCAL"))
+    spills = 0
+    if stack or local:
+        spills = len(re.findall(_SPILL, _dump(compiled.asm["cubin"], "-sass"), re.MULTILINE))
+    return Compiled(
+        registers=registers,
+        shared=compiled.metadata.shared,
+        spills=spills,
+        wgmma=ptx.count("wgmma.mma_async"),
+        tma=len(re.findall(r"cp\.async\.bulk\.tensor\.\dd\.shared::", ptx)),
+    )
+
+
+def _number(name: str, usage: str) -> int:
+    found = re.search(rf"{name}:(\d+)", usage)
+    if found is None:
+        raise ValueError(f"cuobjdump does not say how much {name} the kernel uses: {usage}")
+    return int(found.group(1))
+
+
+def _dump(cubin: bytes, option: str) -> str:
+    """What cuobjdump says of a cubin."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        command = [triton.knobs.nvidia.cuobjdump.path, option, str(path)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def _ask_ptxas(ptx: str) -> str:
+    """What ptxas says of a kernel that Triton had in its cache."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.ptx"
+        path.write_text(ptx)
+        command = [
+            triton.knobs.nvidia.ptxas.path, "-v", "--gpu-name=sm_90a", str(path), "-o", str(path.with_suffix(".o"))
+        ]  # fmt: skip
+        return subprocess.run(command, capture_output=True, text=True, check=True).stderr
