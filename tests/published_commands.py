@@ -9,8 +9,35 @@ import shlex
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "recipes/README.md", "recipes/results/README.md", "kernels/README.md", "kernels/OPTIMISATION.md")
+# What a user reads first, and page by page; then what the guide leads to.
+GUIDE = ("README.md", "CONTRIBUTING.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
+PAGES = (*GUIDE, "recipes/README.md", "recipes/results/README.md", "kernels/README.md", "kernels/OPTIMISATION.md")
 _START = re.compile(r"(?:python3?|torchrun\s[^\n`|]*?)\s+-m flashtrain(?=[ \n`]|$)")
+
+
+def python_blocks() -> dict[str, str]:
+    """The Python code of the guide, by the marker comment above it (`<!-- MARKER -->`)."""
+    found: dict[str, str] = {}
+    for page in GUIDE:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        marked = re.findall(r"<!-- ([^>]+?) -->\n```python\n(.*?)```", text, flags=re.DOTALL)
+        assert len(marked) == text.count("```python"), f"{page} has Python without a marker above it"
+        assert not found.keys() & dict(marked).keys(), f"{page} repeats a marker"
+        found.update(marked)
+    return found
+
+
+def shell_blocks() -> dict[str, list[str]]:
+    """The shell lines of the guide by page, without comments, and with continued lines as one."""
+    found: dict[str, list[str]] = {}
+    for page in GUIDE:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE):
+            if language not in ("", "bash"):
+                continue
+            lines = [re.sub(r"(^|\s+)# .*", "", line).strip() for line in block.replace("\\\n", " ").splitlines()]
+            found.setdefault(page, []).extend(line for line in lines if line)
+    return found
 
 
 def published_commands() -> list[str]:

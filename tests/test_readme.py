@@ -1,4 +1,4 @@
-"""What the README says works: its Python is run, its tables are the result files'."""
+"""What the README and the guide say works: their Python is run, their tables are the result files', links lead on."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from published_commands import GUIDE, PAGES, ROOT, python_blocks
 
 from flashtrain.report.readme import check_tables
 
-ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def python_block(marker: str) -> str:
-    """The Python code that follows a marker comment in the README."""
-    found = re.search(rf"<!-- {marker} -->\n```python\n(.*?)```", README, flags=re.DOTALL)
-    assert found, f"README has no Python block marked {marker}"
-    return found[1]
+    """The Python code that follows a marker comment in the README or the guide."""
+    return python_blocks()[marker]
 
 
 def test_the_lightning_script_trains_without_hydra(tmp_path, text_folder, monkeypatch) -> None:
@@ -72,22 +70,51 @@ def test_the_quick_start_is_two_commands() -> None:
 RESULTS = ROOT / "recipes" / "results"
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", RESULTS / "README.md"], ids=["readme", "results"])
-def test_every_table_is_drawn_from_its_result_file(page) -> None:
-    assert check_tables(page, RESULTS)  # the names of the tables; raises for others
+WITH_TABLES = [page for page in PAGES if "<!-- table: " in (ROOT / page).read_text(encoding="utf-8")]
+
+
+def test_the_pages_with_tables_are_found() -> None:
+    assert {"README.md", "docs/benchmarks.md", "recipes/results/README.md"} <= set(WITH_TABLES)
+
+
+@pytest.mark.parametrize("page", WITH_TABLES)
+def test_every_table_is_drawn_from_its_result_file(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert len(check_tables(ROOT / page, RESULTS)) == text.count("\n<!-- table: ")  # raises for others
 
 
 def test_every_result_file_is_shown_somewhere() -> None:
-    pages = [ROOT / "README.md", RESULTS / "README.md", ROOT / "kernels" / "OPTIMISATION.md"]
-    shown = "".join(page.read_text(encoding="utf-8") for page in pages)
+    pages = [page for page in PAGES if page != "docs/results.md"]  # which lists them all
+    shown = "".join((ROOT / page).read_text(encoding="utf-8") for page in pages)
     assert [path.name for path in RESULTS.glob("*.json") if path.stem not in shown] == []
 
 
-@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\((?!http)([^)#]+)\)", README))))
-def test_every_link_into_the_repository_leads_somewhere(link: str) -> None:
-    assert (ROOT / link).exists()
+@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md", "SECURITY.md"])
+def test_every_link_of_a_page_leads_somewhere(page: str) -> None:
+    text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    links = re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)", text)
+    wrong = []
+    for link, anchor in links:
+        target = (ROOT / page).parent / link if link else ROOT / page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            wrong.append(f"{link}#{anchor}")
+    assert wrong == []
 
 
-def test_so_does_every_link_of_the_page_of_results() -> None:
-    links = re.findall(r"\]\((?!http)([^)#]+)\)", (RESULTS / "README.md").read_text(encoding="utf-8"))
-    assert [link for link in links if not (RESULTS / link).exists()] == []
+def anchors(page: Path) -> set[str]:
+    """What a link may name of a page: its headings, as GitHub and mkdocs spell them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def test_the_readme_is_short_and_says_early_what_it_cannot_do() -> None:
+    lines = README.splitlines()
+    assert len(lines) <= 200
+    assert lines.index("## What it cannot do") < 30
+    assert len(re.findall(r"^<!-- table: ", README, flags=re.MULTILINE)) == 1
+    assert len(re.findall(r"^!\[", README, flags=re.MULTILINE)) == 1
+
+
+def test_every_page_is_in_the_menu() -> None:
+    menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert [page for page in GUIDE if page.startswith("docs/") and f": {Path(page).name}\n" not in menu] == []

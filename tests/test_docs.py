@@ -1,0 +1,298 @@
+"""The guide's pages are followed: their programs run, their commands are taken, their figures are the files'."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from published_commands import GUIDE, PAGES, ROOT, python_blocks, shell_blocks
+
+from flashtrain import registry
+from flashtrain.command.compose import compose_settings
+from flashtrain.command.heeded import check_all_heeded
+from flashtrain.report import __main__ as report
+
+RESULTS = ROOT / "recipes" / "results"
+# Programs that register something of their own, and the words that a page gives them.
+PROGRAMS = ("add a model", "add a data source", "add an optimiser")
+RUN_HERE = {
+    *PROGRAMS,
+    "add a mask",
+    "add a mask, its test",
+    "add a contender",
+    "kernel call",
+    "context parallel script",
+}
+RUN_BY_TEST_README = {"lightning script", "attention module", "attention mask", "hugging face"}
+
+
+@pytest.fixture(autouse=True)
+def _forget_registrations() -> Iterator[None]:
+    """What a page registered is taken out again; what flashtrain registered on the way stays."""
+    yield
+    for own in registry._components.values():
+        for name in [name for name, builder in own.items() if getattr(builder, "__module__", "") == "page"]:
+            del own[name]
+
+
+def run_block(marker: str, **given: Any) -> dict[str, Any]:
+    """The variables that a block of the guide leaves behind; it is no program's main module."""
+    variables: dict[str, Any] = {"__name__": "page", **given}
+    exec(python_blocks()[marker], variables)
+    return variables
+
+
+def test_every_block_of_python_is_run_by_a_test() -> None:
+    assert set(python_blocks()) == RUN_HERE | RUN_BY_TEST_README
+
+
+def commands_of(marker: str) -> list[list[str]]:
+    """The words after `python train.py` under a program."""
+    text = "".join((ROOT / page).read_text(encoding="utf-8") for page in GUIDE)
+    block = text.split(f"<!-- commands of: {marker} -->\n```bash\n")[1].split("```")[0]
+    return [shlex.split(line)[2:] for line in block.splitlines()]
+
+
+@pytest.mark.parametrize("marker", PROGRAMS)
+def test_a_program_that_adds_something_trains_by_the_commands_of_its_page(
+    marker: str, tiny_runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("novel.txt").write_text("\n\n".join(f"Paragraph {number} of a short novel. " * 9 for number in range(20)))
+    run_block(marker)
+    commands = commands_of(marker)
+    for words in commands:
+        check_all_heeded(compose_settings(words), words)
+    status, folder = tiny_runs.run(marker.replace(" ", "-"), *commands[0])
+    assert status == 0
+    assert json.loads((folder / "summary.json").read_text())["steps"] == 6
+    if marker == "add an optimiser":
+        assert "trained 6 steps" in capsys.readouterr().out
+
+
+def test_the_mask_of_the_guide_is_the_rule_in_words_and_what_attention_sees() -> None:
+    variables = run_block("add a mask")
+    run_block("add a mask, its test", **{name: variables[name] for name in ("torch", "seen")})
+    attention, x, mask = variables["attention"].eval(), variables["x"], variables["mask"]
+    changed = x.clone()
+    changed[:, 20] = 0.0  # which no token after 35 sees
+    before, after = attention(x, mask=mask), attention(changed, mask=mask)
+    torch.testing.assert_close(before[:, 36:], after[:, 36:], atol=1e-6, rtol=0)
+    assert not torch.allclose(before[:, 20:36], after[:, 20:36])
+
+
+def test_the_contender_of_the_guide_gives_the_references_answer() -> None:
+    from flashtrain_recipes.attention_benchmark.case import Case
+
+    from flashtrain_recipes.attention_benchmark.inputs import Context, make_sets
+    from flashtrain_recipes.attention_benchmark.reference import expected
+
+    peer = run_block("add a contender")["Eager"]()
+    device = torch.device("cpu")
+    for kind in ("full", "causal"):
+        case = Case(2, 4, 64, 16, kind, dtype_name="float32")
+        context, one = Context(case, device), make_sets(case, device, 0, 0)[0]
+        assert peer.missing(device) is None
+        assert peer.refuses(case) is None
+        assert expected(case, one, context).error(peer.attend(case, context)(one).detach()) < 2e-5
+    assert peer.refuses(Case(1, 2, 64, 16, "window-9")) is not None
+
+
+def test_the_kernel_call_of_the_guide_says_what_runs_it(capsys: pytest.CaptureFixture[str]) -> None:
+    variables = run_block("kernel call")
+    assert variables["out"].shape == variables["q"].shape
+    assert "tensors are on cpu" in capsys.readouterr().out
+
+
+def test_the_script_for_eight_gpus_is_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pytorch_lightning as pl
+
+    told: dict[str, Any] = {}
+
+    class Trainer:  # eight GPUs are not here: everything up to them is
+        def __init__(self, **words: Any) -> None:
+            told.update(words)
+
+        def fit(self, task: pl.LightningModule, data: pl.LightningDataModule) -> None:
+            told.update(task=task, data=data)
+
+    monkeypatch.setattr(pl, "Trainer", Trainer)
+    code = python_blocks()["context parallel script"].replace("1_048_576", "64").replace('"124m"', '"demo"')
+    exec(code, {"__name__": "page"})
+    assert told["devices"] == told["strategy"].context_parallel_size == 8
+    assert isinstance(told["task"], pl.LightningModule)
+    assert isinstance(told["data"], pl.LightningDataModule)
+
+
+def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    notebook = json.loads((ROOT / "docs" / "quickstart.ipynb").read_text(encoding="utf-8"))
+    variables: dict[str, Any] = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == []
+            exec("".join(cell["source"]), variables)
+    assert variables["loss"] < 2.5  # from 5.5: it has learned something
+    assert variables["out"].shape == variables["q"].shape
+    assert "the quick " in capsys.readouterr().out
+
+
+# Commands that are none of flashtrain's: .ci/run and whoever sets up a checkout run them.
+OTHERS = (
+    r"(python3|\.venv/bin/python|python) -m (venv|pytest)\b",
+    r"git clone ",
+    r"pip install ",
+    r"ruff check \. && ruff format --check \.$",
+    r"mypy$",
+    r"mkdocs (build --strict|serve)$",
+    r"bash \.ci/run$",
+)
+
+
+@pytest.mark.parametrize("page", shell_blocks())
+def test_every_shell_line_is_one_that_is_tested(page: str) -> None:
+    assert page in PAGES  # whose commands test_heeded.py takes
+    programs = {shlex.join(["python", "train.py", *words]) for marker in PROGRAMS for words in commands_of(marker)}
+    for line in shell_blocks()[page]:
+        words = shlex.split(line)
+        if "flashtrain.report" in words:
+            check_report(words[words.index("flashtrain.report") + 1 :])
+        elif words[:2] == ["python", "docs/generate.py"]:
+            assert words[2:] in ([], ["--check"])
+        elif words[:2] == ["python", "train.py"]:
+            assert shlex.join(words) in programs
+        elif not re.search(r"-m flashtrain( |$)", line):
+            assert any(re.match(other, line) for other in OTHERS), line
+        for path in re.findall(r"(?<= )(?:tests|recipes|docs)/[\w./-]+", line):
+            assert "NAME" in path or (ROOT / path).exists(), line
+
+
+def check_report(words: list[str]) -> None:
+    """A command of the report: its options exist, and so do the figure and the columns that it names."""
+    options = report._parser().parse_args(words)
+    assert options.figure is None or options.figure in report.FIGURES
+    assert options.sources or options.insert or options.check
+
+
+@pytest.fixture(scope="module")
+def generated() -> Iterator[dict[str, str]]:
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        import generate
+
+        yield generate.pages()
+    finally:
+        sys.path.remove(str(ROOT / "docs"))
+
+
+def test_the_pages_from_the_code_are_what_the_code_gives(generated: dict[str, str]) -> None:
+    old = [name for name, text in generated.items() if (ROOT / "docs" / name).read_text(encoding="utf-8") != text]
+    assert old == [], "run: python docs/generate.py"
+
+
+def test_every_setting_and_every_name_has_words(generated: dict[str, str]) -> None:
+    for page in ("settings.md", "api.md"):
+        assert [line for line in generated[page].splitlines() if line.startswith("| `") and line.endswith("|  |")] == []
+
+
+def test_the_lines_of_the_troubleshooting_page_are_said_by_the_code() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^\| `([^`]+)` \|", page, flags=re.MULTILINE)
+    assert len(lines) > 10
+    folders = ("flashtrain", "recipes/flashtrain_recipes", "kernels/flashtrain_kernels")
+    source = "".join(path.read_text(encoding="utf-8") for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    source = re.sub(r'"\s*\n\s*f?"', "", source)  # a text over several lines
+    assert [line for line in lines if line not in source] == []
+
+
+def rows_of(name: str) -> list[dict[str, Any]]:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+
+
+def ratio_table(marker: str) -> list[list[str]]:
+    """The cells of the table under a marker of the benchmarks' page, without its head."""
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    table = page.split(f"<!-- ratios: {marker} -->\n\n")[1].split("\n\n")[0]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+
+
+def test_the_ratios_of_training_steps_are_the_files() -> None:
+    speed = {}
+    for row in rows_of("gpt2-speed-h200"):
+        key = (row["model"], f"{row['context']:,}", str(row["batch"]), row["weights"])
+        speed[(*key, row["implementation"])] = row["tokens_per_second"]
+    table = ratio_table("gpt2-speed")
+    assert len(table) == 7
+    for *key, ratio in table:
+        ours, theirs = speed[(*key, "flashtrain")], speed[(*key, "plain PyTorch, SDPA, compiled")]
+        assert ratio == f"{ours / theirs:.2f}", key
+
+
+def test_the_ratios_of_bert_and_of_the_arena_are_the_files() -> None:
+    bert = [
+        f"{max(row.get(key) or 0 for row in rows_of(name)):{form}}"
+        for name, key, form in (
+            ("bert-speed-h200", "over_random_batches", ".1f"),
+            ("bert-speed-buckets-h200", "over_length_buckets", ".2f"),
+            ("bert-dropout-h200", "without_dropout", ".2f"),
+        )
+    ]
+    assert [row[1] for row in ratio_table("bert-speed")] == bert
+    for name, ours, _ in ratio_table("lra-speed"):
+        implementation = {"flash": "flashtrain, eager", "block-sparse": "flashtrain, block-sparse, eager"}[name]
+        found = [
+            row.get("speedup_over_standard")
+            for row in rows_of("lra-speed-h200")
+            if row["implementation"] == implementation
+        ]
+        five = [speedup for speedup in found if speedup]
+        assert len(five) == 5
+        assert ours == f"{sum(five) / 5:.1f}"
+
+
+PLAIN = ("full", "causal")
+ATTENTION_ROWS: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "full and causal, heads to 128": lambda row: row["mask"] in PLAIN and row["head_dim"] <= 128,
+    "full and causal, heads of 256": lambda row: row["mask"] in PLAIN and row["head_dim"] == 256,
+    "full and causal, heads of 128, from 4,096 tokens": lambda row: (
+        row["mask"] in PLAIN and row["head_dim"] == 128 and row["seqlen_q"] >= 4096
+    ),
+    "full and causal, heads of 64, from 4,096 tokens": lambda row: (
+        row["mask"] in PLAIN and row["head_dim"] == 64 and row["seqlen_q"] >= 4096
+    ),
+    "full and causal, to 2,048 tokens": lambda row: row["mask"] in PLAIN and row["seqlen_q"] <= 2048,
+    "windows": lambda row: row["mask"].startswith("window"),
+    "packed documents": lambda row: row["mask"] == "causal-varlen",
+    "all": lambda row: True,
+}
+CONTENDERS = {
+    "flashtrain / the better of cuDNN and FlashAttention-2": (
+        "flashtrain",
+        ("torch SDPA, cuDNN", "torch SDPA, FlashAttention-2"),
+    ),
+    "flashtrain / flash-attn-4": ("flashtrain", ("flash-attn-4",)),
+    "flashtrain, portable / FlexAttention": ("flashtrain, portable", ("FlexAttention",)),
+}
+
+
+@pytest.mark.parametrize("row", ratio_table("attention"), ids=lambda row: f"{row[0]}, {row[1]}")
+def test_the_ratios_of_attention_are_the_files(row: list[str]) -> None:
+    names, which, *told = row
+    ours, theirs = CONTENDERS[names]
+    file = "attention-wide-h200" if "256" in which else "attention-anchors-h200"
+    for direction, cell in zip(("forward", "backward"), told, strict=True):
+        cases: dict[tuple[Any, ...], dict[str, float]] = {}
+        for one in rows_of(file):
+            if one["direction"] == direction and one.get("tflops") and ATTENTION_ROWS[which](one):
+                key = tuple(one[name] for name in ("batch", "heads", "kv_heads", "seqlen_q", "head_dim", "mask"))
+                cases.setdefault(key, {})[one["implementation"]] = one["tflops"]
+        ratios = [case[ours] / max(case[name] for name in theirs if name in case) for case in cases.values()]
+        low, high = min(ratios), max(ratios)
+        assert cell == (f"{low:.2f}" if len(ratios) == 1 else f"{low:.2f} to {high:.2f}"), (direction, which)
