@@ -18,7 +18,7 @@ from typing import Any
 
 from flashtrain.errors import UserError
 from flashtrain.files.locate import conf_folder
-from flashtrain.settings.settings import settings_class
+from flashtrain.settings.settings import Settings
 
 IMPOSSIBLE = "no such name"  # no setting has it as a value
 # Of settings that neither their dataclass nor conf/ says anything of: move a line there when you touch one.
@@ -104,7 +104,7 @@ def settings_page(first_line: str) -> str:
         "`null` means that the run decides, from the machine or the model.",
         "",
     ]
-    return "\n".join([*lines, *_section("The run", "", settings_class()(), Settings.check)]) + "\n"
+    return "\n".join([*lines, *_section("The run", "", Settings(), Settings.check)]) + "\n"
 
 
 def _section(title: str, prefix: str, group: Any, check: Any) -> Iterator[str]:
@@ -174,7 +174,7 @@ def comments() -> dict[str, str]:
         for path in sorted(folder.rglob("*.yaml")):
             group = "" if path.parent == folder else f"{path.parent.name}."
             _COMMENTS.update({**_yaml_comments(path, group), **_COMMENTS})
-        _COMMENTS.update(_source_comments(settings_class()(), ""))
+        _COMMENTS.update(_source_comments(Settings(), ""))
     return _COMMENTS
 
 
