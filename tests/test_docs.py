@@ -17,6 +17,7 @@ from published_commands import GUIDE, PAGES, ROOT, python_blocks, shell_blocks
 from flashtrain import registry
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.heeded import check_all_heeded
+from flashtrain.registry import registered
 from flashtrain.report import __main__ as report
 
 RESULTS = ROOT / "recipes" / "results"
@@ -89,8 +90,7 @@ def test_the_mask_of_the_guide_is_the_rule_in_words_and_what_attention_sees() ->
 
 
 def test_the_contender_of_the_guide_gives_the_references_answer() -> None:
-    from flashtrain_recipes.attention_benchmark.case import Case
-
+    from flashtrain_recipes.attention_benchmark.cases import Case
     from flashtrain_recipes.attention_benchmark.inputs import Context, make_sets
     from flashtrain_recipes.attention_benchmark.reference import expected
 
@@ -177,7 +177,7 @@ def test_every_shell_line_is_one_that_is_tested(page: str) -> None:
 def check_report(words: list[str]) -> None:
     """A command of the report: its options exist, and so do the figure and the columns that it names."""
     options = report._parser().parse_args(words)
-    assert options.figure is None or options.figure in report.FIGURES
+    assert options.figure is None or options.figure in registered("figure")
     assert options.sources or options.insert or options.check
 
 

@@ -249,7 +249,7 @@ class GenerateSettings:
 
 @dataclass
 class Settings:
-    """What a run of any kind is told; settings_class() adds the groups of tasks and experiments.
+    """Everything a run is told; tasks and experiments add groups of their own (settings_class).
 
     demo: dotted settings that replace a recipe's where there is no GPU. context_parallel: devices that share each
     sequence; above 1 it asks for trainer.strategy=context.
@@ -382,7 +382,7 @@ def settings_class() -> type[Settings]:
     groups = [(name, component("settings", name)) for name in names]
     made = [(name, group, field(default_factory=group)) for name, group in groups]
     whole = make_dataclass("Settings", made, bases=(Settings,))
-    whole.__module__ = __name__
+    whole.__module__, whole.__doc__ = __name__, Settings.__doc__
     return whole
 
 
