@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from flashtrain_kernels import dispatch, tuning
+from flashtrain_kernels import dispatch, explain, flash_attn_func, masks, reference, tuning
 from flashtrain_kernels.backends.portable import tile_table
 from flashtrain_kernels.backends.portable.tile_table import TILES, VARIANTS, Kind, Tile, Tiles
 from flashtrain_kernels.dispatch import explained
@@ -87,6 +87,43 @@ def test_the_choice_is_explained_in_one_line_with_what_the_call_asks_for():
     assert line.endswith("causal, dropout, head dimension 64, bfloat16")
     with dispatch.force("reference"):
         assert "reference in plain PyTorch: forced" in explained(x, x, x, Options(0.125), "full")
+
+
+class NewKernels:
+    """A backend for another GPU, which serves the forward alone; its kernel is the reference."""
+
+    NAME, TITLE = "new", "new kernels"
+
+    def unavailable(self, device):
+        return None
+
+    def serves(self, call, direction):
+        return None if direction == "forward" else "no backward yet"
+
+    def plan_blocks(self, mask, head_dim, dtype, rich):
+        return (16,) * 6
+
+    def forward(self, call):
+        assert call.readied(self.plan_blocks).mask.plan.blocks == (16,) * 6
+        return reference.forward_from(*call)
+
+    def describe(self, call, direction):
+        return "tiles of 16"
+
+
+def test_another_backend_is_asked_in_its_turn_runs_what_it_serves_and_is_explained(monkeypatch):
+    q = torch.randn(1, 40, 2, 8)
+    mask = masks.causal(40)
+    wanted = flash_attn_func(q, q, q, mask=mask)
+    monkeypatch.setattr(dispatch, "BACKENDS", (NewKernels(), *dispatch.BACKENDS))
+    monkeypatch.setattr(dispatch, "implementation_for", lambda device_type: "portable")
+    monkeypatch.setattr(dispatch, "runs_kernels", lambda device: True)
+    assert mask.planned(8, torch.float32).plan.blocks == (16,) * 6
+    torch.testing.assert_close(flash_attn_func(q, q, q, mask=mask), wanted)
+    line = explain(q, q, q, mask=mask)
+    assert line.startswith("new kernels: ")
+    assert "; forward tiles of 16; backward portable, dK/dV " in line
+    assert line.endswith(" (no backward yet)")
 
 
 def test_the_tuner_prints_rows_of_both_tables_and_tries_only_sizes_that_a_plan_allows():

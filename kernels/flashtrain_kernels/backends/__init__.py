@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..masks import Mask
+from ..masks.mask import Mask, PlanBlocks
 from ..options import Options
 
 Direction = Literal["forward", "backward"]
@@ -23,12 +23,14 @@ class Call(NamedTuple):
     v: Tensor
     options: Options
 
-    def readied(self, blocks: tuple[int, ...] | None) -> Options:
-        """The options as kernels read them: contiguous tensors, and a Mask with a plan for tiles of these sizes."""
+    def readied(self, plan_blocks: PlanBlocks) -> Options:
+        """The options as kernels read them: contiguous tensors, and a Mask planned for the backend's tiles."""
         mask, slopes = self.options.mask, self.options.alibi_slopes
-        if isinstance(mask, Mask) and blocks is not None:
+        if isinstance(mask, Mask):
             keys = None if mask.keys is None else mask.keys.contiguous()
-            mask = mask._replace(queries=mask.queries.contiguous(), keys=keys).planned_for(blocks)
+            mask = mask._replace(queries=mask.queries.contiguous(), keys=keys)
+            blocks = plan_blocks(mask, self.q.shape[3], self.q.dtype, self.options.rich)
+            mask = mask if blocks is None else mask.planned_for(blocks)
         return replace(self.options, mask=mask, alibi_slopes=None if slopes is None else slopes.contiguous())
 
 

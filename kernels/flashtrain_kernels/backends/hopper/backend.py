@@ -105,7 +105,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     from .forward import forward as run
     from .forward_tiles import forward_tile
 
-    options = _readied(call)
+    options = call.readied(plan_blocks)
     return run(call.q, call.k, call.v, options, forward_tile(call.q, call.k, options))
 
 
@@ -121,7 +121,7 @@ def backward(
     """Fill the gradients. dbias is None: calls with a bias are not served."""
     from .backward import backward as run
 
-    run(dout, dlse, call.q, call.k, call.v, out, lse, _readied(call), gradients)
+    run(dout, dlse, call.q, call.k, call.v, out, lse, call.readied(plan_blocks), gradients)
 
 
 def describe(call: Call, direction: Direction) -> str:
@@ -133,10 +133,3 @@ def describe(call: Call, direction: Direction) -> str:
         return str(forward_tile(call.q, call.k, call.options))
     whole = ", whole heads in a program" if has_whole_heads(call.q, call.k, call.options) else ""
     return f"{PLANNED[0]} queries x {PLANNED[1]} keys{whole}"
-
-
-def _readied(call: Call) -> Options:
-    q, mask = call.q, call.options.mask
-    if not isinstance(mask, Mask):
-        return call.readied(None)
-    return call.readied(plan_blocks(mask, q.shape[3], q.dtype, call.options.rich))

@@ -35,7 +35,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     """(out, lse)."""
     from .forward import forward as run  # Triton is imported only where it is used
 
-    options = _readied(call)
+    options = call.readied(plan_blocks)
     return run(call.q, call.k, call.v, options, _tiles(call, options).forward, tf32=not INTERPRETED)
 
 
@@ -52,7 +52,7 @@ def backward(
     from .backward import backward as run
 
     q, k, v, _ = call
-    options = _readied(call)
+    options = call.readied(plan_blocks)
     run(dout, dlse, q, k, v, out, lse, options, gradients, dbias, _tiles(call, options), tf32=not INTERPRETED)
 
 
@@ -69,13 +69,6 @@ def describe(call: Call, direction: Direction) -> str:
     if direction == "forward":
         return str(tiles.forward)
     return f"dK/dV {tiles.dkdv}; dQ {tiles.dq}{' in one launch' if tiles.together else ''}"
-
-
-def _readied(call: Call) -> Options:
-    q, mask = call.q, call.options.mask
-    if not isinstance(mask, Mask):
-        return call.readied(None)
-    return call.readied(tile_table.plan_blocks(q.device, q.shape[3], q.dtype, call.options.rich))
 
 
 def _tiles(call: Call, options: Options) -> Tiles:
