@@ -89,8 +89,7 @@ def test_the_mask_of_the_guide_is_the_rule_in_words_and_what_attention_sees() ->
 
 
 def test_the_contender_of_the_guide_gives_the_references_answer() -> None:
-    from flashtrain_recipes.attention_benchmark.case import Case
-    from flashtrain_recipes.attention_benchmark.inputs import Context, make_sets
+    from flashtrain_recipes.attention_benchmark.inputs import Case, Context, make_sets
     from flashtrain_recipes.attention_benchmark.reference import expected
 
     peer = run_block("add a contender")["Eager"]()
