@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -45,3 +48,23 @@ def test_an_installed_packages_entry_point_is_found(monkeypatch) -> None:
     entry = EntryPoint(name="callback.from_package", value="collections:OrderedDict", group="flashtrain.components")
     monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
     assert registry.component("callback", "from_package").__name__ == "OrderedDict"
+
+
+LOADED = """
+import runpy, sys
+sys.argv = ["flashtrain", "recipe=gpt2", "mode=plan"]
+try:
+    runpy.run_module("flashtrain", run_name="__main__")
+except SystemExit as end:
+    assert not end.code, end.code
+print(*(name.rpartition(".")[2] for name in sys.modules if name.startswith("flashtrain_recipes.")))
+"""
+
+
+def test_gpt2_is_planned_without_the_experiments_beyond_what_they_register() -> None:
+    """Their settings with the names and sizes in them, their rules, and what they offer a run."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", LOADED], env=environment, capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.splitlines()[-1].split())
+    rooms = {"arena", "pathfinder", "attention_benchmark", "long_context"}
+    assert loaded <= rooms | {"settings", "names", "parameters", "rules", "spec"}
