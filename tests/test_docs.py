@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ RUN_HERE = {
     "add a mask",
     "add a mask, its test",
     "add a contender",
+    "add a backend",
     "kernel call",
     "context parallel script",
 }
@@ -103,6 +105,22 @@ def test_the_contender_of_the_guide_gives_the_references_answer() -> None:
         assert peer.refuses(case) is None
         assert expected(case, one, context).error(peer.attend(case, context)(one).detach()) < 2e-5
     assert peer.refuses(Case(1, 2, 64, 16, "window-9")) is not None
+
+
+def test_the_backend_of_the_guide_runs_what_it_serves_and_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flashtrain_kernels import dispatch, explain, flash_attn_func, masks
+
+    q = torch.randn(1, 70, 2, 16)
+    mask = masks.causal(70)
+    wanted = flash_attn_func(q, q, q, mask=mask)
+    monkeypatch.setattr(dispatch, "BACKENDS", (SimpleNamespace(**run_block("add a backend")), *dispatch.BACKENDS))
+    monkeypatch.setattr(dispatch, "implementation_for", lambda device_type: "portable")
+    monkeypatch.setattr(dispatch, "runs_kernels", lambda device: True)
+    torch.testing.assert_close(flash_attn_func(q, q, q, mask=mask), wanted)
+    line = explain(q, q, q, mask=mask)
+    assert line.startswith("kernels for a new GPU: ")
+    assert "forward tiles of 64; backward portable" in line
+    assert "(no backward yet)" in line
 
 
 def test_the_kernel_call_of_the_guide_says_what_runs_it(capsys: pytest.CaptureFixture[str]) -> None:
