@@ -31,6 +31,8 @@ class Call(NamedTuple):
             mask = mask._replace(queries=mask.queries.contiguous(), keys=keys)
             blocks = plan_blocks(mask, self.q.shape[3], self.q.dtype, self.options.rich)
             mask = mask if blocks is None else mask.planned_for(blocks)
+        elif slopes is None:
+            return self.options  # most calls; a copy would cost several microseconds
         return replace(self.options, mask=mask, alibi_slopes=None if slopes is None else slopes.contiguous())
 
 
