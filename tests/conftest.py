@@ -30,6 +30,13 @@ def no_rank_is_left() -> Iterator[None]:
             os.environ[name] = value
 
 
+@pytest.fixture
+def cache_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No test reads or writes the caches of whoever runs it."""
+    monkeypatch.setenv("FLASHTRAIN_CACHE", str(tmp_path / "cache-home"))
+    return tmp_path / "cache-home"
+
+
 @pytest.fixture(scope="session")
 def text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Ten small documents that a byte model can learn something of."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -34,7 +35,5 @@ def list_source() -> type[ListSource]:
 
 
 @pytest.fixture(autouse=True)
-def cache_home(tmp_path, monkeypatch):
-    """No test reads or writes the caches of whoever runs it."""
-    monkeypatch.setenv("FLASHTRAIN_CACHE", str(tmp_path / "cache-home"))
-    return tmp_path / "cache-home"
+def _caches_of_its_own(cache_home: Path) -> None:
+    """Each test here has an empty cache."""

@@ -14,9 +14,9 @@ from flashtrain.files.locate import recipe_description, recipe_files
 from flashtrain_recipes.long_context.study import run_lengths
 
 RECIPES = sorted(recipe_files())
-# Trained by tests/classification/test_classifier_recipes.py.
+# Trained by tests/recipes/arena/test_classifier_recipes.py.
 CLASSIFIERS = [name for name in RECIPES if name.startswith(("lra-", "path")) and name != "pathfinder-preview"]
-# Likewise, by tests/masked_text/test_bert_recipes.py.
+# Likewise, by tests/tasks/masked_language/test_bert_recipes.py.
 BERTS = ["bert", "bert-lamb", "bert-speed", "finetune", "long-document"]
 # What keeps a recipe that does more than one thing to its smallest.
 SMALLEST = {"gpt2-long": ("lengths.contexts=[64]", "lengths.windows=2")}
@@ -34,7 +34,7 @@ def test_its_first_line_says_what_it_does(recipe: str) -> None:
 
 
 def run(words: list[str], folder: Path) -> int:
-    """The run of these words, in this process: tests/test_command.py starts the command as a user does."""
+    """The run of these words, in this process: tests/command/test_command.py starts the command as a user does."""
     folder.mkdir(parents=True, exist_ok=True)
     return run_job(compose_settings(words), folder, overrides=words, started=time.time())
 

@@ -12,7 +12,7 @@ import pytest
 from flashtrain.errors import UserError
 from flashtrain.files import locate
 
-CHECKOUT = Path(__file__).resolve().parents[1]
+CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from flashtrain_recipes.arena.pathfinder.parameters import ORIGINAL, SMOOTH
 from flashtrain_recipes.arena.pathfinder.source import Pathfinder
 from flashtrain_recipes.arena.weights import read_classifier
 
-RESULTS = Path(__file__).parents[2] / "recipes/results"
+RESULTS = Path(__file__).parents[3] / "recipes/results"
 
 
 @torch.no_grad()

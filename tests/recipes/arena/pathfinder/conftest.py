@@ -20,3 +20,8 @@ def images_of(tmp_path_factory: pytest.TempPathFactory) -> ImagesOf:
         return ensure(side, 7, count, contour=contour, drawing=drawing, workers=1, cache_dir=folder)
 
     return make
+
+
+@pytest.fixture(autouse=True)
+def _caches_of_its_own(cache_home: Path) -> None:
+    """Each test here has an empty cache."""

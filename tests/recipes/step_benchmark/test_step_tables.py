@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from flashtrain.report.__main__ import main as report
 
 from flashtrain.errors import UserError
+from flashtrain.report.__main__ import main as report
 from flashtrain.report.rows import write_result
 from flashtrain_recipes.step_benchmark.contenders import BASELINE, FLASHTRAIN
 from flashtrain_recipes.step_benchmark.figures import (

@@ -1,4 +1,4 @@
-"""Long contexts on an NVIDIA GPU: python -m pytest -m gpu tests/long_context"""
+"""Long contexts on an NVIDIA GPU: python -m pytest -m gpu tests/recipes/long_context"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from flashtrain.report.rows import read_result
 from flashtrain_recipes.arena.figures import accuracy_figure, curriculum_figure
 from flashtrain_recipes.arena.tables import accuracy_rows, accuracy_table, mean_speedups, speed_rows
 
-RESULTS = Path(__file__).resolve().parents[2] / "recipes" / "results"
+RESULTS = Path(__file__).resolve().parents[3] / "recipes" / "results"
 
 PATHX = {"implementation": "flashtrain", "task": "pathfinder", "side": 128, "contour": "hard", "accuracy": 0.8,
          "accuracy_low": 0.79, "accuracy_high": 0.81}  # fmt: skip
