@@ -121,6 +121,9 @@ def test_an_editable_install_finds_those_of_the_checkout(tmp_path: Path):
     folder = pip_install(tmp_path / "editable", tmp_path / wheel)
     found = run(sys.executable, "-c", f"{AS_SITE_FOLDER.format(folder=str(folder))}{FIND}", cwd=tmp_path)
     assert found.split()[:2] == [str(CHECKOUT / "conf"), str(CHECKOUT / "recipes")]
+    where = f"{AS_SITE_FOLDER.format(folder=str(folder))}import flashtrain_recipes; print(flashtrain_recipes.__file__)"
+    experiments = run(sys.executable, "-c", where, cwd=tmp_path).strip()
+    assert Path(experiments) == CHECKOUT / "recipes" / "flashtrain_recipes" / "__init__.py"  # and no copy of them
 
 
 def test_the_kernels_import_without_flashtrain_and_its_dependencies(wheels: dict[str, Path], tmp_path: Path):
