@@ -1,4 +1,4 @@
-"""mode=plan: what a run would do, and nothing started."""
+"""What mode=plan says of any run: how long so many FLOPs take here."""
 
 from __future__ import annotations
 
@@ -6,12 +6,6 @@ import time
 
 import torch
 
-from flashtrain.models.gpt2 import GPT2
-from flashtrain.run.batching import Batching, choose_batching
-from flashtrain.run.components import make_model, make_source
-from flashtrain.run.context_run import check_model, plan_lines
-from flashtrain.run.run import describe
-from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware
 
 # The part of the device's rate that a compiled training step reaches: on an H200 about 0.4 of the dense peak for
@@ -19,38 +13,6 @@ from flashtrain.training.hardware import Hardware
 GPU_EFFICIENCY = 0.4
 CPU_EFFICIENCY = 0.5
 VOCABULARY = {"bytes": 257, "gpt2": 50257}
-
-
-def plan(settings: Settings, hardware: Hardware) -> str:
-    """Parameters, tokens, estimated memory and time of the run, as lines to print. Builds no weights, reads no text."""
-    with torch.device("meta"):
-        vocab_size = VOCABULARY.get(settings.data.tokenizer, settings.data.vocab_size)
-        model = make_model(settings, vocab_size=vocab_size, attention=hardware.attention)
-    check_model(settings, model)
-    batching = choose_batching(settings, hardware, model)
-    tokens = settings.trainer.steps * settings.trainer.tokens_per_step
-    flops = tokens * model.flops_per_token(settings.context)
-    rate, how = expected_rate(hardware)
-    wanted = duration(flops / (rate * settings.trainer.ranks))
-    lines = [
-        describe(settings, hardware, model, batching),
-        f"text: {make_source(settings).describe()}; tokenizer {settings.data.tokenizer}",
-        f"tokens: {tokens:,} ({settings.trainer.steps} steps of {settings.trainer.tokens_per_step:,})",
-        *(plan_lines(settings, hardware, model.config, batching.micro_batch) if isinstance(model, GPT2) else []),
-        *(batching.estimate.lines() if batching.estimate else []),
-        *_ways_to_run(batching),
-        f"time: about {wanted} for {flops:.3g} FLOPs ({how}), start-up and validation apart",
-        "nothing was started; leave out mode=plan to train.",
-    ]
-    return "\n".join(lines)
-
-
-def _ways_to_run(batching: Batching) -> list[str]:
-    """The estimate of every kind of memory saving, the one that would be taken marked."""
-    if not batching.options:
-        return []
-    lines = [f"{'>' if option.savings == batching.savings else ' '} {option.line()}" for option in batching.options]
-    return ["memory savings, cheapest in time first (> is taken):", *lines]
 
 
 def expected_rate(hardware: Hardware) -> tuple[float, str]:

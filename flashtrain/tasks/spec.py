@@ -6,7 +6,8 @@ Whatever is heavy is imported inside the methods: settings are checked, and mist
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,9 +15,36 @@ from flashtrain.registry import component, registered
 from flashtrain.settings.settings import Settings
 
 if TYPE_CHECKING:
+    import pytorch_lightning as pl
     from hydra.core.override_parser.types import Override
 
+    from flashtrain.data.tokenizers import Tokenizer
+    from flashtrain.run.batching import Batching
     from flashtrain.training.hardware import Hardware
+    from flashtrain.training.throughput import Throughput
+
+
+@dataclass
+class Prepared:
+    """What a task makes of the settings for one training.
+
+    description: of the model, in plain values, for its checkpoints. said: lines about the data and the training.
+    row: after the fit, the columns of the summary row that it found, and whatever it has to say; every rank calls it.
+    tokenizer: kept in the run's folder. advice, monitor, mode, callbacks: see run.fitting.fit.
+    """
+
+    data: pl.LightningDataModule
+    task: pl.LightningModule
+    throughput: Throughput
+    batching: Batching
+    description: dict[str, Any]
+    said: list[str]
+    row: Callable[[pl.Trainer], dict[str, Any]]
+    tokenizer: Tokenizer | None = None
+    advice: str | None = None
+    monitor: str = "validation_loss"
+    mode: str = "min"
+    callbacks: Sequence[pl.Callback] = ()
 
 
 class Task:
@@ -31,11 +59,17 @@ class Task:
         """What is trained, known beforehand, as columns of the summary row."""
         raise NotImplementedError
 
+    def prepare(self, settings: Settings, hardware: Hardware) -> Prepared:
+        """Data, model and task of one training, seeded before; everything that a user can have got wrong is refused."""
+        raise NotImplementedError
+
     def train(
         self, settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
     ) -> dict[str, Any]:
         """Train in `folder` and return the summary row. started: time.time() at the command's start."""
-        raise NotImplementedError
+        from flashtrain.run.train import train
+
+        return train(self, settings, hardware, folder, overrides=overrides, started=started)
 
     def plan(self, settings: Settings, hardware: Hardware) -> str:
         """mode=plan: what would be trained, as text; nothing is started."""

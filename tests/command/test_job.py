@@ -190,7 +190,7 @@ def test_running_out_of_memory_is_its_own_status(tiny_runs: TinyRuns, monkeypatc
     def no_memory(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    monkeypatch.setattr("flashtrain.run.run.build_model", no_memory)
+    monkeypatch.setattr("flashtrain.tasks.language.prepare.build_model", no_memory)
     status, folder = tiny_runs.run("memory")
     assert status == 3
     assert json.loads((folder / "summary.json").read_text())["status"] == "out of memory"
@@ -270,7 +270,7 @@ def test_weights_and_biases_offline_gets_the_configuration_and_the_resumed_run_k
 
 
 @pytest.mark.parametrize(
-    "fails", ["flashtrain.run.run.continue_text", "flashtrain.data.tokenizers.ByteTokenizer.decode"]
+    "fails", ["flashtrain.tasks.language.prepare.continue_text", "flashtrain.data.tokenizers.ByteTokenizer.decode"]
 )
 def test_a_sample_that_fails_is_said_and_the_training_stays_finished(tiny_runs, monkeypatch, caplog, fails) -> None:
     def failing(*_: object, **__: object) -> str:

@@ -12,8 +12,8 @@ from flashtrain.errors import UserError
 from flashtrain.models import MemorySavings, Trainable
 from flashtrain.run.batching import Batching, choose_batching
 from flashtrain.run.components import make_model
-from flashtrain.run.plan import plan
-from flashtrain.run.run import describe
+from flashtrain.tasks.language.plan import plan_language as plan
+from flashtrain.tasks.language.prepare import describe
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import FREE_SHARE, GIB
 

@@ -226,7 +226,7 @@ def test_a_disk_that_is_full_before_training_is_one_line_and_leaves_nothing(
     elif where == "log":
         monkeypatch.setattr("logging.FileHandler._open", full)
     else:
-        monkeypatch.setattr("flashtrain.run.run.write_config", full)
+        monkeypatch.setattr("flashtrain.run.train.write_config", full)
         monkeypatch.setattr(
             "flashtrain.command.job.write_summary", lambda *_: write_atomically("/proc/none/summary.json", "")
         )

@@ -11,10 +11,10 @@ from flashtrain.integrations import differences_from_gpt2, save_gpt2, save_token
 from flashtrain.models.gpt2 import GPT2
 from flashtrain.run.checkpoint_model import TrainedModel, load_trained, move
 from flashtrain.run.export_folder import new_folder
-from flashtrain.run.run import make_data
 from flashtrain.run.sample import continue_text, default_prompt
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import LanguageModel
+from flashtrain.tasks.language.build import make_data
 from flashtrain.training.hardware import Hardware
 
 

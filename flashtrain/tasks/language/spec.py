@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.spec import Task, contexts_words, mode_of
+from flashtrain.tasks.spec import Prepared, Task, contexts_words, mode_of
 
 if TYPE_CHECKING:
     from flashtrain.training.hardware import Hardware
@@ -20,25 +20,23 @@ class LanguageTask(Task):
         settings.check_step()
 
     def columns(self, settings: Settings) -> dict[str, Any]:
-        from flashtrain.run.summary import language_columns
+        from flashtrain.tasks.language.rows import language_columns
 
         return language_columns(settings)
 
-    def train(
-        self, settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
-    ) -> dict[str, Any]:
-        from flashtrain.run.run import train
+    def prepare(self, settings: Settings, hardware: Hardware) -> Prepared:
+        from flashtrain.tasks.language.prepare import prepare
 
-        return train(settings, hardware, folder, overrides=overrides, started=started)
+        return prepare(settings, hardware)
 
     def plan(self, settings: Settings, hardware: Hardware) -> str:
-        from flashtrain.run.plan import plan
+        from flashtrain.tasks.language.plan import plan_language
 
-        return plan(settings, hardware)
+        return plan_language(settings, hardware)
 
     def say(self, row: dict[str, Any], folder: Path, settings: Settings) -> None:
         from flashtrain.run.sample import default_prompt
-        from flashtrain.run.summary import say_summary
+        from flashtrain.tasks.language.rows import say_summary
 
         say_summary(row, folder, settings.prompt or default_prompt(settings.data.source))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.spec import Task, bert_demo_line
+from flashtrain.tasks.spec import Prepared, Task, bert_demo_line
 
 if TYPE_CHECKING:
     from flashtrain.training.hardware import Hardware
@@ -28,12 +28,10 @@ class MaskedTask(Task):
 
         return masked_columns(settings)
 
-    def train(
-        self, settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
-    ) -> dict[str, Any]:
-        from flashtrain.tasks.masked_language.run import train_masked
+    def prepare(self, settings: Settings, hardware: Hardware) -> Prepared:
+        from flashtrain.tasks.masked_language.prepare import prepare
 
-        return train_masked(settings, hardware, folder, overrides=overrides, started=started)
+        return prepare(settings, hardware)
 
     def plan(self, settings: Settings, hardware: Hardware) -> str:
         from flashtrain.tasks.masked_language.plan import plan_masked

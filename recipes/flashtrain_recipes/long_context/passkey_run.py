@@ -22,8 +22,8 @@ from flashtrain.report.pivot import View
 from flashtrain.report.rows import RESULT, Row, write_result
 from flashtrain.run.checkpoint_model import load_trained, move
 from flashtrain.run.run_folder import make_unique
-from flashtrain.run.summary import model_name
 from flashtrain.settings.settings import Settings
+from flashtrain.tasks.language.rows import model_name
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.long_context.evaluate import autocast_dtype
 

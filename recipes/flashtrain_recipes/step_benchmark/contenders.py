@@ -20,9 +20,9 @@ from flashtrain.models.gpt2 import GPT2
 from flashtrain.models.trainable import Trainable
 from flashtrain.run.batching import choose_batching
 from flashtrain.run.components import make_model
-from flashtrain.run.run import make_task
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import LanguageModel
+from flashtrain.tasks.language.build import make_task
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import GIB
 from flashtrain_recipes.step_benchmark.cases import StepCase, WeightsHeld

@@ -1,22 +1,15 @@
-"""One run that fine-tunes BERT on labelled texts: the folder, the checkpoints, the summary row."""
+"""What one fine-tuning of BERT takes: model, data and task of checked settings; and what came out of it."""
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 
-from flashtrain.announce import say
 from flashtrain.data.sequences.datamodule import SequenceDataModule
 from flashtrain.run.batching import Batching
-from flashtrain.run.checkpoint_model import checkpoint_to_resume
-from flashtrain.run.encoder_batching import memory_columns, memory_words
-from flashtrain.run.fitting import fit, metric
-from flashtrain.run.run_folder import FINISHED, RUNNING, TOKENIZER, write_config, write_summary
-from flashtrain.run.summary import planned_row
+from flashtrain.run.encoder_batching import memory_words
+from flashtrain.run.fitting import metric
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import FineTuning
 from flashtrain.tasks.fine_tuning.build import (
@@ -33,62 +26,35 @@ from flashtrain.tasks.fine_tuning.build import (
 from flashtrain.tasks.fine_tuning.splits import LabelledSource
 from flashtrain.tasks.fine_tuning.steps import check_fine_tuning_step
 from flashtrain.tasks.masked_language.rows import bert_name
+from flashtrain.tasks.spec import Prepared
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.throughput import Throughput
 
 ADVICE = "a smaller finetune.tokens_at_once= or context=, memory=full, or trainer.devices on more GPUs"
 
 
-def train_fine_tuning(
-    settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
-) -> dict[str, Any]:
-    """Train as the settings say, in `folder`, and return the summary row with the score on test texts.
-
-    started: time.time() at the command's start. Raises UserError for what the user can mend, Stopped after a signal or
-    at the end of trainer.max_minutes, OutOfMemory.
-    """
+def prepare(settings: Settings, hardware: Hardware) -> Prepared:
+    """BERT with a head, its data and its task. UserError: for what the user can mend."""
     check_fine_tuning_step(settings)
-    pl.seed_everything(settings.seed, verbose=False)
-    torch.set_float32_matmul_precision("high")
     start = start_of(settings)
     source = make_labelled_source(settings, start)
     model = make_model(settings, hardware, source, start)
     batching = choose_head_batching(settings, hardware, model)
     model.encoder.save_memory(batching.savings)
     description = describe_head(model, settings, source)
-    resumed = checkpoint_to_resume(settings, folder, description)
-    say(source.describe())
-    say(describe_training(settings, hardware, model, batching))
-
-    # Everything that a user can have got wrong is checked: from here on the folder is this run's.
-    write_config(settings, folder)
-    if source.tokenizer is not None:
-        source.tokenizer.save(folder / TOKENIZER)
-    write_summary(folder, {**planned_row(settings, hardware, overrides), "status": RUNNING})
     data = make_labelled_data(settings, hardware, source, batching)
     task = make_fine_tuning_task(settings, hardware, model, description)
     config = model.encoder.config
     throughput = Throughput(config.flops([settings.context]) / settings.context, peak_flops=hardware.peak_flops)
-
-    def finish(trainer: pl.Trainer) -> dict[str, Any]:
-        return {
-            **planned_row(settings, hardware, overrides),
-            **_found(trainer, task, data, source, throughput),
-            **memory_columns(batching),
-            "seconds": round(time.time() - started, 1),
-        }
-
-    return fit(
-        settings,
-        hardware,
-        folder,
-        task,
+    return Prepared(
         data,
+        task,
         throughput,
-        resumed=resumed,
-        started=started,
-        finish=finish,
-        batching=batching,
+        batching,
+        description,
+        said=[source.describe(), describe_training(settings, hardware, model, batching)],
+        row=lambda trainer: _found(trainer, task, data, source, throughput),
+        tokenizer=source.tokenizer,
         advice=ADVICE,
         monitor=f"validation_{task.score_name}",
         mode="max",
@@ -124,7 +90,6 @@ def _found(
         trainer.test(task, data, verbose=False)
     score = metric(trainer, f"{source.scored}_{name}")
     return {
-        "status": FINISHED,
         "parameters": parameter_count(task.model),
         "micro_batch": data.batch_size,
         "epochs": round(data.epochs_seen, 3),

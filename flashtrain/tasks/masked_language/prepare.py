@@ -1,24 +1,17 @@
-"""One run that trains BERT on masked text: the folder, the checkpoints, the summary row."""
+"""What one training of BERT on masked text takes: model, data and task of checked settings; and what came out of it."""
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 
-from flashtrain.announce import say
 from flashtrain.data.masked_datamodule import MaskedTextDataModule
 from flashtrain.models.bert import Bert
 from flashtrain.models.bert_config import BertConfig
 from flashtrain.run.batching import Batching
-from flashtrain.run.checkpoint_model import checkpoint_to_resume
-from flashtrain.run.encoder_batching import memory_columns, memory_words
-from flashtrain.run.fitting import fit, metric
-from flashtrain.run.run_folder import FINISHED, RUNNING, TOKENIZER, write_config, write_summary
-from flashtrain.run.summary import planned_row
+from flashtrain.run.encoder_batching import memory_words
+from flashtrain.run.fitting import metric
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import MaskedLanguageModel
 from flashtrain.tasks.masked_language.build import (
@@ -30,6 +23,7 @@ from flashtrain.tasks.masked_language.build import (
 )
 from flashtrain.tasks.masked_language.rows import bert_name
 from flashtrain.tasks.masked_language.steps import check_masked_step
+from flashtrain.tasks.spec import Prepared
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.target_accuracy import StopAtTarget
 from flashtrain.training.throughput import Throughput
@@ -38,17 +32,9 @@ from flashtrain.training.validation_share import describe_validation
 ADVICE = "a smaller masked.token_budget=, memory=full, or trainer.devices on more GPUs"
 
 
-def train_masked(
-    settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
-) -> dict[str, Any]:
-    """Train as the settings say, in `folder`, and return the summary row.
-
-    started: time.time() at the command's start. Raises UserError for what the user can mend, Stopped after a signal or
-    at the end of trainer.max_minutes, OutOfMemory.
-    """
+def prepare(settings: Settings, hardware: Hardware) -> Prepared:
+    """BERT, its data and its task. UserError: for what the user can mend."""
     check_masked_step(settings)
-    pl.seed_everything(settings.seed, verbose=False)
-    torch.set_float32_matmul_precision("high")
     data = make_masked_data(settings, hardware)
     data.prepare_data()
     data.setup()
@@ -57,40 +43,22 @@ def train_masked(
     data.token_budget, data.accumulate = batching.micro_batch, batching.accumulate
     model.save_memory(batching.savings)
     description = describe_bert(model, settings)
-    resumed = checkpoint_to_resume(settings, folder, description)
-    say(data.describe())
-    say(describe_training(settings, hardware, model, batching, data))
+    said = [data.describe(), describe_training(settings, hardware, model, batching, data)]
     if data.held_out_samples:
         asked, every = settings.masked.validation_samples, settings.trainer.validate_every
-        say(describe_validation(data.held_out_samples, asked, every, "masked.validation_samples"))
-
-    # Everything that a user can have got wrong is checked: from here on the folder is this run's.
-    write_config(settings, folder)
-    data.tokenizer.save(folder / TOKENIZER)
-    write_summary(folder, {**planned_row(settings, hardware, overrides), "status": RUNNING})
+        said.append(describe_validation(data.held_out_samples, asked, every, "masked.validation_samples"))
     task = make_masked_task(settings, hardware, model, description)
     throughput = Throughput(_flops_per_token(model.config, data), peak_flops=hardware.peak_flops)
     target = None if settings.target_accuracy is None else StopAtTarget(settings.target_accuracy)
-
-    def finish(trainer: pl.Trainer) -> dict[str, Any]:
-        return {
-            **planned_row(settings, hardware, overrides),
-            **_found(settings, trainer, task, data, throughput, target),
-            **memory_columns(batching),
-            "seconds": round(time.time() - started, 1),
-        }
-
-    return fit(
-        settings,
-        hardware,
-        folder,
-        task,
+    return Prepared(
         data,
+        task,
         throughput,
-        resumed=resumed,
-        started=started,
-        finish=finish,
-        batching=batching,
+        batching,
+        description,
+        said,
+        row=lambda trainer: _found(settings, trainer, task, data, throughput, target),
+        tokenizer=data.tokenizer,
         advice=ADVICE,
         callbacks=[] if target is None else [target],
     )
@@ -141,7 +109,6 @@ def _found(
     rate, evenness = measured["tokens_per_second"], data.evenness
     rows = None if rate is None else rate * task.sequences_done / task.tokens_done
     return {
-        "status": FINISHED,
         "token_budget": data.token_budget,
         "parameters": task.bert.parameter_count(),
         "steps": trainer.global_step,
