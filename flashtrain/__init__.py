@@ -20,7 +20,7 @@ _PUBLIC = {
     "TextDataModule": "flashtrain.data.datamodule",
     "Throughput": "flashtrain.training.throughput",
     "UserError": "flashtrain.errors",
-    "generate": "flashtrain.run.generation",
+    "generate": "flashtrain.models.generation",
     "mean_over_context": "flashtrain.distributed.context.sequence",
     "next_positions": "flashtrain.models.cache",
     "register": "flashtrain.registry",
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from flashtrain.errors import UserError
     from flashtrain.models import GPT2, Attention, GPT2Config
     from flashtrain.models.cache import next_positions
+    from flashtrain.models.generation import generate
     from flashtrain.registry import register
-    from flashtrain.run.generation import generate
     from flashtrain.tasks import LanguageModel
     from flashtrain.training.throughput import Throughput
 

@@ -94,8 +94,8 @@ def _command(words: list[str]) -> int:
             check_all_heeded(composed, arguments.overrides)
         from flashtrain.command import modes
         from flashtrain.command.machine import settle
-        from flashtrain.tasks.spec import mode_of, task_of, work_of
-        from flashtrain.tasks.spec import modes as registered_modes
+        from flashtrain.spec import mode_of, task_of, work_of
+        from flashtrain.spec import modes as registered_modes
 
         settings = composed or modes.settings_from_checkpoint(arguments.overrides)
         settings = settings or compose_settings(arguments.overrides)
@@ -124,8 +124,8 @@ def _command(words: list[str]) -> int:
 def _run(settings: Settings, overrides: list[str]) -> int:
     """Run one job in its folder, which is taken before Hydra writes into it. A folder that nothing came into is
     removed. Raises UserError."""
-    from flashtrain.run.run_folder import remove_unused
-    from flashtrain.run.run_lock import hold, let_go
+    from flashtrain.folders.run_folder import remove_unused
+    from flashtrain.folders.run_lock import hold, let_go
 
     if "hydra.run.dir" in override_keys(overrides):
         folder = _named_folder(overrides)
@@ -164,8 +164,8 @@ def _named_folder(overrides: list[str]) -> Path | None:
 def _run_folder(settings: Settings, overrides: list[str]) -> Path:
     """The folder of the run to continue, or a new one; made only once the settings are known to work here."""
     from flashtrain.command.machine import settle
-    from flashtrain.run.run_folder import LAST, find_checkpoint, new_run_folder, unfinished_or_new
-    from flashtrain.tasks.spec import task_of
+    from flashtrain.folders.run_folder import LAST, find_checkpoint, new_run_folder, unfinished_or_new
+    from flashtrain.spec import task_of
 
     settings, _ = settle(settings, overrides, quiet=True)
     carried = task_of(settings).is_carried(str(settings.resume))

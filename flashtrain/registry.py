@@ -40,8 +40,8 @@ GROUPS: dict[str, str] = {
     "callback": "build(settings) -> pytorch_lightning.Callback",
     "settings": "a dataclass with check(): the settings of one group, whose name is the component's",
     "rules": "a sequence of flashtrain.command.heeded.Rule: under which settings others are heeded",
-    "task": "a flashtrain.tasks.spec.Task: what task=NAME trains",
-    "mode": "a flashtrain.tasks.spec.Mode: what mode=NAME does beside training",
+    "task": "a flashtrain.spec.Task: what task=NAME trains",
+    "mode": "a flashtrain.spec.Mode: what mode=NAME does beside training",
     "figure": "draw(rows, path) -> path: python -m flashtrain.report --figure NAME",
 }
 

@@ -28,14 +28,14 @@ from flashtrain.command.compose import compose_settings
 from flashtrain.data.tokenizers import BPETokenizer, ByteTokenizer, gpt2_tokenizer, load_tokenizer
 from flashtrain.data.wordpiece import WordPieceTokenizer
 from flashtrain.errors import UserError
+from flashtrain.folders.run_folder import write_config
 from flashtrain.integrations import load_bert, load_gpt2, load_weights, save_bert, save_gpt2, save_weights
 from flashtrain.models.bert import Bert
 from flashtrain.models.bert_config import BertConfig
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
 from flashtrain.models.gpt2 import GPT2, GPT2Config
-from flashtrain.run.checkpoint_model import load_trained, starting_weights
-from flashtrain.run.run_folder import write_config
+from flashtrain.tasks.language.checkpoint import load_trained, starting_weights
 from flashtrain.tasks.masked_language.weights import read_bert
 from flashtrain_recipes.arena.weights import SavedClassifier, read_classifier, write_classifier
 

@@ -26,7 +26,8 @@ from flashtrain.models.bert import Bert
 from flashtrain.models.bert_config import BertConfig
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
-from flashtrain.run.checkpoint_model import check_same_model, load_trained, starting_weights
+from flashtrain.run.resume import check_same_model
+from flashtrain.tasks.language.checkpoint import load_trained, starting_weights
 from flashtrain.training.checkpoints import read_checkpoint
 from flashtrain_recipes.arena.evaluate import settings_for_weights
 from flashtrain_recipes.arena.weights import KEY, SavedClassifier, read_classifier, write_classifier

@@ -32,7 +32,7 @@ from flashtrain.settings.typed_settings import (
     typed_settings,
     unknown_setting,
 )
-from flashtrain.tasks.spec import modes
+from flashtrain.spec import modes
 
 CONFIG_NAME = "config"
 

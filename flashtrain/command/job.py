@@ -13,13 +13,22 @@ from flashtrain.announce import is_first_rank, log, say
 from flashtrain.command.machine import settle
 from flashtrain.errors import RunFailed, UserError
 from flashtrain.files.disk import disk_line
+from flashtrain.folders.run_folder import (
+    FAILED,
+    OUT_OF_MEMORY,
+    RUNNING,
+    STOPPED,
+    note_failure,
+    read_summary,
+    write_summary,
+)
+from flashtrain.folders.run_lock import hold, let_go
 from flashtrain.run.fitting import Stopped
 from flashtrain.run.quiet import quieten
-from flashtrain.run.run_folder import FAILED, OUT_OF_MEMORY, RUNNING, STOPPED, note_failure, read_summary, write_summary
-from flashtrain.run.run_lock import hold, let_go
 from flashtrain.run.summary import failed_row
+from flashtrain.run.train import train
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.spec import mode_of, task_of
+from flashtrain.spec import mode_of, task_of
 from flashtrain.training.killed_ranks import name_killed_ranks
 from flashtrain.training.out_of_memory import OutOfMemory
 
@@ -54,7 +63,7 @@ def _run_held(settings: Settings, folder: Path, *, overrides: list[str], started
 
     try:
         mode = mode_of(settings)
-        do = mode.run if mode is not None else task_of(settings).train
+        do = partial(train, task_of(settings)) if mode is None else mode.run
         row = do(settings, hardware, folder, overrides=overrides, started=started)
     except OutOfMemory as error:
         log.error("flashtrain: %s", error)

@@ -10,10 +10,10 @@ from pathlib import Path
 from flashtrain import announce
 from flashtrain.command.compose import apply_demo, override_keys
 from flashtrain.errors import UserError
-from flashtrain.run.context_run import check_heads
 from flashtrain.settings.context_settings import CONTEXT
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.spec import modes, task_of, work_of
+from flashtrain.spec import modes, task_of, work_of
+from flashtrain.tasks.context_run import check_heads
 from flashtrain.training.hardware import Hardware, detect_hardware
 
 

@@ -12,11 +12,11 @@ from omegaconf import OmegaConf
 from flashtrain.command.compose import checked_settings, parse_overrides, readable_errors
 from flashtrain.command.machine import settle
 from flashtrain.errors import UserError
+from flashtrain.folders.run_folder import BEST, find_checkpoint, read_settings
 from flashtrain.run.quiet import quieten
-from flashtrain.run.run_folder import BEST, find_checkpoint, read_settings
 from flashtrain.settings.settings import Settings, forget_unheeded
 from flashtrain.settings.typed_settings import settings_config
-from flashtrain.tasks.spec import modes, task_of, tasks
+from flashtrain.spec import modes, task_of, tasks
 
 OF_A_CHECKPOINT = ("evaluate", "generate", "export")  # of any task; others are registered
 

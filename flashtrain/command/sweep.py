@@ -26,9 +26,7 @@ from flashtrain.command.machine import settle
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
 from flashtrain.files.foreign_files import MIB, read_json_object
-from flashtrain.report.sweep import report_sweep
-from flashtrain.run.job_process import JobProcesses
-from flashtrain.run.run_folder import (
+from flashtrain.folders.run_folder import (
     CHECKPOINTS,
     FAILED,
     FINISHED,
@@ -42,7 +40,9 @@ from flashtrain.run.run_folder import (
     remove_unused,
     write_summary,
 )
-from flashtrain.run.run_lock import Busy, hold, let_go, try_hold
+from flashtrain.folders.run_lock import Busy, hold, let_go, try_hold
+from flashtrain.report.sweep import report_sweep
+from flashtrain.run.job_process import JobProcesses
 from flashtrain.settings.settings import LoggerSettings, Settings
 from flashtrain.training.loggers import log_figure
 

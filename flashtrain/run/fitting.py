@@ -12,13 +12,13 @@ import pytorch_lightning as pl
 
 from flashtrain.distributed.strategies import make_strategy
 from flashtrain.errors import UserError
-from flashtrain.run.batching import Batching
-from flashtrain.run.components import make_callbacks
-from flashtrain.run.context_run import strategy_options
-from flashtrain.run.encoder_batching import memory_advice
+from flashtrain.folders.run_folder import CHECKPOINTS, LAST
 from flashtrain.run.job_process import leading_ranks
-from flashtrain.run.run_folder import CHECKPOINTS, LAST
 from flashtrain.settings.settings import Settings
+from flashtrain.tasks.batching import Batching
+from flashtrain.tasks.components import make_callbacks
+from flashtrain.tasks.context_run import strategy_options
+from flashtrain.tasks.encoder_batching import memory_advice
 from flashtrain.training.checkpoints import AtomicCheckpointIO, checkpoint_callbacks, keep_if_best
 from flashtrain.training.due_validation import DueValidation
 from flashtrain.training.finite import StopOnNonFinite
@@ -145,12 +145,6 @@ def _logged_with_last_step(trainer: pl.Trainer) -> Iterator[None]:
         yield
     finally:
         loop._batches_that_stepped = before
-
-
-def metric(trainer: pl.Trainer, name: str) -> float | None:
-    """What was logged under this name last; None where nothing was."""
-    value = trainer.callback_metrics.get(name)
-    return None if value is None else float(value)
 
 
 def make_trainer(

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.spec import mode_of, task_of
+from flashtrain.spec import mode_of, task_of
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.versions import versions
 

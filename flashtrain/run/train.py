@@ -10,13 +10,13 @@ import pytorch_lightning as pl
 import torch
 
 from flashtrain.announce import say
-from flashtrain.run.checkpoint_model import checkpoint_to_resume
-from flashtrain.run.encoder_batching import memory_columns
+from flashtrain.folders.run_folder import FINISHED, RUNNING, TOKENIZER, write_config, write_summary
 from flashtrain.run.fitting import fit
-from flashtrain.run.run_folder import FINISHED, RUNNING, TOKENIZER, write_config, write_summary
+from flashtrain.run.resume import checkpoint_to_resume
 from flashtrain.run.summary import planned_row
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.spec import Task
+from flashtrain.spec import Task
+from flashtrain.tasks.encoder_batching import memory_columns
 from flashtrain.training.hardware import Hardware
 
 
@@ -28,6 +28,8 @@ def train(
     started: time.time() at the command's start. Raises UserError for what the user can mend, Stopped after a signal or
     at the end of trainer.max_minutes, OutOfMemory.
     """
+    if task.trains_itself:
+        return task.train(settings, hardware, folder, overrides=overrides, started=started)
     pl.seed_everything(settings.seed, verbose=False)
     torch.set_float32_matmul_precision("high")
     prepared = task.prepare(settings, hardware)

@@ -143,3 +143,9 @@ class TrainingTask(pl.LightningModule):
         """
         every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         return self.global_step == 0 or (self.global_step + 1) % max(1, every) == 0
+
+
+def metric(trainer: pl.Trainer, name: str) -> float | None:
+    """What was logged under this name last; None where nothing was."""
+    value = trainer.callback_metrics.get(name)
+    return None if value is None else float(value)

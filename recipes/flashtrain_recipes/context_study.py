@@ -26,9 +26,7 @@ from flashtrain.announce import say
 from flashtrain.command.compose import override_keys, parse_overrides, quoted
 from flashtrain.command.sweep import note_failure
 from flashtrain.errors import UserError
-from flashtrain.report.rows import RESULT, Row, has_failed, write_result
-from flashtrain.run.job_process import JobProcesses
-from flashtrain.run.run_folder import (
+from flashtrain.folders.run_folder import (
     FAILED,
     FINISHED,
     OUT_OF_MEMORY,
@@ -42,7 +40,9 @@ from flashtrain.run.run_folder import (
     write_config,
     write_summary,
 )
-from flashtrain.run.run_lock import hold, let_go
+from flashtrain.folders.run_lock import hold, let_go
+from flashtrain.report.rows import RESULT, Row, has_failed, write_result
+from flashtrain.run.job_process import JobProcesses
 from flashtrain.run.summary import planned_row
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware

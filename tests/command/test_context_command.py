@@ -13,7 +13,7 @@ from tiny_runs import TinyRuns
 
 from flashtrain.command import modes
 from flashtrain.command.compose import compose_settings
-from flashtrain.run.run_folder import find_unfinished, read_summary
+from flashtrain.folders.run_folder import find_unfinished, read_summary
 from flashtrain.training.checkpoints import read_checkpoint
 
 # Five steps: the last one is no time for a validation, so that one follows the fit. Documents change the layout.

@@ -13,7 +13,7 @@ import torch
 from tiny_runs import TinyRuns
 
 from flashtrain import registry
-from flashtrain.run.run_folder import read_settings
+from flashtrain.folders.run_folder import read_settings
 from flashtrain.training.checkpoints import read_checkpoint
 
 SUMMARY_KEYS = {

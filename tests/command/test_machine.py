@@ -10,8 +10,8 @@ import torch
 from flashtrain.command import machine
 from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
-from flashtrain.run.batching import choose_batching
-from flashtrain.run.components import make_model
+from flashtrain.tasks.batching import choose_batching
+from flashtrain.tasks.components import make_model
 from flashtrain.training.hardware import Hardware, attention_for, precision_for
 
 

@@ -17,8 +17,8 @@ from tiny_runs import ROOT, TinyRuns
 
 from flashtrain.command import sweep
 from flashtrain.errors import UserError
-from flashtrain.run.run_folder import write_summary
-from flashtrain.run.run_lock import LOCK
+from flashtrain.folders.run_folder import write_summary
+from flashtrain.folders.run_lock import LOCK
 from flashtrain.training.checkpoints import read_checkpoint
 
 

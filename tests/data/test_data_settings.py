@@ -6,8 +6,8 @@ import pytest
 
 from flashtrain.command.compose import apply_demo, compose_settings
 from flashtrain.errors import UserError
-from flashtrain.run.components import make_source
 from flashtrain.settings.settings import DataSettings, forget_unheeded
+from flashtrain.tasks.components import make_source
 
 FILES = ["data=files", "data.path=BOOKS"]
 HUB = ["data=hub", "data.name=someone/something"]

@@ -74,7 +74,7 @@ def test_bytes_that_are_no_text_are_decoded_alike(tmp_path) -> None:
 
 
 def test_transformers_writes_on_with_the_export_as_we_do(bpe, tmp_path) -> None:
-    from flashtrain.run.generation import generate
+    from flashtrain.models.generation import generate
 
     model = decoder(bpe.vocab_size).eval()
     save_gpt2(model, tmp_path, end_of_text=bpe.end_of_text)

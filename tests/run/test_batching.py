@@ -10,8 +10,8 @@ import torch
 from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
 from flashtrain.models import MemorySavings, Trainable
-from flashtrain.run.batching import Batching, choose_batching
-from flashtrain.run.components import make_model
+from flashtrain.tasks.batching import Batching, choose_batching
+from flashtrain.tasks.components import make_model
 from flashtrain.tasks.language.plan import plan_language as plan
 from flashtrain.tasks.language.prepare import describe
 from flashtrain.training.hardware import Hardware

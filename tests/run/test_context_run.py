@@ -10,9 +10,9 @@ from quick_settings import settings_of
 
 from flashtrain.command import machine
 from flashtrain.errors import UserError
-from flashtrain.run.batching import Batching, choose_batching
-from flashtrain.run.components import make_model, optimizer_builder
-from flashtrain.run.context_run import check_model, context_columns, exchange_bytes_of
+from flashtrain.tasks.batching import Batching, choose_batching
+from flashtrain.tasks.components import make_model, optimizer_builder
+from flashtrain.tasks.context_run import check_model, context_columns, exchange_bytes_of
 from flashtrain.tasks.language.plan import plan_language as plan
 from flashtrain.tasks.language.prepare import describe
 from flashtrain.training.hardware import Hardware

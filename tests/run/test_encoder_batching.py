@@ -11,12 +11,12 @@ from flashtrain.command.compose import compose_settings
 from flashtrain.data.sequences.source import SequenceShape
 from flashtrain.errors import UserError
 from flashtrain.models import Bert, Classifier
-from flashtrain.run.batching import Batching
-from flashtrain.run.encoder_batching import memory_advice, memory_plan, memory_words
+from flashtrain.spec import task_of
+from flashtrain.tasks.batching import Batching
+from flashtrain.tasks.encoder_batching import memory_advice, memory_plan, memory_words
 from flashtrain.tasks.fine_tuning.build import choose_head_batching, encoder_config, make_head
 from flashtrain.tasks.masked_language.build import bert_config, choose_masked_batching
 from flashtrain.tasks.masked_language.steps import check_masked_step
-from flashtrain.tasks.spec import task_of
 from flashtrain.training.hardware import Hardware, detect_hardware
 from flashtrain.training.memory import GIB
 from flashtrain.training.out_of_memory import out_of_memory_line

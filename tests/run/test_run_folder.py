@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from flashtrain.command.compose import compose_settings, quote_prompt
 from flashtrain.command.modes import settings_from_checkpoint
 from flashtrain.errors import UserError
-from flashtrain.run.run_folder import (
+from flashtrain.folders.run_folder import (
     BEST,
     CHECKPOINTS,
     LAST,

@@ -19,8 +19,7 @@ from tiny_runs import ROOT, TinyRuns
 from flashtrain.__main__ import _command, main
 from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
-from flashtrain.report.rows import write_atomically
-from flashtrain.run.run_folder import (
+from flashtrain.folders.run_folder import (
     find_same,
     find_unfinished,
     new_run_folder,
@@ -30,7 +29,8 @@ from flashtrain.run.run_folder import (
     write_config,
     write_summary,
 )
-from flashtrain.run.run_lock import HOLDER, LOCK, Busy, hold, holder, is_first_of_job, let_go
+from flashtrain.folders.run_lock import HOLDER, LOCK, Busy, hold, holder, is_first_of_job, let_go
+from flashtrain.report.rows import write_atomically
 
 
 class Other:
@@ -38,7 +38,7 @@ class Other:
 
     def __init__(self, folder: Path) -> None:
         script = (
-            "import sys, time, pathlib; from flashtrain.run.run_lock import hold\n"
+            "import sys, time, pathlib; from flashtrain.folders.run_lock import hold\n"
             f"hold(pathlib.Path({str(folder)!r})); print('held', flush=True); time.sleep(120)"
         )
         path = os.pathsep.join([str(ROOT), str(ROOT / "recipes"), str(ROOT / "kernels")])

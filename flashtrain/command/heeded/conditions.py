@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.spec import work_of
+from flashtrain.spec import work_of
 
 Condition = Callable[[Settings], bool]
 

@@ -14,11 +14,11 @@ from flashtrain.models.bert import Bert
 from flashtrain.models.bert_classifiers import SequenceClassifier, TokenClassifier
 from flashtrain.models.bert_config import BertConfig
 from flashtrain.models.bert_encoder import BertEncoder
-from flashtrain.run.batching import Batching, compiles
-from flashtrain.run.components import optimizer_builder, schedule_builder
-from flashtrain.run.encoder_batching import choose_encoder_batching
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import FineTuning
+from flashtrain.tasks.batching import Batching, compiles
+from flashtrain.tasks.components import optimizer_builder, schedule_builder
+from flashtrain.tasks.encoder_batching import choose_encoder_batching
 from flashtrain.tasks.fine_tuning.splits import LabelledSource, make_source
 from flashtrain.tasks.fine_tuning.steps import micro_batches, texts_per_device
 from flashtrain.tasks.masked_language.build import bert_config, check_context

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from flashtrain.run.encoder_batching import memory_plan
-from flashtrain.run.plan import VOCABULARY, duration, expected_rate
 from flashtrain.settings.settings import Settings
+from flashtrain.tasks.encoder_batching import memory_plan
 from flashtrain.tasks.fine_tuning.build import choose_head_batching, encoder_config, make_head, start_of
 from flashtrain.tasks.fine_tuning.prepare import describe_training
 from flashtrain.tasks.fine_tuning.rows import data_name
 from flashtrain.tasks.fine_tuning.steps import check_fine_tuning_step
+from flashtrain.tasks.planning import VOCABULARY, duration, expected_rate
 from flashtrain.training.hardware import Hardware
 
 

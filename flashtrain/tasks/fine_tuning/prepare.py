@@ -7,11 +7,11 @@ from typing import Any
 import pytorch_lightning as pl
 
 from flashtrain.data.sequences.datamodule import SequenceDataModule
-from flashtrain.run.batching import Batching
-from flashtrain.run.encoder_batching import memory_words
-from flashtrain.run.fitting import metric
 from flashtrain.settings.settings import Settings
+from flashtrain.spec import Prepared
 from flashtrain.tasks import FineTuning
+from flashtrain.tasks.batching import Batching
+from flashtrain.tasks.encoder_batching import memory_words
 from flashtrain.tasks.fine_tuning.build import (
     Head,
     choose_head_batching,
@@ -26,7 +26,7 @@ from flashtrain.tasks.fine_tuning.build import (
 from flashtrain.tasks.fine_tuning.splits import LabelledSource
 from flashtrain.tasks.fine_tuning.steps import check_fine_tuning_step
 from flashtrain.tasks.masked_language.rows import bert_name
-from flashtrain.tasks.spec import Prepared
+from flashtrain.tasks.training_task import metric
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.throughput import Throughput
 

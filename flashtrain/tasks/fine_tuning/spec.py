@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.spec import Prepared, Task, bert_demo_line
+from flashtrain.spec import Prepared, Task, bert_demo_line
 
 if TYPE_CHECKING:
     from flashtrain.training.hardware import Hardware

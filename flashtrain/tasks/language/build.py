@@ -6,10 +6,10 @@ from typing import Any
 
 from flashtrain.data.datamodule import TextDataModule
 from flashtrain.models.trainable import Trainable
-from flashtrain.run.batching import compiles
-from flashtrain.run.components import make_source, make_tokenizer_spec, optimizer_builder, schedule_builder
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import LanguageModel
+from flashtrain.tasks.batching import compiles
+from flashtrain.tasks.components import make_source, make_tokenizer_spec, optimizer_builder, schedule_builder
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.validation_share import held_out_samples
 

@@ -7,14 +7,14 @@ import torch
 
 from flashtrain.announce import say
 from flashtrain.errors import UserError
+from flashtrain.folders.export_folder import new_folder
 from flashtrain.integrations import differences_from_gpt2, save_gpt2, save_tokenizer, save_weights
 from flashtrain.models.gpt2 import GPT2
-from flashtrain.run.checkpoint_model import TrainedModel, load_trained, move
-from flashtrain.run.export_folder import new_folder
-from flashtrain.run.sample import continue_text, default_prompt
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import LanguageModel
 from flashtrain.tasks.language.build import make_data
+from flashtrain.tasks.language.checkpoint import TrainedModel, load_trained, move
+from flashtrain.tasks.language.sample import continue_text, default_prompt
 from flashtrain.training.hardware import Hardware
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from flashtrain.models.gpt2 import GPT2
-from flashtrain.run.batching import Batching, choose_batching
-from flashtrain.run.components import make_model, make_source
-from flashtrain.run.context_run import check_model, plan_lines
-from flashtrain.run.plan import VOCABULARY, duration, expected_rate
 from flashtrain.settings.settings import Settings
+from flashtrain.tasks.batching import Batching, choose_batching
+from flashtrain.tasks.components import make_model, make_source
+from flashtrain.tasks.context_run import check_model, plan_lines
 from flashtrain.tasks.language.prepare import describe
+from flashtrain.tasks.planning import VOCABULARY, duration, expected_rate
 from flashtrain.training.hardware import Hardware
 
 

@@ -11,16 +11,16 @@ from flashtrain.data.datamodule import TextDataModule
 from flashtrain.distributed.sharding import full_state_dict
 from flashtrain.models.gpt2 import GPT2
 from flashtrain.models.trainable import Trainable
-from flashtrain.run.batching import Batching, choose_batching
-from flashtrain.run.checkpoint_model import build_model, describe_model
-from flashtrain.run.context_run import check_model, context_columns, describe_context
-from flashtrain.run.fitting import metric
-from flashtrain.run.sample import continue_text, default_prompt
 from flashtrain.settings.settings import Settings
+from flashtrain.spec import Prepared
 from flashtrain.tasks import LanguageModel
+from flashtrain.tasks.batching import Batching, choose_batching
+from flashtrain.tasks.context_run import check_model, context_columns, describe_context
 from flashtrain.tasks.language.build import make_data, make_task
+from flashtrain.tasks.language.checkpoint import build_model, describe_model
 from flashtrain.tasks.language.rows import model_name
-from flashtrain.tasks.spec import Prepared
+from flashtrain.tasks.language.sample import continue_text, default_prompt
+from flashtrain.tasks.training_task import metric
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import FREE_SHARE, GIB
 from flashtrain.training.throughput import Throughput

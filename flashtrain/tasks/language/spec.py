@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.spec import Prepared, Task, contexts_words, mode_of
+from flashtrain.spec import Prepared, Task, contexts_words, mode_of
 
 if TYPE_CHECKING:
     from flashtrain.training.hardware import Hardware
@@ -35,8 +35,8 @@ class LanguageTask(Task):
         return plan_language(settings, hardware)
 
     def say(self, row: dict[str, Any], folder: Path, settings: Settings) -> None:
-        from flashtrain.run.sample import default_prompt
         from flashtrain.tasks.language.rows import say_summary
+        from flashtrain.tasks.language.sample import default_prompt
 
         say_summary(row, folder, settings.prompt or default_prompt(settings.data.source))
 

@@ -10,11 +10,11 @@ from flashtrain.data.masked_datamodule import MaskedTextDataModule
 from flashtrain.errors import UserError
 from flashtrain.models.bert import Bert
 from flashtrain.models.bert_config import BertConfig
-from flashtrain.run.batching import Batching, compiles
-from flashtrain.run.components import make_source, make_tokenizer_spec, optimizer_builder, schedule_builder
-from flashtrain.run.encoder_batching import choose_encoder_batching
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import MaskedLanguageModel
+from flashtrain.tasks.batching import Batching, compiles
+from flashtrain.tasks.components import make_source, make_tokenizer_spec, optimizer_builder, schedule_builder
+from flashtrain.tasks.encoder_batching import choose_encoder_batching
 from flashtrain.tasks.masked_language.memory import bert_estimate
 from flashtrain.tasks.masked_language.steps import token_budgets, tokens_per_device
 from flashtrain.tasks.masked_language.weights import read_bert

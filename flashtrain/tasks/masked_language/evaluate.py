@@ -8,13 +8,13 @@ import pytorch_lightning as pl
 
 from flashtrain.announce import say
 from flashtrain.errors import UserError
+from flashtrain.folders.export_folder import new_folder
 from flashtrain.integrations import differences_from_bert, save_bert, save_weights
 from flashtrain.models.bert import Bert
 from flashtrain.models.trainable import Trainable
-from flashtrain.run.checkpoint_model import move
-from flashtrain.run.export_folder import new_folder
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import MaskedLanguageModel
+from flashtrain.tasks.language.checkpoint import move
 from flashtrain.tasks.masked_language.build import check_context, make_masked_data
 from flashtrain.tasks.masked_language.weights import SavedBert, read_bert, save_encoder_tokenizer
 from flashtrain.training.hardware import Hardware

@@ -7,8 +7,8 @@ import math
 from flashtrain.models.bert_config import BertConfig
 from flashtrain.models.feed_forward import GATED
 from flashtrain.models.memory_savings import MemorySavings
-from flashtrain.run.batching import compiles
 from flashtrain.settings.settings import Settings
+from flashtrain.tasks.batching import compiles
 from flashtrain.training.encoder_memory import EncoderShape, PredictingHead, estimate_encoder_memory
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import MemoryEstimate

@@ -6,14 +6,14 @@ import torch
 
 from flashtrain.data.special_tokens import SpecialTokens
 from flashtrain.models.bert import Bert
-from flashtrain.run.components import make_source
-from flashtrain.run.encoder_batching import memory_plan
-from flashtrain.run.plan import VOCABULARY, duration, expected_rate
 from flashtrain.settings.settings import Settings
+from flashtrain.tasks.components import make_source
+from flashtrain.tasks.encoder_batching import memory_plan
 from flashtrain.tasks.masked_language.build import bert_config, choose_masked_batching
 from flashtrain.tasks.masked_language.prepare import describe_training
 from flashtrain.tasks.masked_language.steps import check_masked_step
 from flashtrain.tasks.masked_language.weights import read_bert
+from flashtrain.tasks.planning import VOCABULARY, duration, expected_rate
 from flashtrain.training.hardware import Hardware
 
 

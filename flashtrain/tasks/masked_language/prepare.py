@@ -9,11 +9,11 @@ import pytorch_lightning as pl
 from flashtrain.data.masked_datamodule import MaskedTextDataModule
 from flashtrain.models.bert import Bert
 from flashtrain.models.bert_config import BertConfig
-from flashtrain.run.batching import Batching
-from flashtrain.run.encoder_batching import memory_words
-from flashtrain.run.fitting import metric
 from flashtrain.settings.settings import Settings
+from flashtrain.spec import Prepared
 from flashtrain.tasks import MaskedLanguageModel
+from flashtrain.tasks.batching import Batching
+from flashtrain.tasks.encoder_batching import memory_words
 from flashtrain.tasks.masked_language.build import (
     choose_masked_batching,
     describe_bert,
@@ -23,7 +23,7 @@ from flashtrain.tasks.masked_language.build import (
 )
 from flashtrain.tasks.masked_language.rows import bert_name
 from flashtrain.tasks.masked_language.steps import check_masked_step
-from flashtrain.tasks.spec import Prepared
+from flashtrain.tasks.training_task import metric
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.target_accuracy import StopAtTarget
 from flashtrain.training.throughput import Throughput

@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
-from flashtrain.run.fitting import metric
+from flashtrain.tasks.training_task import metric
 
 
 class BestOfStage(pl.Callback):

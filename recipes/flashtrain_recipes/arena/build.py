@@ -10,11 +10,11 @@ from flashtrain.data.sequences.datamodule import SequenceDataModule
 from flashtrain.data.sequences.source import SequenceShape, SequenceSource
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
-from flashtrain.run.batching import compiles
-from flashtrain.run.components import optimizer_builder, schedule_builder
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import MaskedPixels, SequenceClassification
+from flashtrain.tasks.batching import compiles
 from flashtrain.tasks.classification.augmentation import Augment, augmentation, in_turn
+from flashtrain.tasks.components import optimizer_builder, schedule_builder
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.validation_share import held_out_samples
 from flashtrain_recipes.arena.image import GreyImages

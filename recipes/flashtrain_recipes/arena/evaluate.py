@@ -23,14 +23,14 @@ from flashtrain.data.loader import packed_loader
 from flashtrain.data.sampler import FixedSampler
 from flashtrain.data.sequences.source import SequenceSource
 from flashtrain.errors import UserError
+from flashtrain.folders.export_folder import new_folder
+from flashtrain.folders.run_folder import BEST, find_checkpoint, make_unique
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_growth import carry_weights
 from flashtrain.report.rows import RESULT, Row, write_result
-from flashtrain.run.batching import compiles
-from flashtrain.run.export_folder import new_folder
-from flashtrain.run.plan import duration
-from flashtrain.run.run_folder import BEST, find_checkpoint, make_unique
 from flashtrain.settings.settings import Settings
+from flashtrain.tasks.batching import compiles
+from flashtrain.tasks.planning import duration
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.arena.build import classifier_config, make_sequence_source
 from flashtrain_recipes.arena.intervals import wilson

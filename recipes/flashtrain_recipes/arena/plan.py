@@ -9,9 +9,9 @@ import torch
 
 from flashtrain.data.sequences.source import SequenceShape
 from flashtrain.errors import UserError
-from flashtrain.run.encoder_batching import memory_plan
-from flashtrain.run.plan import duration, expected_rate
 from flashtrain.settings.settings import Settings
+from flashtrain.tasks.encoder_batching import memory_plan
+from flashtrain.tasks.planning import duration, expected_rate
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.arena.batching import choose_stage_batching
 from flashtrain_recipes.arena.build import make_classifier, make_sequence_source, pixels_read, shape_without_data

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from flashtrain.errors import UserError
+from flashtrain.folders.run_folder import CHECKPOINTS, CONFIG_FILE, LAST, find_checkpoint
 from flashtrain.models.classifier_config import ClassifierConfig
-from flashtrain.run.run_folder import CHECKPOINTS, CONFIG_FILE, LAST, find_checkpoint
 from flashtrain.settings.settings import Settings
 from flashtrain.training.checkpoints import read_checkpoint
 from flashtrain.training.resuming import check_resumable

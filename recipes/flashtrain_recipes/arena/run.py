@@ -20,12 +20,7 @@ import pytorch_lightning as pl
 import torch
 
 from flashtrain.announce import is_first_rank, say
-from flashtrain.models.classifier_growth import carry_weights
-from flashtrain.report.rows import RESULT, write_result
-from flashtrain.run.batching import Batching, compiles
-from flashtrain.run.encoder_batching import memory_columns
-from flashtrain.run.fitting import fit, metric
-from flashtrain.run.run_folder import (
+from flashtrain.folders.run_folder import (
     BEST,
     CHECKPOINTS,
     FINISHED,
@@ -36,8 +31,14 @@ from flashtrain.run.run_folder import (
     write_config,
     write_summary,
 )
+from flashtrain.models.classifier_growth import carry_weights
+from flashtrain.report.rows import RESULT, write_result
+from flashtrain.run.fitting import fit
 from flashtrain.run.summary import planned_row
 from flashtrain.settings.settings import Settings
+from flashtrain.tasks.batching import Batching, compiles
+from flashtrain.tasks.encoder_batching import memory_columns
+from flashtrain.tasks.training_task import metric
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.throughput import Throughput
 from flashtrain.training.validation_share import describe_validation

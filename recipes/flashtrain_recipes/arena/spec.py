@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.spec import Mode, Task
+from flashtrain.spec import Mode, Task
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 class ClassificationTask(Task):
     """Classifiers of long sequences, in stages (recipe=pathx, path256, lra-*)."""
 
+    trains_itself = True
     groups = ("classifier", "sequence", "masked_pixels", "curriculum", "pathfinder")
 
     def check_step(self, settings: Settings, given: Collection[str]) -> None:

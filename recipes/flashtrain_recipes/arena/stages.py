@@ -10,8 +10,8 @@ from typing import TypeVar
 from flashtrain.errors import UserError
 from flashtrain.models.block_patterns import DENSE, TILED, check_tiles
 from flashtrain.registry import component
-from flashtrain.run import components  # noqa: F401 - they register the schedules that stages name
 from flashtrain.settings.settings import Settings, divisors
+from flashtrain.tasks import components  # noqa: F401 - they register the schedules that stages name
 from flashtrain_recipes.arena.pathfinder.parameters import contour_words
 from flashtrain_recipes.arena.settings import StageSettings
 

@@ -27,10 +27,10 @@ from pytorch_lightning.loggers import Logger
 
 from flashtrain.announce import say
 from flashtrain.files.disk import write_atomically
+from flashtrain.folders.run_folder import FINISHED, RUNNING, write_config, write_summary
 from flashtrain.report.rows import RESULT, write_result
 from flashtrain.report.table import Table
 from flashtrain.run.fitting import Stopped, run_loggers
-from flashtrain.run.run_folder import FINISHED, RUNNING, write_config, write_summary
 from flashtrain.run.summary import planned_row
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware

@@ -17,12 +17,12 @@ from torch import Tensor
 from flashtrain.announce import say
 from flashtrain.data.tokenizers import Tokenizer
 from flashtrain.errors import UserError
+from flashtrain.folders.run_folder import make_unique
 from flashtrain.models.gpt2 import GPT2
 from flashtrain.report.pivot import View
 from flashtrain.report.rows import RESULT, Row, write_result
-from flashtrain.run.checkpoint_model import load_trained, move
-from flashtrain.run.run_folder import make_unique
 from flashtrain.settings.settings import Settings
+from flashtrain.tasks.language.checkpoint import load_trained, move
 from flashtrain.tasks.language.rows import model_name
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.long_context.evaluate import autocast_dtype

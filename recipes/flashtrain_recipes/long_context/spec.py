@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from flashtrain.errors import UserError
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.spec import Mode
+from flashtrain.spec import Mode
 
 if TYPE_CHECKING:
     from flashtrain.training.hardware import Hardware

@@ -15,9 +15,9 @@ from typing import Any
 from flashtrain.announce import say
 from flashtrain.command.machine import settle
 from flashtrain.errors import UserError
+from flashtrain.folders.run_folder import CHECKPOINTS, FINISHED, LAST, read_summary
 from flashtrain.report.rows import Row
 from flashtrain.run.quiet import quieten
-from flashtrain.run.run_folder import CHECKPOINTS, FINISHED, LAST, read_summary
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.language.build import make_data
 from flashtrain.tasks.language.plan import plan_language as plan

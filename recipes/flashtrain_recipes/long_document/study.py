@@ -12,11 +12,11 @@ from typing import Any
 
 from flashtrain.command.machine import settle
 from flashtrain.errors import UserError
+from flashtrain.folders.run_folder import FINISHED, read_summary
 from flashtrain.report.figures import line_figure
 from flashtrain.report.rows import Row
 from flashtrain.report.table import make_table
 from flashtrain.run.quiet import quieten
-from flashtrain.run.run_folder import FINISHED, read_summary
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.fine_tuning.plan import plan_fine_tuning
 from flashtrain.tasks.fine_tuning.rows import score_of

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2, GPT2Config
-from flashtrain.run.plan import VOCABULARY
 from flashtrain.settings.settings import Settings
+from flashtrain.tasks.planning import VOCABULARY
 
 MASTERS = "bf16-master"
 

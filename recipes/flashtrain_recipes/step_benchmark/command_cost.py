@@ -17,8 +17,8 @@ import torch
 
 from flashtrain.announce import say
 from flashtrain.command.compose import quoted
+from flashtrain.folders.run_folder import FAILED, FINISHED, read_summary
 from flashtrain.run.job_process import job_command
-from flashtrain.run.run_folder import FAILED, FINISHED, read_summary
 from flashtrain.settings.settings import Settings
 from flashtrain.training.loggers import METRICS
 from flashtrain.training.metrics_file import read_metrics

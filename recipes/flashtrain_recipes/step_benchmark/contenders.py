@@ -18,10 +18,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from flashtrain.data.batch import Batch
 from flashtrain.models.gpt2 import GPT2
 from flashtrain.models.trainable import Trainable
-from flashtrain.run.batching import choose_batching
-from flashtrain.run.components import make_model
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import LanguageModel
+from flashtrain.tasks.batching import choose_batching
+from flashtrain.tasks.components import make_model
 from flashtrain.tasks.language.build import make_task
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import GIB

@@ -15,9 +15,9 @@ from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import run_job
 from flashtrain.command.machine import settle
 from flashtrain.errors import UserError
+from flashtrain.folders.run_folder import read_settings, write_summary
 from flashtrain.report import read_result
 from flashtrain.report.__main__ import main as report
-from flashtrain.run.run_folder import read_settings, write_summary
 from flashtrain_recipes.long_context.study import lengths_plan, run_lengths, start_training
 
 LENGTHS = (

@@ -13,7 +13,7 @@ from torch import Tensor
 from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2, SIZES
-from flashtrain.run.components import make_model
+from flashtrain.tasks.components import make_model
 from flashtrain.training.hardware import detect_hardware
 from flashtrain_recipes.attention_benchmark.names import STEP_IMPLEMENTATIONS, STEP_MODELS
 from flashtrain_recipes.step_benchmark.cases import StepCase

@@ -12,8 +12,8 @@ from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import run_job
 from flashtrain.command.machine import settle
 from flashtrain.errors import UserError
+from flashtrain.folders.run_folder import write_summary
 from flashtrain.report import read_result
-from flashtrain.run.run_folder import write_summary
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import detect_hardware
 from flashtrain.training.metrics_file import MetricsFile

@@ -17,7 +17,7 @@ from flashtrain.command.compose import compose_settings
 from flashtrain.command.machine import settle
 from flashtrain.command.modes import run_mode, settings_from_checkpoint
 from flashtrain.errors import UserError
-from flashtrain.tasks.spec import task_of
+from flashtrain.spec import task_of
 from flashtrain.training.checkpoints import read_checkpoint
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "ab", "cd", "abcd", "x", "y", "and", *map(str, range(40))]

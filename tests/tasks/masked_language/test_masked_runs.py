@@ -17,8 +17,8 @@ from flashtrain.command.machine import settle
 from flashtrain.command.modes import run_mode, settings_from_checkpoint
 from flashtrain.errors import UserError
 from flashtrain.models.bert import Bert
+from flashtrain.spec import task_of
 from flashtrain.tasks.masked_language.weights import read_bert
-from flashtrain.tasks.spec import task_of
 from flashtrain.training.checkpoints import read_checkpoint
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flashtrain.errors import UserError
-from flashtrain.run.run_folder import make_unique
+from flashtrain.folders.run_folder import make_unique
 
 
 @contextlib.contextmanager

@@ -31,11 +31,11 @@ from flashtrain.announce import say
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
 from flashtrain.files.foreign_files import MIB, literal, read_json_object, read_yaml
+from flashtrain.folders.run_lock import hold, is_first_of_job, is_held_by_job, let_go, slurm_job, try_hold
 from flashtrain.registry import component, registered
-from flashtrain.run.run_lock import hold, is_first_of_job, is_held_by_job, let_go, slurm_job, try_hold
 from flashtrain.settings.settings import Settings
 from flashtrain.settings.typed_settings import typed_settings
-from flashtrain.tasks.spec import task_of
+from flashtrain.spec import task_of
 from flashtrain.training.checkpoints import BEST, LAST
 
 CONFIG_FILE = "config.yaml"
@@ -305,7 +305,7 @@ def _agreed(choose: Callable[[], Path], parent: Path) -> Path:
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-        key = f"flashtrain/run/run_folder/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        key = f"flashtrain/folders/run_folder/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         if os.environ["RANK"] == "0":
             store.set(key, str(choose()))
         return Path(store.get(key).decode())

@@ -15,10 +15,10 @@ from flashtrain.distributed.context.layout import make_layout
 from flashtrain.distributed.context.traffic import remote_keys
 from flashtrain.distributed.context.ways import Choice, choose_way
 from flashtrain.errors import UserError
+from flashtrain.folders.run_folder import note_failure
 from flashtrain.models.attention import Attention
 from flashtrain.models.gpt2 import GPT2, SIZES, GPT2Config
 from flashtrain.models.trainable import Trainable
-from flashtrain.run.run_folder import note_failure
 from flashtrain.settings.context_settings import CONTEXT
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware

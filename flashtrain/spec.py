@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
     from flashtrain.data.tokenizers import Tokenizer
-    from flashtrain.run.batching import Batching
+    from flashtrain.tasks.batching import Batching
     from flashtrain.training.hardware import Hardware
     from flashtrain.training.throughput import Throughput
 
@@ -50,6 +50,7 @@ class Prepared:
 class Task:
     """One kind of training, such as task=language_model. Methods raise UserError for what the user can mend."""
 
+    trains_itself = False  # in stages, say: by its own train, not by run/train.py from what it prepares
     groups: tuple[str, ...] = ()  # of settings, beside those of every training: what is another training if it differs
 
     def check_step(self, settings: Settings, given: Collection[str]) -> None:
@@ -66,10 +67,11 @@ class Task:
     def train(
         self, settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
     ) -> dict[str, Any]:
-        """Train in `folder` and return the summary row. started: time.time() at the command's start."""
-        from flashtrain.run.train import train
+        """Of a task that trains itself: train in `folder` and return the summary row.
 
-        return train(self, settings, hardware, folder, overrides=overrides, started=started)
+        started: time.time() at the command's start.
+        """
+        raise NotImplementedError
 
     def plan(self, settings: Settings, hardware: Hardware) -> str:
         """mode=plan: what would be trained, as text; nothing is started."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,13 @@ import torch
 from flashtrain.announce import say
 from flashtrain.data.tokenizers import Tokenizer, load_tokenizer
 from flashtrain.errors import UserError
+from flashtrain.folders.run_folder import (
+    BEST,
+    CONFIG_FILE,
+    TOKENIZER,
+    find_checkpoint,
+    read_settings,
+)
 from flashtrain.integrations import exported_by_flashtrain, load_gpt2, load_weights
 from flashtrain.integrations.described_models import (
     check_stored,
@@ -24,23 +30,10 @@ from flashtrain.integrations.safetensors_files import shown
 from flashtrain.models.extension import with_context
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.models.trainable import Trainable
-from flashtrain.run.components import make_model
-from flashtrain.run.run_folder import (
-    BEST,
-    CHECKPOINTS,
-    CONFIG_FILE,
-    FINISHED,
-    LAST,
-    TOKENIZER,
-    find_checkpoint,
-    read_settings,
-    read_summary,
-)
 from flashtrain.settings.settings import Settings
+from flashtrain.tasks.components import make_model
 from flashtrain.training.checkpoints import read_checkpoint, weights_in
-from flashtrain.training.resuming import check_resumable
 
-PLAIN = (bool, int, float, str, list, type(None))  # what a description consists of
 DECODERS = ("gpt2", "modern")  # what a checkpoint calls the models that its shape alone rebuilds
 
 
@@ -128,52 +121,6 @@ def describe_model(model: Trainable, settings: Settings, *, vocab_size: int) -> 
     return {"name": settings.model.name, "size": settings.model.size, "vocab_size": vocab_size, "shape": shape}
 
 
-def check_same_model(checkpoint: Path, saved: Mapping[str, Any], description: dict[str, Any]) -> None:
-    """Raise UserError unless what was saved in the checkpoint is of the model described, naming what differs."""
-    notes = saved.get("flashtrain", {})
-    values = notes.get("shape", {}) if isinstance(notes, dict) else None
-    if not isinstance(values, dict) or not all(isinstance(one, PLAIN) for one in (notes.get("name"), *values.values())):
-        raise UserError(f"{checkpoint} is damaged: it does not say which model it holds.")
-    here = {"name": description["name"], **description["shape"]}
-    # A field that the checkpoint's flashtrain did not know yet had the value that is its default now.
-    there = {**_defaults(), "name": notes.get("name"), **values}
-    differing = [key for key in here if here[key] != there.get(key)]
-    if differing:
-        parts = ", ".join(f"{key} is {there.get(key)} there and {here[key]} here" for key in differing)
-        raise UserError(f"{checkpoint} is a checkpoint of another model: {parts}.")
-
-
-def checkpoint_to_resume(settings: Settings, folder: Path, description: dict[str, Any]) -> Path | None:
-    """The checkpoint to go on from: of the run named, or, for resume=auto, of the folder that was found unfinished.
-
-    None to start anew. Raises UserError unless it holds the model described.
-    """
-    if settings.resume is None:
-        return None
-    if settings.resume == "auto":
-        checkpoint = folder / CHECKPOINTS / LAST
-        if not checkpoint.exists():
-            return None
-    else:
-        _, checkpoint = find_checkpoint(settings.resume, prefer=LAST, setting="resume")
-    saved = read_checkpoint(checkpoint, mmap=True)  # of all its weights nothing is read here
-    check_same_model(checkpoint, saved, description)
-    _check_steps_left(checkpoint, check_resumable(saved, checkpoint), settings.trainer.steps)
-    say(f"resuming from {checkpoint}")
-    return checkpoint
-
-
-def _check_steps_left(checkpoint: Path, made: int, steps: int) -> None:
-    """Raise UserError where the run has made all its steps: it would write a row of nothing over its own. One that
-    ended between its last step and its summary still has that to make."""
-    finished = read_summary(checkpoint.parent.parent).get("status") == FINISHED
-    if made > steps or (made == steps and finished):
-        raise UserError(
-            f"{checkpoint} has made {made:,} steps, and trainer.steps={steps}: nothing is left to train. Possible: "
-            f"trainer.steps= above {made}, or a run of its own without resume=."
-        )
-
-
 def load_trained(given: str, *, attention: str, settings: Settings | None = None) -> TrainedModel:
     """The model in a run folder (its best checkpoint) or in a checkpoint, on the CPU, in evaluation mode.
 
@@ -240,7 +187,3 @@ def _described(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if not isinstance(description, dict) or not isinstance(description.get("name"), str):
         raise UserError(f"{path} was not written by flashtrain: it does not say which model it holds.")
     return saved, description
-
-
-def _defaults() -> dict[str, Any]:
-    return {field.name: field.default for field in fields(GPT2Config) if field.default is not MISSING}

@@ -11,8 +11,8 @@ from typing import Any
 
 from flashtrain.errors import UserError
 from flashtrain.models.memory_savings import MemorySavings
-from flashtrain.run.batching import Batching, room
 from flashtrain.settings.settings import Settings
+from flashtrain.tasks.batching import Batching, room
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import FREE_SHARE, GIB
 from flashtrain.training.memory_choice import (

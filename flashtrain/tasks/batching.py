@@ -9,8 +9,8 @@ from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.models.trainable import Trainable
-from flashtrain.run.context_run import exchange_bytes_of
 from flashtrain.settings.settings import Settings
+from flashtrain.tasks.context_run import exchange_bytes_of
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import MemoryEstimate, choose_micro_batch, estimate_memory, largest_micro_batch
 from flashtrain.training.memory_choice import (
