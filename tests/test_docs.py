@@ -169,6 +169,7 @@ OTHERS = (
     r"pip install ",
     r"ruff check \. && ruff format --check \.$",
     r"mypy$",
+    r"lint-imports$",
     r"mkdocs (build --strict|serve)$",
     r"bash \.ci/run$",
 )

@@ -33,7 +33,7 @@ PARENT_SCRIPT = """
 import signal, sys
 for name in ("SIGHUP", "SIGINT"):  # whatever the tests were started by, nohup or in the background
     signal.signal(getattr(signal, name), signal.SIG_DFL)
-from flashtrain import job_process
+from flashtrain.run import job_process
 job_process.job_command = lambda: [sys.executable, "-c", sys.argv[2]]
 with job_process.JobProcesses() as processes:
     status = processes.run([sys.argv[1]])
