@@ -6,11 +6,12 @@ Whatever is heavy is imported inside the methods: settings are checked, and mist
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from flashtrain.announce import say
 from flashtrain.registry import component, registered
 from flashtrain.settings.settings import Settings
 
@@ -30,7 +31,8 @@ class Prepared:
 
     description: of the model, in plain values, for its checkpoints. said: lines about the data and the training.
     row: after the fit, the columns of the summary row that it found, and whatever it has to say; every rank calls it.
-    tokenizer: kept in the run's folder. advice, monitor, mode, callbacks: see run.fitting.fit.
+    tokenizer: kept in the run's folder. defaults: of the shape described, for checkpoints that name fewer fields.
+    advice, monitor, mode, callbacks: see run.fitting.fit.
     """
 
     data: pl.LightningDataModule
@@ -41,6 +43,7 @@ class Prepared:
     said: list[str]
     row: Callable[[pl.Trainer], dict[str, Any]]
     tokenizer: Tokenizer | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     advice: str | None = None
     monitor: str = "validation_loss"
     mode: str = "min"
@@ -109,6 +112,10 @@ class Mode:
     study = False  # runs other commands, so that it takes the command line's words and no folder
     of_checkpoint = False  # is asked of a checkpoint, with the run's own settings
 
+    def contexts(self, settings: Settings) -> Sequence[int]:
+        """The contexts that it compares; none where there is one, settings.context."""
+        return ()
+
     def is_asked(self, settings: Settings) -> bool:
         """Whether the settings ask for this mode, so that it is what their mode=plan plans."""
         return False
@@ -168,12 +175,26 @@ def modes() -> dict[str, Mode]:
 
 def contexts_words(settings: Settings) -> str:
     """The context in words, or those that a study of several compares."""
-    compared = settings.lengths.contexts if settings.mode == "lengths" else None
+    mode = mode_of(settings)
+    compared = () if mode is None else mode.contexts(settings)
     return f"contexts {min(compared)} to {max(compared)}" if compared else f"context {settings.context}"
 
 
-def bert_demo_line(full: Settings, demo: Settings, where: str) -> str:
-    """What a demo of either task of BERT trains in the recipe's place."""
-    trained, meant = (f"{one.bert.family}-{one.bert.size}, {contexts_words(one)}" for one in (demo, full))
-    full_size = f" ({meant})" if meant != trained else ""
-    return f"training the recipe's small demo instead ({trained}). For the recipe in full{full_size}, {where}"
+def measured_words(row: dict[str, Any]) -> str:
+    """What a summary row says of the GPU, behind its rate; "" where nothing was measured."""
+    mfu = "" if row.get("mfu") is None else f", MFU {row['mfu']:.1%}"
+    return mfu + ("" if row.get("peak_memory_gib") is None else f", peak memory {row['peak_memory_gib']:.2f} GiB")
+
+
+def say_finished(
+    folder: Path,
+    headline: str,
+    *lines: str,
+    files: str = "config.yaml, summary.json, metrics.csv",
+    then: str | None = None,
+) -> None:
+    """Print what came out of a run, where it is, and what to try next (None: mode=evaluate)."""
+    then = then or f"mode=evaluate checkpoint={folder}"
+    where = f"run folder {folder} ({files}), checkpoints in {folder / 'checkpoints'}"
+    for line in ("", headline, *(f"  {one}" for one in (*lines, where, f"try next: python -m flashtrain {then}"))):
+        say(line)

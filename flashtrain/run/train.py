@@ -16,7 +16,7 @@ from flashtrain.run.resume import checkpoint_to_resume
 from flashtrain.run.summary import planned_row
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Task
-from flashtrain.tasks.encoder_batching import memory_columns
+from flashtrain.tasks.batching import memory_columns
 from flashtrain.training.hardware import Hardware
 
 
@@ -33,7 +33,7 @@ def train(
     pl.seed_everything(settings.seed, verbose=False)
     torch.set_float32_matmul_precision("high")
     prepared = task.prepare(settings, hardware)
-    resumed = checkpoint_to_resume(settings, folder, prepared.description)
+    resumed = checkpoint_to_resume(settings, folder, prepared.description, prepared.defaults)
     for line in prepared.said:
         say(line)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from flashtrain.data.text_encoding import UTF_8, check_encoding
@@ -66,6 +67,11 @@ class ModelSettings:
     residual: str = "compute"
     options: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def label(self) -> str:
+        """Family and size, such as gpt2-124m."""
+        return f"{self.name}-{self.size}"
+
     def check(self) -> None:
         if self.rope_base is not None and not self.rope_base > 1:
             raise UserError(f"model.rope_base={self.rope_base:g} must be above 1 (10000 is usual).")
@@ -107,6 +113,11 @@ class DataSettings:
     workers: int | None = None
     cache_dir: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def first_words(self) -> str:
+        """How a sample begins where no prompt is given: as the text that was trained on may begin."""
+        return "import " if self.source == "stdlib" else "The "
 
     def check(self) -> None:
         if self.source == "files" and not self.path:
@@ -292,6 +303,10 @@ class Settings:
     def having(self, **values: Any) -> Settings:
         """The same settings with these values, of any group."""
         return replace(cast(Any, self), **values)
+
+    def named(self, label: str) -> str:
+        """The model in a word: its label, or the folder's name where training starts from given weights."""
+        return label if self.weights is None else Path(self.weights).name
 
     @property
     def samples_per_step(self) -> int:

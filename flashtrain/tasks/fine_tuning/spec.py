@@ -7,26 +7,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Prepared, Task, bert_demo_line
+from flashtrain.spec import Prepared, measured_words, say_finished
+from flashtrain.tasks.masked_language.spec import MaskedTask
 
 if TYPE_CHECKING:
     from flashtrain.training.hardware import Hardware
 
 
-class FineTuningTask(Task):
-    """BERT on labelled texts."""
-
-    groups = ("bert", "masked", "finetune")
+class FineTuningTask(MaskedTask):
+    """BERT on labelled texts; its settings and its demo are told as those of masked text."""
 
     def check_step(self, settings: Settings, given: Collection[str]) -> None:
-        from flashtrain.tasks.fine_tuning.steps import check_fine_tuning_step
+        from flashtrain.tasks.fine_tuning.prepare import check_fine_tuning_step
 
         check_fine_tuning_step(settings)
 
     def columns(self, settings: Settings) -> dict[str, Any]:
-        from flashtrain.tasks.fine_tuning.rows import fine_tuning_columns
-
-        return fine_tuning_columns(settings)
+        asked = settings.finetune
+        return {
+            "model": settings.named(settings.bert.label),
+            "data": settings.finetune.data_label,
+            "target": asked.target,
+            "context": settings.context,
+            "batch": asked.batch,
+            "steps": settings.trainer.steps,
+            "samples": settings.trainer.steps * asked.batch,
+            "devices": settings.trainer.ranks,
+        }
 
     def prepare(self, settings: Settings, hardware: Hardware) -> Prepared:
         from flashtrain.tasks.fine_tuning.prepare import prepare
@@ -34,19 +41,23 @@ class FineTuningTask(Task):
         return prepare(settings, hardware)
 
     def plan(self, settings: Settings, hardware: Hardware) -> str:
-        from flashtrain.tasks.fine_tuning.plan import plan_fine_tuning
+        from flashtrain.tasks.fine_tuning.prepare import plan_fine_tuning
 
         return plan_fine_tuning(settings, hardware)
 
     def say(self, row: dict[str, Any], folder: Path, settings: Settings) -> None:
-        from flashtrain.tasks.fine_tuning.rows import say_fine_tuned
+        from flashtrain.tasks.fine_tuning.task import score_of
 
-        say_fine_tuned(row, folder, settings)
+        rate = row["tokens_per_second"]
+        speed = "" if rate is None else f"{rate:,.0f} real tokens/s{measured_words(row)}, "
+        what = f"{row['model']} on {row['data']}, context {row['context']:,}"
+        say_finished(
+            folder,
+            f"finished {what}: {score_of(row)}, on {row['scored']} texts",
+            f"{speed}{row['samples']:,} texts trained on, {row['seconds']:.0f} s for the whole command",
+        )
 
     def run_mode(self, settings: Settings, hardware: Hardware) -> int:
         from flashtrain.tasks.fine_tuning.evaluate import run_fine_tuning_mode
 
         return run_fine_tuning_mode(settings, hardware)
-
-    def demo_line(self, full: Settings, demo: Settings, where: str) -> str:
-        return bert_demo_line(full, demo, where)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Prepared, Task, contexts_words, mode_of
+from flashtrain.spec import Prepared, Task, contexts_words, measured_words, mode_of, say_finished
 
 if TYPE_CHECKING:
     from flashtrain.training.hardware import Hardware
@@ -20,9 +20,14 @@ class LanguageTask(Task):
         settings.check_step()
 
     def columns(self, settings: Settings) -> dict[str, Any]:
-        from flashtrain.tasks.language.rows import language_columns
-
-        return language_columns(settings)
+        return {
+            "model": settings.named(settings.model.label),
+            "context": settings.context,
+            "batch": settings.samples_per_step,
+            "steps": settings.trainer.steps,
+            "tokens": settings.trainer.steps * settings.trainer.tokens_per_step,
+            "devices": settings.trainer.ranks,
+        }
 
     def prepare(self, settings: Settings, hardware: Hardware) -> Prepared:
         from flashtrain.tasks.language.prepare import prepare
@@ -30,15 +35,24 @@ class LanguageTask(Task):
         return prepare(settings, hardware)
 
     def plan(self, settings: Settings, hardware: Hardware) -> str:
-        from flashtrain.tasks.language.plan import plan_language
+        from flashtrain.tasks.language.prepare import plan_language
 
         return plan_language(settings, hardware)
 
     def say(self, row: dict[str, Any], folder: Path, settings: Settings) -> None:
-        from flashtrain.tasks.language.rows import say_summary
-        from flashtrain.tasks.language.sample import default_prompt
-
-        say_summary(row, folder, settings.prompt or default_prompt(settings.data.source))
+        held_out = "" if row["validation_loss"] is None else f" (held-out {row['validation_loss']:.3f})"
+        first = "" if row["train_loss_first"] is None else f"{row['train_loss_first']:.3f} -> "
+        # A run that was ended after its last step, and resumed, trains no more.
+        loss = "" if row["train_loss"] is None else f" loss {first}{row['train_loss']:.3f}"
+        prompt = settings.prompt or settings.data.first_words
+        rate = row["tokens_per_second"]
+        speed = "" if rate is None else f"{rate:,.0f} tokens/s{measured_words(row)}, "
+        say_finished(
+            folder,
+            f"finished {row['model']}:{loss}{held_out} after {row['tokens']:,} tokens",
+            f"{speed}{row['seconds']:.0f} s for the whole command",
+            then=f'mode=generate checkpoint={folder} prompt="{prompt}"',
+        )
 
     def run_mode(self, settings: Settings, hardware: Hardware) -> int:
         from flashtrain.tasks.language.evaluate import run_language_mode

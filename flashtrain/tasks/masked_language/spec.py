@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Prepared, Task, bert_demo_line
+from flashtrain.spec import Prepared, Task, contexts_words, measured_words, say_finished
 
 if TYPE_CHECKING:
     from flashtrain.training.hardware import Hardware
@@ -19,14 +19,22 @@ class MaskedTask(Task):
     groups = ("bert", "masked", "finetune")
 
     def check_step(self, settings: Settings, given: Collection[str]) -> None:
-        from flashtrain.tasks.masked_language.steps import check_masked_step
+        from flashtrain.tasks.masked_language.build import check_masked_step
 
         check_masked_step(settings)
 
     def columns(self, settings: Settings) -> dict[str, Any]:
-        from flashtrain.tasks.masked_language.rows import masked_columns
-
-        return masked_columns(settings)
+        asked = settings.masked
+        return {
+            "model": settings.named(settings.bert.label),
+            "unit": asked.unit,
+            "layout": asked.layout,
+            "context": settings.context,
+            "token_budget": asked.token_budget,
+            "optimizer": settings.optimizer.name,
+            "steps": settings.trainer.steps,
+            "devices": settings.trainer.ranks,
+        }
 
     def prepare(self, settings: Settings, hardware: Hardware) -> Prepared:
         from flashtrain.tasks.masked_language.prepare import prepare
@@ -34,14 +42,30 @@ class MaskedTask(Task):
         return prepare(settings, hardware)
 
     def plan(self, settings: Settings, hardware: Hardware) -> str:
-        from flashtrain.tasks.masked_language.plan import plan_masked
+        from flashtrain.tasks.masked_language.prepare import plan_masked
 
         return plan_masked(settings, hardware)
 
     def say(self, row: dict[str, Any], folder: Path, settings: Settings) -> None:
-        from flashtrain.tasks.masked_language.rows import say_masked
-
-        say_masked(row, folder, settings)
+        held_out = "" if row["validation_loss"] is None else f" (held-out {row['validation_loss']:.3f})"
+        accuracy = "" if row["validation_accuracy"] is None else f", accuracy {row['validation_accuracy']:.2%} held out"
+        first = "?" if row["train_loss_first"] is None else f"{row['train_loss_first']:.3f}"
+        loss = "" if row["train_loss"] is None else f": loss {first} -> {row['train_loss']:.3f}"
+        lines = [f"finished {row['model']}{loss}{held_out}{accuracy}, after {row['tokens']:,} real tokens"]
+        if row["seconds_to_target"] is not None:
+            lines.append(
+                f"target accuracy {row['target_accuracy']:g} reached after {row['steps']} steps and "
+                f"{row['seconds_to_target']:.1f} s of training"
+            )
+        elif row["target_accuracy"] is not None:
+            lines.append(f"target accuracy {row['target_accuracy']:g} was not reached in {row['steps']} steps")
+        if row["tokens_per_second"] is not None:
+            full = (
+                "" if row["fill"] is None else f", rows {row['fill']:.1%} full, costliest {row['evenness']:.3f} of mean"
+            )
+            rates = f"{row['tokens_per_second']:,.0f} real tokens/s, {row['rows_per_second']:,.1f} samples/s"
+            lines.append(f"{rates}{measured_words(row)}{full}")
+        say_finished(folder, *lines, f"{row['seconds']:.0f} s for the whole command")
 
     def run_mode(self, settings: Settings, hardware: Hardware) -> int:
         from flashtrain.tasks.masked_language.evaluate import run_masked_mode
@@ -49,4 +73,6 @@ class MaskedTask(Task):
         return run_masked_mode(settings, hardware)
 
     def demo_line(self, full: Settings, demo: Settings, where: str) -> str:
-        return bert_demo_line(full, demo, where)
+        trained, meant = (f"{one.bert.label}, {contexts_words(one)}" for one in (demo, full))
+        full_size = f" ({meant})" if meant != trained else ""
+        return f"training the recipe's small demo instead ({trained}). For the recipe in full{full_size}, {where}"

@@ -6,8 +6,7 @@ from flashtrain.models.classifier import Classifier
 from flashtrain.models.feed_forward import GATED
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.settings.settings import divisors
-from flashtrain.tasks.batching import Batching, compiles
-from flashtrain.tasks.encoder_batching import choose_encoder_batching
+from flashtrain.tasks.batching import Batching, choose_encoder_batching, compiles
 from flashtrain.training.encoder_memory import EncoderShape, PredictingHead, estimate_encoder_memory
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import MemoryEstimate

@@ -10,7 +10,7 @@ import torch
 from flashtrain.data.sequences.source import SequenceShape
 from flashtrain.errors import UserError
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.encoder_batching import memory_plan
+from flashtrain.tasks.batching import memory_plan
 from flashtrain.tasks.planning import duration, expected_rate
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.arena.batching import choose_stage_batching

@@ -36,8 +36,7 @@ from flashtrain.report.rows import RESULT, write_result
 from flashtrain.run.fitting import fit
 from flashtrain.run.summary import planned_row
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.batching import Batching, compiles
-from flashtrain.tasks.encoder_batching import memory_columns
+from flashtrain.tasks.batching import Batching, compiles, memory_columns
 from flashtrain.tasks.training_task import metric
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.throughput import Throughput

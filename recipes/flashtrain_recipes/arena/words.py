@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from flashtrain.models.classifier import Classifier
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.batching import Batching
-from flashtrain.tasks.encoder_batching import memory_words
+from flashtrain.tasks.batching import Batching, memory_words
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.arena.pathfinder.parameters import contour_words
 from flashtrain_recipes.arena.stages import Stage, stages_of

@@ -17,6 +17,9 @@ class Lengths(Mode):
 
     study = True
 
+    def contexts(self, settings: Settings) -> list[int]:
+        return list(settings.lengths.contexts or ())
+
     def is_asked(self, settings: Settings) -> bool:
         return bool(settings.lengths.contexts)
 

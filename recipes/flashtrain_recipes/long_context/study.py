@@ -19,8 +19,8 @@ from flashtrain.folders.run_folder import CHECKPOINTS, FINISHED, LAST, read_summ
 from flashtrain.report.rows import Row
 from flashtrain.run.quiet import quieten
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.language.build import make_data
-from flashtrain.tasks.language.plan import plan_language as plan
+from flashtrain.tasks.language.prepare import make_data
+from flashtrain.tasks.language.prepare import plan_language as plan
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.context_study import ContextStudy, Start, run_of, start_training, study_plan, trained_contexts
 from flashtrain_recipes.long_context.compare import LENGTHS, length_rows, position_rows, remarks

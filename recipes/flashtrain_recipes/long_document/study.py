@@ -18,10 +18,9 @@ from flashtrain.report.rows import Row
 from flashtrain.report.table import make_table
 from flashtrain.run.quiet import quieten
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.fine_tuning.plan import plan_fine_tuning
-from flashtrain.tasks.fine_tuning.rows import score_of
+from flashtrain.tasks.fine_tuning.prepare import check_fine_tuning_step, plan_fine_tuning
 from flashtrain.tasks.fine_tuning.splits import check_trainable, read_rows
-from flashtrain.tasks.fine_tuning.steps import check_fine_tuning_step
+from flashtrain.tasks.fine_tuning.task import score_of
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.context_study import ContextStudy, Start, run_of, start_training, study_plan, trained_contexts
 
