@@ -6,7 +6,7 @@ Whatever is heavy is imported inside the methods: settings are checked, and mist
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -26,13 +26,29 @@ if TYPE_CHECKING:
 
 
 @dataclass
+class Part:
+    """What a training that is one of several of its run, such as a stage of a curriculum, has of its own.
+
+    settings: in place of the run's. resumed: the checkpoint to go on from, which is of the same model; None to start
+    anew. logs, goes_on, settle: see run.fitting.fit.
+    """
+
+    settings: Settings
+    resumed: Path | None
+    logs: Path
+    goes_on: bool
+    settle: Callable[[], None]
+
+
+@dataclass
 class Prepared:
     """What a task makes of the settings for one training.
 
-    description: of the model, in plain values, for its checkpoints. said: lines about the data and the training.
-    row: after the fit, the columns of the summary row that it found, and whatever it has to say; every rank calls it.
-    tokenizer: kept in the run's folder. defaults: of the shape described, for checkpoints that name fewer fields.
-    advice, monitor, mode, callbacks: see run.fitting.fit.
+    description: of the model, in plain values, for its checkpoints. said: lines about the data and the training, asked
+    for once the folder is the run's: data that take long may be made on the way. row: after the fit, the columns of the
+    summary row that it found, and whatever it has to say; every rank calls it. tokenizer: kept in the run's folder.
+    defaults: of the shape described, for checkpoints that name fewer fields.
+    advice, monitor, mode, callbacks: see run.fitting.fit. part: of one of several trainings.
     """
 
     data: pl.LightningDataModule
@@ -40,7 +56,7 @@ class Prepared:
     throughput: Throughput
     batching: Batching
     description: dict[str, Any]
-    said: list[str]
+    said: Iterable[str]
     row: Callable[[pl.Trainer], dict[str, Any]]
     tokenizer: Tokenizer | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -48,12 +64,12 @@ class Prepared:
     monitor: str = "validation_loss"
     mode: str = "min"
     callbacks: Sequence[pl.Callback] = ()
+    part: Part | None = None
 
 
 class Task:
     """One kind of training, such as task=language_model. Methods raise UserError for what the user can mend."""
 
-    trains_itself = False  # in stages, say: by its own train, not by run/train.py from what it prepares
     groups: tuple[str, ...] = ()  # of settings, beside those of every training: what is another training if it differs
 
     def check_step(self, settings: Settings, given: Collection[str]) -> None:
@@ -67,14 +83,14 @@ class Task:
         """Data, model and task of one training, seeded before; everything that a user can have got wrong is refused."""
         raise NotImplementedError
 
-    def train(
-        self, settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
-    ) -> dict[str, Any]:
-        """Of a task that trains itself: train in `folder` and return the summary row.
+    def trainings(
+        self, settings: Settings, hardware: Hardware, folder: Path, overrides: list[str]
+    ) -> Iterator[Prepared]:
+        """The trainings of a run in `folder`, each asked for when the one before has ended: the one that prepare makes.
 
-        started: time.time() at the command's start.
+        A curriculum has several; none is left where the run is finished. overrides: the words of the command.
         """
-        raise NotImplementedError
+        yield self.prepare(settings, hardware)
 
     def plan(self, settings: Settings, hardware: Hardware) -> str:
         """mode=plan: what would be trained, as text; nothing is started."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Mode, Task
+from flashtrain.spec import Mode, Prepared, Task
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 class ClassificationTask(Task):
     """Classifiers of long sequences, in stages (recipe=pathx, path256, lra-*)."""
 
-    trains_itself = True
     groups = ("classifier", "sequence", "masked_pixels", "curriculum", "pathfinder")
 
     def check_step(self, settings: Settings, given: Collection[str]) -> None:
@@ -32,12 +31,12 @@ class ClassificationTask(Task):
 
         return trained_columns(settings)
 
-    def train(
-        self, settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
-    ) -> dict[str, Any]:
-        from flashtrain_recipes.arena.run import train_classifier
+    def trainings(
+        self, settings: Settings, hardware: Hardware, folder: Path, overrides: list[str]
+    ) -> Iterator[Prepared]:
+        from flashtrain_recipes.arena.curriculum import trainings
 
-        return train_classifier(settings, hardware, folder, overrides=overrides, started=started)
+        return trainings(settings, hardware, folder, overrides)
 
     def plan(self, settings: Settings, hardware: Hardware) -> str:
         from flashtrain_recipes.arena.plan import plan_classifier

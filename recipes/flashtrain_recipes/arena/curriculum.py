@@ -1,4 +1,4 @@
-"""One run that trains a classifier, in one stage or in several: the folder, the checkpoints, the summary row.
+"""The curriculum of a classifier, of one stage or of several: each is a training of its own from the weights before.
 
 runs/pathx/2026-11-21_10-15-02/
   config.yaml, summary.json, checkpoints/   as every run; last.ckpt says which stage it is of
@@ -11,32 +11,21 @@ runs/pathx/2026-11-21_10-15-02/
 from __future__ import annotations
 
 import shlex
-import time
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 
 from flashtrain.announce import is_first_rank, say
-from flashtrain.folders.run_folder import (
-    BEST,
-    CHECKPOINTS,
-    FINISHED,
-    LAST,
-    RUNNING,
-    find_checkpoint,
-    read_summary,
-    write_config,
-    write_summary,
-)
+from flashtrain.folders.run_folder import BEST, CHECKPOINTS, FINISHED, LAST, find_checkpoint, read_summary
+from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_growth import carry_weights
 from flashtrain.report.rows import RESULT, write_result
-from flashtrain.run.fitting import fit
-from flashtrain.run.summary import planned_row
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.batching import Batching, compiles, memory_columns
+from flashtrain.spec import Part, Prepared
+from flashtrain.tasks.batching import compiles
 from flashtrain.tasks.training_task import metric
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.throughput import Throughput
@@ -64,26 +53,11 @@ CURVE = "learning_curve.csv"
 _ADVICE = "a smaller trainer.micro_batch=, memory=full, or trainer.devices on more GPUs"
 
 
-@dataclass
-class _Fitted:
-    """A stage that went to its end."""
+def trainings(settings: Settings, hardware: Hardware, folder: Path, overrides: list[str]) -> Iterator[Prepared]:
+    """Every stage that is left to train, each asked for when the one before has ended; none of a finished run.
 
-    saved: SavedClassifier
-    throughput: Throughput
-    batching: Batching
-    length: int
-    validation: dict[str, float | None]
-
-
-def train_classifier(
-    settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
-) -> dict[str, Any]:
-    """Train all stages as the settings say, in `folder`, and return the summary row.
-
-    started: time.time() at the command's start. Raises UserError for what the user can mend, Stopped after a signal or
-    at the end of trainer.max_minutes, OutOfMemory.
+    Raises UserError for what the user can mend, and for a stage that fell to chance.
     """
-    torch.set_float32_matmul_precision("high")
     stages = stages_of(settings)
     for stage in stages:
         source = make_sequence_source(stage.settings, fixed=compiles(stage.settings, hardware))
@@ -101,35 +75,31 @@ def train_classifier(
             end_if_fallen(curve.rows, stages[first], folder / CHECKPOINTS)
             first, start = first + 1, resumed.saved
         elif over or resumed.step >= stages[first].steps:
-            before = read_summary(folder)
-            if first + 1 == len(stages) and before.get("status") == FINISHED:  # what it measured stays
+            finished = read_summary(folder).get("status") == FINISHED
+            if first + 1 == len(stages) and finished:  # what it measured stays
                 say(f"the run in {folder} is finished: nothing is left to train.")
-                return before
+                return
         say(f"resuming from {resumed.checkpoint} ({stages[resumed.stage].name}, step {resumed.step})")
 
-    write_config(settings, folder)
-    write_summary(folder, {**planned_row(settings, hardware, overrides), "status": RUNNING})
-    if curve.rows:
-        curve.write()
-    fitted: _Fitted | None = None
     for stage in stages[first:]:
         again = resumed if resumed is not None and stage.number == resumed.stage else None
         curve.begin_stage(stage)
+        prepared, model = _prepare(stage, hardware, folder, curve, start=start, resumed=again)
         if is_first_rank():
             keep_start(stage, start, folder / CHECKPOINTS)
-        fitted = _fit(stage, hardware, folder, curve, start=start, resumed=again, started=started)
+        if curve.rows and stage.number == first:
+            curve.write()
+        yield prepared
         end_if_fallen(curve.rows, stage, folder / CHECKPOINTS)
         if is_first_rank():
             forget_start(stage, folder / CHECKPOINTS)
-        start = fitted.saved
-    if fitted is None:
-        raise AssertionError("a training has a stage at least")
+        state = {name: value.detach().cpu() for name, value in model.state_dict().items()}
+        start = SavedClassifier(model.config, state, describe_stage(stage, model), folder / CHECKPOINTS / LAST)
     if curve.rows and is_first_rank():
         _publish(settings, folder, curve, overrides)
-    return _row(settings, hardware, fitted, curve, overrides=overrides, started=started)
 
 
-def _fit(
+def _prepare(
     stage: Stage,
     hardware: Hardware,
     folder: Path,
@@ -137,16 +107,14 @@ def _fit(
     *,
     start: SavedClassifier | None,
     resumed: Resumed | None,
-    started: float,
-) -> _Fitted:
-    """Train one stage. start: the weights to start from, None for random ones. resumed: where to go on in it."""
+) -> tuple[Prepared, Classifier]:
+    """What trains one stage, and its model. start: the weights to start from, None for random ones. resumed: where to
+    go on in it."""
     # Another seed for each stage: short stages of the same images would read the same first few of them, over and over.
     # Set anew here, so that a stage that is begun by a later command is begun alike.
     settings = replace(stage.settings, seed=stage.settings.seed + stage.number)
     pl.seed_everything(settings.seed, verbose=False)
     source = make_sequence_source(settings, fixed=compiles(settings, hardware))
-    source.prepare()
-    say(source.describe())
     model = make_classifier(settings, hardware, source.shape)
     if start is not None:
         carry_weights(model, start.config, start.state)
@@ -154,11 +122,8 @@ def _fit(
         check_same(resumed, model.config)
     batching = choose_stage_batching(stage, hardware, model)
     model.save_memory(batching.savings)
-    say(describe_stage_line(stage, hardware, model, batching))
     data = make_data(settings, hardware, source, micro_batch=batching.micro_batch, accumulate=batching.accumulate)
-    asked, every = settings.sequence.validation_samples, settings.trainer.validate_every
-    say(describe_validation(data.held_out_samples, asked, every, "sequence.validation_samples"))
-    task = make_task(settings, hardware, model, describe_stage(stage, model))
+    description = describe_stage(stage, model)
     read = pixels_read(settings, source.shape.length)
     length = read * source.shape.towers
     throughput = Throughput(
@@ -169,38 +134,64 @@ def _fit(
     goes_on = stage.number + 1 < stage.count
     best = BestOfStage(model, monitor, mode)
 
-    def finish(trainer: pl.Trainer) -> dict[str, Any]:
-        found = {name: metric(trainer, f"validation_{name}") for name in ("accuracy", "loss")}
-        if not any(found.values()) and curve.rows:  # nothing was left to do
-            found = {name: float(curve.rows[-1][f"validation_{name}"]) for name in found}
-        return {f"validation_{name}": value for name, value in found.items()}
+    def said() -> Iterator[str]:
+        source.prepare()
+        yield source.describe()
+        yield describe_stage_line(stage, hardware, model, batching)
+        asked, every = settings.sequence.validation_samples, settings.trainer.validate_every
+        yield describe_validation(data.held_out_samples, asked, every, "sequence.validation_samples")
 
     def settle() -> None:
+        # what is saved after it has the curve's last row, too
         if best.restore():
             say(f"{stage.name}: the next stage starts from its best weights, of step {best.step:,}")
 
-    validation = fit(
-        _logged(stage, folder),
-        hardware,
-        folder,
-        task,
+    prepared = Prepared(
         data,
+        make_task(settings, hardware, model, description),
         throughput,
-        resumed=resumed.checkpoint if resumed else None,
-        started=started,
-        finish=finish,
-        batching=batching,
+        batching,
+        description,
+        said(),
+        row=lambda trainer: _found(trainer, curve, model, throughput, batching.micro_batch, length),
         advice=_ADVICE,
-        logs=folder / stage.folder,
-        goes_on=goes_on,  # with the curve's last row
-        settle=settle,
         monitor=monitor,
         mode=mode,
         callbacks=[curve, best] if goes_on else [curve],
+        part=Part(
+            _logged(stage, folder), resumed.checkpoint if resumed else None, folder / stage.folder, goes_on, settle
+        ),
     )
-    state = {name: value.detach().cpu() for name, value in model.state_dict().items()}
-    saved = SavedClassifier(model.config, state, describe_stage(stage, model), folder / CHECKPOINTS / LAST)
-    return _Fitted(saved, throughput, batching, length, validation)
+    return prepared, model
+
+
+def _found(
+    trainer: pl.Trainer,
+    curve: LearningCurve,
+    model: Classifier,
+    throughput: Throughput,
+    micro_batch: int,
+    length: int,
+) -> dict[str, Any]:
+    """The part of the row that the training told, up to this stage's end. length: tokens that a sample is read in."""
+    found = {name: metric(trainer, f"validation_{name}") for name in ("accuracy", "loss")}
+    if not any(found.values()) and curve.rows:  # nothing was left to do
+        found = {name: float(curve.rows[-1][f"validation_{name}"]) for name in found}
+    measured = throughput.summary()
+    rate = measured["tokens_per_second"]
+    return {
+        **curve.made(),  # fewer than planned, where stages ended early
+        "context": model.config.length,
+        "parameters": sum(value.numel() for value in model.state_dict().values()),
+        "micro_batch": micro_batch,
+        **{f"validation_{name}": value for name, value in found.items()},
+        "samples_per_second": None if rate is None else round(rate / length, 2),
+        "tokens_per_second": rate,
+        "step_seconds": measured["step_seconds_median"],
+        "mfu": measured["mfu"],
+        "peak_memory_gib": measured["peak_memory_gib"],
+        "minutes": round(curve.minutes, 2),
+    }
 
 
 def _publish(settings: Settings, folder: Path, curve: LearningCurve, overrides: list[str]) -> None:
@@ -238,33 +229,3 @@ def _starting_weights(settings: Settings) -> SavedClassifier | None:
     saved = read_classifier(path)
     say(f"starting from the weights in {path}")
     return saved
-
-
-def _row(
-    settings: Settings,
-    hardware: Hardware,
-    fitted: _Fitted,
-    curve: LearningCurve,
-    *,
-    overrides: list[str],
-    started: float,
-) -> dict[str, Any]:
-    measured = fitted.throughput.summary()
-    rate = measured["tokens_per_second"]
-    return {
-        **planned_row(settings, hardware, overrides),
-        "status": FINISHED,
-        **curve.made(),  # fewer than planned, where stages ended early
-        "context": fitted.saved.config.length,
-        "parameters": sum(value.numel() for value in fitted.saved.state.values()),
-        "micro_batch": fitted.batching.micro_batch,
-        **memory_columns(fitted.batching),
-        **fitted.validation,
-        "samples_per_second": None if rate is None else round(rate / fitted.length, 2),
-        "tokens_per_second": rate,
-        "step_seconds": measured["step_seconds_median"],
-        "mfu": measured["mfu"],
-        "peak_memory_gib": measured["peak_memory_gib"],
-        "minutes": round(curve.minutes, 2),
-        "seconds": round(time.time() - started, 1),
-    }
