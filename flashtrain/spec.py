@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from flashtrain.announce import say
+from flashtrain.errors import UserError
 from flashtrain.registry import component, registered
 from flashtrain.settings.settings import Settings
 
@@ -70,7 +71,25 @@ class Prepared:
 class Task:
     """One kind of training, such as task=language_model. Methods raise UserError for what the user can mend."""
 
+    heeds: tuple[str, ...] = ()  # of the settings and groups that not every task reads, those that it does
     groups: tuple[str, ...] = ()  # of settings, beside those of every training: what is another training if it differs
+
+    def check(self, settings: Settings) -> None:
+        """Refuse what this task never heeds, wherever it comes from."""
+        if settings.target_accuracy is not None and "target_accuracy" not in self.heeds:
+            raise UserError(f"target_accuracy is of recipe=bert: recipe={settings.recipe} has no such accuracy.")
+        if settings.shares_sequences and "context_parallel" not in self.heeds:
+            raise UserError(
+                f"{settings.asked_to_share} trains language models, and recipe={settings.recipe} is "
+                f"task={settings.task}: choose trainer.strategy=ddp."
+            )
+
+    def in_stages(self, settings: Settings, name: str, otherwise: object) -> list[object]:
+        """The values of a setting in all stages of the training; `otherwise` where there are none, or one says none."""
+        return [otherwise]
+
+    def fit_demo(self, demo: Settings, given: Collection[str]) -> None:
+        """Make the recipe's demo fit what the command line names beside it."""
 
     def check_step(self, settings: Settings, given: Collection[str]) -> None:
         """Refuse settings that cannot be trained here. given: the settings that the command line names."""
@@ -128,6 +147,14 @@ class Mode:
     study = False  # runs other commands, so that it takes the command line's words and no folder
     of_checkpoint = False  # is asked of a checkpoint, with the run's own settings
 
+    def heeds(self, settings: Settings) -> Collection[str]:
+        """Of a mode that measures: the settings and groups of trainings that it reads too."""
+        return ()
+
+    def runs_a_training(self, settings: Settings) -> bool:
+        """Whether it runs another recipe's training too, which is told what this command was told."""
+        return False
+
     def contexts(self, settings: Settings) -> Sequence[int]:
         """The contexts that it compares; none where there is one, settings.context."""
         return ()
@@ -177,6 +204,11 @@ def work_of(settings: Settings) -> str:
     if settings.mode != "plan":
         return settings.mode
     return next((name for name, mode in modes().items() if mode.is_asked(settings)), "train")
+
+
+def working_mode(settings: Settings) -> Mode | None:
+    """The mode that is done, or planned; None where a task does it."""
+    return modes().get(work_of(settings))
 
 
 def tasks() -> dict[str, Task]:

@@ -17,7 +17,7 @@ from flashtrain.data.text_encoding import UTF_8, check_encoding
 from flashtrain.errors import UserError
 from flashtrain.files.compressed import DEFAULT_LONGEST
 from flashtrain.registry import component, registered
-from flashtrain.settings.context_settings import CONTEXT, check_context, strategy_of
+from flashtrain.settings.context_settings import CONTEXT, asked_to_share, check_context, strategy_of
 from flashtrain.settings.setting_checks import at_least, between, one_of
 from flashtrain.settings.trainer_settings import OptimizerSettings, ScheduleSettings, TrainerSettings
 
@@ -324,6 +324,16 @@ class Settings:
         return self.strategy in ("fsdp", CONTEXT)
 
     @property
+    def shares_sequences(self) -> bool:
+        """Whether devices share each sequence."""
+        return self.strategy == CONTEXT
+
+    @property
+    def asked_to_share(self) -> str:
+        """How that was asked for, as a setting."""
+        return asked_to_share(self)
+
+    @property
     def context_degree(self) -> int:
         """Devices that share a sequence; 1 where each has its own."""
         if self.strategy != CONTEXT:
@@ -346,20 +356,20 @@ class Settings:
             group = getattr(self, one.name)
             if is_dataclass(group):
                 cast(Any, group).check()
-        if self.target_accuracy is not None:
-            if not 0 < self.target_accuracy <= 1:
-                raise UserError(f"target_accuracy={self.target_accuracy} must be above 0, and at most 1.")
-            if self.task != "masked_language_model":
-                raise UserError(f"target_accuracy is of recipe=bert: recipe={self.recipe} has no such accuracy.")
+        if self.target_accuracy is not None and not 0 < self.target_accuracy <= 1:
+            raise UserError(f"target_accuracy={self.target_accuracy} must be above 0, and at most 1.")
         if self.optimizer.name == "lamb" and self.shards_weights:
             raise UserError("optimizer=lamb cannot train sharded weights: choose trainer.strategy=ddp, or adamw.")
-        check_context(self)
+        if self.context_parallel is not None:
+            at_least("context_parallel", self.context_parallel, 1)
+        if self.mode in ("train", "plan"):  # others may name it: their settings are those of a trained checkpoint
+            check_context(self)
 
     def check_step(self) -> None:
         """Raise UserError unless a step is whole samples that divide over devices and micro-batches.
 
-        Of language models: classification, masked_text and fine_tuning check their own steps. Apart from check(), since
-        a machine without a GPU may put the recipe's demo in these settings' place first.
+        Of language models: other tasks check their own steps. Apart from check(), since a machine without a GPU may put
+        the recipe's demo in these settings' place first.
         """
         tokens, context = self.trainer.tokens_per_step, self.context
         if tokens % context:

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashtrain.heeded import TRAIN, Condition, Rule, does, task_heeds
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Prepared, measured_words, say_finished
 from flashtrain.tasks.masked_language.spec import MaskedTask
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 class FineTuningTask(MaskedTask):
     """BERT on labelled texts; its settings and its demo are told as those of masked text."""
+
+    heeds = ("bert", "finetune", "data", "context")
 
     def check_step(self, settings: Settings, given: Collection[str]) -> None:
         from flashtrain.tasks.fine_tuning.prepare import check_fine_tuning_step
@@ -61,3 +64,43 @@ class FineTuningTask(MaskedTask):
         from flashtrain.tasks.fine_tuning.evaluate import run_fine_tuning_mode
 
         return run_fine_tuning_mode(settings, hardware)
+
+
+def _labelled(*names: str) -> Condition:
+    """Whether these are what is fine-tuned on."""
+    return lambda settings: settings.finetune.data in names
+
+
+def _words(settings: Settings) -> bool:
+    return settings.finetune.target == "tokens"
+
+
+def _texts(settings: Settings) -> bool:
+    return settings.finetune.target != "tokens"
+
+
+def _plain_text(settings: Settings) -> bool:
+    return not task_heeds("finetune")(settings)
+
+
+RULES = (
+    Rule(
+        "data.path data.config data.split data.text_column data.streaming data.include_tests",
+        _plain_text,
+        "trainings on plain text; labelled texts are finetune.data, finetune.path and finetune.name",
+    ),
+    Rule("finetune", does(TRAIN, "evaluate", task="finetune"), "recipe=finetune, long-document"),
+    Rule(
+        "finetune.length finetune.shortest finetune.labels finetune.presence",
+        _labelled("cues"),
+        "made-up documents (finetune.data=cues)",
+    ),
+    Rule(
+        "finetune.text_column finetune.words_column finetune.labels_column finetune.validation_fraction",
+        _labelled("files", "hub"),
+        "finetune.data=files, hub",
+    ),
+    Rule("finetune.config", _labelled("hub"), "finetune.data=hub"),
+    Rule("finetune.words_column", _words, "finetune.target=tokens"),
+    Rule("finetune.text_column finetune.pooling", _texts, "finetune.target=labels, class"),
+)

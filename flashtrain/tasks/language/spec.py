@@ -6,6 +6,21 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashtrain.heeded import (
+    CHECKPOINT,
+    OF_TOKENS,
+    TRAIN,
+    Rule,
+    does,
+    either,
+    measures,
+    measures_nothing,
+    no_weights,
+    runs_a_training,
+    task_heeds,
+    trains,
+    unless,
+)
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Prepared, Task, contexts_words, measured_words, mode_of, say_finished
 
@@ -15,6 +30,8 @@ if TYPE_CHECKING:
 
 class LanguageTask(Task):
     """Next-token training of a registered model on text."""
+
+    heeds = ("model", "data", "context", "context_parallel", *OF_TOKENS)
 
     def check_step(self, settings: Settings, given: Collection[str]) -> None:
         settings.check_step()
@@ -60,9 +77,53 @@ class LanguageTask(Task):
         mode = mode_of(settings)
         return run_language_mode(settings, hardware) if mode is None else mode.run_checkpoint(settings, hardware)
 
+    def fit_demo(self, demo: Settings, given: Collection[str]) -> None:
+        if "trainer.tokens_per_step" not in given:
+            # The demo's step is for its own context: of another one it is whole samples too.
+            demo.trainer.tokens_per_step = demo.context * max(1, -(-demo.trainer.tokens_per_step // demo.context))
+
     def demo_line(self, full: Settings, demo: Settings, where: str) -> str:
         trained = f"{demo.data.tokenizer} as tokens, {contexts_words(demo)}"
         return (
             f"training the recipe's small demo model instead ({trained}). For the recipe in full "
             f"({full.model.name}-{full.model.size}, {contexts_words(full)}), {where}"
         )
+
+
+RULES = (
+    Rule(
+        "model",
+        either(does(TRAIN, CHECKPOINT, task="model"), measures("model")),
+        "language models; BERT has bert.*, a classifier classifier.*",
+    ),
+    Rule(
+        "model.name model.size model.positions model.dropout model.vocab_rows model.options",
+        either(trains("model"), measures("model")),
+        "trainings; a checkpoint's model is as it was trained",
+    ),
+    Rule(
+        "model.size model.positions",
+        unless(measures("model"), no_weights),
+        "trainings without weights=, which have a size and positions of their own",
+    ),
+    Rule(
+        "model.size",
+        either(measures_nothing, runs_a_training),
+        "trainings; here it is benchmark.models=[124m,355m]",
+    ),
+    Rule(
+        "data",
+        either(does(TRAIN, CHECKPOINT, task="data"), measures("data")),
+        "language models and BERT; a classifier has sequence.*",
+    ),
+    Rule(
+        "data.document_mask data.validation_tokens data.split_context",
+        task_heeds("model"),
+        "language models; BERT has masked.* and finetune.*",
+    ),
+    Rule(
+        "prompt generate",
+        either(trains("model"), does("generate"), runs_a_training),
+        "mode=generate and the sample at the end of a language model's training",
+    ),
+)

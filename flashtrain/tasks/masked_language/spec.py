@@ -6,6 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashtrain.heeded import OF_TOKENS, TRAIN, Rule, does, either, measures, never, no_weights, trains, unless
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Prepared, Task, contexts_words, measured_words, say_finished
 
@@ -17,6 +18,7 @@ class MaskedTask(Task):
     """BERT on masked text."""
 
     groups = ("bert", "masked", "finetune")
+    heeds: tuple[str, ...] = ("bert", "masked", "data", "context", "target_accuracy", *OF_TOKENS)
 
     def check_step(self, settings: Settings, given: Collection[str]) -> None:
         from flashtrain.tasks.masked_language.build import check_masked_step
@@ -76,3 +78,32 @@ class MaskedTask(Task):
         trained, meant = (f"{one.bert.label}, {contexts_words(one)}" for one in (demo, full))
         full_size = f" ({meant})" if meant != trained else ""
         return f"training the recipe's small demo instead ({trained}). For the recipe in full{full_size}, {where}"
+
+
+RULES = (
+    Rule(
+        "bert",
+        either(does(TRAIN, "evaluate", task="bert"), measures("bert")),
+        "recipe=bert, bert-lamb, bert-speed, finetune, long-document",
+    ),
+    Rule("bert.size", trains("bert"), "trainings of BERT; recipe=bert-speed has benchmark.models"),
+    Rule("bert.dropout", trains("bert"), "trainings of BERT; recipe=bert-speed has benchmark.dropouts"),
+    Rule("bert.vocab_rows", trains("bert"), "trainings of BERT"),
+    Rule(
+        "bert.family bert.activation",
+        either(trains("bert"), measures("bert")),
+        "trainings of BERT and recipe=bert-speed; a checkpoint's model is as it was trained",
+    ),
+    Rule(
+        "bert.size bert.family bert.activation bert.vocab_rows",
+        no_weights,
+        "trainings without weights=, which have a shape of their own",
+    ),
+    Rule(
+        "masked",
+        either(does(TRAIN, "evaluate", task="masked"), measures("bert")),
+        "recipe=bert, bert-lamb, bert-speed",
+    ),
+    Rule("masked.unit", unless(does(TRAIN, "evaluate"), never), "trainings; here it is benchmark.units"),
+    Rule("masked.layout", unless(does(TRAIN, "evaluate"), never), "trainings; here benchmark.implementations is"),
+)

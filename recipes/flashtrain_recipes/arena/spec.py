@@ -19,6 +19,11 @@ class ClassificationTask(Task):
     """Classifiers of long sequences, in stages (recipe=pathx, path256, lra-*)."""
 
     groups = ("classifier", "sequence", "masked_pixels", "curriculum", "pathfinder")
+    heeds = (*groups, "trainer.cuda_graphs", "export_precision", "weights")
+
+    def in_stages(self, settings: Settings, name: str, otherwise: object) -> list[object]:
+        own = [getattr(stage, name) for stage in settings.curriculum.stages] or [None]
+        return [otherwise if value is None else value for value in own]
 
     def check_step(self, settings: Settings, given: Collection[str]) -> None:
         from flashtrain_recipes.arena.stages import check_heeded, stages_of

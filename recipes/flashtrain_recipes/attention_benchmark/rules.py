@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from flashtrain.command.heeded.conditions import Condition, Rule, measures
+from flashtrain.heeded import Condition, Rule
 from flashtrain.settings.settings import Settings
 from flashtrain_recipes.attention_benchmark.settings import BenchmarkSettings
 
@@ -32,7 +32,9 @@ _RECIPES = {
 def _of_benchmarks(setting: str) -> Rule:
     names = [name for name, read in _READ.items() if setting in read.split()]
     recipes = ", ".join(_RECIPES[name] for name in names)
-    return Rule(f"benchmark.{setting}", measures(*names), f"mode=benchmark of recipe={recipes}")
+    return Rule(
+        f"benchmark.{setting}", lambda settings: settings.benchmark.name in names, f"mode=benchmark of recipe={recipes}"
+    )
 
 
 def _rows(*presets: str) -> Condition:

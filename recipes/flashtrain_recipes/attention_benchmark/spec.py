@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +19,28 @@ class Benchmark(Mode):
 
     measures = True
 
+    def heeds(self, settings: Settings) -> Collection[str]:
+        asked = settings.benchmark
+        both = {"data", "optimizer", "trainer", "trainer.cuda_graphs"}
+        if asked.name == "step":
+            return both | {"model", "memory"}
+        if asked.name == "bert":
+            return both | {"bert"} | (set() if asked.contexts else {"context"})
+        return ()
+
+    def runs_a_training(self, settings: Settings) -> bool:
+        return settings.benchmark.name == "step" and settings.benchmark.command_steps > 0
+
     def is_asked(self, settings: Settings) -> bool:
         return settings.benchmark.name is not None
 
     def check(self, settings: Settings) -> None:
+        degree = settings.context_parallel
+        if settings.mode == "benchmark" and degree is not None and degree > 1:
+            raise UserError(
+                f"context_parallel={degree} is for trainings: recipe=long-context-benchmark measures it with "
+                f"benchmark.degrees=[{degree}]."
+            )
         asked = settings.benchmark.name is not None
         if settings.mode == "benchmark" and not asked:
             raise UserError(

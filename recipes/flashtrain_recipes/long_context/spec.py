@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flashtrain.errors import UserError
+from flashtrain.settings.context_settings import check_context
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Mode
 
@@ -29,6 +30,13 @@ class Lengths(Mode):
                 f"mode=lengths trains each of lengths.contexts, which recipe={settings.recipe} does not name: "
                 "add lengths.contexts=[1024,2048], or take recipe=gpt2-long."
             )
+        if settings.mode == "lengths":
+            check_context(settings)
+            if settings.shares_sequences:
+                raise UserError(
+                    f"mode=lengths trains several contexts, each on whole sequences: choose trainer.strategy=ddp or "
+                    f"fsdp, or train one context with {settings.asked_to_share} and mode=train."
+                )
 
     def plan(self, settings: Settings, hardware: Hardware) -> str:
         from flashtrain_recipes.long_context.study import lengths_plan
