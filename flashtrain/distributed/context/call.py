@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from flashtrain.distributed.context.bands import BandCall, Part
-from flashtrain_kernels import Mask, attention_backward, attention_forward
+from flashtrain_kernels import attention_backward, attention_forward
+from flashtrain_kernels.masks import Mask
 
 
 @dataclass(frozen=True)
