@@ -20,7 +20,7 @@ _PUBLIC = {
     "TextDataModule": "flashtrain.data.datamodule",
     "Throughput": "flashtrain.training.throughput",
     "UserError": "flashtrain.errors",
-    "generate": "flashtrain.models.generation",
+    "generate": "flashtrain.models.trained_decoders",
     "mean_over_context": "flashtrain.distributed.context.sequence",
     "next_positions": "flashtrain.models.cache",
     "register": "flashtrain.registry",
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from flashtrain.errors import UserError
     from flashtrain.models import GPT2, Attention, GPT2Config
     from flashtrain.models.cache import next_positions
-    from flashtrain.models.generation import generate
+    from flashtrain.models.trained_decoders import generate
     from flashtrain.registry import register
     from flashtrain.tasks import LanguageModel
     from flashtrain.training.throughput import Throughput

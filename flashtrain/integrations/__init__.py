@@ -14,18 +14,19 @@ huggingface_tokenizers.py writes a tokenizer beside them that AutoTokenizer read
 safetensors_files.py holds what they need of files, described_models.py how far a file's word on its model is believed.
 """
 
-from flashtrain.integrations.exported_weights import exported_by_flashtrain, load_weights, save_weights
-from flashtrain.integrations.huggingface_attention import register_with_transformers
-from flashtrain.integrations.huggingface_bert import differences_from_bert, load_bert, save_bert
-from flashtrain.integrations.huggingface_bert_classifiers import (
+from flashtrain.integrations.huggingface_attention import document_lengths, register_with_transformers
+from flashtrain.integrations.huggingface_bert import (
     architecture_of,
+    differences_from_bert,
     differences_from_bert_classifier,
+    load_bert,
+    save_bert,
     save_bert_classifier,
 )
-from flashtrain.integrations.huggingface_documents import document_lengths
 from flashtrain.integrations.huggingface_gpt2 import differences_from_gpt2, load_gpt2, save_gpt2
 from flashtrain.integrations.huggingface_tokenizers import save_tokenizer
 from flashtrain.integrations.sdpa_routing import route_sdpa
+from flashtrain.integrations.weight_files import exported_by_flashtrain, load_weights, save_weights
 
 __all__ = [
     "architecture_of",

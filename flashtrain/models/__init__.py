@@ -10,21 +10,17 @@ blocks, blocks nothing of gpt2, bert and classifier.
 """
 
 from flashtrain.models.attention import Attention
-from flashtrain.models.axial_positions import AxialRotaryPositions
 from flashtrain.models.bert import Bert
 from flashtrain.models.bert_classifiers import SequenceClassifier, TokenClassifier
-from flashtrain.models.bert_config import BERT_SIZES, BertConfig
-from flashtrain.models.bert_encoder import BertEncoder
-from flashtrain.models.block import Block
+from flashtrain.models.bert_encoder import BERT_SIZES, BertConfig, BertEncoder
+from flashtrain.models.block import Block, GeluFeedForward, SwiGLUFeedForward
 from flashtrain.models.cache import KeyValueCache
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
-from flashtrain.models.extension import with_context
-from flashtrain.models.feed_forward import GeluFeedForward, SwiGLUFeedForward
 from flashtrain.models.gpt2 import GPT2, SIZES, GPT2Config
-from flashtrain.models.memory_savings import MemorySavings
-from flashtrain.models.positions import LearnedPositions, RotaryPositions
-from flashtrain.models.trainable import Trainable
+from flashtrain.models.memory_savings import MemorySavings, Trainable
+from flashtrain.models.positions import AxialRotaryPositions, LearnedPositions, RotaryPositions
+from flashtrain.models.trained_decoders import with_context
 
 __all__ = [
     "BERT_SIZES",

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, field
 
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2, GPT2Config
-from flashtrain.models.memory_savings import MemorySavings
-from flashtrain.models.trainable import Trainable
+from flashtrain.models.memory_savings import MemorySavings, Trainable
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.context_run import exchange_bytes_of
 from flashtrain.training.hardware import Hardware

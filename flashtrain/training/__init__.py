@@ -40,14 +40,14 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from flashtrain.training.callbacks import StopOnNonFinite
     from flashtrain.training.checkpoints import checkpoint_callbacks
-    from flashtrain.training.finite import StopOnNonFinite
-    from flashtrain.training.gradients import ClipsGradients, clip_gradients
     from flashtrain.training.hardware import detect_hardware
     from flashtrain.training.loggers import make_loggers
     from flashtrain.training.optimizers import adamw
     from flashtrain.training.progress import make_progress
     from flashtrain.training.signals import SaveOnSignal
+    from flashtrain.training.steps import ClipsGradients, clip_gradients
     from flashtrain.training.throughput import Throughput
 
 

@@ -2,12 +2,18 @@
 
 The order is none, selective, full (each a little slower than the one before), full with the feed-forward and the loss
 in pieces, and at last with the blocks' inputs in host memory.
+
+What a run that ran out of memory says: how much was asked for and free, the estimate by part, what to change.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+import torch
 
 from flashtrain.errors import UserError
 from flashtrain.models.memory_savings import CHECKPOINTING, MemorySavings
@@ -115,3 +121,66 @@ def _largest(samples: int, room: Room, estimate: Estimate, savings: MemorySaving
     if room.device is None:
         return samples
     return largest_micro_batch(samples, lambda size: room.holds(estimate(size, savings))) or 1
+
+
+# How PyTorch, CUDA and cuBLAS say it where they do not raise torch.OutOfMemoryError.
+_SAID = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory", "cudaErrorMemoryAllocation")
+SUGGESTIONS = 3
+
+
+class OutOfMemory(UserError):
+    """The device's memory did not suffice. One line; the run's last checkpoint is untouched."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the error says that memory ran out, on a GPU or in main memory."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _SAID)
+
+
+def out_of_memory_line(
+    error: BaseException,
+    estimate: MemoryEstimate | None,
+    *,
+    free_bytes: int | None,
+    alternatives: Sequence[MemoryOption] = (),
+    saved: Path | None = None,
+    advice: str | None = None,
+) -> str:
+    """The one line to end with.
+
+    estimate: of the run, None where its model has none. free_bytes: when the run began. alternatives: ways to run that
+    need less, the cheapest in time first. saved: the run folder, where it holds a checkpoint to go on from.
+    advice: what to change, in place of what holds for language models.
+    """
+    parts = [f"out of memory: {_what_happened(str(error))}"]
+    if estimate is not None:
+        sizes = ", ".join(f"{name} {size / GIB:.1f}" for name, size in estimate.parts().items())
+        parts.append(f"The estimate was {estimate.total / GIB:.1f} GiB ({sizes})")
+    if free_bytes is not None:
+        parts.append(f"{free_bytes / GIB:.1f} GiB were free at the start")
+    parts.append(f"To change: {advice or _what_to_change(alternatives)}")
+    if saved is not None:
+        parts.append(f"The last checkpoint is kept: resume={saved} goes on from it")
+    return ". ".join(parts) + "."
+
+
+def _what_happened(text: str) -> str:
+    """PyTorch's long report in a few words: how much was asked for, and how much of what was free."""
+    asked = re.search(r"[Tt]ried to allocate ([\d.]+ \w+)", text)
+    free = re.search(r"total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free", text)
+    if asked is None:
+        return text.splitlines()[0].rstrip(". ") if text else "no memory left"
+    told = f"{asked[1]} more were asked for"
+    return told if free is None else f"{told} with {free[2]} of {free[1]} free"
+
+
+def _what_to_change(alternatives: Sequence[MemoryOption]) -> str:
+    settings = [
+        f"{option_words(option.savings)} trainer.micro_batch={option.micro_batch} "
+        f"(estimated {option.estimate.total / GIB:.1f} GiB)"
+        for option in alternatives[:SUGGESTIONS]
+    ]
+    always = "a shorter context=, a smaller model.size=, or trainer.strategy=fsdp (or context) on more devices"
+    return " or ".join([*settings, always])

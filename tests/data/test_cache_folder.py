@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flashtrain.files.cache_folder import default_cache_dir
+from flashtrain.files.disk import default_cache_dir
 
 
 def test_the_environment_variable_decides(monkeypatch, tmp_path):

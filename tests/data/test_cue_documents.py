@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from flashtrain.data.cue_documents import FILLER, CueDocuments, best_micro_f1
 from flashtrain.data.labelled_documents import LabelledSamples
-from flashtrain.data.special_tokens import SpecialTokens
+from flashtrain.data.labelled_examples import FILLER, CueDocuments, best_micro_f1
+from flashtrain.data.tokenizers import SpecialTokens
 from flashtrain.errors import UserError
 from flashtrain.models import BertConfig, BertEncoder, SequenceClassifier
 from flashtrain.tasks.micro_f1 import MicroF1

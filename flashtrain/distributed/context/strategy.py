@@ -27,17 +27,21 @@ from pytorch_lightning.strategies import ModelParallelStrategy
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor
 
-from flashtrain.distributed.context.attention_check import AttentionCheck
-from flashtrain.distributed.context.batches import BatchNames, deal_batch, same_everywhere
-from flashtrain.distributed.context.group import ContextGroup
+from flashtrain.distributed.context.exchange import ContextGroup
 from flashtrain.distributed.context.layout import LAYOUTS
-from flashtrain.distributed.context.sequence import ContextSequence
+from flashtrain.distributed.context.sequence import (
+    AttentionCheck,
+    BatchNames,
+    ContextSequence,
+    deal_batch,
+    same_everywhere,
+)
 from flashtrain.distributed.context.watchdog import Watchdog
 from flashtrain.distributed.context.ways import AUTO, WAYS, choose_way
 from flashtrain.distributed.sharding import DATA_PARALLEL, shard
 from flashtrain.errors import UserError, unknown
 from flashtrain.models.attention import Attention
-from flashtrain.models.spread import spread_over
+from flashtrain.models.cache import spread_over
 from flashtrain.training.checkpoints import readable_checkpoint_errors
 
 DATA, CONTEXT = "data", "context"

@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 
-from flashtrain.data.sequences.datamodule import SequenceDataModule
+from flashtrain.data.sequences import SequenceDataModule
 from flashtrain.errors import UserError
 from flashtrain.models.bert import Bert
 from flashtrain.models.bert_classifiers import SequenceClassifier, TokenClassifier
-from flashtrain.models.bert_config import BertConfig
-from flashtrain.models.bert_encoder import BertEncoder
+from flashtrain.models.bert_encoder import BertConfig, BertEncoder
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import FineTuning
 from flashtrain.tasks.batching import Batching, compiles

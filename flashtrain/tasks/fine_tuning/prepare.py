@@ -6,7 +6,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from flashtrain.data.sequences.datamodule import SequenceDataModule
+from flashtrain.data.sequences import SequenceDataModule
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Prepared
 from flashtrain.tasks import FineTuning

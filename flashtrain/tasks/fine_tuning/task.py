@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from flashtrain.errors import UserError, unknown
+from flashtrain.models.bert import IGNORED
 from flashtrain.models.bert_classifiers import SequenceClassifier, TokenClassifier
-from flashtrain.models.bert_heads import IGNORED
 from flashtrain.tasks.micro_f1 import MicroF1
 from flashtrain.tasks.training_task import TrainingTask
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from flashtrain.data.datamodule import TextDataModule
-from flashtrain.models.trainable import Trainable
+from flashtrain.models.memory_savings import Trainable
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import LanguageModel
 from flashtrain.tasks.batching import compiles
 from flashtrain.tasks.components import make_source, make_tokenizer_spec, optimizer_builder, schedule_builder
+from flashtrain.training.callbacks import held_out_samples
 from flashtrain.training.hardware import Hardware
-from flashtrain.training.validation_share import held_out_samples
 
 MOST_VALIDATION_TOKENS = 524_288  # of each validation, where data.validation_tokens says nothing
 

@@ -19,17 +19,17 @@ from flashtrain.folders.run_folder import (
     read_settings,
 )
 from flashtrain.integrations import exported_by_flashtrain, load_gpt2, load_weights
-from flashtrain.integrations.described_models import (
+from flashtrain.integrations.weight_files import (
     check_stored,
     check_vocabulary,
     check_weights,
     described_config,
+    shown,
     trained_steps,
 )
-from flashtrain.integrations.safetensors_files import shown
-from flashtrain.models.extension import with_context
 from flashtrain.models.gpt2 import GPT2, GPT2Config
-from flashtrain.models.trainable import Trainable
+from flashtrain.models.memory_savings import Trainable
+from flashtrain.models.trained_decoders import with_context
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.components import make_model
 from flashtrain.training.checkpoints import read_checkpoint, weights_in

@@ -10,7 +10,7 @@ from flashtrain.announce import say
 from flashtrain.data.datamodule import TextDataModule
 from flashtrain.distributed.sharding import full_state_dict
 from flashtrain.models.gpt2 import GPT2
-from flashtrain.models.trainable import Trainable
+from flashtrain.models.memory_savings import Trainable
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Prepared
 from flashtrain.tasks import LanguageModel
@@ -21,10 +21,10 @@ from flashtrain.tasks.language.checkpoint import build_model, describe_model
 from flashtrain.tasks.language.rows import model_name
 from flashtrain.tasks.language.sample import continue_text, default_prompt
 from flashtrain.tasks.training_task import metric
+from flashtrain.training.callbacks import describe_validation
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import FREE_SHARE, GIB
 from flashtrain.training.throughput import Throughput
-from flashtrain.training.validation_share import describe_validation
 
 
 def prepare(settings: Settings, hardware: Hardware) -> Prepared:

@@ -7,8 +7,8 @@ from torch import nn
 
 from flashtrain.data.tokenizers import Tokenizer
 from flashtrain.errors import UserError
-from flashtrain.models.generation import generate
 from flashtrain.models.gpt2 import GPT2
+from flashtrain.models.trained_decoders import generate
 from flashtrain.settings.settings import GenerateSettings
 
 

@@ -11,18 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashtrain.data.batch import Batch
+from flashtrain.data.packing import Batch
 from flashtrain.distributed.context.sequence import mean_over_context, whole
 from flashtrain.distributed.context.strategy import ContextParallelStrategy
 from flashtrain.distributed.sharding import shard
 from flashtrain.models.gpt2 import GPT2
-from flashtrain.models.trainable import Trainable
+from flashtrain.models.memory_savings import Trainable
 from flashtrain.tasks.training_task import OptimizerBuilder, ScheduleBuilder, TrainingTask, replayed
 from flashtrain_kernels import Mask, masks
 
 
 class LanguageModel(TrainingTask):
-    """Trains a decoder on batches of packed text (flashtrain.data.batch.Batch).
+    """Trains a decoder on batches of packed text (flashtrain.data.packing.Batch).
 
     model: has `.loss(tokens, labels, positions=, mask=)`, a float32 scalar; GPT2 and its modern variant do.
     make_optimizer, make_schedule, gradient_clip, description: see TrainingTask.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
-from flashtrain.data.balance import Cost
 from flashtrain.data.masked_datamodule import MaskedTextDataModule
+from flashtrain.data.token_budget import Cost
 from flashtrain.errors import UserError
 from flashtrain.models.bert import Bert
-from flashtrain.models.bert_config import BertConfig
+from flashtrain.models.bert_encoder import BertConfig
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import MaskedLanguageModel
 from flashtrain.tasks.batching import Batching, compiles
@@ -18,8 +18,8 @@ from flashtrain.tasks.encoder_batching import choose_encoder_batching
 from flashtrain.tasks.masked_language.memory import bert_estimate
 from flashtrain.tasks.masked_language.steps import token_budgets, tokens_per_device
 from flashtrain.tasks.masked_language.weights import read_bert
+from flashtrain.training.callbacks import held_out_samples
 from flashtrain.training.hardware import Hardware
-from flashtrain.training.validation_share import held_out_samples
 
 TASK = "masked_language_model"
 

@@ -11,7 +11,7 @@ from flashtrain.errors import UserError
 from flashtrain.folders.export_folder import new_folder
 from flashtrain.integrations import differences_from_bert, save_bert, save_weights
 from flashtrain.models.bert import Bert
-from flashtrain.models.trainable import Trainable
+from flashtrain.models.memory_savings import Trainable
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import MaskedLanguageModel
 from flashtrain.tasks.language.checkpoint import move

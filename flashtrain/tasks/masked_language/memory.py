@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from flashtrain.models.bert_config import BertConfig
-from flashtrain.models.feed_forward import GATED
+from flashtrain.models.bert_encoder import BertConfig
+from flashtrain.models.block import GATED
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.batching import compiles

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flashtrain.data.special_tokens import SpecialTokens
+from flashtrain.data.tokenizers import SpecialTokens
 from flashtrain.models.bert import Bert
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.components import make_source

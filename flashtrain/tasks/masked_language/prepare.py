@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 
 from flashtrain.data.masked_datamodule import MaskedTextDataModule
 from flashtrain.models.bert import Bert
-from flashtrain.models.bert_config import BertConfig
+from flashtrain.models.bert_encoder import BertConfig
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Prepared
 from flashtrain.tasks import MaskedLanguageModel
@@ -24,10 +24,9 @@ from flashtrain.tasks.masked_language.build import (
 from flashtrain.tasks.masked_language.rows import bert_name
 from flashtrain.tasks.masked_language.steps import check_masked_step
 from flashtrain.tasks.training_task import metric
+from flashtrain.training.callbacks import StopAtTarget, describe_validation
 from flashtrain.training.hardware import Hardware
-from flashtrain.training.target_accuracy import StopAtTarget
 from flashtrain.training.throughput import Throughput
-from flashtrain.training.validation_share import describe_validation
 
 ADVICE = "a smaller masked.token_budget=, memory=full, or trainer.devices on more GPUs"
 

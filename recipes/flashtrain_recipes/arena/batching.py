@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from flashtrain.models.block import GATED
 from flashtrain.models.classifier import Classifier
-from flashtrain.models.feed_forward import GATED
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.settings.settings import divisors
 from flashtrain.tasks.batching import Batching, compiles

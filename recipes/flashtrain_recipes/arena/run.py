@@ -31,7 +31,7 @@ from flashtrain.folders.run_folder import (
     write_config,
     write_summary,
 )
-from flashtrain.models.classifier_growth import carry_weights
+from flashtrain.models.classifier import carry_weights
 from flashtrain.report.rows import RESULT, write_result
 from flashtrain.run.fitting import fit
 from flashtrain.run.summary import planned_row
@@ -39,9 +39,9 @@ from flashtrain.settings.settings import Settings
 from flashtrain.tasks.batching import Batching, compiles
 from flashtrain.tasks.encoder_batching import memory_columns
 from flashtrain.tasks.training_task import metric
+from flashtrain.training.callbacks import describe_validation
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.throughput import Throughput
-from flashtrain.training.validation_share import describe_validation
 from flashtrain_recipes.arena.batching import choose_stage_batching
 from flashtrain_recipes.arena.best_of_stage import BestOfStage
 from flashtrain_recipes.arena.build import (
