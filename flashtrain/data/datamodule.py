@@ -1,4 +1,6 @@
-"""What the data modules share: a run's micro-batches for each device, from the step that the trainer stands at.
+"""LightningDataModules that resume: what they share, and the one of packed text.
+
+What the data modules share: a run's micro-batches for each device, from the step that the trainer stands at.
 
 B samples of a micro-batch on this device.
 

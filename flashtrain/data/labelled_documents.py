@@ -1,4 +1,6 @@
-"""Documents with labels, as a classifier is trained and tested on them: sources of them, and batches.
+"""Documents with labels, as samples and from files.
+
+Documents with labels, as a classifier is trained and tested on them: sources of them, and batches.
 
 L labels, B documents of a batch, T packed tokens, S tokens of the longest padded row.
 

@@ -1,4 +1,6 @@
-"""Texts with a label for each word: .jsonl lines {"words": [...], "labels": [...]}, and their samples.
+"""Words with labels, and made-up documents with cues: what fine-tuning reads beside labelled documents.
+
+Texts with a label for each word: .jsonl lines {"words": [...], "labels": [...]}, and their samples.
 
 T packed tokens, B padded rows, S the longest of them.
 

@@ -1,4 +1,6 @@
-"""Which samples each device reads in each micro-batch: a function of the step alone, so that any step can be resumed.
+"""Batches in an order that can be resumed: which samples a step reads, and the loader that reads them.
+
+Which samples each device reads in each micro-batch: a function of the step alone, so that any step can be resumed.
 
 An optimiser step takes `samples_per_step` = batch_size x accumulate x world_size samples. Numbered through the whole
 run, step s takes the numbers s * samples_per_step and up; number n is sample permutation[n % N] of epoch n // N, with N

@@ -1,4 +1,6 @@
-"""Random numbers that follow from their keys alone: the same on every machine, in any order, for any part of a batch.
+"""Masked samples: pieces of text, which tokens are hidden, and the batch they make.
+
+Random numbers that follow from their keys alone: the same on every machine, in any order, for any part of a batch.
 
 A generator with a state would have to be seeded anew for each sample; this is an expression over arrays. The mixing
 step is SplitMix64's (Steele, Lea and Flood 2014, "Fast Splittable Pseudorandom Number Generators").

@@ -1,4 +1,6 @@
-"""What a training or validation step receives.
+"""Packed text: what a step receives, which documents it is from, and the rows they are cut into.
+
+What a training or validation step receives.
 
 B batch (rows of the micro-batch on this device), S sequence (the context length in tokens).
 

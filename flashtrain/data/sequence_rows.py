@@ -1,4 +1,6 @@
-"""Rows of a local table or of a dataset that `datasets` loads: what the tasks that are not generated are read from.
+"""Sequences of bytes from rows of files.
+
+Rows of a local table or of a dataset that `datasets` loads: what the tasks that are not generated are read from.
 
 Texts as sequences of bytes, gathered one after another.
 """

@@ -1,22 +1,9 @@
-"""Labelled sequences: the tasks of the Long Range Arena (Tay et al. 2021) and the batches that classifiers train on.
+"""Labelled sequences: what a step receives, samples by number, the source that a task offers, and the data module.
 
-`batch` (SequenceBatch), `samples` (Sequences, SequenceSamples), `source` (SequenceSource, what a task's data is asked
-for), one file a task (`pathfinder`, `listops`, `text`, `retrieval`, `image`), `augmentation` (turning images), and
-`datamodule` (SequenceDataModule). A task's data knows nothing of models; `datamodule` reads any of them.
+The tasks of the Long Range Arena (Tay et al. 2021) are such sources. A task's data knows nothing of models.
 
-What a step of sequence classification receives.
-
-B samples of the micro-batch on this device, S tokens of the longest of them.
-
-What a task's data is asked for, whichever task it is.
-
-Labelled sequences in memory or memory-mapped, and batches of them by number.
-
-N samples, W sequences of a sample (1, or 2 of a pair), T tokens in all, B samples of a batch, S its longest.
-
-Labelled sequences as a LightningDataModule: seeded, resumable, divided over devices.
-
-B samples of a micro-batch on this device.
+N samples, W sequences of a sample (1, or 2 of a pair), T tokens in all, B samples of a batch (the micro-batch on this
+device), S the longest of them.
 """
 
 from __future__ import annotations

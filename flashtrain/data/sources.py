@@ -1,4 +1,6 @@
-"""Text files of one's own: a document a .txt or .md file, a line of .jsonl, a row of .parquet.
+"""Where text comes from: files, the standard library, the Hub.
+
+Text files of one's own: a document a .txt or .md file, a line of .jsonl, a row of .parquet.
 
 Where text comes from. A source hands out documents, one string each; everything after it sees only those.
 """
@@ -177,8 +179,6 @@ def _json_type(value: object) -> str:
     names = {bool: "true or false", int: "number", float: "number", str: "string", list: "list", dict: "object"}
     return names.get(type(value), "null")
 
-
-log = logging.getLogger(__name__)
 
 NOT_STANDARD_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}
 TEST_FOLDERS = {"test", "tests", "idle_test"}

@@ -57,7 +57,7 @@ def check_encoding(name: str, setting: str = "data.encoding") -> str:
     except (LookupError, ValueError, AttributeError):
         found = "undefined"
     if found.replace("_", "-") in _NO_FILE_ENCODINGS:
-        known = {word.replace("_", "-") for word in aliases.values() if _is_text(word)}
+        known = {word.replace("_", "-") for word in aliases.values() if _decodes_text(word)}
         raise unknown(setting, name, known | set(COMMON), listed=(*COMMON, "and Python's other text encodings"))
     return found
 
@@ -129,7 +129,7 @@ class Utf8Reader(io.RawIOBase):
         super().close()
 
 
-def _is_text(name: str) -> bool:
+def _decodes_text(name: str) -> bool:
     try:
         b"x".decode(name, "replace")
     except LookupError:
@@ -275,7 +275,7 @@ def parquet_rows(
             names = list(columns(table.schema_arrow))
             for name in names:
                 _check_plain(path, name, table.schema_arrow.field(name).type)
-            texts = [name for name in names if _is_text(table.schema_arrow.field(name).type)]
+            texts = [name for name in names if _holds_text(table.schema_arrow.field(name).type)]
             rows, shared = _plan(path, table.metadata, texts, longest, setting)
         # A long text that many rows share stays one text in memory: as a number in a dictionary, as the file has it.
         with pyarrow.parquet.ParquetFile(path, read_dictionary=shared) as table:
@@ -295,10 +295,10 @@ def is_plain(kind: pyarrow.DataType) -> bool:
     import pyarrow
 
     types = pyarrow.types
-    return _is_text(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+    return _holds_text(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
 
 
-def _is_text(kind: pyarrow.DataType) -> bool:
+def _holds_text(kind: pyarrow.DataType) -> bool:
     import pyarrow
 
     return bool(pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind))
@@ -334,7 +334,7 @@ def _plan(
 def _values(path: Path, column: pyarrow.Array, longest: int, setting: str | None, size: UnpackedSize) -> Iterator[Any]:
     import pyarrow
 
-    if not isinstance(column, pyarrow.DictionaryArray) and not _is_text(column.type):
+    if not isinstance(column, pyarrow.DictionaryArray) and not _holds_text(column.type):
         yield from column.to_pylist()
         return
     texts, places = column, iter(range(len(column)))

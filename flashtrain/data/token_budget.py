@@ -1,4 +1,6 @@
-"""Sharing out the sequences of a step among micro-batches and devices: as many tokens for each, and as much to do.
+"""Samples of many lengths in steps of equal work: shared out among ranks, and packed to a budget of tokens.
+
+Sharing out the sequences of a step among micro-batches and devices: as many tokens for each, and as much to do.
 
 Attention costs the square of a sequence's length and all else costs its length, so equal tokens are not equal work
 (Zeng et al. 2022, "Boosting Distributed Training Performance of the Unpadded BERT Model", arXiv 2208.08124; Chen et al.

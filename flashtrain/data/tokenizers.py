@@ -1,4 +1,6 @@
-"""The tokens that BERT adds to a text: [PAD], [CLS], [SEP], [MASK].
+"""Tokenizers: special tokens, WordPiece, and what gives a tokenizer by its name.
+
+The tokens that BERT adds to a text: [PAD], [CLS], [SEP], [MASK].
 
 BERT's WordPiece tokenizer as Hugging Face folders have it, for weights that were trained with it.
 

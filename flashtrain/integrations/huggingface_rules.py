@@ -1,4 +1,6 @@
-"""Which transformers models take their attention from its AttentionInterface, and the refusal of those that do not.
+"""What of transformers our attention can serve: its architectures, and the rules of its masks.
+
+Which transformers models take their attention from its AttentionInterface, and the refusal of those that do not.
 
 transformers sets any registered name on any model, and its masks come from us then; a model with attention of its own
 (BLOOM, MPT, CodeGen) would read "no mask" where we mean "causal", or choose from a table without our name (Falcon,

@@ -1,4 +1,6 @@
-"""Weights on disk: a folder with config.json beside one or several safetensors files. Every failure is a UserError.
+"""Files of weights: safetensors read and written, described models, and flashtrain's own exports.
+
+Weights on disk: a folder with config.json beside one or several safetensors files. Every failure is a UserError.
 
 A model as a file describes it: believed only as far as the file's own tensors bear it out.
 

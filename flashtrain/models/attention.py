@@ -1,4 +1,6 @@
-"""Attention under a pattern of blocks by torch's own kernels, one block of queries at a time: nothing is S x S.
+"""Attention: its functions, block by block where a mask allows it, and the module around them.
+
+Attention under a pattern of blocks by torch's own kernels, one block of queries at a time: nothing is S x S.
 
 For evaluating on a CPU, where our kernels do not run: of 65,536 pixels a matrix of what is visible alone is 4 GiB.
 
@@ -276,7 +278,7 @@ class Attention(nn.Module):
             later. Or the PackedSequences of one packed row, with `causal` as it is; without a cache.
         cache: keys and values of earlier tokens of the same rows, which these tokens see too and are added to; a mask
             is then of S queries and of all keys so far.
-        Where a row is spread over several devices (spread.py), x is this device's part, a mask is the whole row's, and
+        Where a row is spread over several devices (cache.py), x is this device's part, a mask is the whole row's, and
         the computing is flash attention over the devices, whatever `attention` says. UserError: a mask of other sizes.
         """
         batch, tokens, _ = x.shape

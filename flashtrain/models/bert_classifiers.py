@@ -1,4 +1,6 @@
-"""From the states of padded or packed sequences to one vector each: the mean or the largest over the real tokens.
+"""Classifiers on BERT's encoder, of sequences and of tokens.
+
+From the states of padded or packed sequences to one vector each: the mean or the largest over the real tokens.
 
 B batch, S sequence, T packed tokens, N sequences (B of padded ones), E embedding width.
 

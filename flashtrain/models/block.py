@@ -1,9 +1,11 @@
-"""Which normalisation a model uses, by name: torch's own LayerNorm or RMSNorm over the embedding width E.
+"""A Transformer block: its norms, its feed-forward, and the two halves together.
+
+Which normalisation a model uses, by name: torch's own LayerNorm or RMSNorm over the embedding width E.
 
 The feed-forward half of a block: GELU as GPT-2 and BERT have it, SwiGLU and GeGLU as later models do.
 
 Shapes: B batch, S sequence, E embedding width, F width inside (config name `ffn`).
-`chunk`, an attribute of both: tokens computed at once, where there are more (None: all; see feed_forward_pieces.py),
+`chunk`, an attribute of both: tokens computed at once, where there are more (None: all; see memory_savings.py),
 in layers that nothing has replaced.
 
 One Transformer layer, causal (a decoder's) or not (an encoder's).
@@ -127,7 +129,7 @@ class Block(nn.Module):
     """Pre-norm Transformer block (GPT-2): x + attention(norm(x)), then x + feed_forward(norm(x)).
 
     embed, heads, kv_heads, causal, attention, rotary: see Attention. ffn: width inside the feed-forward.
-    norm: "layernorm" or "rmsnorm", epsilon its own. activation: see feed_forward.py. bias: of all projections and of
+    norm: "layernorm" or "rmsnorm", epsilon its own. activation: see block.py. bias: of all projections and of
     LayerNorm.
     dropout: of the attention weights and of both branches before they are added. UserError: an unknown name.
     """

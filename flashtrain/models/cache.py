@@ -1,4 +1,6 @@
-"""How attention and positions are told that the tokens of a row are spread over several devices.
+"""Rows that are not whole on a device: spread over several, packed with others, or going on from a cache.
+
+How attention and positions are told that the tokens of a row are spread over several devices.
 
 Models compute on the tokens that they are given; what needs the whole sequence (attention, and positions that were not
 given) asks the spread sequence in force, if any. flashtrain.distributed.context provides one; models know only this.

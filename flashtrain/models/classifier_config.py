@@ -1,4 +1,6 @@
-"""Block-sparse attention of a model: the pattern by name, and its lists as buffers that move with the module.
+"""What makes up a Classifier: which blocks see what, how states are pooled, and its configuration.
+
+Block-sparse attention of a model: the pattern by name, and its lists as buffers that move with the module.
 
 Rows of an image one after the other make poor blocks: a block is a strip of one row, and what lies above it is far away
 in the sequence. The patterns of tiles take the pixels tile by tile; every pixel still is a token with its own place.
@@ -163,7 +165,7 @@ class Pooling(nn.Module):
         if self.kind == "max":
             if real is not None:
                 x = x.masked_fill(~real[..., None], torch.finfo(x.dtype).min)
-            return x.max(dim=1).values  # amax's backward compares, see token_pooling.py
+            return x.max(dim=1).values  # amax's backward compares, see bert_classifiers.py
         if self.score is not None:
             scores = self.score(x).float() if x.dtype != torch.float64 else self.score(x)
             if real is not None:

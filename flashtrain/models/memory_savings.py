@@ -1,4 +1,6 @@
-"""What a run asks of a model that it trains on text, whoever wrote it.
+"""What a trained model offers: a loss and its costs, and ways to give time for memory.
+
+What a run asks of a model that it trains on text, whoever wrote it.
 
 What a model does to need less memory for activations: none of it changes the result or the weights.
 

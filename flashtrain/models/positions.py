@@ -1,4 +1,6 @@
-"""Where a token stands: learned position vectors, or rotary angles applied to queries and keys.
+"""Positions: learned, rotary, and rotary along two axes.
+
+Where a token stands: learned position vectors, or rotary angles applied to queries and keys.
 
 Either can serve a longer context than it was trained with: rotary_base_for raises the base of the angles, stretched
 interpolates a learned table.

@@ -1,4 +1,6 @@
-"""Continuing a text: tokens drawn one after another from a model's predictions, with a key/value cache.
+"""What is done with a trained decoder: text from it, and a longer context.
+
+Continuing a text: tokens drawn one after another from a model's predictions, with a key/value cache.
 
 Shapes: B batch, S prompt length, V rows of the embedding table.
 

@@ -1,4 +1,6 @@
-"""Stopping a run whose loss or weights are no longer finite: the step is named, and no good checkpoint is lost.
+"""Callbacks that end a training or see to its validations.
+
+Stopping a run whose loss or weights are no longer finite: the step is named, and no good checkpoint is lost.
 
 Stopping a run once a held-out figure is good enough, and saying how long that took.
 

@@ -1,4 +1,6 @@
-"""Several optimisers as one, for a Trainer that steps, saves and schedules one.
+"""Optimisers: AdamW, Muon and LAMB, with float32 copies of half-precision weights.
+
+Several optimisers as one, for a Trainer that steps, saves and schedules one.
 
 AdamW as GPT-style models use it (weight decay on the matrices only, the fused implementation where there is one),
 and Muon for the matrices inside the model with AdamW for the rest.

@@ -1,4 +1,6 @@
-"""When an optimiser step has ended, and when values are read: what the callbacks of this package share.
+"""Around an optimiser step: when it ends, its gradients' norm, its learning rate.
+
+When an optimiser step has ended, and when values are read: what the callbacks of this package share.
 
 Clipping gradients by their norm: sharded parameters and fused optimisers too, without waiting for the device.
 

@@ -1,4 +1,6 @@
-"""The ranks that share a sequence, and how they are divided into those that share heads and those that form rings.
+"""The ranks that share a sequence, the places of its tokens, and what is under way between them.
+
+The ranks that share a sequence, and how they are divided into those that share heads and those that form rings.
 
 R ranks (the degree), U of them dividing the heads (neighbours, which sit on one host), R / U rings.
 

@@ -1,4 +1,6 @@
-"""Ring attention: keys and values go from rank to rank while each computes on what it has.
+"""The all-to-all of heads, and the ring of ranks behind it.
+
+Ring attention: keys and values go from rank to rank while each computes on what it has.
 
 LightSeq / DistFlashAttn (Li et al. 2023, arXiv 2310.03294) and Ring Attention (Liu et al. 2023, arXiv 2310.01889). The
 partial results are merged through their log-sum-exp in float32; in the backward the gradients of keys and values

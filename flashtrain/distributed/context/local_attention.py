@@ -1,4 +1,6 @@
-"""The part of a mask that concerns the queries and keys that one rank holds, in the form the kernels are fastest with.
+"""What a rank computes by itself: its part of a mask, bands that need none, and the kernels' calls.
+
+The part of a mask that concerns the queries and keys that one rank holds, in the form the kernels are fastest with.
 
 B batch, Bm rows of a mask, Bl rows of a layout, S sequence, m queries and p keys held, in ascending order.
 

@@ -33,7 +33,7 @@ MASKS_KEPT = 4  # made ready at a time: layers of one model rarely use more
 
 
 class ContextSequence:
-    """A batch spread by a layout; what flashtrain.models ask for (models/spread.py).
+    """A batch spread by a layout; what flashtrain.models ask for (models/cache.py).
 
     whole: the batch's tensors (B, S, ...) by name, as they were before. counted: labels that count, on this rank and
     on all R. tokens: of the whole batch, B * S. weight: what this rank's mean loss is multiplied by, so that the mean
@@ -77,7 +77,7 @@ class ContextSequence:
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, mask: Mask | None, dropout: float
     ) -> Tensor:
-        """See models/spread.py; the same mask is made ready once for all layers."""
+        """See models/cache.py; the same mask is made ready once for all layers."""
         self._check(q.shape[1])
         # A mask is known by its tensor, which is kept, so that no other takes its place in memory.
         held = None if mask is None else mask.queries
@@ -104,7 +104,7 @@ class ContextSequence:
         return abs(tokens - held) <= 1 or tokens == rows * held
 
     def refuse_own_part(self, keys: int, what: str) -> None:
-        """See models/spread.py."""
+        """See models/cache.py."""
         if self.refuses_own_part and self.layout.degree > 1 and self.is_own_part(keys):
             raise UserError(
                 f"{what} of {keys} keys under context parallelism, where {self.layout.degree} devices hold "

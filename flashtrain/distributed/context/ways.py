@@ -1,4 +1,6 @@
-"""What a layer's attention has to communicate: the least that a layout needs, and what each way moves.
+"""Ways to share attention: what each moves, which is chosen, and what it holds beside.
+
+What a layer's attention has to communicate: the least that a layout needs, and what each way moves.
 
 Bl rows of a layout, S sequence, R ranks, n tokens a rank holds, H query heads, K key/value heads, D head dimension.
 
@@ -6,7 +8,7 @@ Which way attention is shared among ranks: by name, or chosen from heads, length
 
     all-to-all   every rank computes all tokens for some heads (Ulysses)
     all-gather   every rank computes its tokens against all keys, gathered some heads at a time; of packed documents
-                 and the like only the keys that it sees (gather_seen.py)
+                 and the like only the keys that it sees (gather.py)
     ring         keys and values go around, partial results are merged: the least memory
     hybrid       heads divided over some ranks, rings over the rest: 12 heads on 8 ranks as 4 x 2
 
@@ -15,7 +17,7 @@ n tokens a rank holds, R ranks, H query heads, K key/value heads, D head dimensi
 What a way of sharing attention holds beside a rank's own tensors: what is sent, received and put in order.
 
 n tokens a rank holds (of all rows of its batch), R ranks, U of them dividing the heads, H query heads, K key/value
-heads, D head dimension. Counted from the code of heads.py, ring.py and gather.py, and set beside the traced allocations
+heads, D head dimension. Counted from the code of heads.py and gather.py, and set beside the traced allocations
 of four gloo ranks on a CPU (MHA and GQA; without the kernels' own, and what gloo copies): within 10% of their peaks
 (the all-to-all in one piece; what several need was only counted).
 """
@@ -152,7 +154,7 @@ class Choice:
     reason: str
 
     def of_seen(self, share: float) -> Choice:
-        """The all-gather of the share of other ranks' keys that is seen (gather_seen.py)."""
+        """The all-gather of the share of other ranks' keys that is seen (gather.py)."""
         moved = Traffic(round(share * self.traffic.forward), round(share * self.traffic.backward))
         reason = f"{self.way}: of the {share:.0%} of other ranks' keys that are seen, {_size(moved.total)} a rank,"
         return replace(self, traffic=moved, reason=f"{reason} layer and step")
