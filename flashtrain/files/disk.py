@@ -17,7 +17,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -206,13 +205,9 @@ def default_cache_dir() -> Path:
 
     Linux: $XDG_CACHE_HOME or ~/.cache; macOS: ~/Library/Caches; Windows: %LOCALAPPDATA%; each with /flashtrain.
     """
+    from platformdirs import PlatformDirs  # when it is asked for: the command's help needs no cache
+
     chosen = os.environ.get("FLASHTRAIN_CACHE")
-    if chosen:
-        return Path(chosen).expanduser()
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "flashtrain"
+    # opinion: on Windows no folder Cache inside of it, where caches of earlier versions do not lie.
+    dirs = PlatformDirs("flashtrain", appauthor=False, opinion=False)
+    return Path(chosen).expanduser() if chosen else dirs.user_cache_path

@@ -1,6 +1,6 @@
 """How a device's part of a step of BERT or of a classifier is cut into micro-batches, and with which memory savings.
 
-On a GPU by the estimate of training.encoder_memory, as batching.py does for language models; elsewhere as the settings
+On a GPU by the estimate of training.memory, as batching.py does for language models; elsewhere as the settings
 say, or all at once.
 """
 

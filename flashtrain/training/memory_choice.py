@@ -3,7 +3,8 @@
 The order is none, selective, full (each a little slower than the one before), full with the feed-forward and the loss
 in pieces, and at last with the blocks' inputs in host memory.
 
-What a run that ran out of memory says: how much was asked for and free, the estimate by part, what to change.
+The micro-batch that fits, and what a run that ran out of memory says: how much was asked for and free, the estimate by
+part, what to change.
 """
 
 from __future__ import annotations
@@ -17,14 +18,46 @@ import torch
 
 from flashtrain.errors import UserError
 from flashtrain.models.memory_savings import CHECKPOINTING, MemorySavings
-from flashtrain.training.memory import FREE_SHARE, GIB, MemoryEstimate, largest_micro_batch
+from flashtrain.training.memory import FREE_SHARE, GIB, MemoryEstimate
 
+MICRO_BATCH_CAP = 64
 AUTO = "auto"
 # Pieces large enough that their matrix products run at full rate, and small beside any model's activations.
 FFN_CHUNK = 16384
 LOSS_CHUNK = 2048
 
 Estimate = Callable[[int, MemorySavings], MemoryEstimate]  # of a micro-batch with these savings
+
+
+def choose_micro_batch(
+    samples: int, free_bytes: int, estimate: Callable[[int], MemoryEstimate], cap: int = MICRO_BATCH_CAP
+) -> tuple[int, int]:
+    """(micro-batch, batches accumulated) for `samples` samples a device and optimiser step.
+
+    The largest divisor of `samples`, at most `cap`, whose estimate fits in FREE_SHARE of free_bytes.
+    estimate: micro-batch -> MemoryEstimate. Raises UserError where even one sample does not fit.
+    """
+    if samples < 1:
+        raise UserError(f"a device needs at least 1 sample a step, got {samples}")
+    allowed = FREE_SHARE * free_bytes
+    micro_batch = largest_micro_batch(samples, lambda size: estimate(size).total <= allowed, cap)
+    if micro_batch is not None:
+        return micro_batch, samples // micro_batch
+    one = estimate(1)
+    fixed = one.weights + one.gradients + one.optimizer
+    raise UserError(
+        f"one sample needs an estimated {one.total / GIB:.1f} GiB ({one.activations / GIB:.1f} activations kept,"
+        f" {one.at_work / GIB:.1f} at work, {fixed / GIB:.1f} weights with their"
+        f" gradients and optimiser states) but {allowed / GIB:.1f} GiB ({FREE_SHARE:.0%} of {free_bytes / GIB:.1f} GiB"
+        " free) may be used; choose memory=auto, a shorter context, a smaller model, attention=flash or"
+        " trainer.strategy=fsdp (or context) on more devices"
+    )
+
+
+def largest_micro_batch(samples: int, fits: Callable[[int], bool], cap: int = MICRO_BATCH_CAP) -> int | None:
+    """The largest divisor of `samples`, at most `cap`, that fits; None where not even one sample does."""
+    sizes = (size for size in range(min(samples, cap), 0, -1) if samples % size == 0)
+    return next((size for size in sizes if fits(size)), None)
 
 
 @dataclass(frozen=True)

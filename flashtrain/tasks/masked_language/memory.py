@@ -9,9 +9,8 @@ from flashtrain.models.block import GATED
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.batching import compiles
-from flashtrain.training.encoder_memory import EncoderShape, PredictingHead, estimate_encoder_memory
 from flashtrain.training.hardware import Hardware
-from flashtrain.training.memory import MemoryEstimate
+from flashtrain.training.memory import EncoderShape, MemoryEstimate, PredictingHead, estimate_encoder_memory
 from flashtrain.training.memory_choice import Estimate
 
 

@@ -8,9 +8,8 @@ from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.settings.settings import divisors
 from flashtrain.tasks.batching import Batching, compiles
 from flashtrain.tasks.encoder_batching import choose_encoder_batching
-from flashtrain.training.encoder_memory import EncoderShape, PredictingHead, estimate_encoder_memory
 from flashtrain.training.hardware import Hardware
-from flashtrain.training.memory import MemoryEstimate
+from flashtrain.training.memory import EncoderShape, MemoryEstimate, PredictingHead, estimate_encoder_memory
 from flashtrain_recipes.arena.build import pixels_read
 from flashtrain_recipes.arena.stages import Stage
 
