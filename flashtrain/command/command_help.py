@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashtrain.files.locate import recipe_description, recipe_files
+from flashtrain.files.disk import recipe_description, recipe_files
 from flashtrain.settings.settings import LOGGERS, mode_names
 
 TEXT = """\

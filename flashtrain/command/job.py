@@ -29,8 +29,8 @@ from flashtrain.run.summary import failed_row
 from flashtrain.run.train import train
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import mode_of, task_of
-from flashtrain.training.killed_ranks import name_killed_ranks
-from flashtrain.training.out_of_memory import OutOfMemory
+from flashtrain.training.memory_choice import OutOfMemory
+from flashtrain.training.signals import name_killed_ranks
 
 
 def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: float) -> int:

@@ -7,8 +7,7 @@ from typing import Any
 
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import mode_of, task_of
-from flashtrain.training.hardware import Hardware
-from flashtrain.training.versions import versions
+from flashtrain.training.hardware import Hardware, versions
 
 
 def planned_row(settings: Settings, hardware: Hardware, overrides: list[str]) -> dict[str, Any]:

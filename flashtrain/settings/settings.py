@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from flashtrain.data.text_encoding import UTF_8, check_encoding
+from flashtrain.data.text_files import UTF_8, check_encoding
 from flashtrain.errors import UserError
-from flashtrain.files.compressed import DEFAULT_LONGEST
+from flashtrain.files.foreign_files import DEFAULT_LONGEST
 from flashtrain.registry import component, registered
 from flashtrain.settings.context_settings import CONTEXT, asked_to_share, check_context, strategy_of
 from flashtrain.settings.setting_checks import at_least, between, one_of

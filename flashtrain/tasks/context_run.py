@@ -9,11 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flashtrain.distributed.context.costs import attention_work, imbalance, visible_keys
-from flashtrain.distributed.context.exchange_memory import exchange_bytes
-from flashtrain.distributed.context.layout import make_layout
-from flashtrain.distributed.context.traffic import remote_keys
-from flashtrain.distributed.context.ways import Choice, choose_way
+from flashtrain.distributed.context.layout import attention_work, imbalance, make_layout, visible_keys
+from flashtrain.distributed.context.ways import Choice, choose_way, exchange_bytes, remote_keys
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import note_failure
 from flashtrain.models.attention import Attention

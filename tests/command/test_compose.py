@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from flashtrain.command.compose import apply_demo, compose_settings, override_keys, parse_overrides, quote_prompt
 from flashtrain.errors import UserError
-from flashtrain.files.locate import conf_folder
+from flashtrain.files.disk import conf_folder
 from flashtrain.settings.settings import CHECKPOINTING
 
 

@@ -11,7 +11,7 @@ import pytest
 from lightning_fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 
 from flashtrain.run.quiet import quieten
-from flashtrain.training.killed_ranks import LAUNCHER, name_killed_ranks
+from flashtrain.training.signals import LAUNCHER, name_killed_ranks
 
 
 class Observer(_ChildProcessObserver):

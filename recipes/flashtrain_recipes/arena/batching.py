@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from flashtrain.models.block import GATED
 from flashtrain.models.classifier import Classifier
-from flashtrain.models.feed_forward import GATED
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.settings.settings import divisors
 from flashtrain.tasks.batching import Batching, choose_encoder_batching, compiles
-from flashtrain.training.encoder_memory import EncoderShape, PredictingHead, estimate_encoder_memory
 from flashtrain.training.hardware import Hardware
-from flashtrain.training.memory import MemoryEstimate
+from flashtrain.training.memory import EncoderShape, MemoryEstimate, PredictingHead, estimate_encoder_memory
 from flashtrain_recipes.arena.build import pixels_read
 from flashtrain_recipes.arena.stages import Stage
 

@@ -20,16 +20,15 @@ import pytorch_lightning as pl
 
 from flashtrain.announce import is_first_rank, say
 from flashtrain.folders.run_folder import BEST, CHECKPOINTS, FINISHED, LAST, find_checkpoint, read_summary
-from flashtrain.models.classifier import Classifier
-from flashtrain.models.classifier_growth import carry_weights
+from flashtrain.models.classifier import Classifier, carry_weights
 from flashtrain.report.rows import RESULT, write_result
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Part, Prepared
 from flashtrain.tasks.batching import compiles
 from flashtrain.tasks.training_task import metric
+from flashtrain.training.callbacks import describe_validation
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.throughput import Throughput
-from flashtrain.training.validation_share import describe_validation
 from flashtrain_recipes.arena.batching import choose_stage_batching
 from flashtrain_recipes.arena.best_of_stage import BestOfStage
 from flashtrain_recipes.arena.build import (

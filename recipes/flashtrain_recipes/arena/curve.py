@@ -12,8 +12,7 @@ import pytorch_lightning as pl
 
 from flashtrain.announce import say
 from flashtrain.errors import UserError
-from flashtrain.files.disk import write_atomically
-from flashtrain.files.spreadsheet import csv_value
+from flashtrain.files.disk import csv_value, write_atomically
 from flashtrain.report.formats import is_finite
 from flashtrain.tasks import SequenceClassification
 from flashtrain_recipes.arena.stages import Stage

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flashtrain.errors import UserError
-from flashtrain.training.validation_share import held_out_samples
+from flashtrain.training.callbacks import held_out_samples
 from flashtrain_recipes.arena.intervals import wilson
 from flashtrain_recipes.arena.stages import Stage
 from flashtrain_recipes.arena.weights import SavedClassifier, write_classifier

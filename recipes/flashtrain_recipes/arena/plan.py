@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from flashtrain.data.sequences.source import SequenceShape
+from flashtrain.data.sequences import SequenceShape
 from flashtrain.errors import UserError
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.batching import memory_plan

@@ -8,11 +8,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from flashtrain.data.sequences.byte_sequences import ByteSequences
-from flashtrain.data.sequences.rows import fingerprint
-from flashtrain.data.sequences.samples import Sequences, SequenceSamples
-from flashtrain.data.sequences.source import ArraySource, SequenceShape
-from flashtrain.data.text_encoding import decode_text
+from flashtrain.data.sequence_rows import ByteSequences, fingerprint
+from flashtrain.data.sequences import ArraySource, Sequences, SequenceSamples, SequenceShape
+from flashtrain.data.text_files import decode_text
 from flashtrain.errors import UserError
 from flashtrain_recipes.arena.array_cache import open_or_build
 

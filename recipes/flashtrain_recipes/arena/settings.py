@@ -22,7 +22,7 @@ class ClassifierSettings:
     """The encoder's shape (flashtrain.models.ClassifierConfig says what each means).
 
     ffn None: four times embed. inputs None: grey levels of images, tokens of others. positions None: axial for images,
-    rotary for others. pattern: dense, or one of flashtrain.models.block_patterns, in blocks of pattern_block.
+    rotary for others. pattern: dense, or one of flashtrain.models.classifier_config, in blocks of pattern_block.
     """
 
     embed: int = 128

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from flashtrain.training.gradients import clip_gradients
-from flashtrain.training.master_weights import MasterWeights
+from flashtrain.training.optimizers import MasterWeights
+from flashtrain.training.steps import clip_gradients
 from flashtrain_recipes.step_benchmark.cases import WeightsHeld
 
 LossFunction = Callable[..., Tensor]

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flashtrain.data.hashed_random import uniform
+from flashtrain.data.masking import uniform
 
 MOST_SHIFTED = 0.5  # pixels, in each direction
 MOST_THICKER = 0.3  # of the way to the brightest, or darkest, of a pixel's neighbours

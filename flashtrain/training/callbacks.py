@@ -1,8 +1,19 @@
-"""Stopping a run whose loss or weights are no longer finite: the step is named, and no good checkpoint is lost."""
+"""Callbacks that end a training or see to its validations.
+
+Stopping a run whose loss or weights are no longer finite: the step is named, and no good checkpoint is lost.
+
+Stopping a run once a held-out figure is good enough, and saying how long that took.
+
+No validation is lost: one that was due when a run died is made when it goes on.
+
+How many held-out samples a validation reads: by default so many that it takes a tenth of the training's time.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +23,7 @@ import torch.distributed as dist
 from pytorch_lightning.callbacks import Checkpoint, ModelCheckpoint
 
 from flashtrain.errors import UserError
+from flashtrain.files.foreign_files import is_count
 from flashtrain.training.steps import OptimizerStepCounter, log_interval
 
 NEVER = torch.iinfo(torch.int64).max
@@ -112,3 +124,114 @@ def last_written_checkpoint(trainer: pl.Trainer) -> str | None:
             named += [callback.last_model_path, callback.best_model_path]
         paths += [Path(path) for path in named if path and Path(path).exists()]
     return str(max(paths, key=lambda path: path.stat().st_mtime)) if paths else None
+
+
+log = logging.getLogger(__name__)
+
+
+class StopAtTarget(pl.Callback):
+    """Ends training at the first validation at which a logged figure is at least `target`.
+
+    metric: the name that it is logged under, on every rank the same. seconds: from the start of training to that
+    validation's end, None until then; a resumed run counts the parts before it too. UserError: no target in (0, 1].
+    """
+
+    def __init__(self, target: float, metric: str = "validation_accuracy") -> None:
+        if not 0 < target <= 1:
+            raise UserError(f"target_accuracy {target:g}. Possible: a share above 0, and at most 1.")
+        self.target = target
+        self.metric = metric
+        self.seconds: float | None = None
+        self._before = 0.0
+        self._begun: float | None = None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._begun = time.monotonic()
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        value = trainer.callback_metrics.get(self.metric)
+        if trainer.sanity_checking or self._begun is None or value is None or self.seconds is not None:
+            return
+        if float(value) >= self.target:
+            self.seconds = self._elapsed()
+            log.info(
+                "%s %.4f reached its target %g after %d steps and %.1f s",
+                self.metric,
+                float(value),
+                self.target,
+                trainer.global_step,
+                self.seconds,
+            )
+            trainer.should_stop = True
+
+    def _elapsed(self) -> float:
+        return self._before + (0.0 if self._begun is None else time.monotonic() - self._begun)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Seconds of training so far."""
+        return {"seconds": self._elapsed()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Count on from an earlier part of the run."""
+        self._before = float(state_dict["seconds"])
+
+
+class DueValidation(pl.Callback):
+    """Knows the step of the latest validation, which travels in the checkpoint, and validates at once where a run goes
+    on from a step whose validation it has not: the checkpoint of a step is written before its validation.
+
+    every: optimiser steps between two validations.
+    """
+
+    def __init__(self, every: int) -> None:
+        super().__init__()
+        self.every = every
+        self.step: int | None = None
+
+    def has(self, step: int) -> bool:
+        """Whether the weights of this step were validated."""
+        return self.step == step
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        step = trainer.global_step
+        if step == 0:
+            self.step = None
+        elif step % self.every == 0 and not self.has(step):
+            loop = trainer.fit_loop.epoch_loop.val_loop
+            loop.restarting = False
+            trainer.validating = True
+            loop.run()
+            trainer.training = True
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not trainer.sanity_checking:
+            self.step = trainer.global_step
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        step = state_dict.get("step")
+        self.step = step if is_count(step) else None
+
+
+SHARE = 0.1
+STEP_TO_FORWARD = 3  # a sample's forward and backward cost three forwards, in FLOPs
+
+
+def held_out_samples(asked: int | None, every: int, batch: int, *, most: int | None = None) -> int:
+    """Samples of each validation: what was asked for, else at most SHARE of what is trained between two of them.
+
+    every: optimiser steps between two validations. batch: samples of a step. most: a bound of its own where nothing was
+    asked for. Counted in FLOPs and not in seconds, so that the same settings always read the same samples.
+    """
+    if asked is not None:
+        return asked
+    share = max(1, round(SHARE * STEP_TO_FORWARD * every * batch))
+    return share if most is None else min(most, share)
+
+
+def describe_validation(samples: int, asked: int | None, every: int, setting: str) -> str:
+    """The line that says how much each validation reads, and which setting asks for another number."""
+    bound = "" if asked is not None else f", at most about a tenth of the training's time; {setting}= reads others"
+    return f"validation: {samples:,} held-out samples every {every:,} steps{bound}"

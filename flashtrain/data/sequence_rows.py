@@ -1,4 +1,9 @@
-"""Rows of a local table or of a dataset that `datasets` loads: what the tasks that are not generated are read from."""
+"""Sequences of bytes from rows of files.
+
+Rows of a local table or of a dataset that `datasets` loads: what the tasks that are not generated are read from.
+
+Texts as sequences of bytes, gathered one after another.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashtrain.data.json_lines import one_line
-from flashtrain.data.labelled_files import jsonl_objects
-from flashtrain.data.parquet_rows import is_plain, parquet_rows
+import numpy as np
+
+from flashtrain.data.labelled_documents import jsonl_objects
+from flashtrain.data.sequences import Sequences
+from flashtrain.data.text_files import is_plain, one_line, parquet_rows
 from flashtrain.errors import UserError
 
 if TYPE_CHECKING:
@@ -92,3 +99,44 @@ def fingerprint(paths: Iterable[Path]) -> str:
         status = path.stat()
         digest.update(f"\n{path} {status.st_size} {status.st_mtime_ns}".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:16]
+
+
+# Byte 0 stands in no text and is the padding; where it does stand in one, it becomes a space.
+_SPACE = b" "
+
+
+class ByteSequences:
+    """Texts and labels while they are read; `finish` makes them Sequences. length: bytes kept of each text."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self._bytes = bytearray()
+        self._offsets = [0]
+        self._labels: list[int] = []
+
+    def add(self, label: int, *texts: str | bytes) -> None:
+        """A sample of one or more texts."""
+        for text in texts:
+            encoded = text.encode("utf-8", "replace") if isinstance(text, str) else text
+            self._bytes += encoded[: self.length].replace(b"\0", _SPACE)
+            self._offsets.append(len(self._bytes))
+        self._labels.append(label)
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def finish(self) -> Sequences:
+        """What was added."""
+        tokens = np.frombuffer(bytes(self._bytes), dtype=np.uint8)
+        return Sequences(tokens, np.array(self._offsets, dtype=np.int64), np.array(self._labels, dtype=np.uint8))
+
+
+def held_out(count: int, size: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """(kept, held out): numbers below count, `size` of them drawn to be held out, the same for equal seeds.
+
+    UserError: none would be kept.
+    """
+    if count <= size:
+        raise UserError(f"{count} training samples are too few to hold out sequence.validation={size}: choose fewer.")
+    order = np.random.RandomState(np.random.MT19937(np.random.SeedSequence((seed, 7)))).permutation(count)
+    return np.sort(order[size:]), np.sort(order[:size])
