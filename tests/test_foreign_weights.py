@@ -26,7 +26,7 @@ from flashtrain.models.bert import Bert
 from flashtrain.models.bert_encoder import BertConfig
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
-from flashtrain.run.resume import check_same_model
+from flashtrain.run.train import check_same_model
 from flashtrain.tasks.language.trained import load_trained, starting_weights
 from flashtrain.training.checkpoints import read_checkpoint
 from flashtrain_recipes.arena.evaluate import settings_for_weights

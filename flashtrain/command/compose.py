@@ -25,7 +25,8 @@ from flashtrain.errors import UserError, unknown
 from flashtrain.files.disk import conf_folder, recipe_files
 from flashtrain.files.foreign_files import SETTINGS_BYTES, literal, read_text
 from flashtrain.registry import registered
-from flashtrain.settings.settings import Settings, forget_unheeded, settings_class
+from flashtrain.settings.groups import forget_unheeded
+from flashtrain.settings.settings import Settings, settings_class
 from flashtrain.settings.typed_settings import (
     first_line,
     setting_names,

@@ -19,7 +19,8 @@ from flashtrain.data.tokenizers import TokenizerSpec
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.models.trainable import Trainable
 from flashtrain.registry import component, register
-from flashtrain.settings.settings import DataSettings, ModelSettings, Settings
+from flashtrain.settings.groups import DataSettings, ModelSettings
+from flashtrain.settings.settings import Settings
 from flashtrain.settings.trainer_settings import OptimizerSettings, ScheduleSettings
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.optimizers import HALF, MasterWeights, adamw, lamb, muon

@@ -43,7 +43,7 @@ from flashtrain.folders.run_folder import (
 from flashtrain.folders.run_lock import hold, let_go
 from flashtrain.report.rows import RESULT, Row, has_failed, write_result
 from flashtrain.run.job_process import JobProcesses
-from flashtrain.run.summary import planned_row
+from flashtrain.run.train import planned_row
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.loggers import log_figure

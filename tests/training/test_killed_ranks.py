@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from lightning_fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 
-from flashtrain.run.quiet import quieten
+from flashtrain.announce import quieten
 from flashtrain.training.signals import LAUNCHER, name_killed_ranks
 
 

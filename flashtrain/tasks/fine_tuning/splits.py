@@ -25,7 +25,7 @@ from flashtrain.data.labelled_examples import CueDocuments, TokenLabelledSamples
 from flashtrain.data.sequences import ArraySource, SequenceShape
 from flashtrain.data.tokenizers import ByteTokenizer, SpecialTokens, Tokenizer
 from flashtrain.errors import UserError
-from flashtrain.settings.settings import DataSettings
+from flashtrain.settings.groups import DataSettings
 from flashtrain.tasks.fine_tuning.settings import FineTuningSettings
 from flashtrain.tasks.masked_language.weights import special_tokens
 

@@ -24,7 +24,8 @@ from flashtrain.integrations.weight_files import (
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.models.trainable import Trainable
 from flashtrain.models.trained_decoders import generate, with_context
-from flashtrain.settings.settings import GenerateSettings, Settings
+from flashtrain.settings.groups import GenerateSettings
+from flashtrain.settings.settings import Settings
 from flashtrain.tasks.components import make_model
 from flashtrain.training.checkpoints import read_checkpoint, weights_in
 

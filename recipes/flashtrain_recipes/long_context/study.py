@@ -12,12 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flashtrain.announce import say
+from flashtrain.announce import quieten, say
 from flashtrain.command.machine import settle
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import CHECKPOINTS, FINISHED, LAST, read_summary
 from flashtrain.report.rows import Row
-from flashtrain.run.quiet import quieten
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.language.prepare import make_data
 from flashtrain.tasks.language.prepare import plan_language as plan

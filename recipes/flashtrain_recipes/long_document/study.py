@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from flashtrain.announce import quieten
 from flashtrain.command.machine import settle
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import FINISHED, read_summary
 from flashtrain.report.figures import line_figure
 from flashtrain.report.rows import Row
 from flashtrain.report.table import make_table
-from flashtrain.run.quiet import quieten
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.fine_tuning.prepare import check_fine_tuning_step, plan_fine_tuning
 from flashtrain.tasks.fine_tuning.splits import check_trainable, read_rows
