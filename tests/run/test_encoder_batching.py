@@ -20,8 +20,7 @@ from flashtrain.tasks.masked_language.steps import check_masked_step
 from flashtrain.training.hardware import Hardware, detect_hardware
 from flashtrain.training.memory import GIB
 from flashtrain.training.out_of_memory import out_of_memory_line
-from flashtrain_recipes.arena.batching import choose_stage_batching
-from flashtrain_recipes.arena.build import classifier_config
+from flashtrain_recipes.arena.build import choose_stage_batching, classifier_config
 from flashtrain_recipes.arena.stages import stages_of
 
 
