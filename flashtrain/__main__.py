@@ -37,7 +37,7 @@ from flashtrain.command.compose import (  # noqa: E402
     readable_errors,
     register_configs,
 )
-from flashtrain.command.heeded import check_all_heeded  # noqa: E402
+from flashtrain.command.given import check_all_heeded  # noqa: E402
 from flashtrain.errors import UserError  # noqa: E402
 from flashtrain.files.locate import conf_folder  # noqa: E402
 from flashtrain.run.job_process import CtrlC, end_with_parent  # noqa: E402

@@ -6,11 +6,13 @@ Whatever is heavy is imported inside the methods: settings are checked, and mist
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from flashtrain.announce import say
+from flashtrain.errors import UserError
 from flashtrain.registry import component, registered
 from flashtrain.settings.settings import Settings
 
@@ -46,6 +48,7 @@ class Prepared:
     description: of the model, in plain values, for its checkpoints. said: lines about the data and the training, asked
     for once the folder is the run's: data that take long may be made on the way. row: after the fit, the columns of the
     summary row that it found, and whatever it has to say; every rank calls it. tokenizer: kept in the run's folder.
+    defaults: of the shape described, for checkpoints that name fewer fields.
     advice, monitor, mode, callbacks: see run.fitting.fit. part: of one of several trainings.
     """
 
@@ -57,6 +60,7 @@ class Prepared:
     said: Iterable[str]
     row: Callable[[pl.Trainer], dict[str, Any]]
     tokenizer: Tokenizer | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     advice: str | None = None
     monitor: str = "validation_loss"
     mode: str = "min"
@@ -67,7 +71,25 @@ class Prepared:
 class Task:
     """One kind of training, such as task=language_model. Methods raise UserError for what the user can mend."""
 
+    heeds: tuple[str, ...] = ()  # of the settings and groups that not every task reads, those that it does
     groups: tuple[str, ...] = ()  # of settings, beside those of every training: what is another training if it differs
+
+    def check(self, settings: Settings) -> None:
+        """Refuse what this task never heeds, wherever it comes from."""
+        if settings.target_accuracy is not None and "target_accuracy" not in self.heeds:
+            raise UserError(f"target_accuracy is of recipe=bert: recipe={settings.recipe} has no such accuracy.")
+        if settings.shares_sequences and "context_parallel" not in self.heeds:
+            raise UserError(
+                f"{settings.asked_to_share} trains language models, and recipe={settings.recipe} is "
+                f"task={settings.task}: choose trainer.strategy=ddp."
+            )
+
+    def in_stages(self, settings: Settings, name: str, otherwise: object) -> list[object]:
+        """The values of a setting in all stages of the training; `otherwise` where there are none, or one says none."""
+        return [otherwise]
+
+    def fit_demo(self, demo: Settings, given: Collection[str]) -> None:
+        """Make the recipe's demo fit what the command line names beside it."""
 
     def check_step(self, settings: Settings, given: Collection[str]) -> None:
         """Refuse settings that cannot be trained here. given: the settings that the command line names."""
@@ -125,6 +147,18 @@ class Mode:
     study = False  # runs other commands, so that it takes the command line's words and no folder
     of_checkpoint = False  # is asked of a checkpoint, with the run's own settings
 
+    def heeds(self, settings: Settings) -> Collection[str]:
+        """Of a mode that measures: the settings and groups of trainings that it reads too."""
+        return ()
+
+    def runs_a_training(self, settings: Settings) -> bool:
+        """Whether it runs another recipe's training too, which is told what this command was told."""
+        return False
+
+    def contexts(self, settings: Settings) -> Sequence[int]:
+        """The contexts that it compares; none where there is one, settings.context."""
+        return ()
+
     def is_asked(self, settings: Settings) -> bool:
         """Whether the settings ask for this mode, so that it is what their mode=plan plans."""
         return False
@@ -172,6 +206,11 @@ def work_of(settings: Settings) -> str:
     return next((name for name, mode in modes().items() if mode.is_asked(settings)), "train")
 
 
+def working_mode(settings: Settings) -> Mode | None:
+    """The mode that is done, or planned; None where a task does it."""
+    return modes().get(work_of(settings))
+
+
 def tasks() -> dict[str, Task]:
     """The registered tasks by name."""
     return {name: cast(Task, component("task", name)()) for name in registered("task")}
@@ -184,12 +223,26 @@ def modes() -> dict[str, Mode]:
 
 def contexts_words(settings: Settings) -> str:
     """The context in words, or those that a study of several compares."""
-    compared = settings.lengths.contexts if settings.mode == "lengths" else None
+    mode = mode_of(settings)
+    compared = () if mode is None else mode.contexts(settings)
     return f"contexts {min(compared)} to {max(compared)}" if compared else f"context {settings.context}"
 
 
-def bert_demo_line(full: Settings, demo: Settings, where: str) -> str:
-    """What a demo of either task of BERT trains in the recipe's place."""
-    trained, meant = (f"{one.bert.family}-{one.bert.size}, {contexts_words(one)}" for one in (demo, full))
-    full_size = f" ({meant})" if meant != trained else ""
-    return f"training the recipe's small demo instead ({trained}). For the recipe in full{full_size}, {where}"
+def measured_words(row: dict[str, Any]) -> str:
+    """What a summary row says of the GPU, behind its rate; "" where nothing was measured."""
+    mfu = "" if row.get("mfu") is None else f", MFU {row['mfu']:.1%}"
+    return mfu + ("" if row.get("peak_memory_gib") is None else f", peak memory {row['peak_memory_gib']:.2f} GiB")
+
+
+def say_finished(
+    folder: Path,
+    headline: str,
+    *lines: str,
+    files: str = "config.yaml, summary.json, metrics.csv",
+    then: str | None = None,
+) -> None:
+    """Print what came out of a run, where it is, and what to try next (None: mode=evaluate)."""
+    then = then or f"mode=evaluate checkpoint={folder}"
+    where = f"run folder {folder} ({files}), checkpoints in {folder / 'checkpoints'}"
+    for line in ("", headline, *(f"  {one}" for one in (*lines, where, f"try next: python -m flashtrain {then}"))):
+        say(line)

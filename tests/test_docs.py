@@ -17,7 +17,7 @@ from published_commands import GUIDE, PAGES, ROOT, python_blocks, shell_blocks
 
 from flashtrain import registry
 from flashtrain.command.compose import compose_settings
-from flashtrain.command.heeded import check_all_heeded
+from flashtrain.command.given import check_all_heeded
 from flashtrain.registry import registered
 from flashtrain.report import __main__ as report
 

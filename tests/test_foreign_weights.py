@@ -27,7 +27,7 @@ from flashtrain.models.bert_config import BertConfig
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
 from flashtrain.run.resume import check_same_model
-from flashtrain.tasks.language.checkpoint import load_trained, starting_weights
+from flashtrain.tasks.language.trained import load_trained, starting_weights
 from flashtrain.training.checkpoints import read_checkpoint
 from flashtrain_recipes.arena.evaluate import settings_for_weights
 from flashtrain_recipes.arena.weights import KEY, SavedClassifier, read_classifier, write_classifier
@@ -89,7 +89,7 @@ def test_a_checkpoint_whose_description_is_of_another_type_is_refused(trained, t
     with pytest.raises(UserError, match=r"last\.ckpt"):
         load_trained(str(tmp_path), attention="sdpa")
     with pytest.raises(UserError, match="last"):
-        check_same_model(tmp_path / "last.ckpt", saved, here)
+        check_same_model(tmp_path / "last.ckpt", saved, here, {})
 
 
 @pytest.mark.parametrize("steps", ["3", -1, None, 2.5, 2**70, [1]])

@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from flashtrain.errors import UserError, unknown
 from flashtrain.files.foreign_files import SETTINGS_BYTES, literal, read_text
 from flashtrain.files.locate import conf_folder, recipe_files
+from flashtrain.registry import registered
 from flashtrain.settings.settings import Settings, forget_unheeded, settings_class
 from flashtrain.settings.typed_settings import (
     first_line,
@@ -32,7 +33,7 @@ from flashtrain.settings.typed_settings import (
     typed_settings,
     unknown_setting,
 )
-from flashtrain.spec import modes
+from flashtrain.spec import modes, task_of
 
 CONFIG_NAME = "config"
 
@@ -87,6 +88,7 @@ def checked_settings(config: DictConfig) -> Settings:
 def check_settings(settings: Settings) -> None:
     """Raise UserError for the first setting that cannot work, alone, with another, or with the mode."""
     settings.check()
+    task_of(settings).check(settings)
     for mode in modes().values():
         mode.check(settings)
 
@@ -153,12 +155,10 @@ def apply_demo(settings: Settings, overrides: Sequence[str]) -> Settings:
                 raise unknown_setting(name)
             OmegaConf.update(changed, name, value)
     forget_unheeded(changed.data, given)
-    tokens, context = changed.trainer.tokens_per_step, changed.context
-    if changed.task == "language_model" and "trainer.tokens_per_step" not in given:
-        # The demo's step is for its own context: of another one it is whole samples too.
-        changed.trainer.tokens_per_step = context * max(1, -(-tokens // context))
     changed.is_demo = True
     demo = typed_settings(changed)
+    if demo.task in registered("task"):
+        task_of(demo).fit_demo(demo, given)
     check_settings(demo)
     return demo
 

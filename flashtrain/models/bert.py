@@ -60,9 +60,15 @@ class Bert(nn.Module):
         self.savings = savings
         self.encoder.save_memory(savings)
 
-    def compile_blocks(self, **options: Any) -> None:
+    @property
+    def recomputes_blocks(self) -> bool:
+        """Whether whole blocks are computed again in the backward: see Trainable."""
+        return self.savings.checkpointing == "full"
+
+    def compile_blocks(self, **options: Any) -> bool:
         """Each block through torch.compile with these options, what checkpointing does around it excepted."""
         self.encoder.compile_blocks(**options)
+        return True
 
     @property
     def blocks(self) -> nn.ModuleList:

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from flashtrain.errors import UserError
-from flashtrain.models.gpt2 import GPT2
+from flashtrain.models.trainable import Trainable
 
 LARGEST_TEMPERATURE = 1e6  # all tokens are as likely long before
 SMALLEST_TEMPERATURE = 1e-30  # float32 has hardly less; below, as at 0, the likeliest is taken
 
 
 def generate(
-    model: GPT2,
+    model: Trainable,
     tokens: Tensor,
     max_new_tokens: int,
     *,
@@ -35,12 +35,15 @@ def generate(
     the last context // 2 tokens are read anew as a fresh window, so that what it sees varies between half a context and
     a whole one, and reading stays cheap on average. Rows must be of equal length: there is no padding.
     Runs without gradients, in evaluation mode, on the model's device; the model's mode is restored.
-    UserError: an empty prompt, tokens outside the vocabulary, options out of range, predictions that are no numbers.
+    UserError: a model that does not generate, an empty prompt, tokens outside the vocabulary, options out of range,
+    predictions that are no numbers.
     """
-    _check(model, tokens, max_new_tokens, temperature, top_k, end_of_text)
-    device = model.token_embedding.weight.device
+    shape = model.shape
+    if shape is None or not model.generates:
+        raise UserError(f"{type(model).__name__} cannot generate text: only flashtrain's decoders can.")
+    _check(shape.vocab_size, tokens, max_new_tokens, temperature, top_k, end_of_text)
+    device, context = next(model.parameters()).device, shape.context
     tokens = tokens.to(device)
-    context = model.config.context
     generator = torch.Generator(device=device).manual_seed(seed)
     # No more than these tokens need: a whole context of a million tokens would take tens of GiB for a few words.
     cache = model.new_cache(min(context, tokens.shape[1] + max_new_tokens))
@@ -82,11 +85,10 @@ def _draw(logits: Tensor, temperature: float, top_k: int | None, generator: torc
 
 
 def _check(
-    model: GPT2, tokens: Tensor, max_new_tokens: int, temperature: float, top_k: int | None, end_of_text: int | None
+    vocabulary: int, tokens: Tensor, max_new_tokens: int, temperature: float, top_k: int | None, end_of_text: int | None
 ) -> None:
     if tokens.dim() != 2 or tokens.shape[1] == 0 or tokens.shape[0] == 0:
         raise UserError(f"a prompt of shape {tuple(tokens.shape)}. Possible: (rows, tokens), at least one token a row.")
-    vocabulary = model.config.vocab_size
     smallest, largest = int(tokens.min()), int(tokens.max())
     if smallest < 0 or largest >= vocabulary:
         outside = smallest if smallest < 0 else largest

@@ -207,16 +207,32 @@ class GPT2(Trainable):
         self.savings = MemorySavings()
         self.reset_parameters()
 
+    @property
+    def shape(self) -> GPT2Config:
+        return self.config
+
+    @property
+    def generates(self) -> bool:
+        return True
+
+    @property
+    def recomputes_blocks(self) -> bool:
+        return self.savings.checkpointing == "full"
+
+    def untrained(self) -> GPT2:
+        return GPT2(self.config, self.attention, self.residual)
+
     def save_memory(self, savings: MemorySavings) -> None:
         """Train with less memory for activations from now on, at the cost of time; losses and gradients stay."""
         self.savings = savings
         for block in self.blocks:
             cast(Block, block).save_memory(savings)
 
-    def compile_blocks(self, **options: Any) -> None:
+    def compile_blocks(self, **options: Any) -> bool:
         """Each block through torch.compile with these options, what checkpointing does around it excepted."""
         for block in self.blocks:
             cast(Block, block).compile_inside(**options)
+        return True
 
     @property
     def loss_chunk(self) -> int | None:

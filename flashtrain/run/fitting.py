@@ -15,10 +15,9 @@ from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import CHECKPOINTS, LAST
 from flashtrain.run.job_process import leading_ranks
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.batching import Batching
+from flashtrain.tasks.batching import Batching, memory_advice
 from flashtrain.tasks.components import make_callbacks
 from flashtrain.tasks.context_run import strategy_options
-from flashtrain.tasks.encoder_batching import memory_advice
 from flashtrain.training.checkpoints import AtomicCheckpointIO, checkpoint_callbacks, keep_if_best
 from flashtrain.training.due_validation import DueValidation
 from flashtrain.training.finite import StopOnNonFinite

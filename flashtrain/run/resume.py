@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
 from flashtrain.announce import say
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import CHECKPOINTS, FINISHED, LAST, find_checkpoint, read_summary
-from flashtrain.models.gpt2 import GPT2Config
 from flashtrain.settings.settings import Settings
 from flashtrain.training.checkpoints import read_checkpoint
 from flashtrain.training.resuming import check_resumable
@@ -18,22 +16,28 @@ from flashtrain.training.resuming import check_resumable
 PLAIN = (bool, int, float, str, list, type(None))  # what a description consists of
 
 
-def check_same_model(checkpoint: Path, saved: Mapping[str, Any], description: dict[str, Any]) -> None:
-    """Raise UserError unless what was saved in the checkpoint is of the model described, naming what differs."""
+def check_same_model(
+    checkpoint: Path, saved: Mapping[str, Any], description: dict[str, Any], defaults: Mapping[str, Any]
+) -> None:
+    """Raise UserError unless what was saved in the checkpoint is of the model described, naming what differs.
+
+    defaults: what a field of the shape is where the checkpoint names none, since its flashtrain knew none.
+    """
     notes = saved.get("flashtrain", {})
     values = notes.get("shape", {}) if isinstance(notes, dict) else None
     if not isinstance(values, dict) or not all(isinstance(one, PLAIN) for one in (notes.get("name"), *values.values())):
         raise UserError(f"{checkpoint} is damaged: it does not say which model it holds.")
     here = {"name": description["name"], **description["shape"]}
-    # A field that the checkpoint's flashtrain did not know yet had the value that is its default now.
-    there = {**_defaults(), "name": notes.get("name"), **values}
+    there = {**defaults, "name": notes.get("name"), **values}
     differing = [key for key in here if here[key] != there.get(key)]
     if differing:
         parts = ", ".join(f"{key} is {there.get(key)} there and {here[key]} here" for key in differing)
         raise UserError(f"{checkpoint} is a checkpoint of another model: {parts}.")
 
 
-def checkpoint_to_resume(settings: Settings, folder: Path, description: dict[str, Any]) -> Path | None:
+def checkpoint_to_resume(
+    settings: Settings, folder: Path, description: dict[str, Any], defaults: Mapping[str, Any]
+) -> Path | None:
     """The checkpoint to go on from: of the run named, or, for resume=auto, of the folder that was found unfinished.
 
     None to start anew. Raises UserError unless it holds the model described.
@@ -47,7 +51,7 @@ def checkpoint_to_resume(settings: Settings, folder: Path, description: dict[str
     else:
         _, checkpoint = find_checkpoint(settings.resume, prefer=LAST, setting="resume")
     saved = read_checkpoint(checkpoint, mmap=True)  # of all its weights nothing is read here
-    check_same_model(checkpoint, saved, description)
+    check_same_model(checkpoint, saved, description, defaults)
     _check_steps_left(checkpoint, check_resumable(saved, checkpoint), settings.trainer.steps)
     say(f"resuming from {checkpoint}")
     return checkpoint
@@ -62,7 +66,3 @@ def _check_steps_left(checkpoint: Path, made: int, steps: int) -> None:
             f"{checkpoint} has made {made:,} steps, and trainer.steps={steps}: nothing is left to train. Possible: "
             f"trainer.steps= above {made}, or a run of its own without resume=."
         )
-
-
-def _defaults() -> dict[str, Any]:
-    return {field.name: field.default for field in fields(GPT2Config) if field.default is not MISSING}

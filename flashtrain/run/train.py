@@ -16,7 +16,7 @@ from flashtrain.run.resume import checkpoint_to_resume
 from flashtrain.run.summary import planned_row
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Prepared, Task
-from flashtrain.tasks.encoder_batching import memory_columns
+from flashtrain.tasks.batching import memory_columns
 from flashtrain.training.hardware import Hardware
 
 
@@ -33,7 +33,9 @@ def train(
     row = read_summary(folder)  # stays where nothing is left to train
     for number, prepared in enumerate(task.trainings(settings, hardware, folder, overrides)):
         part = prepared.part
-        resumed = part.resumed if part else checkpoint_to_resume(settings, folder, prepared.description)
+        resumed = (
+            part.resumed if part else checkpoint_to_resume(settings, folder, prepared.description, prepared.defaults)
+        )
         if number == 0:
             # Everything that a user can have got wrong is checked: from here on the folder is this run's.
             write_config(settings, folder)

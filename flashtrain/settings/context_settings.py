@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flashtrain.errors import UserError
-from flashtrain.settings.setting_checks import at_least
 
 if TYPE_CHECKING:
     from flashtrain.settings.settings import Settings
@@ -23,18 +22,8 @@ def strategy_of(settings: Settings) -> str:
 
 
 def check_context(settings: Settings) -> None:
-    """Raise UserError where context parallelism is asked for and cannot be had. Runs that train nothing may name it:
-    their settings are those that a checkpoint was trained with."""
+    """Raise UserError where a training asks for context parallelism and cannot have it."""
     degree, named = settings.context_parallel, settings.trainer.strategy
-    if degree is not None:
-        at_least("context_parallel", degree, 1)
-    if settings.mode == "benchmark" and degree is not None and degree > 1:
-        raise UserError(
-            f"context_parallel={degree} is for trainings: recipe=long-context-benchmark measures it with "
-            f"benchmark.degrees=[{degree}]."
-        )
-    if settings.mode not in ("train", "plan", "lengths"):
-        return
     if settings.strategy != CONTEXT:
         if degree is not None and degree > 1:
             raise UserError(
@@ -50,25 +39,15 @@ def check_context(settings: Settings) -> None:
             )
         return
     _check_degree(settings)
-    if settings.task != "language_model":
-        raise UserError(
-            f"{_asked(settings)} trains language models, and recipe={settings.recipe} is task={settings.task}: choose "
-            "trainer.strategy=ddp."
-        )
-    if settings.mode == "lengths":
-        raise UserError(
-            f"mode=lengths trains several contexts, each on whole sequences: choose trainer.strategy=ddp or fsdp, or "
-            f"train one context with {_asked(settings)} and mode=train."
-        )
     if settings.attention.name != "flash":
         raise UserError(
-            f"attention={settings.attention.name} computes whole sequences on one device, and {_asked(settings)} "
-            "computes flash attention over all: choose attention=flash."
+            f"attention={settings.attention.name} computes whole sequences on one device, and "
+            f"{asked_to_share(settings)} computes flash attention over all: choose attention=flash."
         )
     if settings.trainer.cuda_graphs:
         raise UserError(
-            f"trainer.cuda_graphs=true cannot record what devices send each other under {_asked(settings)}: choose "
-            "trainer.cuda_graphs=false."
+            f"trainer.cuda_graphs=true cannot record what devices send each other under {asked_to_share(settings)}: "
+            "choose trainer.cuda_graphs=false."
         )
 
 
@@ -84,7 +63,7 @@ def _check_degree(settings: Settings) -> None:
     )
 
 
-def _asked(settings: Settings) -> str:
+def asked_to_share(settings: Settings) -> str:
     """How context parallelism was asked for."""
     if settings.trainer.strategy == CONTEXT:
         return f"trainer.strategy={CONTEXT}"

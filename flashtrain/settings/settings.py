@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from flashtrain.data.text_encoding import UTF_8, check_encoding
 from flashtrain.errors import UserError
 from flashtrain.files.compressed import DEFAULT_LONGEST
 from flashtrain.registry import component, registered
-from flashtrain.settings.context_settings import CONTEXT, check_context, strategy_of
+from flashtrain.settings.context_settings import CONTEXT, asked_to_share, check_context, strategy_of
 from flashtrain.settings.setting_checks import at_least, between, one_of
 from flashtrain.settings.trainer_settings import OptimizerSettings, ScheduleSettings, TrainerSettings
 
@@ -66,6 +67,11 @@ class ModelSettings:
     residual: str = "compute"
     options: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def label(self) -> str:
+        """Family and size, such as gpt2-124m."""
+        return f"{self.name}-{self.size}"
+
     def check(self) -> None:
         if self.rope_base is not None and not self.rope_base > 1:
             raise UserError(f"model.rope_base={self.rope_base:g} must be above 1 (10000 is usual).")
@@ -107,6 +113,11 @@ class DataSettings:
     workers: int | None = None
     cache_dir: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def first_words(self) -> str:
+        """How a sample begins where no prompt is given: as the text that was trained on may begin."""
+        return "import " if self.source == "stdlib" else "The "
 
     def check(self) -> None:
         if self.source == "files" and not self.path:
@@ -293,6 +304,10 @@ class Settings:
         """The same settings with these values, of any group."""
         return replace(cast(Any, self), **values)
 
+    def named(self, label: str) -> str:
+        """The model in a word: its label, or the folder's name where training starts from given weights."""
+        return label if self.weights is None else Path(self.weights).name
+
     @property
     def samples_per_step(self) -> int:
         """Samples of an optimiser step, over all devices."""
@@ -307,6 +322,16 @@ class Settings:
     def shards_weights(self) -> bool:
         """Whether the strategy divides weights, gradients and optimiser states among the devices."""
         return self.strategy in ("fsdp", CONTEXT)
+
+    @property
+    def shares_sequences(self) -> bool:
+        """Whether devices share each sequence."""
+        return self.strategy == CONTEXT
+
+    @property
+    def asked_to_share(self) -> str:
+        """How that was asked for, as a setting."""
+        return asked_to_share(self)
 
     @property
     def context_degree(self) -> int:
@@ -331,20 +356,20 @@ class Settings:
             group = getattr(self, one.name)
             if is_dataclass(group):
                 cast(Any, group).check()
-        if self.target_accuracy is not None:
-            if not 0 < self.target_accuracy <= 1:
-                raise UserError(f"target_accuracy={self.target_accuracy} must be above 0, and at most 1.")
-            if self.task != "masked_language_model":
-                raise UserError(f"target_accuracy is of recipe=bert: recipe={self.recipe} has no such accuracy.")
+        if self.target_accuracy is not None and not 0 < self.target_accuracy <= 1:
+            raise UserError(f"target_accuracy={self.target_accuracy} must be above 0, and at most 1.")
         if self.optimizer.name == "lamb" and self.shards_weights:
             raise UserError("optimizer=lamb cannot train sharded weights: choose trainer.strategy=ddp, or adamw.")
-        check_context(self)
+        if self.context_parallel is not None:
+            at_least("context_parallel", self.context_parallel, 1)
+        if self.mode in ("train", "plan"):  # others may name it: their settings are those of a trained checkpoint
+            check_context(self)
 
     def check_step(self) -> None:
         """Raise UserError unless a step is whole samples that divide over devices and micro-batches.
 
-        Of language models: classification, masked_text and fine_tuning check their own steps. Apart from check(), since
-        a machine without a GPU may put the recipe's demo in these settings' place first.
+        Of language models: other tasks check their own steps. Apart from check(), since a machine without a GPU may put
+        the recipe's demo in these settings' place first.
         """
         tokens, context = self.trainer.tokens_per_step, self.context
         if tokens % context:

@@ -1,18 +1,25 @@
-"""How a device's samples of a step are cut into micro-batches, and which memory savings that takes."""
+"""How a device's samples of a step are cut into micro-batches, and with which memory savings."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from flashtrain.errors import UserError
-from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.models.memory_savings import MemorySavings
-from flashtrain.models.trainable import Trainable
+from flashtrain.models.trainable import DecoderShape, Trainable
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.context_run import exchange_bytes_of
 from flashtrain.training.hardware import Hardware
-from flashtrain.training.memory import MemoryEstimate, choose_micro_batch, estimate_memory, largest_micro_batch
+from flashtrain.training.memory import (
+    FREE_SHARE,
+    GIB,
+    MemoryEstimate,
+    choose_micro_batch,
+    estimate_memory,
+    largest_micro_batch,
+)
 from flashtrain.training.memory_choice import (
     AUTO,
     Estimate,
@@ -21,6 +28,7 @@ from flashtrain.training.memory_choice import (
     candidates,
     choose_option,
     memory_options,
+    option_words,
 )
 
 
@@ -49,11 +57,11 @@ def choose_batching(settings: Settings, hardware: Hardware, model: Trainable) ->
     """
     samples = settings.samples_per_step // settings.data_ranks
     micro_batch = settings.trainer.micro_batch
-    config = getattr(model, "config", None)
-    if not isinstance(model, GPT2) or not isinstance(config, GPT2Config):
+    shape = model.shape
+    if shape is None:
         return _of_unknown_model(settings, model, samples)
     free = room(settings, hardware)
-    estimate = estimator(settings, hardware, model)
+    estimate = estimator(settings, hardware, model, shape)
     options = memory_options(_candidates(settings, hardware), samples, micro_batch, free, estimate)
     chosen = choose_option(options, free)
     if micro_batch is None and not chosen.fits and free.device is not None:
@@ -82,31 +90,30 @@ def _alternatives(
     return [*fewer, *(option for option in kinds if option.estimate.total < chosen.estimate.total)]
 
 
-def estimator(settings: Settings, hardware: Hardware, model: GPT2) -> Estimate:
+def estimator(settings: Settings, hardware: Hardware, model: Trainable, shape: DecoderShape) -> Estimate:
     """The estimate of this model, context and machine, for any micro-batch and savings."""
-    config = model.config
 
     def estimate(micro_batch: int, savings: MemorySavings) -> MemoryEstimate:
         return estimate_memory(
             model.parameter_count(),
-            layers=config.layers,
-            embed=config.embed,
-            heads=config.heads,
-            ffn=config.ffn,
-            vocab_rows=config.vocab_rows,
+            layers=shape.layers,
+            embed=shape.embed,
+            heads=shape.heads,
+            ffn=shape.ffn,
+            vocab_rows=shape.vocab_rows,
             context=settings.context,
             micro_batch=micro_batch,
-            kv_width=config.kv_heads * config.head_dim,
-            gated=config.activation == "swiglu",
+            kv_width=shape.kv_heads * shape.head_dim,
+            gated=shape.activation == "swiglu",
             precision=hardware.precision,
             compiled=compiles(settings, hardware),
             attention=hardware.attention,
             residual=model.residual,
-            rotary=config.positions == "rotary",
+            rotary=shape.positions == "rotary",
             master_weights=settings.optimizer.master_weights and not settings.shards_weights,
             shards=settings.trainer.ranks if settings.shards_weights else 1,
             context_degree=settings.context_degree,
-            exchange=exchange_bytes_of(settings, hardware, config, micro_batch),
+            exchange=exchange_bytes_of(settings, hardware, shape, micro_batch),
             **asdict(savings),
         )
 
@@ -148,3 +155,95 @@ def _of_unknown_model(settings: Settings, model: Trainable, samples: int) -> Bat
     if micro_batch is None:
         raise UserError(f"the memory of {name} is not known: say trainer.micro_batch=...")
     return Batching(micro_batch, samples // micro_batch, None)
+
+
+def choose_encoder_batching(
+    settings: Settings, hardware: Hardware, sizes: Sequence[int], share: int, estimate: Estimate
+) -> Batching:
+    """The largest of `sizes` whose estimated memory fits what is free, with the cheapest savings that it takes.
+
+    sizes: what a micro-batch may be, ascending, in samples or tokens; a single one where the settings name it. share:
+    of a step, on a device, in the same unit. estimate: of a size and savings.
+    Without a GPU the largest of them, and no savings but those asked for.
+    UserError: not even the smallest fits, and the settings name none.
+    """
+    gpu = hardware.kind == "cuda"
+    free = room(settings, hardware) if gpu else Room(None)
+    options = [_option(savings, sizes, free, estimate) for savings in _savings(settings, auto=gpu)]
+    chosen = choose_option(options, free)
+    if not chosen.fits and len(sizes) > 1:
+        raise UserError(
+            f"the smallest micro-batch, {sizes[0]:,}, needs an estimated {chosen.estimate.total / GIB:.1f} GiB, and "
+            f"{FREE_SHARE * (free.device or 0) / GIB:.1f} GiB ({FREE_SHARE:.0%} of what is free) may be used: choose "
+            "memory=full, a smaller model, shorter samples or attention=flash."
+        )
+    smaller = [size for size in sizes if size < chosen.micro_batch][-1:]
+    less = [_option(chosen.savings, smaller, free, estimate)] if smaller else []
+    every = [savings for savings in candidates(AUTO) if not savings.offload]
+    less += [_option(savings, [chosen.micro_batch], free, estimate) for savings in every]
+    tried = [option.savings for option in options]
+    options += [_option(savings, sizes, free, estimate) for savings in every if savings not in tried]
+    return Batching(
+        chosen.micro_batch,
+        share // chosen.micro_batch,
+        chosen.estimate,
+        chosen.savings,
+        chosen.fits,
+        options=options,
+        alternatives=[option for option in less if option.estimate.total < chosen.estimate.total],
+    )
+
+
+def memory_words(batching: Batching) -> str:
+    """What the line that announces a training says of memory: the savings, and the estimate."""
+    savings = batching.savings.describe()
+    if batching.estimate is None:
+        return f", {savings}" if savings else ""
+    doubt = "" if batching.fits else f", more than {FREE_SHARE:.0%} of what is free"
+    return f"{', ' if savings else ''}{savings} (estimated {batching.estimate.total / GIB:.1f} GiB{doubt})"
+
+
+def memory_columns(batching: Batching) -> dict[str, Any]:
+    """What a summary row says of memory, as a language model's does."""
+    needed = batching.estimate
+    return {
+        "memory": batching.savings.describe() or "none",
+        "memory_estimate_gib": None if needed is None else round(needed.total / GIB, 2),
+    }
+
+
+def memory_plan(batching: Batching) -> list[str]:
+    """The estimate in one line by what it holds, and every way to run, the one taken marked; for mode=plan."""
+    if batching.estimate is None:
+        return []
+    parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in batching.estimate.parts().items())
+    ways = [f"{'>' if option.savings == batching.savings else ' '} {option.line()}" for option in batching.options]
+    return [f"memory: {batching.estimate.total / GIB:.2f} GiB ({parts})", *(ways if len(ways) > 1 else [])]
+
+
+def memory_advice(batching: Batching, otherwise: str) -> str:
+    """What to change after running out of memory: the ways to run that are estimated to need less, then `otherwise`."""
+    ways = [
+        f"{option_words(option.savings)} (estimated {option.estimate.total / GIB:.1f} GiB at {option.micro_batch:,})"
+        for option in batching.alternatives
+        if option.micro_batch == batching.micro_batch
+    ]
+    return " or ".join([*ways[:2], otherwise])
+
+
+def _savings(settings: Settings, *, auto: bool) -> list[MemorySavings]:
+    """The savings to try, cheapest first; one where memory.checkpointing names a kind, or nothing is to be chosen."""
+    asked = settings.memory
+    kind = asked.checkpointing if auto or asked.checkpointing != AUTO else "none"
+    offload = asked.offload and kind in ("full", AUTO)
+    tried = candidates(kind, offload=offload, ffn_chunk=asked.ffn_chunk, loss_chunk=asked.loss_chunk)
+    return [savings for savings in tried if savings.offload == offload]
+
+
+def _option(savings: MemorySavings, sizes: Sequence[int], room: Room, estimate: Estimate) -> MemoryOption:
+    """The largest size that fits with these savings, or the smallest where none does."""
+    for size in reversed(sizes):
+        needed = estimate(size, savings)
+        if room.holds(needed):
+            return MemoryOption(savings, size, needed, True)
+    return MemoryOption(savings, sizes[0], needed, False)

@@ -22,6 +22,7 @@ from flashtrain.models.trainable import Trainable
 from flashtrain.registry import component, register
 from flashtrain.settings.settings import DataSettings, ModelSettings, Settings
 from flashtrain.settings.trainer_settings import OptimizerSettings, ScheduleSettings
+from flashtrain.training.hardware import Hardware
 from flashtrain.training.lamb import lamb
 from flashtrain.training.master_weights import HALF, MasterWeights
 from flashtrain.training.optimizers import adamw, muon
@@ -151,6 +152,11 @@ def make_model(settings: Settings, *, vocab_size: int, attention: str) -> Traina
     """The model that `model` names, with this attention, for this vocabulary and `context`."""
     build = component("model", settings.model.name)
     return build(settings.model, vocab_size=vocab_size, context=settings.context, attention=attention)
+
+
+def loader_workers(asked: int | None, hardware: Hardware) -> int:
+    """Processes that read the data: as asked, or two where a GPU must not wait for them."""
+    return (2 if hardware.kind == "cuda" else 0) if asked is None else asked
 
 
 def make_callbacks(settings: Settings) -> list[pl.Callback]:

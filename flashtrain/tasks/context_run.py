@@ -17,8 +17,8 @@ from flashtrain.distributed.context.ways import Choice, choose_way
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import note_failure
 from flashtrain.models.attention import Attention
-from flashtrain.models.gpt2 import GPT2, SIZES, GPT2Config
-from flashtrain.models.trainable import Trainable
+from flashtrain.models.gpt2 import SIZES
+from flashtrain.models.trainable import DecoderShape, Trainable
 from flashtrain.settings.context_settings import CONTEXT
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware
@@ -69,24 +69,24 @@ def check_model(settings: Settings, model: Trainable) -> None:
         _choice(settings, attention.heads, attention.kv_heads, attention.head_dim, 1)
 
 
-def attention_choice(settings: Settings, hardware: Hardware, config: GPT2Config, micro_batch: int) -> Choice:
+def attention_choice(settings: Settings, hardware: Hardware, shape: DecoderShape, micro_batch: int) -> Choice:
     """The way that a micro-batch of this model will take, as the run itself chooses it."""
     held = micro_batch * tokens_held(settings)
     number = PRECISIONS[hardware.precision][2]
-    return _choice(settings, config.heads, config.kv_heads, config.head_dim, held, number)
+    return _choice(settings, shape.heads, shape.kv_heads, shape.head_dim, held, number)
 
 
-def exchange_bytes_of(settings: Settings, hardware: Hardware, config: GPT2Config, micro_batch: int) -> int:
+def exchange_bytes_of(settings: Settings, hardware: Hardware, shape: DecoderShape, micro_batch: int) -> int:
     """What the exchange needs of a device's memory; 0 where devices share no sequence."""
     if settings.context_degree == 1:
         return 0
     return exchange_bytes(
-        attention_choice(settings, hardware, config, micro_batch),
+        attention_choice(settings, hardware, shape, micro_batch),
         held=micro_batch * tokens_held(settings),
         degree=settings.context_degree,
-        heads=config.heads,
-        kv_heads=config.kv_heads,
-        head_dim=config.head_dim,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
         bytes_each=PRECISIONS[hardware.precision][2],
     )
 
@@ -112,23 +112,24 @@ def context_columns(settings: Settings, hardware: Hardware, model: Trainable, mi
     if settings.strategy != CONTEXT:
         return {}
     way = settings.trainer.context_way
-    if isinstance(model, GPT2):
-        way = attention_choice(settings, hardware, model.config, micro_batch).way
+    if model.shape is not None:
+        way = attention_choice(settings, hardware, model.shape, micro_batch).way
     return {"context_parallel": settings.context_degree, "context_way": way}
 
 
-def plan_lines(settings: Settings, hardware: Hardware, config: GPT2Config, micro_batch: int) -> list[str]:
+def plan_lines(settings: Settings, hardware: Hardware, model: Trainable, micro_batch: int) -> list[str]:
     """What mode=plan says of the devices that share a sequence: the mesh, the way and its reason, layout, traffic."""
-    if settings.strategy != CONTEXT:
+    shape = model.shape
+    if settings.strategy != CONTEXT or shape is None:
         return []
-    choice = attention_choice(settings, hardware, config, micro_batch)
+    choice = attention_choice(settings, hardware, shape, micro_batch)
     degree, moved = settings.context_degree, choice.traffic
     return [
         f"devices: {settings.data_ranks} (data) x {degree} (context); weights, gradients and optimiser states are "
         f"divided among all {settings.trainer.ranks}",
         f"attention's way: {choice.reason}",
         f"communication: a device sends {_size(moved.forward)} forward and {_size(moved.backward)} backward for each "
-        f"of {config.layers} layers and each micro-batch",
+        f"of {shape.layers} layers and each micro-batch",
         *_layout_lines(settings),
     ]
 

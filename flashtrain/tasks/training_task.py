@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 
 from flashtrain.errors import UserError
 from flashtrain.training.gradients import clip_gradients, gradient_scale
+from flashtrain.training.hardware import Hardware
 from flashtrain.training.optimizers import adamw
 
 LOSSES_KEPT = 64
@@ -143,6 +144,19 @@ class TrainingTask(pl.LightningModule):
         """
         every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         return self.global_step == 0 or (self.global_step + 1) % max(1, every) == 0
+
+
+def evaluating_trainer(hardware: Hardware) -> pl.Trainer:
+    """Lightning's Trainer for one evaluation on one device, which writes nothing."""
+    return pl.Trainer(
+        accelerator="gpu" if hardware.kind == "cuda" else "cpu",
+        devices=1,
+        precision=hardware.precision,  # type: ignore[arg-type]
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+    )
 
 
 def metric(trainer: pl.Trainer, name: str) -> float | None:

@@ -16,9 +16,9 @@ from flashtrain.report.figures import line_figure
 from flashtrain.report.rows import Row
 from flashtrain.report.table import make_table
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.fine_tuning.rows import score_of
+from flashtrain.tasks.fine_tuning.prepare import check_fine_tuning_step
 from flashtrain.tasks.fine_tuning.splits import check_trainable, read_rows
-from flashtrain.tasks.fine_tuning.steps import check_fine_tuning_step
+from flashtrain.tasks.fine_tuning.task import score_of
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.context_study import ContextStudy, run_of, trained_contexts
 

@@ -11,7 +11,7 @@ from published_commands import ROOT, asked_alike, published_commands, words_of
 
 from flashtrain.command import modes, sweep
 from flashtrain.command.compose import check_given_once, compose_settings
-from flashtrain.command.heeded import check_all_heeded, check_heeded_by_a_job, rules
+from flashtrain.command.given import check_all_heeded, check_heeded_by_a_job, rules
 from flashtrain.errors import UserError
 from flashtrain.files.locate import recipe_files
 from flashtrain.folders.run_folder import write_config

@@ -13,7 +13,7 @@ from flashtrain.command import modes
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.machine import settle
 from flashtrain.errors import UserError
-from flashtrain.tasks.language.plan import plan_language as plan
+from flashtrain.tasks.language.prepare import plan_language as plan
 from flashtrain.training.checkpoints import read_checkpoint
 
 

@@ -12,8 +12,8 @@ from flashtrain.errors import UserError
 from flashtrain.models import MemorySavings, Trainable
 from flashtrain.tasks.batching import Batching, choose_batching
 from flashtrain.tasks.components import make_model
-from flashtrain.tasks.language.plan import plan_language as plan
 from flashtrain.tasks.language.prepare import describe
+from flashtrain.tasks.language.prepare import plan_language as plan
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import FREE_SHARE, GIB
 

@@ -12,7 +12,7 @@ from flashtrain.integrations import save_gpt2, save_weights
 from flashtrain.models import GPT2, GPT2Config
 from flashtrain.models.positions import stretched
 from flashtrain.run.resume import check_same_model
-from flashtrain.tasks.language.checkpoint import build_model, load_trained
+from flashtrain.tasks.language.trained import build_model, load_trained
 from flashtrain.training.checkpoints import read_checkpoint
 
 
@@ -129,8 +129,9 @@ def test_a_checkpoint_from_before_a_field_existed_is_still_the_same_model(traine
     saved = read_checkpoint(trained / "checkpoints" / "last.ckpt")
     description = {**saved["flashtrain"], "shape": dict(saved["flashtrain"]["shape"])}
     del saved["flashtrain"]["shape"]["rope_factor"]
+    defaults = {"rope_factor": 1.0}
     torch.save(saved, tmp_path / "old.ckpt")
-    check_same_model(tmp_path / "old.ckpt", read_checkpoint(tmp_path / "old.ckpt"), description)
+    check_same_model(tmp_path / "old.ckpt", read_checkpoint(tmp_path / "old.ckpt"), description, defaults)
     description["shape"]["rope_factor"] = 2.0
     with pytest.raises(UserError, match=r"rope_factor is 1\.0 there and 2\.0 here"):
-        check_same_model(tmp_path / "old.ckpt", read_checkpoint(tmp_path / "old.ckpt"), description)
+        check_same_model(tmp_path / "old.ckpt", read_checkpoint(tmp_path / "old.ckpt"), description, defaults)

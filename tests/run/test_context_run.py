@@ -13,8 +13,8 @@ from flashtrain.errors import UserError
 from flashtrain.tasks.batching import Batching, choose_batching
 from flashtrain.tasks.components import make_model, optimizer_builder
 from flashtrain.tasks.context_run import check_model, context_columns, exchange_bytes_of
-from flashtrain.tasks.language.plan import plan_language as plan
 from flashtrain.tasks.language.prepare import describe
+from flashtrain.tasks.language.prepare import plan_language as plan
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.master_weights import MasterWeights
 from flashtrain.training.memory import FREE_SHARE, GIB

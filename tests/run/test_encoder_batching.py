@@ -12,11 +12,9 @@ from flashtrain.data.sequences.source import SequenceShape
 from flashtrain.errors import UserError
 from flashtrain.models import Bert, Classifier
 from flashtrain.spec import task_of
-from flashtrain.tasks.batching import Batching
-from flashtrain.tasks.encoder_batching import memory_advice, memory_plan, memory_words
-from flashtrain.tasks.fine_tuning.build import choose_head_batching, encoder_config, make_head
-from flashtrain.tasks.masked_language.build import bert_config, choose_masked_batching
-from flashtrain.tasks.masked_language.steps import check_masked_step
+from flashtrain.tasks.batching import Batching, memory_advice, memory_plan, memory_words
+from flashtrain.tasks.fine_tuning.prepare import choose_head_batching, encoder_config, make_head
+from flashtrain.tasks.masked_language.build import bert_config, check_masked_step, choose_masked_batching
 from flashtrain.training.hardware import Hardware, detect_hardware
 from flashtrain.training.memory import GIB
 from flashtrain.training.out_of_memory import out_of_memory_line

@@ -6,8 +6,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
-import pytorch_lightning as pl
-
 from flashtrain.announce import say
 from flashtrain.data.special_tokens import SpecialTokens
 from flashtrain.data.tokenizers import Tokenizer, load_tokenizer
@@ -18,7 +16,7 @@ from flashtrain.integrations import architecture_of, differences_from_bert_class
 from flashtrain.integrations.described_models import check_vocabulary, check_weights, described_config, trained_steps
 from flashtrain.models.bert_config import BertConfig
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.fine_tuning.build import (
+from flashtrain.tasks.fine_tuning.prepare import (
     TASK,
     Head,
     choose_head_batching,
@@ -26,9 +24,10 @@ from flashtrain.tasks.fine_tuning.build import (
     make_head,
     make_labelled_data,
 )
-from flashtrain.tasks.fine_tuning.rows import score_of
 from flashtrain.tasks.fine_tuning.splits import make_source
+from flashtrain.tasks.fine_tuning.task import score_of
 from flashtrain.tasks.masked_language.weights import save_encoder_tokenizer, special_tokens
+from flashtrain.tasks.training_task import evaluating_trainer
 from flashtrain.training.checkpoints import read_checkpoint, weights_in
 from flashtrain.training.hardware import Hardware
 
@@ -96,15 +95,7 @@ def _evaluate(tuned: Tuned, settings: Settings, hardware: Hardware) -> int:
         only_test=others,
     )
     task = make_fine_tuning_task(settings, hardware, tuned.model)
-    trainer = pl.Trainer(
-        accelerator="gpu" if hardware.kind == "cuda" else "cpu",
-        devices=1,
-        precision=hardware.precision,  # type: ignore[arg-type]
-        logger=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-    )
+    trainer = evaluating_trainer(hardware)
     data = make_labelled_data(settings, hardware, source, choose_head_batching(settings, hardware, tuned.model))
     evaluate = trainer.test if source.scored == "test" else trainer.validate
     (found,) = evaluate(task, data, verbose=False)

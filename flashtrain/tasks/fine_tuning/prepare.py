@@ -1,34 +1,176 @@
-"""What one fine-tuning of BERT takes: model, data and task of checked settings; and what came out of it."""
+"""What one fine-tuning of BERT takes, from checked settings: a labelled source, BERT with a head, task and plan."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 
 from flashtrain.data.sequences.datamodule import SequenceDataModule
-from flashtrain.settings.settings import Settings
+from flashtrain.errors import UserError
+from flashtrain.models.bert import Bert
+from flashtrain.models.bert_classifiers import SequenceClassifier, TokenClassifier
+from flashtrain.models.bert_config import BertConfig
+from flashtrain.models.bert_encoder import BertEncoder
+from flashtrain.settings.settings import Settings, divisors
 from flashtrain.spec import Prepared
 from flashtrain.tasks import FineTuning
-from flashtrain.tasks.batching import Batching
-from flashtrain.tasks.encoder_batching import memory_words
-from flashtrain.tasks.fine_tuning.build import (
-    Head,
-    choose_head_batching,
-    describe_head,
-    make_fine_tuning_task,
-    make_labelled_data,
-    make_labelled_source,
-    make_model,
-    parameter_count,
-    start_of,
-)
-from flashtrain.tasks.fine_tuning.splits import LabelledSource
-from flashtrain.tasks.fine_tuning.steps import check_fine_tuning_step
-from flashtrain.tasks.masked_language.rows import bert_name
+from flashtrain.tasks.batching import Batching, choose_encoder_batching, compiles, memory_plan, memory_words
+from flashtrain.tasks.components import loader_workers, optimizer_builder, schedule_builder
+from flashtrain.tasks.fine_tuning.splits import LabelledSource, make_source
+from flashtrain.tasks.masked_language.build import bert_config, bert_estimate, check_context
+from flashtrain.tasks.masked_language.weights import SavedBert, read_bert
+from flashtrain.tasks.planning import VOCABULARY, duration, expected_rate
 from flashtrain.tasks.training_task import metric
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.throughput import Throughput
+
+
+def texts_per_device(settings: Settings) -> int:
+    """Texts of an optimiser step on one device."""
+    return settings.finetune.batch // settings.trainer.ranks
+
+
+def micro_batches(settings: Settings) -> list[int]:
+    """Texts that a device may compute at once, ascending: as asked, or those that finetune.tokens_at_once holds."""
+    if settings.trainer.micro_batch is not None:
+        return [settings.trainer.micro_batch]
+    most = max(1, settings.finetune.tokens_at_once // settings.context)
+    return [size for size in divisors(texts_per_device(settings)) if size <= most]
+
+
+def check_fine_tuning_step(settings: Settings) -> None:
+    """Raise UserError unless the texts of a step divide over devices and micro-batches, and their source is named."""
+    settings.finetune.check_data()
+    if settings.context < 3:
+        raise UserError(f"context={settings.context} must be at least 3: a token and the special ones.")
+    batch, ranks, micro = settings.finetune.batch, settings.trainer.ranks, settings.trainer.micro_batch
+    if batch % ranks:
+        raise UserError(f"a step of finetune.batch={batch} texts does not divide over {ranks} devices.")
+    if micro is not None and (batch // ranks) % micro:
+        raise UserError(
+            f"trainer.micro_batch={micro} does not divide the {batch // ranks} texts a device takes a step: "
+            f"choose one of {', '.join(map(str, divisors(batch // ranks)))}."
+        )
+    if settings.trainer.strategy == "fsdp":
+        raise UserError("trainer.strategy=fsdp shards models too large for one device; BERT takes ddp.")
+
+
+TASK = "fine_tuning"
+Head = SequenceClassifier | TokenClassifier
+
+
+def start_of(settings: Settings) -> SavedBert | None:
+    """The BERT that `weights` names; None for random weights. UserError: weights that cannot serve the settings."""
+    if settings.weights is None:
+        return None
+    if settings.finetune.data == "cues":
+        raise UserError(
+            "made-up documents (finetune.data=cues) have tokens of their own, which no weights know: leave weights= "
+            "out, or take finetune.data=files."
+        )
+    saved = read_bert(settings.weights)
+    check_context(saved.config, settings.context, settings.weights)
+    return saved
+
+
+def make_labelled_source(
+    settings: Settings, start: SavedBert | None, label_names: Sequence[str] | None = None
+) -> LabelledSource:
+    """The texts of these settings, in the tokens of the weights to start from."""
+    tokenizer = None if start is None else start.needed_tokenizer()
+    return make_source(settings.finetune, settings.data, settings.context, tokenizer=tokenizer, label_names=label_names)
+
+
+def encoder_config(settings: Settings, vocab_size: int, start: SavedBert | None = None) -> BertConfig:
+    """The encoder's shape: that of the weights to start from, or what `bert.*` names; without BERT's own heads."""
+    config = bert_config(settings, vocab_size) if start is None else start.config
+    return replace(config, dropout=settings.bert.dropout, masked_head=False, pooler=False, next_sentence=False)
+
+
+def make_head(settings: Settings, hardware: Hardware, config: BertConfig, labels: int) -> Head:
+    """An encoder and a head for so many labels, with random weights."""
+    asked = settings.finetune
+    encoder = BertEncoder(config, hardware.attention, settings.bert.residual)
+    if asked.target == "tokens":
+        return TokenClassifier(encoder, labels, dropout=asked.dropout)
+    several = asked.target == "labels"
+    return SequenceClassifier(encoder, labels, multi_label=several, pooling=asked.pooling, dropout=asked.dropout)
+
+
+def make_model(settings: Settings, hardware: Hardware, source: LabelledSource, start: SavedBert | None) -> Head:
+    """The model to train: a new head, on a new encoder or that of the weights (with their pooler, if any)."""
+    config = encoder_config(settings, source.special.vocab_size, start)
+    model = make_head(settings, hardware, config, len(source.label_names))
+    if start is not None:
+        trained = Bert(start.config, "sdpa")
+        trained.load_state_dict(start.state)
+        model.encoder.load_state_dict(trained.encoder.state_dict())
+        pooler = getattr(model, "pooler", None)
+        if pooler is not None and trained.pooler is not None:
+            pooler.load_state_dict(trained.pooler.state_dict())
+    return model
+
+
+def choose_head_batching(settings: Settings, hardware: Hardware, model: Head) -> Batching:
+    """The texts of a micro-batch, and the memory savings."""
+    config, parameters = model.encoder.config, parameter_count(model)
+    estimate = bert_estimate(
+        settings, hardware, config, parameters, layout=settings.finetune.layout, tokens_each=settings.context
+    )
+    return choose_encoder_batching(settings, hardware, micro_batches(settings), texts_per_device(settings), estimate)
+
+
+def make_labelled_data(
+    settings: Settings, hardware: Hardware, source: LabelledSource, batching: Batching
+) -> SequenceDataModule:
+    """The data module of these settings."""
+    return SequenceDataModule(
+        source,
+        batching.micro_batch,
+        total_steps=settings.trainer.steps,
+        accumulate=batching.accumulate,
+        seed=settings.seed,
+        num_workers=loader_workers(settings.data.workers, hardware),
+    )
+
+
+def make_fine_tuning_task(
+    settings: Settings, hardware: Hardware, model: Head, description: dict[str, Any] | None = None
+) -> FineTuning:
+    """The task that trains this model."""
+    return FineTuning(
+        model,
+        settings.finetune.target,
+        make_optimizer=optimizer_builder(settings),
+        make_schedule=schedule_builder(settings),
+        gradient_clip=settings.optimizer.gradient_clip,
+        compile=compiles(settings, hardware, settings.finetune.layout),
+        description=description,
+    )
+
+
+def describe_head(model: Head, settings: Settings, source: LabelledSource) -> dict[str, Any]:
+    """What a checkpoint says of its model, in plain values."""
+    return {
+        "task": TASK,
+        "name": "bert_classifier",
+        "target": settings.finetune.target,
+        "shape": {**asdict(model.encoder.config), "labels": list(source.label_names), "pooling": _pooling(model)},
+    }
+
+
+def parameter_count(model: torch.nn.Module) -> int:
+    """Parameters, each counted once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _pooling(model: Head) -> str | None:
+    return model.pooling if isinstance(model, SequenceClassifier) else None
+
 
 ADVICE = "a smaller finetune.tokens_at_once= or context=, memory=full, or trainer.devices on more GPUs"
 
@@ -63,10 +205,10 @@ def prepare(settings: Settings, hardware: Hardware) -> Prepared:
 
 def describe_training(settings: Settings, hardware: Hardware, model: Head, batching: Batching) -> str:
     """The line that says what is about to be trained, on what, in what portions."""
-    asked = settings.finetune
+    asked, name = settings.finetune, settings.named(settings.bert.label)
     start = "" if settings.weights is None else " (trained weights, new head)"
     return (
-        f"{bert_name(settings)}{start}: {parameter_count(model) / 1e6:.2f}M parameters, context {settings.context:,}, "
+        f"{name}{start}: {parameter_count(model) / 1e6:.2f}M parameters, context {settings.context:,}, "
         f"{asked.layout}, attention {hardware.attention}; {settings.trainer.steps} steps of {asked.batch} texts on "
         f"{settings.trainer.ranks} x {hardware.name}, {hardware.precision}, micro-batch {batching.micro_batch}"
         f"{memory_words(batching)}"
@@ -104,3 +246,26 @@ def _found(
         "mfu": measured["mfu"],
         "peak_memory_gib": measured["peak_memory_gib"],
     }
+
+
+def plan_fine_tuning(settings: Settings, hardware: Hardware) -> str:
+    """Parameters, texts and time of the run, as lines to print. Builds no weights, reads no text."""
+    check_fine_tuning_step(settings)
+    start = start_of(settings)
+    vocab_size = VOCABULARY.get(settings.data.tokenizer, settings.data.vocab_size) + 4
+    with torch.device("meta"):
+        config = encoder_config(settings, vocab_size, start)
+        model = make_head(settings, hardware, config, max(2, settings.finetune.labels))
+    batching = choose_head_batching(settings, hardware, model)
+    texts = settings.trainer.steps * settings.finetune.batch
+    flops = texts * config.flops([settings.context])
+    rate, how = expected_rate(hardware)
+    lines = [
+        describe_training(settings, hardware, model, batching),
+        f"texts: {texts:,} of {settings.finetune.data_label}, cut to {settings.context:,} tokens",
+        f"time: at most about {duration(flops / (rate * settings.trainer.ranks))} for {flops:.3g} FLOPs ({how}), "
+        "start-up and validation apart",
+        *memory_plan(batching),
+        "nothing was started; leave out mode=plan to train.",
+    ]
+    return "\n".join(lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from flashtrain.errors import UserError
 from flashtrain.settings.setting_checks import at_least, between, one_of
@@ -50,6 +51,13 @@ class FineTuningSettings:
     labels: int = 8
     presence: float = 0.2
     seed: int = 0
+
+    @property
+    def data_label(self) -> str:
+        """The texts in a word: cues, the file's or folder's name, or the dataset's."""
+        if self.data == "files" and self.path:
+            return Path(self.path).name
+        return "cues" if self.data == "cues" else " ".join(filter(None, (self.name, self.config)))
 
     def check(self) -> None:
         one_of("finetune.target", self.target, TARGETS)

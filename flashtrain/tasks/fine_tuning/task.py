@@ -136,3 +136,11 @@ class FineTuning(TrainingTask):
         self._counts = None
         # The same on every device already; Lightning asks for it to be said.
         self.log(f"{name}_{self.score_name}", 2 * right / max(1, answers + labels), prog_bar=True, sync_dist=True)
+
+
+def score_of(row: dict[str, Any]) -> str:
+    """The score in words, such as micro-F1 0.871."""
+    if row.get("micro_f1") is not None:
+        bound = "" if row.get("best_micro_f1") is None else f" (at most {row['best_micro_f1']:.3f} can be expected)"
+        return f"micro-F1 {row['micro_f1']:.3f}{bound}"
+    return "no score" if row.get("accuracy") is None else f"accuracy {row['accuracy']:.2%}"

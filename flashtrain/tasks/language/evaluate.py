@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytorch_lightning as pl
 import torch
 
 from flashtrain.announce import say
@@ -12,9 +11,9 @@ from flashtrain.integrations import differences_from_gpt2, save_gpt2, save_token
 from flashtrain.models.gpt2 import GPT2
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import LanguageModel
-from flashtrain.tasks.language.build import make_data
-from flashtrain.tasks.language.checkpoint import TrainedModel, load_trained, move
-from flashtrain.tasks.language.sample import continue_text, default_prompt
+from flashtrain.tasks.language.prepare import make_data
+from flashtrain.tasks.language.trained import TrainedModel, continue_text, load_trained, move
+from flashtrain.tasks.training_task import evaluating_trainer
 from flashtrain.training.hardware import Hardware
 
 
@@ -25,19 +24,11 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> int:
         return _export(trained)
     trained.model = move(trained.model, hardware.kind, hardware.precision)
     if settings.mode == "generate":
-        prompt = settings.prompt or default_prompt(settings.data.source)
+        prompt = settings.prompt or settings.data.first_words
         print(continue_text(trained.model, trained.tokenizer, prompt, settings.generate, seed=settings.seed))
         return 0
     data = make_data(settings, hardware)
-    trainer = pl.Trainer(
-        accelerator="gpu" if hardware.kind == "cuda" else "cpu",
-        devices=1,
-        precision=hardware.precision,  # type: ignore[arg-type]
-        logger=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-    )
+    trainer = evaluating_trainer(hardware)
     data.batch_size = min(data.batch_size, 8)
     task = LanguageModel(trained.model, document_mask=settings.data.document_mask)
     loss = trainer.validate(task, data, verbose=False)[0]["validation_loss"]

@@ -1,30 +1,77 @@
-"""What one training of a language model takes: model, data and task of checked settings; and what came out of it."""
+"""What one training of a language model takes, from checked settings: model, data, task and plan; what came of it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 
 from flashtrain.announce import say
 from flashtrain.data.datamodule import TextDataModule
 from flashtrain.distributed.sharding import full_state_dict
-from flashtrain.models.gpt2 import GPT2
 from flashtrain.models.trainable import Trainable
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Prepared
 from flashtrain.tasks import LanguageModel
-from flashtrain.tasks.batching import Batching, choose_batching
-from flashtrain.tasks.context_run import check_model, context_columns, describe_context
-from flashtrain.tasks.language.build import make_data, make_task
-from flashtrain.tasks.language.checkpoint import build_model, describe_model
-from flashtrain.tasks.language.rows import model_name
-from flashtrain.tasks.language.sample import continue_text, default_prompt
+from flashtrain.tasks.batching import Batching, choose_batching, compiles
+from flashtrain.tasks.components import (
+    loader_workers,
+    make_model,
+    make_source,
+    make_tokenizer_spec,
+    optimizer_builder,
+    schedule_builder,
+)
+from flashtrain.tasks.context_run import check_model, context_columns, describe_context, plan_lines
+from flashtrain.tasks.language.trained import build_model, continue_text, describe_model, shape_defaults
+from flashtrain.tasks.planning import VOCABULARY, duration, expected_rate
 from flashtrain.tasks.training_task import metric
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import FREE_SHARE, GIB
 from flashtrain.training.throughput import Throughput
-from flashtrain.training.validation_share import describe_validation
+from flashtrain.training.validation_share import describe_validation, held_out_samples
+
+MOST_VALIDATION_TOKENS = 524_288  # of each validation, where data.validation_tokens says nothing
+
+
+def make_task(settings: Settings, hardware: Hardware, model: Trainable, description: dict[str, Any]) -> LanguageModel:
+    """The task that trains this model as the settings say: its optimiser, schedule, clipping and compilation."""
+    return LanguageModel(
+        model,
+        make_optimizer=optimizer_builder(settings),
+        make_schedule=schedule_builder(settings),
+        document_mask=settings.data.document_mask,
+        gradient_clip=settings.optimizer.gradient_clip,
+        compile=compiles(settings, hardware),
+        cuda_graphs=settings.trainer.cuda_graphs,
+        description=description,
+    )
+
+
+def make_data(settings: Settings, hardware: Hardware) -> TextDataModule:
+    """The data module of these settings; its micro-batch is set once the model is known."""
+    asked = settings.data.validation_tokens
+    return TextDataModule(
+        make_source(settings),
+        make_tokenizer_spec(settings),
+        settings.context,
+        batch_size=settings.samples_per_step // settings.data_ranks,
+        total_steps=settings.trainer.steps,
+        seed=settings.seed,
+        document_mask=settings.data.document_mask,
+        validation_fraction=settings.data.validation_fraction,
+        split_context=settings.data.split_context,
+        validation_samples=held_out_samples(
+            None if asked is None else max(1, asked // settings.context),
+            settings.trainer.validate_every,
+            settings.samples_per_step,
+            most=max(1, MOST_VALIDATION_TOKENS // settings.context),
+        ),
+        validation_batch=settings.trainer.validation_micro_batch,
+        num_workers=loader_workers(settings.data.workers, hardware),
+        cache_dir=settings.data.cache_dir,
+    )
 
 
 def prepare(settings: Settings, hardware: Hardware) -> Prepared:
@@ -36,8 +83,7 @@ def prepare(settings: Settings, hardware: Hardware) -> Prepared:
     check_model(settings, model)
     batching = choose_batching(settings, hardware, model)
     data.batch_size, data.accumulate = batching.micro_batch, batching.accumulate
-    if isinstance(model, GPT2):
-        model.save_memory(batching.savings)
+    model.save_memory(batching.savings)
     description = describe_model(model, settings, vocab_size=data.tokenizer.vocab_size)
     said = [data.describe(), describe(settings, hardware, model, batching)]
     if data.validation_tokens:
@@ -56,7 +102,17 @@ def prepare(settings: Settings, hardware: Hardware) -> Prepared:
         _say_sample(settings, hardware, model, data, first=trainer.is_global_zero)
         return found
 
-    return Prepared(data, task, throughput, batching, description, said, row, tokenizer=data.tokenizer)
+    return Prepared(
+        data,
+        task,
+        throughput,
+        batching,
+        description,
+        said,
+        row,
+        tokenizer=data.tokenizer,
+        defaults=shape_defaults(model.shape),
+    )
 
 
 def describe(settings: Settings, hardware: Hardware, model: Trainable, batching: Batching) -> str:
@@ -67,7 +123,7 @@ def describe(settings: Settings, hardware: Hardware, model: Trainable, batching:
     doubt = "" if batching.fits else f", more than {FREE_SHARE:.0%} of what is free"
     memory = "" if batching.estimate is None else f" (estimated {batching.estimate.total / GIB:.1f} GiB{doubt})"
     return (
-        f"{model_name(settings)}: {parameters:.1f}M parameters, context {settings.context}, "
+        f"{settings.named(settings.model.label)}: {parameters:.1f}M parameters, context {settings.context}, "
         f"attention {hardware.attention}; "
         f"{settings.trainer.steps} steps of {settings.samples_per_step} samples "
         f"({settings.trainer.tokens_per_step:,} tokens) on "
@@ -81,7 +137,7 @@ def _say_sample(settings: Settings, hardware: Hardware, model: Trainable, data: 
 
     Whatever goes wrong in it is said in a line: the training is finished.
     """
-    if not isinstance(model, GPT2):
+    if not model.generates:
         return
     try:
         text = _sample(settings, hardware, model, data, first=first)
@@ -93,16 +149,18 @@ def _say_sample(settings: Settings, hardware: Hardware, model: Trainable, data: 
         say(f"\na sample of what it writes now:\n{text}")
 
 
-def _sample(settings: Settings, hardware: Hardware, model: GPT2, data: TextDataModule, *, first: bool) -> str | None:
+def _sample(
+    settings: Settings, hardware: Hardware, model: Trainable, data: TextDataModule, *, first: bool
+) -> str | None:
     """What the trained model writes; None on the other ranks."""
     if settings.shards_weights:
         weights = full_state_dict(model)
         if first:
-            model = GPT2(model.config, attention=hardware.attention, residual=model.residual)
+            model = model.untrained()
             model.load_state_dict(weights, assign=True)
     if not first:
         return None
-    prompt = settings.prompt or default_prompt(settings.data.source)
+    prompt = settings.prompt or settings.data.first_words
     model.to(hardware.kind)  # Lightning leaves the weights in main memory when a fit ends
     return continue_text(model, data.tokenizer, prompt, settings.generate, seed=settings.seed)
 
@@ -131,3 +189,35 @@ def _found(
         "mfu": measured["mfu"],
         "peak_memory_gib": measured["peak_memory_gib"],
     }
+
+
+def plan_language(settings: Settings, hardware: Hardware) -> str:
+    """Parameters, tokens, estimated memory and time of the run, as lines to print. Builds no weights, reads no text."""
+    with torch.device("meta"):
+        vocab_size = VOCABULARY.get(settings.data.tokenizer, settings.data.vocab_size)
+        model = make_model(settings, vocab_size=vocab_size, attention=hardware.attention)
+    check_model(settings, model)
+    batching = choose_batching(settings, hardware, model)
+    tokens = settings.trainer.steps * settings.trainer.tokens_per_step
+    flops = tokens * model.flops_per_token(settings.context)
+    rate, how = expected_rate(hardware)
+    wanted = duration(flops / (rate * settings.trainer.ranks))
+    lines = [
+        describe(settings, hardware, model, batching),
+        f"text: {make_source(settings).describe()}; tokenizer {settings.data.tokenizer}",
+        f"tokens: {tokens:,} ({settings.trainer.steps} steps of {settings.trainer.tokens_per_step:,})",
+        *plan_lines(settings, hardware, model, batching.micro_batch),
+        *(batching.estimate.lines() if batching.estimate else []),
+        *_ways_to_run(batching),
+        f"time: about {wanted} for {flops:.3g} FLOPs ({how}), start-up and validation apart",
+        "nothing was started; leave out mode=plan to train.",
+    ]
+    return "\n".join(lines)
+
+
+def _ways_to_run(batching: Batching) -> list[str]:
+    """The estimate of every kind of memory saving, the one that would be taken marked."""
+    if not batching.options:
+        return []
+    lines = [f"{'>' if option.savings == batching.savings else ' '} {option.line()}" for option in batching.options]
+    return ["memory savings, cheapest in time first (> is taken):", *lines]

@@ -15,7 +15,6 @@ from flashtrain.data.batch import Batch
 from flashtrain.distributed.context.sequence import mean_over_context, whole
 from flashtrain.distributed.context.strategy import ContextParallelStrategy
 from flashtrain.distributed.sharding import shard
-from flashtrain.models.gpt2 import GPT2
 from flashtrain.models.trainable import Trainable
 from flashtrain.tasks.training_task import OptimizerBuilder, ScheduleBuilder, TrainingTask, replayed
 from flashtrain_kernels import Mask, masks
@@ -73,9 +72,8 @@ class LanguageModel(TrainingTask):
             self._shard_mesh_seen = True
             self._loss = self.model.loss  # the one that gathers the weights first
         shares = self._trainer is not None and isinstance(self.trainer.strategy, ContextParallelStrategy)
-        full = isinstance(self.model, GPT2) and self.model.savings.checkpointing == "full"
-        if self._compile and isinstance(self.model, GPT2) and (full or shares):
-            self.model.compile_blocks(dynamic=False, fullgraph=not shares)
+        apart = self._compile and (self.model.recomputes_blocks or shares)
+        if apart and self.model.compile_blocks(dynamic=False, fullgraph=not shares):
             self._replays = False
         elif self._compile:
             # FSDP2's hooks break the graph between blocks, so one full graph is asked for only without it.

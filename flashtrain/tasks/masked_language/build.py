@@ -1,7 +1,8 @@
-"""From settings to BERT, its data and its task: where the settings of masked-language training end."""
+"""From settings to BERT, its data, its task and its memory: where the settings of masked-language training end."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -10,16 +11,112 @@ from flashtrain.data.masked_datamodule import MaskedTextDataModule
 from flashtrain.errors import UserError
 from flashtrain.models.bert import Bert
 from flashtrain.models.bert_config import BertConfig
-from flashtrain.settings.settings import Settings
+from flashtrain.models.feed_forward import GATED
+from flashtrain.models.memory_savings import MemorySavings
+from flashtrain.settings.settings import Settings, divisors
 from flashtrain.tasks import MaskedLanguageModel
-from flashtrain.tasks.batching import Batching, compiles
-from flashtrain.tasks.components import make_source, make_tokenizer_spec, optimizer_builder, schedule_builder
-from flashtrain.tasks.encoder_batching import choose_encoder_batching
-from flashtrain.tasks.masked_language.memory import bert_estimate
-from flashtrain.tasks.masked_language.steps import token_budgets, tokens_per_device
+from flashtrain.tasks.batching import Batching, choose_encoder_batching, compiles
+from flashtrain.tasks.components import (
+    loader_workers,
+    make_source,
+    make_tokenizer_spec,
+    optimizer_builder,
+    schedule_builder,
+)
 from flashtrain.tasks.masked_language.weights import read_bert
+from flashtrain.training.encoder_memory import EncoderShape, PredictingHead, estimate_encoder_memory
 from flashtrain.training.hardware import Hardware
+from flashtrain.training.memory import MemoryEstimate
+from flashtrain.training.memory_choice import Estimate
 from flashtrain.training.validation_share import held_out_samples
+
+WITHOUT_GPU = 16384  # tokens of a row, at most, where masked.token_budget=null and no GPU's memory says how many
+
+
+def tokens_per_device(settings: Settings) -> int:
+    """Tokens of an optimiser step on one device."""
+    return settings.trainer.tokens_per_step // settings.trainer.ranks
+
+
+def token_budgets(settings: Settings, *, gpu: bool) -> list[int]:
+    """What a row may hold, ascending: as asked, or each part of a device's tokens that holds the longest sample."""
+    if settings.masked.token_budget is not None:
+        return [settings.masked.token_budget]
+    found = [size for size in divisors(tokens_per_device(settings)) if size >= settings.context]
+    return found if gpu else [size for size in found if size <= WITHOUT_GPU] or found[:1]
+
+
+def check_masked_step(settings: Settings) -> None:
+    """Raise UserError unless a step is whole rows for each device, and a row holds the longest sample."""
+    budget, ranks, context = settings.masked.token_budget, settings.trainer.ranks, settings.context
+    least = 5 if settings.masked.pairs else 3
+    if context < least:
+        raise UserError(f"context={context} must be at least {least}: a token and the special ones.")
+    if budget is not None and budget < context:
+        raise UserError(f"masked.token_budget={budget} must be at least the longest sample, context={context}.")
+    tokens, unit = settings.trainer.tokens_per_step, 1 if budget is None else budget
+    if tokens % (unit * ranks):
+        near = max(1, tokens // (unit * ranks)) * unit * ranks
+        rows = "" if budget is None else f"masked.token_budget={budget} tokens on "
+        raise UserError(
+            f"trainer.tokens_per_step={tokens} is no multiple of {rows}{ranks} "
+            f"{'device' if ranks == 1 else 'devices'}: {near} would do."
+        )
+    if tokens_per_device(settings) < context:
+        raise UserError(
+            f"trainer.tokens_per_step={tokens} gives a device {tokens_per_device(settings)} tokens, and the longest "
+            f"sample has context={context}."
+        )
+    if settings.trainer.strategy == "fsdp":
+        raise UserError("trainer.strategy=fsdp shards models too large for one device; BERT takes ddp.")
+    if settings.trainer.micro_batch is not None:
+        raise UserError(
+            f"trainer.micro_batch={settings.trainer.micro_batch} counts samples of one length: "
+            "masked.token_budget says how many tokens a device computes at once."
+        )
+
+
+def bert_estimate(
+    settings: Settings,
+    hardware: Hardware,
+    config: BertConfig,
+    parameters: int,
+    *,
+    layout: str,
+    tokens_each: float = 1,
+) -> Estimate:
+    """The estimate for micro-batches of so many times `tokens_each` tokens, padding included, of a model of this shape.
+
+    layout: packed, or padded, which is not compiled."""
+    shape = EncoderShape(
+        config.layers,
+        config.embed,
+        config.heads,
+        config.ffn,
+        gated=config.activation in GATED,
+        rotary=config.positions == "rotary",
+        dropout=config.dropout > 0,
+        residual=settings.bert.residual,
+    )
+
+    def estimate(size: int, savings: MemorySavings) -> MemoryEstimate:
+        tokens = math.ceil(size * tokens_each)
+        labels = math.ceil(settings.masked.share * tokens)
+        return estimate_encoder_memory(
+            parameters,
+            shape,
+            tokens=tokens,
+            longest=settings.context,
+            head=PredictingHead(config.vocab_rows, labels) if config.masked_head else None,
+            precision=hardware.precision,
+            savings=savings,
+            compiled=compiles(settings, hardware, layout),
+            attention=hardware.attention,
+            master_weights=settings.optimizer.master_weights,
+        )
+
+    return estimate
+
 
 TASK = "masked_language_model"
 
@@ -99,7 +196,7 @@ def check_context(config: BertConfig, context: int, where: str) -> None:
 
 def make_masked_data(settings: Settings, hardware: Hardware) -> MaskedTextDataModule:
     """The data module of these settings; its token_budget and accumulate are set once the model is known."""
-    asked, workers = settings.masked, settings.data.workers
+    asked = settings.masked
     budget = asked.token_budget or max(settings.context, tokens_per_device(settings))
     return MaskedTextDataModule(
         make_source(settings),
@@ -122,7 +219,7 @@ def make_masked_data(settings: Settings, hardware: Hardware) -> MaskedTextDataMo
             settings.trainer.tokens_per_step // settings.context,  # at least so many: most are shorter
             most=MOST_VALIDATED,
         ),
-        num_workers=(2 if hardware.kind == "cuda" else 0) if workers is None else workers,
+        num_workers=loader_workers(settings.data.workers, hardware),
         cache_dir=settings.data.cache_dir,
     )
 

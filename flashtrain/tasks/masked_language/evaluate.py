@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import cast
 
-import pytorch_lightning as pl
-
 from flashtrain.announce import say
 from flashtrain.errors import UserError
 from flashtrain.folders.export_folder import new_folder
@@ -14,9 +12,10 @@ from flashtrain.models.bert import Bert
 from flashtrain.models.trainable import Trainable
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import MaskedLanguageModel
-from flashtrain.tasks.language.checkpoint import move
+from flashtrain.tasks.language.trained import move
 from flashtrain.tasks.masked_language.build import check_context, make_masked_data
 from flashtrain.tasks.masked_language.weights import SavedBert, read_bert, save_encoder_tokenizer
+from flashtrain.tasks.training_task import evaluating_trainer
 from flashtrain.training.hardware import Hardware
 
 
@@ -42,15 +41,7 @@ def _evaluate(saved: SavedBert, settings: Settings, hardware: Hardware) -> int:
     model = Bert(saved.config, hardware.attention, settings.bert.residual)
     model.load_state_dict(saved.state)
     model = cast(Bert, move(cast(Trainable, model.eval()), hardware.kind, hardware.precision))
-    trainer = pl.Trainer(
-        accelerator="gpu" if hardware.kind == "cuda" else "cpu",
-        devices=1,
-        precision=hardware.precision,  # type: ignore[arg-type]
-        logger=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-    )
+    trainer = evaluating_trainer(hardware)
     (found,) = trainer.validate(MaskedLanguageModel(model), data, verbose=False) or [{}]
     if "validation_accuracy" not in found:
         raise UserError("no text is held out to evaluate on: raise data.validation_fraction.")

@@ -1,28 +1,32 @@
-"""What one training of BERT on masked text takes: model, data and task of checked settings; and what came out of it."""
+"""What one training of BERT on masked text takes, from checked settings: model, data, task and plan."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 
 from flashtrain.data.masked_datamodule import MaskedTextDataModule
+from flashtrain.data.special_tokens import SpecialTokens
 from flashtrain.models.bert import Bert
 from flashtrain.models.bert_config import BertConfig
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Prepared
 from flashtrain.tasks import MaskedLanguageModel
-from flashtrain.tasks.batching import Batching
-from flashtrain.tasks.encoder_batching import memory_words
+from flashtrain.tasks.batching import Batching, memory_plan, memory_words
+from flashtrain.tasks.components import make_source
 from flashtrain.tasks.masked_language.build import (
+    bert_config,
+    check_masked_step,
     choose_masked_batching,
     describe_bert,
     make_bert,
     make_masked_data,
     make_masked_task,
 )
-from flashtrain.tasks.masked_language.rows import bert_name
-from flashtrain.tasks.masked_language.steps import check_masked_step
+from flashtrain.tasks.masked_language.weights import read_bert
+from flashtrain.tasks.planning import VOCABULARY, duration, expected_rate
 from flashtrain.tasks.training_task import metric
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.target_accuracy import StopAtTarget
@@ -72,14 +76,14 @@ def describe_training(
     data: MaskedTextDataModule | None = None,
 ) -> str:
     """The line that says what is about to be trained, on what, in what portions."""
-    asked = settings.masked
+    asked, name = settings.masked, settings.named(settings.bert.label)
     samples = ""
     if data is not None:
         pieces = data.pieces(data.split.training)
         mean = float(pieces.lengths.mean())
         samples = f"{len(pieces.begins):,} {asked.unit}s of {mean:.0f} tokens in the mean, "
     return (
-        f"{bert_name(settings)}: {model.parameter_count() / 1e6:.1f}M parameters, {samples}at most {settings.context}, "
+        f"{name}: {model.parameter_count() / 1e6:.1f}M parameters, {samples}at most {settings.context}, "
         f"{asked.share:.0%} masked{', in pairs' if asked.pairs else ''}, {asked.layout}, attention "
         f"{hardware.attention}; {settings.trainer.steps} steps of {settings.trainer.tokens_per_step:,} tokens on "
         f"{settings.trainer.ranks} x {hardware.name}, {hardware.precision}, micro-batch {batching.micro_batch:,} tokens"
@@ -129,3 +133,29 @@ def _found(
         "mfu": measured["mfu"],
         "peak_memory_gib": measured["peak_memory_gib"],
     }
+
+
+def plan_masked(settings: Settings, hardware: Hardware) -> str:
+    """Parameters, tokens and time of the run, as lines to print. Builds no weights, reads no text."""
+    check_masked_step(settings)
+    ordinary = VOCABULARY.get(settings.data.tokenizer, settings.data.vocab_size)
+    with torch.device("meta"):
+        if settings.weights is None:
+            config = bert_config(settings, SpecialTokens.past(ordinary).vocab_size)
+        else:
+            config = read_bert(settings.weights).config
+        model = Bert(config, hardware.attention, settings.bert.residual)
+    batching = choose_masked_batching(settings, hardware, model)
+    tokens = settings.trainer.steps * settings.trainer.tokens_per_step
+    flops = tokens * (config.cost_per_token(settings.masked.share) + config.cost_per_pair() * settings.context)
+    rate, how = expected_rate(hardware)
+    lines = [
+        describe_training(settings, hardware, model, batching),
+        f"text: {make_source(settings).describe()}; tokenizer {settings.data.tokenizer}",
+        f"tokens: at most {tokens:,} ({settings.trainer.steps} steps of {settings.trainer.tokens_per_step:,})",
+        f"time: at most about {duration(flops / (rate * settings.trainer.ranks))} for {flops:.3g} FLOPs, as if all "
+        f"samples had {settings.context} tokens ({how}), start-up and validation apart",
+        *memory_plan(batching),
+        "nothing was started; leave out mode=plan to train.",
+    ]
+    return "\n".join(lines)

@@ -31,6 +31,11 @@ class BertSettings:
     vocab_rows: int | None = None
     residual: str = "compute"
 
+    @property
+    def label(self) -> str:
+        """Family and size, such as bert-large."""
+        return f"{self.family}-{self.size}"
+
     def check(self) -> None:
         one_of("bert.size", self.size, SIZES)
         one_of("bert.family", self.family, FAMILIES)

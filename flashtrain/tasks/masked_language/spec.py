@@ -6,8 +6,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashtrain.heeded import OF_TOKENS, TRAIN, Rule, does, either, measures, never, no_weights, trains, unless
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Prepared, Task, bert_demo_line
+from flashtrain.spec import Prepared, Task, contexts_words, measured_words, say_finished
 
 if TYPE_CHECKING:
     from flashtrain.training.hardware import Hardware
@@ -17,16 +18,25 @@ class MaskedTask(Task):
     """BERT on masked text."""
 
     groups = ("bert", "masked", "finetune")
+    heeds: tuple[str, ...] = ("bert", "masked", "data", "context", "target_accuracy", *OF_TOKENS)
 
     def check_step(self, settings: Settings, given: Collection[str]) -> None:
-        from flashtrain.tasks.masked_language.steps import check_masked_step
+        from flashtrain.tasks.masked_language.build import check_masked_step
 
         check_masked_step(settings)
 
     def columns(self, settings: Settings) -> dict[str, Any]:
-        from flashtrain.tasks.masked_language.rows import masked_columns
-
-        return masked_columns(settings)
+        asked = settings.masked
+        return {
+            "model": settings.named(settings.bert.label),
+            "unit": asked.unit,
+            "layout": asked.layout,
+            "context": settings.context,
+            "token_budget": asked.token_budget,
+            "optimizer": settings.optimizer.name,
+            "steps": settings.trainer.steps,
+            "devices": settings.trainer.ranks,
+        }
 
     def prepare(self, settings: Settings, hardware: Hardware) -> Prepared:
         from flashtrain.tasks.masked_language.prepare import prepare
@@ -34,14 +44,30 @@ class MaskedTask(Task):
         return prepare(settings, hardware)
 
     def plan(self, settings: Settings, hardware: Hardware) -> str:
-        from flashtrain.tasks.masked_language.plan import plan_masked
+        from flashtrain.tasks.masked_language.prepare import plan_masked
 
         return plan_masked(settings, hardware)
 
     def say(self, row: dict[str, Any], folder: Path, settings: Settings) -> None:
-        from flashtrain.tasks.masked_language.rows import say_masked
-
-        say_masked(row, folder, settings)
+        held_out = "" if row["validation_loss"] is None else f" (held-out {row['validation_loss']:.3f})"
+        accuracy = "" if row["validation_accuracy"] is None else f", accuracy {row['validation_accuracy']:.2%} held out"
+        first = "?" if row["train_loss_first"] is None else f"{row['train_loss_first']:.3f}"
+        loss = "" if row["train_loss"] is None else f": loss {first} -> {row['train_loss']:.3f}"
+        lines = [f"finished {row['model']}{loss}{held_out}{accuracy}, after {row['tokens']:,} real tokens"]
+        if row["seconds_to_target"] is not None:
+            lines.append(
+                f"target accuracy {row['target_accuracy']:g} reached after {row['steps']} steps and "
+                f"{row['seconds_to_target']:.1f} s of training"
+            )
+        elif row["target_accuracy"] is not None:
+            lines.append(f"target accuracy {row['target_accuracy']:g} was not reached in {row['steps']} steps")
+        if row["tokens_per_second"] is not None:
+            full = (
+                "" if row["fill"] is None else f", rows {row['fill']:.1%} full, costliest {row['evenness']:.3f} of mean"
+            )
+            rates = f"{row['tokens_per_second']:,.0f} real tokens/s, {row['rows_per_second']:,.1f} samples/s"
+            lines.append(f"{rates}{measured_words(row)}{full}")
+        say_finished(folder, *lines, f"{row['seconds']:.0f} s for the whole command")
 
     def run_mode(self, settings: Settings, hardware: Hardware) -> int:
         from flashtrain.tasks.masked_language.evaluate import run_masked_mode
@@ -49,4 +75,35 @@ class MaskedTask(Task):
         return run_masked_mode(settings, hardware)
 
     def demo_line(self, full: Settings, demo: Settings, where: str) -> str:
-        return bert_demo_line(full, demo, where)
+        trained, meant = (f"{one.bert.label}, {contexts_words(one)}" for one in (demo, full))
+        full_size = f" ({meant})" if meant != trained else ""
+        return f"training the recipe's small demo instead ({trained}). For the recipe in full{full_size}, {where}"
+
+
+RULES = (
+    Rule(
+        "bert",
+        either(does(TRAIN, "evaluate", task="bert"), measures("bert")),
+        "recipe=bert, bert-lamb, bert-speed, finetune, long-document",
+    ),
+    Rule("bert.size", trains("bert"), "trainings of BERT; recipe=bert-speed has benchmark.models"),
+    Rule("bert.dropout", trains("bert"), "trainings of BERT; recipe=bert-speed has benchmark.dropouts"),
+    Rule("bert.vocab_rows", trains("bert"), "trainings of BERT"),
+    Rule(
+        "bert.family bert.activation",
+        either(trains("bert"), measures("bert")),
+        "trainings of BERT and recipe=bert-speed; a checkpoint's model is as it was trained",
+    ),
+    Rule(
+        "bert.size bert.family bert.activation bert.vocab_rows",
+        no_weights,
+        "trainings without weights=, which have a shape of their own",
+    ),
+    Rule(
+        "masked",
+        either(does(TRAIN, "evaluate", task="masked"), measures("bert")),
+        "recipe=bert, bert-lamb, bert-speed",
+    ),
+    Rule("masked.unit", unless(does(TRAIN, "evaluate"), never), "trainings; here it is benchmark.units"),
+    Rule("masked.layout", unless(does(TRAIN, "evaluate"), never), "trainings; here benchmark.implementations is"),
+)

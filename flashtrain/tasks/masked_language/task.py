@@ -39,15 +39,6 @@ class MaskedLanguageModel(LanguageModel):
         """The model, by its own type."""
         return cast(Bert, self.model)
 
-    def configure_model(self) -> None:
-        """As LanguageModel's; under full checkpointing each block is compiled by itself."""
-        by_blocks = self._compile and self.bert.savings.checkpointing == "full"
-        if by_blocks:
-            self._compile = self._replays = False
-        super().configure_model()
-        if by_blocks:
-            self.bert.compile_blocks(dynamic=False, fullgraph=True)
-
     def forward(self, tokens: Tensor, **layout: Any) -> Tensor:
         """Logits of every token; arguments as Bert's."""
         return self.bert(tokens, **layout)

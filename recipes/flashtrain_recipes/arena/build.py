@@ -14,10 +14,9 @@ from flashtrain.models.feed_forward import GATED
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.settings.settings import Settings, divisors
 from flashtrain.tasks import MaskedPixels, SequenceClassification
-from flashtrain.tasks.batching import Batching, compiles
+from flashtrain.tasks.batching import Batching, choose_encoder_batching, compiles
 from flashtrain.tasks.classification.augmentation import Augment, augmentation, in_turn
 from flashtrain.tasks.components import optimizer_builder, schedule_builder
-from flashtrain.tasks.encoder_batching import choose_encoder_batching
 from flashtrain.training.encoder_memory import EncoderShape, PredictingHead, estimate_encoder_memory
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import MemoryEstimate

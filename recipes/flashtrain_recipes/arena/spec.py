@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashtrain.command.heeded.conditions import CLASSES, TRAININGS, Condition, Rule, does, either, in_stages, trains
+from flashtrain.heeded import TRAIN, Condition, Rule, does, either, trains
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Mode, Prepared, Task
+from flashtrain.spec import Mode, Prepared, Task, task_of
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -20,6 +20,11 @@ class ClassificationTask(Task):
     """Classifiers of long sequences, in stages (recipe=pathx, path256, lra-*)."""
 
     groups = ("classifier", "sequence", "masked_pixels", "curriculum", "pathfinder")
+    heeds = (*groups, "trainer.cuda_graphs", "export_precision", "weights")
+
+    def in_stages(self, settings: Settings, name: str, otherwise: object) -> list[object]:
+        own = [getattr(stage, name) for stage in settings.curriculum.stages] or [None]
+        return [otherwise if value is None else value for value in own]
 
     def check_step(self, settings: Settings, given: Collection[str]) -> None:
         from flashtrain_recipes.arena.stages import check_heeded, stages_of
@@ -110,22 +115,26 @@ def _from_files(settings: Settings) -> bool:
 
 
 def _sparse(settings: Settings) -> bool:
-    return any(name != "dense" for name in in_stages(settings, "pattern", settings.classifier.pattern))
+    return any(
+        name != "dense" for name in task_of(settings).in_stages(settings, "pattern", settings.classifier.pattern)
+    )
 
 
 def _masks_pixels(settings: Settings) -> bool:
-    return any(weight != 0 for weight in in_stages(settings, "masked_weight", settings.masked_pixels.weight))
+    return any(
+        weight != 0 for weight in task_of(settings).in_stages(settings, "masked_weight", settings.masked_pixels.weight)
+    )
 
 
 def _reads_pathfinder(settings: Settings) -> bool:
-    return does(*TRAININGS, "evaluate", task=(CLASSES,))(settings) and settings.sequence.data == "pathfinder"
+    return does(TRAIN, "evaluate", task="classifier")(settings) and settings.sequence.data == "pathfinder"
 
 
 RULES = (
-    Rule("sequence", does(*TRAININGS, "evaluate", task=(CLASSES,)), "classifiers (recipe=pathx, path256, lra-*)"),
+    Rule("sequence", does(TRAIN, "evaluate", task="classifier"), "classifiers (recipe=pathx, path256, lra-*)"),
     Rule(
         "sequence.augment sequence.classification_weight sequence.validation_samples",
-        trains(CLASSES),
+        trains("classifier"),
         "trainings of a classifier",
     ),
     Rule(
@@ -162,14 +171,14 @@ RULES = (
     Rule("pathfinder.preview", does("preview"), "recipe=pathfinder-preview; mode=evaluate has sequence.preview"),
     Rule(
         "pathfinder.train_images pathfinder.validation_images pathfinder.variation",
-        trains(CLASSES),
+        trains("classifier"),
         "trainings of a classifier",
     ),
     # a training keeps it for the mode=evaluate of its run
-    Rule("pathfinder.test_images", does(*TRAININGS, "evaluate"), "mode=evaluate of a classifier"),
+    Rule("pathfinder.test_images", does(TRAIN, "evaluate"), "mode=evaluate of a classifier"),
     Rule(
         "classifier masked_pixels curriculum",
-        trains(CLASSES),
+        trains("classifier"),
         "trainings of a classifier (recipe=pathx, path256, lra-*)",
     ),
     Rule(

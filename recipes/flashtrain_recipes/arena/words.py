@@ -14,8 +14,7 @@ from flashtrain.data.sequences.source import SequenceShape
 from flashtrain.errors import UserError
 from flashtrain.models.classifier import Classifier
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.batching import Batching
-from flashtrain.tasks.encoder_batching import memory_plan, memory_words
+from flashtrain.tasks.batching import Batching, memory_plan, memory_words
 from flashtrain.tasks.planning import duration, expected_rate
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.arena.build import (

@@ -4,12 +4,13 @@ benchmark its own settings, and those of a preset or a list only where these ask
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashtrain.command.heeded.conditions import Condition, Rule, measures
 from flashtrain.errors import UserError
+from flashtrain.heeded import Condition, Rule
 from flashtrain.registry import component
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Mode
@@ -24,10 +25,28 @@ class Benchmark(Mode):
 
     measures = True
 
+    def heeds(self, settings: Settings) -> Collection[str]:
+        asked = settings.benchmark
+        both = {"data", "optimizer", "trainer", "trainer.cuda_graphs"}
+        if asked.name == "step":
+            return both | {"model", "memory"}
+        if asked.name == "bert":
+            return both | {"bert"} | (set() if asked.contexts else {"context"})
+        return ()
+
+    def runs_a_training(self, settings: Settings) -> bool:
+        return settings.benchmark.name == "step" and settings.benchmark.command_steps > 0
+
     def is_asked(self, settings: Settings) -> bool:
         return settings.benchmark.name is not None
 
     def check(self, settings: Settings) -> None:
+        degree = settings.context_parallel
+        if settings.mode == "benchmark" and degree is not None and degree > 1:
+            raise UserError(
+                f"context_parallel={degree} is for trainings: recipe=long-context-benchmark measures it with "
+                f"benchmark.degrees=[{degree}]."
+            )
         asked = settings.benchmark.name is not None
         if settings.mode == "benchmark" and not asked:
             raise UserError(
@@ -99,7 +118,9 @@ _RECIPES = {
 def _of_benchmarks(setting: str) -> Rule:
     names = [name for name, read in _READ.items() if setting in read.split()]
     recipes = ", ".join(_RECIPES[name] for name in names)
-    return Rule(f"benchmark.{setting}", measures(*names), f"mode=benchmark of recipe={recipes}")
+    return Rule(
+        f"benchmark.{setting}", lambda settings: settings.benchmark.name in names, f"mode=benchmark of recipe={recipes}"
+    )
 
 
 def _rows(*presets: str) -> Condition:

@@ -23,7 +23,7 @@ from flashtrain.data.token_cache import TokenCache, check_ids
 from flashtrain.errors import UserError
 from flashtrain.files.npy_files import DamagedArrayError, read_npz
 from flashtrain.models.gpt2 import GPT2
-from flashtrain.tasks.language.checkpoint import load_trained, move
+from flashtrain.tasks.language.trained import load_trained, move
 from flashtrain.training.hardware import Hardware
 
 

@@ -22,8 +22,7 @@ from flashtrain.models.gpt2 import GPT2
 from flashtrain.report.pivot import View
 from flashtrain.report.rows import RESULT, Row, write_result
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.language.checkpoint import load_trained, move
-from flashtrain.tasks.language.rows import model_name
+from flashtrain.tasks.language.trained import load_trained, move
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.long_context.evaluate import autocast_dtype
 
@@ -154,7 +153,7 @@ def evaluate_passkey(settings: Settings, hardware: Hardware) -> list[Row]:
         digits=asked.digits,
         seed=settings.seed,
     )
-    told = {"model": model_name(settings), "context": settings.context, "step": trained.step}
+    told = {"model": settings.named(settings.model.label), "context": settings.context, "step": trained.step}
     rows = [{**told, **row} for row in found]
     say(f"passkey retrieval, share of {asked.trials} keys found: {trained.checkpoint} (step {trained.step})")
     shown = [{**row, "depth": f"depth {row['depth']:.0%}"} for row in rows]

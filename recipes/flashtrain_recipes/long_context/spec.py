@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from flashtrain.command.heeded.conditions import LANGUAGE, Rule, does
 from flashtrain.errors import UserError
+from flashtrain.heeded import Rule, does
+from flashtrain.settings.context_settings import check_context
 from flashtrain.settings.setting_checks import at_least, between
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Mode
@@ -94,10 +95,10 @@ RULES = (
     Rule("lengths", does("lengths"), "mode=lengths (recipe=gpt2-long, long-document)"),
     Rule(
         "lengths.window lengths.scored lengths.stride lengths.windows lengths.resamples lengths.bins",
-        does("lengths", task=(LANGUAGE,)),
+        does("lengths", task="model"),
         "mode=lengths of a language model (recipe=gpt2-long)",
     ),
-    Rule("passkey", does("passkey", task=(LANGUAGE,)), "mode=passkey checkpoint=... of a language model"),
+    Rule("passkey", does("passkey", task="model"), "mode=passkey checkpoint=... of a language model"),
 )
 
 
@@ -105,6 +106,9 @@ class Lengths(Mode):
     """A language model trained at each context (recipe=gpt2-long), or BERT fine-tuned (recipe=long-document)."""
 
     study = True
+
+    def contexts(self, settings: Settings) -> list[int]:
+        return list(settings.lengths.contexts or ())
 
     def is_asked(self, settings: Settings) -> bool:
         return bool(settings.lengths.contexts)
@@ -115,6 +119,13 @@ class Lengths(Mode):
                 f"mode=lengths trains each of lengths.contexts, which recipe={settings.recipe} does not name: "
                 "add lengths.contexts=[1024,2048], or take recipe=gpt2-long."
             )
+        if settings.mode == "lengths":
+            check_context(settings)
+            if settings.shares_sequences:
+                raise UserError(
+                    f"mode=lengths trains several contexts, each on whole sequences: choose trainer.strategy=ddp or "
+                    f"fsdp, or train one context with {settings.asked_to_share} and mode=train."
+                )
 
     def plan(self, settings: Settings, hardware: Hardware) -> str:
         from flashtrain_recipes.context_study import study_plan

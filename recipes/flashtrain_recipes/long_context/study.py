@@ -19,7 +19,7 @@ from flashtrain.report.figures import line_figure
 from flashtrain.report.rows import Row
 from flashtrain.report.table import Table, make_table
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.language.build import make_data
+from flashtrain.tasks.language.prepare import make_data
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.context_study import ContextStudy, run_of, trained_contexts
 from flashtrain_recipes.long_context.compare import (

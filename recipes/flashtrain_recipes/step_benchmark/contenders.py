@@ -22,7 +22,7 @@ from flashtrain.settings.settings import Settings
 from flashtrain.tasks import LanguageModel
 from flashtrain.tasks.batching import choose_batching
 from flashtrain.tasks.components import make_model
-from flashtrain.tasks.language.build import make_task
+from flashtrain.tasks.language.prepare import make_task
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import GIB
 from flashtrain_recipes.step_benchmark.plain_training import PlainGPT

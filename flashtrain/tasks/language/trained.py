@@ -1,8 +1,8 @@
-"""A trained model back from a checkpoint or from Hugging Face weights, and how a checkpoint says which model it is."""
+"""A trained language model back from a checkpoint or Hugging Face weights, and the text that it writes."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,7 @@ import torch
 from flashtrain.announce import say
 from flashtrain.data.tokenizers import Tokenizer, load_tokenizer
 from flashtrain.errors import UserError
-from flashtrain.folders.run_folder import (
-    BEST,
-    CONFIG_FILE,
-    TOKENIZER,
-    find_checkpoint,
-    read_settings,
-)
+from flashtrain.folders.run_folder import BEST, CONFIG_FILE, TOKENIZER, find_checkpoint, read_settings
 from flashtrain.integrations import exported_by_flashtrain, load_gpt2, load_weights
 from flashtrain.integrations.described_models import (
     check_stored,
@@ -28,9 +22,10 @@ from flashtrain.integrations.described_models import (
 )
 from flashtrain.integrations.safetensors_files import shown
 from flashtrain.models.extension import with_context
+from flashtrain.models.generation import generate
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.models.trainable import Trainable
-from flashtrain.settings.settings import Settings
+from flashtrain.settings.settings import GenerateSettings, Settings
 from flashtrain.tasks.components import make_model
 from flashtrain.training.checkpoints import read_checkpoint, weights_in
 
@@ -121,6 +116,13 @@ def describe_model(model: Trainable, settings: Settings, *, vocab_size: int) -> 
     return {"name": settings.model.name, "size": settings.model.size, "vocab_size": vocab_size, "shape": shape}
 
 
+def shape_defaults(shape: object) -> dict[str, Any]:
+    """The defaults of a configuration's fields: what a checkpoint means that was written before they were added."""
+    if not is_dataclass(shape):
+        return {}
+    return {one.name: one.default for one in fields(shape) if one.default is not MISSING}
+
+
 def load_trained(given: str, *, attention: str, settings: Settings | None = None) -> TrainedModel:
     """The model in a run folder (its best checkpoint) or in a checkpoint, on the CPU, in evaluation mode.
 
@@ -187,3 +189,23 @@ def _described(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if not isinstance(description, dict) or not isinstance(description.get("name"), str):
         raise UserError(f"{path} was not written by flashtrain: it does not say which model it holds.")
     return saved, description
+
+
+def continue_text(model: Trainable, tokenizer: Tokenizer, prompt: str, options: GenerateSettings, *, seed: int) -> str:
+    """The prompt and what the model writes after it.
+
+    Raises UserError for a model that does not generate.
+    """
+    device = next(model.parameters()).device
+    tokens = torch.tensor([tokenizer.encode(prompt)], device=device)
+    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=device.type == "cuda" and torch.cuda.is_bf16_supported()):
+        written = generate(
+            model,
+            tokens,
+            options.tokens,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            seed=seed,
+            end_of_text=tokenizer.end_of_text,
+        )
+    return tokenizer.decode(written[0].tolist())
