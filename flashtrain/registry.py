@@ -42,6 +42,10 @@ GROUPS: dict[str, str] = {
     "rules": "a sequence of flashtrain.heeded.Rule: under which settings others are heeded",
     "task": "a flashtrain.spec.Task: what task=NAME trains",
     "mode": "a flashtrain.spec.Mode: what mode=NAME does beside training",
+    "benchmark": "build(settings, hardware) with .plan() -> str and .run(folder, *, overrides, started) -> row: "
+    "what mode=benchmark measures where benchmark.name=NAME",
+    "study": "build(settings, hardware, overrides) with .run(*, started, start) -> exit status: what mode=lengths "
+    "compares of task=NAME",
     "figure": "draw(rows, path) -> path: python -m flashtrain.report --figure NAME",
 }
 

@@ -22,8 +22,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flashtrain.announce import say
+from flashtrain.announce import quieten, say
 from flashtrain.command.compose import override_keys, parse_overrides, quoted
+from flashtrain.command.machine import settle
 from flashtrain.command.sweep import note_failure
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import (
@@ -41,10 +42,12 @@ from flashtrain.folders.run_folder import (
     write_summary,
 )
 from flashtrain.folders.run_lock import hold, let_go
+from flashtrain.registry import component
 from flashtrain.report.rows import RESULT, Row, has_failed, write_result
 from flashtrain.run.job_process import JobProcesses
 from flashtrain.run.train import planned_row
 from flashtrain.settings.settings import Settings
+from flashtrain.spec import task_of
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.loggers import log_figure
 
@@ -66,10 +69,20 @@ def start_training(words: list[str]) -> int:
     return -signal.SIGINT if processes.stopped_by == signal.SIGINT else -signal.SIGTERM
 
 
-def study_plan(settings: Settings, plan: Callable[[Settings], str]) -> str:
+def run_study(settings: Settings, overrides: list[str], *, started: float, start: Start = start_training) -> int:
+    """Train, score and report, by the study of the settings' task: see ContextStudy.run. Raises UserError before
+    anything is trained for what cannot work."""
+    quieten()
+    settings, hardware = settle(settings, overrides)
+    study: ContextStudy = component("study", settings.task)(settings, hardware, overrides)
+    return study.run(started=started, start=start)
+
+
+def study_plan(settings: Settings, hardware: Hardware) -> str:
     """mode=plan: what each context's training would take, and nothing started."""
-    contexts = sorted(settings.lengths.contexts or [])
-    return "\n".join(f"=== context {context:,}\n{plan(replace(settings, context=context))}" for context in contexts)
+    task, contexts = task_of(settings), sorted(settings.lengths.contexts or [])
+    plans = (task.plan(replace(settings, context=context), hardware) for context in contexts)
+    return "\n".join(f"=== context {context:,}\n{plan}" for context, plan in zip(contexts, plans, strict=True))
 
 
 class ContextStudy(ABC):

@@ -50,7 +50,7 @@ CHANGES = {
 }
 PROGRAMS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn")
 # The project's own, and reads nothing but its parameters.
-GENERATOR = ["-m", "flashtrain_recipes.arena.pathfinder.worker"]
+GENERATOR = ["-m", "flashtrain_recipes.arena.pathfinder.generate"]
 
 
 @dataclass

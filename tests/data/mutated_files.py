@@ -35,8 +35,7 @@ from flashtrain.files.npy_files import DamagedArrayError, read_npz
 from flashtrain_recipes.arena.array_cache import open_or_build as open_sequences
 from flashtrain_recipes.arena.image import GreyImages
 from flashtrain_recipes.arena.pathfinder.store import PathfinderImages, ensure
-from flashtrain_recipes.arena.retrieval import Retrieval
-from flashtrain_recipes.arena.text import ByteText
+from flashtrain_recipes.arena.text import ByteText, Retrieval
 
 LIMIT = 4 * 2**30
 TEXT = "Many plain words, é and ü, stand on lines such as these.\n" * 40

@@ -22,7 +22,7 @@ from flashtrain.data.sources import FilesSource
 from flashtrain.data.text_files import MOST_VALUES, parquet_rows, parsed_line
 from flashtrain.errors import UserError
 from flashtrain.files.foreign_files import open_binary, read_whole
-from flashtrain_recipes.arena.retrieval import Retrieval
+from flashtrain_recipes.arena.text import Retrieval
 
 MIB = 2**20
 COMPRESS = {"": lambda data: data, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
@@ -118,7 +118,7 @@ def test_labelled_texts_that_are_kept_are_bounded_together(tmp_path, monkeypatch
 
 
 def test_a_long_line_of_pairs_is_refused(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("flashtrain_recipes.arena.retrieval.LONGEST_LINE", 100)
+    monkeypatch.setattr("flashtrain_recipes.arena.text.LONGEST_LINE", 100)
     (tmp_path / "x.train.tsv").write_text("1\ta\tb\tone\t" + "x" * 100)
     with pytest.raises(UserError, match=r"x\.train\.tsv:1: a line of more than 100 bytes"):
         Retrieval(tmp_path, cache_dir=tmp_path / "cache").split("train")

@@ -11,7 +11,7 @@ import pytest
 from flashtrain.command.compose import apply_demo, compose_settings
 from flashtrain.command.job import run_job
 from flashtrain.files.disk import recipe_description, recipe_files
-from flashtrain_recipes.long_context.study import run_lengths
+from flashtrain_recipes.context_study import run_study
 
 RECIPES = sorted(recipe_files())
 # Trained by tests/recipes/arena/test_classifier_recipes.py.
@@ -54,7 +54,7 @@ def test_it_trains_or_measures_a_step_on_a_cpu(recipe: str, tmp_path) -> None:
     else:
         words += ["benchmark.rounds=1", "benchmark.steps=1", "benchmark.contexts=[32,64]", "benchmark.max_seconds=20"]
     if settings.mode == "lengths":
-        assert run_lengths(compose_settings(words), words, started=time.time(), start=run_training) == 0
+        assert run_study(compose_settings(words), words, started=time.time(), start=run_training) == 0
     else:
         assert run(words, tmp_path / recipe / "run") == 0
     (summary,) = tmp_path.glob(f"{recipe}/*/summary.json")

@@ -18,8 +18,7 @@ from flashtrain.tasks.masked_language.build import bert_config, check_masked_ste
 from flashtrain.training.hardware import Hardware, detect_hardware
 from flashtrain.training.memory import GIB
 from flashtrain.training.memory_choice import out_of_memory_line
-from flashtrain_recipes.arena.batching import choose_stage_batching
-from flashtrain_recipes.arena.build import classifier_config
+from flashtrain_recipes.arena.build import choose_stage_batching, classifier_config
 from flashtrain_recipes.arena.stages import stages_of
 
 

@@ -1,4 +1,4 @@
-"""From a stage's settings to its data, its model and its task: where the settings of classification end."""
+"""From a stage's settings to its data, model, micro-batches and task: where the settings of classification end."""
 
 from __future__ import annotations
 
@@ -7,24 +7,26 @@ from dataclasses import asdict
 from typing import Any
 
 from flashtrain.data.sequences import SequenceDataModule, SequenceShape, SequenceSource
+from flashtrain.models.block import GATED
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
-from flashtrain.settings.settings import Settings
+from flashtrain.models.memory_savings import MemorySavings
+from flashtrain.settings.settings import Settings, divisors
 from flashtrain.tasks import MaskedPixels, SequenceClassification
-from flashtrain.tasks.batching import compiles
+from flashtrain.tasks.batching import Batching, choose_encoder_batching, compiles
 from flashtrain.tasks.classification.augmentation import Augment, augmentation, in_turn
 from flashtrain.tasks.components import optimizer_builder, schedule_builder
 from flashtrain.training.callbacks import held_out_samples
 from flashtrain.training.hardware import Hardware
+from flashtrain.training.memory import EncoderShape, MemoryEstimate, PredictingHead, estimate_encoder_memory
 from flashtrain_recipes.arena.image import GreyImages
 from flashtrain_recipes.arena.listops import COUNTS, ListOps
+from flashtrain_recipes.arena.pathfinder.drawing import varied
 from flashtrain_recipes.arena.pathfinder.image_files import PathfinderFiles
 from flashtrain_recipes.arena.pathfinder.source import Pathfinder
-from flashtrain_recipes.arena.pathfinder.variation import varied
-from flashtrain_recipes.arena.retrieval import Retrieval
 from flashtrain_recipes.arena.settings import ClassifierSettings, SequenceSettings
 from flashtrain_recipes.arena.stages import Stage
-from flashtrain_recipes.arena.text import ByteText
+from flashtrain_recipes.arena.text import ByteText, Retrieval
 
 # What each task's images may be turned into without changing their labels.
 _OWN_AUGMENTATION = {"pathfinder": "turn", "image": "mirror"}
@@ -234,3 +236,41 @@ _SOURCES: dict[str, Callable[[Settings, bool, tuple[str, ...]], SequenceSource]]
     "retrieval": _retrieval,
     "image": _image,
 }
+
+
+def choose_stage_batching(stage: Stage, hardware: Hardware, model: Classifier) -> Batching:
+    """The micro-batch in samples: as asked; else on a GPU the largest that fits, elsewhere all of a device's share."""
+    settings = stage.settings
+    share, asked = stage.batch // settings.trainer.ranks, settings.trainer.micro_batch
+    config, masked = model.config, settings.masked_pixels
+    length = pixels_read(settings, config.length)
+    shape = EncoderShape(
+        config.layers,
+        config.embed,
+        config.heads,
+        config.ffn,
+        gated=config.activation in GATED,
+        rotary=config.positions != "learned",
+        dropout=config.dropout > 0,
+    )
+    # Rows that are read a second time with pixels masked, and those that have any.
+    again = masked.copies if masked.weight and settings.sequence.classification_weight else 0.0
+    hidden = 0.0 if not masked.weight else again or 1.0
+
+    def estimate(size: int, savings: MemorySavings) -> MemoryEstimate:
+        rows = size * config.towers
+        head = PredictingHead(config.grey_bins, max(1, round(hidden * rows * masked.share * length)))
+        return estimate_encoder_memory(
+            model.parameter_count(),
+            shape,
+            tokens=round(rows * (1 + again)) * length,
+            longest=length,
+            head=head if hidden and config.grey_bins else None,
+            precision=hardware.precision,
+            savings=savings,
+            compiled=compiles(settings, hardware),
+            attention=hardware.attention,
+            master_weights=settings.optimizer.master_weights,
+        )
+
+    return choose_encoder_batching(settings, hardware, [asked] if asked else divisors(share), share, estimate)

@@ -11,27 +11,31 @@ runs/pathx/2026-11-21_10-15-02/
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 
 from flashtrain.announce import is_first_rank, say
-from flashtrain.folders.run_folder import BEST, CHECKPOINTS, FINISHED, LAST, find_checkpoint, read_summary
+from flashtrain.errors import UserError
+from flashtrain.folders.run_folder import BEST, CHECKPOINTS, CONFIG_FILE, FINISHED, LAST, find_checkpoint, read_summary
 from flashtrain.models.classifier import Classifier, carry_weights
+from flashtrain.models.classifier_config import ClassifierConfig
 from flashtrain.report.rows import RESULT, write_result
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Part, Prepared
 from flashtrain.tasks.batching import compiles
 from flashtrain.tasks.training_task import metric
 from flashtrain.training.callbacks import describe_validation
+from flashtrain.training.checkpoints import read_checkpoint
 from flashtrain.training.hardware import Hardware
+from flashtrain.training.resuming import check_resumable
 from flashtrain.training.throughput import Throughput
-from flashtrain_recipes.arena.batching import choose_stage_batching
-from flashtrain_recipes.arena.best_of_stage import BestOfStage
 from flashtrain_recipes.arena.build import (
+    TASK,
+    choose_stage_batching,
     describe_stage,
     make_classifier,
     make_data,
@@ -40,10 +44,8 @@ from flashtrain_recipes.arena.build import (
     pixels_read,
     trained_config,
 )
-from flashtrain_recipes.arena.curve import LearningCurve
-from flashtrain_recipes.arena.fallen import end_if_fallen, forget_start, keep_start
 from flashtrain_recipes.arena.figures import curriculum_figure
-from flashtrain_recipes.arena.resume import Resumed, check_same, find_resumed
+from flashtrain_recipes.arena.learning_curve import BestOfStage, LearningCurve, end_if_fallen, forget_start, keep_start
 from flashtrain_recipes.arena.stages import Stage, stages_of
 from flashtrain_recipes.arena.weights import SUFFIX, SavedClassifier, read_classifier
 from flashtrain_recipes.arena.words import describe_stage_line, random_start
@@ -228,3 +230,62 @@ def _starting_weights(settings: Settings) -> SavedClassifier | None:
     saved = read_classifier(path)
     say(f"starting from the weights in {path}")
     return saved
+
+
+# What a training may be continued with changed: nothing of it has weights.
+_FREE = ("dropout", "pattern", "pattern_block", "pattern_local", "pattern_globals")
+
+
+@dataclass
+class Resumed:
+    """A checkpoint to go on from. stage: its number, from 0. step: optimiser steps of that stage that are done.
+
+    curve: the learning curve's state. saved: the model, to start the next stage from where this one is done.
+    """
+
+    checkpoint: Path
+    stage: int
+    step: int
+    curve: dict[str, Any] | None
+    saved: SavedClassifier
+
+
+def is_carried(given: str) -> bool:
+    """Whether resume=... names a checkpoint file by itself, from elsewhere: a new run folder goes on from it."""
+    path = Path(given).expanduser()
+    return path.is_file() and not (path.parent.parent / CONFIG_FILE).is_file()
+
+
+def find_resumed(settings: Settings, folder: Path, stages: Sequence[Stage]) -> Resumed | None:
+    """What `resume` asks for: the folder's own checkpoint where it is auto, a run's, or a file's; None to start anew.
+
+    Raises UserError for a checkpoint of another task, or of a stage that this training has not.
+    """
+    if settings.resume is None:
+        return None
+    own = folder / CHECKPOINTS / LAST
+    if own.exists():  # a run that was begun from a carried file, and goes on
+        checkpoint = own
+    elif settings.resume == "auto":
+        return None
+    elif is_carried(settings.resume):
+        checkpoint = Path(settings.resume).expanduser()
+    else:
+        _, checkpoint = find_checkpoint(settings.resume, prefer=LAST, setting="resume")
+    saved = read_classifier(checkpoint)
+    stage = int(saved.notes.get("stage", 0))
+    if saved.notes.get("task") != TASK or stage >= len(stages):
+        raise UserError(f"{checkpoint} is of stage {stage + 1}, and this training has {len(stages)}.")
+    whole = read_checkpoint(checkpoint, mmap=True)
+    check_resumable(whole, checkpoint)
+    curve = whole.get("callbacks", {}).get(LearningCurve.__qualname__)
+    return Resumed(checkpoint, stage, int(saved.notes["step"]), curve, saved)
+
+
+def check_same(resumed: Resumed, config: ClassifierConfig) -> None:
+    """Raise UserError unless the checkpoint holds the stage's model, naming what differs."""
+    here, there = asdict(config), asdict(resumed.saved.config)
+    differing = [name for name in here if name not in _FREE and here[name] != there[name]]
+    if differing:
+        parts = ", ".join(f"{name} is {there[name]} there and {here[name]} here" for name in differing)
+        raise UserError(f"{resumed.checkpoint} is a checkpoint of another model: {parts}.")

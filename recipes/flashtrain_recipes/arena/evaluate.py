@@ -30,14 +30,12 @@ from flashtrain.settings.settings import Settings
 from flashtrain.tasks.batching import compiles
 from flashtrain.tasks.planning import duration
 from flashtrain.training.hardware import Hardware
+from flashtrain_recipes.arena.accuracy import ORIGINAL, OWN, accuracy_rows, accuracy_table, papers_task, task_of, wilson
 from flashtrain_recipes.arena.build import classifier_config, make_sequence_source
-from flashtrain_recipes.arena.intervals import wilson
+from flashtrain_recipes.arena.figures import answers_picture
 from flashtrain_recipes.arena.pathfinder.parameters import BOTH, DRAWINGS, SMOOTH
 from flashtrain_recipes.arena.pathfinder.parameters import ORIGINAL as DRAWN_ORIGINAL
-from flashtrain_recipes.arena.pictures import answers_picture
-from flashtrain_recipes.arena.published import ORIGINAL, OWN, papers_task, task_of
 from flashtrain_recipes.arena.settings import IMAGES
-from flashtrain_recipes.arena.tables import accuracy_rows, accuracy_table
 from flashtrain_recipes.arena.weights import SUFFIX, SavedClassifier, read_classifier, read_notes, write_classifier
 from flashtrain_recipes.long_context.evaluate import autocast_dtype
 

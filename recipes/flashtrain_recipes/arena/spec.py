@@ -1,4 +1,4 @@
-"""task=classification: what it offers a run; and mode=preview, which draws some of Pathfinder's images."""
+"""task=classification: what it offers a run, and who heeds its settings; mode=preview draws images of Pathfinder."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashtrain.heeded import TRAIN, Condition, Rule, does, either, trains
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Mode, Prepared, Task
+from flashtrain.spec import Mode, Prepared, Task, task_of
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -32,7 +33,7 @@ class ClassificationTask(Task):
         stages_of(settings)
 
     def columns(self, settings: Settings) -> dict[str, Any]:
-        from flashtrain_recipes.arena.rows import trained_columns
+        from flashtrain_recipes.arena.words import trained_columns
 
         return trained_columns(settings)
 
@@ -44,12 +45,12 @@ class ClassificationTask(Task):
         return trainings(settings, hardware, folder, overrides)
 
     def plan(self, settings: Settings, hardware: Hardware) -> str:
-        from flashtrain_recipes.arena.plan import plan_classifier
+        from flashtrain_recipes.arena.words import plan_classifier
 
         return plan_classifier(settings, hardware)
 
     def say(self, row: dict[str, Any], folder: Path, settings: Settings) -> None:
-        from flashtrain_recipes.arena.rows import say_classified
+        from flashtrain_recipes.arena.words import say_classified
 
         say_classified(row, folder, settings)
 
@@ -77,7 +78,7 @@ class ClassificationTask(Task):
         return settings_for_weights(words, given)
 
     def is_carried(self, resume: str) -> bool:
-        from flashtrain_recipes.arena.resume import is_carried
+        from flashtrain_recipes.arena.curriculum import is_carried
 
         return is_carried(resume)
 
@@ -101,3 +102,89 @@ class Preview(Mode):
         from flashtrain_recipes.arena.pathfinder.preview import preview
 
         return preview(settings, hardware, folder, overrides=overrides, started=started)
+
+
+def _data(*names: str) -> Condition:
+    """Whether these are what a classifier reads."""
+    return lambda settings: settings.sequence.data in names
+
+
+def _from_files(settings: Settings) -> bool:
+    """Whether Pathfinder's images are read, not drawn."""
+    return settings.sequence.data == "pathfinder" and settings.sequence.path is not None
+
+
+def _sparse(settings: Settings) -> bool:
+    return any(
+        name != "dense" for name in task_of(settings).in_stages(settings, "pattern", settings.classifier.pattern)
+    )
+
+
+def _masks_pixels(settings: Settings) -> bool:
+    return any(
+        weight != 0 for weight in task_of(settings).in_stages(settings, "masked_weight", settings.masked_pixels.weight)
+    )
+
+
+def _reads_pathfinder(settings: Settings) -> bool:
+    return does(TRAIN, "evaluate", task="classifier")(settings) and settings.sequence.data == "pathfinder"
+
+
+RULES = (
+    Rule("sequence", does(TRAIN, "evaluate", task="classifier"), "classifiers (recipe=pathx, path256, lra-*)"),
+    Rule(
+        "sequence.augment sequence.classification_weight sequence.validation_samples",
+        trains("classifier"),
+        "trainings of a classifier",
+    ),
+    Rule(
+        "sequence.path",
+        _data("text", "retrieval", "image", "pathfinder"),
+        "sequence.data=pathfinder, text, retrieval, image; listops is generated",
+    ),
+    Rule(
+        "sequence.name",
+        either(_data("text", "image"), _from_files),
+        "sequence.data=text, image, and Pathfinder's images from sequence.path",
+    ),
+    Rule(
+        "sequence.seed",
+        either(_data("listops", "text", "image"), _from_files),
+        "sequence.data=listops, text, image; Pathfinder has pathfinder.seed",
+    ),
+    Rule(
+        "sequence.cache_dir",
+        _data("listops", "text", "retrieval", "image"),
+        "data other than Pathfinder's, which have pathfinder.cache_dir",
+    ),
+    Rule(
+        "pathfinder",
+        either(does("preview"), _reads_pathfinder),
+        "classifiers of sequence.data=pathfinder, and recipe=pathfinder-preview",
+    ),
+    Rule(
+        "pathfinder.drawing pathfinder.seed pathfinder.drawn_as pathfinder.train_images pathfinder.validation_images "
+        "pathfinder.test_images pathfinder.workers pathfinder.cache_dir",
+        lambda settings: not _from_files(settings),
+        "images that are drawn; those of sequence.path have sequence.seed, sequence.validation and sequence.test",
+    ),
+    Rule("pathfinder.preview", does("preview"), "recipe=pathfinder-preview; mode=evaluate has sequence.preview"),
+    Rule(
+        "pathfinder.train_images pathfinder.validation_images pathfinder.variation",
+        trains("classifier"),
+        "trainings of a classifier",
+    ),
+    # a training keeps it for the mode=evaluate of its run
+    Rule("pathfinder.test_images", does(TRAIN, "evaluate"), "mode=evaluate of a classifier"),
+    Rule(
+        "classifier masked_pixels curriculum",
+        trains("classifier"),
+        "trainings of a classifier (recipe=pathx, path256, lra-*)",
+    ),
+    Rule(
+        "classifier.pattern_block classifier.pattern_local classifier.pattern_globals",
+        _sparse,
+        "classifier.pattern other than dense",
+    ),
+    Rule("masked_pixels.share masked_pixels.copies", _masks_pixels, "masked_pixels.weight above 0"),
+)

@@ -23,9 +23,9 @@ from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.optimizers import adamw
 from flashtrain.training.steps import clip_gradients
+from flashtrain_recipes.arena.accuracy import mean_speedups, speed_rows, speed_tables
 from flashtrain_recipes.arena.build import classifier_config
 from flashtrain_recipes.arena.stages import stages_of
-from flashtrain_recipes.arena.tables import mean_speedups, speed_rows, speed_tables
 from flashtrain_recipes.benchmark_runner.measuring import Row
 from flashtrain_recipes.benchmark_runner.run import Run
 from flashtrain_recipes.step_benchmark.run import StepBenchmark

@@ -1,4 +1,8 @@
-"""Text of the Long Range Arena: is a film review (IMDB; Maas et al. 2011) favourable? Read byte by byte."""
+"""Byte text of the Long Range Arena, both read byte by byte: film reviews and pairs of papers.
+
+Text: is a film review (IMDB; Maas et al. 2011) favourable? Retrieval: does one of two papers cite the other (ACL
+Anthology Network; Radev et al. 2013)? The same encoder reads both papers.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +26,8 @@ from flashtrain.errors import UserError
 from flashtrain.files.foreign_files import read_bytes
 from flashtrain_recipes.arena.array_cache import open_or_build
 
-VERSION = 1
-LENGTH = 4096  # the Arena's
+REVIEWS_VERSION = 1
+REVIEW_LENGTH = 4096  # the Arena's
 LONGEST_REVIEW = 2**24  # bytes of a .txt file
 HELD_OUT = 2000  # training reviews that validate: the data set has no split for it
 _SENTIMENTS = {"neg": 0, "pos": 1}
@@ -41,7 +45,7 @@ class ByteText(ArraySource):
         path: str | os.PathLike[str] | None,
         name: str | None = None,
         *,
-        length: int = LENGTH,
+        length: int = REVIEW_LENGTH,
         validation: int | None = None,
         seed: int = 0,
         fixed: bool = False,
@@ -85,12 +89,15 @@ class ByteText(ArraySource):
         if self.path is None:
             key = str(self.name).replace("/", "--")
             return open_or_build(
-                f"text-{key}-{part}-{self.length}-v{VERSION}", lambda: self._from_hub(part), self.cache_dir, self.shape
+                f"text-{key}-{part}-{self.length}-v{REVIEWS_VERSION}",
+                lambda: self._from_hub(part),
+                self.cache_dir,
+                self.shape,
             )
         if not self.path.is_dir():
             raise UserError(f"sequence.path={self.path} is no folder (seen from {Path.cwd()}).")
         files = self._files(part)
-        name = f"text-{fingerprint(files)}-{part}-{self.length}-v{VERSION}"
+        name = f"text-{fingerprint(files)}-{part}-{self.length}-v{REVIEWS_VERSION}"
         return open_or_build(name, lambda: self._from_files(files), self.cache_dir, self.shape)
 
     def _files(self, part: str) -> list[Path]:
@@ -113,13 +120,13 @@ class ByteText(ArraySource):
                 found.add(_SENTIMENTS[path.parent.name], _review(path))
                 continue
             for row, where in local_rows(path):
-                _add(found, row, where)
+                _add_review(found, row, where)
         return found.finish()
 
     def _from_hub(self, part: str) -> Sequences:
         found = ByteSequences(self.length)
         for row in hub_rows(str(self.name), part):
-            _add(found, row, str(self.name))
+            _add_review(found, row, str(self.name))
         return found.finish()
 
 
@@ -137,7 +144,7 @@ def _review(path: Path) -> bytes:
     return content
 
 
-def _add(found: ByteSequences, row: object, where: str) -> None:
+def _add_review(found: ByteSequences, row: object, where: str) -> None:
     if not isinstance(row, dict):
         raise UserError(f"{where}: a row is no object with fields.")
     label = value_of(row, ("label", "sentiment"), where)
@@ -145,3 +152,89 @@ def _add(found: ByteSequences, row: object, where: str) -> None:
     if label not in (0, 1):
         raise UserError(f"{where}: the label {label!r} is neither 0 (unfavourable) nor 1 (favourable).")
     found.add(int(label), str(value_of(row, ("text", "review"), where)))
+
+
+PAIRS_VERSION = 1
+PAPER_LENGTH = 4000  # the Arena's, of each text
+LONGEST_LINE = 2**24  # bytes of a pair
+LOOKED_AT = 2**20  # bytes of a file, whether they are text
+COLUMNS = 5  # label, id1, id2, text1, text2
+_NAMES = {"train": "train", "validation": "eval", "test": "test"}  # as the Arena's files have them
+
+
+class Retrieval(ArraySource):
+    """path: a folder with new_aan_pairs.train.tsv, .eval.tsv and .test.tsv (any names that end so; several are read in
+    the order of their names), each line: label, two ids, two texts, by tabs; the label is 0 or 1. UserError: not found,
+    or lines of another form.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None,
+        *,
+        length: int = PAPER_LENGTH,
+        fixed: bool = False,
+        cache_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if path is None:
+            raise UserError(
+                "sequence.data=retrieval is read from disk: sequence.path=FOLDER with the Long Range Arena's "
+                "new_aan_pairs.train.tsv, new_aan_pairs.eval.tsv and new_aan_pairs.test.tsv."
+            )
+        self.path = Path(path).expanduser()
+        self.length, self.fixed, self.cache_dir = length, fixed, cache_dir
+
+    @property
+    def shape(self) -> SequenceShape:
+        return SequenceShape(classes=2, length=self.length, towers=2)
+
+    def describe(self) -> str:
+        return f"pairs of papers in {self.path}, up to {self.length:,} bytes each"
+
+    def prepare(self) -> None:
+        """Read what is not in the cache."""
+        for name in _NAMES:
+            self.split(name)
+
+    def split(self, name: str) -> SequenceSamples:
+        """One of "train", "validation", "test"."""
+        files = self._files(name)
+        key = f"retrieval-{fingerprint(files)}-{self.length}-v{PAIRS_VERSION}"
+        return SequenceSamples(
+            open_or_build(key, lambda: self._read(files), self.cache_dir, self.shape), self.length, fixed=self.fixed
+        )
+
+    def _files(self, split: str) -> list[Path]:
+        if not self.path.is_dir():
+            raise UserError(f"sequence.path={self.path} is no folder (seen from {Path.cwd()}).")
+        found = sorted(self.path.glob(f"*{_NAMES[split]}.tsv"))
+        if not found:
+            raise UserError(f"{self.path} has no file that ends in {_NAMES[split]}.tsv.")
+        return found
+
+    def _read(self, files: list[Path]) -> Sequences:
+        pairs = ByteSequences(self.length)
+        for file in files:
+            _add_pairs(pairs, file)
+        return pairs.finish()
+
+
+def _add_pairs(pairs: ByteSequences, file: Path) -> None:
+    with file.open("rb") as lines:
+        decode_text(lines.read(LOOKED_AT), file, remedy="pairs are UTF-8.")
+        lines.seek(0)
+        number = 0
+        while line := lines.readline(LONGEST_LINE + 1):
+            number += 1
+            if len(line) > LONGEST_LINE:
+                raise UserError(f"{file}:{number}: a line of more than {LONGEST_LINE:,} bytes.")
+            fields = line.rstrip(b"\r\n").split(b"\t")
+            if len(fields) != COLUMNS:
+                raise UserError(f"{file}:{number}: {len(fields)} fields by tabs, not label, id1, id2, text1, text2.")
+            try:
+                label = float(fields[0])
+            except ValueError:
+                label = -1
+            if label not in (0, 1):
+                raise UserError(f"{file}:{number}: the label is neither 0 nor 1.")
+            pairs.add(int(label), fields[3], fields[4])

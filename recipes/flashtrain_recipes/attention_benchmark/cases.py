@@ -21,8 +21,13 @@ from typing import Any
 import torch
 
 from flashtrain.errors import UserError
-from flashtrain_recipes.attention_benchmark.names import BLOCK_SPARSE, WITH_DOCUMENTS, MaskName, parse_mask
-from flashtrain_recipes.attention_benchmark.settings import BenchmarkSettings
+from flashtrain_recipes.attention_benchmark.settings import (
+    BLOCK_SPARSE,
+    WITH_DOCUMENTS,
+    BenchmarkSettings,
+    MaskName,
+    parse_mask,
+)
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 BLOCK_SIZE = 128

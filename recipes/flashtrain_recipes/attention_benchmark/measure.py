@@ -1,20 +1,30 @@
-"""One case measured: every implementation is tried, then they take turns, and each gets a row a direction."""
+"""recipe=attention-benchmark: attention by every implementation, forward and backward, with the paper's two figures.
+
+Of one case every implementation is tried, then they take turns, and each gets a row a direction. The run's folder
+(benchmark_runner/run.py) also has runtime.png, memory.png, ... where there are several lengths of a shape.
+"""
 
 from __future__ import annotations
 
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from flashtrain_recipes.attention_benchmark.cases import Case, flops
+from flashtrain.report.rows import values_of
+from flashtrain.report.table import Table
+from flashtrain.settings.settings import Settings
+from flashtrain.training.hardware import Hardware
+from flashtrain_recipes.attention_benchmark.cases import Case, cases, flops
+from flashtrain_recipes.attention_benchmark.figures import case_line, families, memory_figure, runtime_figure, tables
 from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs, counted_pairs, make_sets, visible_pairs
-from flashtrain_recipes.attention_benchmark.peers import Peer
+from flashtrain_recipes.attention_benchmark.peers import Peer, choose_peers
 from flashtrain_recipes.attention_benchmark.peers.base import Attend
 from flashtrain_recipes.attention_benchmark.reference import Expected, expected
 from flashtrain_recipes.benchmark_runner.measuring import (
@@ -29,6 +39,7 @@ from flashtrain_recipes.benchmark_runner.measuring import (
     first_line,
     in_turn,
 )
+from flashtrain_recipes.benchmark_runner.run import Benchmark, Run
 
 FORWARD, BACKWARD, PLAN = "forward", "backward", "plan"
 # Up to this length the time with launching is told too (of plans always): there it can be the longer one.
@@ -248,3 +259,69 @@ def _reasons(caught: Sequence[warnings.WarningMessage]) -> list[str]:
     lines = [str(warning.message).split(" (Triggered")[0].splitlines()[0] for warning in caught]
     noise = ("not used because", "runtime disabled")
     return [line[:200] for line in lines if not any(words in line for words in noise)][:2]
+
+
+class AttentionBenchmark(Benchmark):
+    """The cases of benchmark.rows by the implementations in peers/."""
+
+    def __init__(self, settings: Settings, hardware: Hardware) -> None:
+        super().__init__(settings, hardware)
+        self.todo = cases(self.asked)
+        device = torch.device("cuda" if hardware.kind == "cuda" else "cpu")
+        self.peers, self.missing = choose_peers(self.asked.implementations, device)
+
+    def line(self) -> str:
+        asked = self.asked
+        names = "; ".join(peer.title for peer in self.peers) or "nothing"
+        return (
+            f"attention benchmark: {len(self.todo)} cases (benchmark.rows={asked.rows}), {asked.dtype}, "
+            f"{'+'.join(asked.directions)}, up to {asked.rounds} rounds{self.limit()}, on {self.hardware.name}: {names}"
+        )
+
+    def measure(self, number: int, effort: Effort, run: Run) -> list[Row]:
+        case, rows = self.todo[number], []
+        try:
+            measurement = Measurement(
+                case,
+                self.device,
+                self.clock,
+                seed=self.settings.seed + number,
+                directions=self.asked.directions,
+                note=partial(run.note, str(case)),
+            )
+            rows = measurement.run(self.peers, effort, check=self.asked.reference)
+            del measurement
+        except torch.OutOfMemoryError:
+            run.note(str(case), "the inputs", OUT_OF_MEMORY)
+        self.clock.release()
+        return rows
+
+    def told(self, rows: Sequence[Row]) -> str:
+        return case_line(rows)
+
+    def metrics(self, rows: Sequence[Row]) -> dict[str, float]:
+        """A case's TFLOP/s by implementation and direction."""
+        return {
+            f"tflops/{row['direction']}/{row['implementation']}": row["tflops"]
+            for row in rows
+            if row.get("tflops") is not None
+        }
+
+    def tables(self, rows: Sequence[Row]) -> list[Table]:
+        return tables(rows)
+
+    def figures(self, run: Run) -> Iterator[tuple[str, Path]]:
+        """Time and memory against length, where there are several lengths of a shape."""
+        if families(run.rows):
+            for draw, name in ((runtime_figure, "runtime"), (memory_figure, "memory")):
+                if name == "runtime" or values_of(run.rows, "peak_memory_mib"):
+                    yield name, draw(run.rows, run.folder / f"{name}.png")
+
+    def best(self, rows: Sequence[Row]) -> dict[str, float]:
+        """Our fastest row in each direction, in TFLOP/s."""
+        ours = [row for row in rows if row["implementation"] == "flashtrain" and row.get("tflops") is not None]
+        return {
+            f"tflops_{direction}": max(row["tflops"] for row in ours if row["direction"] == direction)
+            for direction in ("forward", "backward")
+            if any(row["direction"] == direction for row in ours)
+        }

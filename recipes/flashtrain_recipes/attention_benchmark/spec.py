@@ -1,14 +1,20 @@
-"""mode=benchmark: what is measured instead of trained, as a run asks for it."""
+"""mode=benchmark: what is measured instead of trained, as a run asks for it, and who heeds `benchmark.*`: each
+benchmark its own settings, and those of a preset or a list only where these ask.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashtrain.errors import UserError
+from flashtrain.heeded import Condition, Rule
+from flashtrain.registry import component
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Mode
+from flashtrain_recipes.attention_benchmark.settings import BenchmarkSettings
 
 if TYPE_CHECKING:
     from flashtrain.training.hardware import Hardware
@@ -52,16 +58,13 @@ class Benchmark(Mode):
             )
 
     def plan(self, settings: Settings, hardware: Hardware) -> str:
-        from flashtrain_recipes.attention_benchmark.start import benchmark_plan
-
-        return benchmark_plan(settings, hardware)
+        return str(_named(settings, hardware).plan())
 
     def run(
         self, settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
     ) -> dict[str, Any]:
-        from flashtrain_recipes.attention_benchmark.start import benchmark
-
-        return benchmark(settings, hardware, folder, overrides=overrides, started=started)
+        row: dict[str, Any] = _named(settings, hardware).run(folder, overrides=overrides, started=started)
+        return row
 
     def demo_line(self, demo: Settings, where: str) -> str:
         asked = demo.benchmark
@@ -84,3 +87,72 @@ class Benchmark(Mode):
         limits = [f"lengths to {asked.longest}" if asked.longest else "", asked.dtype, limit.removeprefix(", ")]
         told = ", ".join(part for part in limits if part)
         return f"measuring small shapes through torch's CPU backends ({told}). For the recipe in full, {where}"
+
+
+def _named(settings: Settings, hardware: Hardware) -> Any:
+    """What benchmark.name names: a benchmark_runner.run.Benchmark."""
+    return component("benchmark", str(settings.benchmark.name))(settings, hardware)
+
+
+_EVERY = "implementations rounds max_seconds"
+_STEPS = "models contexts batches weights steps compile tokens"
+# benchmark.name: the settings that it reads.
+_READ = {
+    "attention": f"{_EVERY} rows seqlens batch tokens heads kv_heads head_dims masks densities dropout dtype "
+    "directions longest reference",
+    "step": f"{_EVERY} {_STEPS} command_steps",
+    "bert": f"{_EVERY} {_STEPS} units samples dropouts",
+    "sequence": f"{_EVERY} tasks batches steps compile longest",
+    "context": f"{_EVERY} seqlens heads kv_heads head_dims masks dtype longest reference shapes ways layouts degrees "
+    "one_device_longest check_longest min_seconds",
+}
+_RECIPES = {
+    "attention": "attention-benchmark",
+    "step": "gpt2-speed, context-speed",
+    "bert": "bert-speed",
+    "sequence": "lra-speed",
+    "context": "long-context-benchmark",
+}
+
+
+def _of_benchmarks(setting: str) -> Rule:
+    names = [name for name, read in _READ.items() if setting in read.split()]
+    recipes = ", ".join(_RECIPES[name] for name in names)
+    return Rule(
+        f"benchmark.{setting}", lambda settings: settings.benchmark.name in names, f"mode=benchmark of recipe={recipes}"
+    )
+
+
+def _rows(*presets: str) -> Condition:
+    """Of the attention benchmark, whose rows these presets are; of other benchmarks always."""
+    return lambda settings: settings.benchmark.name != "attention" or settings.benchmark.rows in presets
+
+
+def _random_blocks(settings: Settings) -> bool:
+    asked = settings.benchmark
+    return asked.rows == "block-sparse" or (asked.rows == "grid" and "block-random" in (asked.masks or []))
+
+
+def _no_batch(settings: Settings) -> bool:
+    return not settings.benchmark.batches and not settings.benchmark.batch
+
+
+RULES = (
+    *(_of_benchmarks(field.name) for field in fields(BenchmarkSettings) if field.name != "name"),
+    Rule("benchmark", lambda settings: settings.benchmark.name is not None, "recipes with mode=benchmark"),
+    Rule("benchmark.batch benchmark.kv_heads benchmark.dropout", _rows("grid"), "benchmark.rows=grid"),
+    Rule("benchmark.heads", _rows("grid", "features", "block-sparse"), "benchmark.rows=grid, features, block-sparse"),
+    Rule("benchmark.densities", _random_blocks, "benchmark.rows=block-sparse, and benchmark.masks=[block-random]"),
+    Rule("benchmark.tokens", _rows("grid", "block-sparse"), "benchmark.rows=grid, block-sparse"),
+    Rule(
+        "benchmark.tokens",
+        _no_batch,
+        "cases whose batch is not named: add benchmark.batches=null, or leave benchmark.batch out",
+    ),
+    Rule(
+        "benchmark.heads benchmark.kv_heads benchmark.head_dims",
+        lambda settings: not settings.benchmark.shapes,
+        "cases without benchmark.shapes, which say all three",
+    ),
+    Rule("benchmark.samples", lambda settings: bool(settings.benchmark.units), "benchmark.units=[paragraph]"),
+)

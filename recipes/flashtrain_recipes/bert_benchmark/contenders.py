@@ -17,11 +17,12 @@ from flashtrain.settings.settings import Settings
 from flashtrain.tasks import MaskedLanguageModel
 from flashtrain.tasks.masked_language.build import make_masked_task
 from flashtrain.training.hardware import Hardware
-from flashtrain_recipes.bert_benchmark.batches import (
+from flashtrain_recipes.bert_benchmark.cases import (
     BUCKETS,
     FULL,
     PACKED,
     RANDOM,
+    BertCase,
     Sequences,
     bucket_batches,
     masked_batches,
@@ -29,7 +30,6 @@ from flashtrain_recipes.bert_benchmark.batches import (
     padded_arguments,
     padded_batches,
 )
-from flashtrain_recipes.bert_benchmark.cases import BertCase
 from flashtrain_recipes.step_benchmark.contenders import NO_END, HuggingFace, precision_of
 from flashtrain_recipes.step_benchmark.training_step import Batches, Contender, TrainingStep, task_step, usual_step
 

@@ -16,8 +16,7 @@ from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.benchmark_runner.measuring import Row
 from flashtrain_recipes.benchmark_runner.run import Run
-from flashtrain_recipes.bert_benchmark.batches import BUCKETS
-from flashtrain_recipes.bert_benchmark.cases import BertCase, cases, with_lengths
+from flashtrain_recipes.bert_benchmark.cases import BUCKETS, BertCase, cases, with_lengths
 from flashtrain_recipes.bert_benchmark.contenders import BertContender, all_bert_contenders
 from flashtrain_recipes.step_benchmark.run import StepBenchmark
 

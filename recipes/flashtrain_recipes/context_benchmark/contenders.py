@@ -1,15 +1,19 @@
-"""What is measured at a case: a way of sharing attention, in a layout.
+"""What is measured: attention of a shape, mask and length over so many devices; and the ways of sharing it in a layout.
 
-B batch (1), S sequence, n tokens a rank holds, R ranks, H query heads, K key/value heads, D head dimension.
+B batch (1), S sequence, n tokens a rank holds, R ranks (the degree), H query heads, K key/value heads, D head
+dimension.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,13 +21,129 @@ from torch import Tensor
 
 from flashtrain.distributed.context import local_attention
 from flashtrain.distributed.context.attention import SharedAttention
-from flashtrain.distributed.context.layout import Layout, make_layout
+from flashtrain.distributed.context.layout import Layout, make_layout, visible_keys
 from flashtrain.distributed.context.ways import ALL_TO_ALL, Choice, Traffic, choose_for, choose_way
 from flashtrain.errors import UserError
 from flashtrain_kernels import Mask
-from flashtrain_recipes.attention_benchmark.names import CONTEXT_LAYOUTS, CONTEXT_WAYS
-from flashtrain_recipes.context_benchmark.cases import ContextCase
+from flashtrain_recipes.attention_benchmark.cases import Case
+from flashtrain_recipes.attention_benchmark.peers.ours import unplanned_mask
+from flashtrain_recipes.attention_benchmark.settings import (
+    CONTEXT_LAYOUTS,
+    CONTEXT_WAYS,
+    WITH_DOCUMENTS,
+    BenchmarkSettings,
+    Shape,
+    parse_mask,
+    parse_shape,
+)
 from flashtrain_recipes.context_benchmark.ranks import Team
+
+LENGTHS = (32768, 131072, 524288)
+MASKS = ("causal", "causal-document")
+# Lengths of documents: log-normal, of this median and spread, as texts of the web are; one is rarely far from 20 tokens
+# or 20,000. In short sequences the median is a share of the sequence.
+MEDIAN_TOKENS, SPREAD, LEAST_DOCUMENTS = 665, 1.6, 24
+
+
+@dataclass(frozen=True)
+class ContextCase:
+    """attention: one row (batch 1). degree: devices that share it."""
+
+    attention: Case
+    degree: int
+
+    @cached_property
+    def mask(self) -> Mask:
+        """The whole sequence's, on the host."""
+        return unplanned_mask(self.attention, torch.device("cpu"))
+
+    @cached_property
+    def pairs(self) -> int:
+        """(query, key) pairs that a head computes."""
+        return int(visible_keys(self.mask).sum())
+
+    @property
+    def flops(self) -> float:
+        """Of forward and backward: 4 D and 10 D for each pair and head."""
+        return 14.0 * self.attention.heads * self.attention.head_dim * self.pairs
+
+    @property
+    def family(self) -> tuple[Any, ...]:
+        """What cases share that differ by length and degree alone."""
+        one = self.attention
+        return (one.mask, one.heads, one.kv_heads, one.head_dim, one.dtype_name)
+
+    def columns(self) -> dict[str, Any]:
+        """The case as the columns of a row."""
+        one = self.attention
+        told: dict[str, Any] = {
+            "mask": one.mask,
+            "seqlen": one.seqlen_q,
+            "degree": self.degree,
+            "heads": one.heads,
+            "kv_heads": one.kv_heads,
+            "head_dim": one.head_dim,
+            "dtype": one.dtype_name,
+        }
+        if one.documents:
+            told |= {"documents": len(one.documents), "longest_document": max(one.documents)}
+        return told
+
+    def __str__(self) -> str:
+        one = self.attention
+        return f"{one.mask}, {one.seqlen_q} tokens, {Shape(one.heads, one.kv_heads, one.head_dim)}, {self.degree} ranks"
+
+
+def cases(asked: BenchmarkSettings, degrees: Sequence[int]) -> list[ContextCase]:
+    """Every shape, mask, length (the shorter first) and degree asked for. Raises UserError where none is left."""
+    lengths = sorted(set(asked.seqlens or LENGTHS))
+    if asked.longest is not None:
+        lengths = [length for length in lengths if length <= asked.longest]
+    found = [
+        ContextCase(_attention(shape, mask, length, asked.dtype), degree)
+        for shape in shapes(asked)
+        for mask in asked.masks or MASKS
+        for length in lengths
+        for degree in degrees
+    ]
+    if not found:
+        raise UserError(f"benchmark.longest={asked.longest} leaves none of the lengths. Possible: a longer one.")
+    return list(dict.fromkeys(found))
+
+
+def shapes(asked: BenchmarkSettings) -> list[Shape]:
+    """benchmark.shapes, or those of heads, kv_heads and head_dims: by default a model of width 2048, heads of 128."""
+    if asked.shapes is not None:
+        return [parse_shape(text) for text in asked.shapes]
+    found = []
+    for head_dim in asked.head_dims or [128]:
+        heads = asked.heads or max(1, 2048 // head_dim)
+        kv_heads = asked.kv_heads or heads
+        if heads % kv_heads:
+            raise UserError(f"benchmark.kv_heads={kv_heads} does not divide the {heads} heads of {head_dim}.")
+        found.append(Shape(heads, kv_heads, head_dim))
+    return found
+
+
+def heavy_tailed_lengths(total: int, seed: int = 0) -> tuple[int, ...]:
+    """Lengths of documents that fill `total` tokens, log-normal, the last one cut; the same for a seed everywhere."""
+    draw = random.Random(seed)
+    middle = math.log(max(1.0, min(MEDIAN_TOKENS, total / LEAST_DOCUMENTS)))
+    lengths: list[int] = []
+    left = total
+    while left:
+        length = min(left, max(1, round(draw.lognormvariate(middle, SPREAD))))
+        lengths.append(length)
+        left -= length
+    return tuple(lengths)
+
+
+def _attention(shape: Shape, mask: str, length: int, dtype: str) -> Case:
+    documents = heavy_tailed_lengths(length) if parse_mask(mask).kind in WITH_DOCUMENTS else ()
+    return Case(
+        1, shape.heads, length, shape.head_dim, mask, kv_heads=shape.kv_heads, dtype_name=dtype, documents=documents
+    )
+
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 

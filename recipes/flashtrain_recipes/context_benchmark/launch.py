@@ -30,8 +30,7 @@ from flashtrain.distributed.context.watchdog import EXIT_CODE, Watchdog
 from flashtrain.errors import RunFailed
 from flashtrain_recipes.attention_benchmark.settings import BenchmarkSettings
 from flashtrain_recipes.benchmark_runner.measuring import Event, Row, first_line
-from flashtrain_recipes.context_benchmark.cases import ContextCase, cases
-from flashtrain_recipes.context_benchmark.contenders import Contender, our_contenders
+from flashtrain_recipes.context_benchmark.contenders import Contender, ContextCase, cases, our_contenders
 from flashtrain_recipes.context_benchmark.measure import Measurement, RanOut
 from flashtrain_recipes.context_benchmark.peers import peers
 from flashtrain_recipes.context_benchmark.ranks import World, begin

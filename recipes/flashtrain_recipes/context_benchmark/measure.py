@@ -17,10 +17,10 @@ from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs, make_
 from flashtrain_recipes.attention_benchmark.reference import Expected, expected
 from flashtrain_recipes.attention_benchmark.settings import BenchmarkSettings
 from flashtrain_recipes.benchmark_runner.measuring import OUT_OF_MEMORY, Note, Row, clock_for, first_line, in_turn
-from flashtrain_recipes.context_benchmark.cases import ContextCase
 from flashtrain_recipes.context_benchmark.contenders import (
     Attend,
     Contender,
+    ContextCase,
     Place,
     gradients,
     leaves_of,

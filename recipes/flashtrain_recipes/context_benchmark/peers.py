@@ -24,8 +24,7 @@ from flashtrain.distributed.context.layout import Layout
 from flashtrain.distributed.context.local_attention import Part, Scores, local_part, planned
 from flashtrain.distributed.context.ways import Traffic
 from flashtrain_recipes.attention_benchmark.inputs import starts
-from flashtrain_recipes.context_benchmark.cases import ContextCase
-from flashtrain_recipes.context_benchmark.contenders import Attend, Contender, Place, evenly_dealt
+from flashtrain_recipes.context_benchmark.contenders import Attend, Contender, ContextCase, Place, evenly_dealt
 
 # torch 2.13 renamed both and warns at the old names.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

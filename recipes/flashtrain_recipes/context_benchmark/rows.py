@@ -22,8 +22,7 @@ from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs
 from flashtrain_recipes.attention_benchmark.peers.ours import Flashtrain
 from flashtrain_recipes.attention_benchmark.reference import Expected
 from flashtrain_recipes.benchmark_runner.measuring import Clock, Pace, Row
-from flashtrain_recipes.context_benchmark.cases import ContextCase
-from flashtrain_recipes.context_benchmark.contenders import Contender, Place, gradients
+from flashtrain_recipes.context_benchmark.contenders import Contender, ContextCase, Place, gradients
 
 
 class Errors(NamedTuple):

@@ -1,15 +1,104 @@
-"""mode=lengths, a training for each of several contexts, and mode=passkey, as a run asks for them."""
+"""mode=lengths, a training for each of several contexts, and mode=passkey: their settings, and what a run asks."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from flashtrain.errors import UserError
+from flashtrain.heeded import Rule, does
+from flashtrain.settings.setting_checks import at_least, between
 from flashtrain.settings.settings import Settings, check_context
 from flashtrain.spec import Mode
 
 if TYPE_CHECKING:
     from flashtrain.training.hardware import Hardware
+
+
+@dataclass
+class LengthsSettings:
+    """Which contexts are compared, and on what.
+
+    contexts: one training each. window: tokens of a held-out window (None: the longest context). scored: how many of
+    its last tokens are scored, by every model. stride: of perplexity_sliding, scored at once. windows: how many at
+    most. resamples: of the bootstrap. bins: groups of positions in the loss by position.
+    """
+
+    contexts: list[int] | None = None
+    window: int | None = None
+    scored: int = 1024
+    stride: int = 256
+    windows: int = 128
+    resamples: int = 2000
+    bins: int = 16
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a window."""
+        return self.window if self.window is not None else max(self.contexts or [1])
+
+    def check(self) -> None:
+        for name in ("scored", "stride", "windows", "resamples", "bins"):
+            at_least(f"lengths.{name}", getattr(self, name), 1)
+        if self.contexts is not None and (not self.contexts or len(set(self.contexts)) < len(self.contexts)):
+            raise UserError(f"lengths.contexts={list(self.contexts)} must be one or more different lengths.")
+
+    def check_together(self) -> None:
+        """Raise UserError for lengths that do not go with one another.
+
+        Apart from check(), since a machine without a GPU may put the recipe's demo in these settings' place first.
+        """
+        if not self.contexts:
+            return
+        if min(self.contexts) < self.scored:
+            raise UserError(
+                f"lengths.scored={self.scored} tokens do not fit the context of {min(self.contexts)}: "
+                "every model must hold all scored tokens at once. Lower lengths.scored, or leave that context out."
+            )
+        if max(self.contexts) > self.longest:
+            raise UserError(
+                f"lengths.window={self.longest} is shorter than the context of {max(self.contexts)}, "
+                "which it could not fill: raise lengths.window."
+            )
+        if self.stride > self.scored:
+            raise UserError(f"lengths.stride={self.stride} must be at most lengths.scored={self.scored}.")
+        if self.bins > self.scored:
+            raise UserError(f"lengths.bins={self.bins} must be at most lengths.scored={self.scored}.")
+
+
+@dataclass
+class PasskeySettings:
+    """Which prompts of passkey retrieval are asked.
+
+    lengths: tokens of prompt and answer (None: the model's context). depths: shares of the text before the key.
+    trials: keys for each length and depth. digits: of a key.
+    """
+
+    lengths: list[int] | None = None
+    depths: list[float] = field(default_factory=lambda: [0.0, 0.25, 0.5, 0.75, 1.0])
+    trials: int = 10
+    digits: int = 5
+
+    def check(self) -> None:
+        for length in self.lengths or []:
+            at_least("passkey.lengths", length, 1)
+        if not self.depths:
+            raise UserError("passkey.depths=[] must be one or more numbers from 0 to 1.")
+        for depth in self.depths:
+            between("passkey.depths", depth, 0.0, 1.0)
+        at_least("passkey.trials", self.trials, 1)
+        between("passkey.digits", self.digits, 1, 18)
+
+
+RULES = (
+    Rule("lengths", does("lengths"), "mode=lengths (recipe=gpt2-long, long-document)"),
+    Rule(
+        "lengths.window lengths.scored lengths.stride lengths.windows lengths.resamples lengths.bins",
+        does("lengths", task="model"),
+        "mode=lengths of a language model (recipe=gpt2-long)",
+    ),
+    Rule("passkey", does("passkey", task="model"), "mode=passkey checkpoint=... of a language model"),
+)
 
 
 class Lengths(Mode):
@@ -38,16 +127,14 @@ class Lengths(Mode):
                 )
 
     def plan(self, settings: Settings, hardware: Hardware) -> str:
-        from flashtrain_recipes.long_context.study import lengths_plan
-        from flashtrain_recipes.long_document.study import contexts_plan
+        from flashtrain_recipes.context_study import study_plan
 
-        return (contexts_plan if _of_texts(settings) else lengths_plan)(settings, hardware)
+        return study_plan(settings, hardware)
 
     def run_study(self, settings: Settings, overrides: list[str], *, started: float) -> int:
-        from flashtrain_recipes.long_context.study import run_lengths
-        from flashtrain_recipes.long_document.study import run_contexts
+        from flashtrain_recipes.context_study import run_study
 
-        return (run_contexts if _of_texts(settings) else run_lengths)(settings, overrides, started=started)
+        return run_study(settings, overrides, started=started)
 
 
 class Passkey(Mode):
@@ -63,7 +150,3 @@ class Passkey(Mode):
 
         evaluate_passkey(settings, hardware)
         return 0
-
-
-def _of_texts(settings: Settings) -> bool:
-    return settings.task == "fine_tuning"  # the two studies that there are

@@ -7,37 +7,103 @@ context, and positions.png, loss along the scored tokens.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flashtrain.announce import quieten, say
-from flashtrain.command.machine import settle
+from flashtrain.announce import say
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import CHECKPOINTS, FINISHED, LAST, read_summary
+from flashtrain.report.figures import line_figure
 from flashtrain.report.rows import Row
+from flashtrain.report.table import Table, make_table
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.language.prepare import make_data
-from flashtrain.tasks.language.prepare import plan_language as plan
 from flashtrain.training.hardware import Hardware
-from flashtrain_recipes.context_study import ContextStudy, Start, run_of, start_training, study_plan, trained_contexts
-from flashtrain_recipes.long_context.compare import LENGTHS, length_rows, position_rows, remarks
+from flashtrain_recipes.context_study import ContextStudy, run_of, trained_contexts
+from flashtrain_recipes.long_context.compare import (
+    LENGTHS,
+    PAPER,
+    PAPER_TABLE_4,
+    POSITIONS,
+    length_rows,
+    meets_the_paper,
+    paper_columns,
+    position_rows,
+    remarks,
+)
 from flashtrain_recipes.long_context.evaluate import KEPT_SCORES, Scores, Windows, held_out_windows, kept_scores
-from flashtrain_recipes.long_context.figures import lengths_figure, lengths_table, positions_figure
+
+COLUMNS = (
+    "context", "tokens", "perplexity", "perplexity_low", "perplexity_high", "against_shorter", "perplexity_sliding",
+    "against_shorter_sliding", "tokens_per_second", "train_seconds", "time_ratio", "peak_memory_gib",
+    "paper_perplexity", "paper_days", "paper_time_ratio",
+)  # fmt: skip
 
 
-def run_lengths(settings: Settings, overrides: list[str], *, started: float, start: Start = start_training) -> int:
-    """Train, score and report: see ContextStudy.run. Raises UserError before anything is trained for what cannot
-    work."""
-    quieten()
-    settings, hardware = settle(settings, overrides)
-    return LengthsStudy(settings, hardware, overrides).run(started=started, start=start)
+def lengths_table(rows: Sequence[Row]) -> Table:
+    """The table that ends a comparison."""
+    lengths = [row for row in rows if row["part"] == LENGTHS]
+    first = next((row for row in lengths if row.get("scored_tokens")), None)
+    scored = "" if first is None else f"{first['scored_tokens']:,} held-out tokens in {first['units']} {first['unit']}"
+    columns = [key for key in COLUMNS if any(row.get(key) is not None for row in lengths)]
+    if meets_the_paper(lengths):
+        scored += f"; paper: {PAPER}"
+    else:
+        columns = [key for key in columns if not key.startswith("paper_")]
+    return make_table(lengths, columns, scored)
 
 
-def lengths_plan(settings: Settings, hardware: Hardware) -> str:
-    """mode=plan: what each length's training would take, and nothing started."""
-    return study_plan(settings, lambda one: plan(one, hardware))
+_HEIGHT = 4.2
+
+
+def lengths_figure(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
+    """Perplexity (95% intervals as bars) and time of a token relative to the shortest context, against context.
+
+    The paper's values are a line of their own: another text, so its height is not to be compared, its course is.
+    Raises UserError for rows of another recipe.
+    """
+    own = [row for row in rows if row.get("part") == LENGTHS]
+    if not own:
+        raise UserError("these rows compare no context lengths: they are not of recipe=gpt2-long.")
+    drawn: list[Row] = [{**row, "series": "flashtrain"} for row in own]
+    drawn += [_sliding(row) for row in own if row.get("perplexity_sliding") is not None]
+    counts = [row["scored_tokens"] for row in own if row.get("scored_tokens")]
+    title = f"the same {counts[0]:,} held-out tokens for every context, bars 95%" if counts else ""
+    if meets_the_paper(own):
+        drawn += _paper()
+        title += f"\nbeside {PAPER}"
+    return line_figure(drawn, "context", ["perplexity", "time_ratio"], "series", path, title=title, height=_HEIGHT)
+
+
+def positions_figure(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
+    """Loss along the scored tokens, a line a context: reading each window once, and with full context for each token.
+
+    Raises UserError for rows of another recipe.
+    """
+    own = [row for row in rows if row.get("part") == POSITIONS]
+    if not own:
+        raise UserError("these rows have no loss by position: they are not of recipe=gpt2-long.")
+    return line_figure(own, "position", ["loss", "loss_sliding"], "context", path, height=_HEIGHT)
+
+
+def _sliding(row: Mapping[str, Any]) -> Row:
+    series = "flashtrain, full context for every token"
+    return {"context": row["context"], "series": series, "perplexity": row["perplexity_sliding"]}
+
+
+def _paper() -> list[Row]:
+    told = {context: paper_columns(context) for context in PAPER_TABLE_4}
+    return [
+        {
+            "context": context,
+            "series": "FlashAttention's Table 4 (OpenWebText)",
+            "perplexity": columns["paper_perplexity"],
+            "time_ratio": columns["paper_time_ratio"],
+        }
+        for context, columns in told.items()
+    ]
 
 
 class LengthsStudy(ContextStudy):

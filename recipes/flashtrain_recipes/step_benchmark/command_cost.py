@@ -23,9 +23,8 @@ from flashtrain.settings.settings import Settings
 from flashtrain.training.loggers import METRICS
 from flashtrain.training.metrics_file import read_metrics
 from flashtrain_recipes.benchmark_runner.measuring import Clock, Row
-from flashtrain_recipes.step_benchmark.cases import StepCase
 from flashtrain_recipes.step_benchmark.measure import NO_TIME, case_columns, rates
-from flashtrain_recipes.step_benchmark.training_step import Contender
+from flashtrain_recipes.step_benchmark.training_step import Contender, StepCase
 
 COMMAND = "flashtrain, the whole command"
 _ROUNDS = 5

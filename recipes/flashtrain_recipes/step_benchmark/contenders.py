@@ -25,9 +25,16 @@ from flashtrain.tasks.components import make_model
 from flashtrain.tasks.language.prepare import make_task
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import GIB
-from flashtrain_recipes.step_benchmark.cases import StepCase, WeightsHeld
 from flashtrain_recipes.step_benchmark.plain_training import PlainGPT
-from flashtrain_recipes.step_benchmark.training_step import Contender, MemoryChoice, TrainingStep, task_step, usual_step
+from flashtrain_recipes.step_benchmark.training_step import (
+    Contender,
+    MemoryChoice,
+    StepCase,
+    TrainingStep,
+    WeightsHeld,
+    task_step,
+    usual_step,
+)
 
 FLASHTRAIN = "flashtrain"
 BASELINE = "Hugging Face, eager"

@@ -25,7 +25,6 @@ from flashtrain.training.hardware import Hardware
 from flashtrain.training.loggers import log_table
 from flashtrain_recipes.benchmark_runner.measuring import OUT_OF_MEMORY, Effort, Row
 from flashtrain_recipes.benchmark_runner.run import Benchmark, Run
-from flashtrain_recipes.step_benchmark.cases import StepCase, cases
 from flashtrain_recipes.step_benchmark.command_cost import COMMAND, command_row
 from flashtrain_recipes.step_benchmark.contenders import FLASHTRAIN, all_contenders, precision_of
 from flashtrain_recipes.step_benchmark.figures import (
@@ -37,7 +36,7 @@ from flashtrain_recipes.step_benchmark.figures import (
     step_tables,
 )
 from flashtrain_recipes.step_benchmark.measure import NO_TIME, StepMeasurement, case_columns
-from flashtrain_recipes.step_benchmark.training_step import Contender
+from flashtrain_recipes.step_benchmark.training_step import Contender, StepCase, cases
 
 FIGURE = "context.png"
 _RECOMPILATIONS = 64  # of one function: every implementation that shares it, at every batch

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from flashtrain_recipes.arena.best_of_stage import BestOfStage
+from flashtrain_recipes.arena.learning_curve import BestOfStage
 
 
 def validated(best: BestOfStage, step: int, score: float) -> None:

@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 
 from flashtrain.errors import UserError
 from flashtrain.report.rows import read_result
+from flashtrain_recipes.arena.accuracy import accuracy_rows, accuracy_table, mean_speedups, speed_rows
 from flashtrain_recipes.arena.figures import accuracy_figure, curriculum_figure
-from flashtrain_recipes.arena.tables import accuracy_rows, accuracy_table, mean_speedups, speed_rows
 
 RESULTS = Path(__file__).resolve().parents[3] / "recipes" / "results"
 

@@ -9,7 +9,7 @@ from tiny_runs import TinyRuns
 
 from flashtrain import registry
 from flashtrain.command.compose import compose_settings
-from flashtrain_recipes.arena.fallen import fell
+from flashtrain_recipes.arena.learning_curve import fell
 from flashtrain_recipes.arena.stages import stages_of
 from flashtrain_recipes.arena.weights import read_classifier
 
@@ -46,7 +46,7 @@ def test_masked_pixels_alone_have_no_chance_to_fall_to() -> None:
 
 
 def test_the_training_ends_and_the_weights_before_the_fall_are_named(curriculum: TinyRuns, monkeypatch) -> None:
-    monkeypatch.setattr("flashtrain_recipes.arena.fallen.fell", lambda rows, stage: stage.number == 1)
+    monkeypatch.setattr("flashtrain_recipes.arena.learning_curve.fell", lambda rows, stage: stage.number == 1)
     stages = "curriculum.stages=[{side:24,steps:3,batch:4},{side:28,steps:3,batch:4},{side:32,steps:3,batch:4}]"
     status, folder = curriculum.run("fallen", stages)
     assert status == 2
@@ -73,7 +73,7 @@ def test_a_run_that_was_stopped_within_the_stage_names_them_too_and_a_good_stage
     kept = folder / "checkpoints" / "before-stage-2.safetensors"
     assert kept.is_file()
     with monkeypatch.context() as falls:
-        falls.setattr("flashtrain_recipes.arena.fallen.fell", lambda rows, stage: stage.number == 1)
+        falls.setattr("flashtrain_recipes.arena.learning_curve.fell", lambda rows, stage: stage.number == 1)
         status, _ = curriculum.run("fallen-later", stages, f"resume={folder}")
     assert status == 2
     assert f"weights={kept}" in summary(folder)["error"]

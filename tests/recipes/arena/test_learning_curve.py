@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flashtrain.errors import UserError
-from flashtrain_recipes.arena.curve import COLUMNS, LearningCurve
+from flashtrain_recipes.arena.learning_curve import COLUMNS, LearningCurve
 
 ROW: dict[str, Any] = {
     "stage": 1, "side": 24, "contour": "hard", "drawn_as": "", "step": 3, "images": 12, "train_accuracy": 0.5,

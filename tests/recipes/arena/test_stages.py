@@ -16,12 +16,11 @@ from flashtrain.settings.typed_settings import setting_names
 from flashtrain.tasks import SequenceClassification
 from flashtrain.training.checkpoints import save_atomically
 from flashtrain.training.hardware import detect_hardware
+from flashtrain_recipes.arena.accuracy import wilson
 from flashtrain_recipes.arena.build import classifier_config
-from flashtrain_recipes.arena.intervals import wilson
-from flashtrain_recipes.arena.plan import plan_classifier
 from flashtrain_recipes.arena.settings import StageSettings
 from flashtrain_recipes.arena.stages import SAID_BY_STAGES, stages_of
-from flashtrain_recipes.arena.words import random_start
+from flashtrain_recipes.arena.words import plan_classifier, random_start
 
 
 def test_pathx_is_trained_on_growing_images() -> None:

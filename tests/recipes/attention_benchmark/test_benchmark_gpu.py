@@ -6,7 +6,7 @@ import pytest
 from tiny_runs import flashtrain_command
 
 from flashtrain.report import read_result
-from flashtrain_recipes.attention_benchmark.names import STEP_IMPLEMENTATIONS
+from flashtrain_recipes.attention_benchmark.settings import STEP_IMPLEMENTATIONS
 
 pytestmark = pytest.mark.gpu
 

@@ -20,9 +20,9 @@ from flashtrain_recipes.attention_benchmark.inputs import (
     make_sets,
     visible_pairs,
 )
-from flashtrain_recipes.attention_benchmark.names import WITH_DOCUMENTS
 from flashtrain_recipes.attention_benchmark.peers.ours import make_mask
 from flashtrain_recipes.attention_benchmark.peers.pytorch import Standard
+from flashtrain_recipes.attention_benchmark.settings import WITH_DOCUMENTS
 
 CPU = torch.device("cpu")
 WITH_A_MASK_OF_OURS = (

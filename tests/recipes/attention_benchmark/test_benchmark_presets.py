@@ -7,9 +7,8 @@ import pytest
 from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
 from flashtrain_recipes.attention_benchmark.cases import cases
-from flashtrain_recipes.attention_benchmark.names import IMPLEMENTATIONS, MASKS, parse_mask
 from flashtrain_recipes.attention_benchmark.peers import all_peers
-from flashtrain_recipes.attention_benchmark.settings import BenchmarkSettings
+from flashtrain_recipes.attention_benchmark.settings import IMPLEMENTATIONS, MASKS, BenchmarkSettings, parse_mask
 
 # The anchor rows: batch, heads, key/value heads, length, head dimension, mask
 ANCHORS = {

@@ -17,8 +17,8 @@ from flashtrain.command.job import run_job
 from flashtrain.command.machine import settle
 from flashtrain.report import read_result
 from flashtrain.report.__main__ import main as report
-from flashtrain_recipes.attention_benchmark import run as benchmark_run
-from flashtrain_recipes.attention_benchmark.start import benchmark_plan
+from flashtrain_recipes.attention_benchmark import measure as benchmark_run
+from flashtrain_recipes.attention_benchmark.spec import Benchmark
 
 WORDS = (
     "recipe=attention-benchmark",
@@ -131,7 +131,7 @@ def test_a_run_stopped_by_a_signal_keeps_its_rows_and_says_so(tmp_path, monkeypa
 def test_a_killed_run_has_lost_nothing(tmp_path) -> None:
     script = tmp_path / "killed.py"
     script.write_text(
-        "import os, signal, flashtrain_recipes.attention_benchmark.run as run\n"
+        "import os, signal, flashtrain_recipes.attention_benchmark.measure as run\n"
         "class Killed(run.Measurement):\n"
         "    def run(self, *given, **options):\n"
         "        if self.case.seqlen_q == 64: os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -176,7 +176,7 @@ def test_without_a_gpu_it_says_that_it_measures_small_shapes(caplog) -> None:
 
 def test_plan_lists_the_cases_and_starts_nothing(tmp_path) -> None:
     words = [*WORDS, "mode=plan", f"output={tmp_path}"]
-    text = benchmark_plan(*settle(compose_settings(words), words))
+    text = Benchmark().plan(*settle(compose_settings(words), words))
     assert "4 cases (benchmark.rows=grid)" in text
     assert "B=1 H=2 S=64 D=64 causal" in text
     assert "left out: torch SDPA, cuDNN, needs an NVIDIA GPU" in text

@@ -18,21 +18,26 @@ from flashtrain.distributed.context.ways import WAYS
 from flashtrain.errors import UserError
 from flashtrain.training.hardware import detect_hardware
 from flashtrain_kernels import masks
-from flashtrain_recipes.attention_benchmark.names import (
+from flashtrain_recipes.attention_benchmark.settings import (
     CONTEXT_IMPLEMENTATIONS,
     CONTEXT_LAYOUTS,
     CONTEXT_WAYS,
     MASKS,
     NOT_OVER_DEVICES,
+    BenchmarkSettings,
+    parse_shape,
 )
-from flashtrain_recipes.attention_benchmark.settings import BenchmarkSettings, parse_shape
-from flashtrain_recipes.context_benchmark.cases import ContextCase, cases, heavy_tailed_lengths
-from flashtrain_recipes.context_benchmark.contenders import only_communicating, our_contenders
-from flashtrain_recipes.context_benchmark.figures import efficiency_figure
+from flashtrain_recipes.context_benchmark.contenders import (
+    ContextCase,
+    cases,
+    heavy_tailed_lengths,
+    only_communicating,
+    our_contenders,
+)
 from flashtrain_recipes.context_benchmark.launch import choose_contenders, started_by_torchrun
 from flashtrain_recipes.context_benchmark.peers import peers
 from flashtrain_recipes.context_benchmark.rows import Rates
-from flashtrain_recipes.context_benchmark.run import ContextBenchmark, job_of
+from flashtrain_recipes.context_benchmark.run import ContextBenchmark, efficiency_figure, job_of
 
 RECIPE = "recipe=long-context-benchmark"
 CPU = detect_hardware("cpu")

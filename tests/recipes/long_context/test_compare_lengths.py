@@ -25,8 +25,8 @@ from flashtrain_recipes.long_context.compare import (
     remarks,
 )
 from flashtrain_recipes.long_context.evaluate import Windows
-from flashtrain_recipes.long_context.figures import lengths_figure, positions_figure
-from flashtrain_recipes.long_context.figures import lengths_table as table
+from flashtrain_recipes.long_context.study import lengths_figure, positions_figure
+from flashtrain_recipes.long_context.study import lengths_table as table
 
 
 def interval(losses, units, resamples=4000):

@@ -18,7 +18,7 @@ from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import read_settings, write_summary
 from flashtrain.report import read_result
 from flashtrain.report.__main__ import main as report
-from flashtrain_recipes.long_context.study import lengths_plan, run_lengths, start_training
+from flashtrain_recipes.context_study import run_study, start_training, study_plan
 
 LENGTHS = (
     "mode=lengths",
@@ -55,7 +55,7 @@ def compare(tiny_runs: TinyRuns, folder, *extra: str, start=None) -> tuple[int, 
     words = TinyRuns(tiny_runs.folder, without).settings_words(*LENGTHS, f"output={folder}", *extra)
     words = list({word.split("=", 1)[0]: word for word in words}.values())
     runner = start or InThisProcess()
-    return run_lengths(compose_settings(words), words, started=time.time(), start=runner), runner
+    return run_study(compose_settings(words), words, started=time.time(), start=runner), runner
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +222,7 @@ def test_what_cannot_work_is_refused_before_anything_is_trained(tiny_runs: TinyR
 
 def test_plan_describes_every_length_and_starts_nothing(tmp_path) -> None:
     words = ["recipe=gpt2-long", "mode=plan", "hardware=cpu", "lengths.contexts=[64,1024]", f"output={tmp_path}"]
-    text = lengths_plan(*settle(compose_settings(words), words))
+    text = study_plan(*settle(compose_settings(words), words))
     assert [line for line in text.splitlines() if line.startswith("===")] == ["=== context 64", "=== context 1,024"]
     assert not list(tmp_path.iterdir())
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import torch
 
 from flashtrain_recipes.benchmark_runner.measuring import CpuClock
-from flashtrain_recipes.step_benchmark.cases import StepCase
-from flashtrain_recipes.step_benchmark.training_step import Contender, TrainingStep
+from flashtrain_recipes.step_benchmark.training_step import Contender, StepCase, TrainingStep
 
 CPU = torch.device("cpu")
 CASE = StepCase("demo", 8, "fp32", vocab_size=64)

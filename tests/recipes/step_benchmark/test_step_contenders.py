@@ -15,8 +15,7 @@ from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2, SIZES
 from flashtrain.tasks.components import make_model
 from flashtrain.training.hardware import detect_hardware
-from flashtrain_recipes.attention_benchmark.names import STEP_IMPLEMENTATIONS, STEP_MODELS
-from flashtrain_recipes.step_benchmark.cases import StepCase
+from flashtrain_recipes.attention_benchmark.settings import STEP_IMPLEMENTATIONS, STEP_MODELS
 from flashtrain_recipes.step_benchmark.contenders import (
     HuggingFace,
     Plain,
@@ -25,7 +24,7 @@ from flashtrain_recipes.step_benchmark.contenders import (
     hugging_face_loss,
 )
 from flashtrain_recipes.step_benchmark.plain_training import PlainGPT, PlainTrainable
-from flashtrain_recipes.step_benchmark.training_step import TrainingStep, usual_step
+from flashtrain_recipes.step_benchmark.training_step import StepCase, TrainingStep, usual_step
 
 CPU = torch.device("cpu")
 # as many rows as tokens: transformers' GPT-2 and the plain one know no rows that stand for nothing

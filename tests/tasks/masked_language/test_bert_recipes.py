@@ -12,7 +12,7 @@ from flashtrain.command.job import run_job
 from flashtrain.errors import UserError
 from flashtrain_recipes.bert_benchmark import cases as speed_case
 from flashtrain_recipes.bert_benchmark.run import cases
-from flashtrain_recipes.long_document.study import run_contexts
+from flashtrain_recipes.context_study import run_study
 
 MASKED = ("trainer.steps=1", "trainer.tokens_per_step=256", "masked.token_budget=256", "masked.validation_samples=4")
 DOCUMENTS = ("trainer.steps=1", "finetune.batch=2", "finetune.train=8", "finetune.validation=2", "finetune.test=4")
@@ -69,7 +69,7 @@ def test_long_document_looks_at_its_texts_before_it_trains(words, tmp_path) -> N
     words = ["recipe=long-document", *words, *DOCUMENTS, "lengths.contexts=[16,32]"]
     given = [*words, "finetune.data=files", f"finetune.path={tmp_path / 'nowhere'}"]
     with pytest.raises(UserError, match="no labelled documents at"):
-        run_contexts(compose_settings(given), given, started=time.time(), start=lambda _: pytest.fail("trained"))
+        run_study(compose_settings(given), given, started=time.time(), start=lambda _: pytest.fail("trained"))
 
 
 def test_long_document_trains_each_context_and_draws_the_scores(words, tmp_path) -> None:
@@ -82,7 +82,7 @@ def test_long_document_trains_each_context_and_draws_the_scores(words, tmp_path)
         settings = compose_settings([word for word in given if not word.startswith("hydra.run.dir=")])
         return run_job(settings, tmp_path / folder, overrides=given, started=time.time())
 
-    assert run_contexts(compose_settings(words), words, started=time.time(), start=start) == 0
+    assert run_study(compose_settings(words), words, started=time.time(), start=start) == 0
     assert len(started) == 2
     (folder,) = tmp_path.glob("long-document/*/")
     rows = json.loads((folder / "result.json").read_text())["rows"]
@@ -91,7 +91,7 @@ def test_long_document_trains_each_context_and_draws_the_scores(words, tmp_path)
     assert rows[0]["best_micro_f1"] < rows[1]["best_micro_f1"] <= 1
     assert (folder / "score.png").stat().st_size > 10_000
     # A second command finds both trained.
-    assert run_contexts(compose_settings(words), words, started=time.time(), start=start) == 0
+    assert run_study(compose_settings(words), words, started=time.time(), start=start) == 0
     assert len(started) == 2
 
 

@@ -1,8 +1,9 @@
-"""Drawing Pathfinder images: from dashes to grey pixels, a batch at a time, on the device that the strokes are on.
+"""Pathfinder images drawn smooth: from dashes to grey pixels, a batch at a time, on the device that the strokes are on.
 
 A dash is drawn into a small window around it and the windows are put together by their maximum: 60 dashes of 11 x 11
 pixels are 130 times fewer distances than each pixel of a 128 x 128 image to each dash. A maximum does not depend on the
 order, so that the image is the same in every run, and shapes do not depend on the data: torch.compile takes all of it.
+The generator's small tables of shapes need the same coverage of pixels in plain NumPy.
 
 Letters: B images, N dashes of an image, W width of a window, Q points a window has along each side (2 W).
 """
@@ -11,12 +12,33 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from flashtrain_recipes.arena.pathfinder.coverage import SUPERSAMPLING
 from flashtrain_recipes.arena.pathfinder.parameters import PathfinderParameters
-from flashtrain_recipes.arena.pathfinder.strokes import Strokes
+from flashtrain_recipes.arena.pathfinder.records import Strokes
+
+SUPERSAMPLING = 2
+
+
+def capsule_coverage(tail: np.ndarray, head: np.ndarray, radius: float, reach: int) -> np.ndarray:
+    """Coverage in [0, 1] of the pixels around (0, 0) by all points within `radius` of the segment from tail to head.
+
+    tail, head: (2,) as (x, y), in pixels. Returns (2 reach + 1, 2 reach + 1), [y, x], pixel (0, 0) in its middle.
+    A point of the finer grid counts in full inside the shape and fades over one step of that grid at its rim.
+    """
+    fine = (np.arange((2 * reach + 1) * SUPERSAMPLING) + 0.5) / SUPERSAMPLING - 0.5 - reach
+    x, y = fine[None, :], fine[:, None]
+    along = head - tail
+    length_squared = float(along @ along)
+    share = ((x - tail[0]) * along[0] + (y - tail[1]) * along[1]) / (length_squared or 1.0)
+    share = np.clip(share, 0.0, 1.0)
+    distance = np.hypot(x - tail[0] - share * along[0], y - tail[1] - share * along[1])
+    points = np.clip((radius - distance) * SUPERSAMPLING + 0.5, 0.0, 1.0)
+    size = 2 * reach + 1
+    return points.reshape(size, SUPERSAMPLING, size, SUPERSAMPLING).mean(axis=(1, 3))
+
 
 # Points whose distances are held at once: some hundred MB of temporary tensors, and enough work for a GPU.
 POINTS_AT_ONCE = 16_000_000

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flashtrain.data.sequences import SequenceBatch, SequenceShape
 from flashtrain.settings.setting_checks import one_of
-from flashtrain_recipes.arena.pathfinder.drawing import rasterise
+from flashtrain_recipes.arena.pathfinder.drawing import rasterise, varied_brightness
 from flashtrain_recipes.arena.pathfinder.parameters import (
     DRAWINGS,
     ORIGINAL,
@@ -21,9 +21,8 @@ from flashtrain_recipes.arena.pathfinder.parameters import (
     drawn_like,
     of_side,
 )
+from flashtrain_recipes.arena.pathfinder.records import Strokes, together
 from flashtrain_recipes.arena.pathfinder.store import PathfinderImages, ensure
-from flashtrain_recipes.arena.pathfinder.strokes import Strokes, together
-from flashtrain_recipes.arena.pathfinder.variation import varied_brightness
 
 
 class _Undrawn(TypedDict):

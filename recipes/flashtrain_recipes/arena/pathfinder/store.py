@@ -29,11 +29,11 @@ from flashtrain_recipes.arena.pathfinder.records import (
     GENERATOR_VERSIONS,
     HEADER_BYTES,
     Header,
+    Strokes,
     read_header,
     record_type,
     sound,
 )
-from flashtrain_recipes.arena.pathfinder.strokes import Strokes
 from flashtrain_recipes.arena.pathfinder.tables import unit_vectors
 
 SPLITS = ("train", "validation", "test")
@@ -192,7 +192,8 @@ def _whole(path: Path, expected: Header) -> int:
 
 
 def _generate(path: Path, header: Header, count: int, workers: int | None) -> None:
-    from flashtrain_recipes.arena.pathfinder.growth import grow_file  # the generator, which a stored set does not need
+    # the generator, which a stored set does not need
+    from flashtrain_recipes.arena.pathfinder.generate import grow_file
 
     with only_writer(path, "pathfinder.cache_dir"):
         have = _whole(path, header)

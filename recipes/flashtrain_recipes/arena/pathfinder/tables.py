@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flashtrain_recipes.arena.pathfinder.coverage import capsule_coverage
 from flashtrain_recipes.arena.pathfinder.parameters import PathfinderParameters
+from flashtrain_recipes.arena.pathfinder.raster import capsule_coverage
 
 DEGREES = 360
 ANGLE_CODES = 65536  # an angle is stored in 16 bits, as so many parts of a full turn

@@ -1,4 +1,4 @@
-"""The random walks of drawing=smooth, compiled by numba.
+"""The random walks of drawing=smooth, compiled by numba, and the random numbers of both drawings' walks.
 
 Two long curves of dashes grow in turn, then short ones fill the room that is left. A curve never enters the margin of
 another dash. Where one of the two long curves cannot grow, both begin anew: what images look like depends on that.
@@ -6,6 +6,8 @@ another dash. Where one of the two long curves cannot grow, both begin anew: wha
 An image depends on its key and its number alone: nothing is carried from one image to the next. Masks hold 0 (free) to
 255 (occupied). Two masks are kept while the long curves grow, each without the last dash of the curve that it blocks:
 consecutive dashes of a curve may touch one another's margin.
+
+Random numbers are SplitMix64 (Steele, Lea, Flood 2014), a stream for each image of each key.
 """
 
 from __future__ import annotations
@@ -13,8 +15,41 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from flashtrain_recipes.arena.pathfinder.random_numbers import begun, below, uniform
 from flashtrain_recipes.arena.pathfinder.tables import DEGREES, FULL
+
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+
+
+@njit(cache=True, inline="always")
+def _mixed(value):
+    """Its output function: a bijection of 64-bit words that looks random."""
+    value = (value ^ (value >> np.uint64(30))) * _MIX_1
+    value = (value ^ (value >> np.uint64(27))) * _MIX_2
+    return value ^ (value >> np.uint64(31))
+
+
+@njit(cache=True, inline="always")
+def begun(key, number):
+    """The state (1,) uint64 of stream `number` of `key`, at its beginning."""
+    state = np.zeros(1, dtype=np.uint64)
+    state[0] = _mixed(key ^ _mixed(np.uint64(number) + _GAMMA))
+    return state
+
+
+@njit(cache=True, inline="always")
+def uniform(state):
+    """A float64 in [0, 1); the state is moved on."""
+    state[0] += _GAMMA
+    return (_mixed(state[0]) >> np.uint64(11)) * (1.0 / 9007199254740992.0)
+
+
+@njit(cache=True, inline="always")
+def below(state, count):
+    """A whole number in [0, count)."""
+    return int(uniform(state) * count)
+
 
 # A dash must not enter occupied pixels by more than antialiased rims: mask + dash stays below 1.8 of full.
 COLLISION = int(1.8 * FULL)

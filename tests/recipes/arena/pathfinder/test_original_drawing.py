@@ -28,8 +28,8 @@ from flashtrain_recipes.arena.pathfinder.parameters import (
     drawn_like,
     of_side,
 )
+from flashtrain_recipes.arena.pathfinder.records import Strokes
 from flashtrain_recipes.arena.pathfinder.store import PathfinderImages
-from flashtrain_recipes.arena.pathfinder.strokes import Strokes
 
 SIDES = (24, 32, 40, 64, 96, 128, 160, 256, 320)
 

@@ -15,7 +15,7 @@ from flashtrain_recipes.arena.pathfinder.parameters import (
     drawn_like,
     of_side,
 )
-from flashtrain_recipes.arena.pathfinder.settings import PathfinderSettings
+from flashtrain_recipes.arena.settings import PathfinderSettings
 
 SIDES = (32, 64, 128, 256)
 

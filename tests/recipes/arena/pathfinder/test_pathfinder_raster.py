@@ -14,7 +14,7 @@ from image_sets import ImagesOf
 from flashtrain_recipes.arena.pathfinder import raster
 from flashtrain_recipes.arena.pathfinder.parameters import PathfinderParameters, of_side
 from flashtrain_recipes.arena.pathfinder.raster import draw, rasterise
-from flashtrain_recipes.arena.pathfinder.strokes import Strokes
+from flashtrain_recipes.arena.pathfinder.records import Strokes
 
 
 def plain_drawing(strokes: Strokes, image: int, parameters: PathfinderParameters) -> np.ndarray:

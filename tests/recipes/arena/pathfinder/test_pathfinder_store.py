@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from flashtrain.errors import UserError
-from flashtrain_recipes.arena.pathfinder import growth
+from flashtrain_recipes.arena.pathfinder import generate
 from flashtrain_recipes.arena.pathfinder.generate import generate_records
 from flashtrain_recipes.arena.pathfinder.parameters import of_side
 from flashtrain_recipes.arena.pathfinder.records import HEADER_BYTES, Header, record_type
@@ -50,7 +50,7 @@ def test_a_set_grows_and_keeps_its_first_images(whole: bytes, tmp_path: Path) ->
 
 def test_what_is_there_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ensure(32, 5, 20, workers=1, cache_dir=tmp_path)
-    monkeypatch.setattr(growth, "grow_file", lambda *_: pytest.fail("generated again"))
+    monkeypatch.setattr(generate, "grow_file", lambda *_: pytest.fail("generated again"))
     assert len(ensure(32, 5, 20, cache_dir=tmp_path)) == 20
 
 
@@ -65,7 +65,7 @@ def test_an_interrupted_generation_goes_on_where_it_ended(
             raise KeyboardInterrupt
         return generate_records(header, first, count)
 
-    monkeypatch.setattr(growth, "generate_records", interrupted)
+    monkeypatch.setattr(generate, "generate_records", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ensure(32, 5, EXPECTED, workers=1, cache_dir=tmp_path)
     assert stored(ensure(32, 5, EXPECTED, workers=1, cache_dir=tmp_path)) == whole
@@ -143,7 +143,7 @@ def test_a_worker_that_fails_is_told_of_in_a_line(tmp_path: Path) -> None:
     impossible = Header(of_side(32, continuity=50.0), 0, "train")
     path = tmp_path / "impossible.bin"
     with pytest.raises(UserError, match="no two curves"):
-        growth.grow_file(path, impossible, 0, 600, workers=2)
+        generate.grow_file(path, impossible, 0, 600, workers=2)
 
 
 def test_a_file_of_before_there_were_two_drawings_is_of_the_smooth_one(tmp_path: Path) -> None:

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
-from flashtrain_recipes.arena.pathfinder.drawing import rasterise
+from flashtrain_recipes.arena.pathfinder.drawing import MOST_CONTRAST, rasterise, varied, varied_brightness
 from flashtrain_recipes.arena.pathfinder.parameters import ORIGINAL
 from flashtrain_recipes.arena.pathfinder.source import Pathfinder
-from flashtrain_recipes.arena.pathfinder.variation import MOST_CONTRAST, varied, varied_brightness
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,7 @@ import pytest
 
 from flashtrain.errors import UserError
 from flashtrain_recipes.arena.image import GreyImages
-from flashtrain_recipes.arena.retrieval import Retrieval
-from flashtrain_recipes.arena.text import ByteText
+from flashtrain_recipes.arena.text import ByteText, Retrieval
 
 
 def reviews(folder: Path) -> Path:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from flashtrain_recipes.arena.pathfinder.original.windows import dash_windows, disc_windows, half_window
 from flashtrain_recipes.arena.pathfinder.parameters import PathfinderParameters
-from flashtrain_recipes.arena.pathfinder.strokes import Strokes
+from flashtrain_recipes.arena.pathfinder.records import Strokes
 
 # Pixels of windows at once: some hundred MB of temporary tensors, and enough work for a GPU.
 PIXELS_AT_ONCE = 8_000_000

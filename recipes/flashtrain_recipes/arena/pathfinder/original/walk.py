@@ -14,8 +14,7 @@ from numba import njit
 
 from flashtrain_recipes.arena.pathfinder.original.tables import FULL
 from flashtrain_recipes.arena.pathfinder.original.windows import DEGREES
-from flashtrain_recipes.arena.pathfinder.random_numbers import begun, below, uniform
-from flashtrain_recipes.arena.pathfinder.walk import MOST_ATTEMPTS
+from flashtrain_recipes.arena.pathfinder.walk import MOST_ATTEMPTS, begun, below, uniform
 
 TRIES_A_DASH = 3
 TRIES_A_TIP = 3

@@ -1,21 +1,32 @@
-"""The learning curve of a whole training: a row at each validation, through all stages and pieces of the run."""
+"""How a stage of a curriculum goes and ends: its learning curve, its best weights, and whether it fell to chance.
+
+The curve has a row at each validation, through all stages and pieces of the run. The next stage starts from the weights
+of a stage's best validation. After a stage that fell to chance the others would build on nothing, for hours perhaps.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
 
 from flashtrain.announce import say
 from flashtrain.errors import UserError
 from flashtrain.files.disk import csv_value, write_atomically
 from flashtrain.report.formats import is_finite
 from flashtrain.tasks import SequenceClassification
+from flashtrain.tasks.training_task import metric
+from flashtrain.training.callbacks import held_out_samples
+from flashtrain_recipes.arena.accuracy import wilson
 from flashtrain_recipes.arena.stages import Stage
+from flashtrain_recipes.arena.weights import SavedClassifier, write_classifier
 
 COLUMNS = (
     "stage", "side", "contour", "drawn_as", "step", "images", "train_accuracy", "validation_accuracy",
@@ -164,3 +175,97 @@ def _is_number(value: Any) -> TypeGuard[float]:
     if isinstance(value, int):
         return not isinstance(value, bool) and is_finite(value)
     return isinstance(value, float)  # NaN too: a loss may have been
+
+
+class BestOfStage(pl.Callback):
+    """Keeps the weights of the best validation of a fit; `restore` puts them back where the latest one was worse.
+
+    A stage whose learning rate stays high can fall back, to chance even; what it had learned is not lost on the next.
+    The weights travel in the checkpoint, so a run that is resumed, from a file carried to another machine too, starts
+    its next stage as an uninterrupted one. monitor: the name that is logged; mode: whether its "max" or "min" is best.
+    """
+
+    def __init__(self, model: nn.Module, monitor: str, mode: str) -> None:
+        super().__init__()
+        self.model, self.monitor, self.sign = model, monitor, 1 if mode == "max" else -1
+        self.score: float | None = None
+        self.step = 0
+        self._latest: float | None = None
+        self._weights: dict[str, Tensor] = {}
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        score = metric(trainer, self.monitor)
+        if trainer.sanity_checking or score is None:
+            return
+        self._latest = score
+        if self.score is None or self.sign * score > self.sign * self.score:
+            self.score, self.step = score, trainer.global_step
+            self._weights = {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
+
+    def restore(self) -> bool:
+        """Whether the model has got weights back that were better than its latest."""
+        if self.score is None or self._latest is None or self.score == self._latest:
+            return False
+        with torch.no_grad():
+            self.model.load_state_dict(self._weights)
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"score": self.score, "step": self.step, "latest": self._latest, "weights": self._weights}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.score, self.step, self._latest = state_dict["score"], state_dict["step"], state_dict["latest"]
+        self._weights = dict(state_dict["weights"])
+
+
+CHANCE = 0.5  # of images whose answer is yes or no, which alone have stages
+LEARNED = 0.6  # what the stage before must have been above, for the fall to be one
+
+
+def fell(rows: Sequence[Mapping[str, Any]], stage: Stage) -> bool:
+    """Whether no validation of this stage tells it from guessing, though those of the stage before did clearly.
+
+    rows: of the learning curve. The last stage's end is everybody's to see, and the first has none before it.
+    """
+    settings = stage.settings
+    if settings.sequence.classification_weight == 0 or stage.number + 1 == stage.count:
+        return False
+    images = settings.pathfinder.validation_images
+    sequence = settings.sequence
+    looked_at = held_out_samples(sequence.validation_samples, settings.trainer.validate_every, sequence.batch)
+    count = min(images, looked_at)
+    best: dict[int, float] = {}
+    for row in rows:
+        best[row["stage"]] = max(best.get(row["stage"], 0.0), float(row["validation_accuracy"]))
+    here, before = best.get(stage.number + 1), best.get(stage.number)
+    if here is None or before is None:
+        return False
+    return wilson(round(here * count), count)[0] <= CHANCE and wilson(round(before * count), count)[0] > LEARNED
+
+
+def keep_start(stage: Stage, start: SavedClassifier | None, folder: Path) -> None:
+    """Write the weights that a stage after the first begins with into `folder`, as end_if_fallen names them: a run that
+    is resumed within the stage has them still."""
+    if start is not None and stage.number > 0:
+        write_classifier(start, _path(stage, folder))
+
+
+def forget_start(stage: Stage, folder: Path) -> None:
+    """Remove what keep_start wrote: the stage ended well."""
+    _path(stage, folder).unlink(missing_ok=True)
+
+
+def end_if_fallen(rows: Sequence[Mapping[str, Any]], stage: Stage, folder: Path) -> None:
+    """Raise UserError where the stage fell to chance, naming the weights that keep_start wrote into `folder`."""
+    if not fell(rows, stage):
+        return
+    path = _path(stage, folder)
+    kept = f" The weights that it began with: weights={path}." if path.exists() else ""
+    raise UserError(
+        f"{stage.name} fell to chance, and the stages after it would begin there: the training ends.{kept} Possible: "
+        "smaller steps from stage to stage (contour, drawn_as, side), a lower learning rate, larger batches."
+    )
+
+
+def _path(stage: Stage, folder: Path) -> Path:
+    return folder / f"before-stage-{stage.number + 1}.safetensors"

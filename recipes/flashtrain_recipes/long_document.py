@@ -10,19 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flashtrain.announce import quieten
-from flashtrain.command.machine import settle
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import FINISHED, read_summary
 from flashtrain.report.figures import line_figure
 from flashtrain.report.rows import Row
 from flashtrain.report.table import make_table
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.fine_tuning.prepare import check_fine_tuning_step, plan_fine_tuning
+from flashtrain.tasks.fine_tuning.prepare import check_fine_tuning_step
 from flashtrain.tasks.fine_tuning.splits import check_trainable, read_rows
 from flashtrain.tasks.fine_tuning.task import score_of
 from flashtrain.training.hardware import Hardware
-from flashtrain_recipes.context_study import ContextStudy, Start, run_of, start_training, study_plan, trained_contexts
+from flashtrain_recipes.context_study import ContextStudy, run_of, trained_contexts
 
 FIGURE = "score.png"
 BOUND = "the most that can be expected of a reader of so many tokens"
@@ -33,19 +31,6 @@ _TABLE = (
     "tokens_per_second", "mfu", "peak_memory_gib", "seconds", "status",
 )  # fmt: skip
 _NOT_KEPT = ("device", "versions", "overrides", "date", "recipe", "devices")  # true of the whole result
-
-
-def run_contexts(settings: Settings, overrides: list[str], *, started: float, start: Start = start_training) -> int:
-    """Train, score and report: see ContextStudy.run. Raises UserError before anything is trained for what cannot
-    work."""
-    quieten()
-    settings, hardware = settle(settings, overrides)
-    return DocumentsStudy(settings, hardware, overrides).run(started=started, start=start)
-
-
-def contexts_plan(settings: Settings, hardware: Hardware) -> str:
-    """mode=plan: what each context's training would take, and nothing started."""
-    return study_plan(settings, lambda one: plan_fine_tuning(one, hardware))
 
 
 class DocumentsStudy(ContextStudy):
