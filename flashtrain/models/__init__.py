@@ -53,7 +53,7 @@ _HOMES = {
     "GPT2Config": "gpt2",
     "SIZES": "gpt2",
     "MemorySavings": "memory_savings",
-    "Trainable": "memory_savings",
+    "Trainable": "trainable",
     "AxialRotaryPositions": "positions",
     "LearnedPositions": "positions",
     "RotaryPositions": "positions",

@@ -13,7 +13,6 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 
-from flashtrain.data.hub_source import HubSource
 from flashtrain.data.sources import FilesSource, StandardLibrarySource, TextSource
 from flashtrain.data.tokenizers import TokenizerSpec
 from flashtrain.models.gpt2 import GPT2, GPT2Config
@@ -74,6 +73,8 @@ def build_files(settings: DataSettings) -> TextSource:
 
 @register("source", "hub")
 def build_hub(settings: DataSettings) -> TextSource:
+    from flashtrain.data.hub_source import HubSource
+
     return HubSource(
         str(settings.name),
         split=settings.split,

@@ -72,6 +72,8 @@ class ContextParallelStrategy(ModelParallelStrategy):
     the heads, and in a step for attention that is not shared.
     """
 
+    shares_sequences = True  # what a task asks a strategy, without importing this one
+
     def __init__(
         self,
         context_parallel_size: int | None = None,

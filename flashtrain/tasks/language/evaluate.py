@@ -11,8 +11,8 @@ from flashtrain.integrations import differences_from_gpt2, save_gpt2, save_token
 from flashtrain.models.gpt2 import GPT2
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import LanguageModel
-from flashtrain.tasks.language.prepare import make_data
-from flashtrain.tasks.language.trained import TrainedModel, continue_text, load_trained, move
+from flashtrain.tasks.language.prepare import continue_text, make_data
+from flashtrain.tasks.language.trained import TrainedModel, load_trained, move
 from flashtrain.tasks.training_task import evaluating_trainer
 from flashtrain.training.hardware import Hardware
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from typing import Any
 
 import pytorch_lightning as pl
@@ -9,8 +10,12 @@ import torch
 
 from flashtrain.announce import say
 from flashtrain.data.datamodule import TextDataModule
+from flashtrain.data.tokenizers import Tokenizer
 from flashtrain.distributed.sharding import full_state_dict
+from flashtrain.errors import UserError
 from flashtrain.models.trainable import Trainable
+from flashtrain.models.trained_decoders import generate
+from flashtrain.settings.groups import GenerateSettings
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Prepared
 from flashtrain.tasks import LanguageModel
@@ -24,7 +29,6 @@ from flashtrain.tasks.components import (
     schedule_builder,
 )
 from flashtrain.tasks.context_run import check_model, context_columns, describe_context, plan_lines
-from flashtrain.tasks.language.trained import build_model, continue_text, describe_model, shape_defaults
 from flashtrain.tasks.planning import VOCABULARY, duration, expected_rate
 from flashtrain.tasks.training_task import metric
 from flashtrain.training.callbacks import describe_validation, held_out_samples
@@ -113,6 +117,34 @@ def prepare(settings: Settings, hardware: Hardware) -> Prepared:
         tokenizer=data.tokenizer,
         defaults=shape_defaults(model.shape),
     )
+
+
+def build_model(settings: Settings, *, vocab_size: int, attention: str) -> Trainable:
+    """A model to train: with random weights, or starting from `weights` (see trained.starting_weights), at `context`.
+
+    Raises UserError where the weights' model cannot serve the settings.
+    """
+    if settings.weights is not None:
+        from flashtrain.tasks.language.trained import model_of_weights
+
+        return model_of_weights(settings, vocab_size=vocab_size, attention=attention)
+    if settings.model.interpolate_positions:
+        raise UserError("model.interpolate_positions=true stretches trained positions: it needs weights=...")
+    return make_model(settings, vocab_size=vocab_size, attention=attention)
+
+
+def describe_model(model: Trainable, settings: Settings, *, vocab_size: int) -> dict[str, Any]:
+    """What a checkpoint says of its model, in plain values: enough to rebuild it and to notice another one."""
+    config = getattr(model, "config", None)
+    shape = asdict(config) if is_dataclass(config) and not isinstance(config, type) else {}
+    return {"name": settings.model.name, "size": settings.model.size, "vocab_size": vocab_size, "shape": shape}
+
+
+def shape_defaults(shape: object) -> dict[str, Any]:
+    """The defaults of a configuration's fields: what a checkpoint means that was written before they were added."""
+    if not is_dataclass(shape):
+        return {}
+    return {one.name: one.default for one in fields(shape) if one.default is not MISSING}
 
 
 def describe(settings: Settings, hardware: Hardware, model: Trainable, batching: Batching) -> str:
@@ -221,3 +253,23 @@ def _ways_to_run(batching: Batching) -> list[str]:
         return []
     lines = [f"{'>' if option.savings == batching.savings else ' '} {option.line()}" for option in batching.options]
     return ["memory savings, cheapest in time first (> is taken):", *lines]
+
+
+def continue_text(model: Trainable, tokenizer: Tokenizer, prompt: str, options: GenerateSettings, *, seed: int) -> str:
+    """The prompt and what the model writes after it.
+
+    Raises UserError for a model that does not generate.
+    """
+    device = next(model.parameters()).device
+    tokens = torch.tensor([tokenizer.encode(prompt)], device=device)
+    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=device.type == "cuda" and torch.cuda.is_bf16_supported()):
+        written = generate(
+            model,
+            tokens,
+            options.tokens,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            seed=seed,
+            end_of_text=tokenizer.end_of_text,
+        )
+    return tokenizer.decode(written[0].tolist())

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from flashtrain.data.packing import Batch
-from flashtrain.distributed.context.sequence import mean_over_context, whole
-from flashtrain.distributed.context.strategy import ContextParallelStrategy
 from flashtrain.distributed.sharding import shard
+from flashtrain.models.cache import spread_sequence
 from flashtrain.models.trainable import Trainable
 from flashtrain.tasks.training_task import OptimizerBuilder, ScheduleBuilder, TrainingTask, replayed
 from flashtrain_kernels import Mask, masks
@@ -71,7 +70,7 @@ class LanguageModel(TrainingTask):
             shard(self.model, self.device_mesh, precision=str(self.trainer.precision))
             self._shard_mesh_seen = True
             self._loss = self.model.loss  # the one that gathers the weights first
-        shares = self._trainer is not None and isinstance(self.trainer.strategy, ContextParallelStrategy)
+        shares = self._trainer is not None and getattr(self.trainer.strategy, "shares_sequences", False)
         apart = self._compile and (self.model.recomputes_blocks or shares)
         if apart and self.model.compile_blocks(dynamic=False, fullgraph=not shares):
             self._replays = False
@@ -106,8 +105,24 @@ class LanguageModel(TrainingTask):
         positions: Tensor | None = None
         mask: Mask | None = None
         if self.document_mask:
-            # Of a sequence that several devices share, all of it: a mask says what all tokens see.
-            positions, mask = batch["positions"], masks.document(whole(batch, "documents"), causal=True)
+            positions, mask = batch["positions"], masks.document(_documents(batch), causal=True)
         if not self._replays:
-            return mean_over_context(self._loss(batch["tokens"], batch["labels"], positions=positions, mask=mask))
+            loss = self._loss(batch["tokens"], batch["labels"], positions=positions, mask=mask)
+            return loss if spread_sequence() is None else _over_context(loss)
         return replayed(self._loss, batch["tokens"], batch["labels"], positions=positions, mask=mask)
+
+
+# What shares a sequence among devices is imported by runs that do.
+def _documents(batch: Batch) -> Tensor:
+    """Of a sequence that several devices share, all of it: a mask says what all tokens see."""
+    if spread_sequence() is None:
+        return batch["documents"]
+    from flashtrain.distributed.context.sequence import whole
+
+    return whole(batch, "documents")
+
+
+def _over_context(loss: Tensor) -> Tensor:
+    from flashtrain.distributed.context.sequence import mean_over_context
+
+    return mean_over_context(loss)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,7 @@ from flashtrain.integrations.weight_files import (
 )
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.models.trainable import Trainable
-from flashtrain.models.trained_decoders import generate, with_context
-from flashtrain.settings.groups import GenerateSettings
+from flashtrain.models.trained_decoders import with_context
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.components import make_model
 from flashtrain.training.checkpoints import read_checkpoint, weights_in
@@ -43,16 +42,12 @@ class TrainedModel:
     step: int
 
 
-def build_model(settings: Settings, *, vocab_size: int, attention: str) -> Trainable:
-    """A model to train: with random weights, or starting from `weights` (see starting_weights), at `context`.
+def model_of_weights(settings: Settings, *, vocab_size: int, attention: str) -> Trainable:
+    """A model to train that starts from `weights` (see starting_weights), at `context`.
 
     Raises UserError where the weights' model cannot serve the settings.
     """
-    if settings.weights is None:
-        if settings.model.interpolate_positions:
-            raise UserError("model.interpolate_positions=true stretches trained positions: it needs weights=...")
-        return make_model(settings, vocab_size=vocab_size, attention=attention)
-    config, state = at_context(settings, *starting_weights(settings), where=settings.weights)
+    config, state = at_context(settings, *starting_weights(settings), where=str(settings.weights))
     if vocab_size != config.vocab_size:
         raise UserError(
             f"the weights in {settings.weights} know {config.vocab_size} tokens and the tokenizer makes {vocab_size}: "
@@ -107,20 +102,6 @@ def at_context(
         rope_base=settings.model.rope_base,
         rope_factor=settings.model.rope_factor,
     )
-
-
-def describe_model(model: Trainable, settings: Settings, *, vocab_size: int) -> dict[str, Any]:
-    """What a checkpoint says of its model, in plain values: enough to rebuild it and to notice another one."""
-    config = getattr(model, "config", None)
-    shape = asdict(config) if is_dataclass(config) and not isinstance(config, type) else {}
-    return {"name": settings.model.name, "size": settings.model.size, "vocab_size": vocab_size, "shape": shape}
-
-
-def shape_defaults(shape: object) -> dict[str, Any]:
-    """The defaults of a configuration's fields: what a checkpoint means that was written before they were added."""
-    if not is_dataclass(shape):
-        return {}
-    return {one.name: one.default for one in fields(shape) if one.default is not MISSING}
 
 
 def load_trained(given: str, *, attention: str, settings: Settings | None = None) -> TrainedModel:
@@ -189,23 +170,3 @@ def _described(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if not isinstance(description, dict) or not isinstance(description.get("name"), str):
         raise UserError(f"{path} was not written by flashtrain: it does not say which model it holds.")
     return saved, description
-
-
-def continue_text(model: Trainable, tokenizer: Tokenizer, prompt: str, options: GenerateSettings, *, seed: int) -> str:
-    """The prompt and what the model writes after it.
-
-    Raises UserError for a model that does not generate.
-    """
-    device = next(model.parameters()).device
-    tokens = torch.tensor([tokenizer.encode(prompt)], device=device)
-    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=device.type == "cuda" and torch.cuda.is_bf16_supported()):
-        written = generate(
-            model,
-            tokens,
-            options.tokens,
-            temperature=options.temperature,
-            top_k=options.top_k,
-            seed=seed,
-            end_of_text=tokenizer.end_of_text,
-        )
-    return tokenizer.decode(written[0].tolist())
