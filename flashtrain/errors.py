@@ -1,4 +1,4 @@
-"""What a user is told when something they gave cannot work: one readable line, no traceback.
+"""What a user is told when something they gave cannot work, in one readable line; and the checks that settings share.
 
 `python -m flashtrain` prints a UserError's text and exits with a non-zero status; a program that imports flashtrain
 catches it as the ValueError it is.
@@ -49,3 +49,22 @@ def unknown(kind: str, given: str, possible: Iterable[str], *, listed: Iterable[
 
 class RunFailed(Exception):
     """A run failed where the user can mend nothing: one line, without a traceback, and exit status 1."""
+
+
+def one_of(name: str, given: str, possible: Iterable[str]) -> None:
+    """Raise unless `given` is one of the possible names."""
+    names = tuple(possible)
+    if given not in names:
+        raise unknown(name, given, names)
+
+
+def at_least(name: str, given: float, low: float) -> None:
+    """Raise unless `given` is a number not below `low`."""
+    if not given >= low:
+        raise UserError(f"{name}={given} must be at least {low}.")
+
+
+def between(name: str, given: float, low: float, high: float, *, include_high: bool = True) -> None:
+    """Raise unless `given` lies in [low, high], or in [low, high)."""
+    if not (low <= given <= high) or (given == high and not include_high):
+        raise UserError(f"{name}={given} must be in [{low}, {high}{']' if include_high else ')'}.")

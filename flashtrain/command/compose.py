@@ -26,10 +26,11 @@ from flashtrain.files.disk import conf_folder, recipe_files
 from flashtrain.files.foreign_files import SETTINGS_BYTES, literal, read_text
 from flashtrain.registry import registered
 from flashtrain.settings.groups import forget_unheeded
-from flashtrain.settings.settings import Settings, settings_class
-from flashtrain.settings.typed_settings import (
+from flashtrain.settings.settings import (
+    Settings,
     first_line,
     setting_names,
+    settings_class,
     settings_config,
     typed_settings,
     unknown_setting,

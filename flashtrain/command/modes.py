@@ -15,8 +15,7 @@ from flashtrain.command.machine import settle
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import BEST, find_checkpoint, read_settings
 from flashtrain.settings.groups import forget_unheeded
-from flashtrain.settings.settings import Settings
-from flashtrain.settings.typed_settings import settings_config
+from flashtrain.settings.settings import Settings, settings_config
 from flashtrain.spec import modes, task_of, tasks
 
 OF_A_CHECKPOINT = ("evaluate", "generate", "export")  # of any task; others are registered

@@ -33,8 +33,7 @@ from flashtrain.files.disk import write_atomically
 from flashtrain.files.foreign_files import MIB, literal, read_json_object, read_yaml
 from flashtrain.folders.run_lock import hold, is_first_of_job, is_held_by_job, let_go, slurm_job, try_hold
 from flashtrain.registry import component, registered
-from flashtrain.settings.settings import Settings
-from flashtrain.settings.typed_settings import typed_settings
+from flashtrain.settings.settings import Settings, typed_settings
 from flashtrain.spec import task_of
 from flashtrain.training.checkpoints import BEST, LAST
 

@@ -17,9 +17,8 @@ from pathlib import Path
 from flashtrain.errors import UserError, unknown
 from flashtrain.files.disk import write_atomically
 from flashtrain.report.formats import one_line
-from flashtrain.report.pivot import OPTIONS, View, view_of
 from flashtrain.report.rows import ResultFile, read_result
-from flashtrain.report.table import markdown_text
+from flashtrain.report.table import OPTIONS, View, markdown_text, view_of
 
 _START = re.compile(r"^<!--\s*table:\s*(?P<words>.*?)\s*-->\s*$")
 _END = re.compile(r"^<!--\s*end table\s*-->\s*$")

@@ -1,18 +1,23 @@
 """Typed settings of every config group, checked before anything is built.
 
-Hydra composes YAML; typed_settings.py turns the result into these dataclasses. Below them flashtrain passes plain
-arguments, so a setting's type, default and limits are decided here alone (groups of their own: trainer_settings.py and
-the settings.py of each task). A None means "decided from the machine or the model when the run starts".
+Hydra composes YAML; typed_settings() turns the result into these dataclasses. Below them flashtrain passes plain
+arguments, so a setting's type, default and limits are decided here, in groups.py and in the settings.py of each task
+alone. A None means "decided from the machine or the model when the run starts".
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
+import re
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, make_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from flashtrain.errors import UserError
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
+
+from flashtrain.errors import UserError, at_least, one_of, unknown
+from flashtrain.files.foreign_files import literal
 from flashtrain.registry import component, registered
 from flashtrain.settings.groups import (
     AttentionSettings,
@@ -22,9 +27,10 @@ from flashtrain.settings.groups import (
     LoggerSettings,
     MemorySettings,
     ModelSettings,
+    OptimizerSettings,
+    ScheduleSettings,
+    TrainerSettings,
 )
-from flashtrain.settings.setting_checks import at_least, one_of
-from flashtrain.settings.trainer_settings import OptimizerSettings, ScheduleSettings, TrainerSettings
 
 # What every task has; others are registered.
 TASK_MODES = ("train", "plan", "evaluate", "generate", "export")
@@ -247,3 +253,66 @@ def mode_names() -> list[str]:
 def divisors(number: int) -> list[int]:
     """The divisors of a positive whole number, ascending."""
     return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
+
+
+def typed_settings(config: DictConfig) -> Settings:
+    """The composed configuration as Settings, each value converted to its declared type.
+
+    Raises UserError naming the setting for an unknown key or a value of the wrong type. Does not call check().
+    """
+    schema = OmegaConf.structured(settings_class())
+    try:
+        merged = OmegaConf.merge(schema, config)
+        settings = OmegaConf.to_object(merged)
+    except ConfigKeyError as error:
+        raise unknown_setting(str(error.full_key)) from error
+    except ValidationError as error:
+        raise UserError(f"{error.full_key or 'configuration'}: {first_line(error)}.") from error
+    except OmegaConfBaseException as error:
+        raise UserError(f"configuration: {first_line(error)}.") from error
+    if not isinstance(settings, Settings):
+        raise TypeError(f"expected Settings, built {type(settings).__name__}")
+    return settings
+
+
+def first_line(error: BaseException) -> str:
+    """What a library says of an error, in a line, and without the value that an interpolation stands for: that may be
+    a password of the environment, and a log is read by others."""
+    text = str(error)
+    if text.startswith("While dereferencing interpolation"):
+        text = re.sub(r"Value '.*' of type", "what it stands for, of type", text, flags=re.DOTALL)
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def settings_config(settings: Settings) -> DictConfig:
+    """Settings as a configuration that can be changed; `${...}` in a text is that text and asks for nothing."""
+    config = OmegaConf.merge(OmegaConf.structured(settings_class()), literal(asdict(settings)))
+    if not isinstance(config, DictConfig):
+        raise TypeError(f"expected a DictConfig, built {type(config).__name__}")
+    return config
+
+
+def unknown_setting(given: str) -> UserError:
+    """The error for a setting that does not exist: near matches from all, a list of those beside it."""
+    group, _, _ = given.rpartition(".")
+    names = setting_names()
+    if group.endswith(".options") and group in names:
+        return UserError(f"{given} is an option of a registered component: add a plus, +{given}=...")
+    depth = group.count(".") + 1 if group in names else 0
+    beside = [name for name in names if name.count(".") == depth and (depth == 0 or name.startswith(f"{group}."))]
+    return unknown("setting", given, names, listed=beside)
+
+
+def setting_names() -> list[str]:
+    """Every dotted setting name, groups' own settings included."""
+    return _dotted(OmegaConf.structured(settings_class()))
+
+
+def _dotted(config: DictConfig, prefix: str = "") -> list[str]:
+    names = []
+    for key in map(str, config):
+        name = f"{prefix}{key}"
+        names.append(name)
+        if OmegaConf.is_dict(config._get_node(key)) and config[key]:
+            names.extend(_dotted(config[key], f"{name}."))
+    return names

@@ -18,9 +18,8 @@ from flashtrain.data.tokenizers import TokenizerSpec
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.models.trainable import Trainable
 from flashtrain.registry import component, register
-from flashtrain.settings.groups import DataSettings, ModelSettings
+from flashtrain.settings.groups import DataSettings, ModelSettings, OptimizerSettings, ScheduleSettings
 from flashtrain.settings.settings import Settings
-from flashtrain.settings.trainer_settings import OptimizerSettings, ScheduleSettings
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.optimizers import HALF, MasterWeights, adamw, lamb, muon
 from flashtrain.training.steps import constant_with_warmup, cosine_with_warmup, linear_with_warmup

@@ -117,7 +117,7 @@ def _recipe(chosen: random.Random) -> str:
 
 @cache
 def _names() -> list[str]:
-    from flashtrain.settings.typed_settings import setting_names
+    from flashtrain.settings.settings import setting_names
 
     return setting_names()
 

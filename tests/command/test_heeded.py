@@ -15,8 +15,7 @@ from flashtrain.command.given import check_all_heeded, check_heeded_by_a_job, ru
 from flashtrain.errors import UserError
 from flashtrain.files.disk import recipe_files
 from flashtrain.folders.run_folder import write_config
-from flashtrain.settings.settings import Settings
-from flashtrain.settings.typed_settings import setting_names
+from flashtrain.settings.settings import Settings, setting_names
 
 RUN_OF = {
     "language_model": "gpt2",

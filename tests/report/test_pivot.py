@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from flashtrain.errors import UserError
-from flashtrain.report.pivot import View, view_of
 from flashtrain.report.readme import check_tables, insert_tables
 from flashtrain.report.rows import has_failed
-from flashtrain.report.table import make_table
+from flashtrain.report.table import View, make_table, view_of
 
 ROWS = [
     {"seqlen_q": 1024, "direction": "forward", "implementation": "flashtrain", "tflops": 250.0, "error": 0.002},

@@ -14,8 +14,8 @@ from flashtrain.distributed.context.strategy import ContextParallelStrategy
 from flashtrain.distributed.context.ways import AUTO, WAYS
 from flashtrain.distributed.strategies import STRATEGIES, make_strategy
 from flashtrain.errors import UserError
-from flashtrain.settings.trainer_settings import CONTEXT_LAYOUTS, CONTEXT_WAYS
-from flashtrain.settings.trainer_settings import STRATEGIES as NAMES
+from flashtrain.settings.groups import CONTEXT_LAYOUTS, CONTEXT_WAYS
+from flashtrain.settings.groups import STRATEGIES as NAMES
 from flashtrain.tasks.context_run import strategy_options
 
 

@@ -1,11 +1,9 @@
-"""Sequence classification as a LightningModule around models.Classifier, with masked pixels as objective or beside it.
-
-B batch, S sequence, M masked pixels of a row, C rows that are read masked.
-"""
+"""Labels for whole sequences: a classifier's training and validation, and how its images are turned while it trains."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +11,59 @@ import torch
 from torch import Tensor
 
 from flashtrain.data.sequences import SequenceBatch
-from flashtrain.errors import UserError
+from flashtrain.errors import UserError, unknown
 from flashtrain.models.classifier import Classifier, Losses, pixels_to_mask, pixels_to_read
-from flashtrain.tasks.classification.augmentation import Augment
 from flashtrain.tasks.training_task import OptimizerBuilder, ScheduleBuilder, TrainingTask, replayed
+
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+
+
+def turned_and_mirrored(pixels: Tensor, generator: torch.Generator) -> Tensor:
+    """Each image (B, S) in one of the square's eight positions, drawn at random: a label that belongs to shapes, such
+    as Pathfinder's, stays what it was."""
+    images = _square(pixels)
+    across, down, over = torch.randint(2, (3, len(images), 1, 1), generator=generator, device=pixels.device).bool()
+    images = torch.where(across, images.flip(2), images)
+    images = torch.where(down, images.flip(1), images)
+    return torch.where(over, images.transpose(1, 2), images).flatten(1)
+
+
+def mirrored(pixels: Tensor, generator: torch.Generator) -> Tensor:
+    """Each image (B, S) as it is, or left and right exchanged, as photographs of things may be."""
+    images = _square(pixels)
+    across = torch.randint(2, (len(images), 1, 1), generator=generator, device=pixels.device).bool()
+    return torch.where(across, images.flip(2), images).flatten(1)
+
+
+AUGMENTATIONS: dict[str, Augment] = {"turn": turned_and_mirrored, "mirror": mirrored}
+
+
+def augmentation(name: str) -> Augment | None:
+    """The augmentation of that name, None for "none". UserError: no such name."""
+    if name == "none":
+        return None
+    if name not in AUGMENTATIONS:
+        raise unknown("augmentation", name, ("none", *AUGMENTATIONS))
+    return AUGMENTATIONS[name]
+
+
+def in_turn(several: Sequence[Augment]) -> Augment | None:
+    """One augmentation after the other, as one; None for none."""
+    if len(several) < 2:
+        return several[0] if several else None
+
+    def augment(pixels: Tensor, generator: torch.Generator) -> Tensor:
+        for one in several:
+            pixels = one(pixels, generator)
+        return pixels
+
+    return augment
+
+
+def _square(pixels: Tensor) -> Tensor:
+    side = math.isqrt(pixels.shape[1])
+    return pixels.view(-1, side, side)
+
 
 MASKING, AUGMENTING, READING = 0, 1, 2  # what is drawn
 VALIDATION_STEP = -1  # masked pixels of validation are drawn as of this step: the same ones every time

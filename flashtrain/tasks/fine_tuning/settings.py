@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from flashtrain.errors import UserError
-from flashtrain.settings.setting_checks import at_least, between, one_of
+from flashtrain.errors import UserError, at_least, between, one_of
 
 TARGETS = ("labels", "class", "tokens")
 DATA = ("cues", "files", "hub")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flashtrain.errors import UserError
-from flashtrain.settings.setting_checks import at_least, between, one_of
+from flashtrain.errors import UserError, at_least, between, one_of
 
 SIZES = ("tiny", "base", "large")
 FAMILIES = ("bert", "modern")

@@ -70,7 +70,7 @@ class MaskedTask(Task):
         say_finished(folder, *lines, f"{row['seconds']:.0f} s for the whole command")
 
     def run_mode(self, settings: Settings, hardware: Hardware) -> int:
-        from flashtrain.tasks.masked_language.evaluate import run_masked_mode
+        from flashtrain.tasks.masked_language.prepare import run_masked_mode
 
         return run_masked_mode(settings, hardware)
 

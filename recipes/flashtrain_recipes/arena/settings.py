@@ -6,8 +6,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from flashtrain.errors import UserError
-from flashtrain.settings.setting_checks import at_least, between, one_of
+from flashtrain.errors import UserError, at_least, between, one_of
 from flashtrain_recipes.arena.pathfinder.parameters import (
     BOTH,
     DRAWINGS,

@@ -16,9 +16,8 @@ from matplotlib.lines import Line2D
 from flashtrain.errors import UserError
 from flashtrain.report.figures import DPI, GRID, INK, WIDTH_INCHES, colour, line_figure, marker, save
 from flashtrain.report.formats import figure_text
-from flashtrain.report.pivot import View
 from flashtrain.report.rows import Row, has_failed, status_text, values_of
-from flashtrain.report.table import Table
+from flashtrain.report.table import Table, View
 
 # FlashAttention (Dao et al. 2022, arXiv 2205.14135), appendix: forward + backward in milliseconds on an A100-40GB,
 # batch 16, 8 heads of 64, by sequence length. "PyTorch" is standard attention, which ran out of memory at 16K.

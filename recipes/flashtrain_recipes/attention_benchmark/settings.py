@@ -6,9 +6,8 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from flashtrain.errors import UserError, unknown
+from flashtrain.errors import UserError, at_least, between, one_of, unknown
 from flashtrain.registry import registered
-from flashtrain.settings.setting_checks import at_least, between, one_of
 
 PRESETS = ("grid", "anchors", "paper", "features", "block-sparse")
 DIRECTIONS = ("forward", "backward")

@@ -16,9 +16,8 @@ from typing import Any
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
 from flashtrain.report.figures import line_figure
-from flashtrain.report.pivot import View
 from flashtrain.report.rows import has_failed, status_text, values_of
-from flashtrain.report.table import Table, make_table
+from flashtrain.report.table import Table, View, make_table
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.attention_benchmark.figures import family_path, heads_of

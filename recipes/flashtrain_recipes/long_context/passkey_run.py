@@ -19,8 +19,8 @@ from flashtrain.data.tokenizers import Tokenizer
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import make_unique
 from flashtrain.models.gpt2 import GPT2
-from flashtrain.report.pivot import View
 from flashtrain.report.rows import RESULT, Row, write_result
+from flashtrain.report.table import View
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.language.trained import load_trained, move
 from flashtrain.training.hardware import Hardware

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from flashtrain.errors import UserError
+from flashtrain.errors import UserError, at_least, between
 from flashtrain.heeded import Rule, does
-from flashtrain.settings.setting_checks import at_least, between
 from flashtrain.settings.settings import Settings, check_context
 from flashtrain.spec import Mode
 

@@ -12,9 +12,8 @@ from typing import Any
 
 from flashtrain.errors import UserError
 from flashtrain.report.figures import line_figure
-from flashtrain.report.pivot import View
 from flashtrain.report.rows import OUT_OF_MEMORY, Row, has_failed, status_text, values_of
-from flashtrain.report.table import Table, make_table
+from flashtrain.report.table import Table, View, make_table
 from flashtrain_recipes.step_benchmark.command_cost import COMMAND
 from flashtrain_recipes.step_benchmark.contenders import BASELINE, FLASHTRAIN
 from flashtrain_recipes.step_benchmark.measure import NO_TIME

@@ -12,7 +12,7 @@ from flashtrain.command.machine import settle
 from flashtrain.data.sequences import SequenceShape
 from flashtrain.errors import UserError
 from flashtrain.models import Classifier
-from flashtrain.settings.typed_settings import setting_names
+from flashtrain.settings.settings import setting_names
 from flashtrain.tasks import SequenceClassification
 from flashtrain.training.checkpoints import save_atomically
 from flashtrain.training.hardware import detect_hardware

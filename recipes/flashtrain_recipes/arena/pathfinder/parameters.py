@@ -11,8 +11,7 @@ import re
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from flashtrain.errors import UserError, unknown
-from flashtrain.settings.setting_checks import at_least
+from flashtrain.errors import UserError, at_least, unknown
 
 # Dashes of each of the two long curves: the more, the harder to follow from end to end.
 CONTOURS = {"hard": 14, "intermediate": 9, "easy": 6}

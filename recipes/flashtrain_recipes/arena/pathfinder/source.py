@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flashtrain.data.sequences import SequenceBatch, SequenceShape
-from flashtrain.settings.setting_checks import one_of
+from flashtrain.errors import one_of
 from flashtrain_recipes.arena.pathfinder.drawing import rasterise, varied_brightness
 from flashtrain_recipes.arena.pathfinder.parameters import (
     DRAWINGS,

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flashtrain.errors import UserError
+from flashtrain.errors import UserError, at_least, one_of
 from flashtrain.files.disk import default_cache_dir, only_writer
-from flashtrain.settings.setting_checks import at_least, one_of
 from flashtrain_recipes.arena.pathfinder.original.windows import DEGREES, directions
 from flashtrain_recipes.arena.pathfinder.parameters import (
     DRAWINGS,
