@@ -34,10 +34,12 @@ def prepare_kernel(
     real = query < seqlen_q
     column = tl.arange(0, D)[None, :]
     position = query.to(tl.int64)[:, None]
-    out_base = out_ptr + batch * out_strides.batch + head * out_strides.head
-    out = tl.load(out_base + position * out_strides.row + column, mask=real[:, None], other=0.0)
-    dout_base = dout_ptr + batch * dout_strides.batch + head * dout_strides.head
-    dout = tl.load(dout_base + position * dout_strides.row + column, mask=real[:, None], other=0.0)
+    of_out = Strided(out_ptr, *out_strides)
+    out_base = of_out.pointer + batch * of_out.batch + head * of_out.head
+    out = tl.load(out_base + position * of_out.row + column, mask=real[:, None], other=0.0)
+    of_dout = Strided(dout_ptr, *dout_strides)
+    dout_base = of_dout.pointer + batch * of_dout.batch + head * of_dout.head
+    dout = tl.load(dout_base + position * of_dout.row + column, mask=real[:, None], other=0.0)
     index = head_index.to(tl.int64) * seqlen_q + query
     lse2 = tl.load(lse_ptr + index, mask=real, other=float("inf")) * 1.4426950408889634
     lse2 = tl.where(lse2 == float("-inf"), float("inf"), lse2)

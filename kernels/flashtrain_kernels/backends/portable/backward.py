@@ -135,7 +135,7 @@ def backward_launches(
             grid=(max(programs_dkdv, programs_dq), 2),
             args=(
                 q, k, v, dout, *rows, dq, of_q, of_k, of_v, of_dout, of_dq, dk, dv, of_dk, of_dv, options.scale,
-                *call.with_tables(table, dq_table), programs_dkdv, programs_dq,
+                *call.with_tables(table + dq_table), programs_dkdv, programs_dq,
             ),
             constants={"F": features, "C_DKDV": tiling_dkdv, "C_DQ": tiling_dq},
             options=tile_dkdv.options(),

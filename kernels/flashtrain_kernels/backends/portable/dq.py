@@ -139,7 +139,7 @@ def compute_dq(
     offset = tl.cast(first_query, tl.int64)
     left = call.seqlen_q - first_query
     bounds = bounds_of(call)
-    keys = keys_of(k, v, call, table, batch, head // C.group)
+    keys = keys_of(k, v, call, table, batch, head, C.group)
     bias = call.bias + batch * call.bias_batch + head * call.bias_head
     options = head_options(head, bias, call, F)
     intervals = call.intervals + batch * call.interval_batch

@@ -141,7 +141,7 @@ def forward_kernel(
     query = first_query + tl.arange(0, BLOCK_Q)
     offset = tl.cast(first_query, tl.int64)
     bounds = bounds_of(call)
-    keys = keys_of(Strided(k_ptr, *k_strides), Strided(v_ptr, *v_strides), call, table, batch, head // C.group)
+    keys = keys_of(Strided(k_ptr, *k_strides), Strided(v_ptr, *v_strides), call, table, batch, head, C.group)
     bias = call.bias + batch * call.bias_batch + head * call.bias_head
     options = head_options(head, bias, call, F)
     intervals = call.intervals + batch * call.interval_batch

@@ -162,16 +162,9 @@ def tiling_of(
     )
 
 
-class Strides(NamedTuple):
-    """Of a (B, S, heads, D) tensor whose last stride is 1."""
-
-    batch: int
-    row: int
-    head: int
-
-
-def strides_of(x: torch.Tensor) -> Strides:
-    return Strides(*x.stride()[:3])
+def strides_of(x: torch.Tensor) -> tuple[int, ...]:
+    """By batch row, row and head, of a (B, S, heads, D) tensor whose last stride is 1."""
+    return x.stride()[:3]
 
 
 class Call(NamedTuple):
@@ -206,9 +199,9 @@ class Call(NamedTuple):
     threshold: Any
     keep_scale: Any
 
-    def with_tables(self, *tables: "Table") -> list[Any]:
-        """All of it and of the tables, in the order of the kernels' signatures."""
-        return [*self[:_TABLES_AT], *(argument for table in tables for argument in table), *self[_TABLES_AT:]]
+    def with_tables(self, tables: tuple[Any, ...]) -> list[Any]:
+        """All of it and of a Table, or of the sum of two, in the order of the kernels' signatures."""
+        return [*self[:_TABLES_AT], *tables, *self[_TABLES_AT:]]
 
 
 _TABLES_AT = Call._fields.index("heads")

@@ -69,7 +69,8 @@ class Head(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """The keys and values of one head: pointers and strides by row, the keys' positions, and the list of blocks."""
+    """The keys and values that one query head sees: pointers and strides by row, the keys' positions, and the list of
+    blocks."""
 
     k: Any
     k_row: Any
@@ -213,11 +214,12 @@ def bounds_of(call):
 
 
 @triton.jit
-def keys_of(k, v, call, table, batch, kv_head):
-    """The Keys of a key/value head. k, v: Strided."""
+def keys_of(k, v, call, table, batch, head, GROUP: tl.constexpr):
+    """The Keys of a query head. k, v: Strided."""
     return Keys(
-        k.pointer + batch * k.batch + kv_head * k.head, k.row, v.pointer + batch * v.batch + kv_head * v.head, v.row,
-        call.positions + batch * call.position_batch, table.blocks,
+        k.pointer + batch * k.batch + (head // GROUP) * k.head, k.row,
+        v.pointer + batch * v.batch + (head // GROUP) * v.head, v.row, call.positions + batch * call.position_batch,
+        table.blocks,
     )  # fmt: skip
 
 
