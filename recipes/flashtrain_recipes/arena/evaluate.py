@@ -42,6 +42,7 @@ from flashtrain_recipes.arena.weights import SUFFIX, SavedClassifier, read_class
 from flashtrain_recipes.long_context.evaluate import autocast_dtype
 
 PICTURE = "answers.png"
+PREVIEW = 24  # test images in it
 _NAMES = {
     "pathfinder": ("apart", "joined"),
     "image": ("airplane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
@@ -189,7 +190,7 @@ def answers(model: Classifier, source: SequenceSource, settings: Settings, hardw
     batch_size = settings.sequence.evaluation_batch or settings.sequence.batch
     sampler = FixedSampler(len(samples), batch_size=batch_size)
     dtype = autocast_dtype(hardware.precision)
-    shown = settings.sequence.preview if source.shape.side is not None else 0
+    shown = PREVIEW if source.shape.side is not None else 0
     forward = torch.compile(model, dynamic=False) if compiles(settings, hardware) else model
     correct = torch.zeros((), dtype=torch.int64, device=device)
     kept: list[tuple[Tensor, Tensor, Tensor]] = []
