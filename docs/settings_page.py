@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from flashtrain.errors import UserError
-from flashtrain.files.locate import conf_folder
+from flashtrain.files.disk import conf_folder
 from flashtrain.settings.settings import Settings
 
 IMPOSSIBLE = "no such name"  # no setting has it as a value

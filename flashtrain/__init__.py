@@ -7,60 +7,55 @@ know; each is imported when first used, so that `import flashtrain` stays quick.
 from __future__ import annotations
 
 import importlib
+import sys
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flashtrain.__main__ import main as main
+    from flashtrain.data.datamodule import TextDataModule as TextDataModule
+    from flashtrain.distributed.context.sequence import mean_over_context as mean_over_context
+    from flashtrain.distributed.context.strategy import ContextParallelStrategy as ContextParallelStrategy
+    from flashtrain.errors import UserError as UserError
+    from flashtrain.models.attention import Attention as Attention
+    from flashtrain.models.cache import next_positions as next_positions
+    from flashtrain.models.gpt2 import GPT2 as GPT2
+    from flashtrain.models.gpt2 import GPT2Config as GPT2Config
+    from flashtrain.models.trained_decoders import generate as generate
+    from flashtrain.registry import register as register
+    from flashtrain.tasks.language.task import LanguageModel as LanguageModel
+    from flashtrain.training.throughput import Throughput as Throughput
 
 __version__ = "0.1.0"
 
-_PUBLIC = {
-    "GPT2": "flashtrain.models",
-    "GPT2Config": "flashtrain.models",
-    "Attention": "flashtrain.models",
-    "ContextParallelStrategy": "flashtrain.distributed.context.strategy",
-    "LanguageModel": "flashtrain.tasks",
-    "TextDataModule": "flashtrain.data.datamodule",
-    "Throughput": "flashtrain.training.throughput",
-    "UserError": "flashtrain.errors",
-    "generate": "flashtrain.models.generation",
-    "mean_over_context": "flashtrain.distributed.context.sequence",
-    "next_positions": "flashtrain.models.cache",
-    "register": "flashtrain.registry",
-    "main": "flashtrain.__main__",
+
+def import_when_used(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """A package's __getattr__ (PEP 562): a name is imported when it is first used. homes: name -> module in package."""
+
+    def get(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module '{package}' has no attribute '{name}'")
+        value = getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return get
+
+
+_HOMES = {
+    "GPT2": "models.gpt2",
+    "GPT2Config": "models.gpt2",
+    "Attention": "models.attention",
+    "ContextParallelStrategy": "distributed.context.strategy",
+    "LanguageModel": "tasks.language.task",
+    "TextDataModule": "data.datamodule",
+    "Throughput": "training.throughput",
+    "UserError": "errors",
+    "generate": "models.trained_decoders",
+    "mean_over_context": "distributed.context.sequence",
+    "next_positions": "models.cache",
+    "register": "registry",
+    "main": "__main__",
 }
-
-__all__ = [
-    "GPT2",
-    "Attention",
-    "ContextParallelStrategy",
-    "GPT2Config",
-    "LanguageModel",
-    "TextDataModule",
-    "Throughput",
-    "UserError",
-    "__version__",
-    "generate",
-    "main",
-    "mean_over_context",
-    "next_positions",
-    "register",
-]
-
-if TYPE_CHECKING:
-    from flashtrain.__main__ import main
-    from flashtrain.data.datamodule import TextDataModule
-    from flashtrain.distributed.context.sequence import mean_over_context
-    from flashtrain.distributed.context.strategy import ContextParallelStrategy
-    from flashtrain.errors import UserError
-    from flashtrain.models import GPT2, Attention, GPT2Config
-    from flashtrain.models.cache import next_positions
-    from flashtrain.models.generation import generate
-    from flashtrain.registry import register
-    from flashtrain.tasks import LanguageModel
-    from flashtrain.training.throughput import Throughput
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'flashtrain' has no attribute '{name}'")
-    value = getattr(importlib.import_module(_PUBLIC[name]), name)
-    globals()[name] = value
-    return value
+__all__ = ["__version__", *_HOMES]
+__getattr__ = import_when_used(__name__, _HOMES)

@@ -39,7 +39,7 @@ from flashtrain.command.compose import (  # noqa: E402
 )
 from flashtrain.command.given import check_all_heeded  # noqa: E402
 from flashtrain.errors import UserError  # noqa: E402
-from flashtrain.files.locate import conf_folder  # noqa: E402
+from flashtrain.files.disk import conf_folder  # noqa: E402
 from flashtrain.run.job_process import CtrlC, end_with_parent  # noqa: E402
 from flashtrain.settings.settings import Settings  # noqa: E402
 

@@ -1,9 +1,10 @@
-"""What a run tells its user: one plain line at a time, from the first rank only."""
+"""What a run says on standard output, and what the libraries below it would say and nobody has a use for."""
 
 from __future__ import annotations
 
 import logging
 import sys
+import warnings
 
 import torch
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
@@ -27,3 +28,22 @@ def say(line: str) -> None:
 def is_first_rank() -> bool:
     """Whether this process is the only one, or the first of those that train together: it writes what all share."""
     return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+
+
+# Warnings of Lightning's about its own insides, or about what flashtrain does on purpose.
+IGNORED = (
+    ".*LeafSpec.*",
+    ".*does not have many workers.*",
+    ".*Checkpoint directory .* exists and is not empty.*",
+    ".*The number of training batches .* is smaller than the logging interval.*",
+    ".*Total length of .* across ranks is zero.*",  # nothing is held out
+    ".*barrier.. using the device under current context.*",
+)
+
+
+def quieten() -> None:
+    """Silence Lightning's greetings and the warnings listed above. For the command, not for the library."""
+    for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "pytorch_lightning.utilities.rank_zero"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for pattern in IGNORED:
+        warnings.filterwarnings("ignore", message=pattern)

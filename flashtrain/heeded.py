@@ -53,7 +53,7 @@ def task_heeds(name: str) -> Condition:
 
 
 def measures(name: str) -> Condition:
-    """Whether the command measures, with this setting or group read."""
+    """Whether the command does something else than train, and reads this setting or group."""
 
     def condition(settings: Settings) -> bool:
         mode = working_mode(settings)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from flashtrain.announce import say
 from flashtrain.errors import UserError
 from flashtrain.registry import component, registered
 from flashtrain.settings.settings import Settings
@@ -148,7 +147,7 @@ class Mode:
     of_checkpoint = False  # is asked of a checkpoint, with the run's own settings
 
     def heeds(self, settings: Settings) -> Collection[str]:
-        """Of a mode that measures: the settings and groups of trainings that it reads too."""
+        """The settings and groups of a training that it reads too."""
         return ()
 
     def runs_a_training(self, settings: Settings) -> bool:
@@ -242,6 +241,8 @@ def say_finished(
     then: str | None = None,
 ) -> None:
     """Print what came out of a run, where it is, and what to try next (None: mode=evaluate)."""
+    from flashtrain.announce import say
+
     then = then or f"mode=evaluate checkpoint={folder}"
     where = f"run folder {folder} ({files}), checkpoints in {folder / 'checkpoints'}"
     for line in ("", headline, *(f"  {one}" for one in (*lines, where, f"try next: python -m flashtrain {then}"))):

@@ -25,13 +25,12 @@ from typing import Any
 import torch
 
 from flashtrain.command.compose import compose_settings
-from flashtrain.data.tokenizers import BPETokenizer, ByteTokenizer, gpt2_tokenizer, load_tokenizer
-from flashtrain.data.wordpiece import WordPieceTokenizer
+from flashtrain.data.tokenizers import BPETokenizer, ByteTokenizer, WordPieceTokenizer, gpt2_tokenizer, load_tokenizer
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import write_config
 from flashtrain.integrations import load_bert, load_gpt2, load_weights, save_bert, save_gpt2, save_weights
 from flashtrain.models.bert import Bert
-from flashtrain.models.bert_config import BertConfig
+from flashtrain.models.bert_encoder import BertConfig
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
 from flashtrain.models.gpt2 import GPT2, GPT2Config

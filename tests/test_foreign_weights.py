@@ -23,10 +23,10 @@ from flashtrain.errors import UserError
 from flashtrain.integrations import load_bert, load_gpt2, load_weights, save_bert, save_gpt2, save_weights
 from flashtrain.models import GPT2, GPT2Config
 from flashtrain.models.bert import Bert
-from flashtrain.models.bert_config import BertConfig
+from flashtrain.models.bert_encoder import BertConfig
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
-from flashtrain.run.resume import check_same_model
+from flashtrain.run.train import check_same_model
 from flashtrain.tasks.language.trained import load_trained, starting_weights
 from flashtrain.training.checkpoints import read_checkpoint
 from flashtrain_recipes.arena.evaluate import settings_for_weights

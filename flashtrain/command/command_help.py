@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from flashtrain.files.locate import recipe_description, recipe_files
-from flashtrain.settings.settings import LOGGERS, mode_names
+from flashtrain.files.disk import recipe_description, recipe_files
+from flashtrain.settings.groups import LOGGERS
+from flashtrain.settings.settings import mode_names
 
 TEXT = """\
 usage: python -m flashtrain recipe=NAME [setting=value ...]

@@ -22,10 +22,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from flashtrain.errors import UserError, unknown
+from flashtrain.files.disk import conf_folder, recipe_files
 from flashtrain.files.foreign_files import SETTINGS_BYTES, literal, read_text
-from flashtrain.files.locate import conf_folder, recipe_files
 from flashtrain.registry import registered
-from flashtrain.settings.settings import Settings, forget_unheeded, settings_class
+from flashtrain.settings.groups import forget_unheeded
+from flashtrain.settings.settings import Settings, settings_class
 from flashtrain.settings.typed_settings import (
     first_line,
     setting_names,

@@ -86,7 +86,7 @@ TRAINING_RULES = (
     ),
     Rule(
         "attention",
-        either(does(TRAIN, "evaluate", "generate", "passkey"), runs_a_training),
+        either(does(TRAIN, "evaluate", "generate"), measures("attention"), runs_a_training),
         "what trains or evaluates a model; a benchmark has benchmark.implementations",
     ),
     Rule(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from flashtrain.announce import is_first_rank, log, say
+from flashtrain.announce import is_first_rank, log, quieten, say
 from flashtrain.command.machine import settle
 from flashtrain.errors import RunFailed, UserError
 from flashtrain.files.disk import disk_line
@@ -24,13 +24,11 @@ from flashtrain.folders.run_folder import (
 )
 from flashtrain.folders.run_lock import hold, let_go
 from flashtrain.run.fitting import Stopped
-from flashtrain.run.quiet import quieten
-from flashtrain.run.summary import failed_row
-from flashtrain.run.train import train
+from flashtrain.run.train import failed_row, train
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import mode_of, task_of
-from flashtrain.training.killed_ranks import name_killed_ranks
-from flashtrain.training.out_of_memory import OutOfMemory
+from flashtrain.training.memory_choice import OutOfMemory
+from flashtrain.training.signals import name_killed_ranks
 
 
 def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: float) -> int:

@@ -10,7 +10,6 @@ from pathlib import Path
 from flashtrain import announce
 from flashtrain.command.compose import apply_demo, override_keys
 from flashtrain.errors import UserError
-from flashtrain.settings.context_settings import CONTEXT
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import modes, task_of, work_of
 from flashtrain.tasks.context_run import check_heads
@@ -37,8 +36,8 @@ def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False)
             say(f"{asked} asks for a model, so the recipe runs in full on this CPU; hardware.demo=always has its demo.")
     if settings.mode == "train" and settings.weights is not None and not Path(settings.weights).expanduser().exists():
         raise UserError(f"no weights at {settings.weights}: no such folder or file.")
-    wanted = settings.trainer.devices
-    if hardware.kind == "cuda" and wanted > hardware.count and settings.mode in ("train", "plan", "lengths"):
+    wanted, studies = settings.trainer.devices, [name for name, mode in modes().items() if mode.study]
+    if hardware.kind == "cuda" and wanted > hardware.count and settings.mode in ("train", "plan", *studies):
         raise UserError(f"trainer.devices={wanted}, but this machine has {hardware.count}: choose at most that many.")
     _check_processes(settings)
     if settings.hardware.peak_tflops is not None:
@@ -48,7 +47,7 @@ def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False)
         return settings, hardware
     if settings.hardware.precision is not None:
         hardware = replace(hardware, precision=settings.hardware.precision)
-    if settings.strategy == CONTEXT and settings.mode in ("train", "plan"):
+    if settings.shares_sequences and settings.mode in ("train", "plan"):
         hardware = _for_context(hardware)
         check_heads(settings)
     if settings.attention.name != "flash":

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 
 from omegaconf import OmegaConf
 
+from flashtrain.announce import quieten
 from flashtrain.command.compose import checked_settings, parse_overrides, readable_errors
 from flashtrain.command.machine import settle
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import BEST, find_checkpoint, read_settings
-from flashtrain.run.quiet import quieten
-from flashtrain.settings.settings import Settings, forget_unheeded
+from flashtrain.settings.groups import forget_unheeded
+from flashtrain.settings.settings import Settings
 from flashtrain.settings.typed_settings import settings_config
 from flashtrain.spec import modes, task_of, tasks
 

@@ -1,17 +1,17 @@
 """Text to batches: where text comes from, how it becomes tokens on disk, and how tokens become packed samples.
 
-Public names, in the order the text travels: `sources` (TextSource, StandardLibrarySource, FilesSource, HubSource,
-make_source), `tokenizers` (Tokenizer, TokenizerSpec, ByteTokenizer, BPETokenizer, gpt2_tokenizer, make_tokenizer,
-load_tokenizer), `token_cache` (TokenCache, open_or_build), `split` (Split, split_documents), `packing`
-(PackedSamples), `sampler` (StepSampler), `loader` (ResumableLoader), `batch` (Batch) and `datamodule`
-(TextDataModule), the LightningDataModule that puts them together and is all that most programs need.
+In the order the text travels: `sources` and `hub_source` (TextSource, StandardLibrarySource, FilesSource, HubSource,
+make_source), `text_files` (what they read), `tokenizers` and `bpe` (Tokenizer, TokenizerSpec, ByteTokenizer,
+BPETokenizer, WordPieceTokenizer, gpt2_tokenizer, make_tokenizer, load_tokenizer), `token_builder` and `token_cache`
+(TokenCache, open_or_build), `packing` (Split, split_documents, PackedSamples, Batch), `loader` (StepSampler,
+ResumableLoader) and `datamodule` (TextDataModule), the LightningDataModule that puts them together and is all that most
+programs need.
 
-Masked language models read the same token file in samples of their real lengths: `pieces` (Pieces, split_pieces),
-`special_tokens` (SpecialTokens), `masking` (mask_tokens), `masked_samples` (MaskedSamples), `masked_batch`
-(MaskedBatch), `balance` (Cost, share_out), `token_budget` (TokenBudgetPlan), `token_budget_loader` (TokenBudgetLoader)
-and `masked_datamodule` (MaskedTextDataModule), which puts these together.
+Masked language models read the same token file in samples of their real lengths: `masking` (Pieces, split_pieces,
+mask_tokens, MaskedBatch), `masked_samples` (MaskedSamples), `token_budget` (Cost, share_out, TokenBudgetPlan),
+`token_budget_loader` (TokenBudgetLoader) and `masked_datamodule` (MaskedTextDataModule), which puts these together.
 
-Classifiers read `labelled_documents` (LabelledDocuments, LabelledSamples): from files or a dataset (`labelled_files`),
-or made up (`cue_documents`: CueDocuments, best_micro_f1); or words with labels (`token_labels`), in the tokens of
-weights from Hugging Face (`wordpiece`: WordPieceTokenizer).
+Classifiers read `labelled_documents` (LabelledDocuments, LabelledSamples), from files or a dataset, or
+`labelled_examples`: words with labels, or made up (CueDocuments, best_micro_f1). Those of sequences read `sequences`
+(Sequences, SequenceSource, SequenceDataModule), from files by `sequence_rows`.
 """

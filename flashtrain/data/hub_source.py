@@ -14,11 +14,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from flashtrain.data.json_lines import one_line
+from flashtrain.data.text_files import one_line
 from flashtrain.errors import UserError
-from flashtrain.files.cache_folder import default_cache_dir
-from flashtrain.files.compressed import BROKEN_FILE_ERRORS
-from flashtrain.files.foreign_files import read_text
+from flashtrain.files.disk import default_cache_dir
+from flashtrain.files.foreign_files import BROKEN_FILE_ERRORS, read_text
 
 log = logging.getLogger(__name__)
 

@@ -1,20 +1,30 @@
-"""Documents with labels, as a classifier is trained and tested on them: sources of them, and batches.
+"""Documents with labels, as samples and from files.
+
+Documents with labels, as a classifier is trained and tested on them: sources of them, and batches.
 
 L labels, B documents of a batch, T packed tokens, S tokens of the longest padded row.
+
+Labelled documents of one's own: .jsonl lines {"text": ..., "labels": [...]}, or a dataset by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol, TypedDict
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypedDict
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from flashtrain.data.special_tokens import SpecialTokens
+from flashtrain.data.hub_source import datasets_library, reading_errors
+from flashtrain.data.text_files import json_lines
+from flashtrain.data.tokenizers import SpecialTokens, Tokenizer
 from flashtrain.errors import UserError, unknown
+from flashtrain.files.foreign_files import COMPRESSIONS
 
 LAYOUTS = ("packed", "padded")
 
@@ -149,3 +159,136 @@ class LabelledSamples(CutSamples):
             rows.append(np.concatenate(([self.special.classify], kept, [self.special.separate])))
             labels.append(marks)
         return self._batch(rows, torch.from_numpy(np.array(labels).astype(np.int64)))
+
+
+SUFFIXES = (".jsonl", *(f".jsonl{compression}" for compression in COMPRESSIONS))
+ENCODED_AT_ONCE = 256
+MOST_BYTES = 2**30  # of lines, uncompressed, where all of them are kept in memory
+ECTHR = ("coastalcph/lex_glue", "ecthr_a")  # European Court of Human Rights: which articles were violated
+
+
+class MissingSplit(UserError):
+    """A dataset that has no split of that name."""
+
+
+class Row(NamedTuple):
+    """A text and its labels' names; where it stands, in words."""
+
+    text: str
+    labels: list[str]
+    where: str = ""
+
+
+def labelled_rows(
+    path: str | os.PathLike[str], *, text_column: str = "text", labels_column: str = "labels"
+) -> list[Row]:
+    """The rows of a .jsonl file, or of every such file in a folder in the order of their names (compressed ones too).
+
+    A line is an object with a text (or a list of paragraphs, which are joined by line feeds) and a list of labels (or
+    one alone): strings or whole numbers. UserError: nothing to read, and what is wrong in which line.
+    """
+    return [_row(row, where, text_column, labels_column) for row, where in jsonl_objects(path, most=MOST_BYTES)]
+
+
+def jsonl_objects(path: str | os.PathLike[str], *, most: int | None = None) -> Iterator[tuple[dict[str, Any], str]]:
+    """Each line's object, and where it stands in words, of such a file or folder. most: bytes of all lines together.
+
+    UserError: as labelled_rows.
+    """
+    path = Path(path).expanduser()
+    files = sorted(p for p in path.iterdir() if p.name.endswith(SUFFIXES)) if path.is_dir() else [path]
+    if not files or not files[0].is_file() or not files[0].name.endswith(SUFFIXES):
+        raise UserError(f"no labelled documents at {path}. Possible: a {SUFFIXES[0]} file, or a folder with some.")
+    total = 0
+    for file in files:
+        for where, found, size in json_lines(file):
+            total += size
+            if most is not None and total > most:
+                raise UserError(f"{where}: the labelled texts of {path} are longer than {most:,} bytes together.")
+            if not isinstance(found, dict):
+                kind = type(found).__name__
+                raise UserError(f"{where}: holds a JSON {kind}. Possible: an object with a text and labels.")
+            yield found, where
+
+
+def dataset_rows(
+    name: str,
+    config: str | None = None,
+    split: str = "train",
+    *,
+    text_column: str = "text",
+    labels_column: str = "labels",
+    most: int | None = None,
+) -> list[Row]:
+    """The rows of one split of a dataset of the Hugging Face hub, or of a local folder that `datasets` can load.
+
+    Numbered labels get the names that the dataset gives them. most: the first so many rows only.
+    dataset_rows(*ECTHR) is the task of Dao et al. 2022, table 5: articles of the Convention, from the facts of a case.
+    UserError: `datasets` is not installed, no such dataset, no network, columns that are not there.
+    """
+    library = datasets_library()
+    where = f"dataset {name}{f' {config}' if config else ''}, split {split}"
+    try:
+        table = library.load_dataset(name, config, split=split)
+        rows = list(islice(table, most))
+    except reading_errors() as error:
+        line = (" ".join(str(error).split()) or type(error).__name__)[:200]
+        missing = isinstance(error, ValueError) and "unknown split" in line.lower()
+        raise (MissingSplit if missing else UserError)(
+            f"cannot load {where}: {line}. Check its name, configuration and split, and that this machine reaches the "
+            "hub; documents on disk are read from .jsonl files."
+        ) from error
+    feature = (table.features or {}).get(labels_column)
+    inner = getattr(feature, "feature", feature)
+    found = [_row(row, f"{where}, row {number}", text_column, labels_column) for number, row in enumerate(rows)]
+    names = getattr(inner, "names", None)
+    if names is None:
+        return found
+    return [row._replace(labels=[names[int(label)] for label in row.labels]) for row in found]
+
+
+def encode_rows(rows: Sequence[Row], tokenizer: Tokenizer, label_names: Sequence[str] | None = None) -> TokenDocuments:
+    """The documents as tokens. label_names: in the order of the labels (None: all that occur, sorted).
+
+    UserError: no rows, a label that is not among the names: a test set's labels must all be known from training.
+    """
+    if not rows:
+        raise UserError("there are no labelled documents.")
+    names = tuple(sorted({label for row in rows for label in row.labels}) if label_names is None else label_names)
+    place = {name: number for number, name in enumerate(names)}
+    marks = np.zeros((len(rows), len(names)), dtype=bool)
+    for number, row in enumerate(rows):
+        for label in row.labels:
+            if label not in place:
+                raise unknown_label(label, row.where, number, names)
+            marks[number, place[label]] = True
+    encoded = list(_encoded((row.text for row in rows), tokenizer))
+    offsets = np.cumsum([0, *(len(tokens) for tokens in encoded)])
+    return TokenDocuments(np.concatenate(encoded).astype(np.uint32), offsets, marks, names)
+
+
+def unknown_label(label: str, where: str, number: int, names: Sequence[str]) -> UserError:
+    """The error of a row, the one of this number, with a label that is not among the names."""
+    possible = ", ".join(names) or "none"
+    return UserError(f"{where or f'document {number}'} has the label '{label}'. Possible: {possible}.")
+
+
+def _encoded(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
+    iterator = iter(texts)
+    while some := list(islice(iterator, ENCODED_AT_ONCE)):
+        yield from tokenizer.encode_batch(some)
+
+
+def _row(row: dict[str, Any], where: str, text_column: str, labels_column: str) -> Row:
+    for column in (text_column, labels_column):
+        if column not in row:
+            raise UserError(f"{where}: no column '{column}'. Possible: {', '.join(row) or 'none'}.")
+    text, labels = row[text_column], row[labels_column]
+    if isinstance(text, list) and all(isinstance(part, str) for part in text):
+        text = "\n".join(text)
+    if not isinstance(text, str):
+        raise UserError(f"{where}: '{text_column}' holds no text. Possible: a string, or a list of strings.")
+    labels = labels if isinstance(labels, list) else [labels]
+    if not all(isinstance(label, str | int) and not isinstance(label, bool) for label in labels):
+        raise UserError(f"{where}: '{labels_column}' holds {labels!r:.60}. Possible: strings or whole numbers.")
+    return Row(text, [str(label) for label in labels], where)

@@ -9,24 +9,21 @@ import os
 
 from torch.utils.data import DataLoader
 
-from flashtrain.data.balance import Cost
 from flashtrain.data.datamodule import TextDataModule
-from flashtrain.data.masked_batch import MaskedBatch
 from flashtrain.data.masked_samples import ROUNDED_TO, MaskedSamples
-from flashtrain.data.pieces import Pieces, TokenBreaks, split_pieces
+from flashtrain.data.masking import MaskedBatch, Pieces, TokenBreaks, split_pieces
+from flashtrain.data.packing import Spans
 from flashtrain.data.sources import TextSource
-from flashtrain.data.special_tokens import SpecialTokens
-from flashtrain.data.split import Spans
-from flashtrain.data.token_budget import TokenBudgetPlan
+from flashtrain.data.token_budget import Cost, TokenBudgetPlan
 from flashtrain.data.token_budget_loader import RowsOnce, TokenBudgetLoader, TokenBudgetSampler, evaluation_loader
-from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec
+from flashtrain.data.tokenizers import SpecialTokens, Tokenizer, TokenizerSpec
 from flashtrain.errors import UserError
 
 VALIDATION_SEED = 2**32  # no training run has it: seeds end below
 
 
 class MaskedTextDataModule(TextDataModule):
-    """Batches of masked samples (flashtrain.data.masked_batch.MaskedBatch) of a corpus.
+    """Batches of masked samples (flashtrain.data.masking.MaskedBatch) of a corpus.
 
     source, tokenizer, total_steps, accumulate, seed, validation_fraction, num_workers, cache_dir: see TextDataModule.
     context: tokens of the longest sample, [CLS] and [SEP] included. unit: what a sample is, "sentence", "paragraph" or

@@ -18,13 +18,10 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from flashtrain.data.batch import IGNORED_LABEL
-from flashtrain.data.hashed_random import hashed
-from flashtrain.data.masked_batch import MaskedBatch
-from flashtrain.data.masking import mask_tokens, masked_count
-from flashtrain.data.pieces import Pieces
-from flashtrain.data.special_tokens import SpecialTokens
+from flashtrain.data.masking import MaskedBatch, Pieces, hashed, mask_tokens, masked_count
+from flashtrain.data.packing import IGNORED_LABEL
 from flashtrain.data.token_cache import check_ids
+from flashtrain.data.tokenizers import SpecialTokens
 from flashtrain.errors import UserError, unknown
 
 LAYOUTS = ("packed", "padded")

@@ -10,8 +10,8 @@ import pytorch_lightning as pl
 from torch.utils.data import DataLoader, DistributedSampler
 
 from flashtrain.data.loader import ResumableLoader, align_batch_counts, loader_options
-from flashtrain.data.masked_batch import MaskedBatch
 from flashtrain.data.masked_samples import MaskedSamples, Row
+from flashtrain.data.masking import MaskedBatch
 from flashtrain.data.token_budget import PlanState, StepPlan, TokenBudgetPlan, rows_once
 from flashtrain.errors import UserError
 from flashtrain.files.foreign_files import is_count

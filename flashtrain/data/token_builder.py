@@ -33,7 +33,7 @@ from flashtrain.data.token_cache import (
 )
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, make_tokenizer
 from flashtrain.errors import UserError
-from flashtrain.files.cache_folder import only_writer
+from flashtrain.files.disk import only_writer
 
 log = logging.getLogger(__name__)
 

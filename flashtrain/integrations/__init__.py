@@ -1,47 +1,60 @@
 """The borders to other programs: Hugging Face models and weights, torch's attention calls, flashtrain's own weights.
 
-huggingface_attention.py lets transformers models run on our attention (register_with_transformers), with
-huggingface_masks.py, huggingface_mask_rules.py and huggingface_documents.py (document_lengths) for their masks
-and huggingface_architectures.py for the models that must be refused;
+huggingface_attention.py lets transformers models run on our attention (register_with_transformers, document_lengths),
+with huggingface_masks.py for their masks and huggingface_rules.py for what of both is understood, and refused;
 sdpa_routing.py sends torch's scaled_dot_product_attention calls through our kernels (route_sdpa).
 
 huggingface_gpt2.py reads and writes GPT-2 as transformers stores it (load_gpt2, save_gpt2, and differences_from_gpt2,
 which says what a model has that transformers' GPT-2 cannot hold), huggingface_bert.py BERT (load_bert, save_bert,
-differences_from_bert), huggingface_bert_classifiers.py writes fine-tuned ones (save_bert_classifier);
-exported_weights.py writes any flashtrain model as safetensors with its configuration and reads it back (save_weights,
-load_weights; exported_by_flashtrain tells such a folder from transformers');
-huggingface_tokenizers.py writes a tokenizer beside them that AutoTokenizer reads (save_tokenizer).
-safetensors_files.py holds what they need of files, described_models.py how far a file's word on its model is believed.
+differences_from_bert) and classifiers on it (save_bert_classifier); weight_files.py writes any flashtrain model as
+safetensors with its configuration and reads it back (save_weights, load_weights; exported_by_flashtrain tells such a
+folder from transformers'), and says how far a file's word on its model is believed; huggingface_tokenizers.py writes a
+tokenizer beside them that AutoTokenizer reads (save_tokenizer). The names below are imported when first used.
 """
 
-from flashtrain.integrations.exported_weights import exported_by_flashtrain, load_weights, save_weights
-from flashtrain.integrations.huggingface_attention import register_with_transformers
-from flashtrain.integrations.huggingface_bert import differences_from_bert, load_bert, save_bert
-from flashtrain.integrations.huggingface_bert_classifiers import (
-    architecture_of,
-    differences_from_bert_classifier,
-    save_bert_classifier,
-)
-from flashtrain.integrations.huggingface_documents import document_lengths
-from flashtrain.integrations.huggingface_gpt2 import differences_from_gpt2, load_gpt2, save_gpt2
-from flashtrain.integrations.huggingface_tokenizers import save_tokenizer
-from flashtrain.integrations.sdpa_routing import route_sdpa
+from __future__ import annotations
 
-__all__ = [
-    "architecture_of",
-    "differences_from_bert",
-    "differences_from_bert_classifier",
-    "differences_from_gpt2",
-    "document_lengths",
-    "exported_by_flashtrain",
-    "load_bert",
-    "load_gpt2",
-    "load_weights",
-    "register_with_transformers",
-    "route_sdpa",
-    "save_bert",
-    "save_bert_classifier",
-    "save_gpt2",
-    "save_tokenizer",
-    "save_weights",
-]
+from typing import TYPE_CHECKING
+
+from flashtrain import import_when_used
+
+if TYPE_CHECKING:
+    from flashtrain.integrations.huggingface_attention import document_lengths as document_lengths
+    from flashtrain.integrations.huggingface_attention import register_with_transformers as register_with_transformers
+    from flashtrain.integrations.huggingface_bert import architecture_of as architecture_of
+    from flashtrain.integrations.huggingface_bert import differences_from_bert as differences_from_bert
+    from flashtrain.integrations.huggingface_bert import (
+        differences_from_bert_classifier as differences_from_bert_classifier,
+    )
+    from flashtrain.integrations.huggingface_bert import load_bert as load_bert
+    from flashtrain.integrations.huggingface_bert import save_bert as save_bert
+    from flashtrain.integrations.huggingface_bert import save_bert_classifier as save_bert_classifier
+    from flashtrain.integrations.huggingface_gpt2 import differences_from_gpt2 as differences_from_gpt2
+    from flashtrain.integrations.huggingface_gpt2 import load_gpt2 as load_gpt2
+    from flashtrain.integrations.huggingface_gpt2 import save_gpt2 as save_gpt2
+    from flashtrain.integrations.huggingface_tokenizers import save_tokenizer as save_tokenizer
+    from flashtrain.integrations.sdpa_routing import route_sdpa as route_sdpa
+    from flashtrain.integrations.weight_files import exported_by_flashtrain as exported_by_flashtrain
+    from flashtrain.integrations.weight_files import load_weights as load_weights
+    from flashtrain.integrations.weight_files import save_weights as save_weights
+
+_HOMES = {
+    "document_lengths": "huggingface_attention",
+    "register_with_transformers": "huggingface_attention",
+    "architecture_of": "huggingface_bert",
+    "differences_from_bert": "huggingface_bert",
+    "differences_from_bert_classifier": "huggingface_bert",
+    "load_bert": "huggingface_bert",
+    "save_bert": "huggingface_bert",
+    "save_bert_classifier": "huggingface_bert",
+    "differences_from_gpt2": "huggingface_gpt2",
+    "load_gpt2": "huggingface_gpt2",
+    "save_gpt2": "huggingface_gpt2",
+    "save_tokenizer": "huggingface_tokenizers",
+    "route_sdpa": "sdpa_routing",
+    "exported_by_flashtrain": "weight_files",
+    "load_weights": "weight_files",
+    "save_weights": "weight_files",
+}
+__all__ = [*_HOMES]
+__getattr__ = import_when_used(__name__, _HOMES)

@@ -18,16 +18,17 @@ import torch
 from torch import Tensor
 
 from flashtrain.errors import UserError
-from flashtrain.integrations.described_models import described_config, shapes_of
-from flashtrain.integrations.safetensors_files import (
+from flashtrain.integrations.weight_files import (
     CONFIG,
     check_tensors,
+    described_config,
     read_architecture,
     read_folder,
+    shapes_of,
     write_folder,
 )
+from flashtrain.models.block import EPSILON
 from flashtrain.models.gpt2 import GPT2, GPT2Config, round_up
-from flashtrain.models.normalization import EPSILON
 
 PREFIX = "transformer."  # before every name but lm_head.weight in a GPT2LMHeadModel; absent in a bare GPT2Model
 NAMES = {

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from flashtrain.errors import UserError
-from flashtrain.integrations import huggingface_mask_rules as mask_rules
-from flashtrain.integrations.huggingface_mask_rules import Rules
+from flashtrain.integrations import huggingface_rules as mask_rules
+from flashtrain.integrations.huggingface_rules import Rules
 from flashtrain_kernels.masks import Mask
 
 MaskFunction = Callable[..., Any]

@@ -17,9 +17,15 @@ from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from flashtrain.data.bpe import END_OF_TEXT, BPETokenizer
-from flashtrain.data.special_tokens import SpecialTokens
-from flashtrain.data.tokenizers import CONFIG_NAME, MARK, ByteTokenizer, Tokenizer
-from flashtrain.data.wordpiece import FILE, WordPieceTokenizer
+from flashtrain.data.tokenizers import (
+    CONFIG_NAME,
+    FILE,
+    MARK,
+    ByteTokenizer,
+    SpecialTokens,
+    Tokenizer,
+    WordPieceTokenizer,
+)
 from flashtrain.errors import UserError
 
 NAMES = {"pad": "[PAD]", "classify": "[CLS]", "separate": "[SEP]", "mask": "[MASK]"}  # of SpecialTokens

@@ -1,52 +1,63 @@
 """Models as plain torch.nn modules: no Lightning, no Hydra, no files.
 
-Public names, importable into any program: GPT2, GPT2Config, SIZES (gpt2.py), Bert, BertEncoder, BertConfig, BERT_SIZES
-(bert.py, bert_encoder.py, bert_config.py), SequenceClassifier, TokenClassifier (bert_classifiers.py), Classifier
-(classifier.py), ClassifierConfig (classifier_config.py), Attention (attention.py), Block (block.py), Trainable
-(trainable.py), GeluFeedForward, SwiGLUFeedForward (feed_forward.py), RotaryPositions, LearnedPositions (positions.py),
-AxialRotaryPositions (axial_positions.py), KeyValueCache (cache.py), MemorySavings (memory_savings.py) and with_context
-(extension.py). Layers are built bottom up: positions and feed_forward know nothing of attention, attention nothing of
-blocks, blocks nothing of gpt2, bert and classifier.
+The names below are public, importable into any program, and imported when first used: who trains a decoder reads no
+encoder. Layers are built bottom up: positions know nothing of attention, attention nothing of blocks, blocks nothing of
+gpt2, bert and classifier.
 """
 
-from flashtrain.models.attention import Attention
-from flashtrain.models.axial_positions import AxialRotaryPositions
-from flashtrain.models.bert import Bert
-from flashtrain.models.bert_classifiers import SequenceClassifier, TokenClassifier
-from flashtrain.models.bert_config import BERT_SIZES, BertConfig
-from flashtrain.models.bert_encoder import BertEncoder
-from flashtrain.models.block import Block
-from flashtrain.models.cache import KeyValueCache
-from flashtrain.models.classifier import Classifier
-from flashtrain.models.classifier_config import ClassifierConfig
-from flashtrain.models.extension import with_context
-from flashtrain.models.feed_forward import GeluFeedForward, SwiGLUFeedForward
-from flashtrain.models.gpt2 import GPT2, SIZES, GPT2Config
-from flashtrain.models.memory_savings import MemorySavings
-from flashtrain.models.positions import LearnedPositions, RotaryPositions
-from flashtrain.models.trainable import Trainable
+from __future__ import annotations
 
-__all__ = [
-    "BERT_SIZES",
-    "GPT2",
-    "SIZES",
-    "Attention",
-    "AxialRotaryPositions",
-    "Bert",
-    "BertConfig",
-    "BertEncoder",
-    "Block",
-    "Classifier",
-    "ClassifierConfig",
-    "GPT2Config",
-    "GeluFeedForward",
-    "KeyValueCache",
-    "LearnedPositions",
-    "MemorySavings",
-    "RotaryPositions",
-    "SequenceClassifier",
-    "SwiGLUFeedForward",
-    "TokenClassifier",
-    "Trainable",
-    "with_context",
-]
+from typing import TYPE_CHECKING
+
+from flashtrain import import_when_used
+
+if TYPE_CHECKING:
+    from flashtrain.models.attention import Attention as Attention
+    from flashtrain.models.bert import Bert as Bert
+    from flashtrain.models.bert_classifiers import SequenceClassifier as SequenceClassifier
+    from flashtrain.models.bert_classifiers import TokenClassifier as TokenClassifier
+    from flashtrain.models.bert_encoder import BERT_SIZES as BERT_SIZES
+    from flashtrain.models.bert_encoder import BertConfig as BertConfig
+    from flashtrain.models.bert_encoder import BertEncoder as BertEncoder
+    from flashtrain.models.block import Block as Block
+    from flashtrain.models.block import GeluFeedForward as GeluFeedForward
+    from flashtrain.models.block import SwiGLUFeedForward as SwiGLUFeedForward
+    from flashtrain.models.cache import KeyValueCache as KeyValueCache
+    from flashtrain.models.classifier import Classifier as Classifier
+    from flashtrain.models.classifier_config import ClassifierConfig as ClassifierConfig
+    from flashtrain.models.gpt2 import GPT2 as GPT2
+    from flashtrain.models.gpt2 import SIZES as SIZES
+    from flashtrain.models.gpt2 import GPT2Config as GPT2Config
+    from flashtrain.models.memory_savings import MemorySavings as MemorySavings
+    from flashtrain.models.positions import AxialRotaryPositions as AxialRotaryPositions
+    from flashtrain.models.positions import LearnedPositions as LearnedPositions
+    from flashtrain.models.positions import RotaryPositions as RotaryPositions
+    from flashtrain.models.trainable import Trainable as Trainable
+    from flashtrain.models.trained_decoders import with_context as with_context
+
+_HOMES = {
+    "Attention": "attention",
+    "Bert": "bert",
+    "SequenceClassifier": "bert_classifiers",
+    "TokenClassifier": "bert_classifiers",
+    "BERT_SIZES": "bert_encoder",
+    "BertConfig": "bert_encoder",
+    "BertEncoder": "bert_encoder",
+    "Block": "block",
+    "GeluFeedForward": "block",
+    "SwiGLUFeedForward": "block",
+    "KeyValueCache": "cache",
+    "Classifier": "classifier",
+    "ClassifierConfig": "classifier_config",
+    "GPT2": "gpt2",
+    "GPT2Config": "gpt2",
+    "SIZES": "gpt2",
+    "MemorySavings": "memory_savings",
+    "Trainable": "memory_savings",
+    "AxialRotaryPositions": "positions",
+    "LearnedPositions": "positions",
+    "RotaryPositions": "positions",
+    "with_context": "trained_decoders",
+}
+__all__ = [*_HOMES]
+__getattr__ = import_when_used(__name__, _HOMES)

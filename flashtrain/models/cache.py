@@ -1,15 +1,90 @@
-"""Keys and values of the tokens already read, so that generating one more token reads only that token.
+"""Rows that are not whole on a device: spread over several, packed with others, or going on from a cache.
+
+How attention and positions are told that the tokens of a row are spread over several devices.
+
+Models compute on the tokens that they are given; what needs the whole sequence (attention, and positions that were not
+given) asks the spread sequence in force, if any. flashtrain.distributed.context provides one; models know only this.
+
+B batch, n tokens of a row on this device, H query heads, K key/value heads, D head dimension.
+
+Sequences packed into one row, kept apart by attending to each alone: for attention that has no kernel for them.
+
+Where our kernels run, a Mask does it (flashtrain_kernels.masks); for the others a mask of a packed row would be a
+T x T tensor. T tokens, H query heads, K key/value heads, D head dimension.
+
+Keys and values of the tokens already read, so that generating one more token reads only that token.
 
 Shapes: B batch, S new tokens, K key/value heads, D head dimension.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
+
 import torch
 from torch import Tensor
 
 from flashtrain.errors import UserError
-from flashtrain.models.spread import spread_sequence
+from flashtrain_kernels import Mask
+
+
+class SpreadSequence(Protocol):
+    """A batch of sequences of which this device holds a part."""
+
+    def positions(self, tokens: int, device: torch.device) -> Tensor:
+        """(B or 1, n) int64: where in the sequence each of this device's tokens stands."""
+
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, mask: Mask | None, dropout: float
+    ) -> Tensor:
+        """Attention of this device's queries to the whole sequence: q (B, n, H, D), k and v (B, n, K, D) -> like q.
+
+        mask: of the whole sequence; None: causal or full.
+        """
+
+    def refuse_own_part(self, keys: int, what: str) -> None:
+        """UserError where attention (`what`, in words) that is computed on this device alone, over so many keys, is to
+        this device's part of the sequence: what knows no way to share it asks before it computes."""
+
+
+# One for the whole process, not for a thread: the backward's recomputation runs on autograd's own threads.
+_in_force: SpreadSequence | None = None
+
+
+def spread_sequence() -> SpreadSequence | None:
+    """The spread sequence in force; None where a row is whole on its device."""
+    return _in_force
+
+
+@contextmanager
+def spread_over(sequence: SpreadSequence | None) -> Iterator[None]:
+    """Compute with this one in force."""
+    global _in_force
+    before, _in_force = _in_force, sequence
+    try:
+        yield
+    finally:
+        _in_force = before
+
+
+class PackedSequences(NamedTuple):
+    """lengths: of the sequences, in the order in which they lie in the row. What follows them belongs to none."""
+
+    lengths: tuple[int, ...]
+
+    def attend(self, attention: Callable[[Tensor, Tensor, Tensor], Tensor], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """attention(q, k, v) of each sequence. q (1, T, H, D), k and v (1, T, K, D) -> (1, T, H, D); 0 in no sequence.
+
+        No larger score matrix than that of one sequence exists at a time.
+        """
+        sizes = [length for length in self.lengths if length]
+        used = sum(sizes)
+        parts = zip(*(x[:, :used].split(sizes, dim=1) for x in (q, k, v)), strict=True) if sizes else ()
+        rows = [attention(*part) for part in parts]
+        rows.append(q.new_zeros(q.shape[0], q.shape[1] - used, *q.shape[2:]))
+        return torch.cat(rows, dim=1)
 
 
 class LayerCache:

@@ -1,17 +1,187 @@
-"""The shape of a sequence classifier."""
+"""What makes up a Classifier: which blocks see what, how states are pooled, and its configuration.
+
+Block-sparse attention of a model: the pattern by name, and its lists as buffers that move with the module.
+
+Rows of an image one after the other make poor blocks: a block is a strip of one row, and what lies above it is far away
+in the sequence. The patterns of tiles take the pixels tile by tile; every pixel still is a token with its own place.
+
+S sequence.
+
+From the states of a sequence to one vector: mean, max or attention pooling, blind to padding.
+
+Shapes: B batch, S sequence, E embedding width.
+
+The shape of a sequence classifier.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
 
 from flashtrain.errors import UserError, unknown
 from flashtrain.models.attention import check_dropout, check_heads
-from flashtrain.models.axial_positions import AXIAL_BASE, check_axial
-from flashtrain.models.block_patterns import BLOCK, DENSE, PATTERNS, TILED
-from flashtrain.models.feed_forward import FEED_FORWARDS
-from flashtrain.models.normalization import NORMS
-from flashtrain.models.pooling import POOLINGS
-from flashtrain.models.positions import check_rotary
+from flashtrain.models.block import FEED_FORWARDS, NORMS
+from flashtrain.models.positions import AXIAL_BASE, check_axial, check_rotary
+from flashtrain_kernels import BlockMask, block_mask, block_sparse
+
+DENSE = "dense"
+BLOCK = 128  # queries and keys of a block: what the kernels of sm_90 take in both directions
+
+
+def _butterfly(blocks: int, local: int, globals: int) -> Tensor:
+    return block_sparse.butterfly(blocks, device="cpu")
+
+
+def _local_global(blocks: int, local: int, globals: int) -> Tensor:
+    return block_sparse.local_global(blocks, blocks, local=local, globals=globals, device="cpu")
+
+
+def _both(blocks: int, local: int, globals: int) -> Tensor:
+    return _butterfly(blocks, local, globals) | _local_global(blocks, local, globals)
+
+
+_PATTERNS: dict[str, Callable[[int, int, int], Tensor]] = {
+    "butterfly": _butterfly,
+    "local-global": _local_global,
+    "butterfly-local-global": _both,
+}
+TILED = ("tiles", "butterfly-tiles")
+PATTERNS = (DENSE, *_PATTERNS, *TILED)
+
+
+def tile_of(block: int) -> tuple[int, int]:
+    """(height, width) in pixels of the tile that is one block: 8 x 16 of 128; the width is the height or twice it."""
+    height = 1 << ((block.bit_length() - 1) // 2)
+    return height, block // height
+
+
+def check_tiles(side: int, block: int) -> None:
+    """UserError when tiles of `block` pixels do not fill a square image."""
+    height, width = tile_of(block)
+    if side % width:
+        raise UserError(
+            f"tiles of {height} x {width} pixels in an image of side {side}. Possible: sides that {width} divides."
+        )
+
+
+def tile_order(side: int, block: int) -> Tensor:
+    """(side * side,) int64: the numbers, in raster order, of a square image's pixels taken tile by tile.
+
+    UserError: a side that the tile does not divide.
+    """
+    check_tiles(side, block)
+    height, width = tile_of(block)
+    pixels = torch.arange(side * side, device="cpu").view(side // height, height, side // width, width)
+    return pixels.permute(0, 2, 1, 3).reshape(-1)
+
+
+def near_tiles(side: int, block: int, local: int, globals: int) -> Tensor:
+    """(T, T) bool of T tiles: true for tiles up to `local` tile widths apart in both directions, and for the first
+    `globals` tiles with all."""
+    height, width = tile_of(block)
+    number = torch.arange((side // height) * (side // width), device="cpu")
+    row, column = number // (side // width), number % (side // width)
+    near = ((row[:, None] - row).abs() * height <= local * width) & ((column[:, None] - column).abs() <= local)
+    near[:globals] = True
+    near[:, :globals] = True
+    return near
+
+
+class BlockPattern(nn.Module):
+    """Which blocks of tokens see each other, both ways, in every layer and head (Dao et al. 2022, section 3.3).
+
+    name: "butterfly" (block i sees those whose numbers differ in one binary digit), "local-global" (the `local`
+    nearest blocks on each side, and the first `globals` blocks, which see all and are seen by all), or both together;
+    "tiles" (of a square image: blocks are tiles, `order` says which pixels, and each sees those within `local` tile
+    widths in both directions and the first `globals`), "butterfly-tiles".
+    length: S. side: of the image, for tiles. block: tokens of a block, a power of two from 16.
+    UserError for anything else.
+    """
+
+    order: Tensor | None  # (S,) int64: the pixel that each token is; None: as they come
+    places: Tensor | None  # (S,) int64: the token that each pixel is
+
+    def __init__(
+        self, name: str, length: int, *, block: int = BLOCK, local: int = 1, globals: int = 1, side: int | None = None
+    ) -> None:
+        super().__init__()
+        if name not in PATTERNS or name == DENSE:
+            raise unknown("attention pattern", name, PATTERNS)
+        if block not in (16, 32, 64, 128, 256, 512, 1024):
+            raise UserError(f"blocks of {block} tokens. Possible: 16, 32, 64, 128, 256, 512, 1024.")
+        if local < 0 or globals < 0:
+            raise UserError(f"{local} local and {globals} global blocks. Possible: 0 or more of each.")
+        self.name = name
+        order = None
+        if name in TILED:
+            if side is None or side * side != length:
+                raise UserError(
+                    f"attention pattern {name} for {length} tokens and side {side}. Possible: square images."
+                )
+            order = tile_order(side, block)
+            sees = near_tiles(side, block, local, globals)[None]
+            if name == "butterfly-tiles":
+                sees = sees | _butterfly(sees.shape[-1], local, globals)
+        else:
+            sees = _PATTERNS[name](-(-length // block), local, globals)
+        self.register_buffer("order", order, persistent=False)
+        self.register_buffer("places", None if order is None else order.argsort(), persistent=False)
+        made = block_mask(sees, block_size=block, seqlen_q=length, seqlen_k=length)
+        self.density = made.density()
+        self._block, self._length = block, length
+        for field in BlockMask._fields[:4]:
+            self.register_buffer(field, getattr(made, field), persistent=False)
+
+    def forward(self) -> BlockMask:
+        """The pattern's lists, on the module's device."""
+        size = (self._block, self._block)
+        lists = (self.query_rows, self.query_blocks, self.key_rows, self.key_blocks)
+        return BlockMask(*lists, size, self._length, self._length, None, None)  # type: ignore[arg-type]
+
+    def extra_repr(self) -> str:
+        return f"{self.name}, density={self.density:.3f}"
+
+
+POOLINGS = ("mean", "max", "attention")
+
+
+class Pooling(nn.Module):
+    """kind: "mean", "max" (each of the E values by itself), or "attention": a softmax over the tokens of their product
+    with one learned vector weighs them (Lin et al. 2017, arXiv 1703.03130, with one hop). UserError: another kind."""
+
+    def __init__(self, kind: str, embed: int) -> None:
+        super().__init__()
+        if kind not in POOLINGS:
+            raise unknown("pooling", kind, POOLINGS)
+        self.kind = kind
+        self.score = nn.Linear(embed, 1, bias=False) if kind == "attention" else None
+
+    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+        """x (B, S, E) -> (B, E). real: (B, S) bool, False where a row is padded; each row has a token at least."""
+        if self.kind == "max":
+            if real is not None:
+                x = x.masked_fill(~real[..., None], torch.finfo(x.dtype).min)
+            return x.max(dim=1).values  # amax's backward compares, see bert_classifiers.py
+        if self.score is not None:
+            scores = self.score(x).float() if x.dtype != torch.float64 else self.score(x)
+            if real is not None:
+                scores = scores.masked_fill(~real[..., None], -torch.inf)
+            weights = torch.softmax(scores, dim=1).to(x.dtype)
+        elif real is not None:
+            weights = real[..., None].to(x.dtype) / real.sum(dim=1)[:, None, None]
+        else:
+            return x.mean(dim=1)
+        if real is not None:
+            x = x.masked_fill(~real[..., None], 0.0)
+        return (weights * x).sum(dim=1)
+
+    def extra_repr(self) -> str:
+        return self.kind
+
 
 INPUTS = ("tokens", "grey", "grey-table")
 POSITIONS = ("learned", "rotary", "axial")

@@ -18,13 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flashtrain.errors import UserError, unknown
-from flashtrain.models.attention import check_dropout, check_heads
-from flashtrain.models.attention_functions import AnyMask, plan_mask
-from flashtrain.models.block import Block
+from flashtrain.models.attention import AnyMask, check_dropout, check_heads, plan_mask
+from flashtrain.models.block import FEED_FORWARDS, NORMS, Block, normalization
 from flashtrain.models.cache import KeyValueCache, next_positions
-from flashtrain.models.feed_forward import FEED_FORWARDS
 from flashtrain.models.memory_savings import MemorySavings
-from flashtrain.models.normalization import NORMS, normalization
 from flashtrain.models.positions import LearnedPositions, RotaryPositions, check_learned, check_rotary, rotary_base_for
 from flashtrain.models.trainable import Trainable
 from flashtrain_kernels import linear_cross_entropy

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from flashtrain.errors import UserError
-from flashtrain.files.disk import write_atomically
-from flashtrain.files.locate import recipes_folder
+from flashtrain.files.disk import recipes_folder, write_atomically
 from flashtrain.registry import component, registered
 from flashtrain.report.figures import line_figure
 from flashtrain.report.pivot import OPTIONS, View, view_of

@@ -18,7 +18,7 @@ from flashtrain.errors import UserError, unknown
 from flashtrain.files.disk import write_atomically
 from flashtrain.files.foreign_files import MIB, read_json_object, read_yaml
 from flashtrain.report.formats import cell, is_finite
-from flashtrain.training import versions as machine
+from flashtrain.training import hardware as machine
 
 Row = dict[str, Any]
 

@@ -20,7 +20,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from flashtrain.errors import UserError, unknown
-from flashtrain.files.spreadsheet import csv_value
+from flashtrain.files.disk import csv_value
 from flashtrain.report.formats import COLUMNS, MISSING, NOT_SHOWN, cell, heading, one_line
 from flashtrain.report.rows import Row, has_failed, status_text, values_of
 

@@ -18,15 +18,13 @@ from flashtrain.settings.settings import Settings
 from flashtrain.tasks.batching import Batching, memory_advice
 from flashtrain.tasks.components import make_callbacks
 from flashtrain.tasks.context_run import strategy_options
+from flashtrain.training.callbacks import DueValidation, StopOnNonFinite
 from flashtrain.training.checkpoints import AtomicCheckpointIO, checkpoint_callbacks, keep_if_best
-from flashtrain.training.due_validation import DueValidation
-from flashtrain.training.finite import StopOnNonFinite
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.loggers import close_loggers, log_summary, make_loggers
-from flashtrain.training.out_of_memory import OutOfMemory, is_out_of_memory, out_of_memory_line
+from flashtrain.training.memory_choice import OutOfMemory, is_out_of_memory, out_of_memory_line
 from flashtrain.training.progress import make_progress
-from flashtrain.training.random_state import RandomState
-from flashtrain.training.resuming import CheckRestored, raised_while_restoring
+from flashtrain.training.resuming import CheckRestored, RandomState, raised_while_restoring
 from flashtrain.training.signals import SaveOnSignal, StoppedInValidation
 from flashtrain.training.throughput import Throughput
 

@@ -12,21 +12,16 @@ from flashtrain.models.trainable import DecoderShape, Trainable
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.context_run import exchange_bytes_of
 from flashtrain.training.hardware import Hardware
-from flashtrain.training.memory import (
-    FREE_SHARE,
-    GIB,
-    MemoryEstimate,
-    choose_micro_batch,
-    estimate_memory,
-    largest_micro_batch,
-)
+from flashtrain.training.memory import FREE_SHARE, GIB, MemoryEstimate, estimate_memory
 from flashtrain.training.memory_choice import (
     AUTO,
     Estimate,
     MemoryOption,
     Room,
     candidates,
+    choose_micro_batch,
     choose_option,
+    largest_micro_batch,
     memory_options,
     option_words,
 )

@@ -13,20 +13,18 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 
-from flashtrain.data.files_source import FilesSource
 from flashtrain.data.hub_source import HubSource
-from flashtrain.data.sources import StandardLibrarySource, TextSource
+from flashtrain.data.sources import FilesSource, StandardLibrarySource, TextSource
 from flashtrain.data.tokenizers import TokenizerSpec
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.models.trainable import Trainable
 from flashtrain.registry import component, register
-from flashtrain.settings.settings import DataSettings, ModelSettings, Settings
+from flashtrain.settings.groups import DataSettings, ModelSettings
+from flashtrain.settings.settings import Settings
 from flashtrain.settings.trainer_settings import OptimizerSettings, ScheduleSettings
 from flashtrain.training.hardware import Hardware
-from flashtrain.training.lamb import lamb
-from flashtrain.training.master_weights import HALF, MasterWeights
-from flashtrain.training.optimizers import adamw, muon
-from flashtrain.training.schedules import constant_with_warmup, cosine_with_warmup, linear_with_warmup
+from flashtrain.training.optimizers import HALF, MasterWeights, adamw, lamb, muon
+from flashtrain.training.steps import constant_with_warmup, cosine_with_warmup, linear_with_warmup
 
 
 def decoder_config(family: str, settings: ModelSettings, *, vocab_size: int, context: int) -> GPT2Config:

@@ -9,17 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flashtrain.distributed.context.costs import attention_work, imbalance, visible_keys
-from flashtrain.distributed.context.exchange_memory import exchange_bytes
-from flashtrain.distributed.context.layout import make_layout
-from flashtrain.distributed.context.traffic import remote_keys
-from flashtrain.distributed.context.ways import Choice, choose_way
+from flashtrain.distributed.context.layout import attention_work, imbalance, make_layout, visible_keys
+from flashtrain.distributed.context.ways import Choice, choose_way, exchange_bytes, remote_keys
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import note_failure
 from flashtrain.models.attention import Attention
 from flashtrain.models.gpt2 import SIZES
 from flashtrain.models.trainable import DecoderShape, Trainable
-from flashtrain.settings.context_settings import CONTEXT
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import GIB, PRECISIONS
@@ -30,7 +26,7 @@ MIB = 2**20
 
 def strategy_options(settings: Settings, folder: Path) -> dict[str, Any]:
     """What ContextParallelStrategy is made with for a run in `folder`; nothing for another strategy."""
-    if settings.strategy != CONTEXT:
+    if not settings.shares_sequences:
         return {}
     return {
         "context_parallel_size": settings.context_degree,
@@ -48,7 +44,7 @@ def check_heads(settings: Settings) -> None:
 
     What starts from weights, or is a user's own model, is looked at once it is there (check_model).
     """
-    if settings.strategy != CONTEXT or settings.weights is not None or settings.model.size not in SIZES:
+    if not settings.shares_sequences or settings.weights is not None or settings.model.size not in SIZES:
         return
     if settings.model.name in ("gpt2", "modern"):
         size = SIZES[settings.model.size]
@@ -57,7 +53,7 @@ def check_heads(settings: Settings) -> None:
 
 def check_model(settings: Settings, model: Trainable) -> None:
     """Raise UserError for a model whose attention would see one device's tokens only, or cannot be shared so."""
-    if settings.strategy != CONTEXT:
+    if not settings.shares_sequences:
         return
     attentions = [module for module in model.modules() if isinstance(module, Attention)]
     if not attentions:
@@ -98,7 +94,7 @@ def tokens_held(settings: Settings) -> int:
 
 def describe_context(settings: Settings, hardware: Hardware, model: Trainable, micro_batch: int) -> str:
     """A few words for the line that says what is about to be trained; "" where devices share no sequence."""
-    if settings.strategy != CONTEXT:
+    if not settings.shares_sequences:
         return ""
     way = context_columns(settings, hardware, model, micro_batch)["context_way"]
     return f", each sequence over {settings.context_degree} devices ({way})"
@@ -109,7 +105,7 @@ def context_columns(settings: Settings, hardware: Hardware, model: Trainable, mi
 
     A model that is not flashtrain's own takes the way that trainer.context_way names, as far as is known here.
     """
-    if settings.strategy != CONTEXT:
+    if not settings.shares_sequences:
         return {}
     way = settings.trainer.context_way
     if model.shape is not None:
@@ -120,7 +116,7 @@ def context_columns(settings: Settings, hardware: Hardware, model: Trainable, mi
 def plan_lines(settings: Settings, hardware: Hardware, model: Trainable, micro_batch: int) -> list[str]:
     """What mode=plan says of the devices that share a sequence: the mesh, the way and its reason, layout, traffic."""
     shape = model.shape
-    if settings.strategy != CONTEXT or shape is None:
+    if not settings.shares_sequences or shape is None:
         return []
     choice = attention_choice(settings, hardware, shape, micro_batch)
     degree, moved = settings.context_degree, choice.traffic

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from flashtrain.errors import UserError
-from flashtrain.training.gradients import clip_gradients, gradient_scale
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.optimizers import adamw
+from flashtrain.training.steps import clip_gradients, gradient_scale
 
 LOSSES_KEPT = 64
 DEFAULT_LEARNING_RATE = 6e-4

@@ -1,4 +1,7 @@
-"""What a training step will need of a GPU's memory, from the model's numbers alone, and the micro-batch that fits.
+"""What a training step will need of a GPU's memory, from the model's numbers alone.
+
+Language models, and encoders: BERT with any of its heads, and classifiers of sequences. What an encoder keeps for its
+backward is counted tensor by tensor, as tests/training/test_encoder_memory.py counts what autograd saves.
 
 An estimate on the safe side, not a measurement: the constants below are kept in one place to be calibrated against
 measured peaks. Letters: B micro-batch, S sequence, E embedding width, F feed-forward width, H query heads, V rows of
@@ -7,7 +10,6 @@ the embedding table, P parameters, T = B*S tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from flashtrain.errors import UserError, unknown
@@ -37,11 +39,14 @@ FFN_GRADIENTS = 2  # of the activation's output and input; compiled, GELU's deri
 CHUNK_TENSORS = 4  # a piece of the feed-forward: output and input of the activation, and their gradients
 QUERY_GRADIENT_BYTES = 4  # the kernels add up dQ in float32
 HEAD_STATES = 2  # the output head's input and its gradient
+# Of an encoder:
+GATED_EXTRA = 2  # beside GELU's two tensors of width F: the up projection is twice as wide, and both halves multiply
+OUTSIDE_TENSORS = 1  # the input of the one norm that is in no block, in the weights' type where autocast is on
+HEAD_STATES_KEPT = 4  # a head that predicts tokens: input, before and after its activation, after its norm
 ATTENTIONS = ("flash", "sdpa", "standard")
 
 FIXED_BYTES = int(0.5 * GIB)  # CUDA context, cuBLAS workspaces, the allocator's rounding
 FREE_SHARE = 0.9  # of the free memory that the estimate may fill
-MICRO_BATCH_CAP = 64
 
 
 @dataclass(frozen=True)
@@ -134,7 +139,7 @@ def estimate_memory(
     """
     if precision not in PRECISIONS:
         raise unknown("precision", precision, PRECISIONS)
-    MemorySavings(checkpointing, offload, ffn_chunk, loss_chunk)  # checks them
+    savings = MemorySavings(checkpointing, offload, ffn_chunk, loss_chunk)
     if attention not in ATTENTIONS:
         raise unknown("attention", attention, ATTENTIONS)
     sizes = {"layers": layers, "context": context, "micro_batch": micro_batch}
@@ -145,40 +150,20 @@ def estimate_memory(
     weight, copy, activation = PRECISIONS[precision]
     residual_bytes = RESIDUAL_BYTES if copy and residual == "weights" else activation
     tokens = micro_batch * -(-context // context_degree)
-    kv_width = embed if kv_width is None else kv_width
-    chunked = ffn_chunk is not None and ffn_chunk < tokens
-
-    # One token's bytes in one block: of its two halves, what a backward needs beside the block's input.
     stream = embed * residual_bytes
-    qkv = (embed + 2 * kv_width) * activation
-    qkv += rotary * (embed + kv_width) * activation
-    attended = embed * activation + 4 * heads  # output and float32 LSE
-    extra = 1.0 if compiled else EAGER_EXTRA
-    normalized = embed * activation
-    scores = heads * context * STANDARD_BYTES_PER_SCORE if attention == "standard" else 0
-    wide = 0.0 if chunked else (FFN_TENSORS_KEPT + gated) * ffn * activation * extra
-    attention_half = (normalized + qkv + attended) * extra + scores
-    ffn_half = (stream + normalized) * extra + wide
-    whole = stream * extra + attention_half + ffn_half
-    # Selective checkpointing finds nothing to keep of standard attention but its S x S matrices, and leaves them.
-    keeps_attention = checkpointing == "selective" and attention != "standard"
-    selective = stream + (attended if keeps_attention else 0)
-    kept = {"none": whole, "selective": selective, "full": stream}[checkpointing]
-    kept = 0.0 if offload else kept
-
-    # One block's backward, at its two peaks: in the feed-forward, and, when that is done, in attention. What was not
-    # kept is computed again; attention's half not before its turn where compiled code need not have its result.
-    again_in_ffn = again_in_attention = stream if offload else 0.0
-    if checkpointing != "none":
-        attention_again = attention_half - (attended if keeps_attention and not offload else 0)
-        again_in_ffn += ffn_half + (0 if keeps_attention and compiled else attention_again)
-        again_in_attention += attention_again
-    gradients = RESIDUAL_GRADIENTS * stream + embed * activation
-    in_ffn = 0 if chunked else (FFN_GRADIENTS + gated - (compiled and not gated)) * ffn * activation
-    in_attention = qkv + embed * (activation + QUERY_GRADIENT_BYTES)
-    block = gradients + max(again_in_ffn + in_ffn, again_in_attention + in_attention)
-    pieces = (ffn_chunk or 0) * (CHUNK_TENSORS + 3 * gated) * ffn * activation if chunked else 0
-
+    kept, block = _block_bytes(
+        EncoderShape(layers, embed, heads, ffn, gated, rotary, kv_width=kv_width),
+        tokens=tokens,
+        longest=context,
+        stream=stream,
+        activation=activation,
+        ffn_kept=FFN_TENSORS_KEPT + gated,
+        ffn_gradients=FFN_GRADIENTS + gated - (compiled and not gated),
+        extra=1.0 if compiled else EAGER_EXTRA,
+        savings=savings,
+        compiled=compiled,
+        attention=attention,
+    )
     head_tokens = min(tokens, loss_chunk or default_chunk(vocab_rows))
     # The loss computes its gradients to the head's weights (in float32) and inputs along with it.
     head_gradients = vocab_rows * embed * 4 + HEAD_STATES * tokens * embed * activation
@@ -194,44 +179,161 @@ def estimate_memory(
         optimizer=states * parameters // shards,
         activations=int(tokens * (layers * kept + 2 * stream)),  # embedding output and final norm too
         logits=logits,
-        block=int(tokens * block) + pieces + exchange,
+        block=block + exchange,
         exchange=exchange,
         # The allocator of pinned memory rounds up to a power of two.
         host=layers * power_of_two(tokens * stream) if offload else 0,
     )
 
 
-def power_of_two(size: int) -> int:
-    """The smallest power of two that is at least `size`."""
-    return 1 << (size - 1).bit_length()
+@dataclass(frozen=True)
+class EncoderShape:
+    """The sizes that count. gated: a feed-forward of two inner matrices. rotary: positions turn queries and keys.
 
-
-def choose_micro_batch(
-    samples: int, free_bytes: int, estimate: Callable[[int], MemoryEstimate], cap: int = MICRO_BATCH_CAP
-) -> tuple[int, int]:
-    """(micro-batch, batches accumulated) for `samples` samples a device and optimiser step.
-
-    The largest divisor of `samples`, at most `cap`, whose estimate fits in FREE_SHARE of free_bytes.
-    estimate: micro-batch -> MemoryEstimate. Raises UserError where even one sample does not fit.
+    dropout: whether any is in force. residual: "weights" or "compute", as BertEncoder's. kv_width: None for E.
     """
-    if samples < 1:
-        raise UserError(f"a device needs at least 1 sample a step, got {samples}")
-    allowed = FREE_SHARE * free_bytes
-    micro_batch = largest_micro_batch(samples, lambda size: estimate(size).total <= allowed, cap)
-    if micro_batch is not None:
-        return micro_batch, samples // micro_batch
-    one = estimate(1)
-    fixed = one.weights + one.gradients + one.optimizer
-    raise UserError(
-        f"one sample needs an estimated {one.total / GIB:.1f} GiB ({one.activations / GIB:.1f} activations kept,"
-        f" {one.at_work / GIB:.1f} at work, {fixed / GIB:.1f} weights with their"
-        f" gradients and optimiser states) but {allowed / GIB:.1f} GiB ({FREE_SHARE:.0%} of {free_bytes / GIB:.1f} GiB"
-        " free) may be used; choose memory=auto, a shorter context, a smaller model, attention=flash or"
-        " trainer.strategy=fsdp (or context) on more devices"
+
+    layers: int
+    embed: int
+    heads: int
+    ffn: int
+    gated: bool = False
+    rotary: bool = False
+    dropout: bool = False
+    residual: str = "weights"
+    kv_width: int | None = None
+
+
+@dataclass(frozen=True)
+class PredictingHead:
+    """A head that predicts tokens, or bins of grey levels: `rows` of its matrix, at `positions` of what is computed."""
+
+    rows: int
+    positions: int
+
+
+def estimate_encoder_memory(
+    parameters: int,
+    shape: EncoderShape,
+    *,
+    tokens: int,
+    longest: int,
+    head: PredictingHead | None = None,
+    precision: str = "bf16-mixed",
+    savings: MemorySavings | None = None,
+    compiled: bool = True,
+    attention: str = "flash",
+    master_weights: bool = False,
+) -> MemoryEstimate:
+    """Memory of one training step with AdamW or LAMB, in bytes on one device.
+
+    parameters: P. tokens: T, padding and what is read twice included. longest: S, for "standard" attention, which
+    stores a score matrix for each sequence. head: None for a head on pooled states, which needs next to nothing.
+    master_weights: float32 copies of half-precision weights, to which the optimiser's states then belong.
+    UserError: an unknown name, a number below 1.
+    """
+    savings = savings or MemorySavings()
+    if precision not in PRECISIONS:
+        raise unknown("precision", precision, PRECISIONS)
+    if attention not in ATTENTIONS:
+        raise unknown("attention", attention, ATTENTIONS)
+    for name, value in (("parameters", parameters), ("tokens", tokens), ("longest", longest)):
+        if value < 1:
+            raise UserError(f"{name} must be 1 or more, got {value}")
+    weight, copy, activation = PRECISIONS[precision]
+    stream = shape.embed * (RESIDUAL_BYTES if copy and shape.residual == "weights" else activation)
+    outside = shape.embed * (RESIDUAL_BYTES if copy else activation)
+    kept, block = _block_bytes(
+        shape,
+        tokens=tokens,
+        longest=longest,
+        stream=stream,
+        activation=activation,
+        ffn_kept=FFN_TENSORS_KEPT + GATED_EXTRA * shape.gated,
+        ffn_gradients=FFN_GRADIENTS + shape.gated,
+        extra=EAGER_EXTRA if copy and not compiled else 1.0,  # autocast's casts
+        savings=savings,
+        compiled=compiled,
+        attention=attention,
+    )
+    kept_by_head, at_loss = _of_head(head, shape.embed, activation, savings.loss_chunk)
+    states = (1 + ADAMW_STATES) * 4 if master_weights and weight < 4 else ADAMW_STATES * weight
+    return MemoryEstimate(
+        weights=parameters * (weight + copy),
+        gradients=parameters * weight,
+        optimizer=states * parameters,
+        activations=int(tokens * (shape.layers * kept + OUTSIDE_TENSORS * outside)) + kept_by_head,
+        logits=at_loss,
+        block=block,
+        host=shape.layers * power_of_two(tokens * stream) if savings.offload else 0,
     )
 
 
-def largest_micro_batch(samples: int, fits: Callable[[int], bool], cap: int = MICRO_BATCH_CAP) -> int | None:
-    """The largest divisor of `samples`, at most `cap`, that fits; None where not even one sample does."""
-    sizes = (size for size in range(min(samples, cap), 0, -1) if samples % size == 0)
-    return next((size for size in sizes if fits(size)), None)
+def _of_head(head: PredictingHead | None, embed: int, activation: int, loss_chunk: int | None) -> tuple[int, int]:
+    """What a predicting head keeps of its positions, and what its loss stores at once: the logits of one piece, its
+    matrix in the activations' type, the matrix's gradient in float32 and what the gradient is added to."""
+    if head is None:
+        return 0, 0
+    chunk = min(head.positions, loss_chunk or default_chunk(head.rows))
+    matrices = head.rows * embed * (activation + 8)
+    states = HEAD_STATES * head.positions * embed * activation
+    return HEAD_STATES_KEPT * head.positions * embed * activation, chunk * head.rows * activation + matrices + states
+
+
+def _block_bytes(
+    shape: EncoderShape,
+    *,
+    tokens: int,
+    longest: int,
+    stream: int,
+    activation: int,
+    ffn_kept: int,
+    ffn_gradients: int,
+    extra: float,
+    savings: MemorySavings,
+    compiled: bool,
+    attention: str,
+) -> tuple[float, int]:
+    """(bytes that one token of one block keeps for the backward, bytes that one block's backward needs of all tokens).
+
+    stream: a token's bytes of the residual stream; activation: of another number. ffn_kept, ffn_gradients: tensors of
+    width F, kept and computed in the backward. extra: what is kept where nothing fuses it.
+    """
+    embed, ffn, gated = shape.embed, shape.ffn, shape.gated
+    kv_width = embed if shape.kv_width is None else shape.kv_width
+    dropped = shape.dropout * embed
+    chunk = savings.ffn_chunk if savings.ffn_chunk is not None and savings.ffn_chunk < tokens else None
+
+    # One token's bytes in one block: of its two halves, what a backward needs beside the block's input: its norm's
+    # output (and the feed-forward's its norm's input), dropout's mask of one byte an element.
+    qkv = (embed + 2 * kv_width + shape.rotary * (embed + kv_width)) * activation
+    attended = embed * activation + 4 * shape.heads  # output and float32 LSE
+    normalized = embed * activation
+    scores = shape.heads * longest * STANDARD_BYTES_PER_SCORE if attention == "standard" else 0
+    wide = 0.0 if chunk else ffn_kept * ffn * activation * extra
+    attention_half = (normalized + qkv + attended) * extra + dropped + scores
+    ffn_half = (stream + normalized) * extra + dropped + wide
+    whole = stream * extra + attention_half + ffn_half
+    # Selective checkpointing finds nothing to keep of standard attention but its S x S matrices, and leaves them.
+    keeps_attention = savings.checkpointing == "selective" and attention != "standard"
+    selective = stream + (attended if keeps_attention else 0)
+    kept = {"none": whole, "selective": selective, "full": stream}[savings.checkpointing]
+
+    # One block's backward, at its two peaks: in the feed-forward, and, when that is done, in attention. What was not
+    # kept is computed again; attention's half not before its turn where compiled code need not have its result.
+    again_in_ffn = again_in_attention = stream if savings.offload else 0.0
+    if savings.checkpointing != "none":
+        attention_again = attention_half - (attended if keeps_attention and not savings.offload else 0)
+        again_in_ffn += ffn_half + (0 if keeps_attention and compiled else attention_again)
+        again_in_attention += attention_again
+    gradients = RESIDUAL_GRADIENTS * stream + embed * activation
+    in_ffn = 0 if chunk else ffn_gradients * ffn * activation
+    in_attention = qkv + embed * (activation + QUERY_GRADIENT_BYTES)
+    block = gradients + max(again_in_ffn + in_ffn, again_in_attention + in_attention)
+    pieces = (chunk or 0) * (CHUNK_TENSORS + 3 * gated) * ffn * activation
+    return 0.0 if savings.offload else kept, int(tokens * block) + pieces
+
+
+def power_of_two(size: int) -> int:
+    """The smallest power of two that is at least `size`."""
+    return 1 << (size - 1).bit_length()

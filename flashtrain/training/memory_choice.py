@@ -2,23 +2,62 @@
 
 The order is none, selective, full (each a little slower than the one before), full with the feed-forward and the loss
 in pieces, and at last with the blocks' inputs in host memory.
+
+The micro-batch that fits, and what a run that ran out of memory says: how much was asked for and free, the estimate by
+part, what to change.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+import torch
 
 from flashtrain.errors import UserError
 from flashtrain.models.memory_savings import CHECKPOINTING, MemorySavings
-from flashtrain.training.memory import FREE_SHARE, GIB, MemoryEstimate, largest_micro_batch
+from flashtrain.training.memory import FREE_SHARE, GIB, MemoryEstimate
 
+MICRO_BATCH_CAP = 64
 AUTO = "auto"
 # Pieces large enough that their matrix products run at full rate, and small beside any model's activations.
 FFN_CHUNK = 16384
 LOSS_CHUNK = 2048
 
 Estimate = Callable[[int, MemorySavings], MemoryEstimate]  # of a micro-batch with these savings
+
+
+def choose_micro_batch(
+    samples: int, free_bytes: int, estimate: Callable[[int], MemoryEstimate], cap: int = MICRO_BATCH_CAP
+) -> tuple[int, int]:
+    """(micro-batch, batches accumulated) for `samples` samples a device and optimiser step.
+
+    The largest divisor of `samples`, at most `cap`, whose estimate fits in FREE_SHARE of free_bytes.
+    estimate: micro-batch -> MemoryEstimate. Raises UserError where even one sample does not fit.
+    """
+    if samples < 1:
+        raise UserError(f"a device needs at least 1 sample a step, got {samples}")
+    allowed = FREE_SHARE * free_bytes
+    micro_batch = largest_micro_batch(samples, lambda size: estimate(size).total <= allowed, cap)
+    if micro_batch is not None:
+        return micro_batch, samples // micro_batch
+    one = estimate(1)
+    fixed = one.weights + one.gradients + one.optimizer
+    raise UserError(
+        f"one sample needs an estimated {one.total / GIB:.1f} GiB ({one.activations / GIB:.1f} activations kept,"
+        f" {one.at_work / GIB:.1f} at work, {fixed / GIB:.1f} weights with their"
+        f" gradients and optimiser states) but {allowed / GIB:.1f} GiB ({FREE_SHARE:.0%} of {free_bytes / GIB:.1f} GiB"
+        " free) may be used; choose memory=auto, a shorter context, a smaller model, attention=flash or"
+        " trainer.strategy=fsdp (or context) on more devices"
+    )
+
+
+def largest_micro_batch(samples: int, fits: Callable[[int], bool], cap: int = MICRO_BATCH_CAP) -> int | None:
+    """The largest divisor of `samples`, at most `cap`, that fits; None where not even one sample does."""
+    sizes = (size for size in range(min(samples, cap), 0, -1) if samples % size == 0)
+    return next((size for size in sizes if fits(size)), None)
 
 
 @dataclass(frozen=True)
@@ -115,3 +154,66 @@ def _largest(samples: int, room: Room, estimate: Estimate, savings: MemorySaving
     if room.device is None:
         return samples
     return largest_micro_batch(samples, lambda size: room.holds(estimate(size, savings))) or 1
+
+
+# How PyTorch, CUDA and cuBLAS say it where they do not raise torch.OutOfMemoryError.
+_SAID = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory", "cudaErrorMemoryAllocation")
+SUGGESTIONS = 3
+
+
+class OutOfMemory(UserError):
+    """The device's memory did not suffice. One line; the run's last checkpoint is untouched."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the error says that memory ran out, on a GPU or in main memory."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _SAID)
+
+
+def out_of_memory_line(
+    error: BaseException,
+    estimate: MemoryEstimate | None,
+    *,
+    free_bytes: int | None,
+    alternatives: Sequence[MemoryOption] = (),
+    saved: Path | None = None,
+    advice: str | None = None,
+) -> str:
+    """The one line to end with.
+
+    estimate: of the run, None where its model has none. free_bytes: when the run began. alternatives: ways to run that
+    need less, the cheapest in time first. saved: the run folder, where it holds a checkpoint to go on from.
+    advice: what to change, in place of what holds for language models.
+    """
+    parts = [f"out of memory: {_what_happened(str(error))}"]
+    if estimate is not None:
+        sizes = ", ".join(f"{name} {size / GIB:.1f}" for name, size in estimate.parts().items())
+        parts.append(f"The estimate was {estimate.total / GIB:.1f} GiB ({sizes})")
+    if free_bytes is not None:
+        parts.append(f"{free_bytes / GIB:.1f} GiB were free at the start")
+    parts.append(f"To change: {advice or _what_to_change(alternatives)}")
+    if saved is not None:
+        parts.append(f"The last checkpoint is kept: resume={saved} goes on from it")
+    return ". ".join(parts) + "."
+
+
+def _what_happened(text: str) -> str:
+    """PyTorch's long report in a few words: how much was asked for, and how much of what was free."""
+    asked = re.search(r"[Tt]ried to allocate ([\d.]+ \w+)", text)
+    free = re.search(r"total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free", text)
+    if asked is None:
+        return text.splitlines()[0].rstrip(". ") if text else "no memory left"
+    told = f"{asked[1]} more were asked for"
+    return told if free is None else f"{told} with {free[2]} of {free[1]} free"
+
+
+def _what_to_change(alternatives: Sequence[MemoryOption]) -> str:
+    settings = [
+        f"{option_words(option.savings)} trainer.micro_batch={option.micro_batch} "
+        f"(estimated {option.estimate.total / GIB:.1f} GiB)"
+        for option in alternatives[:SUGGESTIONS]
+    ]
+    always = "a shorter context=, a smaller model.size=, or trainer.strategy=fsdp (or context) on more devices"
+    return " or ".join([*settings, always])

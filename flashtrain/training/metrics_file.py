@@ -16,8 +16,8 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from flashtrain.announce import say
 from flashtrain.errors import UserError
+from flashtrain.files.disk import csv_value
 from flashtrain.files.foreign_files import MIB, read_text
-from flashtrain.files.spreadsheet import csv_value
 
 STEP, EPOCH = "step", "epoch"
 MOST_BYTES = 512 * MIB  # a million rows of a run are some 200

@@ -1,8 +1,27 @@
-"""When an optimiser step has ended, and when values are read: what the callbacks of this package share."""
+"""Around an optimiser step: when it ends, its gradients' norm, its learning rate.
+
+When an optimiser step has ended, and when values are read: what the callbacks of this package share.
+
+Clipping gradients by their norm: sharded parameters and fused optimisers too, without waiting for the device.
+
+Learning-rate schedules, by optimiser step: warm-up, then cosine, linear or constant.
+
+Each returns a torch LambdaLR; in Lightning give it with interval "step". The optimiser's own learning rate is the peak.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
 import pytorch_lightning as pl
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from flashtrain.errors import UserError, unknown
 
 
 class OptimizerStepCounter:
@@ -29,3 +48,158 @@ class OptimizerStepCounter:
 def log_interval(trainer: pl.Trainer) -> int:
     """Optimiser steps between two readings: Trainer(log_every_n_steps=...), or 50 where logging is off (0)."""
     return getattr(trainer, "log_every_n_steps", 0) or 50
+
+
+@torch.no_grad()
+def clip_gradients(
+    module: nn.Module | Iterable[torch.Tensor],
+    max_norm: float | None,
+    scale: float | torch.Tensor = 1.0,
+) -> torch.Tensor:
+    """Scale the gradients in place so that their Euclidean norm over all parameters is at most max_norm.
+
+    module: a module or its parameters, ordinary or sharded by FSDP2 (DTensor; the norm is then that over all shards,
+    and every rank must call this). max_norm None, 0 or infinite only measures. scale: what the gradients are multiplied
+    by at present (fp16 loss scaling); they stay so multiplied.
+
+    Returns the norm before clipping, unscaled: a float32 scalar on the gradients' device, not read by the host.
+    A NaN or infinite norm makes the gradients NaN rather than being hidden. Pascanu et al. 2013, arXiv 1211.5063.
+    Raises UserError for a negative max_norm.
+    """
+    if max_norm is not None and max_norm < 0:
+        raise UserError(f"gradient clipping needs a norm of 0 (none) or more, got {max_norm}")
+    parameters = list(module.parameters() if isinstance(module, nn.Module) else module)
+    parameters = [parameter for parameter in parameters if parameter.grad is not None]
+    if not parameters:
+        return torch.zeros(())
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients, norm_type=2.0)
+    full_tensor = getattr(norm, "full_tensor", None)
+    if full_tensor is not None:  # a DTensor: the sum over the shards is still to be made
+        norm = full_tensor()
+    norm = norm.float() / scale
+    if max_norm and max_norm != float("inf"):
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+    return norm
+
+
+def gradient_scale(trainer: pl.Trainer, optimizer: Any) -> float | torch.Tensor:
+    """The factor that gradients still carry when Lightning asks for clipping.
+
+    1 except under fp16 loss scaling ("16-mixed") with a fused optimiser, which undoes the scaling itself inside its
+    step; Lightning undoes it before clipping for every other optimiser.
+    """
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    inner = getattr(optimizer, "optimizer", optimizer)
+    if scaler is None or not getattr(inner, "_step_supports_amp_scaling", False):
+        return 1.0
+    # The device-side value; get_scale() would wait for the device.
+    scale = getattr(scaler, "_scale", None)
+    return scale if scale is not None else scaler.get_scale()
+
+
+class ClipsGradients(pl.LightningModule):
+    """A LightningModule base whose `Trainer(gradient_clip_val=...)` works with fused optimisers and FSDP2.
+
+    Lightning's own clipping raises for a fused optimiser under mixed precision. Logs `gradient_norm` (before clipping)
+    at the trainer's log interval.
+    """
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Any,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        if gradient_clip_algorithm not in (None, "norm"):
+            raise UserError(f"gradients are clipped by their norm only, not by '{gradient_clip_algorithm}'")
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        scale = gradient_scale(self.trainer, optimizer)
+        norm = clip_gradients(parameters, gradient_clip_val, scale)
+        self.log("gradient_norm", norm, on_step=True, on_epoch=False, batch_size=1)
+
+
+def cosine_with_warmup(
+    optimizer: Optimizer, warmup_steps: int, total_steps: int, minimum_ratio: float = 0.1
+) -> LambdaLR:
+    """Linear warm-up to the peak over warmup_steps, then half a cosine down to minimum_ratio times the peak.
+
+    The first step already has 1/warmup_steps of the peak, and the last of total_steps the minimum (Loshchilov and
+    Hutter 2017, arXiv 1608.03983, without restarts). Steps past total_steps stay at the minimum.
+    Raises UserError for counts that do not fit together or a ratio outside 0..1.
+    """
+    _check(warmup_steps, total_steps, minimum_ratio)
+
+    def ratio(step: int) -> float:
+        done = _fraction_done(step, warmup_steps, total_steps)
+        return minimum_ratio + (1 - minimum_ratio) * 0.5 * (1 + math.cos(math.pi * done))
+
+    return _after_warmup(optimizer, warmup_steps, ratio)
+
+
+def linear_with_warmup(
+    optimizer: Optimizer, warmup_steps: int, total_steps: int, minimum_ratio: float = 0.0
+) -> LambdaLR:
+    """Linear warm-up to the peak over warmup_steps, then a straight line down to minimum_ratio times the peak.
+
+    Raises UserError for counts that do not fit together or a ratio outside 0..1.
+    """
+    _check(warmup_steps, total_steps, minimum_ratio)
+
+    def ratio(step: int) -> float:
+        return 1 - (1 - minimum_ratio) * _fraction_done(step, warmup_steps, total_steps)
+
+    return _after_warmup(optimizer, warmup_steps, ratio)
+
+
+def constant_with_warmup(
+    optimizer: Optimizer, warmup_steps: int, total_steps: int | None = None, minimum_ratio: float = 1.0
+) -> LambdaLR:
+    """Linear warm-up to the peak over warmup_steps, then the peak for ever.
+
+    total_steps and minimum_ratio are taken so that all schedules are called alike; they change nothing.
+    Raises UserError for a negative warmup_steps.
+    """
+    if warmup_steps < 0:
+        raise UserError(f"warmup_steps must be 0 or more, got {warmup_steps}")
+    return _after_warmup(optimizer, warmup_steps, lambda step: 1.0)
+
+
+SCHEDULES: dict[str, Callable[..., LambdaLR]] = {
+    "cosine": cosine_with_warmup,
+    "linear": linear_with_warmup,
+    "constant": constant_with_warmup,
+}
+
+
+def make_schedule(
+    name: str, optimizer: Optimizer, warmup_steps: int, total_steps: int, minimum_ratio: float
+) -> LambdaLR:
+    """The schedule of that name: "cosine", "linear" or "constant". Raises UserError for another."""
+    if name not in SCHEDULES:
+        raise unknown("schedule", name, SCHEDULES)
+    return SCHEDULES[name](optimizer, warmup_steps, total_steps, minimum_ratio)
+
+
+def _check(warmup_steps: int, total_steps: int, minimum_ratio: float) -> None:
+    if total_steps < 1:
+        raise UserError(f"total_steps must be 1 or more, got {total_steps}")
+    if warmup_steps < 0:
+        raise UserError(f"warmup_steps must be 0 or more, got {warmup_steps}")
+    if warmup_steps > total_steps:
+        raise UserError(f"warmup_steps={warmup_steps} must not exceed the {total_steps} steps of the whole run")
+    if not 0 <= minimum_ratio <= 1:
+        raise UserError(f"minimum_ratio must lie between 0 and 1, got {minimum_ratio}")
+
+
+def _fraction_done(step: int, warmup_steps: int, total_steps: int) -> float:
+    """0 at the step that reaches the peak, 1 at the last step and after."""
+    first = max(warmup_steps - 1, 0)
+    return min(1.0, (step - first) / max(1, total_steps - 1 - first))
+
+
+def _after_warmup(optimizer: Optimizer, warmup_steps: int, ratio: Callable[[int], float]) -> LambdaLR:
+    def factor(step: int) -> float:
+        return (step + 1) / warmup_steps if step < warmup_steps else ratio(step)
+
+    return LambdaLR(optimizer, factor)

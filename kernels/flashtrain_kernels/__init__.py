@@ -17,9 +17,16 @@ needs torch only: Triton is imported by the first call on an NVIDIA GPU.
 """
 
 from . import dispatch, masks, reference
-from . import flops as flops  # registers the operators' formulas
 from .feed_forward import gelu_feed_forward
-from .interface import explain, flash_attn_func, flash_attn_kvpacked_func, flash_attn_qkvpacked_func
+from .flash_attn import (
+    explain,
+    flash_attn_func,
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+)
 from .loss_head import LINEAR_CROSS_ENTROPY, linear_cross_entropy
 from .masks import (
     BlockMask,
@@ -30,12 +37,10 @@ from .masks import (
     documents_from_cu_seqlens,
     documents_from_ids,
 )
-from .merging import merge_attention
 from .ops import FORWARD, FORWARD_KVPACKED, FORWARD_QKVPACKED, FORWARDS
 from .padding import pad_input, unpad_input
-from .partial import attention_backward, attention_forward
+from .partial import attention_backward, attention_forward, merge_attention
 from .sdpa import scaled_dot_product_attention
-from .varlen import flash_attn_varlen_func, flash_attn_varlen_kvpacked_func, flash_attn_varlen_qkvpacked_func
 
 __all__ = [
     "FORWARD",

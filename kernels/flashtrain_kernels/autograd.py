@@ -14,29 +14,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .ops import BACKWARDS, FORWARD, FORWARD_KVPACKED, FORWARD_QKVPACKED, FORWARDS
+from .ops import BACKWARDS, FORWARD_OF, FORWARDS
 from .options import TENSORS, Options, Packed, pack
 from .vmap import vmapped
 
 _library = torch.library.Library("flashtrain_kernels", "IMPL")
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
-    """q (B, Sq, H, D), k and v (B, Sk, K, D) -> out (B, Sq, H, D) and the natural log-sum-exp (B, H, Sq) in float32.
+def attention(tensors: tuple[Tensor, ...], options: Options) -> tuple[Tensor, Tensor]:
+    """(q, k, v), (q, kv) or (qkv,) -> out (B, Sq, H, D) and the natural log-sum-exp (B, H, Sq) in float32.
 
-    Differentiable in q, k, v and options.bias. The arguments are taken as checked.
+    q (B, Sq, H, D), k and v (B, Sk, K, D), kv (B, Sk, 2, K, D), qkv (B, S, 3, H, D). Differentiable in these and in
+    options.bias. The arguments are taken as checked.
     """
-    return _differentiable(FORWARD, q, k, v, *pack(options))
-
-
-def attention_qkvpacked(qkv: Tensor, options: Options) -> tuple[Tensor, Tensor]:
-    """`attention` on qkv (B, S, 3, H, D)."""
-    return _differentiable(FORWARD_QKVPACKED, qkv, *pack(options))
-
-
-def attention_kvpacked(q: Tensor, kv: Tensor, options: Options) -> tuple[Tensor, Tensor]:
-    """`attention` on q (B, Sq, H, D) and kv (B, Sk, 2, K, D)."""
-    return _differentiable(FORWARD_KVPACKED, q, kv, *pack(options))
+    inputs = (*tensors, *pack(options))
+    # Compilers and transforms (vmap, torch.func.grad) go by what is registered.
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or not torch.is_grad_enabled():
+        return FORWARD_OF[len(tensors)](*inputs)
+    return _Eager.apply(FORWARD_OF[len(tensors)], *inputs)
 
 
 def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -91,13 +86,6 @@ class _Eager(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple:
         wants_bias = ctx.needs_input_grad[1 + ctx.inputs]
         return (None, *_gradients(ctx, ctx.backward_operator, wants_bias, dout, dlse))
-
-
-def _differentiable(operator: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
-    # Compilers and transforms (vmap, torch.func.grad) go by what is registered.
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or not torch.is_grad_enabled():
-        return operator(*inputs)
-    return _Eager.apply(operator, *inputs)
 
 
 class Transformed(torch.autograd.Function):

@@ -12,34 +12,21 @@ from torch import Tensor
 from . import autograd, dispatch, masks, reference, torch_sdpa
 from .arguments import (
     Sizes,
+    check_alibi,
+    check_bias,
     check_dropout,
     check_flag,
+    check_mask,
+    check_seed,
     check_softcap,
     softmax_scale_or_default,
 )
-from .feature_arguments import check_alibi, check_bias, check_mask, check_seed
 from .masks import SEQUENCE, Mask
 from .masks.documents import check_window
+from .ops import apart
 from .options import Options, band, seed_tensor
 
 Result = Tensor | tuple[Tensor, ...]
-
-
-class Given(NamedTuple):
-    """The options of a call as the user gave them, with flash-attn's names."""
-
-    dropout_p: float = 0.0
-    softmax_scale: float | None = None
-    causal: bool = False
-    window_size: tuple[int, int] = (-1, -1)
-    softcap: float = 0.0
-    alibi_slopes: Tensor | None = None
-    deterministic: bool = False
-    return_attn_probs: bool = False
-    bias: Tensor | None = None
-    mask: Any = None
-    dropout_seed: int | Tensor | None = None
-    return_lse: bool = False
 
 
 class Packing(NamedTuple):
@@ -51,44 +38,66 @@ class Packing(NamedTuple):
     max_seqlen_k: int
 
 
-def options_of(given: Given, sizes: Sizes, packing: Packing | None = None) -> Options:
-    """Check what was given, in the operators' form. Raises TypeError or ValueError naming the argument."""
-    check_dropout(given.dropout_p)
-    scale = softmax_scale_or_default(given.softmax_scale, sizes.head_dim)
-    for name in ("causal", "deterministic", "return_attn_probs", "return_lse"):
-        check_flag(name, getattr(given, name))
-    check_window("window_size", given.window_size)
-    check_softcap(given.softcap)
-    check_seed(given.dropout_seed, sizes.device)
-    check_bias(given.bias, sizes)
-    check_mask(given.mask, sizes, given.causal, given.window_size)
-    if packing is not None and given.mask is not None and not isinstance(given.mask, Mask):
-        raise TypeError(f"mask of packed sequences must be a Mask, not {type(given.mask).__name__}")
-    check_alibi(given.alibi_slopes, sizes, given.mask)
+def sizes_of(q: Tensor, k: Tensor, packing: Packing | None = None) -> Sizes:
+    """Of tensors that are checked; k may also be kv or qkv, and q qkv. With `packing` they are (T, ..., heads, D)."""
+    rows = (1, q.shape[0], k.shape[0]) if packing is not None else (q.shape[0], q.shape[1], k.shape[1])
+    sequences = rows[0] if packing is None else packing.cu_seqlens_q.shape[0] - 1
+    return Sizes(*rows, q.shape[-2], k.shape[-2], q.shape[-1], sequences, q.dtype, q.device)
 
-    mask, (left, right) = given.mask, (None, None)
+
+def options_of(
+    sizes: Sizes,
+    packing: Packing | None = None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    bias: Tensor | None = None,
+    mask: Any = None,
+    dropout_seed: int | Tensor | None = None,
+    return_lse: bool = False,
+) -> Options:
+    """flash-attn's arguments, checked, in the one form of everything below. Raises TypeError or ValueError naming the
+    argument."""
+    check_dropout(dropout_p)
+    scale = softmax_scale_or_default(softmax_scale, sizes.head_dim)
+    flags = {"causal": causal, "deterministic": deterministic}
+    for name, value in {**flags, "return_attn_probs": return_attn_probs, "return_lse": return_lse}.items():
+        check_flag(name, value)
+    check_window("window_size", window_size)
+    check_softcap(softcap)
+    check_seed(dropout_seed, sizes.device)
+    check_bias(bias, sizes)
+    check_mask(mask, sizes, causal, window_size)
+    if packing is not None and mask is not None and not isinstance(mask, Mask):
+        raise TypeError(f"mask of packed sequences must be a Mask, not {type(mask).__name__}")
+    check_alibi(alibi_slopes, sizes, mask)
+
+    left, right = None, None
     if packing is not None and mask is None:
         mask = masks.varlen(
-            packing.cu_seqlens_q, packing.cu_seqlens_k, sizes.seqlen_q, sizes.seqlen_k, causal=given.causal,
-            window=(given.window_size[0], given.window_size[1]),
+            packing.cu_seqlens_q, packing.cu_seqlens_k, sizes.seqlen_q, sizes.seqlen_k, causal=causal,
+            window=(window_size[0], window_size[1]),
         )  # fmt: skip
     elif not isinstance(mask, Mask):
-        left, right = band(sizes.seqlen_q, sizes.seqlen_k, given.causal, given.window_size)
-    slopes = given.alibi_slopes
-    if slopes is not None and slopes.dim() == 2 and slopes.shape[0] == 1:
-        slopes = slopes[0]
-    bias = given.bias
+        left, right = band(sizes.seqlen_q, sizes.seqlen_k, causal, window_size)
+    if alibi_slopes is not None and alibi_slopes.dim() == 2 and alibi_slopes.shape[0] == 1:
+        alibi_slopes = alibi_slopes[0]
     options = Options(
         scale=scale,
         left=left,
         right=right,
-        softcap=float(given.softcap),
-        dropout_p=float(given.dropout_p),
+        softcap=float(softcap),
+        dropout_p=float(dropout_p),
         bias=None if bias is None else bias[(None,) * (4 - bias.dim())],
-        alibi_slopes=slopes,
-        seed=seed_tensor(given.dropout_seed, sizes.device) if given.dropout_p > 0 else None,
+        alibi_slopes=alibi_slopes,
+        seed=seed_tensor(dropout_seed, sizes.device) if dropout_p > 0 else None,
         mask=mask,
-        deterministic=given.deterministic,
+        deterministic=deterministic,
     )
     return replace(options, mask=_ready(mask, options, sizes)) if isinstance(mask, Mask) else options
 
@@ -122,49 +131,49 @@ def _numbered_by_row(mask: Mask, sizes: Sizes) -> Mask:
     )
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, options: Options, with_lse: bool) -> tuple[Tensor, Tensor | None]:
-    """(out, lse) of (B, S, heads, D) tensors; lse may be None without with_lse."""
-    if dispatch.implementation_for(q.device.type) == "torch":
-        return torch_sdpa.attention(q, k, v, options, with_lse)
-    return autograd.attention(q, k, v, options)
+def run(tensors: tuple[Tensor, ...], options: Options, with_lse: bool) -> tuple[Tensor, Tensor | None]:
+    """(out, lse) of tensors (B, S, ..., heads, D): (q, k, v), (q, kv) or (qkv,); lse may be None without with_lse."""
+    if dispatch.implementation_for(tensors[0].device.type) == "torch":
+        return torch_sdpa.attention(*apart(tensors), options, with_lse)
+    return autograd.attention(tensors, options)
 
 
-def attend_qkvpacked(qkv: Tensor, options: Options, with_lse: bool) -> tuple[Tensor, Tensor | None]:
-    """`attend` on (B, S, 3, H, D)."""
-    if dispatch.implementation_for(qkv.device.type) == "torch":
-        q, k, v = qkv.unbind(2)
-        return torch_sdpa.attention(q, k, v, options, with_lse)
-    return autograd.attention_qkvpacked(qkv, options)
-
-
-def attend_kvpacked(q: Tensor, kv: Tensor, options: Options, with_lse: bool) -> tuple[Tensor, Tensor | None]:
-    """`attend` on (B, Sq, H, D) and (B, Sk, 2, K, D)."""
-    if dispatch.implementation_for(q.device.type) == "torch":
-        k, v = kv.unbind(2)
-        return torch_sdpa.attention(q, k, v, options, with_lse)
-    return autograd.attention_kvpacked(q, kv, options)
-
-
-def with_lse(given: Given) -> bool:
-    return given.return_lse or given.return_attn_probs
-
-
-def returned(
-    given: Given,
-    options: Options,
-    out: Tensor,
-    lse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    packing: Packing | None = None,
+def attend(
+    tensors: tuple[Tensor, ...],
+    packing: Packing | None,
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: tuple[int, int],
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    deterministic: bool,
+    return_attn_probs: bool,
+    bias: Tensor | None,
+    mask: Any,
+    dropout_seed: int | Tensor | None,
+    return_lse: bool,
 ) -> Result:
-    """out, or (out, lse), or flash-attn's (out, lse, S_dmask); the lse of a packed row is (H, T)."""
-    if lse is None or not with_lse(given):
-        return out
-    shown = lse if packing is None else lse[0]
-    if not given.return_attn_probs:
-        return out, shown
-    return out, shown, signed_probabilities(q, k, lse, options, packing)
+    """flash-attn's call on tensors that are checked, (q, k, v), (q, kv) or (qkv,), and with `packing` are packed rows.
+
+    Returns out, or (out, lse), or flash-attn's (out, lse, S_dmask); the lse of a packed row is (H, T).
+    """
+    options = options_of(
+        sizes_of(tensors[0], tensors[-1], packing), packing, dropout_p, softmax_scale, causal, window_size, softcap,
+        alibi_slopes, deterministic, return_attn_probs, bias, mask, dropout_seed, return_lse,
+    )  # fmt: skip
+    if packing is not None:
+        tensors = tuple([x[None] for x in tensors])
+    out, lse = run(tensors, options, return_lse or return_attn_probs)
+    shown_out, shown_lse = out, lse
+    if packing is not None:
+        shown_out, shown_lse = out[0], None if lse is None else lse[0]
+    if lse is None or shown_lse is None or not (return_lse or return_attn_probs):
+        return shown_out
+    if not return_attn_probs:
+        return shown_out, shown_lse
+    q, k, _ = apart(tensors)
+    return shown_out, shown_lse, signed_probabilities(q, k, lse, options, packing)
 
 
 @torch.no_grad()

@@ -1,4 +1,5 @@
-"""Attention as two plain functions, forward and backward apart: for a caller that holds some of the keys at a time.
+"""Attention for a caller that holds some of the keys at a time: two plain functions, forward and backward apart, and
+the exact combination of parts through their log-sum-exp.
 
     out, lse = attention_forward(q, k_part, v_part, mask=part)             for each part of the keys
     merge_attention([...])                                                 -> out and lse over all keys
@@ -8,19 +9,21 @@ Given the merged out and lse, the backward over a part of the keys returns exact
 part's share of dq: the shares add up (FlashAttention-2, arXiv 2307.08691, section 3.1: a query's row enters the
 backward only through its log-sum-exp and the sum of dout * out). Context parallelism is made of this.
 
-B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
+B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension, T packed tokens.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from .arguments import Sizes, check_device, check_qkv
-from .calls import Given, options_of
+from .arguments import check_device, check_qkv, dtype_name
+from .calls import options_of, sizes_of
 from .masks import Mask
 from .ops import BACKWARD, FORWARD
 from .options import Packed, pack
 
-_Q, _K = "(B, Sq, H, D)", "(B, Sk, K, D)"
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @torch.no_grad()
@@ -87,11 +90,72 @@ def _packed(
     dropout_p: float,
     dropout_seed: int | Tensor | None,
 ) -> Packed:
-    check_qkv(q, k, v, _Q, _K)
-    sizes = Sizes(
-        q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], q.shape[0], q.dtype, q.device
+    check_qkv(q, k, v, "(B, Sq, H, D)", "(B, Sk, K, D)")
+    options = options_of(
+        sizes_of(q, k), dropout_p=dropout_p, softmax_scale=softmax_scale, window_size=window_size, mask=mask,
+        dropout_seed=dropout_seed,
     )  # fmt: skip
-    given = Given(
-        dropout_p=dropout_p, softmax_scale=softmax_scale, window_size=window_size, mask=mask, dropout_seed=dropout_seed
-    )  # fmt: skip
-    return pack(options_of(given, sizes))
+    return pack(options)
+
+
+def merge_attention(partials: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """(out, lse) of attention over all keys, from the (out, lse) of the same queries over disjoint parts of the keys.
+
+    out = sum of exp(lse_i - lse) out_i, with lse = log(sum of exp(lse_i)) (FlashAttention, arXiv 2205.14135, section
+    3.1).
+    partials: one pair or more: out (B, S, H, D) with lse (B, H, S), or packed, out (T, H, D) with lse (H, T), as the
+    attention functions return them; all of one shape and device.
+    Computed in float32 (float64 where an input is); out comes back in the widest dtype among the outs, lse in the
+    dtype of the computation. A part whose row saw nothing (lse -inf) contributes nothing; where no part saw anything,
+    out is 0 and lse -inf. Differentiable in every out and lse. Dropout within the parts is kept as it is.
+    Raises TypeError or ValueError naming the argument.
+    """
+    _check(partials)
+    outs, lses = [out for out, _ in partials], [lse for _, lse in partials]
+    dtype, exact = outs[0].dtype, torch.float32
+    for x in outs:
+        dtype = torch.promote_types(dtype, x.dtype)
+    for x in (*outs, *lses):
+        exact = torch.promote_types(exact, x.dtype)
+    parts = torch.stack([lse.to(exact) for lse in lses])
+    highest = parts.detach().amax(0)
+    # Where no part saw anything, 0 instead of -inf: -inf - -inf would be NaN, here and in the gradient.
+    highest = torch.where(highest == -torch.inf, 0.0, highest)
+    weights = torch.exp(parts - highest)
+    total = weights.sum(0)
+    seen = (total > 0) | total.isnan()
+    safe = torch.where(seen, total, 1.0)
+    lse = torch.where(seen, highest + torch.log(safe), -torch.inf)
+    merged = torch.zeros((), dtype=exact, device=outs[0].device)
+    for out, part, weight in zip(outs, parts, weights / safe, strict=True):
+        # What a row that saw nothing holds does not matter, not even if it is NaN.
+        value = torch.where(_like_out(part == -torch.inf), 0.0, out.to(exact))
+        merged = merged + _like_out(weight) * value
+    return merged.to(dtype), lse
+
+
+def _like_out(x: Tensor) -> Tensor:
+    """(B, H, S) -> (B, S, H, 1), (H, T) -> (T, H, 1)."""
+    return x.transpose(-1, -2)[..., None]
+
+
+def _check(partials: Sequence[tuple[Tensor, Tensor]]) -> None:
+    if not isinstance(partials, (list, tuple)):
+        raise TypeError(f"partials must be a sequence of pairs (out, lse), not {type(partials).__name__}")
+    if not partials:
+        raise ValueError("partials must hold one pair (out, lse) or more, not none")
+    for number, pair in enumerate(partials):
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(isinstance(x, Tensor) for x in pair):
+            raise TypeError(f"partials[{number}] must be a pair of tensors (out, lse), not {type(pair).__name__}")
+    first = partials[0][0]
+    if first.dim() not in (3, 4):
+        raise ValueError(f"partials[0][0] must have the shape (B, S, H, D) or (T, H, D), not {tuple(first.shape)}")
+    rows = (*first.shape[:-3], first.shape[-2], first.shape[-3])
+    for number, pair in enumerate(partials):
+        for place, shape in ((0, tuple(first.shape)), (1, rows)):
+            name, x = f"partials[{number}][{place}]", pair[place]
+            if x.dtype not in _DTYPES:
+                raise TypeError(f"{name} must be a floating tensor, not {dtype_name(x.dtype)}")
+            if tuple(x.shape) != tuple(shape):
+                raise ValueError(f"{name} must have the shape {tuple(shape)}, not {tuple(x.shape)}")
+            check_device(name, x, first.device, "partials[0][0]")

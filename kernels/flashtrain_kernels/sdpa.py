@@ -21,7 +21,7 @@ from .arguments import (
     dtype_name,
     softmax_scale_or_default,
 )
-from .calls import attend
+from .calls import run
 from .options import Options, seed_tensor
 
 
@@ -73,7 +73,7 @@ def scaled_dot_product_attention(
         bias=None if attn_mask is None else _bias(attn_mask, query, key, leading, heads),
         seed=seed_tensor(None, query.device) if dropout_p > 0 else None,
     )
-    out, _ = attend(q, k, v, options, False)
+    out, _ = run((q, k, v), options, False)
     out = out[..., :value_dim].transpose(1, 2)
     return out.reshape(*leading, *((heads,) if query.dim() > 3 else ()), *out.shape[2:])
 

@@ -42,7 +42,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, options: Options, with_lse: bool)
     _say_once(q.device.type)
     if with_lse or options.softcap > 0 or options.dropout_p > 0:
         # The operators exist for the CPU and CUDA; elsewhere autograd calls the same functions directly.
-        return (autograd.attention if q.device.type in ("cpu", "cuda") else reference.apply)(q, k, v, options)
+        if q.device.type in ("cpu", "cuda"):
+            return autograd.attention((q, k, v), options)
+        return reference.apply(q, k, v, options)
     # Statements, not expressions: under torch.compile a comparison of sizes may be a symbol, which torch's call
     # refuses.
     grouped = False

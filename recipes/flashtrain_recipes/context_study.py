@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flashtrain.announce import say
+from flashtrain.announce import quieten, say
 from flashtrain.command.compose import override_keys, parse_overrides, quoted
 from flashtrain.command.machine import settle
 from flashtrain.command.sweep import note_failure
@@ -45,8 +45,7 @@ from flashtrain.folders.run_lock import hold, let_go
 from flashtrain.registry import component
 from flashtrain.report.rows import RESULT, Row, has_failed, write_result
 from flashtrain.run.job_process import JobProcesses
-from flashtrain.run.quiet import quieten
-from flashtrain.run.summary import planned_row
+from flashtrain.run.train import planned_row
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import task_of
 from flashtrain.training.hardware import Hardware

@@ -7,8 +7,8 @@ from omegaconf import OmegaConf
 
 from flashtrain.command.compose import apply_demo, compose_settings, override_keys, parse_overrides, quote_prompt
 from flashtrain.errors import UserError
-from flashtrain.files.locate import conf_folder
-from flashtrain.settings.settings import CHECKPOINTING
+from flashtrain.files.disk import conf_folder
+from flashtrain.settings.groups import CHECKPOINTING
 
 
 def test_a_recipe_overrides_the_defaults_and_the_command_line_overrides_the_recipe() -> None:

@@ -13,7 +13,7 @@ from flashtrain.command import modes, sweep
 from flashtrain.command.compose import check_given_once, compose_settings
 from flashtrain.command.given import check_all_heeded, check_heeded_by_a_job, rules
 from flashtrain.errors import UserError
-from flashtrain.files.locate import recipe_files
+from flashtrain.files.disk import recipe_files
 from flashtrain.folders.run_folder import write_config
 from flashtrain.settings.settings import Settings
 from flashtrain.settings.typed_settings import setting_names

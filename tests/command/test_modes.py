@@ -69,7 +69,7 @@ def test_an_export_to_a_full_disk_is_one_line_and_leaves_nothing(trained, monkey
         raise OSError(errno.ENOSPC, "No space left on device")
 
     if part == "model.safetensors":
-        monkeypatch.setattr("flashtrain.integrations.safetensors_files.save_file", full)
+        monkeypatch.setattr("flashtrain.integrations.weight_files.save_file", full)
     else:
         monkeypatch.setattr("pathlib.Path.write_text", full)
     with pytest.raises(UserError, match="No space left on device"):

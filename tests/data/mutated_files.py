@@ -24,10 +24,9 @@ import pyarrow
 import pyarrow.parquet
 import zstandard
 
-from flashtrain.data.files_source import FilesSource
-from flashtrain.data.labelled_files import labelled_rows
-from flashtrain.data.sequences.samples import Sequences
-from flashtrain.data.sequences.source import SequenceShape
+from flashtrain.data.labelled_documents import labelled_rows
+from flashtrain.data.sequences import Sequences, SequenceShape
+from flashtrain.data.sources import FilesSource
 from flashtrain.data.token_builder import open_or_build
 from flashtrain.data.token_cache import checksum
 from flashtrain.data.tokenizers import TokenizerSpec

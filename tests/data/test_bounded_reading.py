@@ -15,14 +15,13 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from flashtrain.data.files_source import FilesSource
-from flashtrain.data.json_lines import MOST_VALUES, parsed_line
-from flashtrain.data.labelled_files import labelled_rows
-from flashtrain.data.parquet_rows import parquet_rows
-from flashtrain.data.sequences.rows import local_rows
-from flashtrain.data.token_labels import word_rows
+from flashtrain.data.labelled_documents import labelled_rows
+from flashtrain.data.labelled_examples import word_rows
+from flashtrain.data.sequence_rows import local_rows
+from flashtrain.data.sources import FilesSource
+from flashtrain.data.text_files import MOST_VALUES, parquet_rows, parsed_line
 from flashtrain.errors import UserError
-from flashtrain.files.compressed import open_binary, read_whole
+from flashtrain.files.foreign_files import open_binary, read_whole
 from flashtrain_recipes.arena.text import Retrieval
 
 MIB = 2**20
@@ -113,7 +112,7 @@ def test_a_number_of_very_many_digits_is_one_line(tmp_path) -> None:
 def test_labelled_texts_that_are_kept_are_bounded_together(tmp_path, monkeypatch) -> None:
     row = json.dumps({"text": "x" * 100, "labels": [], "words": ["x"]})
     (tmp_path / "a.jsonl").write_text(f"{row}\n" * 20)
-    monkeypatch.setattr("flashtrain.data.labelled_files.MOST_BYTES", 1000)
+    monkeypatch.setattr("flashtrain.data.labelled_documents.MOST_BYTES", 1000)
     with pytest.raises(UserError, match=r"a\.jsonl:7: the labelled texts of .* are longer than 1,000 bytes together"):
         labelled_rows(tmp_path)
 
@@ -126,7 +125,7 @@ def test_a_long_line_of_pairs_is_refused(tmp_path, monkeypatch) -> None:
 
 
 def test_a_long_text_that_many_parquet_rows_share_is_in_memory_once(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("flashtrain.files.compressed.DEFAULT_LONGEST", 2**40)  # so many rows are refused otherwise
+    monkeypatch.setattr("flashtrain.files.foreign_files.DEFAULT_LONGEST", 2**40)  # so many rows are refused otherwise
     path = tmp_path / "a.parquet"
     text = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 2000), pyarrow.array(["x" * 4 * MIB]))
     # Without Arrow's schema it is a plain column of text, which the file keeps as a dictionary.
@@ -144,8 +143,8 @@ def test_a_long_text_that_many_parquet_rows_share_is_in_memory_once(tmp_path, mo
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl.gz", "a.jsonl.zst"])
 def test_many_fair_texts_in_far_too_small_a_file_are_refused(tmp_path, monkeypatch, name) -> None:
-    monkeypatch.setattr("flashtrain.files.compressed.DEFAULT_LONGEST", MIB)
-    monkeypatch.setattr("flashtrain.files.compressed.MOST_TIMES", 300)
+    monkeypatch.setattr("flashtrain.files.foreign_files.DEFAULT_LONGEST", MIB)
+    monkeypatch.setattr("flashtrain.files.foreign_files.MOST_TIMES", 300)
     path = tmp_path / name
     texts = ["x" * 100_000] * 400
     if name.endswith("parquet"):
@@ -160,7 +159,7 @@ def test_many_fair_texts_in_far_too_small_a_file_are_refused(tmp_path, monkeypat
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".xz", ".zst"])
 def test_text_that_repeats_itself_as_text_does_is_read(tmp_path, monkeypatch, suffix) -> None:
-    monkeypatch.setattr("flashtrain.files.compressed.DEFAULT_LONGEST", 1000)
+    monkeypatch.setattr("flashtrain.files.foreign_files.DEFAULT_LONGEST", 1000)
     path = tmp_path / f"a.jsonl{suffix}"
     lines = "".join(json.dumps({"text": f"{number} " + "the same words again, " * 20}) + "\n" for number in range(500))
     path.write_bytes(COMPRESS[suffix](lines.encode()))

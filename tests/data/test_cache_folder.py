@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
+import platformdirs
 import pytest
+from platformdirs.macos import MacOS
+from platformdirs.unix import Unix
+from platformdirs.windows import Windows
 
-from flashtrain.files.cache_folder import default_cache_dir
+from flashtrain.files.disk import default_cache_dir
 
 
 def test_the_environment_variable_decides(monkeypatch, tmp_path):
@@ -18,17 +21,20 @@ def test_the_environment_variable_decides(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("platform", "variable", "expected"),
     [
-        ("linux", "XDG_CACHE_HOME", "{base}/flashtrain"),
-        ("win32", "LOCALAPPDATA", "{base}/flashtrain"),
-        ("linux", None, "{home}/.cache/flashtrain"),
-        ("darwin", None, "{home}/Library/Caches/flashtrain"),
-        ("win32", None, "{home}/AppData/Local/flashtrain"),
+        (Unix, "XDG_CACHE_HOME", "{base}/flashtrain"),
+        (Windows, "LOCALAPPDATA", "{base}/flashtrain"),
+        (Unix, None, "{home}/.cache/flashtrain"),
+        (MacOS, None, "{home}/Library/Caches/flashtrain"),
+        (Windows, None, "{home}/AppData/Local/flashtrain"),
     ],
 )
 def test_otherwise_the_platform_decides(monkeypatch, tmp_path, platform, variable, expected):
     for name in ("FLASHTRAIN_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(platformdirs, "PlatformDirs", platform)
+    # Windows itself is asked there, and answers with this variable's folder.
+    local = tmp_path if variable else Path.home() / "AppData" / "Local"
+    monkeypatch.setattr("platformdirs.windows.get_win_folder", lambda name: str(local))
     if variable:
         monkeypatch.setenv(variable, str(tmp_path))
     assert default_cache_dir() == Path(expected.format(base=tmp_path, home=Path.home()))

@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 
 from flashtrain.data import token_cache
-from flashtrain.data.packing import PackedSamples
-from flashtrain.data.pieces import TokenBreaks, split_pieces
-from flashtrain.data.sequences.samples import Sequences
-from flashtrain.data.sequences.source import SequenceShape
-from flashtrain.data.split import Spans
+from flashtrain.data.masking import TokenBreaks, split_pieces
+from flashtrain.data.packing import PackedSamples, Spans
+from flashtrain.data.sequences import Sequences, SequenceShape
 from flashtrain.data.token_builder import open_or_build
 from flashtrain.data.token_cache import DamagedCacheError, checksum, open_cache
 from flashtrain.data.tokenizers import ByteTokenizer, TokenizerSpec

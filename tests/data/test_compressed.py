@@ -9,7 +9,7 @@ import os
 import pytest
 import zstandard
 
-from flashtrain.files.compressed import BROKEN_FILE_ERRORS, open_binary
+from flashtrain.files.foreign_files import BROKEN_FILE_ERRORS, open_binary
 
 COMPRESS = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
 TEXT = bytes(range(256)) * 4000

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from flashtrain.data.cue_documents import FILLER, CueDocuments, best_micro_f1
 from flashtrain.data.labelled_documents import LabelledSamples
-from flashtrain.data.special_tokens import SpecialTokens
+from flashtrain.data.labelled_examples import FILLER, CueDocuments, best_micro_f1
+from flashtrain.data.tokenizers import SpecialTokens
 from flashtrain.errors import UserError
 from flashtrain.models import BertConfig, BertEncoder, SequenceClassifier
 from flashtrain.tasks.micro_f1 import MicroF1
@@ -87,8 +87,8 @@ def micro_f1_after_training(samples: LabelledSamples, steps: int) -> float:
     with torch.no_grad():
         test = samples[range(10000, 10400)]
         labels = test.pop("labels")
-        metric.add(model(**test), labels)
-    return metric.value()
+        metric.update(model(**test), labels)
+    return metric.compute()
 
 
 def test_a_classifier_finds_in_whole_documents_what_no_reader_of_a_quarter_can():

@@ -6,7 +6,7 @@ import pytest
 
 from flashtrain.command.compose import apply_demo, compose_settings
 from flashtrain.errors import UserError
-from flashtrain.settings.settings import DataSettings, forget_unheeded
+from flashtrain.settings.groups import DataSettings, forget_unheeded
 from flashtrain.tasks.components import make_source
 
 FILES = ["data=files", "data.path=BOOKS"]

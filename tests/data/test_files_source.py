@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from flashtrain.data.files_source import FilesSource
+from flashtrain.data.sources import FilesSource
 from flashtrain.errors import UserError
 
 ROWS = b'{"text": "one", "n": 1}\n\n{"text": null}\n{"text": "zwei \\u00fc"}\n'

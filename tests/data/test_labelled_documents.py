@@ -8,12 +8,16 @@ import json
 import pytest
 import torch
 
-from flashtrain.data.labelled_documents import LabelledSamples
-from flashtrain.data.labelled_files import MissingSplit, Row, dataset_rows, encode_rows, labelled_rows
-from flashtrain.data.loader import ResumableLoader
-from flashtrain.data.sampler import StepSampler
-from flashtrain.data.special_tokens import SpecialTokens
-from flashtrain.data.tokenizers import ByteTokenizer
+from flashtrain.data.labelled_documents import (
+    LabelledSamples,
+    MissingSplit,
+    Row,
+    dataset_rows,
+    encode_rows,
+    labelled_rows,
+)
+from flashtrain.data.loader import ResumableLoader, StepSampler
+from flashtrain.data.tokenizers import ByteTokenizer, SpecialTokens
 from flashtrain.errors import UserError
 
 ROWS = [Row("a text", ["x", "y"]), Row("another", []), Row("the third one", ["y"])]

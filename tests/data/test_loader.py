@@ -10,10 +10,8 @@ import torch
 from lightning_fabric.utilities.types import _Stateful
 from torch.utils.data import DistributedSampler
 
-from flashtrain.data.loader import ResumableLoader
-from flashtrain.data.packing import PackedSamples
-from flashtrain.data.sampler import StepSampler
-from flashtrain.data.split import Spans
+from flashtrain.data.loader import ResumableLoader, StepSampler
+from flashtrain.data.packing import PackedSamples, Spans
 
 
 @pytest.fixture

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from flashtrain.data.masked_batch import score_arguments
 from flashtrain.data.masked_samples import MaskedSamples, Row
-from flashtrain.data.pieces import Pieces
-from flashtrain.data.special_tokens import SpecialTokens
+from flashtrain.data.masking import Pieces, score_arguments
+from flashtrain.data.tokenizers import SpecialTokens
 from flashtrain.errors import UserError
 from flashtrain.models import Bert, BertConfig
 

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashtrain.data.hashed_random import hashed, uniform
-from flashtrain.data.masking import mask_tokens, masked_count
-from flashtrain.data.special_tokens import SpecialTokens
+from flashtrain.data.masking import hashed, mask_tokens, masked_count, uniform
+from flashtrain.data.tokenizers import SpecialTokens
 from flashtrain.errors import UserError
 
 SPECIAL = SpecialTokens.past(50)

@@ -10,8 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashtrain.data.packing import PackedSamples
-from flashtrain.data.split import Spans
+from flashtrain.data.packing import PackedSamples, Spans
 from flashtrain.errors import UserError
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashtrain.data.pieces import UNITS, TokenBreaks, split_pieces
-from flashtrain.data.split import Spans
+from flashtrain.data.masking import UNITS, TokenBreaks, split_pieces
+from flashtrain.data.packing import Spans
 from flashtrain.data.tokenizers import BPETokenizer, ByteTokenizer
 from flashtrain.errors import UserError
 

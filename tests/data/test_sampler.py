@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashtrain.data.sampler import FixedSampler, StepSampler
+from flashtrain.data.loader import FixedSampler, StepSampler
 
 
 def steps_of(samples, *, world_size, accumulate, batch_size, total_steps=6, seed=0):

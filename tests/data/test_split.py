@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashtrain.data.split import split_documents
+from flashtrain.data.packing import split_documents
 from flashtrain.errors import UserError
 
 

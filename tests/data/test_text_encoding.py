@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from flashtrain.data.files_source import FilesSource
-from flashtrain.data.text_encoding import check_encoding, decode_text
+from flashtrain.data.sources import FilesSource
+from flashtrain.data.text_files import check_encoding, decode_text
 from flashtrain.errors import UserError
 
 FRENCH = "Où était le garçon ? À l'école, évidemment, près du château. " * 40

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flashtrain.data.special_tokens import SpecialTokens
-from flashtrain.data.token_labels import TokenLabelledSamples, WordRow, encode_words
-from flashtrain.data.tokenizers import ByteTokenizer
+from flashtrain.data.labelled_examples import TokenLabelledSamples, WordRow, encode_words
+from flashtrain.data.tokenizers import ByteTokenizer, SpecialTokens
 from flashtrain.errors import UserError
 
 SPECIAL = SpecialTokens.past(257)

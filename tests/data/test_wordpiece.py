@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flashtrain.data.tokenizers import load_tokenizer
-from flashtrain.data.wordpiece import WordPieceTokenizer
+from flashtrain.data.tokenizers import WordPieceTokenizer, load_tokenizer
 from flashtrain.errors import UserError
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "play", "##ing", "Play"]

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from flashtrain.distributed.sharding import full_state_dict, shard
 from flashtrain.errors import UserError
 from flashtrain.models import GPT2, GPT2Config, MemorySavings
-from flashtrain.training.gradients import clip_gradients
+from flashtrain.training.steps import clip_gradients
 
 
 @pytest.fixture

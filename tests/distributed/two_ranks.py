@@ -23,8 +23,8 @@ from flashtrain.distributed.sharding import full_state_dict
 from flashtrain.distributed.strategies import make_strategy
 from flashtrain.errors import UserError
 from flashtrain.training import signals
+from flashtrain.training.callbacks import StopOnNonFinite
 from flashtrain.training.checkpoints import AtomicCheckpointIO, SaveLast, checkpoint_callbacks, find_resumable
-from flashtrain.training.finite import StopOnNonFinite
 from flashtrain.training.signals import SaveOnSignal
 
 RANK = int(os.environ["RANK"])

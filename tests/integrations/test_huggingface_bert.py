@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from flashtrain.errors import UserError
 from flashtrain.integrations.huggingface_bert import load_bert, save_bert
 from flashtrain.models.bert import Bert
-from flashtrain.models.bert_config import BertConfig
+from flashtrain.models.bert_encoder import BertConfig
 
 GENERATOR = torch.Generator().manual_seed(1)
 TOKENS = torch.randint(0, 61, (3, 16), generator=GENERATOR)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import masking_utils as theirs
 
-from flashtrain.integrations.huggingface_mask_rules import read, search
 from flashtrain.integrations.huggingface_masks import AttentionMask, attention_mask, dense_bias
+from flashtrain.integrations.huggingface_rules import read, search
 
 B, SQ = 3, 13
 PACKED = torch.tensor([[0] * 5 + [1] + [2] * 7, [0] * 13, [0] * 12 + [1]])

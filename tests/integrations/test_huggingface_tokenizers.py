@@ -7,13 +7,11 @@ import json
 import pytest
 import torch
 
-from flashtrain.data.special_tokens import SpecialTokens
-from flashtrain.data.tokenizers import BPETokenizer, ByteTokenizer, load_tokenizer
-from flashtrain.data.wordpiece import WordPieceTokenizer
+from flashtrain.data.tokenizers import BPETokenizer, ByteTokenizer, SpecialTokens, WordPieceTokenizer, load_tokenizer
 from flashtrain.integrations import save_bert, save_gpt2, save_tokenizer, save_weights
 from flashtrain.models import GPT2, GPT2Config
 from flashtrain.models.bert import Bert
-from flashtrain.models.bert_config import BertConfig
+from flashtrain.models.bert_encoder import BertConfig
 
 transformers = pytest.importorskip("transformers")
 
@@ -74,7 +72,7 @@ def test_bytes_that_are_no_text_are_decoded_alike(tmp_path) -> None:
 
 
 def test_transformers_writes_on_with_the_export_as_we_do(bpe, tmp_path) -> None:
-    from flashtrain.models.generation import generate
+    from flashtrain.models.trained_decoders import generate
 
     model = decoder(bpe.vocab_size).eval()
     save_gpt2(model, tmp_path, end_of_text=bpe.end_of_text)

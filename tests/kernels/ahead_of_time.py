@@ -5,7 +5,6 @@ CPU can check.
 """
 
 import contextlib
-import inspect
 import io
 import re
 import subprocess
@@ -71,26 +70,30 @@ def serialised(said: str) -> bool:
 
 def _compiled(source_type: Any, launch: Launch, capability: int) -> Any:
     """The kernel as Triton compiles it for these arguments when it is called with them."""
-    names = list(inspect.signature(launch.kernel.fn).parameters)
-    unspecialised = {p.name for p in launch.kernel.params if p.do_not_specialize}
-    signature: dict[str, str] = {}
+    signature: dict[str, Any] = {}
     aligned: dict[tuple[int, ...], list[list[Any]]] = {}
-    for index, name in enumerate(names):
-        if name in launch.constants:
-            signature[name] = "constexpr"
-            continue
-        value = launch.args[index]
-        if isinstance(value, torch.Tensor):
-            signature[name] = _POINTERS[value.dtype]
-        elif isinstance(value, float):
-            signature[name] = "fp32"
-        elif isinstance(value, int):
-            signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
-        else:
-            signature[name] = triton.runtime.jit.mangle_type(value)
+
+    def typed(value: Any, path: tuple[int, ...], specialised: bool) -> Any:
+        """The type of an argument, or of each in a tuple; what is a multiple of 16 is noted."""
+        if isinstance(value, tuple):
+            types = [typed(each, (*path, place), specialised) for place, each in enumerate(value)]
+            return type(value)(*types) if hasattr(value, "_fields") else tuple(types)
         divisible = isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
-        if divisible and name not in unspecialised:
-            aligned[(index,)] = [["tt.divisibility", 16]]
+        if divisible and specialised:
+            aligned[path] = [["tt.divisibility", 16]]
+        if isinstance(value, torch.Tensor):
+            return _POINTERS[value.dtype]
+        if isinstance(value, float):
+            return "fp32"
+        if isinstance(value, int):
+            return "i32" if -(2**31) <= value < 2**31 else "i64"
+        return triton.runtime.jit.mangle_type(value)
+
+    for index, parameter in enumerate(launch.kernel.params):
+        if parameter.name in launch.constants:
+            signature[parameter.name] = "constexpr"
+        else:
+            signature[parameter.name] = typed(launch.args[index], (index,), not parameter.do_not_specialize)
     source = source_type(fn=launch.kernel, signature=signature, constexprs=dict(launch.constants), attrs=aligned)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(launch.options))
 

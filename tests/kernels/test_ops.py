@@ -182,13 +182,8 @@ def test_the_operators_own_gradients_are_those_of_the_functions(packing, name):
     arguments = forward_arguments(packing, name)
     leaves = [x for x in arguments if isinstance(x, torch.Tensor) and x.requires_grad]
     options = unpack(arguments[len(SHAPES[packing]) :])
-    function = {
-        "": autograd.attention,
-        "qkvpacked": autograd.attention_qkvpacked,
-        "kvpacked": autograd.attention_kvpacked,
-    }[packing]
     gradients = []
-    for out, lse in (FORWARDS[packing](*arguments), function(*arguments[: len(SHAPES[packing])], options)):
+    for out, lse in (FORWARDS[packing](*arguments), autograd.attention(arguments[: len(SHAPES[packing])], options)):
         loss = out.square().sum() + torch.where(lse.isfinite(), lse, 0.0).sum()
         gradients.append(torch.autograd.grad(loss, leaves))
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))

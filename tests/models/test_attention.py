@@ -158,7 +158,7 @@ def test_the_packed_path_hands_the_projection_over_without_a_copy(x, monkeypatch
         seen["shape"] = tuple(qkv.shape)
         return qkv[:, :, 0]
 
-    monkeypatch.setattr("flashtrain.models.attention_functions.flash_attn_qkvpacked_func", look)
+    monkeypatch.setattr("flashtrain.models.attention.flash_attn_qkvpacked_func", look)
     module(x)
     assert seen == {"shares_memory": True, "shape": (2, 9, 3, 4, 8)}
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flashtrain.errors import UserError
-from flashtrain.models.attention_functions import ATTENTION_FUNCTIONS, attention_function, plan_mask
+from flashtrain.models.attention import ATTENTION_FUNCTIONS, attention_function, plan_mask
 from flashtrain_kernels import Mask, masks
 
 NAMES = sorted(ATTENTION_FUNCTIONS)

@@ -12,12 +12,9 @@ import torch
 import torch.nn.functional as F
 
 from flashtrain.errors import UserError
-from flashtrain.models.axial_positions import AxialRotaryPositions, grown_grid
-from flashtrain.models.block_patterns import near_tiles, tile_of, tile_order
-from flashtrain.models.classifier import Classifier, pixels_to_mask, pixels_to_read
-from flashtrain.models.classifier_config import ClassifierConfig
-from flashtrain.models.classifier_growth import carry_weights
-from flashtrain.models.pooling import Pooling
+from flashtrain.models.classifier import Classifier, carry_weights, pixels_to_mask, pixels_to_read
+from flashtrain.models.classifier_config import ClassifierConfig, Pooling, near_tiles, tile_of, tile_order
+from flashtrain.models.positions import AxialRotaryPositions, grown_grid
 
 TINY = {"embed": 32, "layers": 2, "heads": 2, "ffn": 64}
 TOKENS = ClassifierConfig(classes=3, length=40, vocab_size=20, inputs="tokens", positions="rotary", **TINY)

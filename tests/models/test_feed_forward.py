@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from flashtrain.errors import UserError
-from flashtrain.models.feed_forward import feed_forward
+from flashtrain.models.block import feed_forward
 
 
 def test_gelu_is_the_tanh_form():

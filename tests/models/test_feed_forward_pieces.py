@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashtrain.models import feed_forward_pieces
-from flashtrain.models.feed_forward import feed_forward
+from flashtrain.models import memory_savings
+from flashtrain.models.block import feed_forward
 
 E, F = 12, 20
 KINDS = [("gelu", True), ("gelu", False), ("swiglu", True), ("swiglu", False), ("gelu_exact", True), ("geglu", False)]
@@ -44,7 +44,7 @@ def test_tokens_that_fit_one_piece_go_through_the_ordinary_layers(activation, mo
     def refuse(*_):
         raise AssertionError("one piece needs no pieces")
 
-    monkeypatch.setattr("flashtrain.models.feed_forward.feed_forward_pieces", refuse)
+    monkeypatch.setattr("flashtrain.models.block.feed_forward_pieces", refuse)
     module(inputs())
 
 
@@ -53,9 +53,9 @@ def test_torch_finds_the_operators_well_formed(activation, bias):
     module = build(activation, bias)
     x = inputs().detach().flatten(0, 1).requires_grad_()
     weights = (module.up.weight, module.up.bias, module.down.weight, module.down.bias, activation, 7)
-    torch.library.opcheck(feed_forward_pieces.FEED_FORWARD, (x, *weights))
+    torch.library.opcheck(memory_savings.FEED_FORWARD, (x, *weights))
     plain = [w.detach() if isinstance(w, torch.Tensor) else w for w in (x, *weights)]
-    torch.library.opcheck(feed_forward_pieces.BACKWARD, (torch.randn(30, E, dtype=torch.float64), *plain))
+    torch.library.opcheck(memory_savings.BACKWARD, (torch.randn(30, E, dtype=torch.float64), *plain))
 
 
 @pytest.mark.parametrize("activation", ["gelu", "swiglu"])

@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 from flashtrain.errors import UserError
-from flashtrain.models.normalization import normalization
+from flashtrain.models.block import normalization
 
 
 def test_the_names_give_torchs_own_norms():

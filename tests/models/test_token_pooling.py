@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from flashtrain.models.pooling import Pooling
-from flashtrain.models.token_pooling import max_of_tokens, mean_of_tokens
+from flashtrain.models.bert_classifiers import max_of_tokens, mean_of_tokens
+from flashtrain.models.classifier_config import Pooling
 
 LENGTHS = [3, 0, 1, 4]
 CU_SEQLENS = torch.tensor([0, 3, 3, 4, 8], dtype=torch.int32)

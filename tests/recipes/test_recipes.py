@@ -10,7 +10,7 @@ import pytest
 
 from flashtrain.command.compose import apply_demo, compose_settings
 from flashtrain.command.job import run_job
-from flashtrain.files.locate import recipe_description, recipe_files
+from flashtrain.files.disk import recipe_description, recipe_files
 from flashtrain_recipes.context_study import run_study
 
 RECIPES = sorted(recipe_files())

@@ -13,7 +13,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from flashtrain.errors import UserError
-from flashtrain.files.spreadsheet import csv_value
+from flashtrain.files.disk import csv_value
 from flashtrain.report.__main__ import main
 from flashtrain.report.figures import line_figure
 from flashtrain.report.pivot import View

@@ -11,7 +11,7 @@ from flashtrain.errors import UserError
 from flashtrain.integrations import save_gpt2, save_weights
 from flashtrain.models import GPT2, GPT2Config
 from flashtrain.models.positions import stretched
-from flashtrain.run.resume import check_same_model
+from flashtrain.run.train import check_same_model
 from flashtrain.tasks.language.trained import build_model, load_trained
 from flashtrain.training.checkpoints import read_checkpoint
 

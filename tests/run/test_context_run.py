@@ -16,8 +16,8 @@ from flashtrain.tasks.context_run import check_model, context_columns, exchange_
 from flashtrain.tasks.language.prepare import describe
 from flashtrain.tasks.language.prepare import plan_language as plan
 from flashtrain.training.hardware import Hardware
-from flashtrain.training.master_weights import MasterWeights
 from flashtrain.training.memory import FREE_SHARE, GIB
+from flashtrain.training.optimizers import MasterWeights
 
 H200 = Hardware(
     "cuda", "NVIDIA H200", 8, (9, 0), 139 * GIB, 139 * GIB, 989e12, "bf16-mixed", "flash", 960 * GIB

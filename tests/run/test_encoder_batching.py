@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flashtrain.command.compose import compose_settings
-from flashtrain.data.sequences.source import SequenceShape
+from flashtrain.data.sequences import SequenceShape
 from flashtrain.errors import UserError
 from flashtrain.models import Bert, Classifier
 from flashtrain.spec import task_of
@@ -17,7 +17,7 @@ from flashtrain.tasks.fine_tuning.prepare import choose_head_batching, encoder_c
 from flashtrain.tasks.masked_language.build import bert_config, check_masked_step, choose_masked_batching
 from flashtrain.training.hardware import Hardware, detect_hardware
 from flashtrain.training.memory import GIB
-from flashtrain.training.out_of_memory import out_of_memory_line
+from flashtrain.training.memory_choice import out_of_memory_line
 from flashtrain_recipes.arena.build import choose_stage_batching, classifier_config
 from flashtrain_recipes.arena.stages import stages_of
 

@@ -5,7 +5,7 @@ import torch
 
 from flashtrain.errors import UserError
 from flashtrain.models import GPT2, GPT2Config
-from flashtrain.models.generation import generate
+from flashtrain.models.trained_decoders import generate
 
 CONTEXT = 12
 

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from flashtrain import GPT2, GPT2Config, LanguageModel
-from flashtrain.data.batch import Batch
+from flashtrain.data.packing import Batch
 from flashtrain.models import MemorySavings, Trainable
 from flashtrain_kernels import masks
 

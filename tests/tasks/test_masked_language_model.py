@@ -8,13 +8,13 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from flashtrain.data.masked_batch import score_arguments
 from flashtrain.data.masked_datamodule import MaskedTextDataModule
+from flashtrain.data.masking import score_arguments
 from flashtrain.errors import UserError
 from flashtrain.models import Bert, BertConfig, MemorySavings
 from flashtrain.tasks import MaskedLanguageModel
-from flashtrain.training.lamb import lamb
-from flashtrain.training.target_accuracy import StopAtTarget
+from flashtrain.training.callbacks import StopAtTarget
+from flashtrain.training.optimizers import lamb
 
 TEXT = "\n\n".join(" ".join(f"{word}{number % 3}" for word in ("ab", "cd", "ef", "gh")) for number in range(200))
 

@@ -10,20 +10,20 @@ from flashtrain.tasks.micro_f1 import MicroF1
 
 def test_it_counts_over_all_samples_and_batches_together():
     metric = MicroF1()
-    metric.add(torch.tensor([[2.0, -1.0, 0.5]]), torch.tensor([[1, 1, 0]]))  # one right, one missed, one wrong
-    metric.add(torch.tensor([[-3.0, -1.0, 0.5], [1.0, 1.0, 1.0]]), torch.tensor([[0, 0, 1], [-100, -100, -100]]))
-    assert metric.value() == pytest.approx(2 * 2 / (2 * 2 + 1 + 1))
-    metric.clear()
-    assert metric.value() == 0
+    metric.update(torch.tensor([[2.0, -1.0, 0.5]]), torch.tensor([[1, 1, 0]]))  # one right, one missed, one wrong
+    metric.update(torch.tensor([[-3.0, -1.0, 0.5], [1.0, 1.0, 1.0]]), torch.tensor([[0, 0, 1], [-100, -100, -100]]))
+    assert metric.compute() == pytest.approx(2 * 2 / (2 * 2 + 1 + 1))
+    metric.reset()
+    assert metric.compute() == 0
 
 
 def test_the_threshold_is_a_probability():
     metric = MicroF1(threshold=0.9)
-    metric.add(torch.tensor([[1.0, 3.0]]), torch.tensor([[1, 1]]))
-    assert metric.value() == pytest.approx(2 / 3)
+    metric.update(torch.tensor([[1.0, 3.0]]), torch.tensor([[1, 1]]))
+    assert metric.compute() == pytest.approx(2 / 3)
 
 
 def test_without_labels_or_predictions_it_is_zero():
     metric = MicroF1()
-    metric.add(torch.tensor([[-1.0]]), torch.tensor([[0]]))
-    assert metric.value() == 0
+    metric.update(torch.tensor([[-1.0]]), torch.tensor([[0]]))
+    assert metric.compute() == 0

@@ -8,8 +8,8 @@ import torch
 from tiny_training import TinyData, TinyTask, tiny_trainer
 
 from flashtrain.errors import UserError
+from flashtrain.training.callbacks import StopOnNonFinite
 from flashtrain.training.checkpoints import AtomicCheckpointIO, SaveLast, read_checkpoint
-from flashtrain.training.finite import StopOnNonFinite
 
 
 def fit(folder, task, *callbacks, **options):

@@ -7,7 +7,7 @@ import torch
 from tiny_training import TinyData, TinyModel, TinyTask, tiny_trainer
 
 from flashtrain.errors import UserError
-from flashtrain.training.gradients import clip_gradients, gradient_scale
+from flashtrain.training.steps import clip_gradients, gradient_scale
 
 
 def with_gradients(factor=1.0):

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 from lightning_fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 
-from flashtrain.run.quiet import quieten
-from flashtrain.training.killed_ranks import LAUNCHER, name_killed_ranks
+from flashtrain.announce import quieten
+from flashtrain.training.signals import LAUNCHER, name_killed_ranks
 
 
 class Observer(_ChildProcessObserver):

@@ -9,8 +9,8 @@ import torch
 from tiny_training import TinyModel
 
 from flashtrain.errors import UserError
-from flashtrain.training import lamb as module
-from flashtrain.training.lamb import Lamb, lamb
+from flashtrain.training import optimizers as module
+from flashtrain.training.optimizers import Lamb, lamb
 
 
 def slow_lamb(histories, weights, *, lr, betas, eps, decay, adapt):

@@ -10,8 +10,7 @@ from tiny_training import TinyModel
 
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2, GPT2Config
-from flashtrain.training.master_weights import MasterWeights
-from flashtrain.training.optimizers import adamw, inner_matrices, muon
+from flashtrain.training.optimizers import MasterWeights, adamw, inner_matrices, muon
 
 TOKENS = torch.arange(36).view(4, 9) % 17
 BUILDERS = {"adamw": adamw, "muon": muon}

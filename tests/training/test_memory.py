@@ -7,7 +7,8 @@ from functools import partial
 import pytest
 
 from flashtrain.errors import UserError
-from flashtrain.training.memory import GIB, MemoryEstimate, choose_micro_batch, estimate_memory
+from flashtrain.training.memory import GIB, MemoryEstimate, estimate_memory
+from flashtrain.training.memory_choice import choose_micro_batch
 
 GPT2_124M = partial(
     estimate_memory, 124_475_904, layers=12, embed=768, heads=12, ffn=3072, vocab_rows=50304, context=1024

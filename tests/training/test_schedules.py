@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flashtrain.errors import UserError
-from flashtrain.training.schedules import constant_with_warmup, cosine_with_warmup, linear_with_warmup, make_schedule
+from flashtrain.training.steps import constant_with_warmup, cosine_with_warmup, linear_with_warmup, make_schedule
 
 
 def rates(make, steps, *args, **options):

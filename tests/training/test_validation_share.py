@@ -6,8 +6,8 @@ import pytest
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.tasks.masked_language.build import make_masked_data
+from flashtrain.training.callbacks import describe_validation, held_out_samples
 from flashtrain.training.hardware import detect_hardware
-from flashtrain.training.validation_share import describe_validation, held_out_samples
 
 
 def test_a_validation_takes_a_tenth_of_the_training_between_two_of_them() -> None:

@@ -10,9 +10,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from flashtrain.distributed.sharding import shard
-from flashtrain.training.gradients import ClipsGradients
 from flashtrain.training.optimizers import adamw
-from flashtrain.training.schedules import cosine_with_warmup
+from flashtrain.training.steps import ClipsGradients, cosine_with_warmup
 
 VOCABULARY = 17
 CONTEXT = 8

@@ -15,17 +15,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from flashtrain.distributed.context.bands import Part, planned
-from flashtrain.distributed.context.call import Scores, Way
-from flashtrain.distributed.context.gather import GatherKeys
-from flashtrain.distributed.context.gather_seen import GatherSeen
-from flashtrain.distributed.context.group import ContextGroup
+from flashtrain.distributed.context.exchange import ContextGroup
+from flashtrain.distributed.context.gather import GatherKeys, GatherSeen
 from flashtrain.distributed.context.heads import HeadsAndRings
 from flashtrain.distributed.context.layout import Layout
-from flashtrain.distributed.context.local_masks import check_whole, numbered
+from flashtrain.distributed.context.local_attention import Part, Scores, Way, check_whole, numbered, planned
 from flashtrain.distributed.context.ways import ALL_GATHER, AUTO, Choice, choose_for
 from flashtrain.errors import UserError
-from flashtrain.models.activation_checkpointing import keep_output_of
+from flashtrain.models.memory_savings import keep_output_of
 from flashtrain_kernels import Documents, Mask, masks
 
 

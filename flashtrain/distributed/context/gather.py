@@ -5,24 +5,47 @@ pieces. Each rank computes its own queries against the whole sequence's keys, wh
 order; the gradients of keys and values are added up over the ranks by a reduce-scatter in float32.
 
 B batch, n tokens a rank holds, R ranks, S sequence, H query heads, K key/value heads, D head dimension.
+
+All-gather of the keys and values that are seen: of other ranks' tokens only those that a rank's queries look at.
+
+For packed documents, which a layout keeps together where it can: most keys are seen by the rank that holds them alone.
+As MagiAttention's group-cast and group-reduce (SandAI 2025, https://github.com/SandAI-org/MagiAttention), by one
+exchange of unequal parts; where much is fetched, some heads at a time, the next coming while these are computed. The
+gradients of keys and values go back the same way, in the kernels' type, and are added up in float32 at least, rank
+after rank, rounded once.
+
+What a rank holds goes straight to its place among the keys, and the gradients straight back: beside the kernels that
+is most of the time, for copies of whole tensors take as long as sending a part of them.
+
+B batch, n tokens a rank holds, p keys it has after the exchange, m tokens it gets and w it gives, R ranks, H query
+heads, K key/value heads, D head dimension.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from flashtrain.distributed.context import call
-from flashtrain.distributed.context.bands import local_part
-from flashtrain.distributed.context.call import Scores, summing_dtype
-from flashtrain.distributed.context.group import ContextGroup
+from flashtrain.distributed.context import local_attention
+from flashtrain.distributed.context.exchange import (
+    MOST_PIECES,
+    ContextGroup,
+    Piece,
+    Transfer,
+    ascending,
+    inverse,
+    pieces_of,
+    put,
+    take,
+)
 from flashtrain.distributed.context.layout import Layout
-from flashtrain.distributed.context.places import take
-from flashtrain.distributed.context.transfers import Piece, Transfer, pieces_of
+from flashtrain.distributed.context.local_attention import Scores, local_part, summing_dtype
 from flashtrain_kernels import Mask
 
 # torch 2.13 renamed both and warns at the old names.
@@ -63,7 +86,9 @@ class GatherKeys:
             keys, values = coming.result()
             if index + 1 < len(pieces):
                 coming = self._gather(k, v, pieces[index + 1])
-            out, lse = call.forward(q[:, :, piece.queries], keys, values, self.part, scores, piece.queries.start)
+            out, lse = local_attention.forward(
+                q[:, :, piece.queries], keys, values, self.part, scores, piece.queries.start
+            )
             outs.append(out)
             lses.append(lse)
         return torch.cat(outs, 2), torch.cat(lses, 1)
@@ -81,7 +106,7 @@ class GatherKeys:
             if index + 1 < len(pieces):
                 coming = self._gather(k, v, pieces[index + 1])
             own = piece.queries
-            dq, dk, dv = call.backward(
+            dq, dk, dv = local_attention.backward(
                 dout[:, :, own], q[:, :, own], keys, values, out[:, :, own], lse[:, own].contiguous(), self.part,
                 scores, own.start,
             )  # fmt: skip
@@ -113,3 +138,81 @@ class GatherKeys:
         received = sent.new_empty((sent.shape[0] // self.size, *sent.shape[1:]))
         transfer = Transfer(received, sent, [_reduce_scatter(received, sent, group=self.group, async_op=True)])
         return Coming(transfer, lambda: transfer.arrived().unbind(2))
+
+
+Needed = Sequence[Sequence[np.ndarray]]
+# What must come to a rank for each further piece. The copies and launches of one more took up to 2 ms, forward and
+# backward, on two H200s (context-documents-two-gpus-h200.json): as long as some 250 MiB take there and back.
+PIECE_BYTES = 256 << 20
+
+
+class GatherSeen(GatherKeys):
+    """Keys and values of other ranks' tokens that this rank's queries see.
+
+    mask: of the whole sequence; plan: makes a part of it ready for the kernels. needed: of traffic.needed_places.
+    """
+
+    def __init__(self, layout: Layout, group: ContextGroup, mask: Mask, plan: Any, needed: Needed) -> None:
+        device, rank = mask.queries.device, group.rank
+        self.group = group.group
+        given = [torch.from_numpy(needed[other][rank]) for other in range(group.size)]
+        self.gives = [len(places) for places in given]
+        self.gets = [len(places) for places in needed[rank]]
+        self.most = max(sum(len(places) for places in of_rank) for of_rank in needed)
+        self.sent = torch.cat(given).to(device)
+        # What others see of this rank's tokens, each once, and where in that what each of them brings belongs.
+        wanted, which = torch.cat(given).unique(return_inverse=True)
+        self.wanted, self.which = wanted.to(device), which.to(device).split(self.gives)
+        own = layout.tokens[:, rank]
+        others = [layout.tokens[:, other, torch.from_numpy(places)] for other, places in enumerate(needed[rank])]
+        keys = torch.cat([own, *others], 1)
+        order = ascending(keys)
+        back = inverse(order, keys.shape[1]).to(device)
+        self.own, self.others = back[:, : layout.held], back[:, layout.held :]
+        self.part = plan(local_part(mask, own.to(device), keys.gather(1, order).to(device)))
+
+    def _pieces(self, q: Tensor, k: Tensor) -> list[Piece]:
+        coming = self.most * 2 * k[:, 0].nbytes  # keys and values, to the rank that gets most
+        return pieces_of(q.shape[2], k.shape[2], min(MOST_PIECES, 1 + coming // PIECE_BYTES))
+
+    def _gather(self, k: Tensor, v: Tensor, piece: Piece) -> Coming:
+        """Start fetching some heads of the keys and values that other ranks hold, (m, B, 2, heads, D); with its own
+        they are all that this rank needs, (B, p, heads, D)."""
+        own = k[:, :, piece.keys], v[:, :, piece.keys]
+        sent = torch.stack([x.index_select(1, self.sent) for x in own], 2)
+        coming = self._exchange(sent.movedim(1, 0), self.gives, self.gets)
+        needed = self.own.shape[1] + self.others.shape[1]
+        found = [x.new_empty((x.shape[0], needed, *x.shape[2:])) for x in own]
+        for keys, x in zip(found, own, strict=True):
+            put(keys, self.own, x)
+        return Coming(coming, partial(self._completed, found, coming))
+
+    def _completed(self, found: list[Tensor], coming: Transfer) -> list[Tensor]:
+        for keys, x in zip(found, coming.arrived().movedim(0, 1).unbind(2), strict=True):
+            put(keys, self.others, x)
+        return found
+
+    def _reduce(self, keys: Tensor, values: Tensor) -> Coming:
+        """Start the way of gradients (B, p, heads, D) to the ranks that hold their tokens: what comes is
+        (w, B, 2, heads, D)."""
+        away = torch.stack([take(x, self.others) for x in (keys, values)], 2)
+        coming = self._exchange(away.movedim(1, 0), self.gets, self.gives)
+        own = take(keys, self.own), take(values, self.own)
+        return Coming(coming, partial(self._summed, own, coming))
+
+    def _summed(self, own: Sequence[Tensor], coming: Transfer) -> Sequence[Tensor]:
+        """Own gradients and what came from each rank, in turn (a rank brings a token once): the same in every run."""
+        arrived = coming.arrived().movedim(0, 1).split(self.gives, 1)
+        for index, x in enumerate(own):
+            total = x.index_select(1, self.wanted).to(summing_dtype(x.dtype))
+            for places, part in zip(self.which, arrived, strict=True):
+                total.index_add_(1, places, part[:, :, index].to(total.dtype))
+            x.index_copy_(1, self.wanted, total.to(x.dtype))
+        return own
+
+    def _exchange(self, x: Tensor, gives: list[int], gets: list[int]) -> Transfer:
+        """Start sending the first gives[0] of x to rank 0 and so on; what comes is in the ranks' order."""
+        sent = x.contiguous()
+        received = sent.new_empty((sum(gets), *sent.shape[1:]))
+        work = dist.all_to_all_single(received, sent, gets, gives, group=self.group, async_op=True)
+        return Transfer(received, sent, [work])

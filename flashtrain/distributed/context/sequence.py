@@ -1,29 +1,39 @@
 """The part of a batch that this rank holds, and what its model must know of the rest.
 
 B batch, S sequence, n tokens a rank holds, R ranks, H query heads, K key/value heads, D head dimension.
+
+Dealing a batch to the ranks that share its sequences.
+
+B batch, S sequence, n tokens a rank holds, R ranks.
+
+Whether a step's attention is shared by the devices of a sequence: watched in the first step of each kind.
+
+A model that computes attention by itself (transformers', nn.MultiheadAttention, scaled_dot_product_attention) sees only
+the tokens of its own device, and nothing else in a training shows that its loss is wrong.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from flashtrain.distributed.context.attention import SharedAttention, whole_mask
-from flashtrain.distributed.context.group import ContextGroup
-from flashtrain.distributed.context.layout import Layout
+from flashtrain.distributed.context.attention import CONTEXT_ATTENTION, SharedAttention, whole_mask
+from flashtrain.distributed.context.exchange import ContextGroup
+from flashtrain.distributed.context.layout import Layout, make_layout
 from flashtrain.distributed.context.ways import AUTO
 from flashtrain.errors import UserError
-from flashtrain.models.spread import spread_sequence
-from flashtrain_kernels import Mask
+from flashtrain.models.cache import spread_sequence
+from flashtrain_kernels import Mask, masks
 
 MASKS_KEPT = 4  # made ready at a time: layers of one model rarely use more
 
 
 class ContextSequence:
-    """A batch spread by a layout; what flashtrain.models ask for (models/spread.py).
+    """A batch spread by a layout; what flashtrain.models ask for (models/cache.py).
 
     whole: the batch's tensors (B, S, ...) by name, as they were before. counted: labels that count, on this rank and
     on all R. tokens: of the whole batch, B * S. weight: what this rank's mean loss is multiplied by, so that the mean
@@ -67,7 +77,7 @@ class ContextSequence:
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, mask: Mask | None, dropout: float
     ) -> Tensor:
-        """See models/spread.py; the same mask is made ready once for all layers."""
+        """See models/cache.py; the same mask is made ready once for all layers."""
         self._check(q.shape[1])
         # A mask is known by its tensor, which is kept, so that no other takes its place in memory.
         held = None if mask is None else mask.queries
@@ -94,7 +104,7 @@ class ContextSequence:
         return abs(tokens - held) <= 1 or tokens == rows * held
 
     def refuse_own_part(self, keys: int, what: str) -> None:
-        """See models/spread.py."""
+        """See models/cache.py."""
         if self.refuses_own_part and self.layout.degree > 1 and self.is_own_part(keys):
             raise UserError(
                 f"{what} of {keys} keys under context parallelism, where {self.layout.degree} devices hold "
@@ -140,3 +150,167 @@ def mean_over_context(loss: Tensor) -> Tensor:
         return loss
     sequence.weighted, sequence.unweighted = True, loss
     return loss * sequence.weight
+
+
+IGNORED = -100
+
+
+class BatchNames(NamedTuple):
+    """The names of a batch's tensors. tokens: which says how long the sequence is. labels: in which -100 counts for
+    nothing. documents: ids by whose boundaries the work is balanced, where the batch has them."""
+
+    tokens: str = "tokens"
+    labels: str = "labels"
+    documents: str | None = "documents"
+
+
+def deal_batch(
+    batch: Any,
+    group: ContextGroup,
+    names: BatchNames,
+    *,
+    layout: str = "balanced",
+    way: str = "auto",
+    causal: bool = True,
+) -> tuple[dict[str, Any], ContextSequence]:
+    """This rank's part of a batch, and the sequence it is a part of.
+
+    batch: the same mapping of names to tensors on all ranks of the group. Tensors (B, S, ...) are dealt, others stay
+    whole. causal: what the work is balanced for; attention is exact for any mask. Labels of padding are -100, all else
+    of it is 0. A rank without a single label computes one, which is weighted by 0: it must take part in the backward.
+    Raises UserError for a batch without the named tensors.
+    """
+    tokens = _tokens(batch, names)
+    length = tokens.shape[1]
+    spread = _cost_mask(batch, names, length, causal)
+    dealt_by = make_layout(layout, spread, group.size)
+    part: dict[str, Any] = dict(batch)
+    whole: dict[str, Tensor] = {}
+    for name, x in batch.items():
+        if isinstance(x, Tensor) and x.dim() >= 2 and x.shape[:2] == tokens.shape[:2]:
+            whole[name] = x
+            part[name] = dealt_by.shard(x, group.rank, fill=IGNORED if name == names.labels else 0)
+    counted = _counted(whole.get(names.labels), part, names, dealt_by, group)
+    return part, ContextSequence(
+        dealt_by, group, way=way, whole=whole, counted=counted, tokens=tokens.shape[0] * length
+    )
+
+
+def _tokens(batch: Any, names: BatchNames) -> Tensor:
+    if not isinstance(batch, Mapping):
+        raise UserError(
+            f"a batch of type {type(batch).__name__} under context parallelism. Possible: a dictionary, whose "
+            f"'{names.tokens}' (B, S) say how long the sequence is."
+        )
+    tokens = batch.get(names.tokens)
+    if not isinstance(tokens, Tensor) or tokens.dim() < 2:
+        raise UserError(
+            f"a batch without '{names.tokens}' (B, S): it has {', '.join(map(str, batch)) or 'nothing'}. Possible: say "
+            "which of them holds the tokens (ContextParallelStrategy(tokens=...))."
+        )
+    return tokens
+
+
+def _cost_mask(batch: Mapping[str, Any], names: BatchNames, length: int, causal: bool) -> Mask:
+    documents = batch.get(names.documents) if names.documents is not None else None
+    if isinstance(documents, Tensor):
+        return masks.document(documents.cpu(), causal=causal)
+    return masks.causal(length) if causal else masks.full(length)
+
+
+def _counted(
+    labels: Tensor | None, part: dict[str, Any], names: BatchNames, layout: Layout, group: ContextGroup
+) -> tuple[int, int]:
+    """How many labels count, here and on all ranks of the group; without labels, how many tokens are real."""
+    if labels is None:
+        return int((layout.tokens[:, group.rank] >= 0).sum()), layout.tokens.shape[0] * layout.seqlen
+    here = part[names.labels]
+    count = int((here != IGNORED).sum())
+    if count == 0:
+        part[names.labels] = here.index_fill(1, torch.tensor([0], device=here.device), 0)
+    return count, int((labels != IGNORED).sum())
+
+
+def same_everywhere(batch: Mapping[str, Any], names: BatchNames, group: ContextGroup, device: torch.device) -> None:
+    """UserError unless every rank of the group was given the same tokens; every rank must call it."""
+    tokens = _tokens(batch, names).to(device=device, dtype=torch.float64)
+    # A sum that the order of the tokens enters; its bits are compared, so every rank computes it alike.
+    order = torch.arange(1, tokens.numel() + 1, device=device, dtype=torch.float64).sin()
+    mine = torch.stack((tokens.new_tensor(tokens.shape[1]), tokens.sum(), tokens.flatten() @ order))
+    found = [torch.empty_like(mine) for _ in range(group.size)]
+    torch.distributed.all_gather(found, mine, group=group.group)
+    other = next((rank for rank, one in enumerate(found) if not torch.equal(one, found[0])), None)
+    if other is not None:
+        raise UserError(
+            f"ranks {group.ranks[0]} and {group.ranks[other]} share a sequence but were given different batches. "
+            "Possible: a sampler with the strategy's distributed_sampler_kwargs (num_replicas is the number of data "
+            "ranks, not of devices), and the same seed on every rank."
+        )
+
+
+# Where the number of keys stands in an operator's tensor of that name, from the end. flash-attn's layout, and ours:
+# (B, S, H, D) or (T, H, D), packed tensors with one dimension more.
+KEYS = {"key": -3, "k": -3, "kv": -4, "qkv": -4}
+# torch's own: (B, H, S, D), or (B, S, E).
+TORCH_ATTENTION = ("aten::_scaled_dot_product", "aten::_native_multi_head_attention")
+SOFTMAX = ("aten::_softmax", "aten::_safe_softmax")
+
+
+class AttentionCheck(TorchDispatchMode):
+    """While open, counts attention that devices share, and refuses attention to one device's own part of the sequence.
+
+    sequence: the step's; None where its batch was not dealt. step: what is watched, in words ("training").
+    shared: how many times attention was shared.
+
+    Refused are operators that are given as many keys as this device holds tokens: torch's, ours, flash-attn's, flex
+    attention, and softmax over a matrix of tokens by tokens. In code that torch.compile made, what it fused is not
+    seen. Every torch call costs some microseconds more on the host while it is open.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, sequence: ContextSequence | None, step: str) -> None:
+        super().__init__()
+        self.sequence = sequence
+        self.step = step
+        self.shared = 0
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # else compiled code would run uncompiled in this step, in more memory
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func is CONTEXT_ATTENTION:
+            self.shared += 1
+        elif self.sequence is not None and torch._C._current_graph_task_id() == -1:
+            # Not within a backward: that of shared attention computes with each device's keys, outside its operator.
+            self._look_at(self.sequence, func, args)
+        return func(*args, **(kwargs or {}))
+
+    def require_shared(self, degree: int) -> None:
+        """UserError where no attention was shared."""
+        if self.shared == 0:
+            raise UserError(
+                f"a {self.step} step in which no attention is shared by the {degree} devices that hold parts of each "
+                "sequence: every token would see its own device's part alone. Possible: a model made of "
+                "flashtrain.Attention, another strategy (fsdp, ddp) for a model with attention of its own, or "
+                "ContextParallelStrategy(check_attention=False) where tokens are not to see each other."
+            )
+
+    def _look_at(self, sequence: ContextSequence, func: Any, args: tuple) -> None:
+        schema = getattr(func, "_schema", None)
+        if schema is None:  # a higher-order operator
+            if "flex_attention" in str(func) and len(args) > 1 and isinstance(args[1], Tensor):
+                sequence.refuse_own_part(args[1].shape[-2], "flex_attention")
+            return
+        if schema.name in SOFTMAX:
+            shape = args[0].shape
+            if len(shape) > 2 and args[1] in (-1, len(shape) - 1) and sequence.is_own_part(shape[-2]):
+                sequence.refuse_own_part(shape[-1], "softmax")
+            return
+        for argument, given in zip(schema.arguments, args, strict=False):
+            if argument.name in KEYS and isinstance(given, Tensor):
+                place = -2 if schema.name.startswith(TORCH_ATTENTION) else KEYS[argument.name]
+                if given.is_floating_point() and given.dim() >= -place:
+                    sequence.refuse_own_part(given.shape[place], schema.name.partition("::")[2].strip("_"))
+                return

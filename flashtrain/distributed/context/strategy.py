@@ -5,7 +5,7 @@
 The module's attention is flashtrain.models.Attention (or GPT2, which is made of it), whose rotary positions know which
 tokens a rank holds. A module that looks up learned positions asks flashtrain.next_positions for them, with no cache:
 torch.arange would count a rank's tokens as the sequence's first ones, and nothing could tell. Attention of any other
-kind is refused in the first step (attention_check.py).
+kind is refused in the first step (sequence.py).
 The devices are a mesh data x context: ranks of one data index share their sequences, and FSDP2 shards weights,
 gradients and optimiser states over all of them.
 """
@@ -27,17 +27,21 @@ from pytorch_lightning.strategies import ModelParallelStrategy
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor
 
-from flashtrain.distributed.context.attention_check import AttentionCheck
-from flashtrain.distributed.context.batches import BatchNames, deal_batch, same_everywhere
-from flashtrain.distributed.context.group import ContextGroup
+from flashtrain.distributed.context.exchange import ContextGroup
 from flashtrain.distributed.context.layout import LAYOUTS
-from flashtrain.distributed.context.sequence import ContextSequence
+from flashtrain.distributed.context.sequence import (
+    AttentionCheck,
+    BatchNames,
+    ContextSequence,
+    deal_batch,
+    same_everywhere,
+)
 from flashtrain.distributed.context.watchdog import Watchdog
 from flashtrain.distributed.context.ways import AUTO, WAYS, choose_way
 from flashtrain.distributed.sharding import DATA_PARALLEL, shard
 from flashtrain.errors import UserError, unknown
 from flashtrain.models.attention import Attention
-from flashtrain.models.spread import spread_over
+from flashtrain.models.cache import spread_over
 from flashtrain.training.checkpoints import readable_checkpoint_errors
 
 DATA, CONTEXT = "data", "context"
@@ -56,7 +60,7 @@ class ContextParallelStrategy(ModelParallelStrategy):
     save_distributed_checkpoint: a folder written by all ranks (torch.distributed.checkpoint), or one file gathered on
     rank 0; either can be resumed on another number of devices and at another degree.
     check_attention: refuse, in the first step of training, validation, test and prediction, a step without any
-    attention that the devices share, or with attention to one device's own part (attention_check.py). False for a model
+    attention that the devices share, or with attention to one device's own part (sequence.py). False for a model
     whose tokens are not to see each other, or only those of their device.
 
     What training_step returns counts as the mean over the rank's labels, and is weighted so that gradients are those

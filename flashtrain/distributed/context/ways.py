@@ -1,26 +1,139 @@
-"""Which way attention is shared among ranks: by name, or chosen from heads, length and degree.
+"""Ways to share attention: what each moves, which is chosen, and what it holds beside.
+
+What a layer's attention has to communicate: the least that a layout needs, and what each way moves.
+
+Bl rows of a layout, S sequence, R ranks, n tokens a rank holds, H query heads, K key/value heads, D head dimension.
+
+Which way attention is shared among ranks: by name, or chosen from heads, length and degree.
 
     all-to-all   every rank computes all tokens for some heads (Ulysses)
     all-gather   every rank computes its tokens against all keys, gathered some heads at a time; of packed documents
-                 and the like only the keys that it sees (gather_seen.py)
+                 and the like only the keys that it sees (gather.py)
     ring         keys and values go around, partial results are merged: the least memory
     hybrid       heads divided over some ranks, rings over the rest: 12 heads on 8 ranks as 4 x 2
 
 n tokens a rank holds, R ranks, H query heads, K key/value heads, D head dimension.
+
+What a way of sharing attention holds beside a rank's own tensors: what is sent, received and put in order.
+
+n tokens a rank holds (of all rows of its batch), R ranks, U of them dividing the heads, H query heads, K key/value
+heads, D head dimension. Counted from the code of heads.py and gather.py, and set beside the traced allocations
+of four gloo ranks on a CPU (MHA and GQA; without the kernels' own, and what gloo copies): within 10% of their peaks
+(the all-to-all in one piece; what several need was only counted).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
+from flashtrain.distributed.context.exchange import pieces_of
 from flashtrain.distributed.context.layout import PLAIN, Layout
-from flashtrain.distributed.context.traffic import Traffic, fetched_share, needed_places, traffic
 from flashtrain.errors import UserError, unknown
-from flashtrain_kernels.masks import Mask
+from flashtrain_kernels.masks import HIGH, HIGH2, LOW, LOW2, Mask
+
+GRADIENT_BYTES = 4  # gradients of keys and values are added up in float32
+
+
+class Traffic(NamedTuple):
+    """Bytes that the busiest rank sends for one layer and one row, in the forward and in the backward pass."""
+
+    forward: int
+    backward: int
+
+    @property
+    def total(self) -> int:
+        return self.forward + self.backward
+
+
+def seen_keys(layout: Layout, mask: Mask) -> Iterator[tuple[np.ndarray, int, np.ndarray]]:
+    """(what the ranks hold of a row (R, n), rank, which of the row's keys its queries see: (S,) bool), of every row and
+    rank.
+
+    Reads the mask's numbers on the host.
+    """
+    rows = mask.queries.cpu().numpy()
+    pairs = [(LOW, HIGH), (LOW2, HIGH2)][: 1 if len(rows) == 5 else 2]
+    for row in range(max(layout.tokens.shape[0], rows.shape[1])):
+        of_mask = rows[:, row if rows.shape[1] > 1 else 0]
+        tokens = layout.tokens[row if layout.tokens.shape[0] > 1 else 0].numpy()
+        for rank in range(layout.degree):
+            mine = tokens[rank][tokens[rank] >= 0]
+            edges = np.zeros(mask.seqlen_k + 1, dtype=np.int64)
+            for low, high in pairs:
+                first = of_mask[low, mine].clip(0, mask.seqlen_k)
+                past = np.maximum(first, of_mask[high, mine].clip(0, mask.seqlen_k))
+                edges += np.bincount(first, minlength=len(edges)) - np.bincount(past, minlength=len(edges))
+            yield tokens, rank, edges.cumsum()[:-1] > 0
+
+
+def remote_keys(layout: Layout, mask: Mask) -> np.ndarray:
+    """(R,) int64: how many distinct keys that other ranks hold each rank's queries see, summed over the rows.
+
+    The least that any way of exchanging keys could bring to a rank; keeping short documents whole makes it smaller.
+    """
+    needed = np.zeros(layout.degree, dtype=np.int64)
+    for tokens, rank, seen in seen_keys(layout, mask):
+        seen[tokens[rank][tokens[rank] >= 0]] = False
+        needed[rank] += int(seen.sum())
+    return needed
+
+
+def needed_places(layout: Layout, mask: Mask) -> list[list[np.ndarray]]:
+    """[rank][other]: which of the n places of the other rank's part hold a token that the rank's queries see, in any
+    row; ascending. Nothing of its own."""
+    held = layout.held
+    needed = np.zeros((layout.degree, layout.degree, held), dtype=bool)
+    for tokens, rank, seen in seen_keys(layout, mask):
+        needed[rank] |= (tokens >= 0) & seen[tokens.clip(0)]
+    return [
+        [np.flatnonzero(places) if other != rank else np.zeros(0, dtype=np.int64) for other, places in enumerate(mine)]
+        for rank, mine in enumerate(needed)
+    ]
+
+
+def fetched_share(needed: Sequence[Sequence[np.ndarray]], held: int) -> float:
+    """Of the places that the other ranks hold, the share that the rank with most to fetch needs: 0 to 1."""
+    others = max(1, (len(needed) - 1) * held)
+    return max(sum(len(places) for places in mine) for mine in needed) / others
+
+
+def traffic(
+    held: int,
+    degree: int,
+    heads_degree: int,
+    gathers: bool,
+    *,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    bytes_each: int,
+) -> Traffic:
+    """What one rank sends when each holds `held` tokens.
+
+    heads_degree: ranks that divide the heads among them (all-to-all: the degree; ring: 1; hybrid: between); the others
+    form rings, or, with `gathers`, gather all keys and values. The backward brings everything once more and takes the
+    gradients back, those of keys and values in float32 where they are added up on the way.
+    """
+    token = head_dim * bytes_each
+    gradient = head_dim * GRADIENT_BYTES
+    if gathers:
+        others = (degree - 1) * held * 2 * kv_heads
+        return Traffic(others * token, others * (token + gradient))
+    copies = math.lcm(kv_heads, heads_degree)  # key/value heads that are repeated so that every rank gets some
+    away = held * (heads_degree - 1) / heads_degree
+    around = held * 2 * copies  # a ring passes on the tokens of the ranks that divide the heads, a share of the heads
+    steps = degree // heads_degree - 1
+    forward = away * (2 * heads + 2 * copies) * token + steps * around * token
+    backward = away * (4 * heads + 4 * copies) * token
+    if steps:
+        backward += steps * around * token + (steps + 1) * around * gradient
+    return Traffic(int(forward), int(backward))
+
 
 ALL_TO_ALL, ALL_GATHER, RING, HYBRID, AUTO = "all-to-all", "all-gather", "ring", "hybrid", "auto"
 WAYS = (ALL_TO_ALL, ALL_GATHER, RING, HYBRID)
@@ -41,7 +154,7 @@ class Choice:
     reason: str
 
     def of_seen(self, share: float) -> Choice:
-        """The all-gather of the share of other ranks' keys that is seen (gather_seen.py)."""
+        """The all-gather of the share of other ranks' keys that is seen (gather.py)."""
         moved = Traffic(round(share * self.traffic.forward), round(share * self.traffic.backward))
         reason = f"{self.way}: of the {share:.0%} of other ranks' keys that are seen, {_size(moved.total)} a rank,"
         return replace(self, traffic=moved, reason=f"{reason} layer and step")
@@ -150,3 +263,48 @@ def _size(count: float) -> str:
             return f"{count:.0f} {unit}"
         count /= 1024
     return f"{count:.1f} GiB"
+
+
+MASK_BYTES = 4 * (7 + 5)  # int32 rows of a mask of the whole sequence, and of the part for a rank's own tokens
+SUM_BYTES = 4  # partial results are merged in float32
+MERGED = 6  # tensors as large as the output while two partial results are merged
+
+
+def exchange_bytes(
+    choice: Choice, *, held: int, degree: int, heads: int, kv_heads: int, head_dim: int, bytes_each: int = 2
+) -> int:
+    """Bytes on one rank at the peak of one layer's attention, forward or backward; freed before the next layer.
+
+    held: n. bytes_each: of a number of q, k and v. 0 for one rank, which exchanges nothing.
+    """
+    if degree == 1:
+        return 0
+    whole = held * degree * MASK_BYTES
+    queries = held * heads * head_dim
+    if choice.way == ALL_GATHER:
+        return whole + _gathered(held, degree, kv_heads, head_dim, bytes_each) + queries * bytes_each
+    numbers = 2 * held * math.lcm(kv_heads, choice.heads_degree) * head_dim  # of keys and values, heads repeated
+    divided = choice.heads_degree > 1
+    # Among the ranks that divide the heads: q, k, v, output and its gradient go there, three gradients come back.
+    there, back = (3 * queries + numbers) * bytes_each * divided, (queries + numbers) * bytes_each * divided
+    peak = 2 * there + 3 * back
+    if choice.heads_degree == degree:
+        # Each rank's own heads go in pieces: one at hand, one coming, and of those that left what came in return.
+        own = math.lcm(kv_heads, degree) // degree
+        pieces = len(pieces_of(own, own))
+        peak = peak if pieces == 1 else max(3 * back, (4 * there + 3 * back) // pieces + back)
+    else:
+        # Keys and values at hand and coming, their gradients as computed; in float32 own, leaving and coming ones.
+        backward = 4 * numbers * bytes_each + 3 * numbers * GRADIENT_BYTES + queries * SUM_BYTES
+        forward = 2 * numbers * bytes_each + MERGED * queries * SUM_BYTES
+        peak = max(peak, backward + 2 * there, forward + 2 * back)
+    return whole + peak
+
+
+def _gathered(held: int, degree: int, kv_heads: int, head_dim: int, bytes_each: int) -> int:
+    pieces = len(pieces_of(kv_heads, kv_heads))
+    numbers = 2 * held * degree * (kv_heads // pieces) * head_dim  # of one piece's keys and values, all ranks'
+    # This piece as gathered, joined and in order, its gradients, and the next one. In float32 its gradients whole,
+    # dealt and without padding, and the sums for this rank's tokens of every piece.
+    sums = pieces * numbers // degree
+    return 5 * numbers * bytes_each + (3 * numbers + sums) * GRADIENT_BYTES

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashtrain.data.sequences.batch import SequenceBatch
+from flashtrain.data.sequences import SequenceBatch
 from flashtrain.errors import UserError
 from flashtrain.models.classifier import Classifier, Losses, pixels_to_mask, pixels_to_read
 from flashtrain.tasks.classification.augmentation import Augment

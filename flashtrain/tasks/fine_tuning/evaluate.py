@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flashtrain.announce import say
-from flashtrain.data.special_tokens import SpecialTokens
-from flashtrain.data.tokenizers import Tokenizer, load_tokenizer
+from flashtrain.data.tokenizers import SpecialTokens, Tokenizer, load_tokenizer
 from flashtrain.errors import UserError
 from flashtrain.folders.export_folder import new_folder
 from flashtrain.folders.run_folder import BEST, TOKENIZER, find_checkpoint, read_settings
 from flashtrain.integrations import architecture_of, differences_from_bert_classifier, save_bert_classifier
-from flashtrain.integrations.described_models import check_vocabulary, check_weights, described_config, trained_steps
-from flashtrain.models.bert_config import BertConfig
+from flashtrain.integrations.weight_files import check_vocabulary, check_weights, described_config, trained_steps
+from flashtrain.models.bert_encoder import BertConfig
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.fine_tuning.prepare import (
     TASK,

@@ -9,12 +9,11 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from flashtrain.data.sequences.datamodule import SequenceDataModule
+from flashtrain.data.sequences import SequenceDataModule
 from flashtrain.errors import UserError
 from flashtrain.models.bert import Bert
 from flashtrain.models.bert_classifiers import SequenceClassifier, TokenClassifier
-from flashtrain.models.bert_config import BertConfig
-from flashtrain.models.bert_encoder import BertEncoder
+from flashtrain.models.bert_encoder import BertConfig, BertEncoder
 from flashtrain.settings.settings import Settings, divisors
 from flashtrain.spec import Prepared
 from flashtrain.tasks import FineTuning

@@ -12,15 +12,20 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from flashtrain.data.bpe import BPETokenizer, gpt2_tokenizer
-from flashtrain.data.cue_documents import CueDocuments, best_micro_f1
-from flashtrain.data.labelled_documents import LabelledDocuments, LabelledSamples
-from flashtrain.data.labelled_files import SUFFIXES, MissingSplit, dataset_rows, encode_rows, labelled_rows
-from flashtrain.data.sequences.source import ArraySource, SequenceShape
-from flashtrain.data.special_tokens import SpecialTokens
-from flashtrain.data.token_labels import TokenLabelledSamples, encode_words, word_rows
-from flashtrain.data.tokenizers import ByteTokenizer, Tokenizer
+from flashtrain.data.labelled_documents import (
+    SUFFIXES,
+    LabelledDocuments,
+    LabelledSamples,
+    MissingSplit,
+    dataset_rows,
+    encode_rows,
+    labelled_rows,
+)
+from flashtrain.data.labelled_examples import CueDocuments, TokenLabelledSamples, best_micro_f1, encode_words, word_rows
+from flashtrain.data.sequences import ArraySource, SequenceShape
+from flashtrain.data.tokenizers import ByteTokenizer, SpecialTokens, Tokenizer
 from flashtrain.errors import UserError
-from flashtrain.settings.settings import DataSettings
+from flashtrain.settings.groups import DataSettings
 from flashtrain.tasks.fine_tuning.settings import FineTuningSettings
 from flashtrain.tasks.masked_language.weights import special_tokens
 

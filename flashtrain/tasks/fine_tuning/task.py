@@ -9,10 +9,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torchmetrics import MeanMetric, Metric
 
 from flashtrain.errors import UserError, unknown
+from flashtrain.models.bert import IGNORED
 from flashtrain.models.bert_classifiers import SequenceClassifier, TokenClassifier
-from flashtrain.models.bert_heads import IGNORED
 from flashtrain.tasks.micro_f1 import MicroF1
 from flashtrain.tasks.training_task import TrainingTask
 
@@ -48,8 +49,8 @@ class FineTuning(TrainingTask):
         self.flops_done = 0.0
         self._compile = compile
         self._loss: Any = model.loss
-        self._f1 = MicroF1()
-        self._counts: Tensor | None = None
+        # Both add up on the device, which is waited for at a validation's end. nan_strategy: looking for NaN waits too.
+        self._score: Metric = MicroF1() if target == "labels" else MeanMetric(nan_strategy="disable")
 
     @property
     def score_name(self) -> str:
@@ -86,22 +87,6 @@ class FineTuning(TrainingTask):
         """As validation_step, on test texts."""
         self._evaluate("test", batch)
 
-    def on_validation_epoch_start(self) -> None:
-        """Forget an earlier validation's counts."""
-        self._counts = None
-
-    def on_test_epoch_start(self) -> None:
-        """Forget a validation's counts."""
-        self._counts = None
-
-    def on_validation_epoch_end(self) -> None:
-        """Logs the score over all devices."""
-        self._log_score("validation")
-
-    def on_test_epoch_end(self) -> None:
-        """Logs the score over all devices."""
-        self._log_score("test")
-
     def _arguments(self, batch: dict[str, Any]) -> dict[str, Tensor]:
         """What the model's loss takes of the batch: for classes, the number of the label in place of 0 and 1."""
         found = {name: value for name, value in batch.items() if name not in NUMBERS}
@@ -114,28 +99,13 @@ class FineTuning(TrainingTask):
         labels = arguments["labels"]
         loss = cast(Any, self.model).loss(**arguments)
         logits = self.model(**{key: value for key, value in arguments.items() if key != "labels"})
-        counts = self._counted(logits, labels)
-        self._counts = counts if self._counts is None else self._counts + counts
-        self.log(f"{name}_loss", loss, prog_bar=True, sync_dist=True, batch_size=len(labels))
-
-    def _counted(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """(3,): right answers, answers, labels: micro-F1 is the share of the first of the mean of the others."""
         if self.target == "labels":
-            self._f1.clear()
-            self._f1.add(logits, labels)
-            return cast(Tensor, self._f1.counts)
-        counted = labels != IGNORED
-        total = counted.sum()
-        return torch.stack([((logits.argmax(-1) == labels) & counted).sum(), total, total])
-
-    def _log_score(self, name: str) -> None:
-        if self._counts is None:
-            return
-        counts = cast(Tensor, self.trainer.strategy.reduce(self._counts, reduce_op="sum"))
-        right, answers, labels = counts.tolist()
-        self._counts = None
-        # The same on every device already; Lightning asks for it to be said.
-        self.log(f"{name}_{self.score_name}", 2 * right / max(1, answers + labels), prog_bar=True, sync_dist=True)
+            self._score.update(logits, labels)
+        else:
+            counted = labels != IGNORED
+            self._score.update((logits.argmax(-1) == labels).float(), counted.float())
+        self.log(f"{name}_loss", loss, prog_bar=True, sync_dist=True, batch_size=len(labels))
+        self.log(f"{name}_{self.score_name}", self._score, prog_bar=True, batch_size=len(labels))
 
 
 def score_of(row: dict[str, Any]) -> str:

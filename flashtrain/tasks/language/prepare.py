@@ -27,10 +27,10 @@ from flashtrain.tasks.context_run import check_model, context_columns, describe_
 from flashtrain.tasks.language.trained import build_model, continue_text, describe_model, shape_defaults
 from flashtrain.tasks.planning import VOCABULARY, duration, expected_rate
 from flashtrain.tasks.training_task import metric
+from flashtrain.training.callbacks import describe_validation, held_out_samples
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import FREE_SHARE, GIB
 from flashtrain.training.throughput import Throughput
-from flashtrain.training.validation_share import describe_validation, held_out_samples
 
 MOST_VALIDATION_TOKENS = 524_288  # of each validation, where data.validation_tokens says nothing
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashtrain.data.batch import Batch
+from flashtrain.data.packing import Batch
 from flashtrain.distributed.context.sequence import mean_over_context, whole
 from flashtrain.distributed.context.strategy import ContextParallelStrategy
 from flashtrain.distributed.sharding import shard

@@ -13,19 +13,19 @@ from flashtrain.data.tokenizers import Tokenizer, load_tokenizer
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import BEST, CONFIG_FILE, TOKENIZER, find_checkpoint, read_settings
 from flashtrain.integrations import exported_by_flashtrain, load_gpt2, load_weights
-from flashtrain.integrations.described_models import (
+from flashtrain.integrations.weight_files import (
     check_stored,
     check_vocabulary,
     check_weights,
     described_config,
+    shown,
     trained_steps,
 )
-from flashtrain.integrations.safetensors_files import shown
-from flashtrain.models.extension import with_context
-from flashtrain.models.generation import generate
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.models.trainable import Trainable
-from flashtrain.settings.settings import GenerateSettings, Settings
+from flashtrain.models.trained_decoders import generate, with_context
+from flashtrain.settings.groups import GenerateSettings
+from flashtrain.settings.settings import Settings
 from flashtrain.tasks.components import make_model
 from flashtrain.training.checkpoints import read_checkpoint, weights_in
 

@@ -6,12 +6,12 @@ import math
 from dataclasses import asdict, replace
 from typing import Any
 
-from flashtrain.data.balance import Cost
 from flashtrain.data.masked_datamodule import MaskedTextDataModule
+from flashtrain.data.token_budget import Cost
 from flashtrain.errors import UserError
 from flashtrain.models.bert import Bert
-from flashtrain.models.bert_config import BertConfig
-from flashtrain.models.feed_forward import GATED
+from flashtrain.models.bert_encoder import BertConfig
+from flashtrain.models.block import GATED
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.settings.settings import Settings, divisors
 from flashtrain.tasks import MaskedLanguageModel
@@ -24,11 +24,10 @@ from flashtrain.tasks.components import (
     schedule_builder,
 )
 from flashtrain.tasks.masked_language.weights import read_bert
-from flashtrain.training.encoder_memory import EncoderShape, PredictingHead, estimate_encoder_memory
+from flashtrain.training.callbacks import held_out_samples
 from flashtrain.training.hardware import Hardware
-from flashtrain.training.memory import MemoryEstimate
+from flashtrain.training.memory import EncoderShape, MemoryEstimate, PredictingHead, estimate_encoder_memory
 from flashtrain.training.memory_choice import Estimate
-from flashtrain.training.validation_share import held_out_samples
 
 WITHOUT_GPU = 16384  # tokens of a row, at most, where masked.token_budget=null and no GPU's memory says how many
 

@@ -8,9 +8,9 @@ import pytorch_lightning as pl
 import torch
 
 from flashtrain.data.masked_datamodule import MaskedTextDataModule
-from flashtrain.data.special_tokens import SpecialTokens
+from flashtrain.data.tokenizers import SpecialTokens
 from flashtrain.models.bert import Bert
-from flashtrain.models.bert_config import BertConfig
+from flashtrain.models.bert_encoder import BertConfig
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Prepared
 from flashtrain.tasks import MaskedLanguageModel
@@ -28,10 +28,9 @@ from flashtrain.tasks.masked_language.build import (
 from flashtrain.tasks.masked_language.weights import read_bert
 from flashtrain.tasks.planning import VOCABULARY, duration, expected_rate
 from flashtrain.tasks.training_task import metric
+from flashtrain.training.callbacks import StopAtTarget, describe_validation
 from flashtrain.training.hardware import Hardware
-from flashtrain.training.target_accuracy import StopAtTarget
 from flashtrain.training.throughput import Throughput
-from flashtrain.training.validation_share import describe_validation
 
 ADVICE = "a smaller masked.token_budget=, memory=full, or trainer.devices on more GPUs"
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from flashtrain.data.masked_batch import MaskedBatch, loss_arguments, score_arguments
+from flashtrain.data.masking import MaskedBatch, loss_arguments, score_arguments
 from flashtrain.models.bert import Bert, MaskedScore
 from flashtrain.models.trainable import Trainable
 from flashtrain.tasks.language.task import LanguageModel
@@ -15,7 +15,7 @@ from flashtrain.tasks.training_task import replayed
 
 
 class MaskedLanguageModel(LanguageModel):
-    """Trains a BERT on batches of masked samples (flashtrain.data.masked_batch.MaskedBatch), packed or padded.
+    """Trains a BERT on batches of masked samples (flashtrain.data.masking.MaskedBatch), packed or padded.
 
     model: has .loss and .score as Bert does. The other arguments are LanguageModel's, without document_mask: a sample
     never sees another.

@@ -7,15 +7,13 @@ from pathlib import Path
 
 from torch import Tensor
 
-from flashtrain.data.special_tokens import SpecialTokens
-from flashtrain.data.tokenizers import Tokenizer, holds_tokenizer, load_tokenizer
-from flashtrain.data.wordpiece import WordPieceTokenizer
+from flashtrain.data.tokenizers import SpecialTokens, Tokenizer, WordPieceTokenizer, holds_tokenizer, load_tokenizer
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import BEST, CONFIG_FILE, TOKENIZER, find_checkpoint
 from flashtrain.integrations import exported_by_flashtrain, load_bert, load_weights, save_tokenizer
-from flashtrain.integrations.described_models import check_vocabulary, check_weights, described_config, trained_steps
+from flashtrain.integrations.weight_files import check_vocabulary, check_weights, described_config, trained_steps
 from flashtrain.models.bert import Bert
-from flashtrain.models.bert_config import BertConfig
+from flashtrain.models.bert_encoder import BertConfig
 from flashtrain.training.checkpoints import read_checkpoint, weights_in
 
 

@@ -11,10 +11,9 @@ from pathlib import Path
 import filelock
 import numpy as np
 
-from flashtrain.data.sequences.samples import Sequences
-from flashtrain.data.sequences.source import SequenceShape
+from flashtrain.data.sequences import Sequences, SequenceShape
 from flashtrain.errors import UserError
-from flashtrain.files.cache_folder import default_cache_dir
+from flashtrain.files.disk import default_cache_dir
 from flashtrain.files.npy_files import DamagedArrayError, map_npy
 
 DTYPES = {"tokens": "uint8", "offsets": "int64", "labels": "uint8"}

@@ -6,21 +6,19 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from flashtrain.data.sequences.datamodule import SequenceDataModule
-from flashtrain.data.sequences.source import SequenceShape, SequenceSource
+from flashtrain.data.sequences import SequenceDataModule, SequenceShape, SequenceSource
+from flashtrain.models.block import GATED
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
-from flashtrain.models.feed_forward import GATED
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.settings.settings import Settings, divisors
 from flashtrain.tasks import MaskedPixels, SequenceClassification
 from flashtrain.tasks.batching import Batching, choose_encoder_batching, compiles
 from flashtrain.tasks.classification.augmentation import Augment, augmentation, in_turn
 from flashtrain.tasks.components import optimizer_builder, schedule_builder
-from flashtrain.training.encoder_memory import EncoderShape, PredictingHead, estimate_encoder_memory
+from flashtrain.training.callbacks import held_out_samples
 from flashtrain.training.hardware import Hardware
-from flashtrain.training.memory import MemoryEstimate
-from flashtrain.training.validation_share import held_out_samples
+from flashtrain.training.memory import EncoderShape, MemoryEstimate, PredictingHead, estimate_encoder_memory
 from flashtrain_recipes.arena.image import GreyImages
 from flashtrain_recipes.arena.listops import COUNTS, ListOps
 from flashtrain_recipes.arena.pathfinder.drawing import varied

@@ -21,19 +21,18 @@ import pytorch_lightning as pl
 from flashtrain.announce import is_first_rank, say
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import BEST, CHECKPOINTS, CONFIG_FILE, FINISHED, LAST, find_checkpoint, read_summary
-from flashtrain.models.classifier import Classifier
+from flashtrain.models.classifier import Classifier, carry_weights
 from flashtrain.models.classifier_config import ClassifierConfig
-from flashtrain.models.classifier_growth import carry_weights
 from flashtrain.report.rows import RESULT, write_result
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Part, Prepared
 from flashtrain.tasks.batching import compiles
 from flashtrain.tasks.training_task import metric
+from flashtrain.training.callbacks import describe_validation
 from flashtrain.training.checkpoints import read_checkpoint
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.resuming import check_resumable
 from flashtrain.training.throughput import Throughput
-from flashtrain.training.validation_share import describe_validation
 from flashtrain_recipes.arena.build import (
     TASK,
     choose_stage_batching,

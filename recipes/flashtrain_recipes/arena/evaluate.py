@@ -19,14 +19,12 @@ from torch import Tensor
 
 from flashtrain.announce import say
 from flashtrain.command.compose import compose_settings, quoted
-from flashtrain.data.loader import packed_loader
-from flashtrain.data.sampler import FixedSampler
-from flashtrain.data.sequences.source import SequenceSource
+from flashtrain.data.loader import FixedSampler, packed_loader
+from flashtrain.data.sequences import SequenceSource
 from flashtrain.errors import UserError
 from flashtrain.folders.export_folder import new_folder
 from flashtrain.folders.run_folder import BEST, find_checkpoint, make_unique
-from flashtrain.models.classifier import Classifier
-from flashtrain.models.classifier_growth import carry_weights
+from flashtrain.models.classifier import Classifier, carry_weights
 from flashtrain.report.rows import RESULT, Row, write_result
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.batching import compiles

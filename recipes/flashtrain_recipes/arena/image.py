@@ -11,11 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from flashtrain.data.json_lines import one_line
-from flashtrain.data.sequences.byte_sequences import held_out
-from flashtrain.data.sequences.rows import fingerprint, hub_rows, value_of
-from flashtrain.data.sequences.samples import Sequences, SequenceSamples
-from flashtrain.data.sequences.source import ArraySource, SequenceShape
+from flashtrain.data.sequence_rows import fingerprint, held_out, hub_rows, value_of
+from flashtrain.data.sequences import ArraySource, Sequences, SequenceSamples, SequenceShape
+from flashtrain.data.text_files import one_line
 from flashtrain.errors import UserError
 from flashtrain.files.foreign_files import read_bytes
 from flashtrain_recipes.arena.array_cache import open_or_build

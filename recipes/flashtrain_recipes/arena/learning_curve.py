@@ -19,12 +19,11 @@ from torch import Tensor, nn
 
 from flashtrain.announce import say
 from flashtrain.errors import UserError
-from flashtrain.files.disk import write_atomically
-from flashtrain.files.spreadsheet import csv_value
+from flashtrain.files.disk import csv_value, write_atomically
 from flashtrain.report.formats import is_finite
 from flashtrain.tasks import SequenceClassification
 from flashtrain.tasks.training_task import metric
-from flashtrain.training.validation_share import held_out_samples
+from flashtrain.training.callbacks import held_out_samples
 from flashtrain_recipes.arena.accuracy import wilson
 from flashtrain_recipes.arena.stages import Stage
 from flashtrain_recipes.arena.weights import SavedClassifier, write_classifier

@@ -8,8 +8,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from flashtrain.data.sequences.samples import Sequences, SequenceSamples
-from flashtrain.data.sequences.source import ArraySource, SequenceShape
+from flashtrain.data.sequences import ArraySource, Sequences, SequenceSamples, SequenceShape
 from flashtrain.errors import UserError
 from flashtrain_recipes.arena.array_cache import open_or_build
 

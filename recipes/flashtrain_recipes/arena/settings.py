@@ -83,8 +83,8 @@ _COUNTED = {"listops": ("train", "validation", "test"), "text": ("validation",),
 class ClassifierSettings:
     """The encoder's shape (flashtrain.models.ClassifierConfig says what each means).
 
-    positions None: axial for images, rotary for others. pattern: dense, or one of flashtrain.models.block_patterns, in
-    blocks of pattern_block.
+    positions None: axial for images, rotary for others. pattern: dense, or one of flashtrain.models.classifier_config,
+    in blocks of pattern_block.
     """
 
     # Settings that a run's config.yaml may still name, and what each always is now.

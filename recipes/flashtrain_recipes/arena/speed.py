@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from flashtrain.command.compose import settings_of_recipe
-from flashtrain.data.sequences.source import SequenceShape
+from flashtrain.data.sequences import SequenceShape
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
 from flashtrain.report.table import Table
 from flashtrain.settings.settings import Settings
-from flashtrain.training.gradients import clip_gradients
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.optimizers import adamw
+from flashtrain.training.steps import clip_gradients
 from flashtrain_recipes.arena.accuracy import mean_speedups, speed_rows, speed_tables
 from flashtrain_recipes.arena.build import classifier_config
 from flashtrain_recipes.arena.stages import stages_of

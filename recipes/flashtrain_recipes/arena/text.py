@@ -11,11 +11,17 @@ from pathlib import Path
 
 import numpy as np
 
-from flashtrain.data.sequences.byte_sequences import ByteSequences, held_out
-from flashtrain.data.sequences.rows import find_table, fingerprint, hub_rows, local_rows, value_of
-from flashtrain.data.sequences.samples import Sequences, SequenceSamples
-from flashtrain.data.sequences.source import ArraySource, SequenceShape
-from flashtrain.data.text_encoding import decode_text
+from flashtrain.data.sequence_rows import (
+    ByteSequences,
+    find_table,
+    fingerprint,
+    held_out,
+    hub_rows,
+    local_rows,
+    value_of,
+)
+from flashtrain.data.sequences import ArraySource, Sequences, SequenceSamples, SequenceShape
+from flashtrain.data.text_files import decode_text
 from flashtrain.errors import UserError
 from flashtrain.files.foreign_files import read_bytes
 from flashtrain_recipes.arena.array_cache import open_or_build

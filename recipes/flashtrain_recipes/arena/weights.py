@@ -15,11 +15,9 @@ from torch import Tensor
 
 from flashtrain.errors import UserError, unknown
 from flashtrain.files.foreign_files import parse_json
-from flashtrain.integrations.described_models import check_weights, described_config, trained_steps
-from flashtrain.integrations.safetensors_files import read_tensors, shown
-from flashtrain.models.block_patterns import DENSE
+from flashtrain.integrations.weight_files import check_weights, described_config, read_tensors, shown, trained_steps
 from flashtrain.models.classifier import Classifier
-from flashtrain.models.classifier_config import ClassifierConfig
+from flashtrain.models.classifier_config import DENSE, ClassifierConfig
 from flashtrain.training.checkpoints import read_checkpoint, weights_in
 from flashtrain_recipes.arena.build import TASK
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from flashtrain.announce import say
-from flashtrain.data.sequences.source import SequenceShape
+from flashtrain.data.sequences import SequenceShape
 from flashtrain.errors import UserError
 from flashtrain.models.classifier import Classifier
 from flashtrain.settings.settings import Settings

@@ -31,7 +31,7 @@ from flashtrain.folders.run_folder import FINISHED, RUNNING, write_config, write
 from flashtrain.report.rows import RESULT, write_result
 from flashtrain.report.table import Table
 from flashtrain.run.fitting import Stopped, run_loggers
-from flashtrain.run.summary import planned_row
+from flashtrain.run.train import planned_row
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.loggers import close_loggers, log_image, log_summary, log_table

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from flashtrain.data.masked_batch import MaskedBatch
+from flashtrain.data.masking import MaskedBatch
 from flashtrain.models.bert import Bert
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import MaskedLanguageModel

@@ -19,12 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashtrain.distributed.context import call
+from flashtrain.distributed.context import local_attention
 from flashtrain.distributed.context.attention import SharedAttention
-from flashtrain.distributed.context.costs import visible_keys
-from flashtrain.distributed.context.layout import Layout, make_layout
-from flashtrain.distributed.context.traffic import Traffic
-from flashtrain.distributed.context.ways import ALL_TO_ALL, Choice, choose_for, choose_way
+from flashtrain.distributed.context.layout import Layout, make_layout, visible_keys
+from flashtrain.distributed.context.ways import ALL_TO_ALL, Choice, Traffic, choose_for, choose_way
 from flashtrain.errors import UserError
 from flashtrain_kernels import Mask
 from flashtrain_recipes.attention_benchmark.cases import Case
@@ -280,16 +278,16 @@ def only_communicating() -> Iterator[None]:
 
     All that the ways do besides calling them stays as it is. The results are meaningless.
     """
-    before = call.forward, call.backward
-    call.forward, call.backward = _forward, _backward
+    before = local_attention.forward, local_attention.backward
+    local_attention.forward, local_attention.backward = _forward, _backward
     try:
         yield
     finally:
-        call.forward, call.backward = before
+        local_attention.forward, local_attention.backward = before
 
 
 def _forward(q: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-    lse = q.new_zeros((q.shape[0], q.shape[2], q.shape[1]), dtype=call.summing_dtype(q.dtype))
+    lse = q.new_zeros((q.shape[0], q.shape[2], q.shape[1]), dtype=local_attention.summing_dtype(q.dtype))
     return q.new_zeros(q.shape), lse
 
 

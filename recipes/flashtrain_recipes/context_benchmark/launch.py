@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 import torch.multiprocessing
 
+from flashtrain.announce import quieten
 from flashtrain.distributed.context.watchdog import EXIT_CODE, Watchdog
 from flashtrain.errors import RunFailed
-from flashtrain.run.quiet import quieten
 from flashtrain_recipes.attention_benchmark.settings import BenchmarkSettings
 from flashtrain_recipes.benchmark_runner.measuring import Event, Row, first_line
 from flashtrain_recipes.context_benchmark.contenders import Contender, ContextCase, cases, our_contenders

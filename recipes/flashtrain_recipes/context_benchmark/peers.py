@@ -18,12 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from flashtrain.distributed.context import call
-from flashtrain.distributed.context.bands import Part, local_part, planned
-from flashtrain.distributed.context.call import Scores
+from flashtrain.distributed.context import local_attention
+from flashtrain.distributed.context.exchange import take
 from flashtrain.distributed.context.layout import Layout
-from flashtrain.distributed.context.places import take
-from flashtrain.distributed.context.traffic import Traffic
+from flashtrain.distributed.context.local_attention import Part, Scores, local_part, planned
+from flashtrain.distributed.context.ways import Traffic
 from flashtrain_recipes.attention_benchmark.inputs import starts
 from flashtrain_recipes.context_benchmark.contenders import Attend, Contender, ContextCase, Place, evenly_dealt
 
@@ -78,7 +77,7 @@ class _Gathered:
 class _Plain(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, gathered: _Gathered) -> Tensor:
-        out, lse = call.forward(q, gathered.whole(k), gathered.whole(v), gathered.part, gathered.scores)
+        out, lse = local_attention.forward(q, gathered.whole(k), gathered.whole(v), gathered.part, gathered.scores)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.gathered = gathered
         return out
@@ -89,7 +88,7 @@ class _Plain(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         gathered: _Gathered = ctx.gathered
         keys, values = gathered.whole(k), gathered.whole(v)
-        dq, dk, dv = call.backward(dout, q, keys, values, out, lse, gathered.part, gathered.scores)
+        dq, dk, dv = local_attention.backward(dout, q, keys, values, out, lse, gathered.part, gathered.scores)
         return dq, gathered.own(dk.to(k.dtype)), gathered.own(dv.to(v.dtype)), None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from flashtrain.distributed.context.group import ContextGroup
+from flashtrain.distributed.context.exchange import ContextGroup
 from flashtrain_recipes.benchmark_runner.measuring import clock_for, pause_queue
 
 # Ranks above a case's degree wait for the others as long as these measure; the watchdog ends a job that is stuck.

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flashtrain.distributed.context.costs import attention_work, imbalance, visible_keys
-from flashtrain.distributed.context.layout import Layout
+from flashtrain.distributed.context.layout import Layout, attention_work, imbalance, visible_keys
 from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs
 from flashtrain_recipes.attention_benchmark.peers.ours import Flashtrain
 from flashtrain_recipes.attention_benchmark.reference import Expected

@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flashtrain.announce import say
-from flashtrain.data.packing import PackedSamples
-from flashtrain.data.split import Spans
+from flashtrain.data.packing import PackedSamples, Spans
 from flashtrain.data.token_cache import TokenCache, check_ids
 from flashtrain.errors import UserError
 from flashtrain.files.npy_files import DamagedArrayError, read_npz

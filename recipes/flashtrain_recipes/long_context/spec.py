@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from flashtrain.errors import UserError
 from flashtrain.heeded import Rule, does
-from flashtrain.settings.context_settings import check_context
 from flashtrain.settings.setting_checks import at_least, between
-from flashtrain.settings.settings import Settings
+from flashtrain.settings.settings import Settings, check_context
 from flashtrain.spec import Mode
 
 if TYPE_CHECKING:
@@ -142,6 +141,9 @@ class Passkey(Mode):
     """Whether a number hidden in a long text is found again."""
 
     of_checkpoint = True
+
+    def heeds(self, settings: Settings) -> tuple[str, ...]:
+        return ("attention",)
 
     def run_checkpoint(self, settings: Settings, hardware: Hardware) -> int:
         from flashtrain_recipes.long_context.passkey_run import evaluate_passkey

@@ -20,8 +20,8 @@ from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.planning import VOCABULARY
-from flashtrain.training.gradients import clip_gradients
-from flashtrain.training.master_weights import MasterWeights
+from flashtrain.training.optimizers import MasterWeights
+from flashtrain.training.steps import clip_gradients
 
 MASTERS = "bf16-master"
 

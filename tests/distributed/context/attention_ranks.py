@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from flashtrain.distributed.context import gather_seen
+from flashtrain.distributed.context import gather
 from flashtrain.distributed.context.attention import context_attention
-from flashtrain.distributed.context.group import ContextGroup
+from flashtrain.distributed.context.exchange import ContextGroup
 from flashtrain.distributed.context.layout import Layout, balanced, make_layout
 from flashtrain_kernels import documents_from_cu_seqlens, flash_attn_func, masks
 from flashtrain_kernels.masks import Mask
@@ -121,7 +121,7 @@ def errors(case: Case, group: ContextGroup) -> dict[str, float]:
     heads = 6 if case.way == "hybrid" else 4
     (*whole, dout), exact = one_process(case.mask, heads, heads // (HEADS[case.heads] or heads), case.dropout)
     layout = layout_of(case, mask)
-    gather_seen.PIECE_BYTES = 1 << 28 if case.whole else 1
+    gather.PIECE_BYTES = 1 << 28 if case.whole else 1
     mine = [layout.shard(x, group.rank).requires_grad_() for x in whole]
     out = context_attention(
         *mine, layout=layout, group=group, mask=mask, way=case.way, dropout_p=case.dropout, dropout_seed=SEED

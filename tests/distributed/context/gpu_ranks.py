@@ -16,7 +16,7 @@ from ranks import job
 from torch import Tensor
 
 from flashtrain.distributed.context.attention import context_attention
-from flashtrain.distributed.context.group import ContextGroup
+from flashtrain.distributed.context.exchange import ContextGroup
 from flashtrain.distributed.context.layout import balanced
 from flashtrain_kernels import flash_attn_func, masks, reference
 

@@ -14,11 +14,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from unshared_models import UNSHARED, ByHand
 
 import flashtrain
-from flashtrain.distributed.context.attention_check import AttentionCheck
 from flashtrain.distributed.context.layout import make_layout
-from flashtrain.distributed.context.sequence import ContextSequence
+from flashtrain.distributed.context.sequence import AttentionCheck, ContextSequence
 from flashtrain.errors import UserError
-from flashtrain.models.spread import spread_over
+from flashtrain.models.cache import spread_over
 from flashtrain_kernels import flash_attn_kvpacked_func, flash_attn_qkvpacked_func, masks
 
 HELD, SEQUENCE, ROWS = 12, 24, 3

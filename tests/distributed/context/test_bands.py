@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashtrain.distributed.context.bands import CAUSAL, FULL, BandCall, local_part
 from flashtrain.distributed.context.layout import balanced, contiguous, head_tail
+from flashtrain.distributed.context.local_attention import CAUSAL, FULL, BandCall, local_part
 from flashtrain_kernels import Mask, masks
 
 

@@ -8,9 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashtrain.distributed.context.costs import attention_work, imbalance, visible_keys
-from flashtrain.distributed.context.layout import LAYOUTS, balanced, contiguous, make_layout
-from flashtrain.distributed.context.traffic import fetched_share, needed_places, remote_keys
+from flashtrain.distributed.context.layout import (
+    LAYOUTS,
+    attention_work,
+    balanced,
+    contiguous,
+    imbalance,
+    make_layout,
+    visible_keys,
+)
+from flashtrain.distributed.context.ways import fetched_share, needed_places, remote_keys
 from flashtrain.errors import UserError
 from flashtrain_kernels import masks
 

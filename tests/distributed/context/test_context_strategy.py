@@ -15,7 +15,7 @@ import torch
 from strategy_ranks import DocumentTask, PlainTask, begun, our_task, trainer, twenty_steps, whole_model
 
 import flashtrain
-from flashtrain.distributed.context.batches import BatchNames, deal_batch
+from flashtrain.distributed.context.sequence import BatchNames, deal_batch
 from flashtrain.distributed.context.watchdog import EXIT_CODE, Beat, Record, Watchdog
 from flashtrain.errors import UserError
 from flashtrain.models import MemorySavings

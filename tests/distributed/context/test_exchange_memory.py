@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashtrain.distributed.context.exchange_memory import MASK_BYTES, exchange_bytes
-from flashtrain.distributed.context.ways import AUTO, WAYS, choose_way
+from flashtrain.distributed.context.ways import AUTO, MASK_BYTES, WAYS, choose_way, exchange_bytes
 
 
 def needed(way: str, held: int, degree: int, heads: int = 16, kv_heads: int = 4, head_dim: int = 64) -> int:

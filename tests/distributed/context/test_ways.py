@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from flashtrain.distributed.context.layout import balanced
-from flashtrain.distributed.context.traffic import traffic
-from flashtrain.distributed.context.ways import choose_for, choose_way
+from flashtrain.distributed.context.ways import choose_for, choose_way, traffic
 from flashtrain.errors import UserError
 from flashtrain_kernels import masks
 

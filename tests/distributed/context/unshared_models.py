@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import flashtrain
 from flashtrain.integrations import register_with_transformers
-from flashtrain.models.attention_functions import flash_attention
+from flashtrain.models.attention import flash_attention
 from flashtrain_kernels import flash_attn_func
 
 VOCABULARY, WIDTH, HEADS = 29, 16, 2

@@ -11,7 +11,7 @@ import pytest
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import run_job
-from flashtrain.files.locate import recipe_files
+from flashtrain.files.disk import recipe_files
 
 IMAGES = ("pathfinder.train_images=8", "pathfinder.validation_images=4", "pathfinder.workers=1")
 FEW = tuple(f"sequence.{part}=8" for part in ("train", "validation", "test"))

@@ -9,7 +9,7 @@ import torch
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.machine import settle
-from flashtrain.data.sequences.source import SequenceShape
+from flashtrain.data.sequences import SequenceShape
 from flashtrain.errors import UserError
 from flashtrain.models import Classifier
 from flashtrain.settings.typed_settings import setting_names

@@ -13,7 +13,7 @@ import torch
 from filelock import FileLock
 from tiny_runs import ROOT, flashtrain_command
 
-from flashtrain.distributed.context.traffic import traffic
+from flashtrain.distributed.context.ways import traffic
 from flashtrain.report import read_result
 from flashtrain.report.__main__ import main as report
 

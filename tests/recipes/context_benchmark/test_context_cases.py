@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.machine import settle
-from flashtrain.distributed.context import call
+from flashtrain.distributed.context import local_attention
 from flashtrain.distributed.context.layout import LAYOUTS
 from flashtrain.distributed.context.ways import WAYS
 from flashtrain.errors import UserError
@@ -191,15 +191,15 @@ def test_ring_flash_attention_is_called_with_its_own_names(monkeypatch) -> None:
 
 def test_communicating_alone_leaves_the_kernels_out_and_puts_them_back() -> None:
     q, k = torch.randn(1, 6, 4, 8), torch.randn(1, 6, 2, 8)
-    mask, scores = masks.causal(6), call.Scores(0.3)
-    real = call.forward, call.backward
+    mask, scores = masks.causal(6), local_attention.Scores(0.3)
+    real = local_attention.forward, local_attention.backward
     with only_communicating():
-        out, lse = call.forward(q, k, k, mask, scores)
-        dq, dk, _ = call.backward(q, q, k, k, out, lse, mask, scores)
+        out, lse = local_attention.forward(q, k, k, mask, scores)
+        dq, dk, _ = local_attention.backward(q, q, k, k, out, lse, mask, scores)
     assert (out.shape, lse.shape, dq.shape, dk.shape) == (q.shape, (1, 4, 6), q.shape, k.shape)
     assert not out.any()
-    assert (call.forward, call.backward) == real
-    assert call.forward(q, k, k, mask, scores)[0].any()
+    assert (local_attention.forward, local_attention.backward) == real
+    assert local_attention.forward(q, k, k, mask, scores)[0].any()
 
 
 def test_a_rate_is_that_of_the_longest_length_of_the_same_family() -> None:

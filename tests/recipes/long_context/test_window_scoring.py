@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from flashtrain.data.split import Spans
+from flashtrain.data.packing import Spans
 from flashtrain.errors import UserError
 from flashtrain.models import GPT2, GPT2Config
 from flashtrain_recipes.long_context.evaluate import held_out_windows, score_windows

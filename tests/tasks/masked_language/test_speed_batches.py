@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashtrain.models import BERT_SIZES
-from flashtrain.models.bert_config import FAMILIES
+from flashtrain.models.bert_encoder import FAMILIES
 from flashtrain.tasks.masked_language import settings as masked_settings
 from flashtrain_recipes.bert_benchmark.cases import (
     IGNORED,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...masks import BlockMask, Mask
 from ...options import Options
-from ..portable.launch import Launch, ceil_div, features_of, mask_arguments, table_arguments
+from ..portable.launch import Launch, ceil_div, features_of, mask_arguments, strides_of, table_of
 from .backward_kernel import Choices, backward_kernel
 from .backward_rows import FLAGS, finish_kernel, prepare_kernel
 from .backward_schedule import BAND, BLOCK_K, BLOCK_Q, BLOCKS, PLAN
@@ -144,12 +144,12 @@ def backward_launches(
     scale_log2 = options.scale * math.log2(math.e)
     warps = 4 if head_dim <= 128 else 8
     mask = options.mask
-    mask_given, of_keys = mask_arguments(mask, lse), table_arguments(mask, lse, "dkdv")
+    mask_given, of_keys = mask_arguments(mask, lse), table_of(mask, lse, "dkdv")
     prepare = Launch(
         kernel=prepare_kernel,
         grid=(places,),
         args=(
-            out, dout, lse, lse if dlse is None else dlse, rows, work, flags, *out.stride()[:3], *dout.stride()[:3],
+            out, dout, lse, lse if dlse is None else dlse, rows, work, flags, strides_of(out), strides_of(dout),
             heads, seqlen_q, query_tiles, halves,
         ),
         constants={"HAS_DLSE": dlse is not None, "CAREFUL": masked, "WHOLE": constants.whole, "D": head_dim},
@@ -179,10 +179,9 @@ def backward_launches(
         kernel=finish_kernel,
         grid=(last_programs,),
         args=(
-            work, rows, flags, q, k, v, dout, dq, dk, dv, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-            *dout.stride()[:3], *dq.stride()[:3], *dk.stride()[:3], *dv.stride()[:3], options.scale, scale_log2,
-            places, heads, seqlen_q, seqlen_k, options.left or 0, options.right or 0, query_tiles,
-            key_tiles * keys // KEYS, *mask_given, *table_arguments(mask, lse, "dq"), *of_keys,
+            work, rows, flags, q, k, v, dout, dq, dk, dv, *map(strides_of, (q, k, v, dout, dq, dk, dv)),
+            options.scale, scale_log2, places, heads, seqlen_q, seqlen_k, options.left or 0, options.right or 0,
+            query_tiles, key_tiles * keys // KEYS, *mask_given, *table_of(mask, lse, "dq"), *of_keys,
         ),
         constants={
             "CAREFUL": masked, "WHOLE": constants.whole, "GROUP": constants.group, "F": features_of(options),

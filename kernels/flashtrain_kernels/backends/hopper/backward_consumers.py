@@ -45,7 +45,6 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
     """
     k_smem, v_smem, q_ring, do_ring, row_ring, ds_smem, _staging, target, notes = memory
     kv_full, q_full, do_full = bars
-    scale_log2, bounds, query_tiles = call[0], call[2], call[3]
     D: gl.constexpr = 64
     PART: gl.constexpr = 32  # queries of a tile whose dQ^T this warpgroup computes
     STAGES: gl.constexpr = C.stages
@@ -73,7 +72,7 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
         key = first_key + WG * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, mma))[:, None]
         position = key
         if C.key_positions:
-            position = gl.load(masks[2] + key, mask=key < bounds[1], other=-2147483648)
+            position = gl.load(masks.positions + key, mask=key < call.bounds.seqlen_k, other=-2147483648)
         count, member, tiles = first_step(walk, C.kind, C.tiles, C.group)
         if count > 0:
             i = 0
@@ -101,9 +100,9 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                     left_transposed(k_smem, slot + (j >> 30), WG, D), ds_all, zero_q, use_acc=False, is_async=True
                 )
                 lse2 = rows.slice(0, BLOCK_Q).load(gl.SliceLayout(0, mma))
-                s = s * scale_log2 - lse2[None, :]
+                s = s * call.scale_log2 - lse2[None, :]
                 if masked:
-                    s = hide(s, tile, key, position, bounds, masks, C.left, C.right, C.intervals, mma)
+                    s = hide(s, tile, key, position, call.bounds, masks, C.left, C.right, C.intervals, mma)
                 if LATE:
                     dp = warpgroup_mma(v, do.permute((1, 0)), zero_s, use_acc=False, is_async=True)
                 p = exp2_few(s)
@@ -133,7 +132,7 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                     tile_here = tile
                 else:
                     add_directly(dq_here, dq, j > 0, PART)
-                    place = ((head_place + member) * query_tiles + tile).to(gl.int64)
+                    place = ((head_place + member) * call.query_tiles + tile).to(gl.int64)
                     dq_here = target + place * (BLOCK_Q * D) + WG * (HALF * PART)
                 i, member, tiles = next_step(i, member, tiles, walk, C.kind, C.tiles, C.group)
                 dv, s = warpgroup_mma_wait(1, deps=[dv, s])
@@ -164,7 +163,6 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
     """
     k_smem, v_smem, q_ring, do_ring, row_ring, ds_smem, staging, target, notes = memory
     kv_full, q_full, do_full = bars
-    scale_log2, bounds, query_tiles = call[0], call[2], call[3]
     walk, masks, first_key, head_place = work_of(gl.program_id(0), call, notes, C)
     D: gl.constexpr = 128
     PART: gl.constexpr = 64
@@ -183,7 +181,7 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
     key = first_key + WG * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, mma))[:, None]
     position = key
     if C.key_positions:
-        position = gl.load(masks[2] + key, mask=key < bounds[1], other=-2147483648)
+        position = gl.load(masks.positions + key, mask=key < call.bounds.seqlen_k, other=-2147483648)
     count, member, tiles = first_step(walk, C.kind, C.tiles, C.group)
     if count > 0:
         i = 0
@@ -212,9 +210,9 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                     left_keys(v_smem, never, WG, D), do.permute((1, 0)), zero_s, use_acc=False, is_async=True
                 )
             lse2 = rows.slice(0, BLOCK_Q).load(gl.SliceLayout(0, mma))
-            s = s * scale_log2 - lse2[None, :]
+            s = s * call.scale_log2 - lse2[None, :]
             if masked:
-                s = hide(s, tile, key, position, bounds, masks, C.left, C.right, C.intervals, mma)
+                s = hide(s, tile, key, position, call.bounds, masks, C.left, C.right, C.intervals, mma)
             if LATE:
                 dp = warpgroup_mma(
                     left_keys(v_smem, never, WG, D), do.permute((1, 0)), zero_s, use_acc=False, is_async=True
@@ -249,7 +247,7 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
             adding = warpgroup_mma(mine, q, adding, is_async=True)
             dv, s, dq = warpgroup_mma_wait(1, deps=[dv, s, dq])
             release(RING + STAGES + (j & 1), j + 2 < count)
-            place = ((head_place + member) * query_tiles + tile) * (BLOCK_Q * D // 32) + WG * (2 * PART)
+            place = ((head_place + member) * call.query_tiles + tile) * (BLOCK_Q * D // 32) + WG * (2 * PART)
             if not C.late:
                 add_by_copy(target, staging.index(WG), place, dq, PART)
             elif j > 0:

@@ -86,7 +86,6 @@ def score_consumer(memory, bars, call, C: gl.constexpr):
     """P^T and dV, and the first two quarters of dQ^T a tile late."""
     k_smem, _v_smem, q_ring, do_ring, row_ring, ds_smem, p_smem, target, notes = memory
     kv_full, q_full, do_full = bars
-    scale_log2, bounds, query_tiles = call[0], call[2], call[3]
     walk, masks, first_key, head_place = work_of(gl.program_id(0), call, notes, C)
     dtype: gl.constexpr = k_smem.dtype
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
@@ -100,7 +99,7 @@ def score_consumer(memory, bars, call, C: gl.constexpr):
     count, member, tiles = first_step(walk, C.kind, C.tiles, C.group)
     if count > 0:
         i = 0
-        before = (head_place * query_tiles).to(gl.int64) * (BLOCK_Q * D)
+        before = (head_place * call.query_tiles).to(gl.int64) * (BLOCK_Q * D)
         mbarrier.wait(q_full.index(0), 0)
         q = q_ring.index(0).reshape([BLOCK_Q, D])
         s = warpgroup_mma(_keys(k_smem, 0), q.permute((1, 0)), zero_s, use_acc=False, is_async=True)
@@ -110,9 +109,9 @@ def score_consumer(memory, bars, call, C: gl.constexpr):
             slot = j & 1
             tile, masked = tile_of(i, member, walk, C.kind, C.tiles)
             lse2 = row_ring.index(slot).slice(0, BLOCK_Q).load(gl.SliceLayout(0, mma))
-            s = s * scale_log2 - lse2[None, :]
+            s = s * call.scale_log2 - lse2[None, :]
             if masked:
-                s = hide(s, tile, key, key, bounds, masks, C.left, C.right, C.intervals, mma)
+                s = hide(s, tile, key, key, call.bounds, masks, C.left, C.right, C.intervals, mma)
             p = exp2_few(s)
             _await_if(TAKEN, j > 0)
             p_smem.store(in_register_order(p, BLOCK_Q))
@@ -136,7 +135,7 @@ def score_consumer(memory, bars, call, C: gl.constexpr):
             dv, dq = warpgroup_mma_wait(0, deps=[dv, dq])
             release(RING + C.stages + slot, j + 2 < count)
             add_directly(target + before + QUARTER * BLOCK_Q, dq, j > 0, BLOCK_Q)
-            before = ((head_place + member) * query_tiles + tile).to(gl.int64) * (BLOCK_Q * D)
+            before = ((head_place + member) * call.query_tiles + tile).to(gl.int64) * (BLOCK_Q * D)
             i, member, tiles = next_step(i, member, tiles, walk, C.kind, C.tiles, C.group)
         last = (count - 1) & 1
         await_signal(GRADIENT + last)
@@ -156,7 +155,6 @@ def gradient_consumer(memory, bars, call, C: gl.constexpr):
     """dS^T and dK, and the last two quarters of dQ^T."""
     k_smem, v_smem, q_ring, do_ring, row_ring, ds_smem, p_smem, target, notes = memory
     kv_full, q_full, do_full = bars
-    scale_log2, query_tiles = call[0], call[3]
     walk, _masks, _first_key, head_place = work_of(gl.program_id(0), call, notes, C)
     dtype: gl.constexpr = k_smem.dtype
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
@@ -178,7 +176,7 @@ def gradient_consumer(memory, bars, call, C: gl.constexpr):
             never = j >> 30
             slot = j & 1
             tile, _masked = tile_of(i, member, walk, C.kind, C.tiles)
-            place = ((head_place + member) * query_tiles + tile).to(gl.int64) * (BLOCK_Q * D)
+            place = ((head_place + member) * call.query_tiles + tile).to(gl.int64) * (BLOCK_Q * D)
             mbarrier.wait(q_full.index(slot), (j >> 1) & 1)
             delta = row_ring.index(slot).slice(BLOCK_Q, BLOCK_Q).load(gl.SliceLayout(0, mma))
             dp = dp - delta[None, :]
@@ -211,26 +209,25 @@ def gradient_consumer(memory, bars, call, C: gl.constexpr):
     meet()
     if C.left or C.right:
         _flag(_has_nan(dk), call, notes, C)
-    _store(dk, scale_log2 * 0.6931471805599453, call, notes, q_ring.index(0), 0, C)
+    _store(dk, call.scale_log2 * 0.6931471805599453, call, notes, q_ring.index(0), 0, C)
 
 
 @gluon.jit
 def _flag(nan, call, notes, C: gl.constexpr):
     """Say whether these keys' dK or dV hold a NaN that may come from a masked pair."""
     _walk, _masks, first_key, head_place = work_of(opaque(gl.program_id(0)), call, notes, C)
-    heads, key_tiles, flags_ptr = call[1], call[4], call[8][2]
-    place = (head_place // heads * (heads // C.group) + head_place % heads // C.group) * key_tiles + first_key // HALF
-    gl.store(flags_ptr + place, gl.maximum(nan, noted(notes, NAN).to(gl.int32)))
+    kv_head = head_place // call.heads * (call.heads // C.group) + head_place % call.heads // C.group
+    place = kv_head * call.key_tiles + first_key // HALF
+    gl.store(call.flags + place, gl.maximum(nan, noted(notes, NAN).to(gl.int32)))
 
 
 @gluon.jit
 def _store(value, scale, call, notes, staging, WHICH: gl.constexpr, C: gl.constexpr):
     """Store dK (WHICH 0) or dV (1)."""
     _walk, _masks, first_key, head_place = work_of(opaque(gl.program_id(0)), call, notes, C)
-    heads, bounds, results = call[1], call[2], call[8]
-    batch = head_place // heads
-    kv_head = head_place % heads // C.group
+    batch = head_place // call.heads
+    kv_head = head_place % call.heads // C.group
     stride = noted_stride(notes, 3 * WHICH + 1, C)
-    base = results[WHICH] + batch * noted_stride(notes, 3 * WHICH, C) + first_key * stride
+    base = (call.dv if WHICH else call.dk) + batch * noted_stride(notes, 3 * WHICH, C) + first_key * stride
     base += kv_head * noted_stride(notes, 3 * WHICH + 2, C)
-    store_keys(base, stride, value * scale, bounds[1] - first_key, staging, 0, D)
+    store_keys(base, stride, value * scale, call.bounds.seqlen_k - first_key, staging, 0, D)

@@ -19,12 +19,14 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
+from ..portable.tiles import Bounds
 from .backward_consumers import narrow_consumer, wide_consumer
 from .backward_consumers_d256 import gradient_consumer, score_consumer
 from .backward_parts import LOADED, RING, await_release
 from .backward_schedule import (
     BAND,
     BLOCK_Q,
+    Call,
     first_step,
     item_of,
     next_step,
@@ -67,7 +69,6 @@ def _producer(descs, memory, bars, call, D: gl.constexpr, C: gl.constexpr):
     q_desc, k_desc, v_desc, do_desc, row_desc = descs
     k_smem, v_smem, q_ring, do_ring, row_ring, _ds_smem, _staging, _target, notes = memory
     kv_full, q_full, do_full = bars
-    heads, query_tiles = call[1], call[3]
     stage = 0
     turn = 0
     step = 0
@@ -75,8 +76,8 @@ def _producer(descs, memory, bars, call, D: gl.constexpr, C: gl.constexpr):
     for number in range(begin, past, share_step):
         item = item_of(number, call, C.whole)
         walk, _masks, first_key, head_place = work_of(item, call, notes, C)
-        batch = head_place // heads
-        first_head = head_place % heads
+        batch = head_place // call.heads
+        first_head = head_place % call.heads
         pair = turn & 1 if D == 64 else 0
         await_release(LOADED + pair, turn >= 2)
         full = kv_full.index(pair)
@@ -89,7 +90,7 @@ def _producer(descs, memory, bars, call, D: gl.constexpr, C: gl.constexpr):
         for _ in range(count):
             tile, _masked = tile_of(i, member, walk, C.kind, C.tiles)
             head = first_head + member
-            place = (head_place + member) * query_tiles + tile
+            place = (head_place + member) * call.query_tiles + tile
             await_release(RING + stage, step >= C.stages)
             full = q_full.index(stage)
             mbarrier.expect(full, BLOCK_Q * D * 2 + 2 * BLOCK_Q * 4)
@@ -122,48 +123,12 @@ def _producer(descs, memory, bars, call, D: gl.constexpr, C: gl.constexpr):
     ]
 )  # fmt: skip
 def backward_kernel(
-    q_desc,
-    k_desc,
-    v_desc,
-    do_desc,
-    row_desc,
-    target,
-    dk_ptr,
-    dv_ptr,
-    flags_ptr,
-    stride_dkb,
-    stride_dks,
-    stride_dkh,
-    stride_dvb,
-    stride_dvs,
-    stride_dvh,
-    scale_log2,
-    heads,
-    seqlen_q,
-    seqlen_k,
-    band_left,
-    band_right,
-    query_tiles,
-    key_tiles,
-    all_heads,
-    heads_together,
-    mask_ptr,
-    mask_plane,
-    stride_mask,
-    positions_ptr,
-    stride_positions,
-    table_ptr,
-    stride_tb,
-    stride_th,
-    stride_tr,
-    list_ptr,
-    dq_ptr,
-    stride_dqb,
-    stride_dqs,
-    stride_dqh,
-    D: gl.constexpr,
+    q_desc, k_desc, v_desc, do_desc, row_desc, target, dk_ptr, dv_ptr, flags_ptr, stride_dkb, stride_dks, stride_dkh,
+    stride_dvb, stride_dvs, stride_dvh, scale_log2, heads, seqlen_q, seqlen_k, band_left, band_right, query_tiles,
+    key_tiles, all_heads, heads_together, mask_ptr, mask_plane, stride_mask, positions_ptr, stride_positions, table_ptr,
+    stride_tb, stride_th, stride_tr, list_ptr, dq_ptr, stride_dqb, stride_dqs, stride_dqh, D: gl.constexpr,
     C: gl.constexpr,
-):
+):  # fmt: skip
     """Grid: at D = 64 programs that share the items (see work_of), else one for each item. all_heads: B K.
 
     row_desc: (B H query_tiles 128,) float32: of each query tile 64 base-2 log-sum-exps, then 64 deltas.
@@ -214,10 +179,9 @@ def backward_kernel(
         note_whole(notes, dq_ptr, strides, heads, seqlen_q, key_tiles, flags_ptr + 2 * key_tiles * all_heads, C)
     memory = (k_smem, v_smem, q_ring, do_ring, row_ring, ds_smem, staging, target, notes)
     bars = (kv_full, q_full, do_full)
-    call = (
-        scale_log2, heads, (seqlen_q, seqlen_k, band_left, band_right), query_tiles, key_tiles, all_heads,
-        heads_together, (mask_ptr, positions_ptr, table_ptr, list_ptr),
-        (dk_ptr, dv_ptr, flags_ptr),
+    call = Call(
+        scale_log2, heads, Bounds(seqlen_q, seqlen_k, band_left, band_right), query_tiles, key_tiles, all_heads,
+        heads_together, mask_ptr, positions_ptr, table_ptr, list_ptr, dk_ptr, dv_ptr, flags_ptr,
     )  # fmt: skip
     descs = (q_desc, k_desc, v_desc, do_desc, row_desc)
     if D == 64:

@@ -76,17 +76,17 @@ def hide(
     s, tile, key, position, bounds, masks, LEFT: gl.constexpr, RIGHT: gl.constexpr, INTERVALS: gl.constexpr,
     layout: gl.constexpr,
 ):  # fmt: skip
-    """Scores (keys, queries) of the pairs that are masked become -inf. masks: the rows of a Mask and their distance."""
-    seqlen_q, seqlen_k, left, right = bounds
+    """Scores (keys, queries) of the pairs that are masked become -inf."""
     query = opaque(tile * BLOCK_Q) + gl.arange(0, BLOCK_Q, layout=gl.SliceLayout(0, layout))[None, :]
-    s = gl.where(key < seqlen_k, s, float("-inf"))
+    s = gl.where(key < bounds.seqlen_k, s, float("-inf"))
     if LEFT:
-        s = gl.where(key >= query + left, s, float("-inf"))
+        s = gl.where(key >= query + bounds.left, s, float("-inf"))
     if RIGHT:
-        s = gl.where(key <= query + right, s, float("-inf"))
+        s = gl.where(key <= query + bounds.right, s, float("-inf"))
     if INTERVALS:
-        mask_ptr, plane = masks
-        real = query < seqlen_q
+        mask_ptr = masks.queries
+        plane = masks.plane
+        real = query < bounds.seqlen_q
         if INTERVALS == 1:
             s = gl.where(position >= gl.load(mask_ptr + query, mask=real, other=0), s, float("-inf"))
             s = gl.where(position < gl.load(mask_ptr + plane + query, mask=real, other=0), s, float("-inf"))
@@ -181,17 +181,15 @@ def noted_stride(notes, PLACE: gl.constexpr, C: gl.constexpr):
 def store_results(dk, dv, item, call, notes, staging, WG: gl.constexpr, D: gl.constexpr, C: gl.constexpr):
     """dK, dV, and whether they hold a NaN that may come from a masked pair."""
     _walk, _masks, first_key, head_place = work_of(opaque(item), call, notes, C)
-    scale_log2, heads, bounds, _query_tiles, key_tiles, _all_heads, _heads_together, _pointers, results = call
-    dk_ptr, dv_ptr, flags_ptr = results
-    batch = head_place // heads
-    kv_head = head_place % heads // C.group
+    batch = head_place // call.heads
+    kv_head = head_place % call.heads // C.group
     if C.left or C.right or C.kind != BAND:
-        place = ((batch * (heads // C.group) + kv_head) * key_tiles + first_key // BLOCK_K) * 2 + WG
-        gl.store(flags_ptr + place, has_nan(dk, dv))
-    left = bounds[1] - first_key
+        place = ((batch * (call.heads // C.group) + kv_head) * call.key_tiles + first_key // BLOCK_K) * 2 + WG
+        gl.store(call.flags + place, has_nan(dk, dv))
+    left = call.bounds.seqlen_k - first_key
     stride = noted_stride(notes, 1, C)
-    base = dk_ptr + batch * noted_stride(notes, 0, C) + first_key * stride + kv_head * noted_stride(notes, 2, C)
-    store_keys(base, stride, dk * (scale_log2 * 0.6931471805599453), left, staging, WG, D)
+    base = call.dk + batch * noted_stride(notes, 0, C) + first_key * stride + kv_head * noted_stride(notes, 2, C)
+    store_keys(base, stride, dk * (call.scale_log2 * 0.6931471805599453), left, staging, WG, D)
     stride = noted_stride(notes, 4, C)
-    base = dv_ptr + batch * noted_stride(notes, 3, C) + first_key * stride + kv_head * noted_stride(notes, 5, C)
+    base = call.dv + batch * noted_stride(notes, 3, C) + first_key * stride + kv_head * noted_stride(notes, 5, C)
     store_keys(base, stride, dv, left, staging, WG, D)

@@ -6,6 +6,8 @@ and visible values that are not finite give NaN.
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. F: portable.launch.Features.
 """
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -13,6 +15,26 @@ from ..portable.tiles import is_finite, key_position, query_rows, sees
 
 ROWS = tl.constexpr(64)
 STEP = tl.constexpr(16)
+
+
+class Inputs(NamedTuple):
+    """What both passes read. q, k, v, dout: Strided. rows: what backward_rows.py says of each query. mask: of a Mask,
+    with the distance of its rows and the stride of its batch."""
+
+    q: Any
+    k: Any
+    v: Any
+    dout: Any
+    rows: Any
+    heads: Any
+    bounds: Any
+    scale_log2: Any
+    query_tiles: Any
+    mask: Any
+    plane: Any
+    stride_mask: Any
+    positions: Any
+    stride_positions: Any
 
 
 @triton.jit
@@ -45,33 +67,46 @@ def _position(i, row_ptr, list_ptr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def queries_again(first_query, head_index, call, D: tl.constexpr, GROUP: tl.constexpr, F: tl.constexpr):
+def queries_again(first_query, head_index, call, table, D: tl.constexpr, GROUP: tl.constexpr, F: tl.constexpr):
     """dQ (unscaled) of 64 queries."""
-    (
-        q_ptr, q_strides, k_ptr, k_strides, v_ptr, v_strides, do_ptr, do_strides, rows_ptr, heads, bounds, scale_log2,
-        query_tiles, mask_ptr, plane, stride_mask, positions_ptr, stride_positions, row_ptr, stride_b, stride_h,
-        stride_r, list_ptr,
-    ) = call  # fmt: skip
-    batch = (head_index // heads).to(tl.int64)
-    head = (head_index % heads).to(tl.int64)
+    batch = (head_index // call.heads).to(tl.int64)
+    head = (head_index % call.heads).to(tl.int64)
     query = first_query + tl.arange(0, ROWS)
-    place = (head_index.to(tl.int64) * query_tiles + first_query // ROWS) * (2 * ROWS)
-    lse2 = tl.load(rows_ptr + place + tl.arange(0, ROWS))
-    delta = tl.load(rows_ptr + place + ROWS + tl.arange(0, ROWS))
-    q = _load(q_ptr + batch * q_strides[0] + head * q_strides[2], q_strides[1], query, bounds[0], D)
-    do = _load(do_ptr + batch * do_strides[0] + head * do_strides[2], do_strides[1], query, bounds[0], D)
-    row = query_rows(query[:, None], batch, bounds, mask_ptr + batch * stride_mask, plane, F)
-    row_ptr += batch * stride_b + head * stride_h
+    place = (head_index.to(tl.int64) * call.query_tiles + first_query // ROWS) * (2 * ROWS)
+    lse2 = tl.load(call.rows + place + tl.arange(0, ROWS))
+    delta = tl.load(call.rows + place + ROWS + tl.arange(0, ROWS))
+    q = _load(call.q.pointer + batch * call.q.batch + head * call.q.head, call.q.row, query, call.bounds.seqlen_q, D)
+    do = _load(
+        call.dout.pointer + batch * call.dout.batch + head * call.dout.head,
+        call.dout.row,
+        query,
+        call.bounds.seqlen_q,
+        D,
+    )
+    row = query_rows(query[:, None], batch, call.bounds, call.mask + batch * call.stride_mask, call.plane, F)
+    row_ptr = table.rows + (batch * table.batch + head * table.head)
     if F.block_q:
-        row_ptr += (first_query // F.block_q) * stride_r
+        row_ptr += (first_query // F.block_q) * table.row
     dq = tl.zeros([ROWS, D], tl.float32)
-    for i in tl.range(0, _steps(row_ptr, bounds[1], F.block_k), num_stages=1):
-        key = _position(i, row_ptr, list_ptr, F.block_k) + tl.arange(0, STEP)
-        k = _load(k_ptr + batch * k_strides[0] + (head // GROUP) * k_strides[2], k_strides[1], key, bounds[1], D)
-        v = _load(v_ptr + batch * v_strides[0] + (head // GROUP) * v_strides[2], v_strides[1], key, bounds[1], D)
-        position = key_position(positions_ptr + batch * stride_positions, key[None, :], bounds[1], F)
-        mask = sees(row, key[None, :], position, bounds, True, F)
-        p = tl.exp2(tl.dot(q, tl.trans(k)) * scale_log2 - lse2[:, None])
+    for i in tl.range(0, _steps(row_ptr, call.bounds.seqlen_k, F.block_k), num_stages=1):
+        key = _position(i, row_ptr, table.blocks, F.block_k) + tl.arange(0, STEP)
+        k = _load(
+            call.k.pointer + batch * call.k.batch + (head // GROUP) * call.k.head,
+            call.k.row,
+            key,
+            call.bounds.seqlen_k,
+            D,
+        )
+        v = _load(
+            call.v.pointer + batch * call.v.batch + (head // GROUP) * call.v.head,
+            call.v.row,
+            key,
+            call.bounds.seqlen_k,
+            D,
+        )
+        position = key_position(call.positions + batch * call.stride_positions, key[None, :], call.bounds.seqlen_k, F)
+        mask = sees(row, key[None, :], position, call.bounds, True, F)
+        p = tl.exp2(tl.dot(q, tl.trans(k)) * call.scale_log2 - lse2[:, None])
         ds = p * (tl.dot(do, tl.trans(v)) - delta[:, None])
         ds = tl.where(mask, ds, 0.0)
         k = tl.where(is_finite(k), k, 0.0).to(k.dtype)
@@ -80,35 +115,38 @@ def queries_again(first_query, head_index, call, D: tl.constexpr, GROUP: tl.cons
 
 
 @triton.jit
-def keys_again(first_key, batch, kv_head, call, D: tl.constexpr, GROUP: tl.constexpr, F: tl.constexpr):
+def keys_again(first_key, batch, kv_head, call, table, D: tl.constexpr, GROUP: tl.constexpr, F: tl.constexpr):
     """dK (unscaled) and dV of 64 keys."""
-    (
-        q_ptr, q_strides, k_ptr, k_strides, v_ptr, v_strides, do_ptr, do_strides, rows_ptr, heads, bounds, scale_log2,
-        query_tiles, mask_ptr, plane, stride_mask, positions_ptr, stride_positions, row_ptr, stride_b, stride_h,
-        stride_r, list_ptr,
-    ) = call  # fmt: skip
     key = first_key + tl.arange(0, ROWS)
-    k = _load(k_ptr + batch * k_strides[0] + kv_head * k_strides[2], k_strides[1], key, bounds[1], D)
-    v = _load(v_ptr + batch * v_strides[0] + kv_head * v_strides[2], v_strides[1], key, bounds[1], D)
-    position = key_position(positions_ptr + batch * stride_positions, key[:, None], bounds[1], F)
+    k = _load(call.k.pointer + batch * call.k.batch + kv_head * call.k.head, call.k.row, key, call.bounds.seqlen_k, D)
+    v = _load(call.v.pointer + batch * call.v.batch + kv_head * call.v.head, call.v.row, key, call.bounds.seqlen_k, D)
+    position = key_position(call.positions + batch * call.stride_positions, key[:, None], call.bounds.seqlen_k, F)
     dk = tl.zeros([ROWS, D], tl.float32)
     dv = tl.zeros([ROWS, D], tl.float32)
     for member in tl.range(0, GROUP, num_stages=1):
         head = kv_head * GROUP + member
-        block_row = row_ptr + batch * stride_b + head * stride_h
+        block_row = table.rows + batch * table.batch + head * table.head
         if F.block_q:
-            block_row += (first_key // F.block_k) * stride_r
-        for i in tl.range(0, _steps(block_row, bounds[0], F.block_q), num_stages=1):
-            query = _position(i, block_row, list_ptr, F.block_q) + tl.arange(0, STEP)
-            place = (batch * heads + head) * query_tiles * (2 * ROWS)
+            block_row += (first_key // F.block_k) * table.row
+        for i in tl.range(0, _steps(block_row, call.bounds.seqlen_q, F.block_q), num_stages=1):
+            query = _position(i, block_row, table.blocks, F.block_q) + tl.arange(0, STEP)
+            place = (batch * call.heads + head) * call.query_tiles * (2 * ROWS)
             place += (query // ROWS) * (2 * ROWS) + query % ROWS
-            lse2 = tl.load(rows_ptr + place)
-            delta = tl.load(rows_ptr + place + ROWS)
-            q = _load(q_ptr + batch * q_strides[0] + head * q_strides[2], q_strides[1], query, bounds[0], D)
-            do = _load(do_ptr + batch * do_strides[0] + head * do_strides[2], do_strides[1], query, bounds[0], D)
-            row = query_rows(query[None, :], batch, bounds, mask_ptr + batch * stride_mask, plane, F)
-            mask = sees(row, key[:, None], position, bounds, True, F) & (query < bounds[0])[None, :]
-            p = tl.where(mask, tl.exp2(tl.dot(k, tl.trans(q)) * scale_log2 - lse2[None, :]), 0.0)
+            lse2 = tl.load(call.rows + place)
+            delta = tl.load(call.rows + place + ROWS)
+            q = _load(
+                call.q.pointer + batch * call.q.batch + head * call.q.head, call.q.row, query, call.bounds.seqlen_q, D
+            )
+            do = _load(
+                call.dout.pointer + batch * call.dout.batch + head * call.dout.head,
+                call.dout.row,
+                query,
+                call.bounds.seqlen_q,
+                D,
+            )
+            row = query_rows(query[None, :], batch, call.bounds, call.mask + batch * call.stride_mask, call.plane, F)
+            mask = sees(row, key[:, None], position, call.bounds, True, F) & (query < call.bounds.seqlen_q)[None, :]
+            p = tl.where(mask, tl.exp2(tl.dot(k, tl.trans(q)) * call.scale_log2 - lse2[None, :]), 0.0)
             ds = p * (tl.dot(v, tl.trans(do)) - delta[None, :])
             ds = tl.where(mask, ds, 0.0)
             # A visible NaN or inf of dO shows in delta, and reaches the keys it belongs to.

@@ -3,10 +3,14 @@
 B batch, Sq queries, H query heads, D head dimension. Tiles are of 64 queries; the last one of a sequence is padded.
 """
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
-from .backward_recompute_nonfinite import keys_again, queries_again
+from ..portable.launch import Table
+from ..portable.tiles import Bounds, Strided
+from .backward_recompute_nonfinite import Inputs, keys_again, queries_again
 
 BLOCK_Q = tl.constexpr(64)
 FLAGS = tl.constexpr(128)  # that a program of the last kernel looks at
@@ -14,28 +18,9 @@ FLAGS = tl.constexpr(128)  # that a program of the last kernel looks at
 
 @triton.jit(do_not_specialize=["heads", "seqlen_q", "query_tiles", "flags_before"])
 def prepare_kernel(
-    out_ptr,
-    dout_ptr,
-    lse_ptr,
-    dlse_ptr,
-    rows_ptr,
-    dq_ptr,
-    flags_ptr,
-    stride_ob,
-    stride_os,
-    stride_oh,
-    stride_gb,
-    stride_gs,
-    stride_gh,
-    heads,
-    seqlen_q,
-    query_tiles,
-    flags_before,
-    HAS_DLSE: tl.constexpr,
-    CAREFUL: tl.constexpr,
-    WHOLE: tl.constexpr,
-    D: tl.constexpr,
-):
+    out_ptr, dout_ptr, lse_ptr, dlse_ptr, rows_ptr, dq_ptr, flags_ptr, out_strides, dout_strides, heads, seqlen_q,
+    query_tiles, flags_before, HAS_DLSE: tl.constexpr, CAREFUL: tl.constexpr, WHOLE: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
     """rows: of each tile 64 base-2 log-sum-exps (+inf for rows that see nothing and for padding: weight 0), then 64
     deltas, rowsum(dO * O) - dLSE. Also sets dQ's workspace to 0, or with WHOLE the tile's flag, if the call is CAREFUL
     (see finish_kernel) and so has any.
@@ -49,12 +34,10 @@ def prepare_kernel(
     real = query < seqlen_q
     column = tl.arange(0, D)[None, :]
     position = query.to(tl.int64)[:, None]
-    out = tl.load(
-        out_ptr + batch * stride_ob + head * stride_oh + position * stride_os + column, mask=real[:, None], other=0.0
-    )
-    dout = tl.load(
-        dout_ptr + batch * stride_gb + head * stride_gh + position * stride_gs + column, mask=real[:, None], other=0.0
-    )
+    out_base = out_ptr + batch * out_strides.batch + head * out_strides.head
+    out = tl.load(out_base + position * out_strides.row + column, mask=real[:, None], other=0.0)
+    dout_base = dout_ptr + batch * dout_strides.batch + head * dout_strides.head
+    dout = tl.load(dout_base + position * dout_strides.row + column, mask=real[:, None], other=0.0)
     index = head_index.to(tl.int64) * seqlen_q + query
     lse2 = tl.load(lse_ptr + index, mask=real, other=float("inf")) * 1.4426950408889634
     lse2 = tl.where(lse2 == float("-inf"), float("inf"), lse2)
@@ -96,42 +79,48 @@ def _store(base, stride_row, row, limit, value, D: tl.constexpr):
     tl.store(pointers, value.to(base.dtype.element_ty), mask=row[:, None] < limit)
 
 
+class OfKeys(NamedTuple):
+    """What dK and dV are computed again with. dk, dv: Strided."""
+
+    inputs: Any
+    table: Any
+    dk: Any
+    dv: Any
+    key_tiles: Any
+
+
 @triton.jit
-def _store_queries(program, dq, of_queries, D: tl.constexpr):
+def _store_queries(program, dq, inputs, target, D: tl.constexpr):
     """Store a tile of dQ."""
-    common, _table, target = of_queries
-    dq_ptr, stride_b, stride_s, stride_h = target
-    heads, seqlen_q, query_tiles = common[9], common[10][0], common[12]
-    head_index = program // query_tiles
-    base = dq_ptr + (head_index // heads).to(tl.int64) * stride_b + (head_index % heads).to(tl.int64) * stride_h
-    _store(base, stride_s, program % query_tiles * BLOCK_Q + tl.arange(0, BLOCK_Q), seqlen_q, dq, D)
+    head_index = program // inputs.query_tiles
+    batch = (head_index // inputs.heads).to(tl.int64)
+    base = target.pointer + batch * target.batch + (head_index % inputs.heads).to(tl.int64) * target.head
+    query = program % inputs.query_tiles * BLOCK_Q + tl.arange(0, BLOCK_Q)
+    _store(base, target.row, query, inputs.bounds.seqlen_q, dq, D)
 
 
 @triton.jit
-def _queries_again(program, of_queries, D: tl.constexpr, GROUP: tl.constexpr, F: tl.constexpr):
+def _queries_again(program, inputs, table, D: tl.constexpr, GROUP: tl.constexpr, F: tl.constexpr):
     """A tile of dQ computed again, not scaled."""
-    common, table, _target = of_queries
-    query_tiles = common[12]
-    first_query = program % query_tiles * BLOCK_Q
-    return queries_again(first_query, program // query_tiles, common + table, D, GROUP, F)
+    first_query = program % inputs.query_tiles * BLOCK_Q
+    return queries_again(first_query, program // inputs.query_tiles, inputs, table, D, GROUP, F)
 
 
 @triton.jit
 def _keys_again(half, scale, of_keys, D: tl.constexpr, GROUP: tl.constexpr, F: tl.constexpr):
     """Compute 64 keys' dK and dV again, and store them."""
-    common, table, dk_target, dv_target, key_tiles = of_keys
-    dk_ptr, stride_kb, stride_ks, stride_kh = dk_target
-    dv_ptr, stride_vb, stride_vs, stride_vh = dv_target
-    kv_heads = common[9] // GROUP
-    head_index = half // (2 * key_tiles)
+    dk_to = of_keys.dk
+    dv_to = of_keys.dv
+    kv_heads = of_keys.inputs.heads // GROUP
+    head_index = half // (2 * of_keys.key_tiles)
     batch = (head_index // kv_heads).to(tl.int64)
     kv_head = (head_index % kv_heads).to(tl.int64)
-    first_key = (half % (2 * key_tiles)) * 64
-    dk, dv = keys_again(first_key, batch, kv_head, common + table, D, GROUP, F)
+    first_key = (half % (2 * of_keys.key_tiles)) * 64
+    dk, dv = keys_again(first_key, batch, kv_head, of_keys.inputs, of_keys.table, D, GROUP, F)
     key = first_key + tl.arange(0, 64)
-    seqlen_k = common[10][1]
-    _store(dk_ptr + batch * stride_kb + kv_head * stride_kh, stride_ks, key, seqlen_k, dk * scale, D)
-    _store(dv_ptr + batch * stride_vb + kv_head * stride_vh, stride_vs, key, seqlen_k, dv, D)
+    seqlen_k = of_keys.inputs.bounds.seqlen_k
+    _store(dk_to.pointer + batch * dk_to.batch + kv_head * dk_to.head, dk_to.row, key, seqlen_k, dk * scale, D)
+    _store(dv_to.pointer + batch * dv_to.batch + kv_head * dv_to.head, dv_to.row, key, seqlen_k, dv, D)
 
 
 @triton.jit(
@@ -141,87 +130,27 @@ def _keys_again(half, scale, of_keys, D: tl.constexpr, GROUP: tl.constexpr, F: t
     ]
 )  # fmt: skip
 def finish_kernel(
-    work_ptr,
-    rows_ptr,
-    flags_ptr,
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    dout_ptr,
-    dq_ptr,
-    dk_ptr,
-    dv_ptr,
-    stride_qb,
-    stride_qs,
-    stride_qh,
-    stride_kb,
-    stride_ks,
-    stride_kh,
-    stride_vb,
-    stride_vs,
-    stride_vh,
-    stride_gb,
-    stride_gs,
-    stride_gh,
-    stride_dqb,
-    stride_dqs,
-    stride_dqh,
-    stride_dkb,
-    stride_dks,
-    stride_dkh,
-    stride_dvb,
-    stride_dvs,
-    stride_dvh,
-    scale,
-    scale_log2,
-    places,
-    heads,
-    seqlen_q,
-    seqlen_k,
-    band_left,
-    band_right,
-    query_tiles,
-    key_tiles,
-    mask_ptr,
-    mask_plane,
-    stride_mask,
-    positions_ptr,
-    stride_positions,
-    table_ptr,
-    stride_tb,
-    stride_th,
-    stride_tr,
-    list_ptr,
-    keys_table_ptr,
-    stride_ub,
-    stride_uh,
-    stride_ur,
-    keys_list_ptr,
-    CAREFUL: tl.constexpr,
-    WHOLE: tl.constexpr,
-    GROUP: tl.constexpr,
-    F: tl.constexpr,
-    D: tl.constexpr,
-):
+    work_ptr, rows_ptr, flags_ptr, q_ptr, k_ptr, v_ptr, dout_ptr, dq_ptr, dk_ptr, dv_ptr, q_strides, k_strides,
+    v_strides, dout_strides, dq_strides, dk_strides, dv_strides, scale, scale_log2, places, heads, seqlen_q, seqlen_k,
+    band_left, band_right, query_tiles, key_tiles, mask_ptr, mask_plane, stride_mask, positions_ptr, stride_positions,
+    table_ptr, stride_tb, stride_th, stride_tr, list_ptr, keys_table_ptr, stride_ub, stride_uh, stride_ur,
+    keys_list_ptr, CAREFUL: tl.constexpr, WHOLE: tl.constexpr, GROUP: tl.constexpr, F: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
     """dQ from its float32 workspace: scaled, in its dtype and place. CAREFUL: pairs may be masked, so a NaN need not be
     one; then the tile is computed again, and so are those of dK and dV, by programs of their own, that are flagged.
 
     WHOLE: dQ is where it belongs. Then each program looks at some flags, first those of tiles of dK and dV, then dQ's.
     """
-    bounds = (seqlen_q, seqlen_k, band_left, band_right)
-    common = (
-        q_ptr, (stride_qb, stride_qs, stride_qh), k_ptr, (stride_kb, stride_ks, stride_kh), v_ptr,
-        (stride_vb, stride_vs, stride_vh), dout_ptr, (stride_gb, stride_gs, stride_gh), rows_ptr, heads, bounds,
+    inputs = Inputs(
+        Strided(q_ptr, *q_strides), Strided(k_ptr, *k_strides), Strided(v_ptr, *v_strides),
+        Strided(dout_ptr, *dout_strides), rows_ptr, heads, Bounds(seqlen_q, seqlen_k, band_left, band_right),
         scale_log2, query_tiles, mask_ptr, mask_plane, stride_mask, positions_ptr, stride_positions,
     )  # fmt: skip
-    of_queries = (
-        common,
-        (table_ptr, stride_tb, stride_th, stride_tr, list_ptr),
-        (dq_ptr, stride_dqb, stride_dqs, stride_dqh),
-    )
-    of_keys = (
-        common, (keys_table_ptr, stride_ub, stride_uh, stride_ur, keys_list_ptr),
-        (dk_ptr, stride_dkb, stride_dks, stride_dkh), (dv_ptr, stride_dvb, stride_dvs, stride_dvh), key_tiles,
+    table = Table(table_ptr, stride_tb, stride_th, stride_tr, list_ptr)
+    dq_target = Strided(dq_ptr, *dq_strides)
+    of_keys = OfKeys(
+        inputs, Table(keys_table_ptr, stride_ub, stride_uh, stride_ur, keys_list_ptr), Strided(dk_ptr, *dk_strides),
+        Strided(dv_ptr, *dv_strides), key_tiles,
     )  # fmt: skip
     program = tl.program_id(0)
     if WHOLE:
@@ -234,14 +163,14 @@ def finish_kernel(
                     if flag < halves:
                         _keys_again(flag, scale, of_keys, D, GROUP, F)
                     else:
-                        dq = _queries_again(flag - halves, of_queries, D, GROUP, F)
-                        _store_queries(flag - halves, dq * scale, of_queries, D)
+                        dq = _queries_again(flag - halves, inputs, table, D, GROUP, F)
+                        _store_queries(flag - halves, dq * scale, inputs, dq_target, D)
     elif program < places:
         dq = unfolded(tl.load(work_ptr + program.to(tl.int64) * (BLOCK_Q * D) + tl.arange(0, BLOCK_Q * D)), D)
         if CAREFUL:  # noqa: SIM102 - decided while compiling; while running
             if _has_nan(dq):
-                dq = _queries_again(program, of_queries, D, GROUP, F)
-        _store_queries(program, dq * scale, of_queries, D)
+                dq = _queries_again(program, inputs, table, D, GROUP, F)
+        _store_queries(program, dq * scale, inputs, dq_target, D)
     elif CAREFUL:  # noqa: SIM102
         if tl.load(flags_ptr + program - places) != 0:
             _keys_again(program - places, scale, of_keys, D, GROUP, F)

@@ -3,6 +3,8 @@
 Sq queries, Sk keys. A tile is 64 queries; an item is 128 keys of a key/value head (64 at D = 256).
 """
 
+from typing import Any, NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -14,23 +16,72 @@ PLAN = gl.constexpr(1)
 BLOCKS = gl.constexpr(2)
 
 
+class Call(NamedTuple):
+    """What all items share. heads: H. all_heads: B K. heads_together: how many heads' items are sorted by tiles of
+    keys. mask, positions, table, blocks: Mask.queries, Mask.keys, the table of tiles and the list of blocks.
+    dk, dv, flags: the results."""
+
+    scale_log2: Any
+    heads: Any
+    bounds: Any
+    query_tiles: Any
+    key_tiles: Any
+    all_heads: Any
+    heads_together: Any
+    mask: Any
+    positions: Any
+    table: Any
+    blocks: Any
+    dk: Any
+    dv: Any
+    flags: Any
+
+
+class Reach(NamedTuple):
+    """The query tiles [first, past) that an item visits, beginning at start; those in [first_full, past_full) need no
+    mask."""
+
+    first: Any
+    first_full: Any
+    past_full: Any
+    past: Any
+    start: Any
+
+
+class Walk(NamedTuple):
+    """How an item's tiles are found: by its Reach, or in a row of a table and a list. tail: the item goes past Sk."""
+
+    reach: Any
+    tail: Any
+    row: Any
+    stride_head: Any
+    blocks: Any
+
+
+class Masks(NamedTuple):
+    """Of the item's batch row: Mask.queries, the distance of its rows, and Mask.keys."""
+
+    queries: Any
+    plane: Any
+    positions: Any
+
+
 @gluon.jit
 def band_tiles(first_key, bounds, LEFT: gl.constexpr, RIGHT: gl.constexpr, KEYS: gl.constexpr):
     """The query tiles [first, past) that see the keys [first_key, first_key + KEYS); those in [first_full, past_full)
     need no mask. Without bounds programs begin at different tiles, so that they do not all add to the same dQ at once.
     """
-    seqlen_q, seqlen_k, left, right = bounds
-    last = gl.minimum(first_key + KEYS, seqlen_k) - 1
+    last = gl.minimum(first_key + KEYS, bounds.seqlen_k) - 1
     low = 0
     full_low = 0
-    high = seqlen_q
-    full_high = seqlen_q + BLOCK_Q  # rows past Sq have weight 0 whatever their scores are
+    high = bounds.seqlen_q
+    full_high = bounds.seqlen_q + BLOCK_Q  # rows past Sq have weight 0 whatever their scores are
     if RIGHT:
-        low = first_key - right
-        full_low = last - right
+        low = first_key - bounds.right
+        full_low = last - bounds.right
     if LEFT:
-        high = gl.minimum(high, last - left + 1)
-        full_high = gl.minimum(full_high, first_key - left + 1)
+        high = gl.minimum(high, last - bounds.left + 1)
+        full_high = gl.minimum(full_high, first_key - bounds.left + 1)
     low = gl.maximum(low, 0)
     high = gl.maximum(high, low)
     first = low // BLOCK_Q
@@ -38,36 +89,38 @@ def band_tiles(first_key, bounds, LEFT: gl.constexpr, RIGHT: gl.constexpr, KEYS:
     first_full = (gl.maximum(full_low, 0) + BLOCK_Q - 1) // BLOCK_Q
     first_full = gl.minimum(gl.maximum(first_full, first), past)
     past_full = gl.minimum(gl.maximum(gl.maximum(full_high, 0) // BLOCK_Q, first_full), past)
-    if first_key + KEYS > seqlen_k:  # dQ would see keys past Sk
+    if first_key + KEYS > bounds.seqlen_k:  # dQ would see keys past Sk
         first_full = past
         past_full = past
     start = first
     if not (LEFT or RIGHT):
         start = (2 * first_key // KEYS) % past
-    return first, first_full, past_full, past, start
+    return Reach(first, first_full, past_full, past, start)
 
 
 @gluon.jit
 def tile_count(member, walk, KIND: gl.constexpr, TILES: gl.constexpr):
     """How many tiles of queries a head of the group visits."""
-    reach, _tail, row, stride_head, _list_ptr = walk
+    row = walk.row
     if KIND == BAND:
-        count = reach[3] - reach[0]
+        count = walk.reach.past - walk.reach.first
     elif KIND == PLAN:
         count = gl.load(row) + gl.load(row + 8)
     else:
-        count = ((gl.load(row + member * stride_head + 2) - gl.load(row + member * stride_head)) * TILES).to(gl.int32)
+        begin = member * walk.stride_head
+        count = ((gl.load(row + begin + 2) - gl.load(row + begin)) * TILES).to(gl.int32)
     return count
 
 
 @gluon.jit
 def tile_of(i, member, walk, KIND: gl.constexpr, TILES: gl.constexpr):
     """The tile of a head's step i, and whether it needs the mask. See portable/traversal.py for the tables."""
-    reach, tail, row, stride_head, list_ptr = walk
+    row = walk.row
     if KIND == BAND:
-        tile = reach[4] + i
-        tile = gl.where(tile >= reach[3], tile - (reach[3] - reach[0]), tile)
-        masked = (tile < reach[1]) | (tile >= reach[2])
+        reach = walk.reach
+        tile = reach.start + i
+        tile = gl.where(tile >= reach.past, tile - (reach.past - reach.first), tile)
+        masked = (tile < reach.first_full) | (tile >= reach.past_full)
     elif KIND == PLAN:
         masked_tiles = gl.load(row)
         k = i - masked_tiles
@@ -75,13 +128,13 @@ def tile_of(i, member, walk, KIND: gl.constexpr, TILES: gl.constexpr):
         hidden = gl.where(i < gl.load(row + 2), gl.load(row + 1) + i, gl.load(row + 3) + i - gl.load(row + 2))
         hidden = gl.where(i < gl.load(row + 4), hidden, gl.load(row + 5) + i - gl.load(row + 4))
         hidden = gl.where(i < gl.load(row + 6), hidden, gl.load(row + 7) + i - gl.load(row + 6))
-        masked = (k < 0) | tail
+        masked = (k < 0) | walk.tail
         tile = gl.where(k < 0, hidden, tile)
     else:
-        begin = gl.load(row + member * stride_head)
-        split = gl.load(row + member * stride_head + 1)
-        tile = gl.load(list_ptr + begin + i // TILES) * TILES + i % TILES
-        masked = (i < ((split - begin) * TILES).to(gl.int32)) | tail
+        begin = gl.load(row + member * walk.stride_head)
+        split = gl.load(row + member * walk.stride_head + 1)
+        tile = gl.load(walk.blocks + begin + i // TILES) * TILES + i % TILES
+        masked = (i < ((split - begin) * TILES).to(gl.int32)) | walk.tail
     return tile, masked
 
 
@@ -134,12 +187,11 @@ def noted(notes, PLACE: gl.constexpr):
 @gluon.jit
 def share(call, WHOLE: gl.constexpr):
     """The numbers of a program's items, from, to and step: among all items, or with WHOLE among its own heads'."""
-    key_tiles, all_heads = call[4], call[5]
     begin = gl.program_id(0)
-    past = key_tiles * all_heads
+    past = call.key_tiles * call.all_heads
     step = gl.num_programs(0)
     if WHOLE:
-        past = (all_heads + step - 1 - begin) // step * key_tiles
+        past = (call.all_heads + step - 1 - begin) // step * call.key_tiles
         begin = 0
         step = 1
     return begin, past, step
@@ -150,36 +202,34 @@ def item_of(number, call, WHOLE: gl.constexpr):
     """The item of a number of `share`'s. With WHOLE those of a head follow each other."""
     item = number
     if WHOLE:
-        key_tiles = call[4]
-        item = (gl.program_id(0) + number // key_tiles * gl.num_programs(0)) * key_tiles + number % key_tiles
+        head = gl.program_id(0) + number // call.key_tiles * gl.num_programs(0)
+        item = head * call.key_tiles + number % call.key_tiles
     return item
 
 
 @gluon.jit
 def work_of(item, call, notes, C: gl.constexpr):
-    """Where an item (C.keys keys of a key/value head) is, and the tiles it visits. call: what all items share.
+    """Where an item (C.keys keys of a key/value head) is, and the tiles it visits.
 
     Items: heads within key tiles within groups of `heads_together` heads.
     """
-    _scale, heads, bounds, _query_tiles, key_tiles, all_heads, heads_together, pointers, _results = call
-    mask_ptr, positions_ptr, table_ptr, list_ptr = pointers
     if C.whole:
-        key_tile = item % key_tiles
-        head_index = item // key_tiles
+        key_tile = item % call.key_tiles
+        head_index = item // call.key_tiles
     else:
-        group = item // (heads_together * key_tiles)
-        place = item % (heads_together * key_tiles)
-        together = gl.minimum(heads_together, all_heads - group * heads_together)
+        group = item // (call.heads_together * call.key_tiles)
+        place = item % (call.heads_together * call.key_tiles)
+        together = gl.minimum(call.heads_together, call.all_heads - group * call.heads_together)
         key_tile = place // together
-        head_index = group * heads_together + place % together
-    batch = head_index // (heads // C.group)
-    kv_head = head_index % (heads // C.group)
+        head_index = group * call.heads_together + place % together
+    batch = head_index // (call.heads // C.group)
+    kv_head = head_index % (call.heads // C.group)
     first_key = key_tile * C.keys
-    row = table_ptr
+    row = call.table
     stride_head = first_key.to(gl.int64)
-    mask = mask_ptr
+    mask = call.mask
     plane = first_key.to(gl.int64)
-    position = positions_ptr
+    position = call.positions
     if C.kind != BAND:
         stride_head = noted(notes, 7)
         row += batch * noted(notes, 6) + kv_head * C.group * stride_head
@@ -188,6 +238,6 @@ def work_of(item, call, notes, C: gl.constexpr):
         plane = noted(notes, 9)
         mask += batch * noted(notes, 10)
         position += batch * noted(notes, 11)
-    reach = band_tiles(first_key, bounds, C.left, C.right, C.keys)
-    walk = (reach, first_key + C.keys > bounds[1], row, stride_head, list_ptr)
-    return walk, (mask, plane, position), first_key, batch * heads + kv_head * C.group
+    reach = band_tiles(first_key, call.bounds, C.left, C.right, C.keys)
+    walk = Walk(reach, first_key + C.keys > call.bounds.seqlen_k, row, stride_head, call.blocks)
+    return walk, Masks(mask, plane, position), first_key, batch * call.heads + kv_head * C.group

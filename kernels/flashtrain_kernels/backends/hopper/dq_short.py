@@ -37,24 +37,23 @@ def note_whole(notes, dq_ptr, strides, heads, seqlen_q, key_tiles, flags_ptr, C:
 def settle(dq, target, tile, first_key, head_place, call, notes, WG: gl.constexpr, C: gl.constexpr):
     """Store, add or finish a warpgroup's half of a tile of dQ^T, (64 dimensions, 32 queries); flag the tile if there is
     a NaN that may come from a masked pair."""
-    scale_log2, bounds, query_tiles, results = call[0], call[2], call[3], call[8]
-    place = (gl.program_id(0) * query_tiles + tile).to(gl.int64)
+    place = (gl.program_id(0) * call.query_tiles + tile).to(gl.int64)
     pointer = target + place * (BLOCK_Q * D) + WG * (HALF * PART)
     last = first_key // BLOCK_K == noted(notes, KEY_TILES).to(gl.int32) - 1
     if C.right:
-        last = last | ((tile + 1) * BLOCK_Q <= first_key + BLOCK_K - bounds[3])
+        last = last | ((tile + 1) * BLOCK_Q <= first_key + BLOCK_K - call.bounds.right)
     flat = in_register_order(dq, PART)
     own = gl.arange(0, HALF * PART, layout=flat.type.layout)
     if last:
         before = gl.load(pointer + own, mask=(own >= 0) & (first_key > 0), other=0.0, cache_modifier=".cg")
-        total = (flat + before) * (scale_log2 * 0.6931471805599453)
+        total = (flat + before) * (call.scale_log2 * 0.6931471805599453)
         if C.right:
             # Over the dimensions that lie in registers: each thread looks at its own numbers.
             nan = gl.where(total != total, 1, 0).reshape([4, PART // 8, 8, 4, 2, 2])
             nan = gl.max(gl.max(gl.max(nan, 5), 4), 1)
-            flag = noted(notes, FLAGS).to(gl.pointer_type(gl.int32)) + (head_place * query_tiles + tile)
+            flag = noted(notes, FLAGS).to(gl.pointer_type(gl.int32)) + (head_place * call.query_tiles + tile)
             gl.store(flag + nan * 0, nan, mask=nan > 0)
-        _store_queries(total, tile, head_place, notes, results[0].dtype.element_ty, WG, C)
+        _store_queries(total, tile, head_place, notes, call.dk.dtype.element_ty, WG, C)
     elif first_key == 0:
         gl.store(pointer + own, flat)
     else:

@@ -14,9 +14,10 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ...options import Options
 from ..portable.launch import Launch, ceil_div, features_of
+from ..portable.tiles import Bounds
 from .descriptors import descriptor
 from .forward_recompute_nonfinite import note
-from .forward_schedule import divisor
+from .forward_schedule import MaskTables, Work, divisor
 from .forward_tiles import ForwardTile, serves_forward
 from .forward_warps import consume, produce
 from .launch import mask_arguments, multiprocessors, run
@@ -56,41 +57,10 @@ NOT_SPECIALISED = [
 
 @gluon.jit(do_not_specialize=NOT_SPECIALISED)
 def forward_kernel(
-    q_desc,
-    k_desc,
-    v_desc,
-    out_desc,
-    lse_ptr,
-    rows_ptr,
-    table_ptr,
-    list_ptr,
-    stride_tb,
-    stride_th,
-    stride_tr,
-    stride_rows,
-    plane,
-    heads,
-    total,
-    section,
-    tiles,
-    block_m,
-    block_s,
-    section_m,
-    section_s,
-    heads_m,
-    heads_s,
-    seqlen_q,
-    seqlen_k,
-    band_left,
-    band_right,
-    scale,
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    out_ptr,
-    F: gl.constexpr,
-    C: gl.constexpr,
-):
+    q_desc, k_desc, v_desc, out_desc, lse_ptr, rows_ptr, table_ptr, list_ptr, stride_tb, stride_th, stride_tr,
+    stride_rows, plane, heads, total, section, tiles, block_m, block_s, section_m, section_s, heads_m, heads_s,
+    seqlen_q, seqlen_k, band_left, band_right, scale, q_ptr, k_ptr, v_ptr, out_ptr, F: gl.constexpr, C: gl.constexpr,
+):  # fmt: skip
     DTYPE: gl.constexpr = q_desc.dtype
     descriptors = (q_desc, k_desc, v_desc, out_desc)
     q_smem = gl.allocate_shared_memory(DTYPE, [C.q_stages * C.consumers, 1, C.rows, 1, C.block_d], q_desc.layout)
@@ -118,9 +88,9 @@ def forward_kernel(
         mbarrier.init(v_full.index(i), count=1)
         mbarrier.init(v_empty.index(i), count=C.consumers)
     barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty)
-    work = (heads, total, section, tiles, block_m, block_s, section_m, section_s, heads_m, heads_s)
-    bounds = (seqlen_q, seqlen_k, band_left, band_right)
-    mask = (table_ptr, stride_tb, stride_th, stride_tr, stride_rows, plane)
+    work = Work(heads, total, section, tiles, block_m, block_s, section_m, section_s, heads_m, heads_s)
+    bounds = Bounds(seqlen_q, seqlen_k, band_left, band_right)
+    mask = MaskTables(table_ptr, stride_tb, stride_th, stride_tr, stride_rows, plane)
     if F.left or F.right or F.intervals or F.block_q:
         # Rarely read, so it lies in shared memory: every argument of a worker is a register for the whole kernel.
         origins = gl.allocate_shared_memory(gl.int64, [16, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))

@@ -10,7 +10,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .assembly import exp2_few, opaque
-from .forward_visible import interval_rows, pieces_of, place, sees
+from .forward_schedule import interval_rows, pieces_of, place, sees
 
 _NOTHING = gl.constexpr(-3.0e38)
 
@@ -66,17 +66,17 @@ def attend_again(
     narrow_column = gl.arange(0, 16, layout=gl.SliceLayout(0, NARROW)) + zero
     q_base, q_stride = _rows_of(origins, 0, batch, head, DTYPE)
     q_tile = q_base + narrow_row.to(gl.int64)[:, None] * q_stride + narrow_column[None, :]
-    q_real = (narrow_row < bounds[0])[:, None]
+    q_real = (narrow_row < bounds.seqlen_q)[:, None]
     k_base, k_stride = _rows_of(origins, 4, batch, head // C.group, DTYPE)
     v_base, v_stride = _rows_of(origins, 8, batch, head // C.group, DTYPE)
     acc = gl.zeros([ROWS, COLUMNS], gl.float32, layout=LAYOUT)
     row_sum = gl.zeros([ROWS], gl.float32, layout=gl.SliceLayout(1, LAYOUT))
     row_max = gl.full([ROWS], _NOTHING, gl.float32, layout=gl.SliceLayout(1, LAYOUT))
-    for step in range(0, pieces[0] + pieces[8]):
+    for step in range(0, pieces.masked + pieces.full):
         first_key = place(step, pieces, list_ptr, F, TILES, BLOCK_K)
         for i in range(0, BLOCK_K + zero):
             key = first_key + i
-            real = key < bounds[1]
+            real = key < bounds.seqlen_k
             score = gl.zeros([ROWS], gl.float32, layout=gl.SliceLayout(1, NARROW))
             for d in range(0, C.head_dim + zero, 16):
                 there = narrow_column + d < C.head_dim
@@ -96,11 +96,13 @@ def attend_again(
     empty = row_sum == 0
     weight = gl.where(empty, 1.0, row_sum)
     lse = gl.where(empty, float("-inf"), (row_max + gl.log2(weight)) * 0.6931471805599453)
-    gl.store(lse_ptr + (batch * work[0] + head).to(gl.int64) * bounds[0] + row, lse, mask=row < bounds[0])
+    gl.store(
+        lse_ptr + (batch * work.heads + head).to(gl.int64) * bounds.seqlen_q + row, lse, mask=row < bounds.seqlen_q
+    )
     out = (
         _noted(origins, 3 * 4).to(gl.pointer_type(DTYPE))
-        + (batch.to(gl.int64) * bounds[0] * work[0] + head) * C.head_dim
+        + (batch.to(gl.int64) * bounds.seqlen_q * work.heads + head) * C.head_dim
     )
-    stored = (row < bounds[0])[:, None] & inside[None, :]
-    places = out + row.to(gl.int64)[:, None] * (work[0] * C.head_dim) + column[None, :]
+    stored = (row < bounds.seqlen_q)[:, None] & inside[None, :]
+    places = out + row.to(gl.int64)[:, None] * (work.heads * C.head_dim) + column[None, :]
     gl.store(places, (acc / weight[:, None]).to(DTYPE), mask=stored)

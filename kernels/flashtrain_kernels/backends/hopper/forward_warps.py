@@ -23,8 +23,7 @@ from .assembly import (
     unpacked,
 )
 from .forward_recompute_nonfinite import attend_again
-from .forward_schedule import rounds, work_item
-from .forward_visible import hide, pieces_of, place
+from .forward_schedule import hide, pieces_of, place, rounds, work_item
 
 # The row maximum of a row that has seen nothing yet. Finite, so that exp2(-inf - maximum) is 0 and never NaN.
 _NOTHING = gl.constexpr(-3.0e38)
@@ -56,7 +55,7 @@ def produce(arguments, F: gl.constexpr, C: gl.constexpr):
         batch, head, first_query = work_item(number, work, TILE_Q, PAIRED)
         kv_head = head // C.group
         pieces = pieces_of(batch, head, first_query, bounds, mask, F, TILE_Q, BLOCK_K)
-        count = gl.maximum(gl.where(first_query < bounds[0], pieces[0] + pieces[8], 0), 1)
+        count = gl.maximum(gl.where(first_query < bounds.seqlen_q, pieces.masked + pieces.full, 0), 1)
         place_q = (number % C.q_stages) * C.consumers
         free = ((number // C.q_stages) & 1) ^ 1
         for w in gl.static_range(CONSUMERS):
@@ -185,9 +184,9 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
     batch, head, first_query = work_item(0, work, TILE_Q, PAIRED)
     for number in range(0, rounds(work, PAIRED)):
         pieces = pieces_of(batch, head, first_query, bounds, mask, F, TILE_Q, BLOCK_K)
-        some = gl.where(first_query < bounds[0], pieces[0] + pieces[8], 0)
+        some = gl.where(first_query < bounds.seqlen_q, pieces.masked + pieces.full, 0)
         count = gl.maximum(some, 1)  # a tile of queries that sees nothing visits one tile, wholly hidden
-        masked = gl.where(some == 0, 1, pieces[0])
+        masked = gl.where(some == 0, 1, pieces.masked)
         row = first_query + W * ROWS + gl.arange(0, ROWS, layout=S_ROWS)
         item = (batch, head, first_query)
         place_q = (number % C.q_stages) * C.consumers + W
@@ -223,7 +222,7 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
             row_sum = _add(row_sum, rescale, weights, C)
             if C.tight:
                 following_p = _rounded(weights, DTYPE, P_LAYOUT, C)
-                if bounds[0] < 0:  # never; but ptxas would move the wait below to before the softmax
+                if bounds.seqlen_q < 0:  # never; but ptxas would move the wait below to before the softmax
                     mbarrier.wait(q_full.index(0), 0)
             acc = hopper.warpgroup_mma_wait(0, [acc])
             mbarrier.arrive(v_empty.index((taken + step - 1) % C.stages), count=1)
@@ -246,8 +245,8 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
         if C.tight:
             row_sum = gl.convert_layout(gl.sum(row_sum, 1), S_ROWS)
         place_out = [batch, first_query + W * ROWS, head, 0]
-        lse_base = lse_ptr + (batch * work[0] + head).to(gl.int64) * bounds[0]
-        inside = row < bounds[0]
+        lse_base = lse_ptr + (batch * work.heads + head).to(gl.int64) * bounds.seqlen_q
+        inside = row < bounds.seqlen_q
         if F.left or F.right or F.intervals or F.block_q:
             nothing += gl.sum(acc * 0.0, 1)
         _finish(acc, row_sum, row_max, lse_base + row, inside, out_smem.index(W), descriptors[3], place_out)

@@ -22,8 +22,8 @@ def mask_arguments(mask: Mask | BlockMask | None, unused: Tensor, kernel: str) -
     kernel: "forward", "dq" or "dkdv", whose table of the plan is passed.
     """
     queries, plane, stride_rows, _, _ = portable.mask_arguments(mask, unused)
-    table, stride_batch, stride_head, stride_tile, places = portable.table_arguments(mask, unused, kernel)
-    return (queries, table, places, stride_batch, stride_head, stride_tile, stride_rows, plane)
+    table = portable.table_of(mask, unused, kernel)
+    return (queries, table.rows, table.blocks, table.batch, table.head, table.row, stride_rows, plane)
 
 
 @cache

@@ -1,24 +1,91 @@
 """The backward pass (FlashAttention-2, arXiv 2307.08691, algorithm 2), without atomics: bitwise deterministic.
 
-B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. Two launches: rows.py's kernel, then
-dq_dkdv.py's, in which some programs go key by key (dkdv.py) and the others query by query (dq.py); or dq.py's kernel,
-which does the work of rows.py too, then dkdv.py's. Which of the two is faster the tile table says. A third one,
-dbias.py's, where the bias wants a gradient. The scores are computed in each, seven products where five would do; in
-exchange no two programs ever add to the same number.
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. Two launches: dq.py's rows_kernel,
+then both_kernel, in which some programs go key by key (dkdv.py) and the others query by query (dq.py); or dq.py's
+kernel, which does the work of rows_kernel too, then dkdv.py's. Which of the two is faster the tile table says. A
+third one, dbias.py's, where the bias wants a gradient. The scores are computed in each, seven products where five would
+do; in exchange no two programs ever add to the same number.
 """
 
 from collections.abc import Sequence
 
 import torch
+import triton
+import triton.language as tl
 
 from ...options import Options
 from .dbias import dbias_launch
-from .dkdv import dkdv_kernel
-from .dq import dq_kernel
-from .dq_dkdv import both_kernel
-from .launch import Launch, call_constants, ceil_div, option_arguments
-from .rows import ROWS, rows_kernel
+from .dkdv import compute_dkdv, dkdv_kernel
+from .dq import ROWS, compute_dq, dq_kernel, rows_kernel
+from .launch import (
+    NOT_SPECIALISED,
+    Call,
+    Launch,
+    Table,
+    call_of,
+    ceil_div,
+    features_of,
+    strides_of,
+    table_of,
+    tiling_of,
+)
 from .tile_table import Tile, Tiles
+from .tiles import Strided
+
+
+@triton.jit(do_not_specialize=NOT_SPECIALISED)
+def both_kernel(
+    q_ptr, k_ptr, v_ptr, dout_ptr, lse2_ptr, delta_ptr, dq_ptr, q_strides, k_strides, v_strides, dout_strides,
+    dq_strides, dk_ptr, dv_ptr, dk_strides, dv_strides, scale,
+    bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane, interval_batch, positions,
+    position_batch, table_rows, table_batch, table_head, table_row, blocks, dq_table_rows, dq_table_batch,
+    dq_table_head, dq_table_row, dq_blocks, heads, seqlen_q, seqlen_k, left, right, scale_log2, cap_in, cap_log2,
+    threshold, keep_scale, programs_dkdv, programs_dq,
+    F: tl.constexpr, C_DKDV: tl.constexpr, C_DQ: tl.constexpr,
+):  # fmt: skip
+    """dK, dV and dQ in one launch: programs of one kernel fill the multiprocessors that the other's last ones leave.
+
+    In two launches the second waits until the first has run out, with part of the GPU idle. The grid's second axis
+    chooses the kernel, dK/dV first, as it takes longer; a program past its kernel's count has nothing to do.
+    """
+    call = Call(
+        bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane, interval_batch,
+        positions, position_batch, heads, seqlen_q, seqlen_k, left, right, scale_log2, cap_in, cap_log2, threshold,
+        keep_scale,
+    )  # fmt: skip
+    q = Strided(q_ptr, *q_strides)
+    k = Strided(k_ptr, *k_strides)
+    v = Strided(v_ptr, *v_strides)
+    dout = Strided(dout_ptr, *dout_strides)
+    if tl.program_id(1) == 1:
+        if tl.program_id(0) < programs_dq:
+            dq_table = Table(dq_table_rows, dq_table_batch, dq_table_head, dq_table_row, dq_blocks)
+            dq = Strided(dq_ptr, *dq_strides)
+            compute_dq(
+                q,
+                k,
+                v,
+                dout,
+                dout,
+                lse2_ptr,
+                lse2_ptr,
+                lse2_ptr,
+                delta_ptr,
+                dq,
+                scale,
+                call,
+                dq_table,
+                False,
+                True,
+                F,
+                C_DQ,
+            )
+    else:
+        if tl.program_id(0) < programs_dkdv:
+            table = Table(table_rows, table_batch, table_head, table_row, blocks)
+            dk = Strided(dk_ptr, *dk_strides)
+            dv = Strided(dv_ptr, *dv_strides)
+            compute_dkdv(q, k, v, dout, lse2_ptr, delta_ptr, dk, dv, scale, call, table, F, C_DKDV)
 
 
 def backward_launches(
@@ -42,25 +109,24 @@ def backward_launches(
 
     rows: two (B, H, Sq) float32 workspaces, base-2 LSE and delta: the first launch writes it, the second reads it.
     """
+    batch, seqlen_q, heads, head_dim = q.shape
     dq, dk, dv = gradients
-    batch, seqlen_q, heads, _ = q.shape
-    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3])
-    dlse_or_any = lse if dlse is None else dlse
+    of_q, of_k, of_v, of_dout, of_out, of_dq, of_dk, of_dv = map(strides_of, (q, k, v, dout, out, dq, dk, dv))
+    lses = (lse, lse if dlse is None else dlse)
     programs_dkdv = ceil_div(k.shape[1], tile_dkdv.block_k) * batch * k.shape[2]
     programs_dq = ceil_div(seqlen_q, tile_dq.block_q) * batch * heads
-    dkdv_constants = call_constants(q, k, options, tile_dkdv, tf32, looped_keys=False)
-    dq_constants = call_constants(q, k, options, tile_dq, tf32, looped_keys=True)
+    features = features_of(options)
+    tiling_dkdv = tiling_of(q, k, features, tile_dkdv, tf32, looped_keys=False)
+    tiling_dq = tiling_of(q, k, features, tile_dq, tf32, looped_keys=True)
+    call = call_of(q, k, lse, options)
+    table, dq_table = (table_of(options.mask, lse, kernel) for kernel in ("dkdv", "dq"))
     if together:
-        own = ("BLOCK_K", "BLOCK_Q", "TILES")
         first = Launch(
             kernel=rows_kernel,
             grid=(ceil_div(seqlen_q, ROWS) * batch * heads,),
-            args=(
-                dout, out, lse, dlse_or_any, *rows, *dout.stride()[:3], *out.stride()[:3], heads, seqlen_q,
-            ),
+            args=(dout, out, *lses, *rows, of_dout, of_out, heads, seqlen_q),
             constants={
-                "HAS_DLSE": dlse is not None, "HEAD_DIM": q.shape[3], "BLOCK_D": dq_constants["BLOCK_D"],
-                "BLOCK_Q": ROWS,
+                "HAS_DLSE": dlse is not None, "HEAD_DIM": head_dim, "BLOCK_D": tiling_dq.block_d, "BLOCK_Q": ROWS
             },
             options={"num_warps": 4},
         )  # fmt: skip
@@ -68,14 +134,10 @@ def backward_launches(
             kernel=both_kernel,
             grid=(max(programs_dkdv, programs_dq), 2),
             args=(
-                q, k, v, dout, *rows, dq, *strides, *dq.stride()[:3], dk, dv, *dk.stride()[:3], *dv.stride()[:3],
-                options.scale, *option_arguments(q, k, lse, options, "dkdv", "dq"), programs_dkdv, programs_dq,
+                q, k, v, dout, *rows, dq, of_q, of_k, of_v, of_dout, of_dq, dk, dv, of_dk, of_dv, options.scale,
+                *call.with_tables(table, dq_table), programs_dkdv, programs_dq,
             ),
-            constants={
-                **{name: value for name, value in dq_constants.items() if name not in own},
-                **{f"{name}_DKDV": dkdv_constants[name] for name in own},
-                **{f"{name}_DQ": dq_constants[name] for name in own},
-            },
+            constants={"F": features, "C_DKDV": tiling_dkdv, "C_DQ": tiling_dq},
             options=tile_dkdv.options(),
         )  # fmt: skip
         return first, second
@@ -83,22 +145,49 @@ def backward_launches(
         kernel=dkdv_kernel,
         grid=(programs_dkdv,),
         args=(
-            q, k, v, dout, *rows, dk, dv, *strides, *dk.stride()[:3], *dv.stride()[:3], options.scale,
-            *option_arguments(q, k, lse, options, "dkdv"),
+            q,
+            k,
+            v,
+            dout,
+            *rows,
+            dk,
+            dv,
+            of_q,
+            of_k,
+            of_v,
+            of_dout,
+            of_dk,
+            of_dv,
+            options.scale,
+            *call.with_tables(table),
         ),
-        constants=dkdv_constants,
+        constants={"F": features, "C": tiling_dkdv},
         options=tile_dkdv.options(),
-    )  # fmt: skip
+    )
     dquery = Launch(
         kernel=dq_kernel,
         grid=(programs_dq,),
         args=(
-            q, k, v, dout, out, lse, dlse_or_any, *rows, dq, *strides, *out.stride()[:3], *dq.stride()[:3],
-            options.scale, *option_arguments(q, k, lse, options, "dq"),
+            q,
+            k,
+            v,
+            dout,
+            out,
+            *lses,
+            *rows,
+            dq,
+            of_q,
+            of_k,
+            of_v,
+            of_dout,
+            of_out,
+            of_dq,
+            options.scale,
+            *call.with_tables(dq_table),
         ),
-        constants={"HAS_DLSE": dlse is not None, "HAS_ROWS": False, **dq_constants},
+        constants={"HAS_DLSE": dlse is not None, "F": features, "C": tiling_dq},
         options=tile_dq.options(),
-    )  # fmt: skip
+    )
     return dquery, dkdv
 
 

@@ -1,101 +1,110 @@
-"""The kernel for dK and dV: one program owns BLOCK_K keys of one key/value head and loops over all their queries.
+"""The kernel for dK and dV: one program owns C.block_k keys of one key/value head and loops over all their queries.
 
-Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. It works on transposed scores, S^T = K Q^T, so
-that P^T and dS^T are left operands, in registers, of the products for dV and dK. It reads the base-2 log-sum-exp and
-delta that the dQ kernel, launched before it, wrote.
+Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. F: launch.Features. C: launch.Tiling. It works
+on transposed scores, S^T = K Q^T, so that P^T and dS^T are left operands, in registers, of the products for dV and dK.
+It reads the base-2 log-sum-exp and delta that an earlier launch wrote (dq.py).
 """
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from .launch import NOT_SPECIALISED
-from .scores import head_options, kept, load_bias, logits, with_slope
+from .launch import NOT_SPECIALISED, Call, Table
 from .tiles import (
     CAREFUL_BLOCK,
+    Strided,
+    bounds_of,
     has_nan,
+    head_options,
     is_finite,
+    kept,
     key_position,
+    load_bias,
     load_own_tile,
     load_tile,
+    logits,
     query_rows,
     sees,
     store_tile,
+    with_slope,
 )
 from .traversal import listed_block, position_of_step, query_pieces, steps
 
 
+class Own(NamedTuple):
+    """The keys that a program owns: their tiles, indices and positions, the first one, and the batch row."""
+
+    k: Any
+    v: Any
+    key: Any
+    position: Any
+    first: Any
+    batch: Any
+
+
+class Queries(NamedTuple):
+    """The queries of one head: pointers, strides by row, and pointers to what dq.py says of each."""
+
+    q: Any
+    q_row: Any
+    dout: Any
+    dout_row: Any
+    lse2: Any
+    delta: Any
+
+
 @triton.jit
 def _keys_loop(
-    dk,
-    dv,
-    k,
-    v,
-    key,
-    position,
-    queries,
-    bounds,
-    pieces,
-    head,
-    keep_scale,
-    MASKED: tl.constexpr,
-    CAREFUL: tl.constexpr,
-    F: tl.constexpr,
-    TILES: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    STEP: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    dk, dv, own, queries, bounds, pieces, intervals, head, call, table, MASKED: tl.constexpr,
+    CAREFUL: tl.constexpr, F: tl.constexpr, C: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
     """Add what the masked (or the unmasked) query tiles of one head give to dK (unscaled) and dV."""
-    (
-        q_base, stride_qs, dout_base, stride_gs, lse2_base, delta_base, batch, first_key, mask_base, plane, list_ptr
-    ) = queries  # fmt: skip
-    block = listed_block(0, pieces, list_ptr, MASKED, CAREFUL, F, TILES)
+    block = listed_block(0, pieces, table.blocks, MASKED, CAREFUL, F, C.tiles)
     # A band's masked loop is short: filling its pipeline costs more time, and registers, than it saves.
     for i in tl.range(
         0,
-        steps(pieces, MASKED, CAREFUL, BLOCK_Q // STEP),
+        steps(pieces, MASKED, CAREFUL, C.block_q // STEP),
         num_stages=1 if MASKED and (CAREFUL or not F.intervals) else None,
     ):
-        first_query = position_of_step(i, block, pieces, list_ptr, MASKED, CAREFUL, F, TILES, BLOCK_Q, STEP)
-        block = listed_block(i + 1, pieces, list_ptr, MASKED, CAREFUL, F, TILES)
-        left = bounds[0] - first_query
+        first_query = position_of_step(i, block, pieces, table.blocks, MASKED, CAREFUL, F, C.tiles, C.block_q, STEP)
+        block = listed_block(i + 1, pieces, table.blocks, MASKED, CAREFUL, F, C.tiles)
+        left = bounds.seqlen_q - first_query
         offset = tl.cast(first_query, tl.int64)
         row = tl.arange(0, STEP)
-        q = load_tile(q_base + offset * stride_qs, stride_qs, left, MASKED, STEP, HEAD_DIM, BLOCK_D)
+        q = load_tile(queries.q + offset * queries.q_row, queries.q_row, left, MASKED, STEP, C.head_dim, C.block_d)
         if MASKED:
-            lse2 = tl.load(lse2_base + first_query + row, mask=row < left, other=float("inf"))
+            lse2 = tl.load(queries.lse2 + first_query + row, mask=row < left, other=float("inf"))
         else:
-            lse2 = tl.load(lse2_base + first_query + row)
-        scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+            lse2 = tl.load(queries.lse2 + first_query + row)
+        products = tl.dot(own.k, tl.trans(q), input_precision=C.precision)
         if MASKED or F.alibi or F.bias or F.dropout:
-            rows = query_rows(first_query + row[None, :], batch, bounds, mask_base, plane, F)
+            rows = query_rows(first_query + row[None, :], own.batch, bounds, intervals, call.plane, F)
             rows = with_slope(rows, head, F)
         else:
             rows = head  # nothing of it is read
         if F.softcap or F.alibi or F.bias:
-            scores, capped = logits(scores, head, rows, key, first_key, position, bounds, F)
-            p = tl.exp2(scores - lse2[None, :])
+            products, capped = logits(products, head, rows, own.key, own.first, own.position, bounds, F)
+            p = tl.exp2(products - lse2[None, :])
         else:
-            p = tl.exp2(scores * head[0] - lse2[None, :])
+            p = tl.exp2(products * head.scale_log2 - lse2[None, :])
         if MASKED:
-            mask = sees(rows, key, position, bounds, False, F)
+            mask = sees(rows, own.key, own.position, bounds, False, F)
             if CAREFUL:  # rows past Sq count here: their weight is 0, but 0 * NaN is NaN
-                mask = mask & (rows[0] < bounds[0])
+                mask = mask & (rows.query < bounds.seqlen_q)
             if CAREFUL and F.bias:
-                mask = mask & (load_bias(head, rows, key, bounds) != float("-inf"))
+                mask = mask & (load_bias(head, rows, own.key, bounds) != float("-inf"))
             p = tl.where(mask, p, 0.0)
-        dout = load_tile(dout_base + offset * stride_gs, stride_gs, left, MASKED, STEP, HEAD_DIM, BLOCK_D)
+        base = queries.dout + offset * queries.dout_row
+        dout = load_tile(base, queries.dout_row, left, MASKED, STEP, C.head_dim, C.block_d)
         if MASKED:
-            delta = tl.load(delta_base + first_query + row, mask=row < left, other=0.0)
+            delta = tl.load(queries.delta + first_query + row, mask=row < left, other=0.0)
         else:
-            delta = tl.load(delta_base + first_query + row)
-        dp = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
+            delta = tl.load(queries.delta + first_query + row)
+        dp = tl.dot(own.v, tl.trans(dout), input_precision=C.precision)
         if F.dropout:
-            keep = kept(head, rows, first_key, position, True, F, STEP, BLOCK_K)
-            dp = tl.where(keep, dp * keep_scale, 0.0)
+            keep = kept(head, rows, own.first, own.position, True, F, STEP, C.block_k)
+            dp = tl.where(keep, dp * call.keep_scale, 0.0)
         ds = p * (dp - delta[None, :])
         if F.softcap:
             ds *= 1.0 - capped * capped
@@ -107,178 +116,115 @@ def _keys_loop(
             p = tl.where(mask & (is_finite(delta)[None, :] == 0), float("nan"), p)
             q = tl.where(is_finite(q), q, 0.0).to(q.dtype)
             dout = tl.where(is_finite(dout), dout, 0.0).to(dout.dtype)
-        dv = tl.dot(p.to(dout.dtype), dout, dv, input_precision=PRECISION)
-        dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+        dv = tl.dot(p.to(dout.dtype), dout, dv, input_precision=C.precision)
+        dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=C.precision)
     return dk, dv
 
 
 @triton.jit
 def _add_heads(
-    dk,
-    dv,
-    k,
-    v,
-    key,
-    position,
-    batch,
-    first_head,
-    row,
-    first_key,
-    call,
-    bounds,
-    keep_scale,
-    MASKED: tl.constexpr,
-    CAREFUL: tl.constexpr,
-    F: tl.constexpr,
-    GROUP: tl.constexpr,
-    TILES: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    STEP: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Add what the queries of the group's heads give. call: pointers, those of the first head, and strides."""
-    (
-        q_base, stride_qs, stride_qh, dout_base, stride_gs, stride_gh, lse2_ptr, delta_ptr,
-        mask_ptr, mask_plane, table_ptr, stride_th, stride_tr, list_ptr, scale_log2, cap_in, cap_log2, slopes_ptr,
-        stride_slopes, bias_ptr, stride_bh, stride_bq, stride_bk, seed_ptr, threshold,
-    ) = call  # fmt: skip
+    dk, dv, own, queries, q_head, dout_head, first_head, row, intervals, bias, table_base, bounds, call, table,
+    MASKED: tl.constexpr, CAREFUL: tl.constexpr, F: tl.constexpr, C: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """Add what the queries of the group's heads give. queries: of the first head, but for lse2 and delta, which `row`
+    is added to. q_head, dout_head: strides. intervals, bias, table_base: of the batch row."""
+    q_base = queries.q
+    dout_base = queries.dout
     # Pointers are moved on from head to head: computed anew, their parts would stay in registers all along.
-    for member in tl.range(0, GROUP, num_stages=1):
+    for member in tl.range(0, C.group, num_stages=1):
         head = first_head + member
-        pieces = query_pieces(first_key, bounds, table_ptr + head * stride_th, stride_tr, F, BLOCK_Q, BLOCK_K)
-        queries = (
-            q_base, stride_qs, dout_base, stride_gs, lse2_ptr + row, delta_ptr + row, batch, first_key, mask_ptr,
-            mask_plane, list_ptr,
+        table_row = table_base + head * table.head
+        pieces = query_pieces(own.first, bounds, table_row, table.row, F, C.block_q, C.block_k)
+        here = Queries(
+            q_base, queries.q_row, dout_base, queries.dout_row, queries.lse2 + row, queries.delta + row
         )  # fmt: skip
-        options = head_options(
-            head, scale_log2, cap_in, cap_log2, slopes_ptr, stride_slopes, bias_ptr + head * stride_bh, stride_bq,
-            stride_bk, seed_ptr, threshold, F,
-        )  # fmt: skip
+        options = head_options(head, bias + head * call.bias_head, call, F)
         dk, dv = _keys_loop(
-            dk, dv, k, v, key, position, queries, bounds, pieces, options, keep_scale, MASKED, CAREFUL, F, TILES,
-            HEAD_DIM, BLOCK_D, BLOCK_Q, BLOCK_K, STEP, PRECISION,
-        )  # fmt: skip
-        q_base += stride_qh
-        dout_base += stride_gh
-        row += bounds[0]
+            dk, dv, own, here, bounds, pieces, intervals, options, call, table, MASKED, CAREFUL, F, C, STEP
+        )
+        q_base += q_head
+        dout_base += dout_head
+        row += bounds.seqlen_q
     return dk, dv
 
 
-@triton.jit(do_not_specialize=NOT_SPECIALISED)
-def dkdv_kernel(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    dout_ptr,
-    lse2_ptr,
-    delta_ptr,
-    dk_ptr,
-    dv_ptr,
-    stride_qb,
-    stride_qs,
-    stride_qh,
-    stride_kb,
-    stride_ks,
-    stride_kh,
-    stride_vb,
-    stride_vs,
-    stride_vh,
-    stride_gb,
-    stride_gs,
-    stride_gh,
-    stride_dkb,
-    stride_dks,
-    stride_dkh,
-    stride_dvb,
-    stride_dvs,
-    stride_dvh,
-    scale,
-    bias_ptr,
-    stride_bb,
-    stride_bh,
-    stride_bq,
-    stride_bk,
-    slopes_ptr,
-    stride_slopes,
-    seed_ptr,
-    mask_ptr,
-    mask_plane,
-    stride_mask,
-    positions_ptr,
-    stride_positions,
-    table_ptr,
-    stride_tb,
-    stride_th,
-    stride_tr,
-    list_ptr,
-    heads,
-    seqlen_q,
-    seqlen_k,
-    band_left,
-    band_right,
-    scale_log2,
-    cap_in,
-    cap_log2,
-    threshold,
-    keep_scale,
-    F: tl.constexpr,
-    GROUP: tl.constexpr,
-    TILES: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+@triton.jit
+def compute_dkdv(
+    q, k, v, dout, lse2_ptr, delta_ptr, dk, dv, scale, call, table, F: tl.constexpr, C: tl.constexpr
+):  # fmt: skip
+    """One program's tiles of dK and dV. q, k, v, dout, dk, dv: Strided."""
+    BLOCK_Q: tl.constexpr = C.block_q
+    BLOCK_K: tl.constexpr = C.block_k
+    BLOCK_D: tl.constexpr = C.block_d
     # Under a causal mask the first keys are seen by the most queries, so the natural order is already longest first.
-    tiles = tl.cdiv(seqlen_k, BLOCK_K)
+    tiles = tl.cdiv(call.seqlen_k, BLOCK_K)
     first_key = (tl.program_id(0) % tiles) * BLOCK_K
     head_index = tl.program_id(0) // tiles
-    kv_heads = heads // GROUP
+    kv_heads = call.heads // C.group
     batch = (head_index // kv_heads).to(tl.int64)
     kv_head = (head_index % kv_heads).to(tl.int64)
     key = first_key + tl.arange(0, BLOCK_K)[:, None]
     offset = tl.cast(first_key, tl.int64)
-    left = seqlen_k - first_key
-    bounds = (seqlen_q, seqlen_k, band_left, band_right)
-    position = key_position(positions_ptr + batch * stride_positions, key, seqlen_k, F)
-    k_base = k_ptr + batch * stride_kb + kv_head * stride_kh + offset * stride_ks
-    v_base = v_ptr + batch * stride_vb + kv_head * stride_vh + offset * stride_vs
-    k = load_own_tile(k_base, stride_ks, left, BLOCK_K, HEAD_DIM, BLOCK_D)
-    v = load_own_tile(v_base, stride_vs, left, BLOCK_K, HEAD_DIM, BLOCK_D)
+    left = call.seqlen_k - first_key
+    bounds = bounds_of(call)
+    position = key_position(call.positions + batch * call.position_batch, key, call.seqlen_k, F)
+    k_base = k.pointer + batch * k.batch + kv_head * k.head + offset * k.row
+    v_base = v.pointer + batch * v.batch + kv_head * v.head + offset * v.row
+    k_tile = load_own_tile(k_base, k.row, left, BLOCK_K, C.head_dim, BLOCK_D)
+    v_tile = load_own_tile(v_base, v.row, left, BLOCK_K, C.head_dim, BLOCK_D)
+    own = Own(k_tile, v_tile, key, position, first_key, batch)
 
-    dk = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
-    dv = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
-    first_head = kv_head * GROUP
-    row = (batch * heads + first_head) * seqlen_q
-    call = (
-        q_ptr + batch * stride_qb + first_head * stride_qh, stride_qs, stride_qh,
-        dout_ptr + batch * stride_gb + first_head * stride_gh, stride_gs, stride_gh, lse2_ptr, delta_ptr,
-        mask_ptr + batch * stride_mask, mask_plane, table_ptr + batch * stride_tb, stride_th, stride_tr, list_ptr,
-        scale_log2, cap_in, cap_log2, slopes_ptr, stride_slopes, bias_ptr + batch * stride_bb, stride_bh, stride_bq,
-        stride_bk, seed_ptr, threshold,
+    dk_tile = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
+    dv_tile = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
+    first_head = kv_head * C.group
+    row = (batch * call.heads + first_head) * call.seqlen_q
+    queries = Queries(
+        q.pointer + batch * q.batch + first_head * q.head, q.row,
+        dout.pointer + batch * dout.batch + first_head * dout.head, dout.row, lse2_ptr, delta_ptr,
     )  # fmt: skip
+    intervals = call.intervals + batch * call.interval_batch
+    table_base = table.rows + batch * table.batch
+    bias = call.bias + batch * call.bias_batch
     # All heads' full tiles, then all heads' masked ones: the registers of the two loops are then never alive at once.
     for MASKED in tl.static_range(2):
-        dk, dv = _add_heads(
-            dk, dv, k, v, key, position, batch, first_head, row, first_key, call, bounds, keep_scale, MASKED == 1,
-            False, F, GROUP, TILES, HEAD_DIM, BLOCK_D, BLOCK_Q, BLOCK_K, BLOCK_Q, PRECISION,
+        dk_tile, dv_tile = _add_heads(
+            dk_tile, dv_tile, own, queries, q.head, dout.head, first_head, row, intervals, bias, table_base, bounds,
+            call, table, MASKED == 1, False, F, C, BLOCK_Q,
         )  # fmt: skip
     if F.left or F.right or F.intervals or F.block_q or F.bias:  # noqa: SIM102 - decided while compiling; while running
-        if has_nan(dk) | has_nan(dv):  # rare: see the forward kernel
-            dk = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
-            dv = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
-            dk, dv = _add_heads(
-                dk, dv, k, v, key, position, batch, first_head, row, first_key, call, bounds, keep_scale, True,
-                True, F, GROUP, TILES, HEAD_DIM, BLOCK_D, BLOCK_Q, BLOCK_K, CAREFUL_BLOCK, PRECISION,
+        if has_nan(dk_tile) | has_nan(dv_tile):  # rare: see the forward kernel
+            dk_tile = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
+            dv_tile = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
+            dk_tile, dv_tile = _add_heads(
+                dk_tile, dv_tile, own, queries, q.head, dout.head, first_head, row, intervals, bias, table_base, bounds,
+                call, table, True, True, F, C, CAREFUL_BLOCK,
             )  # fmt: skip
 
-    dk_base = dk_ptr + batch * stride_dkb + kv_head * stride_dkh + offset * stride_dks
-    dv_base = dv_ptr + batch * stride_dvb + kv_head * stride_dvh + offset * stride_dvs
+    dk_base = dk.pointer + batch * dk.batch + kv_head * dk.head + offset * dk.row
+    dv_base = dv.pointer + batch * dv.batch + kv_head * dv.head + offset * dv.row
     if F.dropout:
-        dv = dv * keep_scale
-    store_tile(dk_base, stride_dks, left, dk * scale, BLOCK_K, HEAD_DIM, BLOCK_D)
-    store_tile(dv_base, stride_dvs, left, dv, BLOCK_K, HEAD_DIM, BLOCK_D)
+        dv_tile = dv_tile * call.keep_scale
+    store_tile(dk_base, dk.row, left, dk_tile * scale, BLOCK_K, C.head_dim, BLOCK_D)
+    store_tile(dv_base, dv.row, left, dv_tile, BLOCK_K, C.head_dim, BLOCK_D)
+
+
+@triton.jit(do_not_specialize=NOT_SPECIALISED)
+def dkdv_kernel(
+    q_ptr, k_ptr, v_ptr, dout_ptr, lse2_ptr, delta_ptr, dk_ptr, dv_ptr, q_strides, k_strides, v_strides, dout_strides,
+    dk_strides, dv_strides, scale,
+    bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane, interval_batch, positions,
+    position_batch, table_rows, table_batch, table_head, table_row, blocks, heads, seqlen_q, seqlen_k, left, right,
+    scale_log2, cap_in, cap_log2, threshold, keep_scale,
+    F: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    call = Call(
+        bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane, interval_batch,
+        positions, position_batch, heads, seqlen_q, seqlen_k, left, right, scale_log2, cap_in, cap_log2, threshold,
+        keep_scale,
+    )  # fmt: skip
+    table = Table(table_rows, table_batch, table_head, table_row, blocks)
+    compute_dkdv(
+        Strided(q_ptr, *q_strides), Strided(k_ptr, *k_strides), Strided(v_ptr, *v_strides),
+        Strided(dout_ptr, *dout_strides), lse2_ptr, delta_ptr, Strided(dk_ptr, *dk_strides),
+        Strided(dv_ptr, *dv_strides), scale, call, table, F, C,
+    )  # fmt: skip

@@ -1,207 +1,199 @@
-"""The kernel for dQ: one program owns BLOCK_Q queries and loops over their keys.
+"""The kernel for dQ: one program owns C.block_q queries and loops over their keys. And what the backward kernels need
+of each query besides q and dO: its log-sum-exp in base 2, and delta.
 
-Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. Launched before the dK, dV kernel it holds dO
-anyway, so it also computes what both need for each query (rows.py) and leaves it there: a kernel for that alone would
-read dO once more. In one launch with the dK, dV kernel (dq_dkdv.py) it finds it there (HAS_ROWS).
+Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. F: launch.Features. C: launch.Tiling.
+delta = rowsum(dO * O) - dLSE (FlashAttention-2, arXiv 2307.08691, algorithm 2, with the gradient of the log-sum-exp
+folded in). Launched before the dK, dV kernel the dQ kernel holds dO anyway, so it also computes these rows and leaves
+them there: a kernel for that alone would read dO once more. In one launch with the dK, dV kernel (backward.py) it finds
+them there (HAS_ROWS), from rows_kernel.
 """
 
 import triton
 import triton.language as tl
 
-from .launch import NOT_SPECIALISED
-from .rows import row_terms
-from .scores import head_options, kept, load_bias, logits, with_slope
-from .tiles import CAREFUL_BLOCK, has_nan, is_finite, key_position, load_tile, query_rows, sees, store_tile
+from .launch import NOT_SPECIALISED, Call, Table
+from .tiles import (
+    CAREFUL_BLOCK,
+    Strided,
+    bounds_of,
+    has_nan,
+    head_options,
+    is_finite,
+    kept,
+    key_position,
+    keys_of,
+    load_bias,
+    load_tile,
+    logits,
+    query_rows,
+    sees,
+    store_tile,
+    with_slope,
+)
 from .traversal import key_pieces, listed_block, position_of_step, steps
+
+# Rows a program of rows_kernel, chosen for the memory system: each is one contiguous piece of O and of dO.
+ROWS = 64
+
+
+@triton.jit
+def row_terms(out, dout, lse, dlse, inside, HAS_DLSE: tl.constexpr):
+    """(base-2 log-sum-exp, delta) of a tile of queries, in float32. lse, dlse: pointers, one a row."""
+    delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
+    if HAS_DLSE:
+        delta -= tl.load(dlse, mask=inside, other=0.0)
+    lse2 = tl.load(lse, mask=inside, other=float("inf")) * 1.4426950408889634
+    # A row that saw nothing has no probabilities: exp2(x - inf) is 0 for whatever scores its masked pairs have.
+    return tl.where(lse2 == float("-inf"), float("inf"), lse2), delta
+
+
+@triton.jit(do_not_specialize=NOT_SPECIALISED)
+def rows_kernel(
+    dout_ptr, out_ptr, lse_ptr, dlse_ptr, lse2_ptr, delta_ptr, dout_strides, out_strides, heads, seqlen_q,
+    HAS_DLSE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr,
+):  # fmt: skip
+    """Fill lse2 and delta, (B, H, Sq) float32: one program BLOCK_Q queries of a head."""
+    dout = Strided(dout_ptr, *dout_strides)
+    out = Strided(out_ptr, *out_strides)
+    tiles = tl.cdiv(seqlen_q, BLOCK_Q)
+    first_query = (tl.program_id(0) % tiles) * BLOCK_Q
+    head_index = tl.program_id(0) // tiles
+    batch = (head_index // heads).to(tl.int64)
+    head = (head_index % heads).to(tl.int64)
+    query = first_query + tl.arange(0, BLOCK_Q)
+    offset = tl.cast(first_query, tl.int64)
+    left = seqlen_q - first_query
+    dout_base = dout.pointer + batch * dout.batch + head * dout.head + offset * dout.row
+    out_base = out.pointer + batch * out.batch + head * out.head + offset * out.row
+    dout_tile = load_tile(dout_base, dout.row, left, True, BLOCK_Q, HEAD_DIM, BLOCK_D)
+    out_tile = load_tile(out_base, out.row, left, True, BLOCK_Q, HEAD_DIM, BLOCK_D)
+    rows = tl.cast(head_index, tl.int64) * seqlen_q + query
+    lse2, delta = row_terms(out_tile, dout_tile, lse_ptr + rows, dlse_ptr + rows, query < seqlen_q, HAS_DLSE)
+    tl.store(lse2_ptr + rows, lse2, mask=query < seqlen_q)
+    tl.store(delta_ptr + rows, delta, mask=query < seqlen_q)
 
 
 @triton.jit
 def _queries_loop(
-    dq,
-    q,
-    dout,
-    lse2,
-    delta,
-    rows,
-    keys,
-    bounds,
-    pieces,
-    head,
-    keep_scale,
-    MASKED: tl.constexpr,
-    CAREFUL: tl.constexpr,
-    F: tl.constexpr,
-    TILES: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    STEP: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    dq, q, dout, lse2, delta, rows, keys, bounds, pieces, head, keep_scale, MASKED: tl.constexpr, CAREFUL: tl.constexpr,
+    F: tl.constexpr, C: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
     """Add what the masked (or the unmasked) key tiles give to dQ (unscaled)."""
-    k_base, stride_ks, v_base, stride_vs, positions, list_ptr = keys
-    block = listed_block(0, pieces, list_ptr, MASKED, CAREFUL, F, TILES)
+    block = listed_block(0, pieces, keys.blocks, MASKED, CAREFUL, F, C.tiles)
     # A band's masked loop is short: filling its pipeline costs more time, and registers, than it saves.
     for i in tl.range(
         0,
-        steps(pieces, MASKED, CAREFUL, BLOCK_K // STEP),
+        steps(pieces, MASKED, CAREFUL, C.block_k // STEP),
         num_stages=1 if MASKED and (CAREFUL or not F.intervals) else None,
     ):
-        first_key = position_of_step(i, block, pieces, list_ptr, MASKED, CAREFUL, F, TILES, BLOCK_K, STEP)
-        block = listed_block(i + 1, pieces, list_ptr, MASKED, CAREFUL, F, TILES)
+        first_key = position_of_step(i, block, pieces, keys.blocks, MASKED, CAREFUL, F, C.tiles, C.block_k, STEP)
+        block = listed_block(i + 1, pieces, keys.blocks, MASKED, CAREFUL, F, C.tiles)
         offset = tl.cast(first_key, tl.int64)
-        left = bounds[1] - first_key
-        k = load_tile(k_base + offset * stride_ks, stride_ks, left, MASKED, STEP, HEAD_DIM, BLOCK_D)
-        v = load_tile(v_base + offset * stride_vs, stride_vs, left, MASKED, STEP, HEAD_DIM, BLOCK_D)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        left = bounds.seqlen_k - first_key
+        k = load_tile(keys.k + offset * keys.k_row, keys.k_row, left, MASKED, STEP, C.head_dim, C.block_d)
+        v = load_tile(keys.v + offset * keys.v_row, keys.v_row, left, MASKED, STEP, C.head_dim, C.block_d)
+        scores = tl.dot(q, tl.trans(k), input_precision=C.precision)
         key = first_key + tl.arange(0, STEP)[None, :]
-        position = key_position(positions, key, bounds[1], F)
+        position = key_position(keys.positions, key, bounds.seqlen_k, F)
         if F.softcap or F.alibi or F.bias:
             scores, capped = logits(scores, head, rows, key, first_key, position, bounds, F)
             p = tl.exp2(scores - lse2[:, None])
         else:
-            p = tl.exp2(scores * head[0] - lse2[:, None])
+            p = tl.exp2(scores * head.scale_log2 - lse2[:, None])
         if MASKED:
             mask = sees(rows, key, position, bounds, True, F)
             if CAREFUL and F.bias:
                 mask = mask & (load_bias(head, rows, key, bounds) != float("-inf"))
             p = tl.where(mask, p, 0.0)
-        dp = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
+        dp = tl.dot(dout, tl.trans(v), input_precision=C.precision)
         if F.dropout:
-            dp = tl.where(kept(head, rows, first_key, position, False, F, BLOCK_Q, STEP), dp * keep_scale, 0.0)
+            dp = tl.where(kept(head, rows, first_key, position, False, F, C.block_q, STEP), dp * keep_scale, 0.0)
         ds = p * (dp - delta[:, None])
         if F.softcap:
             ds *= 1.0 - capped * capped
         if CAREFUL:
             ds = tl.where(mask, ds, 0.0)
             k = tl.where(is_finite(k), k, 0.0).to(k.dtype)
-        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=C.precision)
     return dq
 
 
-@triton.jit(do_not_specialize=NOT_SPECIALISED)
-def dq_kernel(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    dout_ptr,
-    out_ptr,
-    lse_ptr,
-    dlse_ptr,
-    lse2_ptr,
-    delta_ptr,
-    dq_ptr,
-    stride_qb,
-    stride_qs,
-    stride_qh,
-    stride_kb,
-    stride_ks,
-    stride_kh,
-    stride_vb,
-    stride_vs,
-    stride_vh,
-    stride_gb,
-    stride_gs,
-    stride_gh,
-    stride_ob,
-    stride_os,
-    stride_oh,
-    stride_dqb,
-    stride_dqs,
-    stride_dqh,
-    scale,
-    bias_ptr,
-    stride_bb,
-    stride_bh,
-    stride_bq,
-    stride_bk,
-    slopes_ptr,
-    stride_slopes,
-    seed_ptr,
-    mask_ptr,
-    mask_plane,
-    stride_mask,
-    positions_ptr,
-    stride_positions,
-    table_ptr,
-    stride_tb,
-    stride_th,
-    stride_tr,
-    list_ptr,
-    heads,
-    seqlen_q,
-    seqlen_k,
-    band_left,
-    band_right,
-    scale_log2,
-    cap_in,
-    cap_log2,
-    threshold,
-    keep_scale,
-    HAS_DLSE: tl.constexpr,
-    HAS_ROWS: tl.constexpr,
-    F: tl.constexpr,
-    GROUP: tl.constexpr,
-    TILES: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    tiles = tl.cdiv(seqlen_q, BLOCK_Q)
+@triton.jit
+def compute_dq(
+    q, k, v, dout, out, lse_ptr, dlse_ptr, lse2_ptr, delta_ptr, dq, scale, call, table, HAS_DLSE: tl.constexpr,
+    HAS_ROWS: tl.constexpr, F: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """One program's tile of dQ. q, k, v, dout, out, dq: Strided; out is not read with HAS_ROWS."""
+    BLOCK_Q: tl.constexpr = C.block_q
+    BLOCK_K: tl.constexpr = C.block_k
+    BLOCK_D: tl.constexpr = C.block_d
+    tiles = tl.cdiv(call.seqlen_q, BLOCK_Q)
     tile = tl.program_id(0) % tiles
     head_index = tl.program_id(0) // tiles
     if F.right or F.intervals:  # longest first, as in the forward kernel
         tile = tiles - 1 - tile
-    batch = (head_index // heads).to(tl.int64)
-    head = (head_index % heads).to(tl.int64)
+    batch = (head_index // call.heads).to(tl.int64)
+    head = (head_index % call.heads).to(tl.int64)
     first_query = tile * BLOCK_Q
     query = first_query + tl.arange(0, BLOCK_Q)
     offset = tl.cast(first_query, tl.int64)
-    left = seqlen_q - first_query
-    bounds = (seqlen_q, seqlen_k, band_left, band_right)
-    keys = (
-        k_ptr + batch * stride_kb + (head // GROUP) * stride_kh, stride_ks,
-        v_ptr + batch * stride_vb + (head // GROUP) * stride_vh, stride_vs,
-        positions_ptr + batch * stride_positions, list_ptr,
-    )  # fmt: skip
-    options = head_options(
-        head, scale_log2, cap_in, cap_log2, slopes_ptr, stride_slopes, bias_ptr + batch * stride_bb + head * stride_bh,
-        stride_bq, stride_bk, seed_ptr, threshold, F,
-    )  # fmt: skip
-    row = query_rows(query[:, None], batch, bounds, mask_ptr + batch * stride_mask, mask_plane, F)
-    row = with_slope(row, options, F)
-    pieces = key_pieces(
-        first_query, bounds, table_ptr + batch * stride_tb + head * stride_th, stride_tr, F, BLOCK_Q, BLOCK_K
-    )
-    q_base = q_ptr + batch * stride_qb + head * stride_qh + offset * stride_qs
-    dout_base = dout_ptr + batch * stride_gb + head * stride_gh + offset * stride_gs
-    q = load_tile(q_base, stride_qs, left, True, BLOCK_Q, HEAD_DIM, BLOCK_D)
-    dout = load_tile(dout_base, stride_gs, left, True, BLOCK_Q, HEAD_DIM, BLOCK_D)
-    rows = tl.cast(head_index, tl.int64) * seqlen_q + query
+    left = call.seqlen_q - first_query
+    bounds = bounds_of(call)
+    keys = keys_of(k, v, call, table, batch, head // C.group)
+    bias = call.bias + batch * call.bias_batch + head * call.bias_head
+    options = head_options(head, bias, call, F)
+    intervals = call.intervals + batch * call.interval_batch
+    row = with_slope(query_rows(query[:, None], batch, bounds, intervals, call.plane, F), options, F)
+    table_base = table.rows + batch * table.batch + head * table.head
+    pieces = key_pieces(first_query, bounds, table_base, table.row, F, BLOCK_Q, BLOCK_K)
+    q_base = q.pointer + batch * q.batch + head * q.head + offset * q.row
+    dout_base = dout.pointer + batch * dout.batch + head * dout.head + offset * dout.row
+    q_tile = load_tile(q_base, q.row, left, True, BLOCK_Q, C.head_dim, BLOCK_D)
+    dout_tile = load_tile(dout_base, dout.row, left, True, BLOCK_Q, C.head_dim, BLOCK_D)
+    rows = tl.cast(head_index, tl.int64) * call.seqlen_q + query
     if HAS_ROWS:
-        lse2 = tl.load(lse2_ptr + rows, mask=query < seqlen_q, other=float("inf"))
-        delta = tl.load(delta_ptr + rows, mask=query < seqlen_q, other=0.0)
+        lse2 = tl.load(lse2_ptr + rows, mask=query < call.seqlen_q, other=float("inf"))
+        delta = tl.load(delta_ptr + rows, mask=query < call.seqlen_q, other=0.0)
     else:
-        out_base = out_ptr + batch * stride_ob + head * stride_oh + offset * stride_os
-        out = load_tile(out_base, stride_os, left, True, BLOCK_Q, HEAD_DIM, BLOCK_D)
-        lse2, delta = row_terms(out, dout, lse_ptr + rows, dlse_ptr + rows, query < seqlen_q, HAS_DLSE)
-        tl.store(lse2_ptr + rows, lse2, mask=query < seqlen_q)
-        tl.store(delta_ptr + rows, delta, mask=query < seqlen_q)
+        out_base = out.pointer + batch * out.batch + head * out.head + offset * out.row
+        out_tile = load_tile(out_base, out.row, left, True, BLOCK_Q, C.head_dim, BLOCK_D)
+        lse2, delta = row_terms(out_tile, dout_tile, lse_ptr + rows, dlse_ptr + rows, query < call.seqlen_q, HAS_DLSE)
+        tl.store(lse2_ptr + rows, lse2, mask=query < call.seqlen_q)
+        tl.store(delta_ptr + rows, delta, mask=query < call.seqlen_q)
 
-    dq = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
+    total = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
     for MASKED in tl.static_range(2):
-        dq = _queries_loop(
-            dq, q, dout, lse2, delta, row, keys, bounds, pieces, options, keep_scale, MASKED == 1, False, F, TILES,
-            HEAD_DIM, BLOCK_D, BLOCK_Q, BLOCK_K, BLOCK_K, PRECISION,
+        total = _queries_loop(
+            total, q_tile, dout_tile, lse2, delta, row, keys, bounds, pieces, options, call.keep_scale, MASKED == 1,
+            False, F, C, BLOCK_K,
         )  # fmt: skip
     if F.left or F.right or F.intervals or F.block_q or F.bias:  # noqa: SIM102 - decided while compiling; while running
-        if has_nan(dq):  # rare: see the forward kernel
-            dq = _queries_loop(
-                tl.zeros([BLOCK_Q, BLOCK_D], tl.float32), q, dout, lse2, delta, row, keys, bounds, pieces, options,
-                keep_scale, True, True, F, TILES, HEAD_DIM, BLOCK_D, BLOCK_Q, BLOCK_K, CAREFUL_BLOCK, PRECISION,
+        if has_nan(total):  # rare: see the forward kernel
+            total = _queries_loop(
+                tl.zeros([BLOCK_Q, BLOCK_D], tl.float32), q_tile, dout_tile, lse2, delta, row, keys, bounds, pieces,
+                options, call.keep_scale, True, True, F, C, CAREFUL_BLOCK,
             )  # fmt: skip
-    dq_base = dq_ptr + batch * stride_dqb + head * stride_dqh + offset * stride_dqs
-    store_tile(dq_base, stride_dqs, left, dq * scale, BLOCK_Q, HEAD_DIM, BLOCK_D)
+    dq_base = dq.pointer + batch * dq.batch + head * dq.head + offset * dq.row
+    store_tile(dq_base, dq.row, left, total * scale, BLOCK_Q, C.head_dim, BLOCK_D)
+
+
+@triton.jit(do_not_specialize=NOT_SPECIALISED)
+def dq_kernel(
+    q_ptr, k_ptr, v_ptr, dout_ptr, out_ptr, lse_ptr, dlse_ptr, lse2_ptr, delta_ptr, dq_ptr, q_strides, k_strides,
+    v_strides, dout_strides, out_strides, dq_strides, scale,
+    bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane, interval_batch, positions,
+    position_batch, table_rows, table_batch, table_head, table_row, blocks, heads, seqlen_q, seqlen_k, left, right,
+    scale_log2, cap_in, cap_log2, threshold, keep_scale,
+    HAS_DLSE: tl.constexpr, F: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    call = Call(
+        bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane, interval_batch,
+        positions, position_batch, heads, seqlen_q, seqlen_k, left, right, scale_log2, cap_in, cap_log2, threshold,
+        keep_scale,
+    )  # fmt: skip
+    table = Table(table_rows, table_batch, table_head, table_row, blocks)
+    compute_dq(
+        Strided(q_ptr, *q_strides), Strided(k_ptr, *k_strides), Strided(v_ptr, *v_strides),
+        Strided(dout_ptr, *dout_strides), Strided(out_ptr, *out_strides), lse_ptr, dlse_ptr, lse2_ptr, delta_ptr,
+        Strided(dq_ptr, *dq_strides), scale, call, table, HAS_DLSE, False, F, C,
+    )  # fmt: skip

@@ -1,8 +1,8 @@
 """The forward kernel: online softmax over key tiles (FlashAttention-2, arXiv 2307.08691, algorithm 1).
 
-B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. F: launch.Features. C: launch.Tiling.
 
-One program computes BLOCK_Q queries of one head. Plain scores stay unscaled; scale * log2(e) enters with the one
+One program computes C.block_q queries of one head. Plain scores stay unscaled; scale * log2(e) enters with the one
 fused multiply-add that also subtracts the row maximum, and exp2 replaces exp.
 """
 
@@ -11,10 +11,37 @@ import triton
 import triton.language as tl
 
 from ...options import Options
-from .launch import NOT_SPECIALISED, Launch, call_constants, ceil_div, option_arguments
-from .scores import head_options, kept, load_bias, logits, with_slope
+from .launch import (
+    NOT_SPECIALISED,
+    Call,
+    Launch,
+    Table,
+    call_of,
+    ceil_div,
+    features_of,
+    strides_of,
+    table_of,
+    tiling_of,
+)
 from .tile_table import Tile
-from .tiles import CAREFUL_BLOCK, has_nan, is_finite, key_position, load_tile, query_rows, sees, store_tile
+from .tiles import (
+    CAREFUL_BLOCK,
+    Strided,
+    bounds_of,
+    has_nan,
+    head_options,
+    is_finite,
+    kept,
+    key_position,
+    keys_of,
+    load_bias,
+    load_tile,
+    logits,
+    query_rows,
+    sees,
+    store_tile,
+    with_slope,
+)
 from .traversal import key_pieces, listed_block, position_of_step, steps
 
 # The row maximum of a row that has seen nothing yet. Finite, so that exp2(-inf - maximum) is 0 and never NaN.
@@ -23,38 +50,20 @@ _NOTHING = tl.constexpr(-3.0e38)
 
 @triton.jit
 def _attend(
-    acc,
-    row_sum,
-    row_max,
-    q,
-    rows,
-    keys,
-    bounds,
-    pieces,
-    head,
-    MASKED: tl.constexpr,
-    CAREFUL: tl.constexpr,
-    F: tl.constexpr,
-    TILES: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    STEP: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    acc, row_sum, row_max, q, rows, keys, bounds, pieces, head, MASKED: tl.constexpr, CAREFUL: tl.constexpr,
+    F: tl.constexpr, C: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
     """Take the masked (or the unmasked) key tiles into the running output, sum and maximum of each row."""
-    k_base, stride_ks, v_base, stride_vs, positions, list_ptr = keys
-    block = listed_block(0, pieces, list_ptr, MASKED, CAREFUL, F, TILES)
-    for i in tl.range(0, steps(pieces, MASKED, CAREFUL, BLOCK_K // STEP)):
-        first_key = position_of_step(i, block, pieces, list_ptr, MASKED, CAREFUL, F, TILES, BLOCK_K, STEP)
-        block = listed_block(i + 1, pieces, list_ptr, MASKED, CAREFUL, F, TILES)
+    block = listed_block(0, pieces, keys.blocks, MASKED, CAREFUL, F, C.tiles)
+    for i in tl.range(0, steps(pieces, MASKED, CAREFUL, C.block_k // STEP)):
+        first_key = position_of_step(i, block, pieces, keys.blocks, MASKED, CAREFUL, F, C.tiles, C.block_k, STEP)
+        block = listed_block(i + 1, pieces, keys.blocks, MASKED, CAREFUL, F, C.tiles)
         offset = tl.cast(first_key, tl.int64)
-        left = bounds[1] - first_key
-        k = load_tile(k_base + offset * stride_ks, stride_ks, left, MASKED, STEP, HEAD_DIM, BLOCK_D)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        left = bounds.seqlen_k - first_key
+        k = load_tile(keys.k + offset * keys.k_row, keys.k_row, left, MASKED, STEP, C.head_dim, C.block_d)
+        scores = tl.dot(q, tl.trans(k), input_precision=C.precision)
         key = first_key + tl.arange(0, STEP)[None, :]
-        position = key_position(positions, key, bounds[1], F)
+        position = key_position(keys.positions, key, bounds.seqlen_k, F)
         if F.softcap or F.alibi or F.bias:
             scores, _ = logits(scores, head, rows, key, first_key, position, bounds, F)
         if MASKED:
@@ -66,146 +75,89 @@ def _attend(
             new_max = tl.maximum(row_max, tl.max(scores, 1))
             weights = tl.exp2(scores - new_max[:, None])
         else:
-            new_max = tl.maximum(row_max, tl.max(scores, 1) * head[0])
-            weights = tl.exp2(scores * head[0] - new_max[:, None])
+            new_max = tl.maximum(row_max, tl.max(scores, 1) * head.scale_log2)
+            weights = tl.exp2(scores * head.scale_log2 - new_max[:, None])
         rescale = tl.exp2(row_max - new_max)
         row_sum = row_sum * rescale + tl.sum(weights, 1)
         row_max = new_max
         acc = acc * rescale[:, None]
         if F.dropout:
-            weights = tl.where(kept(head, rows, first_key, position, False, F, BLOCK_Q, STEP), weights, 0.0)
-        v = load_tile(v_base + offset * stride_vs, stride_vs, left, MASKED, STEP, HEAD_DIM, BLOCK_D)
+            weights = tl.where(kept(head, rows, first_key, position, False, F, C.block_q, STEP), weights, 0.0)
+        v = load_tile(keys.v + offset * keys.v_row, keys.v_row, left, MASKED, STEP, C.head_dim, C.block_d)
         if CAREFUL:
             # 0 * NaN is NaN: keep inf and NaN out of the product; `_reached` gives them to the rows that do see them.
             v = tl.where(is_finite(v), v, 0.0).to(v.dtype)
-        acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
+        acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=C.precision)
     return acc, row_sum, row_max
 
 
 @triton.jit
 def _reached(
-    reached,
-    rows,
-    keys,
-    bounds,
-    pieces,
-    head,
-    F: tl.constexpr,
-    TILES: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    STEP: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    reached, rows, keys, bounds, pieces, head, F: tl.constexpr, C: tl.constexpr, STEP: tl.constexpr
+):  # fmt: skip
     """Add up, for each number of the output, how many inf and NaN values of its column its row sees."""
-    _, _, v_base, stride_vs, positions, list_ptr = keys
-    for i in tl.range(0, steps(pieces, True, True, BLOCK_K // STEP), num_stages=1):
-        first_key = position_of_step(i, 0, pieces, list_ptr, True, True, F, TILES, BLOCK_K, STEP)
+    for i in tl.range(0, steps(pieces, True, True, C.block_k // STEP), num_stages=1):
+        first_key = position_of_step(i, 0, pieces, keys.blocks, True, True, F, C.tiles, C.block_k, STEP)
         key = first_key + tl.arange(0, STEP)[None, :]
-        mask = sees(rows, key, key_position(positions, key, bounds[1], F), bounds, True, F)
+        mask = sees(rows, key, key_position(keys.positions, key, bounds.seqlen_k, F), bounds, True, F)
         if F.bias:
             mask = mask & (load_bias(head, rows, key, bounds) != float("-inf"))
         offset = tl.cast(first_key, tl.int64)
-        v = load_tile(v_base + offset * stride_vs, stride_vs, bounds[1] - first_key, True, STEP, HEAD_DIM, BLOCK_D)
+        base = keys.v + offset * keys.v_row
+        v = load_tile(base, keys.v_row, bounds.seqlen_k - first_key, True, STEP, C.head_dim, C.block_d)
         wrong = tl.where(is_finite(v), 0.0, 1.0).to(v.dtype)
-        reached = tl.dot(mask.to(v.dtype), wrong, reached, input_precision=PRECISION)
+        reached = tl.dot(mask.to(v.dtype), wrong, reached, input_precision=C.precision)
     return reached
 
 
 @triton.jit(do_not_specialize=NOT_SPECIALISED)
 def forward_kernel(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    out_ptr,
-    lse_ptr,
-    stride_qb,
-    stride_qs,
-    stride_qh,
-    stride_kb,
-    stride_ks,
-    stride_kh,
-    stride_vb,
-    stride_vs,
-    stride_vh,
-    stride_ob,
-    stride_os,
-    stride_oh,
-    bias_ptr,
-    stride_bb,
-    stride_bh,
-    stride_bq,
-    stride_bk,
-    slopes_ptr,
-    stride_slopes,
-    seed_ptr,
-    mask_ptr,
-    mask_plane,
-    stride_mask,
-    positions_ptr,
-    stride_positions,
-    table_ptr,
-    stride_tb,
-    stride_th,
-    stride_tr,
-    list_ptr,
-    heads,
-    seqlen_q,
-    seqlen_k,
-    band_left,
-    band_right,
-    scale_log2,
-    cap_in,
-    cap_log2,
-    threshold,
-    keep_scale,
-    F: tl.constexpr,
-    GROUP: tl.constexpr,
-    TILES: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, q_strides, k_strides, v_strides, out_strides,
+    bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane, interval_batch, positions,
+    position_batch, table_rows, table_batch, table_head, table_row, blocks, heads, seqlen_q, seqlen_k, left, right,
+    scale_log2, cap_in, cap_log2, threshold, keep_scale,
+    F: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    call = Call(
+        bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane, interval_batch,
+        positions, position_batch, heads, seqlen_q, seqlen_k, left, right, scale_log2, cap_in, cap_log2, threshold,
+        keep_scale,
+    )  # fmt: skip
+    table = Table(table_rows, table_batch, table_head, table_row, blocks)
+    q = Strided(q_ptr, *q_strides)
+    out = Strided(out_ptr, *out_strides)
+    BLOCK_Q: tl.constexpr = C.block_q
+    BLOCK_K: tl.constexpr = C.block_k
+    BLOCK_D: tl.constexpr = C.block_d
     # The tiles of a head run next to each other, heads of one key/value group too: they share K and V in the L2 cache.
-    tiles = tl.cdiv(seqlen_q, BLOCK_Q)
+    tiles = tl.cdiv(call.seqlen_q, BLOCK_Q)
     tile = tl.program_id(0) % tiles
     head_index = tl.program_id(0) // tiles
     if F.right or F.intervals:  # late queries mostly see most: longest first, so that none runs alone at the end
         tile = tiles - 1 - tile
-    batch = (head_index // heads).to(tl.int64)
-    head = (head_index % heads).to(tl.int64)
+    batch = (head_index // call.heads).to(tl.int64)
+    head = (head_index % call.heads).to(tl.int64)
     first_query = tile * BLOCK_Q
     query = first_query + tl.arange(0, BLOCK_Q)
     offset = tl.cast(first_query, tl.int64)
-    bounds = (seqlen_q, seqlen_k, band_left, band_right)
-    keys = (
-        k_ptr + batch * stride_kb + (head // GROUP) * stride_kh, stride_ks,
-        v_ptr + batch * stride_vb + (head // GROUP) * stride_vh, stride_vs,
-        positions_ptr + batch * stride_positions, list_ptr,
-    )  # fmt: skip
-    options = head_options(
-        head, scale_log2, cap_in, cap_log2, slopes_ptr, stride_slopes, bias_ptr + batch * stride_bb + head * stride_bh,
-        stride_bq, stride_bk, seed_ptr, threshold, F,
-    )  # fmt: skip
-    rows = query_rows(query[:, None], batch, bounds, mask_ptr + batch * stride_mask, mask_plane, F)
-    rows = with_slope(rows, options, F)
-    pieces = key_pieces(
-        first_query, bounds, table_ptr + batch * stride_tb + head * stride_th, stride_tr, F, BLOCK_Q, BLOCK_K
-    )
-    q_base = q_ptr + batch * stride_qb + head * stride_qh + offset * stride_qs
-    q = load_tile(q_base, stride_qs, seqlen_q - first_query, True, BLOCK_Q, HEAD_DIM, BLOCK_D)
+    bounds = bounds_of(call)
+    keys = keys_of(Strided(k_ptr, *k_strides), Strided(v_ptr, *v_strides), call, table, batch, head // C.group)
+    bias = call.bias + batch * call.bias_batch + head * call.bias_head
+    options = head_options(head, bias, call, F)
+    intervals = call.intervals + batch * call.interval_batch
+    rows = with_slope(query_rows(query[:, None], batch, bounds, intervals, call.plane, F), options, F)
+    table_base = table.rows + batch * table.batch + head * table.head
+    pieces = key_pieces(first_query, bounds, table_base, table.row, F, BLOCK_Q, BLOCK_K)
+    q_base = q.pointer + batch * q.batch + head * q.head + offset * q.row
+    q_tile = load_tile(q_base, q.row, call.seqlen_q - first_query, True, BLOCK_Q, C.head_dim, BLOCK_D)
 
     acc = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
     row_sum = tl.zeros([BLOCK_Q], tl.float32)
     row_max = tl.full([BLOCK_Q], _NOTHING, tl.float32)
     for MASKED in tl.static_range(2):
         acc, row_sum, row_max = _attend(
-            acc, row_sum, row_max, q, rows, keys, bounds, pieces, options, MASKED == 1, False, F, TILES, HEAD_DIM,
-            BLOCK_D, BLOCK_Q, BLOCK_K, BLOCK_K, PRECISION,
-        )  # fmt: skip
+            acc, row_sum, row_max, q_tile, rows, keys, bounds, pieces, options, MASKED == 1, False, F, C, BLOCK_K
+        )
     HIDES: tl.constexpr = F.left or F.right or F.intervals or F.block_q or F.bias
     wrong = False
     if HIDES:
@@ -215,30 +167,28 @@ def forward_kernel(
             # out.
             acc, row_sum, row_max = _attend(
                 tl.zeros([BLOCK_Q, BLOCK_D], tl.float32), tl.zeros([BLOCK_Q], tl.float32),
-                tl.full([BLOCK_Q], _NOTHING, tl.float32), q, rows, keys, bounds, pieces, options, True, True, F, TILES,
-                HEAD_DIM, BLOCK_D, BLOCK_Q, BLOCK_K, CAREFUL_BLOCK, PRECISION,
+                tl.full([BLOCK_Q], _NOTHING, tl.float32), q_tile, rows, keys, bounds, pieces, options, True, True, F,
+                C, CAREFUL_BLOCK,
             )  # fmt: skip
 
     empty = row_sum == 0
     total = tl.where(empty, 1.0, row_sum)
     if F.dropout:
-        acc = acc * keep_scale
+        acc = acc * call.keep_scale
     acc = acc / total[:, None]
     lse = tl.where(empty, float("-inf"), (row_max + tl.log2(total)) * 0.6931471805599453)
-    lse_base = lse_ptr + tl.cast(head_index, tl.int64) * seqlen_q
-    tl.store(lse_base + query, lse, mask=query < seqlen_q)
-    out_base = out_ptr + batch * stride_ob + head * stride_oh + offset * stride_os
-    store_tile(out_base, stride_os, seqlen_q - first_query, acc, BLOCK_Q, HEAD_DIM, BLOCK_D)
+    lse_base = lse_ptr + tl.cast(head_index, tl.int64) * call.seqlen_q
+    tl.store(lse_base + query, lse, mask=query < call.seqlen_q)
+    out_base = out.pointer + batch * out.batch + head * out.head + offset * out.row
+    store_tile(out_base, out.row, call.seqlen_q - first_query, acc, BLOCK_Q, C.head_dim, BLOCK_D)
     if HIDES:  # noqa: SIM102 - the first is decided while compiling, the second while running
         if wrong:  # a pass of its own: the two sums together would not fit the registers at D = 256
-            reached = _reached(
-                tl.zeros([BLOCK_Q, BLOCK_D], tl.float32), rows, keys, bounds, pieces, options, F, TILES, HEAD_DIM,
-                BLOCK_D, BLOCK_K, CAREFUL_BLOCK, PRECISION,
-            )  # fmt: skip
+            zeros = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
+            reached = _reached(zeros, rows, keys, bounds, pieces, options, F, C, CAREFUL_BLOCK)
             column = tl.arange(0, BLOCK_D)
-            pointers = out_base + tl.arange(0, BLOCK_Q)[:, None] * stride_os + column[None, :]
-            seen = (reached > 0) & (query[:, None] < seqlen_q) & (column[None, :] < HEAD_DIM)
-            nothing = tl.full([BLOCK_Q, BLOCK_D], float("nan"), tl.float32).to(out_ptr.dtype.element_ty)
+            pointers = out_base + tl.arange(0, BLOCK_Q)[:, None] * out.row + column[None, :]
+            seen = (reached > 0) & (query[:, None] < call.seqlen_q) & (column[None, :] < C.head_dim)
+            nothing = tl.full([BLOCK_Q, BLOCK_D], float("nan"), tl.float32).to(out.pointer.dtype.element_ty)
             tl.debug_barrier()  # after the stores above, which other threads may have made
             tl.store(pointers, nothing, mask=seen)
 
@@ -255,14 +205,15 @@ def forward_launch(
 ) -> Launch:
     """The launch that fills out (B, Sq, H, D) and lse (B, H, Sq) from q (B, Sq, H, D), k, v (B, Sk, K, D)."""
     batch, seqlen_q, heads, _ = q.shape
+    features = features_of(options)
     return Launch(
         kernel=forward_kernel,
         grid=(ceil_div(seqlen_q, tile.block_q) * batch * heads,),
         args=(
-            q, k, v, out, lse, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
-            *option_arguments(q, k, lse, options, "forward"),
+            q, k, v, out, lse, *map(strides_of, (q, k, v, out)),
+            *call_of(q, k, lse, options).with_tables(table_of(options.mask, lse, "forward")),
         ),
-        constants=call_constants(q, k, options, tile, tf32, looped_keys=True),
+        constants={"F": features, "C": tiling_of(q, k, features, tile, tf32, looped_keys=True)},
         options=tile.options(),
     )  # fmt: skip
 

@@ -1,7 +1,9 @@
 """One kernel launch as data, so that running it, compiling it ahead of time and tuning it share one description; and
-the arguments that every kernel takes after its own tensors.
+the arguments that every attention kernel takes, by name.
 
-B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. A tuple of numbers is one argument
+where Triton may specialise on them, as on strides. It would on those of Call and Table too, whatever do_not_specialize
+says of a tuple; so these are passed one by one, and a kernel's first lines put them together again.
 """
 
 import math
@@ -19,9 +21,9 @@ from .tile_table import Tile
 # Arguments that change from batch to batch. Triton otherwise compiles anew when one is 1 or (no) multiple of 16.
 # Strides of q, k, v are left out on purpose: that they are multiples of 16 is what lets loads be 16 bytes wide.
 NOT_SPECIALISED = [
-    "heads", "seqlen_q", "seqlen_k", "band_left", "band_right", "threshold", "stride_slopes",
-    "mask_plane", "stride_mask", "stride_positions", "stride_tb", "stride_th", "stride_tr", "stride_bb", "stride_bh",
-    "bias_batches", "bias_heads", "dq_stride_tb", "dq_stride_th", "dq_stride_tr", "programs_dkdv", "programs_dq",
+    "bias_batch", "bias_head", "slope_row", "plane", "interval_batch", "position_batch", "table_batch", "table_head",
+    "table_row", "dq_table_batch", "dq_table_head", "dq_table_row", "heads", "seqlen_q", "seqlen_k", "left", "right",
+    "threshold", "bias_batches", "bias_heads", "programs_dkdv", "programs_dq",
 ]  # fmt: skip
 
 
@@ -31,8 +33,8 @@ _COMPILED: dict[tuple[Any, ...], Any] = {}
 
 @dataclass(frozen=True)
 class Launch:
-    """A Triton kernel with everything it is called with. args are positional, constants are its constexpr arguments, in
-    the kernel's order."""
+    """A Triton kernel with everything it is called with. args are positional, tuples of numbers among them; constants
+    are its constexpr arguments, in the kernel's order."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -59,12 +61,18 @@ class Launch:
         """Everything that Triton compiles a kernel anew for: what is constant, and of each argument what it could be
         specialised on (more than it is, in part: that only costs another entry).
         """
+        flat: list[Any] = []
+        for arg in self.args:
+            if isinstance(arg, tuple):
+                flat += arg
+            else:
+                flat.append(arg)
         kinds = tuple(
             [
-                (arg.dtype, arg.data_ptr() % 16) if isinstance(arg, torch.Tensor)
+                (arg == 1, arg % 16 == 0, -(2**31) <= arg < 2**31) if isinstance(arg, int)
                 else 0.0 if isinstance(arg, float)
-                else (arg == 1, arg % 16 == 0, -(2**31) <= arg < 2**31)
-                for arg in self.args
+                else (arg.dtype, arg.data_ptr() % 16)
+                for arg in flat
             ]
         )  # fmt: skip
         device = torch.cuda.current_device()
@@ -78,13 +86,6 @@ class Launch:
 def ceil_div(a: int, b: int) -> int:
     """triton.cdiv in plain Python: that one costs several microseconds a call on the host."""
     return -(-a // b)
-
-
-def precision(dtype: torch.dtype, tf32: bool) -> str:
-    """How `tl.dot` multiplies: float32 as three TF32 products (near float32 accuracy on tensor cores), or exactly."""
-    if dtype != torch.float32:
-        return "tf32"  # has no effect on 16-bit operands
-    return "tf32x3" if tf32 else "ieee"
 
 
 class Features(NamedTuple):
@@ -131,23 +132,108 @@ def features_of(options: Options) -> Features:
     )
 
 
-def option_arguments(
-    q: torch.Tensor, k: torch.Tensor, unused: torch.Tensor, options: Options, *kernels: str
-) -> tuple[Any, ...]:
-    """From bias_ptr to keep_scale: what every kernel takes of the options. unused: a tensor to stand for absent ones.
+class Tiling(NamedTuple):
+    """The other compile-time numbers of an attention kernel. group: H / K. tiles: looped tiles in a block of a
+    block-sparse mask. block_d: D padded to a power of two. precision: how `tl.dot` multiplies float32."""
 
-    kernels: one or more of "forward", "dq" and "dkdv", whose tables of the plan are passed.
+    group: int
+    tiles: int
+    head_dim: int
+    block_d: int
+    block_q: int
+    block_k: int
+    precision: str
+
+
+def tiling_of(
+    q: torch.Tensor, k: torch.Tensor, features: Features, tile: Tile, tf32: bool, looped_keys: bool
+) -> Tiling:  # fmt: skip
+    """looped_keys: the kernel owns queries and loops over keys (else the other way round)."""
+    block = (features.block_k // tile.block_k) if looped_keys else (features.block_q // tile.block_q)
+    return Tiling(
+        group=q.shape[2] // k.shape[2],
+        tiles=max(1, block),
+        head_dim=q.shape[3],
+        block_d=max(16, 1 << (q.shape[3] - 1).bit_length()),
+        block_q=tile.block_q,
+        block_k=tile.block_k,
+        # float32 as three TF32 products (near float32 accuracy on tensor cores), or exactly; none of 16-bit operands.
+        precision=("tf32x3" if tf32 else "ieee") if q.dtype == torch.float32 else "tf32",
+    )
+
+
+class Strides(NamedTuple):
+    """Of a (B, S, heads, D) tensor whose last stride is 1."""
+
+    batch: int
+    row: int
+    head: int
+
+
+def strides_of(x: torch.Tensor) -> Strides:
+    return Strides(*x.stride()[:3])
+
+
+class Call(NamedTuple):
+    """What every attention kernel takes of a call, besides its own tensors and its Table.
+
+    bias, its strides and slopes, and the stride of a sequence's slopes; seed: of dropout. intervals: Mask.queries, with
+    plane the stride of its rows and interval_batch that of its batch; positions: Mask.keys. left, right: the band.
+    threshold: of dropout; keep_scale: what the kept weights are multiplied by.
     """
+
+    bias: Any
+    bias_batch: Any
+    bias_head: Any
+    bias_q: Any
+    bias_k: Any
+    slopes: Any
+    slope_row: Any
+    seed: Any
+    intervals: Any
+    plane: Any
+    interval_batch: Any
+    positions: Any
+    position_batch: Any
+    heads: Any
+    seqlen_q: Any
+    seqlen_k: Any
+    left: Any
+    right: Any
+    scale_log2: Any
+    cap_in: Any
+    cap_log2: Any
+    threshold: Any
+    keep_scale: Any
+
+    def with_tables(self, *tables: "Table") -> list[Any]:
+        """All of it and of the tables, in the order of the kernels' signatures."""
+        return [*self[:_TABLES_AT], *(argument for table in tables for argument in table), *self[_TABLES_AT:]]
+
+
+_TABLES_AT = Call._fields.index("heads")
+
+
+class Table(NamedTuple):
+    """Which tiles a kernel visits: rows of a plan or of a list of blocks, with their strides by batch row, head and
+    tile; and that list."""
+
+    rows: Any
+    batch: Any
+    head: Any
+    row: Any
+    blocks: Any
+
+
+def call_of(q: torch.Tensor, k: torch.Tensor, unused: torch.Tensor, options: Options) -> Call:
+    """unused: a tensor to stand for absent ones."""
     bias, slopes, mask = options.bias, options.alibi_slopes, options.mask
-    bias_strides = (0, 0, 0, 0) if bias is None else broadcast_strides(bias)
-    seed = unused if options.seed is None else options.seed
+    slope_row = 0 if slopes is None or slopes.dim() == 1 or slopes.shape[0] == 1 else slopes.stride(0)
     log2e = math.log2(math.e)
-    tables = [argument for kernel in kernels for argument in table_arguments(mask, unused, kernel)]
-    return (
-        unused if bias is None else bias, *bias_strides,
-        unused if slopes is None else slopes,
-        0 if slopes is None or slopes.dim() == 1 or slopes.shape[0] == 1 else slopes.stride(0),
-        seed, *mask_arguments(mask, unused), *tables, q.shape[2], q.shape[1], k.shape[1],
+    return Call(
+        unused if bias is None else bias, *((0, 0, 0, 0) if bias is None else broadcast_strides(bias)),
+        unused if slopes is None else slopes, slope_row, unused if options.seed is None else options.seed,
+        *mask_arguments(mask, unused), q.shape[2], q.shape[1], k.shape[1],
         options.left or 0, options.right or 0, options.scale * log2e,
         options.scale / options.softcap if options.softcap else 0.0, options.softcap * log2e,
         philox.threshold(options.dropout_p), 1.0 / (1.0 - options.dropout_p),
@@ -160,7 +246,7 @@ def broadcast_strides(x: torch.Tensor) -> tuple[int, ...]:
 
 
 def mask_arguments(mask: Mask | BlockMask | None, unused: torch.Tensor) -> tuple[Any, ...]:
-    """mask_ptr, mask_plane, stride_mask, positions_ptr, stride_positions."""
+    """From Call.intervals to position_batch."""
     if not isinstance(mask, Mask):
         return (unused, 0, 0, unused, 0)
     one = mask.queries.shape[1] == 1
@@ -171,34 +257,15 @@ def mask_arguments(mask: Mask | BlockMask | None, unused: torch.Tensor) -> tuple
     )  # fmt: skip
 
 
-def table_arguments(mask: Mask | BlockMask | None, unused: torch.Tensor, kernel: str) -> tuple[Any, ...]:
-    """table_ptr, its three strides (batch row, head, tile) and list_ptr, of one kernel."""
+def table_of(mask: Mask | BlockMask | None, unused: torch.Tensor, kernel: str) -> Table:
+    """The table of one kernel: "forward", "dq" or "dkdv"."""
     if isinstance(mask, Mask):
         if mask.plan is None:
             raise ValueError("the mask has no plan: call mask.planned(head_dim, dtype) first")
         table = getattr(mask.plan, kernel)
-        return (table, 0 if mask.queries.shape[1] == 1 else table.stride(0), 0, table.stride(1), unused)
+        return Table(table, 0 if mask.queries.shape[1] == 1 else table.stride(0), 0, table.stride(1), unused)
     if isinstance(mask, BlockMask):
         of_keys = kernel == "dkdv"
         rows = mask.key_rows if of_keys else mask.query_rows
-        batch, head, row, _ = broadcast_strides(rows)
-        return (rows, batch, head, row, mask.key_blocks if of_keys else mask.query_blocks)
-    return (unused, 0, 0, 0, unused)
-
-
-def call_constants(
-    q: torch.Tensor, k: torch.Tensor, options: Options, tile: Tile, tf32: bool, looped_keys: bool
-) -> dict[str, Any]:
-    """The constexpr arguments. looped_keys: the kernel owns queries and loops over keys (else the other way round)."""
-    features = features_of(options)
-    block = (features.block_k // tile.block_k) if looped_keys else (features.block_q // tile.block_q)
-    return {
-        "F": features,
-        "GROUP": q.shape[2] // k.shape[2],
-        "TILES": max(1, block),
-        "HEAD_DIM": q.shape[3],
-        "BLOCK_D": max(16, 1 << (q.shape[3] - 1).bit_length()),
-        "BLOCK_Q": tile.block_q,
-        "BLOCK_K": tile.block_k,
-        "PRECISION": precision(q.dtype, tf32),
-    }
+        return Table(rows, *broadcast_strides(rows)[:3], mask.key_blocks if of_keys else mask.query_blocks)
+    return Table(unused, 0, 0, 0, unused)

@@ -1,7 +1,11 @@
-"""Triton helpers for one tile: loading and storing it, and which of its pairs are visible.
+"""Triton helpers for one tile: loading and storing it, which of its pairs are visible, what changes a score (softcap,
+ALiBi, bias) and what drops a weight (dropout).
 
-Legend: Sq queries, Sk keys, D head dimension (BLOCK_D: padded to a power of two). F: launch.Features.
+Sq queries, Sk keys, D head dimension (BLOCK_D: padded to a power of two). F: launch.Features. call: launch.Call.
+table: launch.Table.
 """
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -9,18 +13,77 @@ import triton.language as tl
 # Keys (or queries) a step when a tile is computed again because of a NaN: small, so that this costs the fast path no
 # register.
 CAREFUL_BLOCK = tl.constexpr(16)
+_LOG2E = tl.constexpr(1.4426950408889634)
+
+
+class Strided(NamedTuple):
+    """A (B, S, heads, D) tensor whose last stride is 1, with its other strides."""
+
+    pointer: Any
+    batch: Any
+    row: Any
+    head: Any
+
+
+class Bounds(NamedTuple):
+    """How many queries and keys there are, and the band."""
+
+    seqlen_q: Any
+    seqlen_k: Any
+    left: Any
+    right: Any
+
+
+class Rows(NamedTuple):
+    """Of each query of a tile: its index; what the mask says of it (two intervals of key positions, its own position,
+    the first key position and the number of its sequence); its ALiBi slope * log2(e), one number unless sequences have
+    their own. All in one shape."""
+
+    query: Any
+    low: Any
+    high: Any
+    low2: Any
+    high2: Any
+    position: Any
+    start: Any
+    sequence: Any
+    slope: Any
+
+
+class Head(NamedTuple):
+    """What one head's program needs of the options. slopes: pointer to its ALiBi slopes. bias: pointer to this batch
+    row's and head's bias. number: the head's, that random numbers are keyed by; sequence: added to a sequence's."""
+
+    scale_log2: Any
+    cap_in: Any
+    cap_log2: Any
+    slopes: Any
+    slope_row: Any
+    bias: Any
+    bias_q: Any
+    bias_k: Any
+    seed: Any
+    number: Any
+    sequence: Any
+    threshold: Any
+
+
+class Keys(NamedTuple):
+    """The keys and values of one head: pointers and strides by row, the keys' positions, and the list of blocks."""
+
+    k: Any
+    k_row: Any
+    v: Any
+    v_row: Any
+    positions: Any
+    blocks: Any
 
 
 @triton.jit
 def load_tile(
-    base,
-    stride_row,
-    rows_left,
-    CHECK_ROWS: tl.constexpr,
-    ROWS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
+    base, stride_row, rows_left, CHECK_ROWS: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
-):
+):  # fmt: skip
     """Read ROWS x BLOCK_D elements from `base` on; rows from rows_left on and columns past HEAD_DIM read as zero."""
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK_D)
@@ -76,19 +139,20 @@ def has_nan(x):
 
 @triton.jit
 def query_rows(query, batch, bounds, mask_ptr, plane, F: tl.constexpr):
-    """What the mask says of each query (`query`: indices in any shape): its two intervals of key positions, its own
-    position, and the first key position and the number of its sequence. Without a mask: position, 0 and the batch row
-    follow from the index. Queries past Sq see nothing.
+    """The Rows of queries (`query`: indices in any shape), with a slope of 0. mask_ptr, plane: Mask.queries of a batch
+    row, and the distance of its rows.
+
+    Without a mask: position, 0 and the batch row follow from the index. Queries past Sq see nothing.
     """
     low = 0
     high = 0
     low2 = 0
     high2 = 0
-    position = query + (bounds[1] - bounds[0])
+    position = query + (bounds.seqlen_k - bounds.seqlen_q)
     start = 0
     sequence = batch
     if F.intervals:
-        real = query < bounds[0]
+        real = query < bounds.seqlen_q
         low = tl.load(mask_ptr + query, mask=real, other=0)
         high = tl.load(mask_ptr + plane + query, mask=real, other=0)
         if F.intervals == 2:
@@ -98,7 +162,17 @@ def query_rows(query, batch, bounds, mask_ptr, plane, F: tl.constexpr):
             position = tl.load(mask_ptr + 2 * plane + query, mask=real, other=0)
             start = tl.load(mask_ptr + 3 * plane + query, mask=real, other=0)
             sequence = tl.load(mask_ptr + 4 * plane + query, mask=real, other=0).to(tl.int64)
-    return query, low, high, low2, high2, position, start, sequence
+    return Rows(query, low, high, low2, high2, position, start, sequence, 0.0)
+
+
+@triton.jit
+def with_slope(rows, head, F: tl.constexpr):
+    """The rows with their ALiBi slopes."""
+    slope = 0.0
+    if F.alibi:
+        slope = tl.load(head.slopes + rows.sequence * head.slope_row) if F.slope_rows else tl.load(head.slopes)
+        slope *= _LOG2E
+    return Rows(rows.query, rows.low, rows.high, rows.low2, rows.high2, rows.position, rows.start, rows.sequence, slope)
 
 
 @triton.jit
@@ -113,22 +187,117 @@ def key_position(keys_ptr, key, seqlen_k, F: tl.constexpr):
 
 @triton.jit
 def sees(rows, key, position, bounds, CHECK_KEYS: tl.constexpr, F: tl.constexpr):
-    """The mask of a tile. rows: from `query_rows`, and key and its position: shaped to broadcast against each other.
+    """The mask of a tile. rows, and key and its position: shaped to broadcast against each other.
 
     CHECK_KEYS: keys past Sk must be out; not where they are rows of the result, which are not stored.
     """
-    query = rows[0]
     if CHECK_KEYS or not F.intervals:
-        mask = key < bounds[1]
+        mask = key < bounds.seqlen_k
     if F.intervals:
-        inside = (position >= rows[1]) & (position < rows[2])
+        inside = (position >= rows.low) & (position < rows.high)
         if F.intervals == 2:
-            inside = inside | ((position >= rows[3]) & (position < rows[4]))
+            inside = inside | ((position >= rows.low2) & (position < rows.high2))
         mask = (mask & inside) if CHECK_KEYS else inside
     if F.left:
-        mask = mask & (key >= query + bounds[2])
+        mask = mask & (key >= rows.query + bounds.left)
     if F.right:
-        mask = mask & (key <= query + bounds[3])
+        mask = mask & (key <= rows.query + bounds.right)
     if not (F.intervals or F.left or F.right):
-        mask = mask & (query < bounds[0])
+        mask = mask & (rows.query < bounds.seqlen_q)
     return mask
+
+
+@triton.jit
+def bounds_of(call):
+    return Bounds(call.seqlen_q, call.seqlen_k, call.left, call.right)
+
+
+@triton.jit
+def keys_of(k, v, call, table, batch, kv_head):
+    """The Keys of a key/value head. k, v: Strided."""
+    return Keys(
+        k.pointer + batch * k.batch + kv_head * k.head, k.row, v.pointer + batch * v.batch + kv_head * v.head, v.row,
+        call.positions + batch * call.position_batch, table.blocks,
+    )  # fmt: skip
+
+
+@triton.jit
+def head_options(head, bias, call, F: tl.constexpr):
+    """The Head of a head's number. bias: pointer to this batch row's and head's bias."""
+    seed = 0
+    sequence = 0
+    number = head
+    if F.dropout:
+        seed = tl.load(call.seed)
+        sequence = tl.load(call.seed + 1)
+        number = (head + tl.load(call.seed + 2)).to(tl.int32)
+    return Head(
+        call.scale_log2, call.cap_in, call.cap_log2, call.slopes + head, call.slope_row, bias, call.bias_q,
+        call.bias_k, seed, number, sequence, call.threshold,
+    )  # fmt: skip
+
+
+@triton.jit
+def _tanh(x):
+    # Exact at both ends: exp(2x) overflows to inf, or vanishes. Near 0 the error stays below 1e-7 of the softcap.
+    return 1.0 - 2.0 / (1.0 + tl.exp(2.0 * x))
+
+
+@triton.jit
+def load_bias(head, rows, key, bounds):
+    """The bias of a tile, in float32."""
+    pointers = head.bias + rows.query.to(tl.int64) * head.bias_q + key.to(tl.int64) * head.bias_k
+    inside = (rows.query < bounds.seqlen_q) & (key < bounds.seqlen_k)
+    return tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def logits(scores, head, rows, key, first_key, position, bounds, F: tl.constexpr):
+    """Products q k -> scores in base 2, and softcap's tanh (else 0), which its derivative needs."""
+    capped = 0.0
+    if F.softcap:
+        capped = _tanh(scores * head.cap_in)
+        x = capped * head.cap_log2
+    else:
+        x = scores * head.scale_log2
+    if F.alibi:
+        # As float32 before they meet, one conversion a row and a column; counted from the tile's first key they are
+        # exact up to 2^24 from there.
+        x -= rows.slope * tl.abs((rows.position - first_key).to(tl.float32) - (position - first_key).to(tl.float32))
+    if F.bias:
+        bias = load_bias(head, rows, key, bounds)
+        # -inf hides the pair, even where the score is NaN.
+        x = tl.where(bias == float("-inf"), float("-inf"), x + bias * _LOG2E)
+    return x, capped
+
+
+@triton.jit
+def kept(
+    head, rows, first_key, position, TRANSPOSED: tl.constexpr, F: tl.constexpr, BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Which weights of a tile dropout keeps: Philox4x32-7 (Salmon et al. 2011) of (key // 4, query, head, sequence),
+    word key % 4, positions counted from the sequence's first key. So the tile's size and place change nothing.
+
+    The tile is (queries, keys), TRANSPOSED (keys, queries), as `rows` and `position` are shaped.
+    """
+    query = (rows.position - rows.start).to(tl.int32)
+    sequence = (rows.sequence + head.sequence).to(tl.int32)
+    if F.intervals:
+        # Sequences begin anywhere, so neighbouring keys share no call here: each pair makes its own.
+        key = (position - rows.start).to(tl.int32)
+        w0, w1, w2, w3 = tl.philox(head.seed, key >> 2, query, head.number, sequence, 7)
+        index = key & 3
+        word = tl.where(index == 0, w0, tl.where(index == 1, w1, tl.where(index == 2, w2, w3)))
+    else:
+        group = tl.cast(first_key // 4, tl.int32) + tl.arange(0, BLOCK_K // 4)
+        if TRANSPOSED:
+            w0, w1, w2, w3 = tl.philox(head.seed, group[:, None], query, head.number, sequence, 7)
+        else:
+            w0, w1, w2, w3 = tl.philox(head.seed, group[None, :], query, head.number, sequence, 7)
+        word = tl.join(tl.join(w0, w2), tl.join(w1, w3))
+        if TRANSPOSED:
+            word = tl.reshape(tl.permute(word, (0, 2, 3, 1)), (BLOCK_K, BLOCK_Q))
+        else:
+            word = tl.reshape(word, (BLOCK_Q, BLOCK_K))
+    return (word >> 1).to(tl.int32) >= head.threshold

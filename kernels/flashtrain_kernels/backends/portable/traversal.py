@@ -9,12 +9,31 @@ their loop tests nothing. Where the lists come from:
 - a Mask: a row of 16 numbers from its plan (see masks.Plan), up to four runs of masked tiles and two of full ones;
 - a BlockMask: explicit lists of blocks, each of one or more tiles.
 
-All three come out as twelve numbers, `pieces`: masked count, p0, c1, p1, c2, p2, c3, p3, full count, f0, d1, f1. Masked
-step i is tile p0 + i below c1, p1 + i - c1 below c2, and so on; full steps likewise.
+All three come out as `Pieces`: masked step i is tile p0 + i below c1, p1 + i - c1 below c2, and so on; full step i is
+f0 + i below d1, then f1 + i - d1.
 """
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
+
+
+class Pieces(NamedTuple):
+    """masked, full: how many tiles of each kind. The others: where the runs begin, and up to which step they go."""
+
+    masked: Any
+    p0: Any
+    c1: Any
+    p1: Any
+    c2: Any
+    p2: Any
+    c3: Any
+    p3: Any
+    full: Any
+    f0: Any
+    d1: Any
+    f1: Any
 
 
 @triton.jit
@@ -29,13 +48,13 @@ def _band(low, full_low, full_high, high, BLOCK: tl.constexpr):
     past_full = tl.minimum(tl.maximum(tl.maximum(full_high, 0) // BLOCK, first_full), past)
     left = first_full - first
     masked = left + past - past_full
-    return masked, first, left, past_full, masked, 0, masked, 0, past_full - first_full, first_full, 0, 0
+    return Pieces(masked, first, left, past_full, masked, 0, masked, 0, past_full - first_full, first_full, 0, 0)
 
 
 @triton.jit
 def _planned(row):
     """One row of a plan's table."""
-    return (
+    return Pieces(
         tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3), tl.load(row + 4), tl.load(row + 5),
         tl.load(row + 6), tl.load(row + 7), tl.load(row + 8), tl.load(row + 9), tl.load(row + 10), tl.load(row + 11),
     )  # fmt: skip
@@ -48,7 +67,7 @@ def _listed(row, TILES: tl.constexpr):
     split = tl.load(row + 1)
     end = tl.load(row + 2)
     masked = ((split - begin) * TILES).to(tl.int32)
-    return masked, begin, 0, 0, 0, 0, 0, 0, ((end - split) * TILES).to(tl.int32), split, 0, 0
+    return Pieces(masked, begin, 0, 0, 0, 0, 0, 0, ((end - split) * TILES).to(tl.int32), split, 0, 0)
 
 
 @triton.jit
@@ -61,18 +80,17 @@ def key_pieces(
     elif F.block_q:
         pieces = _listed(table + (query // F.block_q) * table_stride, F.block_k // BLOCK_K)
     else:
-        seqlen_q, seqlen_k, left, right = bounds
-        last = tl.minimum(query + BLOCK_Q, seqlen_q) - 1
+        last = tl.minimum(query + BLOCK_Q, bounds.seqlen_q) - 1
         low = 0
         full_low = 0
-        high = seqlen_k
-        full_high = seqlen_k
+        high = bounds.seqlen_k
+        full_high = bounds.seqlen_k
         if F.left:
-            low = query + left
-            full_low = last + left
+            low = query + bounds.left
+            full_low = last + bounds.left
         if F.right:
-            high = tl.minimum(high, last + right + 1)
-            full_high = tl.minimum(full_high, query + right + 1)
+            high = tl.minimum(high, last + bounds.right + 1)
+            full_high = tl.minimum(full_high, query + bounds.right + 1)
         pieces = _band(low, full_low, full_high, high, BLOCK_K)
     return pieces
 
@@ -87,18 +105,17 @@ def query_pieces(
     elif F.block_q:
         pieces = _listed(table + (key // F.block_k) * table_stride, F.block_q // BLOCK_Q)
     else:
-        seqlen_q, seqlen_k, left, right = bounds
-        last = tl.minimum(key + BLOCK_K, seqlen_k) - 1
+        last = tl.minimum(key + BLOCK_K, bounds.seqlen_k) - 1
         low = 0
         full_low = 0
-        high = seqlen_q
-        full_high = seqlen_q
+        high = bounds.seqlen_q
+        full_high = bounds.seqlen_q
         if F.right:
-            low = key - right
-            full_low = last - right
+            low = key - bounds.right
+            full_low = last - bounds.right
         if F.left:
-            high = tl.minimum(high, last - left + 1)
-            full_high = tl.minimum(full_high, key - left + 1)
+            high = tl.minimum(high, last - bounds.left + 1)
+            full_high = tl.minimum(full_high, key - bounds.left + 1)
         pieces = _band(low, full_low, full_high, high, BLOCK_Q)
     return pieces
 
@@ -107,11 +124,11 @@ def query_pieces(
 def steps(pieces, MASKED: tl.constexpr, CAREFUL: tl.constexpr, SUB: tl.constexpr):
     """How many steps a loop takes. The careful loop visits every tile, in SUB parts."""
     if CAREFUL:
-        count = (pieces[0] + pieces[8]) * SUB
+        count = (pieces.masked + pieces.full) * SUB
     elif MASKED:
-        count = pieces[0]
+        count = pieces.masked
     else:
-        count = pieces[8]
+        count = pieces.full
     return count
 
 
@@ -126,43 +143,35 @@ def listed_block(
     block = 0
     if F.block_q and not CAREFUL:
         if MASKED:
-            block = tl.load(list_ptr + pieces[1] + i // TILES, mask=i < pieces[0], other=0)
+            block = tl.load(list_ptr + pieces.p0 + i // TILES, mask=i < pieces.masked, other=0)
         else:
-            block = tl.load(list_ptr + pieces[9] + i // TILES, mask=i < pieces[8], other=0)
+            block = tl.load(list_ptr + pieces.f0 + i // TILES, mask=i < pieces.full, other=0)
     return block
 
 
 @triton.jit
 def _masked_step(i, pieces, F: tl.constexpr):
-    tile = tl.where(i < pieces[2], pieces[1] + i, pieces[3] + i - pieces[2])
+    tile = tl.where(i < pieces.c1, pieces.p0 + i, pieces.p1 + i - pieces.c1)
     if F.intervals:
-        tile = tl.where(i < pieces[4], tile, pieces[5] + i - pieces[4])
-        tile = tl.where(i < pieces[6], tile, pieces[7] + i - pieces[6])
+        tile = tl.where(i < pieces.c2, tile, pieces.p2 + i - pieces.c2)
+        tile = tl.where(i < pieces.c3, tile, pieces.p3 + i - pieces.c3)
     return tile
 
 
 @triton.jit
 def _full_step(i, pieces, F: tl.constexpr):
     if F.intervals:
-        tile = tl.where(i < pieces[10], pieces[9] + i, pieces[11] + i - pieces[10])
+        tile = tl.where(i < pieces.d1, pieces.f0 + i, pieces.f1 + i - pieces.d1)
     else:
-        tile = pieces[9] + i
+        tile = pieces.f0 + i
     return tile
 
 
 @triton.jit
 def position_of_step(
-    i,
-    block,
-    pieces,
-    list_ptr,
-    MASKED: tl.constexpr,
-    CAREFUL: tl.constexpr,
-    F: tl.constexpr,
-    TILES: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STEP: tl.constexpr,
-):
+    i, block, pieces, list_ptr, MASKED: tl.constexpr, CAREFUL: tl.constexpr, F: tl.constexpr, TILES: tl.constexpr,
+    BLOCK: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
     """The first position of the tile of step i. BLOCK: the tile's size; STEP: the loop's, smaller in the careful one.
     block: `listed_block` of this step; TILES: tiles in a block.
     """
@@ -170,11 +179,15 @@ def position_of_step(
         SUB: tl.constexpr = BLOCK // STEP
         whole = i // SUB
         if F.block_q:
-            place = tl.where(whole < pieces[0], pieces[1] + whole // TILES, pieces[9] + (whole - pieces[0]) // TILES)
-            inside = tl.where(whole < pieces[0], whole, whole - pieces[0])
+            place = tl.where(
+                whole < pieces.masked, pieces.p0 + whole // TILES, pieces.f0 + (whole - pieces.masked) // TILES
+            )
+            inside = tl.where(whole < pieces.masked, whole, whole - pieces.masked)
             tile = tl.load(list_ptr + place) * TILES + (inside - inside // TILES * TILES)
         else:
-            tile = tl.where(whole < pieces[0], _masked_step(whole, pieces, F), _full_step(whole - pieces[0], pieces, F))
+            tile = tl.where(
+                whole < pieces.masked, _masked_step(whole, pieces, F), _full_step(whole - pieces.masked, pieces, F)
+            )
         position = tile * BLOCK + (i - whole * SUB) * STEP  # not %: the interpreter lacks it for this operand
     elif F.block_q:
         position = (block * TILES + i % TILES) * BLOCK

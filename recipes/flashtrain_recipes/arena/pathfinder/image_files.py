@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
 
-from flashtrain.data.sequences.batch import SequenceBatch
-from flashtrain.data.sequences.source import ArraySource, SequenceShape
+from flashtrain.data.sequences import ArraySource, SequenceBatch, SequenceShape
 from flashtrain.errors import UserError
 from flashtrain.files.foreign_files import MIB, read_bytes
 from flashtrain.files.npy_files import ARCHIVE_ERRORS, DamagedArrayError, read_whole_npz, read_words

@@ -19,7 +19,7 @@ from flashtrain.announce import say
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import FINISHED, RUNNING, write_config, write_summary
 from flashtrain.run.fitting import run_loggers
-from flashtrain.run.summary import planned_row
+from flashtrain.run.train import planned_row
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.loggers import close_loggers, log_image

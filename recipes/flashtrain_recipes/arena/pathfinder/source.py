@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flashtrain.data.sequences.batch import SequenceBatch
-from flashtrain.data.sequences.source import SequenceShape
+from flashtrain.data.sequences import SequenceBatch, SequenceShape
 from flashtrain.settings.setting_checks import one_of
 from flashtrain_recipes.arena.pathfinder.drawing import rasterise, varied_brightness
 from flashtrain_recipes.arena.pathfinder.parameters import (

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flashtrain.errors import UserError
-from flashtrain.files.cache_folder import default_cache_dir, only_writer
+from flashtrain.files.disk import default_cache_dir, only_writer
 from flashtrain.settings.setting_checks import at_least, one_of
 from flashtrain_recipes.arena.pathfinder.original.windows import DEGREES, directions
 from flashtrain_recipes.arena.pathfinder.parameters import (

@@ -7,9 +7,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from flashtrain.data.sequences.datamodule import SequenceDataModule
-from flashtrain.data.sequences.samples import Sequences, SequenceSamples
-from flashtrain.data.sequences.source import ArraySource, SequenceShape
+from flashtrain.data.sequences import ArraySource, SequenceDataModule, Sequences, SequenceSamples, SequenceShape
 from flashtrain.errors import UserError
 from flashtrain_recipes.arena.array_cache import open_or_build
 

@@ -1,0 +1,225 @@
+"""Words with labels, and made-up documents with cues: what fine-tuning reads beside labelled documents.
+
+Texts with a label for each word: .jsonl lines {"words": [...], "labels": [...]}, and their samples.
+
+T packed tokens, B padded rows, S the longest of them.
+
+Long documents whose labels only their whole text tells: a task made up to show what context is worth.
+
+Each label is present in a document independently, with one probability. For each that is present one cue, a token of
+its own, stands at a uniformly random place; all other tokens are filler that says nothing. A reader of the first c of n
+tokens sees a present label's cue with probability c / n, and of labels without a visible cue it knows no more than that
+chance: best_micro_f1 is the most that it can score, however it was trained. (Up to the order of L / n: two cues never
+share a place, so to see one makes another a little less likely to be among what is read.)
+
+n tokens of a document, c tokens that are read, L labels.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from flashtrain.data.labelled_documents import MOST_BYTES, ClassificationBatch, CutSamples, jsonl_objects, unknown_label
+from flashtrain.data.masking import hashed, uniform
+from flashtrain.data.packing import IGNORED_LABEL
+from flashtrain.data.tokenizers import SpecialTokens, Tokenizer
+from flashtrain.errors import UserError
+
+
+class WordRow(NamedTuple):
+    """Words and a label's name for each; where they stand, in words."""
+
+    words: list[str]
+    labels: list[str]
+    where: str = ""
+
+
+class LabelledTokens(NamedTuple):
+    """Texts in memory. tokens: all of them end to end; offsets (n + 1,); labels: as tokens, -100 for none."""
+
+    tokens: np.ndarray
+    offsets: np.ndarray
+    labels: np.ndarray
+    label_names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(n,) int64."""
+        return np.diff(self.offsets)
+
+
+def word_rows(
+    path: str | os.PathLike[str], *, words_column: str = "words", labels_column: str = "labels"
+) -> list[WordRow]:
+    """The rows of a .jsonl file, or of every such file in a folder in the order of their names.
+
+    UserError: nothing to read, and what is wrong in which line: a column missing, no two lists of one length.
+    """
+    rows = []
+    for row, where in jsonl_objects(path, most=MOST_BYTES):
+        for column in (words_column, labels_column):
+            given = row.get(column)
+            if not isinstance(given, list) or not all(isinstance(one, str | int) for one in given):
+                raise UserError(f"{where}: '{column}' is no list of strings. Possible: one for each word.")
+        words, labels = (list(map(str, row[column])) for column in (words_column, labels_column))
+        if len(words) != len(labels) or not words:
+            raise UserError(f"{where}: {len(words)} words and {len(labels)} labels. Possible: one label for each word.")
+        rows.append(WordRow(words, labels, where))
+    return rows
+
+
+def encode_words(
+    rows: Sequence[WordRow], tokenizer: Tokenizer, label_names: Sequence[str] | None = None
+) -> LabelledTokens:
+    """The texts as tokens, a word's label at its first token (Devlin et al. 2019, section 5.3).
+
+    Every word but the first is encoded with a space before it. label_names: None for all that occur, sorted.
+    UserError: no rows, a label that is not among the names.
+    """
+    if not rows:
+        raise UserError("there are no labelled texts.")
+    names = tuple(sorted({one for row in rows for one in row.labels}) if label_names is None else label_names)
+    place = {name: number for number, name in enumerate(names)}
+    tokens: list[int] = []
+    labels: list[int] = []
+    sizes = [0]
+    for number, row in enumerate(rows):
+        before = len(tokens)
+        encoded = tokenizer.encode_batch([word if not at else f" {word}" for at, word in enumerate(row.words)])
+        for ids, mark in zip(encoded, row.labels, strict=True):
+            if mark not in place:
+                raise unknown_label(mark, row.where, number, names)
+            tokens.extend(int(token) for token in ids)
+            if len(ids):
+                labels.extend([place[mark], *[IGNORED_LABEL] * (len(ids) - 1)])
+        sizes.append(len(tokens) - before)
+    return LabelledTokens(np.array(tokens), np.cumsum(sizes), np.array(labels), names)
+
+
+class TokenLabelledSamples(CutSamples):
+    """LabelledTokens as samples; indexed by a sequence of their numbers it gives one batch for TokenClassifier.loss.
+
+    As LabelledSamples', but `labels` are as `tokens` are, int64, -100 where there is none. context, layout, errors: see
+    CutSamples.
+    """
+
+    def __init__(self, texts: LabelledTokens, special: SpecialTokens, context: int, *, layout: str = "packed") -> None:
+        super().__init__(texts, special, context, layout)
+        self.texts = texts
+
+    def __getitem__(self, numbers: Sequence[int]) -> ClassificationBatch:
+        """The batch of these texts, in this order."""
+        rows, marks = [], []
+        for number in numbers:
+            begin = self.texts.offsets[number]
+            end = min(self.texts.offsets[number + 1], begin + self.context - 2)
+            kept, none = self.texts.tokens[begin:end], [IGNORED_LABEL]
+            rows.append(np.concatenate(([self.special.classify], kept, [self.special.separate])))
+            marks.append(np.concatenate((none, self.texts.labels[begin:end], none)))
+        return self._batch(rows, self._laid_out(marks, IGNORED_LABEL))
+
+
+FILLER = 1024  # different filler tokens
+_LENGTH, _PRESENT, _PLACE, _FILLER = range(4)  # keeps the draws apart
+
+
+class CueDocuments:
+    """`count` documents (a LabelledDocuments), each made when it is asked for: document i follows from (seed, i) alone.
+
+    length: n, of the longest; shortest: lengths are uniform from this to `length` (None: all have `length`).
+    labels: L. presence: the probability of each label. Tokens 0 to L - 1 are the cues, the FILLER next ones filler, the
+    k-th of them about as frequent as 1 / k, as words are. vocab_size: tokens altogether.
+    UserError: numbers out of range, more labels than fit the shortest document.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        length: int = 16384,
+        *,
+        shortest: int | None = None,
+        labels: int = 8,
+        presence: float = 0.2,
+        seed: int = 0,
+    ) -> None:
+        shortest = length if shortest is None else shortest
+        if count < 1 or labels < 1:
+            raise UserError(f"{count} documents with {labels} labels. Possible: 1 or more of both.")
+        if not labels <= shortest <= length:
+            raise UserError(
+                f"documents of {shortest} to {length} tokens with {labels} labels. Possible: a length of {labels} or "
+                "more, and no shortest above it."
+            )
+        if not 0 < presence < 1:
+            raise UserError(f"presence={presence:g} of a label. Possible: a probability between 0 and 1.")
+        if seed < 0:
+            raise UserError(f"seed={seed} must be at least 0.")
+        self.count = count
+        self.length = length
+        self.shortest = shortest
+        self.presence = presence
+        self.seed = seed
+        self.label_names = tuple(f"cue {number}" for number in range(labels))
+        self.vocab_size = labels + FILLER
+        self._frequencies = np.cumsum(1 / np.arange(1, FILLER + 1))
+        self._frequencies /= self._frequencies[-1]
+
+    def __len__(self) -> int:
+        return self.count
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(count,) int64."""
+        spread = np.uint64(self.length - self.shortest + 1)
+        return self.shortest + (hashed(self.seed, _LENGTH, np.arange(self.count)) % spread).astype(np.int64)
+
+    def document(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens (n,) int64 and labels (L,) bool. Raises IndexError for one that does not exist."""
+        if not 0 <= number < self.count:
+            raise IndexError(f"document {number} of {self.count}")
+        length = int(self.shortest + hashed(self.seed, _LENGTH, number) % np.uint64(self.length - self.shortest + 1))
+        index = np.arange(len(self.label_names))
+        present = uniform(self.seed, _PRESENT, number, index) < self.presence
+        draws = uniform(self.seed, _FILLER, number, np.arange(length))
+        tokens = len(index) + np.searchsorted(self._frequencies, draws, side="right")
+        places = self._places(number, len(index), length)
+        tokens[places[present]] = index[present]
+        return tokens, present
+
+    def _places(self, number: int, labels: int, length: int) -> np.ndarray:
+        """(L,) different places, each uniform: drawn one by one, and again where a place is taken."""
+        places: list[int] = []
+        for label in range(labels):
+            again = 0
+            while True:
+                place = int(hashed(self.seed, _PLACE, number, label, again) % np.uint64(length))
+                if place not in places:
+                    break
+                again += 1
+            places.append(place)
+        return np.array(places)
+
+
+def best_micro_f1(lengths: np.ndarray | int, read: int, presence: float) -> float:
+    """The most micro-F1 that a reader of the first `read` tokens of such documents can expect, of very many of them.
+
+    Let f = min(1, read / n) be the chance that a cue is among what is read, and p the presence. A label whose cue is
+    seen is certain: p f of all labels. One that is not seen is present with probability p (1 - f) / (1 - p f), and all
+    such labels of documents of one length look alike. F1 = 2 TP / (labels + predictions), a ratio of sums, is largest
+    where all of the likelier ones are predicted, up to some length, and none of the rest; this tries every such choice.
+    For documents of one length it is max(2 f / (1 + f), 2 p / (1 + p)).
+    """
+    sizes = np.atleast_1d(np.asarray(lengths, dtype=np.float64))
+    seen = np.sort(np.minimum(1.0, read / sizes))  # the least seen come first: there an unseen label is likeliest
+    certain = presence * seen.sum()
+    guessed = np.concatenate(([0.0], (presence * (1 - seen)).cumsum()))
+    guesses = np.concatenate(([0.0], (1 - presence * seen).cumsum()))
+    scores = 2 * (certain + guessed) / (presence * len(sizes) + certain + guesses)
+    return float(scores.max())

@@ -1,0 +1,274 @@
+"""What a rank computes by itself: its part of a mask, bands that need none, and the kernels' calls.
+
+The part of a mask that concerns the queries and keys that one rank holds, in the form the kernels are fastest with.
+
+B batch, Bm rows of a mask, Bl rows of a layout, S sequence, m queries and p keys held, in ascending order.
+
+What a rank computes under a plain causal, full or window mask: kernel calls that need no mask at all.
+
+The kernels are faster with a band of their own than with a mask that says the same as data. A rank that holds a few
+runs of neighbouring tokens has such bands: a run sees all keys up to its own, which come first, and itself causally.
+
+m queries and p keys held, ascending.
+
+What every way of sharing attention has in common: one layer's inputs on this rank, and the kernels' two passes.
+
+B batch, n tokens a rank holds, m tokens of the ranks that divide the heads, H query heads, K key/value heads, D head
+dimension.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flashtrain.errors import UserError
+from flashtrain_kernels import attention_backward, attention_forward
+from flashtrain_kernels.masks import HIGH, HIGH2, LOW, LOW2, SEQUENCE, Mask
+
+NOWHERE = 2**30 - 1  # the position of a padding key: past every interval (positions stay below 2^30)
+
+
+def check_whole(mask: Mask, seqlen: int) -> None:
+    """UserError for a mask that is not of the whole sequence, in its order."""
+    if mask.keys is not None or mask.queries.shape[2] != seqlen or mask.seqlen_k != seqlen:
+        raise UserError(
+            f"a mask of {mask.queries.shape[2]} queries and {mask.seqlen_k} keys for a sequence of {seqlen} that is "
+            "shared by several ranks. Possible: the mask of the whole sequence, in its order (made from what "
+            "context.whole returns, not from a rank's own part)."
+        )
+
+
+def numbered(mask: Mask, batch: int) -> Mask:
+    """The mask with rows that count their sequences on from row to row, as dropout's random numbers need it.
+
+    flash_attn_func numbers a shared mask so itself; a part of a mask no longer shows how many sequences there are. It
+    has no band: only a mask tells the kernels which sequence and positions a part is of.
+    """
+    if batch == 1 or mask.queries.shape[1] != 1:
+        return mask._replace(band=None)
+    rows = mask.queries.expand(-1, batch, -1).clone()
+    row = torch.arange(batch, device=rows.device, dtype=torch.int32)[:, None]
+    rows[SEQUENCE] += row * (mask.queries[SEQUENCE].amax() + 1)
+    return Mask(rows, None, mask.seqlen_k)
+
+
+def part(mask: Mask, queries: Tensor | None, keys: Tensor | None, *, positions: bool) -> Mask:
+    """The mask of some queries and some keys: Mask.select with rows of their own, padding, and in a faster form.
+
+    queries: (Bl, m), keys: (Bl, p): ascending places in the sequence, then -1 for padding, which sees nothing and is
+    seen by nothing; None: all of them. positions: whether the result keeps the keys' positions, as dropout needs;
+    otherwise its intervals are those of the keys' places among the p: ascending keys make an interval of positions an
+    interval of places, and the Hopper kernels take only such masks.
+    """
+    rows = mask.queries
+    if queries is not None:
+        rows = _gathered(rows, queries.clamp(min=0).to(rows.device))
+        hidden = (queries < 0).to(rows.device).expand(rows.shape[1], -1)
+        rows[LOW] = rows[LOW].masked_fill(hidden, 0)
+        rows[HIGH] = rows[HIGH].masked_fill(hidden, 0)
+        if rows.shape[0] == 7:
+            rows[LOW2], rows[HIGH2] = rows[LOW2].masked_fill(hidden, 0), rows[HIGH2].masked_fill(hidden, 0)
+    if keys is None:
+        return mask if queries is None else Mask(rows, None, mask.seqlen_k)
+    held = keys.to(rows.device)
+    held = torch.where(held < 0, NOWHERE, held).to(torch.int32)
+    if rows.shape[1] != held.shape[0]:
+        batch = max(rows.shape[1], held.shape[0])
+        rows, held = rows.expand(-1, batch, -1), held.expand(batch, -1)
+    rows, held = rows.clone(), held.contiguous()
+    for bound in (LOW, HIGH, LOW2, HIGH2)[: 2 if rows.shape[0] == 5 else 4]:
+        rows[bound] = rows[bound].clamp(max=mask.seqlen_k)  # no interval reaches the padding
+        if not positions:
+            rows[bound] = torch.searchsorted(held, rows[bound].contiguous(), out_int32=True)
+    return Mask(rows, held if positions else None, keys.shape[1])
+
+
+def _gathered(rows: Tensor, index: Tensor) -> Tensor:
+    """rows (5 or 7, Bm, S) at index (Bl, m) -> (5 or 7, max(Bm, Bl), m), a copy."""
+    if index.shape[0] == 1:
+        return rows.index_select(2, index[0])
+    batch = max(rows.shape[1], index.shape[0])
+    return rows.expand(-1, batch, -1).gather(2, index.expand(rows.shape[0], batch, -1))
+
+
+FULL, CAUSAL = (-1, -1), (-1, 0)
+MOST_CALLS = 4  # more are small ones, which leave the device idle between them
+
+
+class BandCall(NamedTuple):
+    """One call. queries: which of those held; keys: the first so many of those held; window: flash-attn's, aligned to
+    the last query and the last key."""
+
+    queries: slice
+    keys: int
+    window: tuple[int, int]
+
+
+Part = Mask | tuple[BandCall, ...]
+
+
+def local_part(mask: Mask, queries: Tensor | None, keys: Tensor | None, *, positions: bool = False) -> Part:
+    """The part of a mask that these queries and keys have: as calls where there are such, else as local_masks.part.
+
+    queries: (Bl, m), keys: (Bl, p): places in the sequence, ascending, then -1 for padding; None: all of them.
+    Queries that no call has see nothing.
+    """
+    calls = None
+    if mask.band is not None and not positions and mask.queries.shape[2] == mask.seqlen_k:
+        calls = _calls(mask.band, _places(queries, mask.seqlen_k), _places(keys, mask.seqlen_k), mask.seqlen_k)
+    return calls if calls is not None else part(mask, queries, keys, positions=positions)
+
+
+def planned(part: Part, head_dim: int, dtype: torch.dtype, *, rich: bool = False) -> Part:
+    """The part made ready for every layer's attention of this head dimension and dtype, as Mask.planned."""
+    return part.planned(head_dim, dtype, rich=rich) if isinstance(part, Mask) else part
+
+
+def _places(tokens: Tensor | None, length: int) -> np.ndarray | None:
+    """(m,) the real tokens; None where the rows of a batch hold different ones."""
+    if tokens is None:
+        return np.arange(length)
+    if tokens.shape[0] != 1:
+        return None
+    held = tokens[0].cpu().numpy()
+    return held[held >= 0]
+
+
+def _calls(
+    band: tuple[int, int], queries: np.ndarray | None, keys: np.ndarray | None, length: int
+) -> tuple[BandCall, ...] | None:
+    """The calls; None where the band does not fall into a few."""
+    if queries is None or keys is None:
+        return None
+    if len(queries) == len(keys) == length or band == FULL:
+        return (BandCall(slice(0, len(queries)), len(keys), band),) if len(queries) and len(keys) else ()
+    if band != CAUSAL:
+        return None
+    calls: list[BandCall] = []
+    for start, stop in _runs(queries):
+        first, last = (int(np.searchsorted(keys, queries[place], side="right")) for place in (start, stop - 1))
+        if first == last:
+            call = BandCall(slice(start, stop), last, FULL)
+        elif last - first == stop - start - 1 and first and keys[first - 1] == queries[start]:
+            call = BandCall(slice(start, stop), last, CAUSAL)
+        else:
+            return None
+        if call.keys:
+            _add(calls, call)
+    return tuple(calls) if len(calls) <= MOST_CALLS else None
+
+
+def _runs(queries: np.ndarray) -> list[tuple[int, int]]:
+    """(start, stop) of the runs of neighbouring tokens."""
+    if not len(queries):
+        return []
+    cuts = np.flatnonzero(np.diff(queries) != 1) + 1
+    return list(zip([0, *cuts.tolist()], [*cuts.tolist(), len(queries)], strict=True))
+
+
+def _add(calls: list[BandCall], call: BandCall) -> None:
+    """Add a call, or make the last one longer where both are one."""
+    if calls and calls[-1].window == call.window and calls[-1].queries.stop == call.queries.start:
+        grown = call.queries.stop - call.queries.start if call.window == CAUSAL else 0
+        if calls[-1].keys + grown == call.keys:
+            calls[-1] = BandCall(slice(calls[-1].queries.start, call.queries.stop), call.keys, call.window)
+            return
+    calls.append(call)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How scores become weights. scale: of q k^T. dropout: probability; seed: (1,) int64, the same on all ranks."""
+
+    scale: float
+    dropout: float = 0.0
+    seed: Tensor | None = None
+
+    def seed_of(self, first_head: int) -> Tensor | None:
+        """The kernels' seed for a call whose head 0 is the model's `first_head`: the same weights are dropped."""
+        if self.seed is None:
+            return None
+        offsets = self.seed.new_zeros(1), self.seed.new_full((1,), first_head)
+        return torch.cat((self.seed.reshape(1), *offsets))
+
+
+class Way(Protocol):
+    """One way of computing attention over a sequence that several ranks hold. Every rank must call it alike."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
+        """q (B, n, H, D), k and v (B, n, K, D) of this rank -> out (B, n, H, D), and the log-sum-exp for backward."""
+
+    def backward(
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(dq, dk, dv) of this rank's tokens, in the shapes and dtypes of q, k and v."""
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, part: Part, scores: Scores, first_head: int = 0) -> tuple[Tensor, Tensor]:
+    """(out, lse) of the local attention; 0 and -inf for queries that see nothing."""
+    if isinstance(part, Mask):
+        return attention_forward(
+            q, k, v, mask=part, softmax_scale=scores.scale, dropout_p=scores.dropout,
+            dropout_seed=scores.seed_of(first_head),
+        )  # fmt: skip
+    if len(part) == 1 and part[0].queries == slice(0, q.shape[1]):
+        return _band_forward(q, k, v, part[0], scores)
+    out = torch.zeros_like(q)
+    lse = q.new_full((q.shape[0], q.shape[2], q.shape[1]), -torch.inf, dtype=summing_dtype(q.dtype))
+    for band in part:
+        out[:, band.queries], lse[:, :, band.queries] = _band_forward(q[:, band.queries], k, v, band, scores)
+    return out, lse
+
+
+def backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    part: Part,
+    scores: Scores,
+    first_head: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dq, dk, dv) of the local attention, given out and lse over all keys; dk and dv may be in summing_dtype."""
+    if isinstance(part, Mask):
+        return attention_backward(
+            dout, q, k, v, out, lse, mask=part, softmax_scale=scores.scale, dropout_p=scores.dropout,
+            dropout_seed=scores.seed_of(first_head),
+        )  # fmt: skip
+    if len(part) == 1 and part[0][:2] == (slice(0, q.shape[1]), k.shape[1]):
+        return _band_backward(dout, q, k, v, out, lse, part[0], scores)
+    dq = torch.zeros_like(q)
+    dk, dv = (torch.zeros(x.shape, dtype=summing_dtype(x.dtype), device=x.device) for x in (k, v))
+    for band in part:
+        own, keys = band.queries, band.keys
+        rows = dout[:, own], q[:, own], k, v, out[:, own], lse[:, :, own].contiguous()
+        dq[:, own], to_keys, to_values = _band_backward(*rows, band, scores)
+        dk[:, :keys] += to_keys
+        dv[:, :keys] += to_values
+    return dq, dk, dv
+
+
+def _band_forward(q: Tensor, k: Tensor, v: Tensor, band: BandCall, scores: Scores) -> tuple[Tensor, Tensor]:
+    keys = slice(0, band.keys)
+    return attention_forward(q, k[:, keys], v[:, keys], window_size=band.window, softmax_scale=scores.scale)
+
+
+def _band_backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, band: BandCall, scores: Scores
+) -> tuple[Tensor, Tensor, Tensor]:
+    keys = slice(0, band.keys)
+    return attention_backward(
+        dout, q, k[:, keys], v[:, keys], out, lse, window_size=band.window, softmax_scale=scores.scale
+    )
+
+
+def summing_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What partial results are added up in: float32 at least."""
+    return torch.promote_types(dtype, torch.float32)

@@ -1,0 +1,156 @@
+"""What is done with a trained decoder: text from it, and a longer context.
+
+Continuing a text: tokens drawn one after another from a model's predictions, with a key/value cache.
+
+Shapes: B batch, S prompt length, V rows of the embedding table.
+
+A trained decoder's configuration and weights, made ready for a longer context than it was trained with.
+
+    config, state_dict = load_gpt2("gpt2")                                  # 1,024 learned positions
+    config, state_dict = with_context(config, state_dict, 8192, interpolate=True)
+    model = GPT2(config)
+    model.load_state_dict(state_dict)
+
+E embedding width, C positions of a learned table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from flashtrain.errors import UserError
+from flashtrain.models.gpt2 import GPT2Config
+from flashtrain.models.positions import stretched
+from flashtrain.models.trainable import Trainable
+
+LARGEST_TEMPERATURE = 1e6  # all tokens are as likely long before
+SMALLEST_TEMPERATURE = 1e-30  # float32 has hardly less; below, as at 0, the likeliest is taken
+
+
+def generate(
+    model: Trainable,
+    tokens: Tensor,
+    max_new_tokens: int,
+    *,
+    temperature: float = 0.8,
+    top_k: int | None = 50,
+    seed: int = 0,
+    end_of_text: int | None = None,
+) -> Tensor:
+    """The prompt tokens (B, S) int64 with up to max_new_tokens more behind them: (B, S + new) int64.
+
+    temperature: divides the logits before drawing; 0 takes the likeliest token (greedy). top_k: draw among the k
+    likeliest only (None: all). seed: of the draws; the same seed, model and device draw the same tokens. end_of_text:
+    a row that draws it is finished and filled up with it, and generation ends once all rows are.
+
+    A model sees at most its context. Of a longer prompt it reads the last `context` tokens; when the context is full,
+    the last context // 2 tokens are read anew as a fresh window, so that what it sees varies between half a context and
+    a whole one, and reading stays cheap on average. Rows must be of equal length: there is no padding.
+    Runs without gradients, in evaluation mode, on the model's device; the model's mode is restored.
+    UserError: a model that does not generate, an empty prompt, tokens outside the vocabulary, options out of range,
+    predictions that are no numbers.
+    """
+    shape = model.shape
+    if shape is None or not model.generates:
+        raise UserError(f"{type(model).__name__} cannot generate text: only flashtrain's decoders can.")
+    _check(shape.vocab_size, tokens, max_new_tokens, temperature, top_k, end_of_text)
+    device, context = next(model.parameters()).device, shape.context
+    tokens = tokens.to(device)
+    generator = torch.Generator(device=device).manual_seed(seed)
+    # No more than these tokens need: a whole context of a million tokens would take tens of GiB for a few words.
+    cache = model.new_cache(min(context, tokens.shape[1] + max_new_tokens))
+    finished = torch.zeros(tokens.shape[0], 1, dtype=torch.bool, device=device)
+    unread = tokens[:, -context:]
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            for _ in range(max_new_tokens):
+                if cache.length + unread.shape[1] > context:
+                    cache.clear()
+                    unread = tokens[:, -max(1, context // 2) :]
+                logits = model(unread, cache=cache, last_only=True)[:, 0]
+                unread = _draw(logits, temperature, top_k, generator)
+                if end_of_text is not None:
+                    unread = unread.masked_fill(finished, end_of_text)
+                    finished |= unread == end_of_text
+                tokens = torch.cat((tokens, unread), dim=1)
+                if end_of_text is not None and bool(finished.all()):
+                    break
+    finally:
+        model.train(was_training)
+    return tokens
+
+
+def _draw(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> Tensor:
+    """One token a row, (B, 1), from logits (B, V). UserError: logits that are no numbers."""
+    largest = logits.max(dim=-1, keepdim=True).values
+    if not bool(largest.isfinite().all()):  # the largest of a row with a NaN is NaN
+        raise UserError("the model predicts no numbers (NaN or infinite): its weights are spoilt.")
+    if temperature < SMALLEST_TEMPERATURE:
+        return logits.argmax(dim=-1, keepdim=True)
+    logits = (logits - largest).float() / temperature  # so a small temperature leaves the largest where it is
+    if top_k is not None and top_k < logits.shape[-1]:
+        smallest_kept = logits.topk(top_k, dim=-1).values[:, -1:]
+        logits = logits.masked_fill(logits < smallest_kept, -torch.inf)
+    return torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)
+
+
+def _check(
+    vocabulary: int, tokens: Tensor, max_new_tokens: int, temperature: float, top_k: int | None, end_of_text: int | None
+) -> None:
+    if tokens.dim() != 2 or tokens.shape[1] == 0 or tokens.shape[0] == 0:
+        raise UserError(f"a prompt of shape {tuple(tokens.shape)}. Possible: (rows, tokens), at least one token a row.")
+    smallest, largest = int(tokens.min()), int(tokens.max())
+    if smallest < 0 or largest >= vocabulary:
+        outside = smallest if smallest < 0 else largest
+        raise UserError(f"token {outside} in the prompt. Possible: 0 to {vocabulary - 1}, the model's vocabulary.")
+    if max_new_tokens < 0:
+        raise UserError(f"max_new_tokens {max_new_tokens}. Possible: 0 or more.")
+    if not 0 <= temperature <= LARGEST_TEMPERATURE:
+        raise UserError(f"temperature {temperature:g}. Possible: 0 (greedy) or more, up to {LARGEST_TEMPERATURE:g}.")
+    if top_k is not None and top_k < 1:
+        raise UserError(f"top_k {top_k}. Possible: 1 or more, or none for the whole vocabulary.")
+    if end_of_text is not None and not 0 <= end_of_text < vocabulary:
+        raise UserError(f"end_of_text {end_of_text}. Possible: 0 to {vocabulary - 1}, the model's vocabulary.")
+
+
+POSITION_TABLE = "position_embedding.weight"
+
+
+def with_context(
+    config: GPT2Config,
+    state_dict: dict[str, Tensor],
+    context: int,
+    *,
+    interpolate: bool = False,
+    rope_base: float | None = None,
+    rope_factor: float | None = None,
+) -> tuple[GPT2Config, dict[str, Tensor]]:
+    """The same model for sequences of up to `context` tokens; one that is no longer than the model's changes nothing.
+
+    Learned positions (C, E): with `interpolate` the table is stretched to (context, E), without it UserError.
+    Rotary positions have no longest position; rope_base and rope_factor (None: as they are) change their angles, and
+    are a UserError with learned ones.
+    """
+    rotary = config.positions == "rotary"
+    for name, given in (("rope_base", rope_base), ("rope_factor", rope_factor)):
+        if given is not None and not rotary:
+            raise UserError(f"{name} {given:g} for a model with learned positions. Possible: a model with rotary ones.")
+    if rope_base is not None:
+        config = replace(config, rope_base=rope_base)
+    if rope_factor is not None:
+        config = replace(config, rope_factor=rope_factor)
+    if context <= config.context:
+        return config, state_dict
+    if not rotary:
+        if not interpolate:
+            raise UserError(
+                f"{context} positions for a model with {config.context} learned ones. Possible: at most "
+                f"{config.context} tokens, or interpolating the positions to the longer context."
+            )
+        state_dict = {**state_dict, POSITION_TABLE: stretched(state_dict[POSITION_TABLE], context)}
+    return replace(config, context=context), state_dict

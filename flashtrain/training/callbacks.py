@@ -1,0 +1,237 @@
+"""Callbacks that end a training or see to its validations.
+
+Stopping a run whose loss or weights are no longer finite: the step is named, and no good checkpoint is lost.
+
+Stopping a run once a held-out figure is good enough, and saying how long that took.
+
+No validation is lost: one that was due when a run died is made when it goes on.
+
+How many held-out samples a validation reads: by default so many that it takes a tenth of the training's time.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+import torch.distributed as dist
+from pytorch_lightning.callbacks import Checkpoint, ModelCheckpoint
+
+from flashtrain.errors import UserError
+from flashtrain.files.foreign_files import is_count
+from flashtrain.training.steps import OptimizerStepCounter, log_interval
+
+NEVER = torch.iinfo(torch.int64).max
+
+
+class StopOnNonFinite(pl.Callback):
+    """Ends the fit with a UserError that names the first optimiser step whose loss was NaN or infinite.
+
+    Reading a loss makes the host wait for the device, so the losses stay on the device and are looked at together: at
+    the trainer's log interval (where the loggers read values anyway), before every checkpoint and at the end. Before a
+    checkpoint the weights are looked at too, so that no spoiled state ever replaces a good checkpoint. All ranks look
+    at the same steps and agree on the first bad one, so that they stop together.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._steps = OptimizerStepCounter()
+        self._pending: list[tuple[int, torch.Tensor]] = []  # (optimiser step, loss), not looked at yet
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._steps.start(trainer)
+        self._pending.clear()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        ended = self._steps.ended(trainer)
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if isinstance(loss, torch.Tensor):
+            step = trainer.global_step if ended else trainer.global_step + 1
+            self._pending.append((step, loss.detach()))
+        interval = log_interval(trainer)
+        if ended and trainer.global_step % interval == 0:
+            self._check_losses(trainer)
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self._check_losses(trainer)
+        self._check_weights(trainer, pl_module)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._check_losses(trainer)
+
+    def _check_losses(self, trainer: pl.Trainer) -> None:
+        pending, self._pending = self._pending, []
+        losses = torch.stack([loss.reshape(()).float() for _, loss in pending]).tolist() if pending else []
+        # Step and kind in one number, so that one reduction tells every rank both.
+        bad = [
+            2 * step + (0 if math.isnan(loss) else 1)
+            for (step, _), loss in zip(pending, losses, strict=True)
+            if not math.isfinite(loss)
+        ]
+        first = _first_over_ranks(trainer, min(bad, default=NEVER))
+        if first != NEVER:
+            step, infinite = divmod(first, 2)
+            raise UserError(f"loss became {'infinite' if infinite else 'nan'} at step {step}; {_advice(trainer)}")
+
+    def _check_weights(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        finite = [torch.isfinite(_local(p.detach())).all() for p in pl_module.parameters() if p.is_floating_point()]
+        bad = bool(finite) and not bool(torch.stack(finite).all())
+        if _first_over_ranks(trainer, trainer.global_step if bad else NEVER) != NEVER:
+            raise UserError(
+                f"weights were no longer finite after step {trainer.global_step} although the loss was;"
+                f" no checkpoint was written over the last good one; {_advice(trainer)}"
+            )
+
+
+def _first_over_ranks(trainer: pl.Trainer, found: int) -> int:
+    """The smallest of what the ranks found."""
+    if trainer.world_size == 1 or not dist.is_initialized():
+        return found
+    first = torch.tensor(found, dtype=torch.int64, device=trainer.strategy.root_device)
+    dist.all_reduce(first, op=dist.ReduceOp.MIN)
+    return int(first)
+
+
+def _local(parameter: torch.Tensor) -> torch.Tensor:
+    """This rank's shard of a distributed parameter, or the parameter itself."""
+    to_local = getattr(parameter, "to_local", None)
+    return parameter if to_local is None else to_local()
+
+
+def _advice(trainer: pl.Trainer) -> str:
+    good = last_written_checkpoint(trainer)
+    where = f"last good checkpoint: {good}" if good else "no checkpoint had been written yet"
+    return f"{where}; a lower learning rate, a longer warm-up or gradient clipping may help"
+
+
+def last_written_checkpoint(trainer: pl.Trainer) -> str | None:
+    """Path of the newest checkpoint that this fit's checkpoint callbacks have written, None where there is none."""
+    paths: list[Path] = []
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if not isinstance(callback, Checkpoint):
+            continue
+        named = [getattr(callback, "last_saved", None)]
+        if isinstance(callback, ModelCheckpoint):
+            named += [callback.last_model_path, callback.best_model_path]
+        paths += [Path(path) for path in named if path and Path(path).exists()]
+    return str(max(paths, key=lambda path: path.stat().st_mtime)) if paths else None
+
+
+log = logging.getLogger(__name__)
+
+
+class StopAtTarget(pl.Callback):
+    """Ends training at the first validation at which a logged figure is at least `target`.
+
+    metric: the name that it is logged under, on every rank the same. seconds: from the start of training to that
+    validation's end, None until then; a resumed run counts the parts before it too. UserError: no target in (0, 1].
+    """
+
+    def __init__(self, target: float, metric: str = "validation_accuracy") -> None:
+        if not 0 < target <= 1:
+            raise UserError(f"target_accuracy {target:g}. Possible: a share above 0, and at most 1.")
+        self.target = target
+        self.metric = metric
+        self.seconds: float | None = None
+        self._before = 0.0
+        self._begun: float | None = None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._begun = time.monotonic()
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        value = trainer.callback_metrics.get(self.metric)
+        if trainer.sanity_checking or self._begun is None or value is None or self.seconds is not None:
+            return
+        if float(value) >= self.target:
+            self.seconds = self._elapsed()
+            log.info(
+                "%s %.4f reached its target %g after %d steps and %.1f s",
+                self.metric,
+                float(value),
+                self.target,
+                trainer.global_step,
+                self.seconds,
+            )
+            trainer.should_stop = True
+
+    def _elapsed(self) -> float:
+        return self._before + (0.0 if self._begun is None else time.monotonic() - self._begun)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Seconds of training so far."""
+        return {"seconds": self._elapsed()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Count on from an earlier part of the run."""
+        self._before = float(state_dict["seconds"])
+
+
+class DueValidation(pl.Callback):
+    """Knows the step of the latest validation, which travels in the checkpoint, and validates at once where a run goes
+    on from a step whose validation it has not: the checkpoint of a step is written before its validation.
+
+    every: optimiser steps between two validations.
+    """
+
+    def __init__(self, every: int) -> None:
+        super().__init__()
+        self.every = every
+        self.step: int | None = None
+
+    def has(self, step: int) -> bool:
+        """Whether the weights of this step were validated."""
+        return self.step == step
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        step = trainer.global_step
+        if step == 0:
+            self.step = None
+        elif step % self.every == 0 and not self.has(step):
+            loop = trainer.fit_loop.epoch_loop.val_loop
+            loop.restarting = False
+            trainer.validating = True
+            loop.run()
+            trainer.training = True
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not trainer.sanity_checking:
+            self.step = trainer.global_step
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        step = state_dict.get("step")
+        self.step = step if is_count(step) else None
+
+
+SHARE = 0.1
+STEP_TO_FORWARD = 3  # a sample's forward and backward cost three forwards, in FLOPs
+
+
+def held_out_samples(asked: int | None, every: int, batch: int, *, most: int | None = None) -> int:
+    """Samples of each validation: what was asked for, else at most SHARE of what is trained between two of them.
+
+    every: optimiser steps between two validations. batch: samples of a step. most: a bound of its own where nothing was
+    asked for. Counted in FLOPs and not in seconds, so that the same settings always read the same samples.
+    """
+    if asked is not None:
+        return asked
+    share = max(1, round(SHARE * STEP_TO_FORWARD * every * batch))
+    return share if most is None else min(most, share)
+
+
+def describe_validation(samples: int, asked: int | None, every: int, setting: str) -> str:
+    """The line that says how much each validation reads, and which setting asks for another number."""
+    bound = "" if asked is not None else f", at most about a tenth of the training's time; {setting}= reads others"
+    return f"validation: {samples:,} held-out samples every {every:,} steps{bound}"

@@ -1,0 +1,295 @@
+"""flash-attn's functions, on batches and on sequences packed into one row, which a mask keeps apart: the tensors are
+checked, what is wrong is said plainly, and calls.py does the rest.
+
+B batch, S sequence (Sq queries, Sk keys), T packed tokens (Tq queries, Tk keys), N sequences, H query heads,
+K key/value heads, D head dimension.
+"""
+
+import inspect
+from typing import Any
+
+from torch import Tensor
+
+from .arguments import check_cu_seqlens, check_packed, check_q_and_kv, check_qkv
+from .calls import Packing, Result, attend, options_of, sizes_of
+from .dispatch import explained
+from .masks import BlockMask, Mask
+from .options import Options
+
+_Q, _K = "(B, Sq, H, D)", "(B, Sk, K, D)"
+_Q_PACKED = "(Tq, H, D)"
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    bias: Tensor | None = None,
+    mask: Mask | BlockMask | None = None,
+    dropout_seed: int | Tensor | None = None,
+    return_lse: bool = False,
+) -> Result:
+    """Exact attention without the score matrix (FlashAttention, arXiv 2205.14135; FlashAttention-2, arXiv 2307.08691).
+
+    softmax(softcap(q k^T * softmax_scale) - ALiBi + bias + mask) v, with dropout of the softmax. Names, order, defaults
+    and meaning are flash-attn 2.8's; what follows the * is ours.
+
+    q: (B, Sq, H, D); k, v: (B, Sk, K, D) with H a multiple of K (query head h reads key head h // (H / K)), D from 1
+        to 256; float16, bfloat16 or float32 (on CPU tensors also float64), all three alike. Any strides; only a last
+        dimension that is not contiguous is copied.
+    dropout_p: probability in [0, 1) of dropping an attention weight; the kept ones are divided by 1 - dropout_p.
+    softmax_scale: positive; default 1 / sqrt(D).
+    causal: aligned bottom-right: query i stands at key position i + Sk - Sq and sees the keys up to there.
+    window_size: (left, right), inclusive: a query at key position p sees the keys p - left to p + right; -1: no bound.
+    softcap: scores become softcap * tanh(score / softcap); 0: none (Gemma 2, arXiv 2408.00118).
+    alibi_slopes: (H,) or (B, H) float32: slope * |p - j| is subtracted from the scores (ALiBi, arXiv 2108.12409). With
+        a Mask the rows of (N, H) go by its sequences, and positions are the mask's.
+    deterministic: the backward gives the same bits every time, as it does anyway but on the Hopper kernels, which are
+        left for the others then, except in short calls of many heads of 64. It is also asked for by
+        torch.use_deterministic_algorithms(True).
+    return_attn_probs: return (out, lse, S_dmask) as flash-attn does, for tests: S_dmask is empty without dropout, else
+        the attention weights (B, H, Sq, Sk) before dropout, negative where dropped; it stores the whole matrix.
+    bias: broadcasts to (B, H, Sq, Sk), q's dtype or float32, added to the scores; has a gradient; -inf hides a pair.
+    mask: a Mask (flashtrain_kernels.masks), with which causal and window_size stay at their defaults, or a BlockMask
+        made with the same causal and window_size. Planned once (`mask.planned(D, dtype)`), it serves every layer.
+    dropout_seed: an integer, or an int64 tensor on q's device of 1 element, or of 3: seed, and what is added to the
+        numbers of sequences and heads, for a part of a batch. Default: drawn from torch's generator, so that
+        recomputation under activation checkpointing repeats it. One weight's draw depends on the seed and its
+        (sequence, head, query, key) alone.
+    return_lse: also return the natural-log row log-sum-exp (B, H, Sq), float32 (float64 for float64), differentiable.
+
+    Returns out (B, Sq, H, D) in q's dtype, or (out, lse). A query that sees no key gives output 0, log-sum-exp -inf
+    and no gradient. Masked keys contribute nothing, whatever they hold.
+    Raises TypeError or ValueError that names the argument, what it was and what it may be, before anything runs.
+    """
+    check_qkv(q, k, v, _Q, _K)
+    return attend(
+        (q, k, v), None,
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, bias,
+        mask, dropout_seed, return_lse,
+    )  # fmt: skip
+
+
+def flash_attn_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    bias: Tensor | None = None,
+    mask: Mask | BlockMask | None = None,
+    dropout_seed: int | Tensor | None = None,
+    return_lse: bool = False,
+) -> Result:
+    """`flash_attn_func` on q (B, Sq, H, D) and kv (B, Sk, 2, K, D); kv's gradient is one tensor, without copies."""
+    check_q_and_kv(q, kv, _Q, "(B, Sk, 2, K, D)")
+    return attend(
+        (q, kv), None,
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, bias,
+        mask, dropout_seed, return_lse,
+    )  # fmt: skip
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    bias: Tensor | None = None,
+    mask: Mask | BlockMask | None = None,
+    dropout_seed: int | Tensor | None = None,
+    return_lse: bool = False,
+) -> Result:
+    """`flash_attn_func` on qkv (B, S, 3, H, D), as one projection gives it; its gradient is one tensor too."""
+    check_packed(qkv, "(B, S, 3, H, D)")
+    return attend(
+        (qkv,), None,
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, bias,
+        mask, dropout_seed, return_lse,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: None = None,
+    *,
+    bias: Tensor | None = None,
+    mask: Mask | None = None,
+    dropout_seed: int | Tensor | None = None,
+    return_lse: bool = False,
+) -> Result:
+    """`flash_attn_func` on N sequences packed one after the other; a query sees keys of its own sequence only.
+
+    q: (Tq, H, D); k, v: (Tk, K, D).
+    cu_seqlens_q, cu_seqlens_k: (N + 1,) int32 on q's device: 0, then where each sequence's queries and keys end. Tokens
+        past the last end belong to no sequence: they see nothing, and get output 0.
+    max_seqlen_q, max_seqlen_k: the longest sequence's length, or more. Only the shape of S_dmask depends on them.
+    causal, window_size: aligned bottom-right within each sequence. alibi_slopes: (H,) or (N, H).
+    bias: broadcasts to (1, H, Tq, Tk).
+    mask: a Mask of the packed row instead of the one that cu_seqlens, causal and window_size say, which must then stay
+        at their defaults: masks.varlen(...).planned(D, dtype), made once a batch, saves each layer making its own.
+    block_table: only None: a paged key/value cache is not supported.
+    Dropout draws for each weight what it would unpacked, with N sequences as the batch.
+
+    Returns out (Tq, H, D), with return_lse (out, lse (H, Tq)), with return_attn_probs (out, lse, S_dmask) where S_dmask
+    is empty without dropout, else (N, H, max_seqlen_q, max_seqlen_k).
+    Raises TypeError or ValueError that names the argument. The values of cu_seqlens are checked on a CPU; on a GPU,
+    where that means waiting for it, once for each tensor, and not under torch.compile or CUDA graph capture.
+    """
+    check_qkv(q, k, v, _Q_PACKED, "(Tk, K, D)")
+    if block_table is not None:
+        raise ValueError(f"block_table must be None (paged caches are not supported), not {type(block_table).__name__}")
+    packing = _checked(Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), q, k)
+    return attend(
+        (q, k, v), packing,
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, bias,
+        mask, dropout_seed, return_lse,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    bias: Tensor | None = None,
+    mask: Mask | None = None,
+    dropout_seed: int | Tensor | None = None,
+    return_lse: bool = False,
+) -> Result:
+    """`flash_attn_varlen_func` on q (Tq, H, D) and kv (Tk, 2, K, D); kv's gradient is one tensor, without copies."""
+    check_q_and_kv(q, kv, _Q_PACKED, "(Tk, 2, K, D)")
+    packing = _checked(Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), q, kv)
+    return attend(
+        (q, kv), packing,
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, bias,
+        mask, dropout_seed, return_lse,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    bias: Tensor | None = None,
+    mask: Mask | None = None,
+    dropout_seed: int | Tensor | None = None,
+    return_lse: bool = False,
+) -> Result:
+    """`flash_attn_varlen_func` on qkv (T, 3, H, D), with one cu_seqlens; its gradient is one tensor, without copies."""
+    check_packed(qkv, "(T, 3, H, D)")
+    check_cu_seqlens("cu_seqlens", cu_seqlens, qkv.shape[0], qkv.device, "max_seqlen", max_seqlen)
+    packing = Packing(cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
+    return attend(
+        (qkv,), packing,
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, bias,
+        mask, dropout_seed, return_lse,
+    )  # fmt: skip
+
+
+def _checked(packing: Packing, q: Tensor, k: Tensor) -> Packing:
+    cu_q, cu_k, longest_q, longest_k = packing
+    check_cu_seqlens("cu_seqlens_q", cu_q, q.shape[0], q.device, "max_seqlen_q", longest_q)
+    check_cu_seqlens("cu_seqlens_k", cu_k, k.shape[0], q.device, "max_seqlen_k", longest_k)
+    if cu_q.shape != cu_k.shape:
+        raise ValueError(
+            "cu_seqlens_q and cu_seqlens_k must be of as many sequences, "
+            f"not of {cu_q.shape[0] - 1} and {cu_k.shape[0] - 1}"
+        )
+    return packing
+
+
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *positional: Any,
+    **options: Any,
+) -> str:
+    """One line: which implementation and which tiles `flash_attn_func` gets with these arguments, and why.
+
+    Raises what the call itself would raise.
+    """
+    given = inspect.signature(flash_attn_func).bind(q, k, v, *positional, **options).arguments
+    asked = {name: value for name, value in given.items() if name not in ("q", "k", "v")}
+    check_qkv(q, k, v, _Q, _K)
+    if asked.get("dropout_seed") is None:
+        asked["dropout_seed"] = 0  # fixed, so that explaining draws nothing from torch's generator
+    call = options_of(sizes_of(q, k), **asked)
+    return explained(q, k, v, call, _in_words(asked.get("causal", False), asked.get("window_size", (-1, -1)), call))
+
+
+def _in_words(causal: bool, window_size: tuple[int, int], options: Options) -> str:
+    mask = options.mask
+    if isinstance(mask, Mask):
+        intervals = "one interval" if mask.queries.shape[0] == 5 else "two intervals"
+        order = "" if mask.keys is None else " and keys in an order of their own"
+        words = [f"mask with {intervals} a query{order}"]
+    elif mask is not None:
+        words = [f"block mask of {mask.block_size[0]}x{mask.block_size[1]} blocks"]
+    else:
+        words = []
+    asked = {
+        "causal": causal,
+        f"window {tuple(window_size)}": tuple(window_size) != (-1, -1),
+        "softcap": options.softcap > 0,
+        "ALiBi": options.alibi_slopes is not None,
+        "bias": options.bias is not None,
+        "dropout": options.dropout_p > 0,
+    }
+    return ", ".join(words + [name for name, true in asked.items() if true]) or "full attention"
