@@ -6,7 +6,6 @@ B samples of a batch, N of the test.
 from __future__ import annotations
 
 import re
-import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,7 +24,7 @@ from flashtrain.errors import UserError
 from flashtrain.folders.export_folder import new_folder
 from flashtrain.folders.run_folder import BEST, find_checkpoint, make_unique
 from flashtrain.models.classifier import Classifier, carry_weights
-from flashtrain.report.rows import RESULT, Row, write_result
+from flashtrain.report.rows import RESULT, Row, command_line, write_result
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.batching import compiles
 from flashtrain.tasks.planning import duration
@@ -264,7 +263,7 @@ def _command(settings: Settings) -> str:
     elif settings.sequence.data == "pathfinder":
         names = ("side", "contour", "drawing", *(["drawn_as"] if asked.drawn_as else []), "seed", "test_images")
         words += [f"pathfinder.{name}={getattr(asked, name)}" for name in names]
-    return " ".join(["python -m flashtrain", *map(shlex.quote, words)])
+    return command_line(words)
 
 
 def _as_value(given: str | int) -> str:
