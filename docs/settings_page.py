@@ -70,8 +70,6 @@ WORDS = {
     "classifier.embed": "width",
     "classifier.layers": "blocks",
     "classifier.heads": "attention heads",
-    "classifier.norm": "layernorm or rmsnorm",
-    "classifier.activation": "of the feed-forward",
     "classifier.dropout": "a probability",
     "classifier.pattern_block": "tokens of a block of the pattern",
     "curriculum.stages[].side": "of the images",

@@ -137,10 +137,15 @@ def read_settings(folder: Path) -> Settings:
 
 
 def _complete(content: Any, group: Any) -> None:
-    """What settings of an earlier run leave out, where it meant something else then than their default now."""
+    """What settings of an earlier run leave out, where it meant something else then than their default now; and away
+    with those that have become constants, where they had the constant's value."""
+    if not isinstance(content, dict):
+        return
     for name, value in getattr(group, "OF_EARLIER_RUNS", {}).items():
-        if isinstance(content, dict):
-            content.setdefault(name, value)
+        content.setdefault(name, value)
+    for name, value in getattr(group, "NO_LONGER", {}).items():
+        if name in content and content[name] == value:
+            del content[name]
 
 
 def write_summary(folder: Path, row: dict[str, Any]) -> None:

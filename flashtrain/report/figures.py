@@ -316,10 +316,11 @@ def marker(index: int) -> str:
     return _MARKERS[(index + index // len(_COLOURS)) % len(_MARKERS)]
 
 
-def save(figure: Figure, path: Path) -> Path:
+def save(figure: Figure, path: Path, dpi: int = DPI) -> Path:
+    """Write a figure as a PNG, and make its folder. UserError: it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="png", dpi=DPI, facecolor="white")
+        figure.savefig(path, format="png", dpi=dpi, facecolor="white")
     except OSError as error:
         raise UserError(f"cannot write the figure {path}: {error.strerror}.") from error
     return path

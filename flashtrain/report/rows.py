@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -63,6 +64,13 @@ def read_result(path: str | Path) -> ResultFile:
     except UserError as error:
         raise UserError(f"cannot read the result file {path}: {error}") from error
     return _checked(content, str(path))
+
+
+def command_line(words: Iterable[str], *, without: tuple[str, ...] = ()) -> str:
+    """The command that these words make, as a shell takes it. without: what begins so is left out, such as where a run
+    wrote and whom it told."""
+    kept = [word for word in words if not word.lstrip("+~").startswith(without)]
+    return " ".join(["python -m flashtrain", *map(shlex.quote, kept)])
 
 
 def write_result(

@@ -13,7 +13,6 @@ A context that is finished there is not trained again, and one that was interrup
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +42,7 @@ from flashtrain.folders.run_folder import (
 )
 from flashtrain.folders.run_lock import hold, let_go
 from flashtrain.registry import component
-from flashtrain.report.rows import RESULT, Row, has_failed, write_result
+from flashtrain.report.rows import RESULT, Row, command_line, has_failed, write_result
 from flashtrain.run.job_process import JobProcesses
 from flashtrain.run.train import planned_row
 from flashtrain.settings.settings import Settings
@@ -231,12 +230,11 @@ class ContextStudy(ABC):
     def _command(self, rows: Sequence[Row]) -> str:
         """What reproduces the rows, whichever commands trained them, without where it wrote and whom it told."""
         contexts = sorted({row["context"] for row in rows})
-        own = ("output", "logger", "hydra", "resume")
-        told = [word for word in self.overrides if not word.lstrip("+~").startswith(own)]
+        told = self.overrides
         if contexts != self.contexts:
             told = [word for word in told if not word.startswith("lengths.contexts=")]
             told.append(f"lengths.contexts=[{','.join(map(str, contexts))}]")
-        return " ".join(["python -m flashtrain", *map(shlex.quote, told)])
+        return command_line(told, without=("output", "logger", "hydra", "resume"))
 
 
 def run_of(folder: Path, context: int) -> Path:

@@ -58,6 +58,17 @@ def test_a_run_of_before_pathfinder_had_two_drawings_has_the_smooth_one(tmp_path
     assert read_settings(tmp_path).pathfinder.drawing == "smooth"
 
 
+def test_a_config_of_an_earlier_run_may_name_settings_that_have_become_constants(tmp_path) -> None:
+    write_config(compose_settings(["recipe=pathx"]), tmp_path)
+    config = tmp_path / "config.yaml"
+    text = config.read_text()
+    config.write_text(text.replace("classifier:\n", "classifier:\n  norm: layernorm\n  ffn: null\n"))
+    assert read_settings(tmp_path) == compose_settings(["recipe=pathx"])
+    config.write_text(text.replace("classifier:\n", "classifier:\n  norm: rmsnorm\n"))
+    with pytest.raises(UserError, match=r"classifier\.norm"):
+        read_settings(tmp_path)
+
+
 def test_two_folders_of_the_same_name_are_two_folders(tmp_path) -> None:
     assert [make_unique(tmp_path, "a").name for _ in range(3)] == ["a", "a-2", "a-3"]
 

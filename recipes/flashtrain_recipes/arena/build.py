@@ -64,7 +64,7 @@ def make_data(
             sequence.validation_samples, settings.trainer.validate_every, sequence.batch
         ),
         evaluation_batch=sequence.evaluation_batch,
-        num_workers=(2 if hardware.kind == "cuda" else 0) if sequence.workers is None else sequence.workers,
+        num_workers=2 if hardware.kind == "cuda" else 0,
     )
 
 
@@ -81,16 +81,13 @@ def classifier_config(
         embed=settings.embed,
         layers=settings.layers,
         heads=settings.heads,
-        ffn=settings.ffn or 4 * settings.embed,
+        ffn=4 * settings.embed,
         vocab_size=shape.vocab_size,
-        inputs=settings.inputs or ("grey" if image else "tokens"),
+        inputs="grey" if image else "tokens",
         positions=settings.positions or ("axial" if image else "rotary"),
         side=shape.side,
-        rope_base=settings.rope_base,
         pooling=settings.pooling,
         towers=shape.towers,
-        norm=settings.norm,
-        activation=settings.activation,
         dropout=settings.dropout,
         grey_bins=settings.grey_bins if image else token_bins,
         pattern=settings.pattern,

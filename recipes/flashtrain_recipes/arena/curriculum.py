@@ -10,7 +10,6 @@ runs/pathx/2026-11-21_10-15-02/
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import BEST, CHECKPOINTS, CONFIG_FILE, FINISHED, LAST, find_checkpoint, read_summary
 from flashtrain.models.classifier import Classifier, carry_weights
 from flashtrain.models.classifier_config import ClassifierConfig
-from flashtrain.report.rows import RESULT, write_result
+from flashtrain.report.rows import RESULT, command_line, write_result
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Part, Prepared
 from flashtrain.tasks.batching import compiles
@@ -197,8 +196,7 @@ def _found(
 
 def _publish(settings: Settings, folder: Path, curve: LearningCurve, overrides: list[str]) -> None:
     """The learning curve as a result file and, of Pathfinder's stages, as a picture."""
-    told = [word for word in overrides if not word.lstrip("+~").startswith(("output", "logger", "hydra", "resume"))]
-    command = " ".join(["python -m flashtrain", *map(shlex.quote, told)])
+    command = command_line(overrides, without=("output", "logger", "hydra", "resume"))
     rows = [{"implementation": "flashtrain", **row} for row in curve.rows]
     write_result(folder / RESULT, settings.recipe, command, rows)
     if settings.sequence.data == "pathfinder" and rows:

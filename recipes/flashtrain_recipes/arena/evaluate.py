@@ -6,7 +6,6 @@ B samples of a batch, N of the test.
 from __future__ import annotations
 
 import re
-import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,7 +24,7 @@ from flashtrain.errors import UserError
 from flashtrain.folders.export_folder import new_folder
 from flashtrain.folders.run_folder import BEST, find_checkpoint, make_unique
 from flashtrain.models.classifier import Classifier, carry_weights
-from flashtrain.report.rows import RESULT, Row, write_result
+from flashtrain.report.rows import RESULT, Row, command_line, write_result
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.batching import compiles
 from flashtrain.tasks.planning import duration
@@ -40,6 +39,7 @@ from flashtrain_recipes.arena.weights import SUFFIX, SavedClassifier, read_class
 from flashtrain_recipes.long_context.evaluate import autocast_dtype
 
 PICTURE = "answers.png"
+PREVIEW = 24  # test images in it
 _NAMES = {
     "pathfinder": ("apart", "joined"),
     "image": ("airplane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
@@ -187,7 +187,7 @@ def answers(model: Classifier, source: SequenceSource, settings: Settings, hardw
     batch_size = settings.sequence.evaluation_batch or settings.sequence.batch
     sampler = FixedSampler(len(samples), batch_size=batch_size)
     dtype = autocast_dtype(hardware.precision)
-    shown = settings.sequence.preview if source.shape.side is not None else 0
+    shown = PREVIEW if source.shape.side is not None else 0
     forward = torch.compile(model, dynamic=False) if compiles(settings, hardware) else model
     correct = torch.zeros((), dtype=torch.int64, device=device)
     kept: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -263,7 +263,7 @@ def _command(settings: Settings) -> str:
     elif settings.sequence.data == "pathfinder":
         names = ("side", "contour", "drawing", *(["drawn_as"] if asked.drawn_as else []), "seed", "test_images")
         words += [f"pathfinder.{name}={getattr(asked, name)}" for name in names]
-    return " ".join(["python -m flashtrain", *map(shlex.quote, words)])
+    return command_line(words)
 
 
 def _as_value(given: str | int) -> str:

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from flashtrain.errors import UserError
+from flashtrain.report.figures import save
 from flashtrain.report.formats import figure_text
 from flashtrain.report.rows import values_of
 from flashtrain_recipes.arena.accuracy import accuracy_rows, chance_of, papers_task
@@ -56,9 +57,7 @@ def accuracy_figure(rows: Rows, path: str | Path) -> Path:
         axis.spines[["top", "right"]].set_visible(False)
     panels[-1].set_xlim(0, 104)
     panels[-1].set_xlabel("test accuracy, % (dotted: chance)")
-    path = Path(path)
-    figure.savefig(path, dpi=150)
-    return path
+    return save(figure, Path(path))
 
 
 def curriculum_figure(rows: Rows, path: str | Path) -> Path:
@@ -113,9 +112,7 @@ def curriculum_figure(rows: Rows, path: str | Path) -> Path:
     axis.set_title(explained, fontsize=8, loc="left")
     axis.grid(axis="y", color=_GRID, zorder=1)
     axis.spines[["top", "right"]].set_visible(False)
-    path = Path(path)
-    figure.savefig(path, dpi=150)
-    return path
+    return save(figure, Path(path))
 
 
 COLUMNS = 6
@@ -144,9 +141,4 @@ def answers_picture(
         right = answer == label
         axis.set_title(words if right else f"{words}, is {names[label]}", fontsize=8, color=RIGHT if right else WRONG)
     figure.suptitle(figure_text(title), fontsize=10)
-    path = Path(path)
-    try:
-        figure.savefig(path, dpi=110)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}.") from error
-    return path
+    return save(figure, Path(path), dpi=110)

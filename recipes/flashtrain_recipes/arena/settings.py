@@ -82,20 +82,24 @@ _COUNTED = {"listops": ("train", "validation", "test"), "text": ("validation",),
 class ClassifierSettings:
     """The encoder's shape (flashtrain.models.ClassifierConfig says what each means).
 
-    ffn None: four times embed. inputs None: grey levels of images, tokens of others. positions None: axial for images,
-    rotary for others. pattern: dense, or one of flashtrain.models.classifier_config, in blocks of pattern_block.
+    positions None: axial for images, rotary for others. pattern: dense, or one of flashtrain.models.classifier_config,
+    in blocks of pattern_block.
     """
+
+    # Settings that a run's config.yaml may still name, and what each always is now.
+    NO_LONGER: ClassVar[dict[str, Any]] = {
+        "ffn": None,
+        "inputs": None,
+        "rope_base": None,
+        "norm": "layernorm",
+        "activation": "gelu",
+    }
 
     embed: int = 128
     layers: int = 4
     heads: int = 2
-    ffn: int | None = None
-    inputs: str | None = None
     positions: str | None = None
-    rope_base: float | None = None
     pooling: str = "max"
-    norm: str = "layernorm"
-    activation: str = "gelu"
     dropout: float = 0.0
     grey_bins: int = 256
     pattern: str = "dense"
@@ -123,9 +127,10 @@ class SequenceSettings:
     samples of each part (None: the task's own) of listops, which is generated; validation also of text and image,
     where it is held out of the training files, and validation and test of Pathfinder's images from files.
     validation_samples: of them, looked at in each validation.
-    evaluation_batch: samples at once where nothing is trained (None: as trained). preview: test images in the picture
-    that mode=evaluate draws.
+    evaluation_batch: samples at once where nothing is trained (None: as trained).
     """
+
+    NO_LONGER: ClassVar[dict[str, Any]] = {"workers": None, "preview": 24}
 
     data: str = "pathfinder"
     path: str | None = None
@@ -141,9 +146,7 @@ class SequenceSettings:
     test: int | None = None
     validation_samples: int | None = None
     evaluation_batch: int | None = None
-    workers: int | None = None
     cache_dir: str | None = None
-    preview: int = 24
 
     def check(self) -> None:
         one_of("sequence.data", self.data, DATA)
@@ -185,9 +188,6 @@ class SequenceSettings:
                 at_least(f"sequence.{name}", given, 1)
         at_least("sequence.classification_weight", self.classification_weight, 0)
         at_least("sequence.seed", self.seed, 0)
-        at_least("sequence.preview", self.preview, 0)
-        if self.workers is not None:
-            at_least("sequence.workers", self.workers, 0)
 
 
 @dataclass

@@ -168,7 +168,7 @@ RULES = (
         lambda settings: not _from_files(settings),
         "images that are drawn; those of sequence.path have sequence.seed, sequence.validation and sequence.test",
     ),
-    Rule("pathfinder.preview", does("preview"), "recipe=pathfinder-preview; mode=evaluate has sequence.preview"),
+    Rule("pathfinder.preview", does("preview"), "recipe=pathfinder-preview"),
     Rule(
         "pathfinder.train_images pathfinder.validation_images pathfinder.variation",
         trains("classifier"),

@@ -10,7 +10,6 @@ runs/RECIPE/2026-11-21_10-15-02/
 
 from __future__ import annotations
 
-import shlex
 import signal
 import time
 from abc import ABC, abstractmethod
@@ -28,7 +27,7 @@ from pytorch_lightning.loggers import Logger
 from flashtrain.announce import say
 from flashtrain.files.disk import write_atomically
 from flashtrain.folders.run_folder import FINISHED, RUNNING, write_config, write_summary
-from flashtrain.report.rows import RESULT, write_result
+from flashtrain.report.rows import RESULT, command_line, write_result
 from flashtrain.report.table import Table
 from flashtrain.run.fitting import Stopped, run_loggers
 from flashtrain.run.train import planned_row
@@ -71,7 +70,8 @@ class Run:
     def save(self) -> None:
         """Write result.json and notes.txt."""
         if self.rows:
-            write_result(self.folder / RESULT, self.recipe, _command(self.overrides), self.rows)
+            command = command_line(self.overrides, without=("output", "logger", "hydra"))
+            write_result(self.folder / RESULT, self.recipe, command, self.rows)
         if self.notes:
             lines = [f"{title}: {reason} [{'; '.join(where)}]" for (title, reason), where in self.notes.items()]
             write_atomically(self.folder / NOTES, "\n".join(lines) + "\n")
@@ -249,12 +249,6 @@ class Benchmark(ABC):
         for name, path in self.figures(run):
             log_image(run.loggers, name, path)
         run.say_end(measured, len(self.todo))
-
-
-def _command(overrides: Sequence[str]) -> str:
-    """What reproduces the run, without where it wrote and whom it told."""
-    words = [word for word in overrides if not word.lstrip("+~").startswith(("output", "logger", "hydra"))]
-    return " ".join(["python -m flashtrain", *map(shlex.quote, words)])
 
 
 class _Ended(BaseException):

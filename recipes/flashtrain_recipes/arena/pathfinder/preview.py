@@ -16,8 +16,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from flashtrain.announce import say
-from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import FINISHED, RUNNING, write_config, write_summary
+from flashtrain.report.figures import INK, WIDTH_INCHES, save
 from flashtrain.run.fitting import run_loggers
 from flashtrain.run.train import planned_row
 from flashtrain.settings.settings import Settings
@@ -86,8 +86,6 @@ def _count(settings: Settings) -> int:
     return settings.pathfinder.preview or IMAGES
 
 
-_WIDTH_INCHES, _DPI = 8.0, 150
-_INK = "#333333"
 _MOST_COLUMNS = 6
 
 
@@ -104,20 +102,14 @@ def image_grid(
     """
     columns = min(len(images), _MOST_COLUMNS)
     rows = math.ceil(len(images) / columns)
-    cell = _WIDTH_INCHES / max(columns, 3)
-    figure = Figure(figsize=(_WIDTH_INCHES, rows * (cell + 0.12) + 0.4), layout="constrained")
+    cell = WIDTH_INCHES / max(columns, 3)
+    figure = Figure(figsize=(WIDTH_INCHES, rows * (cell + 0.12) + 0.4), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for panel in panels:
         panel.axis("off")
     for number, (image, caption) in enumerate(zip(images, captions, strict=True)):
         panels[number].imshow(image, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
-        panels[number].set_title(caption, y=-0.02, va="top", fontsize=8, color=_INK, pad=0)
-    figure.suptitle(title, fontsize=10, color=_INK)
-    path = Path(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="png", dpi=_DPI, facecolor="white")
-    except OSError as error:
-        raise UserError(f"cannot write the figure {path}: {error.strerror}.") from error
-    return path
+        panels[number].set_title(caption, y=-0.02, va="top", fontsize=8, color=INK, pad=0)
+    figure.suptitle(title, fontsize=10, color=INK)
+    return save(figure, Path(path))
