@@ -16,7 +16,6 @@ from torch import nn
 from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
-from flashtrain.distributed.context.strategy import ContextParallelStrategy
 from flashtrain.errors import UserError, unknown
 from flashtrain.training.checkpoints import readable_checkpoint_errors
 
@@ -70,7 +69,11 @@ class DataParallelStrategy(DDPStrategy):
         return DistributedDataParallel(model, device_ids=self.determine_ddp_device_ids(), **self._ddp_kwargs)
 
 
-def _context(**options: Any) -> ContextParallelStrategy:
+def _context(**options: Any) -> Strategy:
+    from flashtrain.distributed.context.strategy import (
+        ContextParallelStrategy,  # a dozen files, for this strategy alone
+    )
+
     timeout = options.get("timeout_seconds")
     if timeout is not None:
         # The watchdog names who is stuck, so it must end the job before a collective gives up.

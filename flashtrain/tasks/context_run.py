@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flashtrain.distributed.context.layout import attention_work, imbalance, make_layout, visible_keys
-from flashtrain.distributed.context.ways import Choice, choose_way, exchange_bytes, remote_keys
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import note_failure
 from flashtrain.models.attention import Attention
@@ -22,6 +20,10 @@ from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import GIB, PRECISIONS
 from flashtrain_kernels import masks
 
+if TYPE_CHECKING:
+    from flashtrain.distributed.context.ways import Choice
+
+# What computes layouts and ways is imported where it is used: most runs share no sequence.
 MIB = 2**20
 
 
@@ -77,6 +79,8 @@ def exchange_bytes_of(settings: Settings, hardware: Hardware, config: GPT2Config
     """What the exchange needs of a device's memory; 0 where devices share no sequence."""
     if settings.context_degree == 1:
         return 0
+    from flashtrain.distributed.context.ways import exchange_bytes
+
     return exchange_bytes(
         attention_choice(settings, hardware, config, micro_batch),
         held=micro_batch * tokens_held(settings),
@@ -132,6 +136,9 @@ def plan_lines(settings: Settings, hardware: Hardware, config: GPT2Config, micro
 
 def _layout_lines(settings: Settings) -> list[str]:
     """Of rows that are one causal sequence each; what documents change is known only when they are read."""
+    from flashtrain.distributed.context.layout import attention_work, imbalance, make_layout, visible_keys
+    from flashtrain.distributed.context.ways import remote_keys
+
     mask = masks.causal(settings.context)
     layout = make_layout(settings.trainer.context_layout, mask, settings.context_degree)
     uneven = imbalance(attention_work(layout, visible_keys(mask)))
@@ -145,6 +152,8 @@ def _layout_lines(settings: Settings) -> list[str]:
 
 
 def _choice(settings: Settings, heads: int, kv_heads: int, head_dim: int, held: int, bytes_each: int = 2) -> Choice:
+    from flashtrain.distributed.context.ways import choose_way
+
     return choose_way(
         settings.trainer.context_way,
         degree=settings.context_degree,

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from flashtrain.data.packing import Batch
-from flashtrain.distributed.context.sequence import mean_over_context, whole
-from flashtrain.distributed.context.strategy import ContextParallelStrategy
 from flashtrain.distributed.sharding import shard
+from flashtrain.models.cache import mean_over_context, whole
 from flashtrain.models.gpt2 import GPT2
 from flashtrain.models.memory_savings import Trainable
 from flashtrain.tasks.training_task import OptimizerBuilder, ScheduleBuilder, TrainingTask, replayed
@@ -72,7 +71,7 @@ class LanguageModel(TrainingTask):
             shard(self.model, self.device_mesh, precision=str(self.trainer.precision))
             self._shard_mesh_seen = True
             self._loss = self.model.loss  # the one that gathers the weights first
-        shares = self._trainer is not None and isinstance(self.trainer.strategy, ContextParallelStrategy)
+        shares = self._trainer is not None and getattr(self.trainer.strategy, "shares_sequences", False)
         full = isinstance(self.model, GPT2) and self.model.savings.checkpointing == "full"
         if self._compile and isinstance(self.model, GPT2) and (full or shares):
             self.model.compile_blocks(dynamic=False, fullgraph=not shares)
