@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from flashtrain.data.sequence_rows import ByteSequences, fingerprint
 from flashtrain.data.sequences import ArraySource, Sequences, SequenceSamples, SequenceShape
 from flashtrain.data.text_files import decode_text
 from flashtrain.errors import UserError
 from flashtrain_recipes.arena.array_cache import open_or_build
+from flashtrain_recipes.arena.sequence_rows import ByteSequences, fingerprint
 
 VERSION = 1
 LENGTH = 4000  # the Arena's, of each text
