@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flashtrain.__main__ import main as main
     from flashtrain.data.datamodule import TextDataModule as TextDataModule
-    from flashtrain.distributed.context.sequence import mean_over_context as mean_over_context
     from flashtrain.distributed.context.strategy import ContextParallelStrategy as ContextParallelStrategy
     from flashtrain.errors import UserError as UserError
     from flashtrain.models.attention import Attention as Attention
+    from flashtrain.models.cache import mean_over_context as mean_over_context
     from flashtrain.models.cache import next_positions as next_positions
     from flashtrain.models.gpt2 import GPT2 as GPT2
     from flashtrain.models.gpt2 import GPT2Config as GPT2Config
@@ -52,7 +52,7 @@ _HOMES = {
     "Throughput": "training.throughput",
     "UserError": "errors",
     "generate": "models.trained_decoders",
-    "mean_over_context": "distributed.context.sequence",
+    "mean_over_context": "models.cache",
     "next_positions": "models.cache",
     "register": "registry",
     "main": "__main__",

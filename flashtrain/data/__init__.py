@@ -13,5 +13,5 @@ mask_tokens, MaskedBatch), `masked_samples` (MaskedSamples), `token_budget` (Cos
 
 Classifiers read `labelled_documents` (LabelledDocuments, LabelledSamples), from files or a dataset, or
 `labelled_examples`: words with labels, or made up (CueDocuments, best_micro_f1). Those of sequences read `sequences`
-(Sequences, SequenceSource, SequenceDataModule), from files by `sequence_rows`.
+(Sequences, SequenceSource, SequenceDataModule).
 """

@@ -30,11 +30,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from flashtrain import models
 from flashtrain.errors import UserError, unknown
 from flashtrain.files import foreign_files
-from flashtrain.models.bert import Bert
-from flashtrain.models.bert_encoder import BertConfig
-from flashtrain.models.gpt2 import GPT2, GPT2Config
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -303,20 +301,20 @@ def _check_value(value: Any, kind: Any, what: str) -> None:
 
 
 FORMAT = "flashtrain"
-# Each kind of model by the name it has in config.json: (its configuration, the module).
-MODELS: dict[str, tuple[type[Any], type[Any]]] = {"gpt2": (GPT2Config, GPT2), "bert": (BertConfig, Bert)}
+# Each kind of model by the name it has in config.json: (its configuration, the module), names of flashtrain.models.
+MODELS = {"gpt2": ("GPT2Config", "GPT2"), "bert": ("BertConfig", "Bert")}
 
 
-def save_weights(model: GPT2 | Bert, folder: str | Path) -> Path:
+def save_weights(model: Any, folder: str | Path) -> Path:
     """Writes folder/model.safetensors (the state dict, in its own dtype) and folder/config.json; returns the folder.
 
     UserError: a model of an unknown kind, a folder that cannot be written.
     """
     for name, (_, module) in MODELS.items():
-        if isinstance(model, module):
+        if isinstance(model, getattr(models, module)):
             config = {"format": FORMAT, "model": name, "config": asdict(model.config)}
             return write_folder(folder, config, model.state_dict())
-    raise unknown("kind of model to export", type(model).__name__, (module.__name__ for _, module in MODELS.values()))
+    raise unknown("kind of model to export", type(model).__name__, (module for _, module in MODELS.values()))
 
 
 def exported_by_flashtrain(folder_or_file: str | Path) -> bool:
@@ -343,7 +341,7 @@ def load_weights(folder_or_file: str | Path, kind: str = "gpt2") -> tuple[Any, d
         raise unknown("kind of model", name, MODELS)
     if name != kind:
         raise UserError(f"{folder_or_file} holds a {name}. Possible: a {kind}.")
-    config_class, module = MODELS[name]
+    config_class, module = (getattr(models, each) for each in MODELS[name])
     where = f"{folder_or_file}/{CONFIG}" if Path(folder_or_file).is_dir() else f"the {CONFIG} beside {folder_or_file}"
     config = described_config(config_class, content.get("config"), tensors, where)
     check_stored(tensors, str(folder_or_file))

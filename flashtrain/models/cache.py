@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -48,6 +48,12 @@ class SpreadSequence(Protocol):
         """UserError where attention (`what`, in words) that is computed on this device alone, over so many keys, is to
         this device's part of the sequence: what knows no way to share it asks before it computes."""
 
+    def whole(self, name: str, device: torch.device) -> Tensor | None:
+        """The batch's tensor of that name as it was before it was dealt, on the device; None where it had none."""
+
+    def weighted(self, loss: Tensor) -> Tensor:
+        """See mean_over_context; the step is known to have done it."""
+
 
 # One for the whole process, not for a thread: the backward's recomputation runs on autograd's own threads.
 _in_force: SpreadSequence | None = None
@@ -67,6 +73,26 @@ def spread_over(sequence: SpreadSequence | None) -> Iterator[None]:
         yield
     finally:
         _in_force = before
+
+
+def whole(batch: Any, name: str) -> Tensor:
+    """batch[name] as it was before the strategy dealt it to the ranks, (B, S, ...): what masks are made from.
+
+        mask = masks.document(whole(batch, "documents"), causal=True)
+
+    Outside of context parallelism it is batch[name] itself.
+    """
+    found = None if _in_force is None else _in_force.whole(name, batch[name].device)
+    return batch[name] if found is None else found
+
+
+def mean_over_context(loss: Tensor) -> Tensor:
+    """A mean over this rank's labels, weighted so that the mean of all ranks' results is that over all labels.
+
+    For a step that logs its loss with sync_dist=True, or that calls manual_backward; the strategy does it to what
+    training_step returns unless that was made with this. Outside of context parallelism it is the loss itself.
+    """
+    return loss if _in_force is None else _in_force.weighted(loss)
 
 
 class PackedSequences(NamedTuple):

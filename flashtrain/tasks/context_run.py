@@ -22,6 +22,7 @@ from flashtrain_kernels import masks
 if TYPE_CHECKING:
     from flashtrain.distributed.context.ways import Choice
 
+# What computes layouts and ways is imported where it is used: most runs share no sequence.
 MIB = 2**20
 
 

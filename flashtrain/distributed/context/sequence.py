@@ -26,7 +26,6 @@ from flashtrain.distributed.context.exchange import ContextGroup
 from flashtrain.distributed.context.layout import Layout, make_layout
 from flashtrain.distributed.context.ways import AUTO
 from flashtrain.errors import UserError
-from flashtrain.models.cache import spread_sequence
 from flashtrain_kernels import Mask, masks
 
 MASKS_KEPT = 4  # made ready at a time: layers of one model rarely use more
@@ -58,7 +57,7 @@ class ContextSequence:
         self.tokens = tokens
         self.weight: float | Tensor = group.size * counted[0] / max(1, counted[1])
         self.refuses_own_part = True  # ... a user may say that attention to a device's own part is meant
-        self.weighted = False  # whether the step's loss was multiplied already
+        self.is_weighted = False  # whether the step's loss was multiplied already
         self.unweighted: Tensor | None = None  # ... what of: a step that returns this one returns it as it was
         self.explanation: str | None = None
         self._whole = dict(whole or {})
@@ -98,6 +97,11 @@ class ContextSequence:
         self._whole[name] = self._whole[name].to(device, non_blocking=True)
         return self._whole[name]
 
+    def weighted(self, loss: Tensor) -> Tensor:
+        """See models/cache.py."""
+        self.is_weighted, self.unweighted = True, loss
+        return loss * self.weight
+
     def is_own_part(self, tokens: int) -> bool:
         """Whether so many tokens are the ones that this rank holds: of a row (one may be cut off or added), of all."""
         held, rows = self.layout.held, max(1, self.tokens // self.layout.seqlen)
@@ -119,37 +123,6 @@ class ContextSequence:
                 f"{tokens} tokens on a rank that holds {self.layout.held} of {self.layout.seqlen}. Possible: the batch "
                 "as the strategy dealt it, not cut or joined (labels are shifted before a batch is dealt)."
             )
-
-
-def current() -> ContextSequence | None:
-    """The spread sequence of this step; None outside of a step of ContextParallelStrategy."""
-    sequence = spread_sequence()
-    return sequence if isinstance(sequence, ContextSequence) else None
-
-
-def whole(batch: Any, name: str) -> Tensor:
-    """batch[name] as it was before the strategy dealt it to the ranks, (B, S, ...): what masks are made from.
-
-        mask = masks.document(whole(batch, "documents"), causal=True)
-
-    Outside of context parallelism it is batch[name] itself.
-    """
-    sequence = current()
-    found = None if sequence is None else sequence.whole(name, batch[name].device)
-    return batch[name] if found is None else found
-
-
-def mean_over_context(loss: Tensor) -> Tensor:
-    """A mean over this rank's labels, weighted so that the mean of all ranks' results is that over all labels.
-
-    For a step that logs its loss with sync_dist=True, or that calls manual_backward; the strategy does it to what
-    training_step returns unless that was made with this. Outside of context parallelism it is the loss itself.
-    """
-    sequence = current()
-    if sequence is None:
-        return loss
-    sequence.weighted, sequence.unweighted = True, loss
-    return loss * sequence.weight
 
 
 IGNORED = -100

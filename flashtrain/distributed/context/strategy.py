@@ -72,7 +72,7 @@ class ContextParallelStrategy(ModelParallelStrategy):
     the heads, and in a step for attention that is not shared.
     """
 
-    shares_sequences = True  # what a task asks a strategy, without importing this one
+    shares_sequences = True  # what tasks ask a strategy, without importing this file
 
     def __init__(
         self,
@@ -275,7 +275,7 @@ class ContextParallelStrategy(ModelParallelStrategy):
             return output
         loss = output.get("loss") if isinstance(output, Mapping) else output
         # A step may log mean_over_context(loss) and return the loss that it had before.
-        if sequence.weighted and loss is not sequence.unweighted:
+        if sequence.is_weighted and loss is not sequence.unweighted:
             return output
         if isinstance(output, Tensor):
             return output * sequence.weight

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics import MeanMetric, Metric
 
 from flashtrain.errors import UserError, unknown
 from flashtrain.models.bert import IGNORED
@@ -49,8 +49,7 @@ class FineTuning(TrainingTask):
         self.flops_done = 0.0
         self._compile = compile
         self._loss: Any = model.loss
-        # Both add up on the device, which is waited for at a validation's end. nan_strategy: looking for NaN waits too.
-        self._score: Metric = MicroF1() if target == "labels" else MeanMetric(nan_strategy="disable")
+        self._score = MicroF1()
 
     @property
     def score_name(self) -> str:
@@ -102,8 +101,11 @@ class FineTuning(TrainingTask):
         if self.target == "labels":
             self._score.update(logits, labels)
         else:
-            counted = labels != IGNORED
-            self._score.update((logits.argmax(-1) == labels).float(), counted.float())
+            # Of one class each, micro-F1 is the accuracy; torchmetrics' own waits for the device at every batch.
+            classes = logits.shape[-1]
+            chosen = 2.0 * F.one_hot(logits.argmax(-1), classes) - 1
+            marks = F.one_hot(labels.clamp(min=0), classes).masked_fill((labels == IGNORED)[..., None], IGNORED)
+            self._score.update(chosen, marks)
         self.log(f"{name}_loss", loss, prog_bar=True, sync_dist=True, batch_size=len(labels))
         self.log(f"{name}_{self.score_name}", self._score, prog_bar=True, batch_size=len(labels))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flashtrain.data.packing import Batch
 from flashtrain.distributed.sharding import shard
-from flashtrain.models.cache import spread_sequence
+from flashtrain.models.cache import mean_over_context, whole
 from flashtrain.models.trainable import Trainable
 from flashtrain.tasks.training_task import OptimizerBuilder, ScheduleBuilder, TrainingTask, replayed
 from flashtrain_kernels import Mask, masks
@@ -105,24 +105,8 @@ class LanguageModel(TrainingTask):
         positions: Tensor | None = None
         mask: Mask | None = None
         if self.document_mask:
-            positions, mask = batch["positions"], masks.document(_documents(batch), causal=True)
+            # Of a sequence that several devices share, all of it: a mask says what all tokens see.
+            positions, mask = batch["positions"], masks.document(whole(batch, "documents"), causal=True)
         if not self._replays:
-            loss = self._loss(batch["tokens"], batch["labels"], positions=positions, mask=mask)
-            return loss if spread_sequence() is None else _over_context(loss)
+            return mean_over_context(self._loss(batch["tokens"], batch["labels"], positions=positions, mask=mask))
         return replayed(self._loss, batch["tokens"], batch["labels"], positions=positions, mask=mask)
-
-
-# What shares a sequence among devices is imported by runs that do.
-def _documents(batch: Batch) -> Tensor:
-    """Of a sequence that several devices share, all of it: a mask says what all tokens see."""
-    if spread_sequence() is None:
-        return batch["documents"]
-    from flashtrain.distributed.context.sequence import whole
-
-    return whole(batch, "documents")
-
-
-def _over_context(loss: Tensor) -> Tensor:
-    from flashtrain.distributed.context.sequence import mean_over_context
-
-    return mean_over_context(loss)

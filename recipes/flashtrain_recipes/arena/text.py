@@ -11,7 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from flashtrain.data.sequence_rows import (
+from flashtrain.data.sequences import ArraySource, Sequences, SequenceSamples, SequenceShape
+from flashtrain.data.text_files import decode_text
+from flashtrain.errors import UserError
+from flashtrain.files.foreign_files import read_bytes
+from flashtrain_recipes.arena.array_cache import open_or_build
+from flashtrain_recipes.arena.sequence_rows import (
     ByteSequences,
     find_table,
     fingerprint,
@@ -20,11 +25,6 @@ from flashtrain.data.sequence_rows import (
     local_rows,
     value_of,
 )
-from flashtrain.data.sequences import ArraySource, Sequences, SequenceSamples, SequenceShape
-from flashtrain.data.text_files import decode_text
-from flashtrain.errors import UserError
-from flashtrain.files.foreign_files import read_bytes
-from flashtrain_recipes.arena.array_cache import open_or_build
 
 REVIEWS_VERSION = 1
 REVIEW_LENGTH = 4096  # the Arena's

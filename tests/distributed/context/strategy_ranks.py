@@ -26,9 +26,9 @@ from torch.utils.data import DataLoader, Dataset
 from unshared_models import UNSHARED
 
 import flashtrain
-from flashtrain.distributed.context.sequence import mean_over_context, whole
 from flashtrain.errors import UserError
 from flashtrain.models import GPT2, GPT2Config, MemorySavings, RotaryPositions
+from flashtrain.models.cache import mean_over_context, whole
 from flashtrain.tasks import LanguageModel
 from flashtrain_kernels import masks
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from flashtrain.distributed.context.layout import make_layout
-from flashtrain.distributed.context.sequence import ContextSequence, mean_over_context
+from flashtrain.distributed.context.sequence import ContextSequence
 from flashtrain.distributed.context.strategy import ContextParallelStrategy
-from flashtrain.models.cache import spread_over
+from flashtrain.models.cache import mean_over_context, spread_over
 from flashtrain_kernels import masks
 
 WEIGHT = 0.5  # of a rank that holds 1 of 4 labels, where two share them
