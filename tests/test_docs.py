@@ -23,7 +23,7 @@ from flashtrain.report import __main__ as report
 
 RESULTS = ROOT / "recipes" / "results"
 # Programs that register something of their own, and the words that a page gives them.
-PROGRAMS = ("add a model", "add a data source", "add an optimiser")
+PROGRAMS = ("add a model", "add a task", "add a data source", "add an optimiser")
 RUN_HERE = {
     *PROGRAMS,
     "add a mask",
@@ -69,6 +69,11 @@ def test_a_program_that_adds_something_trains_by_the_commands_of_its_page(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("novel.txt").write_text("\n\n".join(f"Paragraph {number} of a short novel. " * 9 for number in range(20)))
+    if marker == "add a task":
+        text = (ROOT / "docs" / "add-a-task.md").read_text(encoding="utf-8")
+        Path("my_recipes").mkdir()
+        Path("my_recipes", "sorting.yaml").write_text(text.split("```yaml\n")[1].split("```")[0])
+        monkeypatch.setenv("FLASHTRAIN_RECIPES", "my_recipes")
     run_block(marker)
     commands = commands_of(marker)
     for words in commands:

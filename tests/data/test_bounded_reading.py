@@ -21,8 +21,8 @@ from flashtrain.data.sources import FilesSource
 from flashtrain.data.text_files import MOST_VALUES, parquet_rows, parsed_line
 from flashtrain.errors import UserError
 from flashtrain.files.foreign_files import open_binary, read_whole
-from flashtrain_recipes.arena.text import Retrieval
 from flashtrain_recipes.arena.sequence_rows import local_rows
+from flashtrain_recipes.arena.text import Retrieval
 
 MIB = 2**20
 COMPRESS = {"": lambda data: data, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
