@@ -19,7 +19,7 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader
 
-from flashtrain.data.loader import FixedSampler, ResumableLoader, Samples, StepSampler, packed_loader
+from flashtrain.data.loader import FixedSampler, ResumableLoader, Samples, StepSampler, evaluation_loader
 from flashtrain.data.packing import Batch, PackedSamples, Spans, Split, split_documents
 from flashtrain.data.sources import TextSource, make_source
 from flashtrain.data.token_builder import open_or_build
@@ -74,7 +74,7 @@ class ResumableDataModule(pl.LightningDataModule):
         world_size, rank = self._place()
         count = len(samples) if count is None else min(count, len(samples))
         sampler = FixedSampler(count, batch_size=batch_size, world_size=world_size, rank=rank)
-        return packed_loader(samples, sampler, num_workers=self.num_workers, pin_memory=self._pin_memory())
+        return evaluation_loader(samples, sampler, num_workers=self.num_workers, pin_memory=self._pin_memory())
 
     def _place(self) -> tuple[int, int]:
         """How many data-parallel devices there are, and which of them this is."""

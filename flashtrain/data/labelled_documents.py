@@ -96,7 +96,7 @@ class CutSamples(Dataset[ClassificationBatch]):
 
     context: tokens of the longest sample, [CLS] and [SEP] included: of a longer document the first are read. Packed, a
     batch of B documents has B * context tokens, whatever their lengths, so that shapes stay the same.
-    It goes with data.sampler and data.loader as PackedSamples does. UserError: no documents, a context below 3, an
+    It goes with data.loader as PackedSamples does. UserError: no documents, a context below 3, an
     unknown layout.
     """
 

@@ -160,11 +160,11 @@ class Samples(Protocol):
     def __getitem__(self, samples: list[int]) -> Any: ...
 
 
-def packed_loader(
-    samples: Samples, sampler: FixedSampler, *, num_workers: int = 0, pin_memory: bool = False
+def evaluation_loader(
+    samples: Any, sampler: DistributedSampler, *, num_workers: int = 0, pin_memory: bool = False
 ) -> DataLoader[Any]:
-    """A plain DataLoader over packed samples, for validation."""
-    return DataLoader(samples, sampler=sampler, **loader_options(num_workers, pin_memory))  # type: ignore[arg-type]
+    """A plain DataLoader over what the sampler hands out, for validation."""
+    return DataLoader(samples, sampler=sampler, **loader_options(num_workers, pin_memory))
 
 
 class ResumableLoader(DataLoader[Any]):
@@ -239,7 +239,7 @@ class ResumableLoader(DataLoader[Any]):
         A stream made of other data, context or seed has no such sample: that is logged as a warning. Raises UserError
         for a state that holds no counts.
         """
-        odd = [name for name in self.state_dict() if not is_count(state_dict.get(name))]
+        odd = self._odd_entries(state_dict)
         if odd or not state_dict["accumulate"]:
             raise UserError(f"the checkpoint's place in the data is damaged: {', '.join(odd or ['accumulate'])}.")
         changed = [
@@ -249,11 +249,18 @@ class ResumableLoader(DataLoader[Any]):
         ]
         if changed:
             log.warning("resuming on other data than before (%s): samples may repeat", ", ".join(changed))
-        # Not step times samples a step: the run may have changed its batch size before.
-        self.steps.continue_from(state_dict["step"], state_dict["samples_read"])
+        self._continue_from(state_dict)
         self._begin, self._taken = state_dict["step"] * self.steps.accumulate, 0
         if self.trainer is not None:
             align_batch_counts(self.trainer, len(self), state_dict["accumulate"], self.steps.accumulate)
+
+    def _odd_entries(self, state_dict: dict[str, Any]) -> list[str]:
+        """What of a state is no count."""
+        return [name for name in self.state_dict() if not is_count(state_dict.get(name))]
+
+    def _continue_from(self, state_dict: dict[str, Any]) -> None:
+        # Not step times samples a step: the run may have changed its batch size before.
+        self.steps.continue_from(state_dict["step"], state_dict["samples_read"])
 
 
 def align_batch_counts(trainer: pl.Trainer, length: int, accumulate_then: int, accumulate_now: int) -> None:

@@ -10,12 +10,13 @@ import os
 from torch.utils.data import DataLoader
 
 from flashtrain.data.datamodule import TextDataModule
+from flashtrain.data.loader import evaluation_loader
 from flashtrain.data.masked_samples import ROUNDED_TO, MaskedSamples
 from flashtrain.data.masking import MaskedBatch, Pieces, TokenBreaks, split_pieces
 from flashtrain.data.packing import Spans
 from flashtrain.data.sources import TextSource
 from flashtrain.data.token_budget import Cost, TokenBudgetPlan
-from flashtrain.data.token_budget_loader import RowsOnce, TokenBudgetLoader, TokenBudgetSampler, evaluation_loader
+from flashtrain.data.token_budget_loader import RowsOnce, TokenBudgetLoader, TokenBudgetSampler
 from flashtrain.data.tokenizers import SpecialTokens, Tokenizer, TokenizerSpec
 from flashtrain.errors import UserError
 

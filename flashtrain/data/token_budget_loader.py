@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import pytorch_lightning as pl
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DistributedSampler
 
-from flashtrain.data.loader import ResumableLoader, align_batch_counts, loader_options
+from flashtrain.data.loader import ResumableLoader
 from flashtrain.data.masked_samples import MaskedSamples, Row
-from flashtrain.data.masking import MaskedBatch
 from flashtrain.data.token_budget import PlanState, StepPlan, TokenBudgetPlan, rows_once
 from flashtrain.errors import UserError
 from flashtrain.files.foreign_files import is_count
-
-log = logging.getLogger(__name__)
 
 BILLION = 1_000_000_000
 STATES_KEPT = 256  # of the latest steps planned: more than workers read ahead
@@ -174,25 +170,14 @@ class TokenBudgetLoader(ResumableLoader):
             "fills": [[at, *map(_billionths, fill)] for at, fill in self.rows.fills_before(self.step).items()],
         }
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on after the steps that the state counts: with exactly what is left, also with other rows a step.
-
-        Raises UserError for a state that holds no counts.
-        """
-        now = self.state_dict()
+    def _odd_entries(self, state_dict: dict[str, Any]) -> list[str]:
         waiting = state_dict.get("waiting")
-        odd = [name for name in now if name not in ("waiting", "fills") and not is_count(state_dict.get(name))]
-        if odd or not isinstance(waiting, list) or not all(map(is_count, waiting)) or not state_dict["accumulate"]:
-            raise UserError(f"the checkpoint's place in the data is damaged: {', '.join(odd or ['waiting'])}.")
-        changed = [f"{n} {state_dict[n]} -> {now[n]}" for n in ("seed", "samples", "tokens") if state_dict[n] != now[n]]
-        if changed:
-            log.warning("resuming on other data than before (%s): samples may repeat", ", ".join(changed))
-        step = state_dict["step"]
+        odd = [n for n in self.state_dict() if n not in ("waiting", "fills") and not is_count(state_dict.get(n))]
+        return odd or ([] if isinstance(waiting, list) and all(map(is_count, waiting)) else ["waiting"])
+
+    def _continue_from(self, state_dict: dict[str, Any]) -> None:
         place = PlanState(state_dict["next_number"], tuple(state_dict["waiting"]))
-        self.rows.continue_from(step, place, _fills(state_dict.get("fills")))
-        self._begin, self._taken = step * self.rows.accumulate, 0
-        if self.trainer is not None:
-            align_batch_counts(self.trainer, len(self), state_dict["accumulate"], self.rows.accumulate)
+        self.rows.continue_from(state_dict["step"], place, _fills(state_dict.get("fills")))
 
 
 def _billionths(value: float) -> int:
@@ -208,10 +193,3 @@ def _fills(stored: Any) -> dict[int, tuple[float, float]]:
         if isinstance(row, list) and len(row) == 3 and all(map(is_count, row)):
             found[row[0]] = (row[1] / BILLION, row[2] / BILLION)
     return found
-
-
-def evaluation_loader(
-    samples: MaskedSamples, sampler: RowsOnce, *, num_workers: int = 0, pin_memory: bool = False
-) -> DataLoader[MaskedBatch]:
-    """A plain DataLoader over rows, for validation."""
-    return DataLoader(samples, sampler=sampler, **loader_options(num_workers, pin_memory))

@@ -1,5 +1,29 @@
 """Training on several devices: which Lightning strategy a name stands for, and how a model is sharded.
 
 `strategies` (make_strategy, DataParallelStrategy, FullyShardedStrategy, STRATEGIES), `sharding` (shard,
-full_state_dict), and `context`, whose devices share each sequence.
+full_state_dict), and `context`, whose devices share each sequence. The names below are imported when first used: ranks
+that only compute (context_benchmark) start without Lightning.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flashtrain import import_when_used
+
+if TYPE_CHECKING:
+    from flashtrain.distributed.sharding import full_state_dict as full_state_dict
+    from flashtrain.distributed.sharding import shard as shard
+    from flashtrain.distributed.strategies import DataParallelStrategy as DataParallelStrategy
+    from flashtrain.distributed.strategies import FullyShardedStrategy as FullyShardedStrategy
+    from flashtrain.distributed.strategies import make_strategy as make_strategy
+
+_HOMES = {
+    "full_state_dict": "sharding",
+    "shard": "sharding",
+    "DataParallelStrategy": "strategies",
+    "FullyShardedStrategy": "strategies",
+    "make_strategy": "strategies",
+}
+__all__ = [*_HOMES]
+__getattr__ = import_when_used(__name__, _HOMES)

@@ -207,7 +207,10 @@ class UnpackedSize:
 
 
 class _UnpackedFile(io.RawIOBase):
-    """A file of one or many compressed frames, none of which may end midway."""
+    """A file of one or many compressed frames, none of which may end midway.
+
+    fsspec opens compressed files by the readers of gzip, lzma and zstandard, whose gaps are told below.
+    """
 
     chunk = CHUNK
     padding = b""  # bytes that may stand between two frames

@@ -86,6 +86,15 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     return [group for group in groups if group["params"]]
 
 
+def _check_adam(lr: float, betas: tuple[float, float], eps: float) -> None:
+    if lr < 0:
+        raise UserError(f"lr must be 0 or more, got {lr}")
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise UserError(f"betas must be two numbers from 0 to below 1, got {tuple(betas)}")
+    if eps <= 0:
+        raise UserError(f"eps must be positive, got {eps}")
+
+
 def adamw(
     model: nn.Module,
     lr: float = 6e-4,
@@ -101,12 +110,7 @@ def adamw(
     `flashtrain.training.steps`: Lightning's own clipping refuses a fused optimiser under mixed precision.
     Raises UserError for values out of range.
     """
-    if lr < 0:
-        raise UserError(f"lr must be 0 or more, got {lr}")
-    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        raise UserError(f"betas must be two numbers from 0 to below 1, got {tuple(betas)}")
-    if eps <= 0:
-        raise UserError(f"eps must be positive, got {eps}")
+    _check_adam(lr, betas, eps)
     if isinstance(fused, str) and fused != "auto":
         raise UserError(f"fused must be true, false or auto, got '{fused}'")
     groups = parameter_groups(model, weight_decay)
@@ -176,12 +180,7 @@ class Lamb(torch.optim.Optimizer):
         weight_decay: float = 0.01,
         adapt: bool = True,
     ) -> None:
-        if lr < 0:
-            raise UserError(f"lr must be 0 or more, got {lr}")
-        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-            raise UserError(f"betas must be two numbers from 0 to below 1, got {tuple(betas)}")
-        if eps <= 0:
-            raise UserError(f"eps must be positive, got {eps}")
+        _check_adam(lr, betas, eps)
         if weight_decay < 0:
             raise UserError(f"weight_decay must be 0 or more, got {weight_decay}")
         defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay, "adapt": adapt}

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from flashtrain.announce import say
 from flashtrain.command.compose import compose_settings, quoted
-from flashtrain.data.loader import FixedSampler, packed_loader
+from flashtrain.data.loader import FixedSampler, evaluation_loader
 from flashtrain.data.sequences import SequenceSource
 from flashtrain.errors import UserError
 from flashtrain.folders.export_folder import new_folder
@@ -193,7 +193,7 @@ def answers(model: Classifier, source: SequenceSource, settings: Settings, hardw
     kept: list[tuple[Tensor, Tensor, Tensor]] = []
     began = said = time.monotonic()
     count = 0
-    for loaded in packed_loader(samples, sampler):
+    for loaded in evaluation_loader(samples, sampler):
         batch = source.finish(_to(loaded, device))
         with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
             logits = forward(batch["tokens"], batch.get("lengths"))
