@@ -19,9 +19,9 @@ def pytest_collection_finish() -> None:
     """Python's garbage collector looks through what every import and every test's name left, again and again, for a
     third of all the time. None of it ends before the process: it is set aside, and the rest is looked through less."""
     if "flashtrain.command.compose" in sys.modules:
-        from quick_settings import compose_once
+        from quick_settings import QuickHydra
 
-        compose_once()
+        QuickHydra().serve()
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
