@@ -146,6 +146,7 @@ def version(wheel: Path) -> str:
     return wheel.name.split("-")[1]
 
 
+@pytest.mark.slow  # .ci/run's first command is the same from a clone
 def test_the_installed_wheels_train_from_any_folder(installed: Path, text_folder: Path, tmp_path: Path):
     tiny = [word for word in TINY if not word.startswith("trainer.steps=")]
     words = [f"data.path={text_folder}", f"data.cache_dir={tmp_path / 'cache'}", *tiny]

@@ -137,7 +137,9 @@ def test_the_ranks_that_lightning_starts_end_with_the_first_one(tiny_runs: TinyR
 
 
 # Every way to start two processes, and each strategy, once: the pair that is left out is what the curriculum's and
-# BERT's tests of two ranks start.
+# BERT's tests of two ranks start. Slow, as those are: test_context_command.py starts two processes both ways, and
+# test_strategies.py trains by each strategy.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("launcher", "strategy"),
     [((), "fsdp"), (("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"), "ddp")],

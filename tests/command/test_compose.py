@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import hydra
 import pytest
 from omegaconf import OmegaConf
 
+from flashtrain.command import compose
 from flashtrain.command.compose import apply_demo, compose_settings, override_keys, parse_overrides, quote_prompt
 from flashtrain.errors import UserError
 from flashtrain.files.disk import conf_folder
 from flashtrain.settings.groups import CHECKPOINTING
+
+
+@pytest.fixture(autouse=True)
+def _all_by_hydra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here Hydra composes each time, and not quick_settings.py in its place."""
+    monkeypatch.setattr(compose, "compose", hydra.compose)
 
 
 def test_a_recipe_overrides_the_defaults_and_the_command_line_overrides_the_recipe() -> None:

@@ -204,6 +204,7 @@ def test_a_sweep_that_cannot_say_what_it_is_of_leaves_no_folder(run_jobs, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow  # five processes, one after the other
 @pytest.mark.timeout(400)
 def test_a_killed_sweep_takes_its_job_along_and_goes_on_to_the_same_weights(
     tiny_runs: TinyRuns, trained: Path, tmp_path: Path

@@ -8,6 +8,8 @@ from child_process import compiled_rows
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
 
+# Slow: ptxas takes some thirty seconds of a core for each direction.
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_they_compile_with_wgmma_and_tma_and_without_spills_or_serialised_products(direction):
     rows = compiled_rows(f"hopper_{direction}_cases.py", "causal", "intervals")

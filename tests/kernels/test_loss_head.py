@@ -124,6 +124,7 @@ def test_the_kernel_is_right_in_the_interpreter():
 
 
 @needs_triton
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", ["80", "90", "100"])
 def test_the_kernel_compiles_without_spills(capability):
     assert [row["spills"] for row in compiled_rows("loss_compile_cases.py", capability)] == [0] * 4

@@ -20,6 +20,7 @@ def test_triton_fills_the_same_masks_in_the_interpreter():
 
 
 @needs_triton
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_the_kernels_compile_without_spilling_registers(capability):
     rows = compiled_rows("mask_compile_cases.py", str(capability))

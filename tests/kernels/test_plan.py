@@ -24,6 +24,7 @@ def test_triton_builds_the_same_plans_in_the_interpreter():
 
 
 @needs_triton
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_the_plans_kernels_compile_without_spilling_registers(capability):
     rows = compiled_rows("plan_compile_cases.py", str(capability))

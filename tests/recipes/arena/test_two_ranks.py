@@ -12,6 +12,7 @@ from tiny_runs import TinyRuns
 from flashtrain.training.checkpoints import read_checkpoint
 
 
+@pytest.mark.slow  # of each task the command on two processes
 def test_two_ranks_train_both_stages_as_one_process_does_and_end_the_first_one_early(
     curriculum: TinyRuns, tmp_path
 ) -> None:

@@ -94,6 +94,7 @@ def test_a_target_that_is_not_reached_is_said(bert_runs: TinyRuns) -> None:
     assert summary(folder)["seconds_to_target"] is None
 
 
+@pytest.mark.slow  # of each task the command on two processes
 def test_two_ranks_train_as_one_process_does(bert_runs: TinyRuns, trained_bert, tmp_path) -> None:
     done = bert_runs.command("trainer.devices=2", "trainer.strategy=ddp", f"output={tmp_path}")
     assert done.returncode == 0, done.stdout + done.stderr
