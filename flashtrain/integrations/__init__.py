@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from flashtrain.integrations.huggingface_bert import save_bert_classifier as save_bert_classifier
     from flashtrain.integrations.huggingface_gpt2 import differences_from_gpt2 as differences_from_gpt2
     from flashtrain.integrations.huggingface_gpt2 import load_gpt2 as load_gpt2
+    from flashtrain.integrations.huggingface_gpt2 import save_decoder as save_decoder
     from flashtrain.integrations.huggingface_gpt2 import save_gpt2 as save_gpt2
     from flashtrain.integrations.huggingface_tokenizers import save_tokenizer as save_tokenizer
     from flashtrain.integrations.sdpa_routing import route_sdpa as route_sdpa
@@ -49,6 +50,7 @@ _HOMES = {
     "save_bert_classifier": "huggingface_bert",
     "differences_from_gpt2": "huggingface_gpt2",
     "load_gpt2": "huggingface_gpt2",
+    "save_decoder": "huggingface_gpt2",
     "save_gpt2": "huggingface_gpt2",
     "save_tokenizer": "huggingface_tokenizers",
     "route_sdpa": "sdpa_routing",

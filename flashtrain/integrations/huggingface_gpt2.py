@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flashtrain.errors import UserError
 from flashtrain.integrations.weight_files import (
@@ -24,6 +24,7 @@ from flashtrain.integrations.weight_files import (
     described_config,
     read_architecture,
     read_folder,
+    save_weights,
     shapes_of,
     write_folder,
 )
@@ -124,6 +125,18 @@ def save_gpt2(model: GPT2, folder: str | Path, *, end_of_text: int | None = None
         "dtype": str(model.token_embedding.weight.dtype).removeprefix("torch."),
     }
     return write_folder(folder, content, tensors)
+
+
+def save_decoder(model: nn.Module, folder: Path, *, end_of_text: int | None = None) -> str:
+    """Write a decoder as safetensors: in transformers' GPT-2 layout where it is one, else in our own. Returns which, in
+    words. UserError: a model that neither layout knows."""
+    if not isinstance(model, GPT2):
+        raise UserError(f"{type(model).__name__} cannot be exported: only flashtrain's own models can.")
+    if not differences_from_gpt2(model.config):
+        save_gpt2(model, folder, end_of_text=end_of_text)
+        return "Hugging Face's GPT-2 layout: transformers.GPT2LMHeadModel.from_pretrained reads it"
+    save_weights(model, folder)
+    return "flashtrain's own layout: flashtrain.integrations.load_weights reads it"
 
 
 def differences_from_gpt2(config: GPT2Config) -> list[str]:

@@ -168,7 +168,7 @@ def parameter_count(model: torch.nn.Module) -> int:
 
 
 def _pooling(model: Head) -> str | None:
-    return model.pooling if isinstance(model, SequenceClassifier) else None
+    return getattr(model, "pooling", None)  # of a head for whole texts
 
 
 ADVICE = "a smaller finetune.tokens_at_once= or context=, memory=full, or trainer.devices on more GPUs"

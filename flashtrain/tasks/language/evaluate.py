@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 
 from flashtrain.announce import say
-from flashtrain.errors import UserError
 from flashtrain.folders.export_folder import new_folder
-from flashtrain.integrations import differences_from_gpt2, save_gpt2, save_tokenizer, save_weights
-from flashtrain.models.gpt2 import GPT2
+from flashtrain.integrations import save_decoder, save_tokenizer
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import LanguageModel
 from flashtrain.tasks.language.prepare import continue_text, make_data
@@ -39,17 +37,10 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> int:
 
 def _export(trained: TrainedModel) -> int:
     """Write the weights as safetensors: in Hugging Face's GPT-2 layout where the model is one, else in our own."""
-    if not isinstance(trained.model, GPT2):
-        raise UserError(f"{type(trained.model).__name__} cannot be exported: only flashtrain's own models can.")
-    config = trained.model.config
+    shape = trained.model.shape
+    context = shape.context if shape is not None and shape.positions == "learned" else None
     with new_folder(trained.folder, "export") as folder:
-        if not differences_from_gpt2(config):
-            save_gpt2(trained.model, folder, end_of_text=trained.tokenizer.end_of_text)
-            how = "Hugging Face's GPT-2 layout: transformers.GPT2LMHeadModel.from_pretrained reads it"
-        else:
-            save_weights(trained.model, folder)
-            how = "flashtrain's own layout: flashtrain.integrations.load_weights reads it"
-        context = config.context if config.positions == "learned" else None
+        how = save_decoder(trained.model, folder, end_of_text=trained.tokenizer.end_of_text)
         tokenizer = save_tokenizer(trained.tokenizer, folder, context=context)
     say(f"exported step {trained.step} to {folder} ({how}; {tokenizer})")
     return 0

@@ -10,6 +10,7 @@ import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -186,11 +187,9 @@ def score_run(
     In the precision that it was trained in on this machine. Raises UserError for a model that is no decoder of ours.
     """
     trained = load_trained(str(checkpoint), attention=hardware.attention)
-    if not isinstance(trained.model, GPT2):
+    if not trained.model.generates:
         raise UserError(f"{type(trained.model).__name__} cannot be scored: only flashtrain's decoders can.")
-    model = move(trained.model, hardware.kind, hardware.precision)
-    if not isinstance(model, GPT2):
-        raise TypeError(f"expected GPT2, got {type(model).__name__}")
+    model = cast(GPT2, move(trained.model, hardware.kind, hardware.precision))
     dtype = autocast_dtype(hardware.precision)
     whole, sliding = (
         score_windows(model, windows, context=context, scored=scored, stride=step, autocast=dtype).numpy()

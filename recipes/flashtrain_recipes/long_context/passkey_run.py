@@ -135,8 +135,8 @@ def evaluate_passkey(settings: Settings, hardware: Hardware) -> list[Row]:
     lengths = list(asked.lengths) if asked.lengths is not None else [settings.context]
     longest = replace(settings, context=max(settings.context, *lengths))
     trained = load_trained(str(settings.checkpoint), attention=hardware.attention, settings=longest)
-    model = move(trained.model, hardware.kind, hardware.precision)
-    if not isinstance(model, GPT2):
+    model = cast(GPT2, move(trained.model, hardware.kind, hardware.precision))
+    if not model.generates:
         raise UserError(f"{type(model).__name__} cannot write an answer: only flashtrain's decoders can.")
     dtype = autocast_dtype(hardware.precision)
 

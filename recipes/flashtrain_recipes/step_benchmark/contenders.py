@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flashtrain.data.packing import Batch
-from flashtrain.models.gpt2 import GPT2
 from flashtrain.models.trainable import Trainable
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import LanguageModel
@@ -113,7 +112,7 @@ def save_memory(settings: Settings, hardware: Hardware, model: Trainable) -> Mem
     settings: of one case, with context and trainer.micro_batch. hardware: with the case's attention and precision.
     model: not compiled yet, and perhaps on the meta device, where only the choice is wanted.
     """
-    if not isinstance(model, GPT2):
+    if model.shape is None:
         return MemoryChoice()
     batching = choose_batching(settings, hardware, model)
     model.save_memory(batching.savings)
