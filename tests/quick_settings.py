@@ -34,7 +34,7 @@ def settings_of(*words: str) -> Settings:
         group = functools.reduce(getattr, path, settings)
         assert hasattr(group, last), key
         setattr(group, last, yaml.safe_load(value))
-    settings.check()
+    compose.check_settings(settings)
     return settings
 
 
