@@ -30,7 +30,7 @@ class PathfinderSettings:
     halo, other curves); both in mode=evaluate, for a row each. drawn_as: another side, whose discs, lines and
     brightness these images have (None: their own): what a curriculum changes before it changes the side.
     variation: how much the drawing of each training image is changed at random, from 0 (not at all) to 1
-    (variation.py); images that are validated or tested on never are. seed: of the images; train, validation and test
+    (drawing.py); images that are validated or tested on never are. seed: of the images; train, validation and test
     images are different ones.
     train_images, validation_images, test_images: how many. workers: processes that generate (None: one a core).
     cache_dir: where generated sets are kept (None: FLASHTRAIN_CACHE).

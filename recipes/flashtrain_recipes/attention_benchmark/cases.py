@@ -38,7 +38,7 @@ SOFTCAP = 30.0
 class Case:
     """What one row of a table describes, but for the implementation and the direction.
 
-    mask: a name of names.MASKS. documents: the lengths of one row's documents, whose sum is S, for masks that have
+    mask: a name of settings.MASKS. documents: the lengths of one row's documents, whose sum is S, for masks that have
     them. density: of a random block mask, the share of blocks that are computed. softcap: 0, or the scores' bound.
     alibi: with the usual slopes. bias: "", "bias" or "bias gradient" (its gradient is computed too), of the shape
     (1, H, Sq, Sk). plans: also measure how long making the mask takes.

@@ -130,7 +130,7 @@ def hugging_face_bert(case: BertCase, device: torch.device, attention: str) -> A
 
 
 def all_bert_contenders(settings: Settings, hardware: Hardware, *, compiled: bool) -> list[BertContender]:
-    """In the order of names.BERT_IMPLEMENTATIONS. compiled: whether those that are compiled on a GPU are so here."""
+    """In the order of settings.BERT_IMPLEMENTATIONS. compiled: whether those that are compiled on a GPU are so here."""
     ours = partial(OurBert, settings=settings, hardware=hardware, compiled=compiled)
     found: list[BertContender] = [ours("flashtrain", PACKED), ours("flashtrain-padded", RANDOM)]
     for ending, batching in (("", RANDOM), ("-buckets", BUCKETS)):

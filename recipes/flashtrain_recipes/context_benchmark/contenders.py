@@ -247,7 +247,7 @@ class Ours(Contender):
 
 
 def our_contenders(ways: Sequence[str] | None, layouts: Sequence[str] | None) -> list[Contender]:
-    """Every way in every layout, in the order of names.py; all-to-all, which computes alike in each, in one only."""
+    """Every way in every layout, in the order of settings.py; all-to-all, which computes alike in each, in one only."""
     chosen = [layout for layout in CONTEXT_LAYOUTS if layouts is None or layout in layouts]
     return [
         Ours("flashtrain", way, layout)

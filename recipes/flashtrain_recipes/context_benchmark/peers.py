@@ -202,7 +202,7 @@ _RING_KINDS: dict[str, Sequence[str]] = {
 
 
 def peers() -> list[Contender]:
-    """One of each, in the order of names.CONTEXT_IMPLEMENTATIONS."""
+    """One of each, in the order of settings.CONTEXT_IMPLEMENTATIONS."""
     found: list[Contender] = [PlainAllGather("plain-all-gather", "plain all-gather", "head-tail")]
     for name, words, backend in (
         ("torch-flash", "torch context_parallel, FlashAttention-2", "FLASH_ATTENTION"),

@@ -180,7 +180,7 @@ def _loss(task: LanguageModel, tokens: Tensor, labels: Tensor) -> Tensor:
 
 
 def all_contenders(settings: Settings, hardware: Hardware, *, compiled: bool) -> list[Contender]:
-    """In the order of names.STEP_IMPLEMENTATIONS. compiled: whether those that are compiled on a GPU are so here."""
+    """In the order of settings.STEP_IMPLEMENTATIONS. compiled: whether those that are compiled on a GPU are so here."""
     how = ", compiled" if compiled else ""
 
     def ours(name: str, title: str, attention: str, told: Settings = settings) -> Contender:

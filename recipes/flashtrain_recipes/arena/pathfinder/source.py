@@ -40,7 +40,7 @@ class StrokeSamples:
     """The images of one or several stored sets by number (what flashtrain.data.loader calls Samples).
 
     Of several sets the numbers go round, so that any run of them has as many of each; the first sets may have one more.
-    variation: of the brightness of their dashes (variation.varied_brightness); 0: none.
+    variation: of the brightness of their dashes (drawing.varied_brightness); 0: none.
     """
 
     def __init__(self, *sets: PathfinderImages, variation: float = 0.0) -> None:

@@ -20,7 +20,7 @@ __all__ = ["Peer", "all_peers", "choose_peers"]
 
 
 def all_peers(device_type: str = "cuda") -> list[Peer]:
-    """One of each, in the order of names.IMPLEMENTATIONS."""
+    """One of each, in the order of settings.IMPLEMENTATIONS."""
     flash = "torch SDPA, FlashAttention-2" if device_type == "cuda" else "torch SDPA, flash"
     return [
         Flashtrain(),
