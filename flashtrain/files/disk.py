@@ -22,8 +22,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import filelock
-
 from flashtrain.errors import UserError, printable
 
 UNFINISHED = ".unfinished"  # ends the name of a file that is still being written
@@ -181,6 +179,8 @@ def only_writer(path: Path, setting: str) -> Iterator[None]:
 
     setting: the name of the setting that chooses the cache's folder, for the UserError where that cannot be written.
     """
+    import filelock  # when it is needed: the command's help locks nothing
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(f"{path}.lock")
