@@ -91,11 +91,13 @@ def _check_interpreter(dtype: torch.dtype) -> None:
 _DEVICES = ("cpu", "cuda")
 
 
-def apart(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+def apart(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v of (q, k, v), (q, kv) or (qkv,), where those packed lie side by side in dimension 2."""
     if len(tensors) == 3:
-        return tensors
-    return (*tensors[:-1], *tensors[-1].unbind(2))
+        q, k, v = tensors
+    else:
+        q, k, v = (*tensors[:-1], *tensors[-1].unbind(2))
+    return q, k, v
 
 
 def _register(suffix: str, names: tuple[str, ...]) -> tuple[Any, Any]:
