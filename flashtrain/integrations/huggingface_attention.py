@@ -43,7 +43,7 @@ from flashtrain_kernels.masks import (
     documents_from_cu_seqlens,
     documents_from_ids,
 )
-from flashtrain_kernels.masks.documents import ordinals
+from flashtrain_kernels.masks.constructors import ordinals
 
 # The masks of the batch at hand, by the tensor they were made from, so that the layers of a model share one.
 _MADE = WeakTensorKeyDictionary()

@@ -1,15 +1,19 @@
-"""What every public function does once its tensors are checked: make the options, run, give what was asked for.
+"""What every public function does once its tensors are checked: make the options, run, give what was asked for. Where
+our kernels cannot run (CPU tensors, Apple GPUs) torch's scaled_dot_product_attention runs what it can express, and the
+reference the rest.
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension, T packed tokens.
 """
 
+import logging
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
-from . import autograd, dispatch, masks, reference, torch_sdpa
+from . import autograd, dispatch, masks, reference
 from .arguments import (
     Sizes,
     check_alibi,
@@ -21,10 +25,90 @@ from .arguments import (
     check_softcap,
     softmax_scale_or_default,
 )
+from .environment import constant
 from .masks import SEQUENCE, Mask
-from .masks.documents import check_window
+from .masks.constructors import check_window
 from .ops import apart
 from .options import Options, band, seed_tensor
+
+# The function is bound here, at the import: whoever later routes torch's own calls to ours makes no circle.
+_logger = logging.getLogger("flashtrain_kernels")
+_said = False
+
+
+@constant
+def _say_once(device_type: str) -> bool:
+    """Log one line a process. Under torch.compile this runs once, while the graph is traced."""
+    global _said
+    if not _said:
+        _said = True
+        _logger.warning(
+            "tensors are on %s: attention runs by torch's scaled_dot_product_attention, and with softcap, dropout or "
+            "log-sum-exp by plain PyTorch (the Triton kernels need an NVIDIA GPU)",
+            device_type,
+        )
+    return True
+
+
+def attention_by_torch(
+    q: Tensor, k: Tensor, v: Tensor, options: Options, with_lse: bool
+) -> tuple[Tensor, Tensor | None]:
+    """q (B, Sq, H, D), k, v (B, Sk, K, D) -> out (B, Sq, H, D), and the log-sum-exp (B, H, Sq) or None.
+
+    torch's attention has no softcap and returns no log-sum-exp, and its dropout draws other numbers than the kernels'.
+    Where one of these is asked for the reference computes, which stores the whole matrix.
+    """
+    _say_once(q.device.type)
+    if with_lse or options.softcap > 0 or options.dropout_p > 0:
+        # The operators exist for the CPU and CUDA; elsewhere autograd calls the same functions directly.
+        if q.device.type in ("cpu", "cuda"):
+            return autograd.attention((q, k, v), options)
+        return reference.apply(q, k, v, options)
+    # Statements, not expressions: under torch.compile a comparison of sizes may be a symbol, which torch's call
+    # refuses.
+    grouped = False
+    if q.shape[2] != k.shape[2]:
+        grouped = True
+    unmasked = options.mask is None and options.bias is None and options.alibi_slopes is None and options.left is None
+    top_left = False
+    if unmasked and options.right is not None and options.right == 0:  # where torch's alignment is ours
+        top_left = True
+    mask, hidden = (None, None) if top_left or (unmasked and options.right is None) else _mask(q, k, options)
+    out = scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=mask,
+        is_causal=top_left,
+        scale=options.scale,
+        enable_gqa=grouped,
+    )
+    if hidden is not None:
+        out = out.masked_fill(hidden, 0.0)
+    return out.transpose(1, 2), None
+
+
+def _mask(q: Tensor, k: Tensor, options: Options) -> tuple[Tensor, Tensor]:
+    """torch's attn_mask (B or 1, H or 1, Sq, Sk), and the rows (B or 1, H or 1, Sq, 1) that see nothing.
+
+    Those rows are let see everything, so that nothing is NaN, and the caller takes their result out again.
+    """
+    batch, seqlen_q, seqlen_k = q.shape[0], q.shape[1], k.shape[1]
+    seen = reference.visible_mask(seqlen_q, seqlen_k, options, q.device).expand(-1, -1, seqlen_q, seqlen_k)
+    hidden = ~seen.any(-1, keepdim=True)
+    seen = seen | hidden
+    added = None
+    if options.bias is not None:
+        # Also a bias of -inf would hide the whole row.
+        added = options.bias.masked_fill(options.bias == -torch.inf, 0.0)
+    if options.alibi_slopes is not None:
+        exact = torch.promote_types(q.dtype, torch.float32)
+        slopes = reference.alibi(batch, seqlen_q, seqlen_k, options, exact)
+        added = slopes if added is None else slopes + added
+    if added is None:
+        return seen, hidden
+    return torch.where(seen, added, -torch.inf), hidden
+
 
 Result = Tensor | tuple[Tensor, ...]
 
@@ -134,7 +218,7 @@ def _numbered_by_row(mask: Mask, sizes: Sizes) -> Mask:
 def run(tensors: tuple[Tensor, ...], options: Options, with_lse: bool) -> tuple[Tensor, Tensor | None]:
     """(out, lse) of tensors (B, S, ..., heads, D): (q, k, v), (q, kv) or (qkv,); lse may be None without with_lse."""
     if dispatch.implementation_for(tensors[0].device.type) == "torch":
-        return torch_sdpa.attention(*apart(tensors), options, with_lse)
+        return attention_by_torch(*apart(tensors), options, with_lse)
     return autograd.attention(tensors, options)
 
 

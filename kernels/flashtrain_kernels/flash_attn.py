@@ -254,13 +254,7 @@ def _checked(packing: Packing, q: Tensor, k: Tensor) -> Packing:
     return packing
 
 
-def explain(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *positional: Any,
-    **options: Any,
-) -> str:
+def explain(q: Tensor, k: Tensor, v: Tensor, *positional: Any, **options: Any) -> str:
     """One line: which implementation and which tiles `flash_attn_func` gets with these arguments, and why.
 
     Raises what the call itself would raise.

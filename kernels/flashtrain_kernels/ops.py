@@ -9,9 +9,10 @@ B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension
 The backward is an operator of its own, so that torch.compile sees both; the packed ones write the gradients into
 slices of one tensor, so that a fused projection costs no copy. Every output is contiguous, whatever the inputs'
 strides are. Selective checkpointing keeps attention's outputs with create_selective_checkpoint_contexts(FORWARDS).
-compute.py does the work on real tensors, autograd.py makes the operators differentiable.
+On real tensors they run the kernels that dispatch.py chooses, or plain PyTorch; autograd.py makes them differentiable.
 """
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,77 +20,142 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from . import compute
+from . import dispatch, reference
+from .backends import Call
+from .masks import rows
+from .masks.mask import build_plan_reference
+from .masks.operators import SCHEMAS
 from .options import SCHEMA, Options, Packed, unpack
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
+    """(out, lse), contiguous."""
+    if not dispatch.runs_kernels(q.device):
+        out, lse = reference.forward_from(q, k, v, options)
+        return out.contiguous(), lse.contiguous()
+    _check_interpreter(q.dtype)
+    call = Call(_unit_stride(q), _unit_stride(k), _unit_stride(v), options)
+    with _on(q.device):
+        return dispatch.backend_for(call, "forward").forward(call)
+
+
+def backward(
+    dout: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    options: Options,
+    gradients: Sequence[Tensor],
+    dbias: Tensor | None,
+) -> None:
+    """Fill gradients = (dq, dk, dv), any strides whose last is 1, and dbias, contiguous, unless it is None."""
+    dq, dk, dv = gradients
+    if not dispatch.runs_kernels(q.device):
+        computed = reference.backward_from(dout, dlse, q, k, v, out, lse, options, dbias is not None)
+        for target, gradient in zip((dq, dk, dv, dbias), computed, strict=True):
+            if target is not None and gradient is not None:
+                target.copy_(gradient)
+        return
+    call = Call(_unit_stride(q), _unit_stride(k), _unit_stride(v), options)
+    dout, dlse = _unit_stride(dout), None if dlse is None else dlse.contiguous()
+    with _on(q.device):
+        chosen = dispatch.backend_for(call, "backward")
+        chosen.backward(call, dout, dlse, _unit_stride(out), lse.contiguous(), (dq, dk, dv), dbias)
+
+
+def empty(like: Tensor) -> Tensor:
+    """Contiguous, unlike empty_like, which keeps the strides of some inputs and not of others."""
+    return torch.empty(like.shape, dtype=like.dtype, device=like.device)
+
+
+def _unit_stride(x: Tensor) -> Tensor:
+    """The kernels take any strides but the last, which must be 1 (an expanded gradient has 0 there): copy only then."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def _on(device: torch.device) -> contextlib.AbstractContextManager:
+    """Triton launches on the current device: make it the tensors' own."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
+def _check_interpreter(dtype: torch.dtype) -> None:
+    if dispatch.INTERPRETED and dtype == torch.bfloat16:
+        raise ValueError(
+            "Triton's interpreter multiplies bfloat16 wrongly: use float16 or float32 with TRITON_INTERPRET=1"
+        )
+
 
 _DEVICES = ("cpu", "cuda")
 
 
-def apart(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+def apart(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v of (q, k, v), (q, kv) or (qkv,), where those packed lie side by side in dimension 2."""
     if len(tensors) == 3:
-        return tensors
-    return (*tensors[:-1], *tensors[-1].unbind(2))
+        q, k, v = tensors
+    else:
+        q, k, v = (*tensors[:-1], *tensors[-1].unbind(2))
+    return q, k, v
 
 
 def _register(suffix: str, names: tuple[str, ...]) -> tuple[Any, Any]:
     """Define the forward and the backward on tensors of these names, with all that torch asks of an operator."""
-    forward, backward = f"flashtrain_kernels::forward{suffix}", f"flashtrain_kernels::backward{suffix}"
+    of_forward, of_backward = f"flashtrain_kernels::forward{suffix}", f"flashtrain_kernels::backward{suffix}"
     given, count = ", ".join(f"Tensor {name}" for name in names), len(names)
     gradients = ", ".join(["Tensor"] * (count + 1))
     saved = "Tensor out, Tensor lse, bool bias_gradient"
     tags = torch.Tag.pt2_compliant_tag
-    torch.library.define(forward, f"({given}, {SCHEMA}) -> (Tensor, Tensor)", tags=tags)
+    torch.library.define(of_forward, f"({given}, {SCHEMA}) -> (Tensor, Tensor)", tags=tags)
     schema = f"(Tensor dout, Tensor? dlse, {given}, {saved}, {SCHEMA}) -> ({gradients})"
-    torch.library.define(backward, schema, tags=tags)
+    torch.library.define(of_backward, schema, tags=tags)
 
     def run_forward(*inputs: Any) -> tuple[Tensor, Tensor]:
-        return compute.forward(*apart(inputs[:count]), unpack(inputs[count:]))
+        return forward(*apart(inputs[:count]), unpack(inputs[count:]))
 
     def run_backward(dout: Tensor, dlse: Tensor | None, *inputs: Any) -> tuple[Tensor, ...]:
         tensors, (out, lse, bias_gradient, *packed) = inputs[:count], inputs[count:]
         options = unpack(packed)
-        results = tuple(compute.empty(x) for x in tensors)
+        results = tuple(empty(x) for x in tensors)
         dbias = _empty_bias_gradient(tensors[0], options, bias_gradient)
-        compute.backward(
-            dout, dlse, *apart(tensors), out, lse, options, apart(results), dbias if bias_gradient else None
-        )
+        backward(dout, dlse, *apart(tensors), out, lse, options, apart(results), dbias if bias_gradient else None)
         return (*results, dbias)
 
     def fake_forward(*inputs: Any) -> tuple[Tensor, Tensor]:
         q = apart(inputs[:count])[0]
         lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-        return compute.empty(q), q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=lse_dtype)
+        return empty(q), q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=lse_dtype)
 
     def fake_backward(dout: Tensor, dlse: Tensor | None, *inputs: Any) -> tuple[Tensor, ...]:
         tensors, (_, _, bias_gradient, *packed) = inputs[:count], inputs[count:]
         dbias = _empty_bias_gradient(tensors[0], unpack(packed), bias_gradient)
-        return (*(compute.empty(x) for x in tensors), dbias)
+        return (*(empty(x) for x in tensors), dbias)
 
-    torch.library.impl(forward, _DEVICES, run_forward)
-    torch.library.impl(backward, _DEVICES, run_backward)
-    torch.library.register_fake(forward)(fake_forward)
-    torch.library.register_fake(backward)(fake_backward)
+    torch.library.impl(of_forward, _DEVICES, run_forward)
+    torch.library.impl(of_backward, _DEVICES, run_backward)
+    torch.library.register_fake(of_forward)(fake_forward)
+    torch.library.register_fake(of_backward)(fake_backward)
     operators = torch.ops.flashtrain_kernels
-    of_forward = getattr(operators, f"forward{suffix}").default
-    of_backward = getattr(operators, f"backward{suffix}").default
+    forward_op = getattr(operators, f"forward{suffix}").default
+    backward_op = getattr(operators, f"backward{suffix}").default
 
-    @register_flop_formula(of_forward.overloadpacket)
+    @register_flop_formula(forward_op.overloadpacket)
     def forward_flops(*inputs: Any, out_val: Any = None, **kwargs: Any) -> int:
         return _flops(inputs[0], inputs[count - 1], inputs[count:], 2)
 
-    @register_flop_formula(of_backward.overloadpacket)
+    @register_flop_formula(backward_op.overloadpacket)
     def backward_flops(dout: Any, dlse: Any, *inputs: Any, out_val: Any = None, **kwargs: Any) -> int:
         return _flops(inputs[0], inputs[count - 1], inputs[count + 3 :], 5)
 
-    return of_forward, of_backward
+    return forward_op, backward_op
 
 
 def _empty_bias_gradient(like: Tensor, options: Options, wanted: bool) -> Tensor:
     """An operator cannot return None: without a gradient for the bias, an empty tensor."""
     if not wanted or options.bias is None:
         return like.new_empty((0,))
-    return compute.empty(options.bias)
+    return empty(options.bias)
 
 
 # A forward multiplies each visible pair twice (QK^T, PV), a backward five times, 2 D operations each. What a Mask or a
@@ -126,3 +192,34 @@ FORWARD_KVPACKED, BACKWARD_KVPACKED = _register("_kvpacked", ("q", "kv"))
 FORWARDS = [FORWARD, FORWARD_QKVPACKED, FORWARD_KVPACKED]
 FORWARD_OF = {3: FORWARD, 1: FORWARD_QKVPACKED, 2: FORWARD_KVPACKED}  # by the number of tensors
 BACKWARDS = {FORWARD: BACKWARD, FORWARD_QKVPACKED: BACKWARD_QKVPACKED, FORWARD_KVPACKED: BACKWARD_KVPACKED}
+
+
+# --- masks and their plans on a GPU ----------------------------------------------------------------------------------
+# On a CPU their own files compute them, also where Triton's interpreter runs attention: the numbers are the same, and
+# its slowness would buy nothing.
+
+
+@torch.library.impl("flashtrain_kernels::plan", "cuda")
+def _plan(queries: Tensor, keys: Tensor | None, seqlen_k: int, blocks: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    if not dispatch.runs_kernels(queries.device):
+        return build_plan_reference(queries, keys, seqlen_k, blocks)
+    from .backends.portable.plan import plan  # Triton is imported only where it is used
+
+    return plan(queries.contiguous(), None if keys is None else keys.contiguous(), seqlen_k, blocks)
+
+
+def _register_mask_operator(name: str) -> None:
+    def computed(*arguments: Any) -> Any:
+        device = next(x.device for x in arguments if isinstance(x, Tensor))
+        if not dispatch.runs_kernels(device):
+            return getattr(rows, name)(*arguments)
+        from .backends.portable import mask_rows
+
+        with torch.cuda.device(device):
+            return getattr(mask_rows, name)(*arguments)
+
+    torch.library.impl(f"flashtrain_kernels::{name}", "cuda", computed)
+
+
+for _name in SCHEMAS:
+    _register_mask_operator(_name)

@@ -8,7 +8,7 @@ from gpu_checks import DEVICE, NEEDS_GPU
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import flashtrain_kernels as fk
-from flashtrain_kernels import compute, remembered
+from flashtrain_kernels import ops, remembered
 from flashtrain_kernels.backends.hopper import backend as hopper
 from flashtrain_kernels.backends.portable import tile_table
 
@@ -51,11 +51,11 @@ def test_torch_compile_takes_the_whole_graph_and_changing_lengths(attend):
 
 def variants() -> dict[str, int]:
     """How many times each kernel is compiled so far, in this process."""
-    from flashtrain_kernels.backends.portable import dkdv, dq, dq_dkdv, forward, plan, rows, summary
+    from flashtrain_kernels.backends.portable import backward, dkdv, dq, forward, plan
 
     kernels = {
         "forward": forward.forward_kernel, "dq": dq.dq_kernel, "dkdv": dkdv.dkdv_kernel, "plan": plan.plan_kernel,
-        "summary": summary.summary_kernel, "rows": rows.rows_kernel, "both": dq_dkdv.both_kernel,
+        "summary": plan.summary_kernel, "rows": dq.rows_kernel, "both": backward.both_kernel,
     }  # fmt: skip
     if hopper.unavailable(torch.device(DEVICE)) is None:
         from flashtrain_kernels.backends.hopper import backward_kernel, backward_rows
@@ -189,8 +189,8 @@ def test_a_mistake_is_found_before_a_launch(given, mistake, message, launches):
 def forward_calls(monkeypatch):
     """How often the forward really runs."""
     seen = []
-    forward = compute.forward
-    monkeypatch.setattr(compute, "forward", lambda *args: (seen.append(1), forward(*args))[1])
+    forward = ops.forward
+    monkeypatch.setattr(ops, "forward", lambda *args: (seen.append(1), forward(*args))[1])
     return seen
 
 

@@ -9,8 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import flashtrain_kernels as fk
-from flashtrain_kernels import autograd, compute, dispatch, masks, ops
-from flashtrain_kernels.masks.plan import Plan, build_plan_reference
+from flashtrain_kernels import autograd, dispatch, masks, ops
+from flashtrain_kernels.masks.mask import Plan, build_plan_reference
 from flashtrain_kernels.options import Options, pack, unpack
 
 B, S, H, K, D = 2, 18, 4, 2, 8
@@ -148,7 +148,7 @@ def test_fake_outputs_are_those_of_real_tensors_and_contiguous_whatever_the_stri
 def computed(monkeypatch):
     """What really runs, in order: ("forward", dlse: None, bias gradient: None) or ("backward", dlse, dbias)."""
     calls = []
-    forward, backward = compute.forward, compute.backward
+    forward, backward = ops.forward, ops.backward
 
     def counting_forward(*args):
         calls.append(("forward", None, None))
@@ -158,8 +158,8 @@ def computed(monkeypatch):
         calls.append(("backward", args[1], args[-1]))
         return backward(*args)
 
-    monkeypatch.setattr(compute, "forward", counting_forward)
-    monkeypatch.setattr(compute, "backward", counting_backward)
+    monkeypatch.setattr(ops, "forward", counting_forward)
+    monkeypatch.setattr(ops, "backward", counting_backward)
     return calls
 
 

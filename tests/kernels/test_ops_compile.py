@@ -5,9 +5,9 @@ import torch
 from attention_cases import Case, assert_close, ours, run
 
 import flashtrain_kernels as fk
-from flashtrain_kernels import compute, dispatch, masks
+from flashtrain_kernels import dispatch, masks, ops
 from flashtrain_kernels.environment import constant
-from flashtrain_kernels.masks.plan import Plan, build_plan_reference
+from flashtrain_kernels.masks.mask import Plan, build_plan_reference
 
 BLOCKS = (16,) * 6
 
@@ -125,8 +125,8 @@ def test_one_graph_for_block_masks_of_any_length():
 def test_a_compiled_step_runs_one_forward_and_one_backward(monkeypatch):
     ran = []
     for name in ("forward", "backward"):
-        real = getattr(compute, name)
-        monkeypatch.setattr(compute, name, lambda *args, n=name, real=real: (ran.append(n), real(*args))[1])
+        real = getattr(ops, name)
+        monkeypatch.setattr(ops, name, lambda *args, n=name, real=real: (ran.append(n), real(*args))[1])
     case = Case(2, 9, 9, 4, 2, 8, "causal", bias=(0, 0, 0, 0))
     inputs = case.inputs(torch.float32)
     compiled = torch.compile(fk.flash_attn_func, backend="aot_eager", fullgraph=True)

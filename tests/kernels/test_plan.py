@@ -12,8 +12,7 @@ from plan_checks import BLOCKS, ORDERS, check_plan, listed, planned_masks
 
 from flashtrain_kernels import dispatch, masks
 from flashtrain_kernels.backends.portable import tile_table
-from flashtrain_kernels.masks.mask import build_plan
-from flashtrain_kernels.masks.plan import PLAN
+from flashtrain_kernels.masks.mask import PLAN, build_plan
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 

@@ -5,8 +5,8 @@ import torch
 from torch.func import functional_call, grad, jacrev, vmap
 
 import flashtrain_kernels as fk
-from flashtrain_kernels import compute, dispatch, masks
-from flashtrain_kernels.masks.plan import PLAN, Plan, build_plan_reference
+from flashtrain_kernels import dispatch, masks, ops
+from flashtrain_kernels.masks.mask import PLAN, Plan, build_plan_reference
 
 N, B, S, H, K, D = 3, 2, 21, 4, 2, 4  # N samples
 BLOCKS = (16,) * 6
@@ -257,8 +257,8 @@ def test_per_sample_gradients_of_a_model():
 def test_the_samples_are_one_call_but_with_dropout_one_each(monkeypatch, options, calls):
     run = []
     for name in ("forward", "backward"):
-        real = getattr(compute, name)
-        monkeypatch.setattr(compute, name, lambda *args, n=name, real=real: (run.append(n), real(*args))[1])
+        real = getattr(ops, name)
+        monkeypatch.setattr(ops, name, lambda *args, n=name, real=real: (run.append(n), real(*args))[1])
     vmap(grad(lambda q, k, v: both(fk.flash_attn_func, q, k, v, **options)))(*qkv(N))
     assert run == ["forward"] * calls + ["backward"] * calls
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .documents import check_length, check_window
+from .constructors import check_length, check_window
 
 __all__ = ["BlockMask", "block_mask", "butterfly", "local_global", "random"]
 

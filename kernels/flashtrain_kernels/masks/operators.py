@@ -1,7 +1,7 @@
 """The operators that fill a mask's rows and find documents' boundaries: a launch or two each, for torch's dozens.
 
 B batch, S sequence, T packed tokens, N sequences. PyTorch computes them (rows.py), on a GPU the kernels do, which
-compute.py registers. Both wait for nothing, and give the same numbers.
+ops.py registers. Both wait for nothing, and give the same numbers.
 """
 
 from collections.abc import Callable

@@ -15,8 +15,7 @@ from ..portable.launch import Launch, ceil_div, features_of, mask_arguments, str
 from .backward_kernel import Choices, backward_kernel
 from .backward_rows import FLAGS, finish_kernel, prepare_kernel
 from .backward_schedule import BAND, BLOCK_K, BLOCK_Q, BLOCKS, PLAN
-from .descriptors import descriptor, why_not, workspace
-from .launch import multiprocessors, run
+from .launch import descriptor, multiprocessors, run, why_not, workspace
 
 QUERIES, KEYS = BLOCK_Q.value, BLOCK_K.value
 PLANNED = (QUERIES, KEYS)  # the tiles that masks are planned for

@@ -15,12 +15,11 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from ...options import Options
 from ..portable.launch import Launch, ceil_div, features_of
 from ..portable.tiles import Bounds
-from .descriptors import descriptor
 from .forward_recompute_nonfinite import note
 from .forward_schedule import MaskTables, Work, divisor
 from .forward_tiles import ForwardTile, serves_forward
 from .forward_warps import consume, produce
-from .launch import mask_arguments, multiprocessors, run
+from .launch import descriptor, mask_arguments, multiprocessors, run
 
 __all__ = ["ForwardTile", "forward", "forward_launch", "serves_forward"]
 

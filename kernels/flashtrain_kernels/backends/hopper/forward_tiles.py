@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ...masks import BlockMask, Mask
 from ...options import Options
-from .descriptors import why_not
+from .launch import why_not
 
 
 class ForwardTile(NamedTuple):

@@ -44,6 +44,8 @@ def _fetch(descriptor, place_in_tensor, full, empty, buffer, number, C: gl.const
 def produce(arguments, F: gl.constexpr, C: gl.constexpr):
     """Fetch each consumer's queries, then keys and values, each tile of values after the next tile of keys."""
     descriptors, buffers, barriers, work, bounds, mask, list_ptr = arguments
+    q_desc, k_desc, v_desc, _out_desc = descriptors
+    q_smem, k_smem, v_smem, _out_smem = buffers
     q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
     CONSUMERS: gl.constexpr = C.consumers
     TILE_Q: gl.constexpr = C.consumers * C.rows
@@ -62,20 +64,20 @@ def produce(arguments, F: gl.constexpr, C: gl.constexpr):
             mbarrier.wait(q_empty.index(place_q + w), free)
             mbarrier.expect(q_full.index(place_q + w), C.rows * C.block_d * 2)
             tma.async_copy_global_to_shared(
-                descriptors[0],
+                q_desc,
                 [batch, first_query + w * C.rows, head, 0],
                 q_full.index(place_q + w),
-                buffers[0].index(place_q + w),
+                q_smem.index(place_q + w),
             )
         before = place(0, pieces, list_ptr, F, TILES, BLOCK_K)
-        _fetch(descriptors[1], [batch, before, kv_head, 0], k_full, k_empty, buffers[1], taken, C)
+        _fetch(k_desc, [batch, before, kv_head, 0], k_full, k_empty, k_smem, taken, C)
         for step in range(1, count):
             key = place(step, pieces, list_ptr, F, TILES, BLOCK_K)
-            _fetch(descriptors[1], [batch, key, kv_head, 0], k_full, k_empty, buffers[1], taken + step, C)
-            _fetch(descriptors[2], [batch, before, kv_head, 0], v_full, v_empty, buffers[2], taken + step - 1, C)
+            _fetch(k_desc, [batch, key, kv_head, 0], k_full, k_empty, k_smem, taken + step, C)
+            _fetch(v_desc, [batch, before, kv_head, 0], v_full, v_empty, v_smem, taken + step - 1, C)
             before = key
         taken += count
-        _fetch(descriptors[2], [batch, before, kv_head, 0], v_full, v_empty, buffers[2], taken - 1, C)
+        _fetch(v_desc, [batch, before, kv_head, 0], v_full, v_empty, v_smem, taken - 1, C)
 
 
 @gluon.jit

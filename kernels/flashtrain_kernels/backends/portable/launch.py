@@ -233,12 +233,13 @@ def call_of(q: torch.Tensor, k: torch.Tensor, unused: torch.Tensor, options: Opt
     )  # fmt: skip
 
 
-def broadcast_strides(x: torch.Tensor) -> tuple[int, ...]:
-    """The strides, 0 along dimensions of size 1, which are broadcast."""
-    return tuple(0 if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True))
+def broadcast_strides(x: torch.Tensor) -> tuple[int, int, int, int]:
+    """The strides of four dimensions, 0 along those of size 1, which are broadcast."""
+    a, b, c, d = [0 if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True)]
+    return a, b, c, d
 
 
-def mask_arguments(mask: Mask | BlockMask | None, unused: torch.Tensor) -> tuple[Any, ...]:
+def mask_arguments(mask: Mask | BlockMask | None, unused: torch.Tensor) -> tuple[Any, int, int, Any, int]:
     """From Call.intervals to position_batch."""
     if not isinstance(mask, Mask):
         return (unused, 0, 0, unused, 0)

@@ -1,8 +1,10 @@
-"""The kernels that build a plan (masks/plan.py: what it says, and how a tile is judged): two launches, O(S) memory.
+"""The kernels that build a plan (masks/mask.py: what it says, and how a tile is judged): two launches, O(S) memory.
 
-Bm batch rows of the mask, Sq queries, Sk keys. The first launch (summary.py) summarises the tiles that programs loop
-over; the second has a program for each row of the three tables, which judges the other side's tiles a chunk at a time
-and counts runs. It looks between the first and the last that can matter only, or tiles times tiles would be judged.
+Bm batch rows of the mask, Sq queries, Sk keys. The first launch summarises the tiles that programs loop over: of a tile
+of queries the hull and the intersection of its rows' intervals, of a tile of keys its least and greatest position, and
+of each program's queries together their hull; a program reads TOKENS tokens. The second has a program for each row of
+the three tables, which judges the other side's tiles a chunk at a time and counts runs. It looks between the first and
+the last that can matter only, or tiles times tiles would be judged.
 """
 
 import contextlib
@@ -11,9 +13,86 @@ import torch
 import triton
 import triton.language as tl
 
-from ...masks.plan import empty_tables
+from ...masks.mask import empty_tables
 from .launch import Launch, ceil_div
-from .summary import INT_MAX, NOT_SPECIALISED, interval, summary_kernel
+
+INT_MAX = tl.constexpr(2**31 - 1)
+NOT_SPECIALISED = [
+    "batch", "seqlen_q", "seqlen_k", "tiles_fwd_q", "tiles_fwd_k", "tiles_dq_q", "tiles_dq_k", "tiles_q", "tiles_k",
+    "programs_q", "programs_fwd_k", "programs_dq_k",
+]  # fmt: skip
+
+
+@triton.jit
+def interval(queries, row, low_row, batch, number, seqlen_q, AXIS: tl.constexpr):
+    """Hull and intersection, along AXIS, of one of the intervals of the queries `row`; rows past Sq do not count.
+
+    An empty interval has no hull, and leaves no intersection.
+    """
+    valid = row < seqlen_q
+    base = queries + (tl.cast(low_row, tl.int64) * batch + number) * seqlen_q
+    low = tl.load(base + row, mask=valid, other=0)
+    high = tl.load(base + tl.cast(batch, tl.int64) * seqlen_q + row, mask=valid, other=0)
+    empty = low >= high
+    low = tl.where(empty, INT_MAX, low)
+    high = tl.where(empty, -1, high)
+    first = tl.min(low, AXIS)
+    past = tl.max(high, AXIS)
+    first_full = tl.max(tl.where(valid, low, -1), AXIS)
+    past_full = tl.min(tl.where(valid, high, INT_MAX), AXIS)
+    return first, past, first_full, past_full
+
+
+@triton.jit
+def _key_summary(keys, out, number, batch, program, seqlen_k, tiles, BLOCK: tl.constexpr, TOKENS: tl.constexpr):
+    """Least and greatest position of TOKENS // BLOCK tiles of keys, into out (2, Bm, tiles)."""
+    tile = program * (TOKENS // BLOCK) + tl.arange(0, TOKENS // BLOCK)
+    key = tile[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    position = tl.load(keys + number * seqlen_k + key, mask=key < seqlen_k, other=0)
+    least = tl.min(tl.where(key < seqlen_k, position, INT_MAX), 1)
+    greatest = tl.max(tl.where(key < seqlen_k, position, -1), 1)
+    tl.store(out + number * tiles + tile, least, mask=tile < tiles)
+    tl.store(out + (batch + number) * tiles + tile, greatest, mask=tile < tiles)
+
+
+@triton.jit(do_not_specialize=NOT_SPECIALISED)
+def summary_kernel(
+    queries, keys, query_summary, group_summary, fwd_summary, dq_summary, batch, seqlen_q, seqlen_k, tiles_q,
+    tiles_fwd_k, tiles_dq_k, programs_q, programs_fwd_k, programs_dq_k,
+    TWO: tl.constexpr, HAS_KEYS: tl.constexpr, BLOCK_Q: tl.constexpr, FWD_BLOCK_K: tl.constexpr,
+    DQ_BLOCK_K: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """Fill query_summary (4 or 8, Bm, query tiles of dK/dV), group_summary (2, Bm, programs_q) and, with keys, the key
+    summaries of forward and dQ.
+    """
+    programs = programs_q + programs_fwd_k + programs_dq_k
+    number = (tl.program_id(0) // programs).to(tl.int64)
+    program = tl.program_id(0) % programs
+    if program < programs_q:
+        tile = program * (TOKENS // BLOCK_Q) + tl.arange(0, TOKENS // BLOCK_Q)
+        row = tile[:, None] * BLOCK_Q + tl.arange(0, BLOCK_Q)[None, :]
+        out = query_summary + number * tiles_q + tile
+        step = tl.cast(batch, tl.int64) * tiles_q
+        inside = tile < tiles_q
+        first = INT_MAX
+        past = -1
+        for pair in tl.static_range(2 if TWO else 1):
+            summary = interval(queries, row, 5 * pair, batch, number, seqlen_q, 1)
+            for item in tl.static_range(4):
+                tl.store(out + (4 * pair + item) * step, summary[item], mask=inside)
+            first = tl.minimum(first, tl.min(summary[0], 0))
+            past = tl.maximum(past, tl.max(summary[1], 0))
+        tl.store(group_summary + number * programs_q + program, first)
+        tl.store(group_summary + (batch + number) * programs_q + program, past)
+    else:
+        if HAS_KEYS:
+            program -= programs_q
+            if program < programs_fwd_k:
+                _key_summary(keys, fwd_summary, number, batch, program, seqlen_k, tiles_fwd_k, FWD_BLOCK_K, TOKENS)
+            else:
+                program -= programs_fwd_k
+                _key_summary(keys, dq_summary, number, batch, program, seqlen_k, tiles_dq_k, DQ_BLOCK_K, TOKENS)
+
 
 _TOKENS = 1024  # tokens a program of the first launch reads
 _CHUNK = 256  # tiles a program of the second judges at once
@@ -47,21 +126,23 @@ def _kinds_of_keys(
 
 
 @triton.jit
+def _summarised(base, step, valid):
+    """What `interval` gave for tiles of queries."""
+    first = tl.load(base, mask=valid, other=0)
+    past = tl.load(base + step, mask=valid, other=0)
+    return first, past, tl.load(base + 2 * step, mask=valid, other=0), tl.load(base + 3 * step, mask=valid, other=0)
+
+
+@triton.jit
 def _kinds_of_queries(tile, least, greatest, summary, number, batch, tiles, seqlen_q, BLOCK, TWO: tl.constexpr):
     """0 skip, 1 masked, 2 full: tiles of queries, for the keys at positions from least to greatest."""
     valid = (tile >= 0) & (tile < tiles)
     step = tl.cast(batch, tl.int64) * tiles
     base = summary + number * tiles + tile
-    first = tl.load(base, mask=valid, other=0)
-    past = tl.load(base + step, mask=valid, other=0)
-    first_full = tl.load(base + 2 * step, mask=valid, other=0)
-    past_full = tl.load(base + 3 * step, mask=valid, other=0)
+    first, past, first_full, past_full = _summarised(base, step, valid)
     seen, full = _judge(first, past, first_full, past_full, least, greatest)
     if TWO:
-        first = tl.load(base + 4 * step, mask=valid, other=0)
-        past = tl.load(base + 5 * step, mask=valid, other=0)
-        first_full = tl.load(base + 6 * step, mask=valid, other=0)
-        past_full = tl.load(base + 7 * step, mask=valid, other=0)
+        first, past, first_full, past_full = _summarised(base + 4 * step, step, valid)
         seen2, full2 = _judge(first, past, first_full, past_full, least, greatest)
         seen = seen | seen2
         full = full | full2
