@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "training"))
-sys.path.insert(0, str(HERE / "context"))
-sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
+sys.path.insert(0, str(Path(__file__).parent / "context"))
+sys.path.insert(0, str(Path(__file__).parent))
 
 from distributed_ranks import launch_once
 

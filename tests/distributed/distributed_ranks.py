@@ -24,17 +24,16 @@ def launch_once(script: str, tmp_path_factory: pytest.TempPathFactory, worker_id
         printed = folder / "printed"
         if not printed.is_file():
             paths = os.pathsep.join([str(HERE.parent / "training"), process_environment()["PYTHONPATH"]])
-            said = run_script(str(HERE / script), folder, PYTHONPATH=paths, CUDA_VISIBLE_DEVICES="")[1]
-            printed.write_text(said)
+            code, said = run_script(str(HERE / script), folder, PYTHONPATH=paths, CUDA_VISIBLE_DEVICES="")
+            printed.write_text(f"{said}\nended with {code}")
+    assert printed.read_text().endswith("ended with 0"), printed.read_text()[-6000:]
     return folder
 
 
 def of_ranks(folder: Path, count: int) -> list[Any]:
     """What each of so many ranks wrote into a folder, after all of them ended well."""
     files = [folder / f"{rank}.json" for rank in range(count)]
-    said = "\n\n".join(
-        path.read_text() for path in (folder.parent / "printed", *folder.glob("*.out")) if path.is_file()
-    )
+    said = "\n\n".join(path.read_text() for path in folder.glob("*.out"))
     assert all(file.is_file() for file in files), said[-6000:]
     assert json.loads((folder / "codes.json").read_text()) == [0] * count, said[-6000:]
     return [json.loads(file.read_text()) for file in files]
