@@ -1,8 +1,26 @@
-"""The tiny model that tests/training use is used here too."""
+"""The tiny model that tests/training use is used here too, and the ranks of context/ranks.py."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
+sys.path.insert(0, str(Path(__file__).parent / "context"))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from distributed_ranks import launch_once
+
+
+@pytest.fixture(scope="session")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """What two_ranks.py wrote: a folder of each of its scenarios."""
+    return launch_once("two_ranks.py", tmp_path_factory, worker_id)
+
+
+@pytest.fixture(scope="session")
+def three_masked_ranks(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """What masked_ranks.py wrote."""
+    return launch_once("masked_ranks.py", tmp_path_factory, worker_id) / "ranks"

@@ -1,9 +1,9 @@
-"""What each of several gloo ranks does for test_masked_ranks.py; run as a script, once a rank.
+"""What each of several gloo ranks does for test_masked_ranks.py; run as a script, which forks them.
 
-    python masked_ranks.py FOLDER      with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set
+    python masked_ranks.py FOLDER
 
-Two steps; then two more, resumed. Each rank writes FOLDER/RANK.json: of both parts what it read, its losses, and the
-accuracy of the last validation.
+Two steps; then two more, resumed. Each rank writes FOLDER/ranks/RANK.json: of both parts what it read, its losses, and
+the accuracy of the last validation.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
+from ranks import fork
 
 from flashtrain.data.masked_datamodule import MaskedTextDataModule
 from flashtrain.data.token_budget import Cost
@@ -25,6 +26,7 @@ from flashtrain.distributed.strategies import make_strategy
 from flashtrain.models import Bert, BertConfig
 from flashtrain.tasks import MaskedLanguageModel
 
+RANKS = 3
 LONGEST = 256
 CONFIG = BertConfig.of_size("tiny", vocab_size=261, context=LONGEST)
 COST = Cost(CONFIG.cost_per_token(0.15), CONFIG.cost_per_pair())
@@ -100,10 +102,10 @@ def iterate(sampler: Any, begin: int, end: int) -> Any:
     return iter(sampler)
 
 
-def main() -> None:
+def train(folder: Path) -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    folder, ranks = Path(sys.argv[1]), int(os.environ["WORLD_SIZE"])
+    ranks = int(os.environ["WORLD_SIZE"])
     begun = fit(folder, 2, None, devices=ranks, accumulate=1)
     resumed = fit(folder, 4, folder / "last.ckpt", devices=ranks, accumulate=1)
     (folder / f"{os.environ['RANK']}.json").write_text(json.dumps([begun, resumed]))
@@ -111,5 +113,10 @@ def main() -> None:
     torch.distributed.destroy_process_group()  # gloo's threads abort a process that exits with them
 
 
+def main(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "codes.json").write_text(json.dumps(fork(RANKS, train, folder)))
+
+
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]) / "ranks")

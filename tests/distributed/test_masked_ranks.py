@@ -2,62 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
-from masked_ranks import COST, fit
-
-ROOT = Path(__file__).parents[2]
-RANKS = 3
-
-
-def run_ranks(folder: Path) -> list[list[dict]]:
-    """Run masked_ranks.py once a rank, as torchrun would; what each wrote of both parts."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "recipes"), str(ROOT / "kernels")]),
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(RANKS),
-        "LOCAL_WORLD_SIZE": str(RANKS),
-        "GROUP_RANK": "0",
-        "TORCHELASTIC_RUN_ID": "test",
-    }
-    script = str(Path(__file__).with_name("masked_ranks.py"))
-    command = [sys.executable, script, str(folder)]
-    ranks = [
-        subprocess.Popen(
-            command,
-            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=240)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * RANKS, "\n\n".join(outputs)[-4000:]
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+from distributed_ranks import of_ranks
+from masked_ranks import COST, RANKS, fit
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory) -> list[list[dict]]:
-    return run_ranks(tmp_path_factory.mktemp("ranks"))
+def ranks(three_masked_ranks) -> list[list[dict]]:
+    """What each rank wrote of both parts."""
+    return of_ranks(three_masked_ranks, RANKS)
 
 
 @pytest.fixture

@@ -2,60 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from distributed_ranks import of_ranks
 from tiny_training import TinyData, TinyTask, tiny_trainer
 
 from flashtrain.distributed.strategies import DataParallelStrategy, FullyShardedStrategy, device_count, make_strategy
 from flashtrain.errors import UserError
 from flashtrain.training.checkpoints import AtomicCheckpointIO, find_resumable, read_weights
-
-ROOT = Path(__file__).parents[2]
-
-
-def run_two_ranks(scenario: str, folder: Path) -> list[dict]:
-    """Run two_ranks.py twice, as torchrun would; what each rank wrote."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    paths = [str(ROOT), str(ROOT / "recipes"), str(ROOT / "kernels"), str(ROOT / "tests" / "training")]
-    shared = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(paths),
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-        "GROUP_RANK": "0",
-        "TORCHELASTIC_RUN_ID": "test",
-    }
-    command = [sys.executable, str(Path(__file__).with_name("two_ranks.py")), scenario, str(folder)]
-    ranks = [
-        subprocess.Popen(
-            command,
-            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=180)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n\n".join(outputs)[-4000:]
-    return [json.loads((folder / f"{scenario}.{rank}.json").read_text()) for rank in range(2)]
 
 
 def one_process(folder: Path, steps: int, resume: Path | None = None, accumulate: int = 1) -> TinyTask:
@@ -72,9 +28,9 @@ def mean_of(ranks: list[dict], key: str) -> list[float]:
 
 
 @pytest.fixture(scope="module", params=["ddp", "fsdp"])
-def trained(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(request.param)
-    return folder, run_two_ranks(request.param, folder)
+def trained(request, two_ranks):
+    folder = two_ranks / request.param
+    return folder, of_ranks(folder, 2)
 
 
 def test_two_ranks_have_the_losses_of_one_process(trained, tmp_path):
@@ -116,8 +72,8 @@ def test_a_checkpoint_of_two_ranks_continues_in_one_process(trained, tmp_path):
     assert continued.losses == pytest.approx(whole.losses[6:], rel=1e-4)
 
 
-def test_ranks_agree_on_where_to_stop(tmp_path):
-    ranks = run_two_ranks("stopping", tmp_path)
+def test_ranks_agree_on_where_to_stop(two_ranks, tmp_path):
+    ranks = of_ranks(two_ranks / "stopping", 2)
     # SIGTERM reached the second rank only, in the middle of its third step.
     assert ranks[0]["stopped_at"] == ranks[1]["stopped_at"] >= 3
     assert [rank["exit_code"] for rank in ranks] == [143, 143]

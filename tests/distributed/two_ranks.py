@@ -1,8 +1,8 @@
-"""What each of two gloo ranks does for test_strategies.py and test_stopping.py; run as a script, once a rank.
+"""What each of two gloo ranks does for test_strategies.py; run as a script, which forks them for each scenario.
 
-    python two_ranks.py NAME FOLDER      with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set
+    python two_ranks.py FOLDER
 
-Each rank writes FOLDER/NAME.RANK.json.
+Each rank writes FOLDER/NAME/RANK.json for the scenarios ddp, fsdp and stopping; their exit codes are in codes.json.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from ranks import fork
 from tiny_training import TinyData, TinyTask, tiny_trainer
 
 from flashtrain.distributed.sharding import full_state_dict
@@ -27,8 +28,11 @@ from flashtrain.training.callbacks import StopOnNonFinite
 from flashtrain.training.checkpoints import AtomicCheckpointIO, SaveLast, checkpoint_callbacks, find_resumable
 from flashtrain.training.signals import SaveOnSignal
 
-RANK = int(os.environ["RANK"])
 STEPS = 6
+
+
+def rank() -> int:
+    return int(os.environ["RANK"])
 
 
 def fit(
@@ -64,7 +68,7 @@ def strategy_scenario(folder: Path, strategy: str) -> dict[str, Any]:
         val_check_interval=3,
     )
     weights = full_state_dict(whole.model)
-    if RANK == 0:
+    if rank() == 0:
         torch.save(weights, folder / "weights.pt")
     begun = fit(folder, strategy, SaveLast(folder / "part"), max_steps=3)
     resumed = fit(folder, strategy, SaveLast(folder / "part"), max_steps=STEPS, resume=find_resumable(folder / "part"))
@@ -111,7 +115,7 @@ def stopping_scenario(folder: Path) -> dict[str, Any]:
         resume=find_resumable(folder / "stopped"),
     )
     message = ""
-    poisoned = TinyTask(poison=3 if RANK == 1 else None)
+    poisoned = TinyTask(poison=3 if rank() == 1 else None)
     try:
         fit(folder, "ddp", StopOnNonFinite(), task=poisoned, max_steps=8, log_every_n_steps=4)
     except UserError as error:
@@ -125,14 +129,20 @@ def stopping_scenario(folder: Path) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def scenario(folder: Path, name: str) -> None:
     warnings.filterwarnings("ignore")
-    name, folder = sys.argv[1], Path(sys.argv[2])
     result = stopping_scenario(folder) if name == "stopping" else strategy_scenario(folder, name)
-    (folder / f"{name}.{RANK}.json").write_text(json.dumps(result))
+    (folder / f"{rank()}.json").write_text(json.dumps(result))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()  # gloo's threads abort a process that exits with them
 
 
+def main(folder: Path) -> None:
+    for name in ("ddp", "fsdp", "stopping"):
+        own = folder / name
+        own.mkdir()
+        (own / "codes.json").write_text(json.dumps(fork(2, scenario, own, name)))
+
+
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]))
