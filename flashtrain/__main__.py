@@ -93,7 +93,7 @@ def _command(words: list[str]) -> int:
         if composed is not None and not is_job:
             check_all_heeded(composed, arguments.overrides)
         from flashtrain.command import modes
-        from flashtrain.command.machine import settle
+        from flashtrain.command.job import settle
         from flashtrain.spec import mode_of, task_of, work_of
         from flashtrain.spec import modes as registered_modes
 
@@ -163,7 +163,7 @@ def _named_folder(overrides: list[str]) -> Path | None:
 
 def _run_folder(settings: Settings, overrides: list[str]) -> Path:
     """The folder of the run to continue, or a new one; made only once the settings are known to work here."""
-    from flashtrain.command.machine import settle
+    from flashtrain.command.job import settle
     from flashtrain.folders.run_folder import LAST, find_checkpoint, new_run_folder, unfinished_or_new
     from flashtrain.spec import task_of
 

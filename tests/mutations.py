@@ -35,7 +35,7 @@ from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.tasks.language.trained import load_trained, starting_weights
-from flashtrain.tasks.masked_language.weights import read_bert
+from flashtrain.tasks.masked_language.build import read_bert
 from flashtrain_recipes.arena.weights import SavedClassifier, read_classifier, write_classifier
 
 ADDRESS_SPACE = 6 * 2**30

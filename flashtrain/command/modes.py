@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from flashtrain.announce import quieten
 from flashtrain.command.compose import checked_settings, parse_overrides, readable_errors
-from flashtrain.command.machine import settle
+from flashtrain.command.job import settle
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import BEST, find_checkpoint, read_settings
 from flashtrain.settings.groups import forget_unheeded

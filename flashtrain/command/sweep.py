@@ -22,7 +22,7 @@ from pathlib import Path
 from flashtrain.announce import say
 from flashtrain.command.compose import compose_settings, parse_overrides, quoted
 from flashtrain.command.given import check_heeded_by_a_job
-from flashtrain.command.machine import settle
+from flashtrain.command.job import settle
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
 from flashtrain.files.foreign_files import MIB, read_json_object

@@ -13,6 +13,7 @@ A run folder may come from elsewhere: its files are read bounded, and believed o
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -352,3 +353,20 @@ def _remove_empty(folders: Iterable[Path]) -> None:
             folder.rmdir()
         except OSError:
             return  # another process has put something into it
+
+
+@contextlib.contextmanager
+def new_folder(parent: Path, name: str) -> Iterator[Path]:
+    """A new folder `parent`/`name` (`name`-2, -3, ... where that exists), which is removed again if writing into it
+    fails or is interrupted.
+
+    Raises UserError when it cannot be made, or the disk is full.
+    """
+    folder = make_unique(parent, name)
+    try:
+        yield folder
+    except BaseException as problem:  # an interruption too
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(problem, OSError):
+            raise UserError(f"{folder} cannot be written: {problem.strerror or problem}.") from problem
+        raise

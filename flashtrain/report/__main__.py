@@ -12,9 +12,8 @@ from flashtrain.errors import UserError
 from flashtrain.files.disk import recipes_folder, write_atomically
 from flashtrain.registry import component, registered
 from flashtrain.report.figures import line_figure
-from flashtrain.report.readme import check_tables, insert_tables, source_line, table_text
 from flashtrain.report.rows import ResultFile, Row, collect_summaries, read_result
-from flashtrain.report.save import join_results, save_result
+from flashtrain.report.save import check_tables, insert_tables, join_results, save_result, source_line, table_text
 from flashtrain.report.sweep import sweep_table, varied_keys, with_overrides
 from flashtrain.report.table import OPTIONS, Table, View, view_of
 

@@ -22,7 +22,7 @@ from pytorch_lightning.callbacks import Checkpoint, ModelCheckpoint
 
 from flashtrain.errors import UserError
 from flashtrain.files.disk import FULL, os_errors
-from flashtrain.training.metrics_file import MetricsFile
+from flashtrain.training.loggers import MetricsFile
 from flashtrain.training.steps import OptimizerStepCounter
 
 LAST = "last.ckpt"

@@ -23,7 +23,7 @@ from typing import Any
 
 from flashtrain.announce import quieten, say
 from flashtrain.command.compose import override_keys, parse_overrides, quoted
-from flashtrain.command.machine import settle
+from flashtrain.command.job import settle
 from flashtrain.command.sweep import note_failure
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import (

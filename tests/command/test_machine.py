@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flashtrain.command import machine
+from flashtrain.command import job
 from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
 from flashtrain.tasks.batching import choose_batching
@@ -28,11 +28,11 @@ def cpu() -> Hardware:
 @pytest.fixture
 def settle(monkeypatch, caplog):
     def on(hardware: Hardware, *words: str):
-        monkeypatch.setattr(machine, "detect_hardware", lambda accelerator: hardware)
+        monkeypatch.setattr(job, "detect_hardware", lambda accelerator: hardware)
         overrides = ["recipe=gpt2", *words]
         caplog.clear()
         with caplog.at_level("INFO"):
-            settings, found = machine.settle(compose_settings(overrides), overrides)
+            settings, found = job.settle(compose_settings(overrides), overrides)
         return settings, found, caplog.text
 
     return on

@@ -11,7 +11,7 @@ from tiny_runs import TinyRuns
 
 from flashtrain.command import modes
 from flashtrain.command.compose import compose_settings
-from flashtrain.command.machine import settle
+from flashtrain.command.job import settle
 from flashtrain.errors import UserError
 from flashtrain.tasks.language.prepare import plan_language as plan
 from flashtrain.training.checkpoints import read_checkpoint

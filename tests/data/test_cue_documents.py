@@ -13,7 +13,7 @@ from flashtrain.data.labelled_examples import FILLER, CueDocuments, best_micro_f
 from flashtrain.data.tokenizers import SpecialTokens
 from flashtrain.errors import UserError
 from flashtrain.models import BertConfig, BertEncoder, SequenceClassifier
-from flashtrain.tasks.micro_f1 import MicroF1
+from flashtrain.tasks.fine_tuning.task import MicroF1
 
 
 def test_a_label_is_present_exactly_where_its_cue_is():

@@ -16,9 +16,8 @@ from flashtrain.errors import UserError
 from flashtrain.files.disk import csv_value
 from flashtrain.report.__main__ import main
 from flashtrain.report.figures import line_figure
-from flashtrain.report.readme import source_line
 from flashtrain.report.rows import ResultFile, collect_summaries, read_result, write_result
-from flashtrain.report.save import save_result
+from flashtrain.report.save import save_result, source_line
 from flashtrain.report.sweep import report_sweep
 from flashtrain.report.table import View, make_table
 

@@ -6,7 +6,7 @@ import pytest
 
 from flashtrain.errors import UserError
 from flashtrain.report import write_result
-from flashtrain.report.readme import check_tables, insert_tables
+from flashtrain.report.save import check_tables, insert_tables
 
 README = """# Title
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from quick_settings import settings_of
 
-from flashtrain.command import machine
+from flashtrain.command import job
 from flashtrain.errors import UserError
 from flashtrain.tasks.batching import Batching, choose_batching
 from flashtrain.tasks.components import make_model, optimizer_builder
@@ -112,9 +112,9 @@ def test_the_line_before_training_and_the_row_after_it_name_degree_and_way():
     ],
 )
 def test_heads_that_do_not_fit_are_refused_before_any_text_is_read(monkeypatch, words, message):
-    monkeypatch.setattr(machine, "detect_hardware", lambda accelerator: H200)
+    monkeypatch.setattr(job, "detect_hardware", lambda accelerator: H200)
     with pytest.raises(UserError, match=message):
-        machine.settle(one_sequence(8192, "trainer.strategy=context", *words), ())
+        job.settle(one_sequence(8192, "trainer.strategy=context", *words), ())
 
 
 def test_a_model_whose_attention_cannot_be_shared_is_refused():
@@ -126,12 +126,12 @@ def test_a_model_whose_attention_cannot_be_shared_is_refused():
 def test_a_cpu_computes_the_same_attention_and_an_old_gpu_is_refused(monkeypatch):
     settings = settings_of("trainer.devices=2", "trainer.strategy=context")
     cpu = Hardware("cpu", "a CPU", 2, None, 2**34, 2**34, None, "32-true", "sdpa")
-    monkeypatch.setattr(machine, "detect_hardware", lambda accelerator: cpu)
-    assert machine.settle(settings, ())[1].attention == "flash"
+    monkeypatch.setattr(job, "detect_hardware", lambda accelerator: cpu)
+    assert job.settle(settings, ())[1].attention == "flash"
     old = replace(H200, name="Tesla V100", capability=(7, 0), attention="sdpa", precision="16-mixed")
-    monkeypatch.setattr(machine, "detect_hardware", lambda accelerator: old)
+    monkeypatch.setattr(job, "detect_hardware", lambda accelerator: old)
     with pytest.raises(UserError, match=r"needs attention=flash.* Tesla V100 \(sm_70\): choose trainer\.strategy=ddp"):
-        machine.settle(settings, ())
+        job.settle(settings, ())
 
 
 def test_sharded_weights_have_no_float32_copies():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashtrain.tasks.micro_f1 import MicroF1
+from flashtrain.tasks.fine_tuning.task import MicroF1
 
 
 def test_it_counts_over_all_samples_and_batches_together():

@@ -11,8 +11,7 @@ from tiny_training import TinyData, TinyTask, tiny_trainer
 
 from flashtrain.errors import UserError
 from flashtrain.training import loggers as loggers_module
-from flashtrain.training.loggers import has_wandb_key, log_figure, log_table, make_loggers
-from flashtrain.training.metrics_file import MetricsFile
+from flashtrain.training.loggers import MetricsFile, has_wandb_key, log_figure, log_table, make_loggers
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from tiny_training import TinyData, TinyTask, tiny_trainer
 
 from flashtrain.errors import UserError
 from flashtrain.training.checkpoints import AtomicCheckpointIO, SaveLast, find_resumable
-from flashtrain.training.metrics_file import MetricsFile, read_metrics
+from flashtrain.training.loggers import MetricsFile, read_metrics
 
 
 @pytest.fixture

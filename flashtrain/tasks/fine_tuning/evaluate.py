@@ -9,8 +9,7 @@ from typing import NamedTuple
 from flashtrain.announce import say
 from flashtrain.data.tokenizers import SpecialTokens, Tokenizer, load_tokenizer
 from flashtrain.errors import UserError
-from flashtrain.folders.export_folder import new_folder
-from flashtrain.folders.run_folder import BEST, TOKENIZER, find_checkpoint, read_settings
+from flashtrain.folders.run_folder import BEST, TOKENIZER, find_checkpoint, new_folder, read_settings
 from flashtrain.integrations import architecture_of, differences_from_bert_classifier, save_bert_classifier
 from flashtrain.integrations.weight_files import check_vocabulary, check_weights, described_config, trained_steps
 from flashtrain.models.bert_encoder import BertConfig
@@ -25,7 +24,7 @@ from flashtrain.tasks.fine_tuning.prepare import (
 )
 from flashtrain.tasks.fine_tuning.splits import make_source
 from flashtrain.tasks.fine_tuning.task import score_of
-from flashtrain.tasks.masked_language.weights import save_encoder_tokenizer, special_tokens
+from flashtrain.tasks.masked_language.build import save_encoder_tokenizer, special_tokens
 from flashtrain.tasks.training_task import evaluating_trainer
 from flashtrain.training.checkpoints import read_checkpoint, weights_in
 from flashtrain.training.hardware import Hardware

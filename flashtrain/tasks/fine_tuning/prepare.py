@@ -20,11 +20,9 @@ from flashtrain.tasks import FineTuning
 from flashtrain.tasks.batching import Batching, choose_encoder_batching, compiles, memory_plan, memory_words
 from flashtrain.tasks.components import loader_workers, optimizer_builder, schedule_builder
 from flashtrain.tasks.fine_tuning.splits import LabelledSource, make_source
-from flashtrain.tasks.masked_language.build import bert_config, bert_estimate, check_context
-from flashtrain.tasks.masked_language.weights import SavedBert, read_bert
-from flashtrain.tasks.planning import VOCABULARY, duration, expected_rate
+from flashtrain.tasks.masked_language.build import SavedBert, bert_config, bert_estimate, check_context, read_bert
 from flashtrain.tasks.training_task import metric
-from flashtrain.training.hardware import Hardware
+from flashtrain.training.hardware import VOCABULARY, Hardware, duration, expected_rate
 from flashtrain.training.throughput import Throughput
 
 

@@ -27,7 +27,7 @@ from flashtrain.data.tokenizers import ByteTokenizer, SpecialTokens, Tokenizer
 from flashtrain.errors import UserError
 from flashtrain.settings.groups import DataSettings
 from flashtrain.tasks.fine_tuning.settings import FineTuningSettings
-from flashtrain.tasks.masked_language.weights import special_tokens
+from flashtrain.tasks.masked_language.build import special_tokens
 
 SPLITS = ("train", "validation", "test")
 # How files' names begin, and what a dataset may call the split.

@@ -1,6 +1,6 @@
-"""Fine-tuning BERT to label texts or their tokens, as a LightningModule.
+"""Micro-averaged F1 of labels of which a sample may have any number: the score of multi-label document classification.
 
-N texts, L labels.
+N samples, L labels.
 """
 
 from __future__ import annotations
@@ -10,12 +10,28 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torchmetrics.classification import BinaryF1Score
 
 from flashtrain.errors import UserError, unknown
 from flashtrain.models.bert import IGNORED
 from flashtrain.models.bert_classifiers import SequenceClassifier, TokenClassifier
-from flashtrain.tasks.micro_f1 import MicroF1
 from flashtrain.tasks.training_task import TrainingTask
+
+
+class MicroF1(BinaryF1Score):
+    """2 TP / (2 TP + FP + FN), counted over all samples and labels together; 0 where there are neither.
+
+    threshold: a label is predicted where its probability is above it. Labels of -100 count nothing.
+    """
+
+    def __init__(self, threshold: float = 0.5) -> None:
+        super().__init__(threshold=threshold, ignore_index=-100, validate_args=False)  # checking waits for the device
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """logits (N, L) floating; labels (N, L) integers 0, 1 or -100."""
+        # torchmetrics takes logits that happen to lie in [0, 1] for probabilities.
+        super().update(logits.sigmoid(), labels)
+
 
 TARGETS = ("labels", "class", "tokens")
 NUMBERS = ("real_tokens", "pairs", "sequences")

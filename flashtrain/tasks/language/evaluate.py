@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from flashtrain.announce import say
-from flashtrain.folders.export_folder import new_folder
+from flashtrain.folders.run_folder import new_folder
 from flashtrain.integrations import save_decoder, save_tokenizer
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import LanguageModel

@@ -29,10 +29,9 @@ from flashtrain.tasks.components import (
     schedule_builder,
 )
 from flashtrain.tasks.context_run import check_model, context_columns, describe_context, plan_lines
-from flashtrain.tasks.planning import VOCABULARY, duration, expected_rate
 from flashtrain.tasks.training_task import metric
 from flashtrain.training.callbacks import describe_validation, held_out_samples
-from flashtrain.training.hardware import Hardware
+from flashtrain.training.hardware import VOCABULARY, Hardware, duration, expected_rate
 from flashtrain.training.memory import FREE_SHARE, GIB
 from flashtrain.training.throughput import Throughput
 

@@ -11,7 +11,7 @@ from flashtrain.announce import say
 from flashtrain.data.masked_datamodule import MaskedTextDataModule
 from flashtrain.data.tokenizers import SpecialTokens
 from flashtrain.errors import UserError
-from flashtrain.folders.export_folder import new_folder
+from flashtrain.folders.run_folder import new_folder
 from flashtrain.integrations import differences_from_bert, save_bert, save_weights
 from flashtrain.models.bert import Bert
 from flashtrain.models.bert_encoder import BertConfig
@@ -23,6 +23,7 @@ from flashtrain.tasks.batching import Batching, memory_plan, memory_words
 from flashtrain.tasks.components import make_source
 from flashtrain.tasks.language.trained import move
 from flashtrain.tasks.masked_language.build import (
+    SavedBert,
     bert_config,
     check_context,
     check_masked_step,
@@ -31,12 +32,12 @@ from flashtrain.tasks.masked_language.build import (
     make_bert,
     make_masked_data,
     make_masked_task,
+    read_bert,
+    save_encoder_tokenizer,
 )
-from flashtrain.tasks.masked_language.weights import SavedBert, read_bert, save_encoder_tokenizer
-from flashtrain.tasks.planning import VOCABULARY, duration, expected_rate
 from flashtrain.tasks.training_task import evaluating_trainer, metric
 from flashtrain.training.callbacks import StopAtTarget, describe_validation
-from flashtrain.training.hardware import Hardware
+from flashtrain.training.hardware import VOCABULARY, Hardware, duration, expected_rate
 from flashtrain.training.throughput import Throughput
 
 ADVICE = "a smaller masked.token_budget=, memory=full, or trainer.devices on more GPUs"

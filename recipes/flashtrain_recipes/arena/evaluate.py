@@ -21,14 +21,12 @@ from flashtrain.command.compose import compose_settings, quoted
 from flashtrain.data.loader import FixedSampler, evaluation_loader
 from flashtrain.data.sequences import SequenceSource
 from flashtrain.errors import UserError
-from flashtrain.folders.export_folder import new_folder
-from flashtrain.folders.run_folder import BEST, find_checkpoint, make_unique
+from flashtrain.folders.run_folder import BEST, find_checkpoint, make_unique, new_folder
 from flashtrain.models.classifier import Classifier, carry_weights
 from flashtrain.report.rows import RESULT, Row, command_line, write_result
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.batching import compiles
-from flashtrain.tasks.planning import duration
-from flashtrain.training.hardware import Hardware
+from flashtrain.training.hardware import Hardware, duration
 from flashtrain_recipes.arena.accuracy import ORIGINAL, OWN, accuracy_rows, accuracy_table, papers_task, task_of, wilson
 from flashtrain_recipes.arena.build import classifier_config, make_sequence_source
 from flashtrain_recipes.arena.figures import answers_picture

@@ -15,8 +15,7 @@ from flashtrain.errors import UserError
 from flashtrain.models.classifier import Classifier
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.batching import Batching, memory_plan, memory_words
-from flashtrain.tasks.planning import duration, expected_rate
-from flashtrain.training.hardware import Hardware
+from flashtrain.training.hardware import Hardware, duration, expected_rate
 from flashtrain_recipes.arena.build import (
     choose_stage_batching,
     make_classifier,

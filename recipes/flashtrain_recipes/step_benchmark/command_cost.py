@@ -20,8 +20,7 @@ from flashtrain.command.compose import quoted
 from flashtrain.folders.run_folder import FAILED, FINISHED, read_summary
 from flashtrain.run.job_process import job_command
 from flashtrain.settings.settings import Settings
-from flashtrain.training.loggers import METRICS
-from flashtrain.training.metrics_file import read_metrics
+from flashtrain.training.loggers import METRICS, read_metrics
 from flashtrain_recipes.benchmark_runner.measuring import Clock, Row
 from flashtrain_recipes.step_benchmark.measure import NO_TIME, case_columns, rates
 from flashtrain_recipes.step_benchmark.training_step import Contender, StepCase

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.planning import VOCABULARY
+from flashtrain.training.hardware import VOCABULARY
 from flashtrain.training.optimizers import MasterWeights
 from flashtrain.training.steps import clip_gradients
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flashtrain.command.compose import compose_settings
-from flashtrain.command.machine import settle
+from flashtrain.command.job import settle
 from flashtrain.data.sequences import SequenceShape
 from flashtrain.errors import UserError
 from flashtrain.models import Classifier

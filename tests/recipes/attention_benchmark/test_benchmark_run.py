@@ -13,8 +13,7 @@ import pytest
 from tiny_runs import ROOT
 
 from flashtrain.command.compose import compose_settings
-from flashtrain.command.job import run_job
-from flashtrain.command.machine import settle
+from flashtrain.command.job import run_job, settle
 from flashtrain.report import read_result
 from flashtrain.report.__main__ import main as report
 from flashtrain_recipes.attention_benchmark import measure as benchmark_run

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashtrain.command.compose import compose_settings
-from flashtrain.command.machine import settle
+from flashtrain.command.job import settle
 from flashtrain.distributed.context import local_attention
 from flashtrain.distributed.context.layout import LAYOUTS
 from flashtrain.distributed.context.ways import WAYS

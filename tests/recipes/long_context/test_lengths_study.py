@@ -12,8 +12,7 @@ import pytest
 from tiny_runs import TinyRuns
 
 from flashtrain.command.compose import compose_settings
-from flashtrain.command.job import run_job
-from flashtrain.command.machine import settle
+from flashtrain.command.job import run_job, settle
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import read_settings, write_summary
 from flashtrain.report import read_result

@@ -9,14 +9,13 @@ import time
 import pytest
 
 from flashtrain.command.compose import compose_settings
-from flashtrain.command.job import run_job
-from flashtrain.command.machine import settle
+from flashtrain.command.job import run_job, settle
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import write_summary
 from flashtrain.report import read_result
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import detect_hardware
-from flashtrain.training.metrics_file import MetricsFile
+from flashtrain.training.loggers import MetricsFile
 from flashtrain_recipes.step_benchmark import command_cost
 from flashtrain_recipes.step_benchmark import run as steps_run
 

@@ -14,7 +14,7 @@ from tiny_runs import TinyRuns
 
 from flashtrain import registry
 from flashtrain.command.compose import compose_settings
-from flashtrain.command.machine import settle
+from flashtrain.command.job import settle
 from flashtrain.command.modes import run_mode, settings_from_checkpoint
 from flashtrain.errors import UserError
 from flashtrain.spec import task_of

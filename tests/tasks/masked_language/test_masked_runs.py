@@ -13,12 +13,12 @@ from tiny_runs import TinyRuns
 
 from flashtrain import registry
 from flashtrain.command.compose import compose_settings
-from flashtrain.command.machine import settle
+from flashtrain.command.job import settle
 from flashtrain.command.modes import run_mode, settings_from_checkpoint
 from flashtrain.errors import UserError
 from flashtrain.models.bert import Bert
 from flashtrain.spec import task_of
-from flashtrain.tasks.masked_language.weights import read_bert
+from flashtrain.tasks.masked_language.build import read_bert
 from flashtrain.training.checkpoints import read_checkpoint
 
 
