@@ -24,7 +24,6 @@ from hydra._internal.utils import get_args_parser  # noqa: E402
 from hydra.core.hydra_config import HydraConfig  # noqa: E402
 from omegaconf import DictConfig  # noqa: E402
 
-from flashtrain.command.command_help import help_text  # noqa: E402
 from flashtrain.command.compose import (  # noqa: E402
     CONFIG_NAME,
     check_given_once,
@@ -78,6 +77,8 @@ def _command(words: list[str]) -> int:
     words = sys.argv[1:] = sorted(words, key=lambda word: word not in ("-m", "--multirun"))
     arguments = get_args_parser().parse_args(words)
     if arguments.help or not words:
+        from flashtrain.command.command_help import help_text
+
         print(help_text())
         return 0
     check_given_once(arguments.overrides)

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from flashtrain.data.hub_source import HubSource
 from flashtrain.data.text_files import UTF_8, check_encoding, decode_text, json_lines, one_line, parquet_rows
 from flashtrain.errors import UserError, printable
 from flashtrain.files.foreign_files import BROKEN_FILE_ERRORS, COMPRESSIONS, DEFAULT_LONGEST, read_whole
@@ -24,7 +23,7 @@ from flashtrain.files.foreign_files import BROKEN_FILE_ERRORS, COMPRESSIONS, DEF
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["FilesSource", "HubSource", "StandardLibrarySource", "TextSource", "make_source"]
+__all__ = ["FilesSource", "StandardLibrarySource", "TextSource", "make_source"]
 
 log = logging.getLogger(__name__)
 

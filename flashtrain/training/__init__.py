@@ -4,5 +4,5 @@
 (adamw, muon, lamb, parameter_groups), `steps` (clip_gradients, ClipsGradients, schedules), `throughput` (Throughput),
 `callbacks` (StopOnNonFinite, StopAtTarget), `checkpoints` (AtomicCheckpointIO, checkpoint_callbacks, SaveLast,
 find_resumable, read_checkpoint, read_weights), `signals` (SaveOnSignal), `progress` (make_progress), `loggers`
-(make_loggers, log_figure), `metrics_file` (MetricsFile).
+(make_loggers, log_figure, MetricsFile).
 """
