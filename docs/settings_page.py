@@ -1,7 +1,7 @@
 """Every setting as a page: what the dataclasses of the settings say of themselves.
 
 A setting's meaning is what its dataclass says of it ("name: ..." or "name, other: ..." in the docstring), else the
-comment on its line in the source, else the comment on its line in conf/, else WORDS below. Its possible values are
+comment on its line in the source, else WORDS below. Its possible values are
 those that check() lists when it refuses a name that cannot exist.
 """
 
@@ -13,65 +13,21 @@ import re
 import types
 import typing
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from flashtrain.errors import UserError
-from flashtrain.files.disk import conf_folder
 from flashtrain.settings.settings import Settings
 
 IMPOSSIBLE = "no such name"  # no setting has it as a value
-# Of settings that neither their dataclass nor conf/ says anything of: move a line there when you touch one.
+# Too long for the line of their setting, where all others have their words.
 WORDS = {
-    "recipe": "which file of recipes/, or of your own folders",
-    "seed": "of the weights, the order of samples and dropout",
-    "is_demo": "whether the demo was put in the recipe's place; the command sets it",
     "model.name": "gpt2, modern or plain, or one that your program registered; model=NAME also takes conf/model's file",
-    "model.size": "demo, 124m, 355m, 774m, 1.3b or 1.5b",
-    "model.dropout": "a probability, of embeddings, attention weights and both branches of a block",
     "model.options": "of a model that your program registered: +model.options.NAME=VALUE",
     "data.source": "stdlib, files or hub, or one that your program registered; data=NAME also takes conf/data's file",
-    "data.path": "of data=files: a file or a folder",
-    "data.name": "of data=hub: the dataset",
-    "data.config": "of data=hub: the dataset's configuration",
-    "data.split": "of data=hub: the dataset's split",
-    "data.text_column": "the field of .jsonl lines, .parquet rows and hub datasets that holds the text",
-    "data.streaming": "of data=hub: read while downloading, or download first",
-    "data.include_tests": "of data=stdlib: with the standard library's tests",
-    "data.vocab_size": "tokens of data.tokenizer=bpe",
-    "data.vocab": "of data.tokenizer=gpt2: a local vocab.json",
-    "data.merges": "of data.tokenizer=gpt2: a local merges.txt",
-    "data.document_mask": "attention stays within each document of a packed row, and positions begin anew there",
-    "data.validation_fraction": "of the documents, held out",
     "data.workers": "processes that build batches, a device; 0: the training process; null: 2 on GPUs, else 0",
-    "data.cache_dir": "where token files lie; null: FLASHTRAIN_CACHE, else the user's cache folder",
     "data.options": "of a source that your program registered: +data.options.NAME=VALUE",
-    "optimizer.name": "adamw, lamb or muon, or one that your program registered",
-    "optimizer.learning_rate": "at the schedule's peak",
-    "optimizer.epsilon": "added to the denominator of AdamW's step",
     "optimizer.options": "of an optimiser that your program registered: +optimizer.options.NAME=VALUE",
-    "schedule.name": "cosine, linear or constant, or one that your program registered",
-    "schedule.minimum_ratio": "the last learning rate as a share of the peak",
     "schedule.options": "of a schedule that your program registered: +schedule.options.NAME=VALUE",
-    "trainer.nodes": "machines",
-    "trainer.log_every": "steps between two logged rows",
-    "trainer.validate_every": "steps between two validations",
-    "trainer.checkpoint_every": "steps between two checkpoints",
-    "logger.project": "of Weights & Biases",
-    "logger.run_name": "of Weights & Biases",
-    "generate.tokens": "how many are written",
-    "generate.temperature": "divides the logits; 0 takes the likeliest token",
-    "generate.top_k": "tokens are drawn among the so many likeliest",
-    "benchmark.tokens": "of a batch, where benchmark.batch or .batches does not say",
-    "benchmark.kv_heads": "key/value heads; null: as many as heads",
-    "benchmark.dropout": "of attention's weights: a probability",
-    "benchmark.directions": "what is timed",
-    "benchmark.reference": "also compute a float64 reference, and each implementation's error",
-    "classifier.embed": "width",
-    "classifier.layers": "blocks",
-    "classifier.heads": "attention heads",
-    "classifier.dropout": "a probability",
-    "classifier.pattern_block": "tokens of a block of the pattern",
     "curriculum.stages[].side": "of the images",
     "curriculum.stages[].learning_rate": "as optimizer.learning_rate",
     "curriculum.stages[].warmup_steps": "as schedule.warmup_steps",
@@ -83,8 +39,17 @@ WORDS = {
     "curriculum.stages[].classification_weight": "as sequence.classification_weight",
     "curriculum.stages[].training_pixels": "as sequence.training_pixels",
     "curriculum.stages[].validate_every": "as trainer.validate_every",
-    "bert.dropout": "a probability",
-    "finetune.name": "of finetune.data=hub: the dataset",
+    "mode": "train, plan, evaluate, generate, export or passkey; benchmark, lengths and preview are of their recipes",
+    "task": "language_model, classification, masked_language_model or fine_tuning; recipes set it",
+    "weights": "start from weights: Hugging Face GPT-2 or BERT (folder or .safetensors), an "
+    "export, a run folder or .ckpt",
+    "trainer.strategy": "auto, ddp, fsdp (FSDP2: sharded weights) or context (FSDP2, and each sequence "
+    "over several devices)",
+    "trainer.cuda_graphs": "record the compiled step's launches and replay them: for small models, where "
+    "launching takes longest",
+    "finetune.config": "of the dataset",
+    "masked_pixels.copies": "of the images are read a second time with pixels hidden; 0: all are read once, "
+    "with pixels hidden",
 }
 
 
@@ -166,29 +131,10 @@ _COMMENTS: dict[str, str] = {}
 
 
 def comments() -> dict[str, str]:
-    """The comment on each setting's line: in the source of its dataclass, and in conf/ where that has none."""
+    """The comment on each setting's line in the source of its dataclass."""
     if not _COMMENTS:
-        folder = conf_folder()
-        for path in sorted(folder.rglob("*.yaml")):
-            group = "" if path.parent == folder else f"{path.parent.name}."
-            _COMMENTS.update({**_yaml_comments(path, group), **_COMMENTS})
         _COMMENTS.update(_source_comments(Settings(), ""))
     return _COMMENTS
-
-
-def _yaml_comments(path: Path, group: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    inside = ""
-    for line in path.read_text(encoding="utf-8").splitlines():
-        match = re.match(r"(\s*)(\w+):(?:\s+(?:#\s*(.*)|[^#]*(?:#\s*(.*))?))?$", line)
-        if match is None:
-            continue
-        if not match[1]:
-            inside = f"{match[2]}."
-        name = f"{group}{inside if match[1] else ''}{match[2]}"
-        if match[3] or match[4]:
-            found[name] = (match[3] or match[4]).strip()
-    return found
 
 
 def _source_comments(group: Any, prefix: str) -> dict[str, str]:

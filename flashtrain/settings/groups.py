@@ -47,10 +47,10 @@ class ModelSettings:
     """
 
     name: str = "gpt2"
-    size: str = "124m"
-    positions: str | None = None
-    dropout: float = 0.0
-    vocab_rows: int | None = None
+    size: str = "124m"  # demo, 124m, 355m, 774m, 1.3b or 1.5b
+    positions: str | None = None  # learned | rotary; null: the family's own
+    dropout: float = 0.0  # a probability, of embeddings, attention weights and both branches of a block
+    vocab_rows: int | None = None  # rows of the embedding table; null: the vocabulary rounded up to a multiple of 64
     rope_base: float | None = None
     rope_factor: float | None = None
     interpolate_positions: bool = False
@@ -83,25 +83,25 @@ class DataSettings:
     """
 
     source: str = "stdlib"
-    path: str | None = None
-    name: str | None = None
-    config: str | None = None
-    split: str = "train"
-    text_column: str = "text"
+    path: str | None = None  # of data=files: a file or a folder
+    name: str | None = None  # of data=hub: the dataset
+    config: str | None = None  # of data=hub: the dataset's configuration
+    split: str = "train"  # of data=hub: the dataset's split
+    text_column: str = "text"  # the field of .jsonl lines, .parquet rows and hub datasets that holds the text
     encoding: str = UTF_8
     longest_document: int = DEFAULT_LONGEST
-    streaming: bool = True
-    include_tests: bool = True
-    tokenizer: str = "bpe"
-    vocab_size: int = 50257
-    vocab: str | None = None
-    merges: str | None = None
-    document_mask: bool = False
-    validation_fraction: float = 0.02
+    streaming: bool = True  # of data=hub: read while downloading, or download first
+    include_tests: bool = True  # of data=stdlib: with the standard library's tests
+    tokenizer: str = "bpe"  # bytes | bpe (trained on the corpus) | gpt2
+    vocab_size: int = 50257  # tokens of data.tokenizer=bpe
+    vocab: str | None = None  # of data.tokenizer=gpt2: a local vocab.json
+    merges: str | None = None  # of data.tokenizer=gpt2: a local merges.txt
+    document_mask: bool = False  # attention stays within each document of a packed row, and positions begin anew there
+    validation_fraction: float = 0.02  # of the documents, held out
     validation_tokens: int | None = None
     split_context: int | None = None
     workers: int | None = None
-    cache_dir: str | None = None
+    cache_dir: str | None = None  # where token files lie; null: FLASHTRAIN_CACHE, else the user's cache folder
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -206,10 +206,10 @@ class LoggerSettings:
     """conf/logger: every run writes metrics.csv; wandb adds Weights & Biases, online when a key is configured."""
 
     name: str = "wandb"
-    project: str = "flashtrain"
-    run_name: str | None = None
-    group: str | None = None
-    mode: str = "auto"
+    project: str = "flashtrain"  # of Weights & Biases
+    run_name: str | None = None  # of Weights & Biases
+    group: str | None = None  # runs of one sweep share a group
+    mode: str = "auto"  # auto | online | offline
 
     def check(self) -> None:
         one_of("logger", self.name, LOGGERS)
@@ -221,9 +221,9 @@ class HardwareSettings:
     """conf/hardware: what to run on. `demo` auto trains a recipe's small demo where there is no GPU."""
 
     accelerator: str = "auto"
-    precision: str | None = None
-    peak_tflops: float | None = None
-    demo: str = "auto"
+    precision: str | None = None  # bf16-mixed | 16-mixed | 32-true | bf16-true; null: what the device does best
+    peak_tflops: float | None = None  # dense peak for MFU; null: from flashtrain's table, or MFU left out
+    demo: str = "auto"  # auto | always | never
 
     def check(self) -> None:
         one_of("hardware.accelerator", self.accelerator, ACCELERATORS)
@@ -238,9 +238,9 @@ class HardwareSettings:
 class GenerateSettings:
     """The sample that a run prints at its end, and what mode=generate writes."""
 
-    tokens: int = 120
-    temperature: float = 0.8
-    top_k: int = 50
+    tokens: int = 120  # how many are written
+    temperature: float = 0.8  # divides the logits; 0 takes the likeliest token
+    top_k: int = 50  # tokens are drawn among the so many likeliest
 
     def check(self) -> None:
         at_least("generate.tokens", self.tokens, 1)
@@ -261,13 +261,13 @@ class OptimizerSettings:
     `momentum` is muon's. `master_weights`: a float32 copy of weights that hardware.precision=bf16-true makes bfloat16.
     """
 
-    name: str = "adamw"
-    learning_rate: float = 6e-4
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
-    epsilon: float = 1e-8
-    weight_decay: float = 0.1
-    gradient_clip: float = 1.0
-    momentum: float = 0.95
+    name: str = "adamw"  # adamw, lamb or muon, or one that your program registered
+    learning_rate: float = 6e-4  # at the schedule's peak
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])  # AdamW's
+    epsilon: float = 1e-8  # added to the denominator of AdamW's step
+    weight_decay: float = 0.1  # on matrices only
+    gradient_clip: float = 1.0  # bound of the global gradient norm; 0 switches it off
+    momentum: float = 0.95  # Muon's
     master_weights: bool = True
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -286,9 +286,9 @@ class OptimizerSettings:
 class ScheduleSettings:
     """conf/schedule: the learning rate's course. `warmup_steps` None means 5% of the steps, at least one."""
 
-    name: str = "cosine"
-    warmup_steps: int | None = None
-    minimum_ratio: float = 0.1
+    name: str = "cosine"  # cosine, linear or constant, or one that your program registered
+    warmup_steps: int | None = None  # null: 5% of the steps
+    minimum_ratio: float = 0.1  # the last learning rate as a share of the peak
     options: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
@@ -309,23 +309,23 @@ class TrainerSettings:
     progress a stuck device ends the job (None: never), more than a step, an evaluation or a checkpoint takes.
     """
 
-    steps: int = 500
-    tokens_per_step: int = 65536
-    micro_batch: int | None = None
+    steps: int = 500  # optimiser steps
+    tokens_per_step: int = 65536  # over all devices
+    micro_batch: int | None = None  # samples a device computes at once; null: from free memory
     validation_micro_batch: int | None = None
-    devices: int = 1
-    nodes: int = 1
+    devices: int = 1  # per node
+    nodes: int = 1  # machines
     strategy: str = "auto"
     context_way: str = "auto"
     context_layout: str = "balanced"
     timeout_seconds: float | None = 1800.0
-    compile: bool | None = None
+    compile: bool | None = None  # torch.compile; null: on GPUs only
     cuda_graphs: bool = False
-    log_every: int = 10
-    validate_every: int = 100
-    checkpoint_every: int = 100
+    log_every: int = 10  # steps between two logged rows
+    validate_every: int = 100  # steps between two validations
+    checkpoint_every: int = 100  # steps between two checkpoints
     max_minutes: float | None = None
-    callbacks: list[str] = field(default_factory=list)
+    callbacks: list[str] = field(default_factory=list)  # names registered with flashtrain.register("callback", ...)
 
     @property
     def ranks(self) -> int:

@@ -45,19 +45,19 @@ class Settings:
     sequence; above 1 it asks for trainer.strategy=context.
     """
 
-    recipe: str = "gpt2"
+    recipe: str = "gpt2"  # which file of recipes/, or of your own folders
     mode: str = "train"
     task: str = "language_model"
-    context: int = 1024
+    context: int = 1024  # tokens a sample
     context_parallel: int | None = None
-    seed: int = 0
-    output: str = "runs"
-    resume: str | None = None
-    checkpoint: str | None = None
+    seed: int = 0  # of the weights, the order of samples and dropout
+    output: str = "runs"  # run folders are made below it
+    resume: str | None = None  # null | auto | a run folder or checkpoint
+    checkpoint: str | None = None  # for mode=evaluate, generate, export, passkey: a run folder or checkpoint
     weights: str | None = None
-    export_precision: str = "float32"
-    target_accuracy: float | None = None
-    prompt: str = ""
+    export_precision: str = "float32"  # of mode=export's file of a classifier: float32 | float16
+    target_accuracy: float | None = None  # of recipe=bert: stop at this held-out accuracy, and say how long it took
+    prompt: str = ""  # for mode=generate, and the sample at a run's end
     model: ModelSettings = field(default_factory=ModelSettings)
     data: DataSettings = field(default_factory=DataSettings)
     attention: AttentionSettings = field(default_factory=AttentionSettings)
@@ -69,7 +69,7 @@ class Settings:
     hardware: HardwareSettings = field(default_factory=HardwareSettings)
     generate: GenerateSettings = field(default_factory=GenerateSettings)
     demo: dict[str, Any] = field(default_factory=dict)
-    is_demo: bool = False
+    is_demo: bool = False  # whether the demo was put in the recipe's place; the command sets it
 
     def __new__(cls, *_: Any, **__: Any) -> Settings:
         """Settings() has the registered groups too."""

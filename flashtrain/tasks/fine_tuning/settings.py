@@ -30,8 +30,8 @@ class FineTuningSettings:
 
     target: str = "labels"
     data: str = "cues"
-    path: str | None = None
-    name: str | None = None
+    path: str | None = None  # a .jsonl file, or a folder with train*.jsonl (and validation*, test*)
+    name: str | None = None  # of finetune.data=hub: the dataset
     config: str | None = None
     text_column: str = "text"
     words_column: str = "words"

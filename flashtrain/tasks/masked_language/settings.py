@@ -23,10 +23,10 @@ class BertSettings:
     64). residual: between the blocks, under mixed precision: weights (float32) or compute (the half type, faster).
     """
 
-    size: str = "large"
+    size: str = "large"  # tiny | base | large
     family: str = "bert"
     activation: str | None = None
-    dropout: float = 0.0
+    dropout: float = 0.0  # a probability
     vocab_rows: int | None = None
     residual: str = "compute"
 

@@ -95,17 +95,17 @@ class ClassifierSettings:
         "activation": "gelu",
     }
 
-    embed: int = 128
-    layers: int = 4
-    heads: int = 2
+    embed: int = 128  # width
+    layers: int = 4  # blocks
+    heads: int = 2  # attention heads
     positions: str | None = None
-    pooling: str = "max"
-    dropout: float = 0.0
-    grey_bins: int = 256
+    pooling: str = "max"  # mean | max | attention
+    dropout: float = 0.0  # a probability
+    grey_bins: int = 256  # classes that masked grey levels are predicted in
     pattern: str = "dense"
-    pattern_block: int = 128
-    pattern_local: int = 1
-    pattern_globals: int = 1
+    pattern_block: int = 128  # tokens of a block of the pattern
+    pattern_local: int = 1  # nearest blocks (tiles: in both directions) on each side
+    pattern_globals: int = 1  # first blocks, which see and are seen by all
 
     def check(self) -> None:
         for name in ("embed", "layers", "heads"):
@@ -140,13 +140,13 @@ class SequenceSettings:
     classification_weight: float = 1.0
     augment: str | None = None
     training_pixels: int | None = None
-    seed: int = 0
+    seed: int = 0  # of what is generated or drawn by lot here; images that are drawn have pathfinder.seed
     train: int | None = None
     validation: int | None = None
     test: int | None = None
     validation_samples: int | None = None
     evaluation_batch: int | None = None
-    cache_dir: str | None = None
+    cache_dir: str | None = None  # null: FLASHTRAIN_CACHE
 
     def check(self) -> None:
         one_of("sequence.data", self.data, DATA)
@@ -194,8 +194,8 @@ class SequenceSettings:
 class MaskedPixelSettings:
     """Masked pixels, or tokens, as a loss beside the labels' (flashtrain.tasks.MaskedPixels). weight 0: none of it."""
 
-    weight: float = 0.0
-    share: float = 0.5
+    weight: float = 0.0  # 0: none of it
+    share: float = 0.5  # of an image's pixels
     copies: float = 0.5
 
     def check(self) -> None:

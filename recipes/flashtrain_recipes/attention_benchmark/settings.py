@@ -230,23 +230,23 @@ class BenchmarkSettings(StepSettings, ContextSettings):
     rows: str = "grid"
     seqlens: list[int] | None = None
     batch: int | None = None
-    tokens: int = 16384
+    tokens: int = 16384  # of a batch, where benchmark.batch or .batches does not say
     heads: int | None = None
-    kv_heads: int | None = None
+    kv_heads: int | None = None  # key/value heads; null: as many as heads
     head_dims: list[int] | None = None
     masks: list[str] | None = None
     densities: list[float] = field(default_factory=lambda: [0.05, 0.1, 0.25, 0.5, 1.0])
-    dropout: float = 0.0
+    dropout: float = 0.0  # of attention's weights: a probability
     dtype: str = "bfloat16"
     implementations: list[str] | None = None
-    directions: list[str] = field(default_factory=lambda: list(DIRECTIONS))
+    directions: list[str] = field(default_factory=lambda: list(DIRECTIONS))  # what is timed
     longest: int | None = None
     units: list[str] = field(default_factory=lambda: ["paragraph"])
     samples: int = 2048
     dropouts: list[float] = field(default_factory=lambda: [0.0])
     rounds: int = 10
     max_seconds: float | None = None
-    reference: bool = True
+    reference: bool = True  # also compute a float64 reference, and each implementation's error
 
     def check(self) -> None:
         if self.name is not None:
