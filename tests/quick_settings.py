@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import os
 import re
+import sys
 from copy import deepcopy
+from importlib.metadata import entry_points
 from typing import Any
 
 import yaml
@@ -13,6 +15,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
+from flashtrain import registry
 from flashtrain.command import compose
 from flashtrain.command.compose import compose_settings
 from flashtrain.settings.settings import Settings, settings_class
@@ -54,6 +57,9 @@ class QuickHydra:
 
     def serve(self) -> None:
         compose.compose, OmegaConf.structured = self.compose, self.schema_of
+        # Which packages offer something to a registry is read from all that are installed, at every question.
+        found = functools.lru_cache(lambda path, group: entry_points(group=group))
+        registry.entry_points = lambda group: found(tuple(sys.path), group)
 
     def compose(self, name: str, overrides: list[str]) -> DictConfig:
         words = {True: [], False: []}
