@@ -45,8 +45,8 @@ class QuickHydra:
     """Stands before compose_settings' own calls of Hydra, and asks it once for each choice of recipe and groups.
 
     Single settings (`trainer.steps=3`) are then put in as Hydra does it, by its own function. That is half of the time
-    of a tiny training run. Hydra itself is asked about any other word (with a plus, a tilde, `${...}`, several values),
-    after every mistake, so that its errors are its own, and about recipes of a user's own.
+    of a tiny training run. Hydra itself is asked where any other word is given (with a plus, a tilde, `${...}`, several
+    values), after every mistake, so that its errors are its own, and about recipes of a user's own.
     """
 
     def __init__(self) -> None:
@@ -62,18 +62,17 @@ class QuickHydra:
         registry.entry_points = lambda group: found(tuple(sys.path), group)
 
     def compose(self, name: str, overrides: list[str]) -> DictConfig:
-        words = {True: [], False: []}
-        for word in overrides:
-            words[bool(re.fullmatch(r"[a-z_]+(\.[a-z0-9_]+)*=[^$]*", word)) and not self._chooses(word)].append(word)
-        if "FLASHTRAIN_RECIPES" in os.environ:
+        plain = all(re.fullmatch(r"[a-z_]+(\.[a-z0-9_]+)*=[^$]*", word) for word in overrides)
+        if not plain or "FLASHTRAIN_RECIPES" in os.environ:
             return self.by_hydra(name, overrides=overrides)
+        choices = [word for word in overrides if self._chooses(word)]
         try:
-            single = [self.parse(word) for word in words[True]]
+            single = [self.parse(word) for word in overrides if word not in choices]
             if any(override.is_sweep_override() for override in single):
                 return self.by_hydra(name, overrides=overrides)
-            key = (name, tuple(words[False]), str(compose.conf_folder()), tuple(compose._registered.items()))
+            key = (name, *choices, str(compose.conf_folder()), *compose._registered.items())
             if key not in self.composed:
-                self.composed[key] = self.by_hydra(name, overrides=words[False])
+                self.composed[key] = self.by_hydra(name, overrides=choices)
             config = deepcopy(self.composed[key])
             ConfigLoaderImpl._apply_overrides_to_config(single, config)
         except Exception:  # noqa: BLE001 - whatever it is, Hydra says it in its own words
