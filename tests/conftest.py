@@ -15,6 +15,23 @@ from tiny_runs import TINY, TinyRuns
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+# While files are imported and tests collected nothing is thrown away: see pytest_collection_finish.
+gc.disable()
+
+# What takes longest comes first, so that no process of tests is left with it at the end.
+LONGEST = (
+    "test_the_kernels_equal_the_reference_in_the_interpreter",
+    "test_triton_builds_the_same_plans_in_the_interpreter",
+    "test_changed_files_of_every_kind",
+    "test_the_tables_tiles_compile",
+)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.name.startswith(LONGEST))
+
+
 def pytest_collection_finish() -> None:
     """Python's garbage collector looks through what every import and every test's name left, again and again, for a
     third of all the time. None of it ends before the process: it is set aside, and the rest is looked through less."""
@@ -25,6 +42,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+    gc.enable()
 
 
 # What Lightning's launcher sets in this process, and reads as "ranks are started by something else".

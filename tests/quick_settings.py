@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import os
 import re
+import sys
 from copy import deepcopy
+from importlib.metadata import entry_points
 from typing import Any
 
 import yaml
@@ -13,6 +15,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
+from flashtrain import registry
 from flashtrain.command import compose
 from flashtrain.command.compose import compose_settings
 from flashtrain.settings.settings import Settings, settings_class
@@ -42,8 +45,8 @@ class QuickHydra:
     """Stands before compose_settings' own calls of Hydra, and asks it once for each choice of recipe and groups.
 
     Single settings (`trainer.steps=3`) are then put in as Hydra does it, by its own function. That is half of the time
-    of a tiny training run. Hydra itself is asked about any other word (with a plus, a tilde, `${...}`, several values),
-    after every mistake, so that its errors are its own, and about recipes of a user's own.
+    of a tiny training run. Hydra itself is asked where any other word is given (with a plus, a tilde, `${...}`, several
+    values), after every mistake, so that its errors are its own, and about recipes of a user's own.
     """
 
     def __init__(self) -> None:
@@ -54,20 +57,22 @@ class QuickHydra:
 
     def serve(self) -> None:
         compose.compose, OmegaConf.structured = self.compose, self.schema_of
+        # Which packages offer something to a registry is read from all that are installed, at every question.
+        found = functools.lru_cache(lambda path, group: entry_points(group=group))
+        registry.entry_points = lambda group: found(tuple(sys.path), group)
 
     def compose(self, name: str, overrides: list[str]) -> DictConfig:
-        words = {True: [], False: []}
-        for word in overrides:
-            words[bool(re.fullmatch(r"[a-z_]+(\.[a-z0-9_]+)*=[^$]*", word)) and not self._chooses(word)].append(word)
-        if "FLASHTRAIN_RECIPES" in os.environ:
+        plain = all(re.fullmatch(r"[a-z_]+(\.[a-z0-9_]+)*=[^$]*", word) for word in overrides)
+        if not plain or "FLASHTRAIN_RECIPES" in os.environ:
             return self.by_hydra(name, overrides=overrides)
+        choices = [word for word in overrides if self._chooses(word)]
         try:
-            single = [self.parse(word) for word in words[True]]
+            single = [self.parse(word) for word in overrides if word not in choices]
             if any(override.is_sweep_override() for override in single):
                 return self.by_hydra(name, overrides=overrides)
-            key = (name, tuple(words[False]), str(compose.conf_folder()), tuple(compose._registered.items()))
+            key = (name, *choices, str(compose.conf_folder()), *compose._registered.items())
             if key not in self.composed:
-                self.composed[key] = self.by_hydra(name, overrides=words[False])
+                self.composed[key] = self.by_hydra(name, overrides=choices)
             config = deepcopy(self.composed[key])
             ConfigLoaderImpl._apply_overrides_to_config(single, config)
         except Exception:  # noqa: BLE001 - whatever it is, Hydra says it in its own words

@@ -78,15 +78,17 @@ def test_a_stopped_run_that_is_resumed_equals_the_uninterrupted_one(head_runs: T
     assert head_runs.run("stopped", "trainer.callbacks=[stop]")[0] == 143
     status, folder = head_runs.run("stopped", "resume=auto")
     assert status == 0
-    assert all(torch.equal(value, weights(folder)[name]) for name, value in weights(tuned).items())
+    found = weights(folder)
+    assert all(torch.equal(value, found[name]) for name, value in weights(tuned).items())
 
 
 def test_micro_batches_and_padded_rows_train_to_the_same_weights(head_runs: TinyRuns, tuned) -> None:
     status, folder = head_runs.run("padded", "finetune.layout=padded", "finetune.tokens_at_once=32")
     assert status == 0
     assert summary(folder)["micro_batch"] == 2
+    found = weights(folder)
     for name, value in weights(tuned).items():
-        torch.testing.assert_close(weights(folder)[name], value, atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(found[name], value, atol=1e-4, rtol=1e-3)
 
 
 def test_one_class_a_text_is_scored_by_accuracy_and_held_out_of_one_file(head_runs: TinyRuns, tmp_path) -> None:
