@@ -154,7 +154,9 @@ def _within(asked: AttentionMask, documents: Documents, query: Tensor) -> Attent
         position, begin = rows[POSITION], torch.maximum(rows[START], start)
     number = ordinals(documents).to(torch.int32)
     mask = Mask(torch.stack((low, high, position, begin, number)), keys, asked.seqlen_k)
-    return AttentionMask(*asked[:3], mask=mask.planned(query.shape[3], query.dtype), bias=asked.bias)
+    planned = mask.planned(query.shape[3], query.dtype)
+    # Field by field: torch.compile (2.11) does not follow a slice of a tuple's subclass.
+    return AttentionMask(asked.batch, asked.seqlen_q, asked.seqlen_k, mask=planned, bias=asked.bias)
 
 
 # transformers treats every name with "flash" in it as flash-attn or as a kernel of its hub, so it cannot be our name.

@@ -55,6 +55,7 @@ FEATURES = {
     "alibi": Options(0.125, right=0, alibi_slopes=empty(H, dtype=torch.float32)),
     "alibi of sequences": Options(0.125, mask=intervals(1), alibi_slopes=empty(B, H, dtype=torch.float32)),
     "bias": Options(0.125, bias=empty(1, H, S, S, dtype=torch.bfloat16)),
+    "bias of blocks": Options(0.125, right=0, bias=empty(1, H, S, S, dtype=torch.bfloat16), mask=blocks()),
     "dropout": Options(0.125, right=0, dropout_p=0.1, seed=empty(3, dtype=torch.int64)),
     "intervals, dropout": Options(0.125, mask=intervals(1), dropout_p=0.1, seed=empty(3, dtype=torch.int64)),
     "everything": Options(
@@ -81,7 +82,7 @@ CASES: dict[str, list[Case]] = {
         ("full", 64, 1), ("causal", 64, 1), ("intervals", 64, 1), ("permuted", 64, 1), ("dropout", 64, 1),
         ("everything", 64, 1), ("causal", 128, 2), ("window", 128, 1), ("two intervals", 128, 1), ("blocks", 128, 2),
         ("softcap", 128, 1), ("alibi", 128, 1), ("alibi of sequences", 128, 1), ("bias", 128, 1),
-        ("intervals, dropout", 128, 1),
+        ("intervals, dropout", 128, 1), ("bias of blocks", 64, 1),
     ],
     # What the tests compile for the others: nothing asked, two kinds of mask, all at once.
     "few": [("full", 64, 1), ("two intervals", 128, 1), ("blocks", 128, 2), ("everything", 64, 1)],

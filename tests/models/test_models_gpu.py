@@ -171,10 +171,10 @@ def test_selective_checkpointing_computes_attention_once(kind, times):
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_each_kind_needs_less_memory_than_the_one_before(compiled):
-    config = GPT2Config.of_size("124m", vocab_size=512, context=16384)
+    config = GPT2Config.of_size("124m", vocab_size=512, context=32768)
     torch.manual_seed(0)
     model = GPT2(config, attention="flash").cuda()
-    tokens = torch.randint(0, 512, (1, 16384), device="cuda")
+    tokens = torch.randint(0, 512, (1, 32768), device="cuda")
     ladder = [MemorySavings(), *(MemorySavings(kind) for kind in ("selective", "full"))]
     ladder += [MemorySavings("full", ffn_chunk=2048), MemorySavings("full", True, ffn_chunk=2048)]
     peaks = []

@@ -69,7 +69,8 @@ class _Runner:
 class _Entry:
     """One implementation at one batch. milliseconds: of a step, a turn each. alone: the others must make room.
 
-    failed: it has no further turns. seconds: of its second step, about what a step takes.
+    failed: it has no further turns. first_seconds: of its first step, compilation included. seconds: of its second,
+    about what a step takes.
     """
 
     runner: _Runner
@@ -79,7 +80,7 @@ class _Entry:
     alone: bool = False
     failed: bool = False
     seconds: float = 0.0
-    compile_seconds: float = 0.0
+    first_seconds: float = 0.0
     peak_mib: float | None = None
     milliseconds: list[float] = field(default_factory=list)
 
@@ -182,7 +183,7 @@ class StepMeasurement:
         self._bring_back(runner)
         began = time.perf_counter()
         loss = float(entry.launch())
-        first = time.perf_counter() - began
+        entry.first_seconds = time.perf_counter() - began
         runner.step.drop_gradients()
         held = self.clock.held_mib()
         if is_new and held is not None and before is not None:
@@ -191,7 +192,6 @@ class StepMeasurement:
         peak = self.clock.peak_mib(entry.launch)
         entry.seconds = time.perf_counter() - began
         runner.step.drop_gradients()
-        entry.compile_seconds = max(0.0, first - entry.seconds) if contender.compiled else 0.0
         if peak is not None:
             entry.peak_mib = peak + (runner.held_mib or 0.0)
         if entry.is_slow:
@@ -199,7 +199,7 @@ class StepMeasurement:
         if not math.isfinite(loss):
             raise ArithmeticError(f"the first loss is {loss}")
         self._entries.append(entry)
-        say(f"    {contender.title}, batch {batch}: ready after {first + entry.seconds:.0f} s")
+        say(f"    {contender.title}, batch {batch}: ready after {entry.first_seconds + entry.seconds:.0f} s")
 
     def _discard_unused(self, contender: Contender) -> None:
         """Let go of models that no entry uses, and of what failed steps left behind."""
@@ -289,12 +289,13 @@ class StepMeasurement:
     def _row(self, entry: _Entry) -> Row:
         batch = len(entry.tokens)
         milliseconds = statistics.median(entry.milliseconds)
+        compiling = max(0.0, entry.first_seconds - milliseconds / 1e3) if entry.runner.contender.compiled else 0.0
         row: Row = {
             **case_columns(entry.runner.contender.title, self.case, batch),
             **rates(self.case, batch, milliseconds, self.peak_flops),
             "peak_memory_gib": None if entry.peak_mib is None else round(entry.peak_mib / 1024, 3),
             "milliseconds": round(milliseconds, 3),
-            "compile_seconds": round(entry.compile_seconds, 1),
+            "compile_seconds": round(compiling, 1),
             "turns": len(entry.milliseconds),
         }
         if entry.memory.words:

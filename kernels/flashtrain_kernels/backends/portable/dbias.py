@@ -80,12 +80,12 @@ def dbias_kernel(
         first_query_tile = program % query_tiles
         past_query_tile = first_query_tile + 1
         program = program // query_tiles
-    bias_head = program % bias_heads
-    bias_batch = program // bias_heads
-    first_head = tl.where(bias_heads == 1, 0, bias_head)
-    past_head = tl.where(bias_heads == 1, call.heads, bias_head + 1)
-    first_batch = tl.where(bias_batches == 1, 0, bias_batch)
-    past_batch = tl.where(bias_batches == 1, batches, bias_batch + 1)
+    own_head = program % bias_heads
+    own_batch = program // bias_heads
+    first_head = tl.where(bias_heads == 1, 0, own_head)
+    past_head = tl.where(bias_heads == 1, call.heads, own_head + 1)
+    first_batch = tl.where(bias_batches == 1, 0, own_batch)
+    past_batch = tl.where(bias_batches == 1, batches, own_batch + 1)
     bounds = bounds_of(call)
 
     total = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
@@ -124,8 +124,8 @@ def dbias_kernel(
                     mask = sees(rows, key, position, bounds, True, F) & (query[:, None] < call.seqlen_q)
                     mask = mask & (load_bias(options, rows, key, bounds) != float("-inf"))
                     if F.block_q:
-                        blocks = table.rows + batch * table.batch + head * table.head
-                        place = blocks + (first_query // F.block_q) * table.row + first_key // F.block_k
+                        blocks_of_head = table.rows + batch * table.batch + head * table.head
+                        place = blocks_of_head + (first_query // F.block_q) * table.row + first_key // F.block_k
                         mask = mask & (tl.load(place) != 0)
                     dp = tl.dot(dout_tile, tl.trans(v_tile), input_precision=C.precision)
                     if F.dropout:
@@ -135,7 +135,7 @@ def dbias_kernel(
                     total += tl.where(mask, ds, 0.0)
 
     stride_db, stride_dh, stride_dq, stride_dk = dbias_strides
-    base = dbias_ptr + bias_batch.to(tl.int64) * stride_db + bias_head.to(tl.int64) * stride_dh
+    base = dbias_ptr + own_batch.to(tl.int64) * stride_db + own_head.to(tl.int64) * stride_dh
     query = first_query_tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
     key = first_key_tile * BLOCK_K + tl.arange(0, BLOCK_K)
     if EACH_QUERY and EACH_KEY:
