@@ -31,12 +31,12 @@ from flashtrain.command.compose import (  # noqa: E402
     compose_settings,
     override_keys,
     parse_overrides,
-    quote_prompt,
     quoted,
     readable_errors,
     register_configs,
 )
 from flashtrain.command.given import check_all_heeded  # noqa: E402
+from flashtrain.command.words import plain_words  # noqa: E402
 from flashtrain.errors import UserError  # noqa: E402
 from flashtrain.files.disk import conf_folder  # noqa: E402
 from flashtrain.run.job_process import CtrlC, end_with_parent  # noqa: E402
@@ -53,7 +53,7 @@ def main() -> None:
     logging.raiseExceptions = False  # on a full disk every line of the log would be a traceback
     interrupted = CtrlC()
     try:
-        sys.argv[1:] = [quote_prompt(word) for word in sys.argv[1:]]
+        sys.argv[1:] = plain_words(sys.argv[1:])
         status = _command(sys.argv[1:])
     except (Exception, KeyboardInterrupt) as error:
         # An import that is broken off fails in whatever way the library has.
@@ -94,22 +94,15 @@ def _command(words: list[str]) -> int:
         if composed is not None and not is_job:
             check_all_heeded(composed, arguments.overrides)
         from flashtrain.command import modes
-        from flashtrain.command.job import settle
-        from flashtrain.spec import mode_of, task_of, work_of
-        from flashtrain.spec import modes as registered_modes
+        from flashtrain.command.job import plan
+        from flashtrain.spec import mode_of
 
         settings = composed or modes.settings_from_checkpoint(arguments.overrides)
         settings = settings or compose_settings(arguments.overrides)
         if composed is None and not is_job:
             check_all_heeded(settings, arguments.overrides)
         if settings.mode == "plan":
-            settings, hardware = settle(settings, arguments.overrides)
-            planned = registered_modes().get(work_of(settings))
-            # A study whose command names one context plans the training of that one.
-            if planned is None or (planned.study and "context" in keys):
-                print(task_of(settings).plan(settings, hardware))
-            else:
-                print(planned.plan(settings, hardware))
+            print(plan(settings, arguments.overrides))
             return 0
         mode = mode_of(settings)
         if mode is not None and mode.study:

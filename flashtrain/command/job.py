@@ -30,7 +30,7 @@ from flashtrain.folders.run_lock import hold, let_go
 from flashtrain.run.fitting import Stopped
 from flashtrain.run.train import failed_row, train
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import mode_of, modes, task_of, work_of
+from flashtrain.spec import mode_of, modes, task_of, work_of, working_mode
 from flashtrain.tasks.context_run import check_heads
 from flashtrain.training.hardware import Hardware, detect_hardware
 from flashtrain.training.memory_choice import OutOfMemory
@@ -134,6 +134,16 @@ def _name(hardware: Hardware) -> str:
     if hardware.capability is None:
         return "this CPU"
     return f"{hardware.name} (sm_{hardware.capability[0]}{hardware.capability[1]})"
+
+
+def plan(settings: Settings, overrides: Sequence[str]) -> str:
+    """mode=plan: what the command would do here, in words; nothing is started. Raises UserError as settle does."""
+    settings, hardware = settle(settings, overrides)
+    planned = working_mode(settings)
+    # A study whose command names one context plans the training of that one.
+    if planned is None or (planned.study and "context" in override_keys(overrides)):
+        return task_of(settings).plan(settings, hardware)
+    return planned.plan(settings, hardware)
 
 
 def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: float) -> int:

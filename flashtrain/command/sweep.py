@@ -22,7 +22,7 @@ from pathlib import Path
 from flashtrain.announce import say
 from flashtrain.command.compose import compose_settings, parse_overrides, quoted
 from flashtrain.command.given import check_heeded_by_a_job
-from flashtrain.command.job import settle
+from flashtrain.command.job import plan, settle
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
 from flashtrain.files.foreign_files import MIB, read_json_object
@@ -85,6 +85,8 @@ def run_sweep(words: Sequence[str]) -> int:
     jobs = expand(words)
     composed = [compose_settings(job) for job in jobs]
     check_heeded_by_a_job(composed, jobs)
+    if any(one.mode == "plan" for one in composed):
+        return _plan_each(composed, jobs, _varying(words, jobs))
     settings = [settle(one, job, quiet=True)[0] for one, job in zip(composed, jobs, strict=True)]
     folder = _sweep_folder(settings[0], jobs, resume)
     try:
@@ -93,13 +95,25 @@ def run_sweep(words: Sequence[str]) -> int:
         let_go(folder)
 
 
+def _plan_each(composed: Sequence[Settings], jobs: Jobs, varying: Sequence[str]) -> int:
+    """mode=plan of a sweep: of each job what it would do, and nothing started."""
+    for number, (settings, job) in enumerate(zip(composed, jobs, strict=True)):
+        print(f"\n=== job {number + 1} of {len(jobs)}: {_label(job, varying)}", flush=True)
+        print(plan(settings, job))
+    return 0
+
+
+def _label(job: Sequence[str], varying: Sequence[str]) -> str:
+    return ", ".join(word for word in job if word.split("=", 1)[0] in varying) or "one job"
+
+
 def _run_held(folder: Path, jobs: Jobs, first: Settings, varying: Sequence[str]) -> int:
     logger = first.logger
     logger.group = logger.group or f"{first.recipe}-{folder.name}"
     folders = [folder / f"{number:02d}" for number in range(len(jobs))]
     with JobProcesses() as processes:
         for number, (job, job_folder) in enumerate(zip(jobs, folders, strict=True)):
-            label = ", ".join(word for word in job if word.split("=", 1)[0] in varying) or "one job"
+            label = _label(job, varying)
             done = read_summary(job_folder).get("status") in DONE
             print(f"\n=== job {number + 1} of {len(jobs)}: {label}{', done already' if done else ''}", flush=True)
             if done:

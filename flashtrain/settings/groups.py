@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flashtrain.data.text_files import UTF_8, check_encoding
-from flashtrain.errors import UserError, at_least, between, one_of
+from flashtrain.errors import UserError, at_least, between, one_of, unknown
 from flashtrain.files.foreign_files import DEFAULT_LONGEST
 
 ATTENTIONS = ("flash", "sdpa", "standard")
@@ -33,6 +33,11 @@ HEEDED_BY = {
     "vocab": "data.tokenizer=gpt2",
     "merges": "data.tokenizer=gpt2",
 }
+# Of the decoders that ship with flashtrain (models/gpt2.py has them with their numbers, and may not be read here).
+DECODERS = ("gpt2", "modern", "plain")
+DECODER_SIZES = ("demo", "124m", "355m", "774m", "1.3b", "1.5b")
+POSITIONS = ("learned", "rotary")
+RESIDUALS = ("weights", "compute")
 CHECKPOINTING = ("none", "selective", "full", "auto")
 LOGGERS = ("none", "csv", "wandb")
 
@@ -67,7 +72,11 @@ class ModelSettings:
             raise UserError(f"model.rope_base={self.rope_base:g} must be above 1 (10000 is usual).")
         if self.rope_factor is not None:
             at_least("model.rope_factor", self.rope_factor, 1)
-        one_of("model.residual", self.residual, ("weights", "compute"))
+        if self.name in DECODERS and self.size not in DECODER_SIZES:
+            raise unknown("model size", self.size, DECODER_SIZES)
+        if self.name in DECODERS and self.positions not in (None, *POSITIONS):
+            raise unknown("positions", str(self.positions), POSITIONS)
+        one_of("model.residual", self.residual, RESIDUALS)
         between("model.dropout", self.dropout, 0.0, 1.0, include_high=False)
         if self.vocab_rows is not None:
             at_least("model.vocab_rows", self.vocab_rows, 1)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
-from flashtrain.errors import UserError, at_least, one_of, unknown
+from flashtrain.errors import UserError, at_least, between, one_of, unknown
 from flashtrain.files.foreign_files import literal
 from flashtrain.registry import component, registered
 from flashtrain.settings.groups import (
@@ -35,6 +35,8 @@ from flashtrain.settings.groups import (
 # What every task has; others are registered.
 TASK_MODES = ("train", "plan", "evaluate", "generate", "export")
 CONTEXT = "context"
+LARGEST_SEED = 2**32 - 1  # of numpy's generators, which Lightning seeds
+INTERNAL = ("is_demo",)  # settings that the command sets itself
 
 
 @dataclass
@@ -130,7 +132,7 @@ class Settings:
         one_of("task", self.task, registered("task"))
         one_of("export_precision", self.export_precision, ("float32", "float16"))
         at_least("context", self.context, 1)
-        at_least("seed", self.seed, 0)
+        between("seed", self.seed, 0, LARGEST_SEED)
         for one in fields(self):
             group = getattr(self, one.name)
             if is_dataclass(group):
@@ -295,7 +297,7 @@ def settings_config(settings: Settings) -> DictConfig:
 def unknown_setting(given: str) -> UserError:
     """The error for a setting that does not exist: near matches from all, a list of those beside it."""
     group, _, _ = given.rpartition(".")
-    names = setting_names()
+    names = [name for name in setting_names() if name not in INTERNAL]
     if group.endswith(".options") and group in names:
         return UserError(f"{given} is an option of a registered component: add a plus, +{given}=...")
     depth = group.count(".") + 1 if group in names else 0

@@ -53,6 +53,12 @@ def check_heads(settings: Settings) -> None:
         _choice(settings, size.heads, size.modern_kv_heads if settings.model.name == "modern" else size.heads, 64, 1)
 
 
+def check_shape(settings: Settings, shape: DecoderShape) -> None:
+    """Raise UserError where trainer.context_way cannot share the heads of this shape."""
+    if settings.shares_sequences:
+        _choice(settings, shape.heads, shape.kv_heads, shape.head_dim, 1)
+
+
 def check_model(settings: Settings, model: Trainable) -> None:
     """Raise UserError for a model whose attention would see one device's tokens only, or cannot be shared so."""
     if not settings.shares_sequences:

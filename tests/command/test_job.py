@@ -190,7 +190,7 @@ def test_running_out_of_memory_is_its_own_status(tiny_runs: TinyRuns, monkeypatc
     def no_memory(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    monkeypatch.setattr("flashtrain.tasks.language.prepare.build_model", no_memory)
+    monkeypatch.setattr("flashtrain.tasks.language.prepare.model_builder", no_memory)
     status, folder = tiny_runs.run("memory")
     assert status == 3
     assert json.loads((folder / "summary.json").read_text())["status"] == "out of memory"

@@ -12,13 +12,13 @@ from flashtrain.integrations import save_gpt2, save_weights
 from flashtrain.models import GPT2, GPT2Config
 from flashtrain.models.positions import stretched
 from flashtrain.run.train import check_same_model
-from flashtrain.tasks.language.prepare import build_model
+from flashtrain.tasks.language.prepare import model_builder
 from flashtrain.tasks.language.trained import load_trained
 from flashtrain.training.checkpoints import read_checkpoint
 
 
 def start(*words: str, vocab_size: int = 257) -> GPT2:
-    model = build_model(compose_settings(["recipe=gpt2", *words]), vocab_size=vocab_size, attention="sdpa")
+    model = model_builder(compose_settings(["recipe=gpt2", *words]))(vocab_size=vocab_size, attention="sdpa")
     assert isinstance(model, GPT2)
     return model
 

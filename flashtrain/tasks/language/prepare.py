@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import MISSING, asdict, fields, is_dataclass
+from functools import partial
 from typing import Any
 
 import pytorch_lightning as pl
@@ -13,6 +15,7 @@ from flashtrain.data.datamodule import TextDataModule
 from flashtrain.data.tokenizers import Tokenizer
 from flashtrain.distributed.sharding import full_state_dict
 from flashtrain.errors import UserError
+from flashtrain.models.gpt2 import FAMILIES
 from flashtrain.models.trainable import Trainable
 from flashtrain.models.trained_decoders import generate
 from flashtrain.settings.groups import GenerateSettings
@@ -21,6 +24,7 @@ from flashtrain.spec import Prepared
 from flashtrain.tasks import LanguageModel
 from flashtrain.tasks.batching import Batching, choose_batching, compiles
 from flashtrain.tasks.components import (
+    decoder_config,
     loader_workers,
     make_model,
     make_source,
@@ -28,7 +32,7 @@ from flashtrain.tasks.components import (
     optimizer_builder,
     schedule_builder,
 )
-from flashtrain.tasks.context_run import check_model, context_columns, describe_context, plan_lines
+from flashtrain.tasks.context_run import check_model, check_shape, context_columns, describe_context, plan_lines
 from flashtrain.tasks.training_task import metric
 from flashtrain.training.callbacks import describe_validation, held_out_samples
 from flashtrain.training.hardware import VOCABULARY, Hardware, duration, expected_rate
@@ -79,10 +83,11 @@ def make_data(settings: Settings, hardware: Hardware) -> TextDataModule:
 
 def prepare(settings: Settings, hardware: Hardware) -> Prepared:
     """A language model, its data and its task. UserError: for what the user can mend."""
+    build_model = model_builder(settings)
     data = make_data(settings, hardware)
     data.prepare_data()
     data.setup()
-    model = build_model(settings, vocab_size=data.tokenizer.vocab_size, attention=hardware.attention)
+    model = build_model(vocab_size=data.tokenizer.vocab_size, attention=hardware.attention)
     check_model(settings, model)
     batching = choose_batching(settings, hardware, model)
     data.batch_size, data.accumulate = batching.micro_batch, batching.accumulate
@@ -118,18 +123,23 @@ def prepare(settings: Settings, hardware: Hardware) -> Prepared:
     )
 
 
-def build_model(settings: Settings, *, vocab_size: int, attention: str) -> Trainable:
-    """A model to train: with random weights, or starting from `weights` (see trained.starting_weights), at `context`.
+def model_builder(settings: Settings) -> Callable[..., Trainable]:
+    """build(vocab_size=, attention=) -> the model to train: with random weights, or starting from `weights` (see
+    trained.starting_weights), at `context`.
 
-    Raises UserError where the weights' model cannot serve the settings.
+    What the weights or the model's own settings cannot serve raises UserError here, before any text is read.
     """
     if settings.weights is not None:
-        from flashtrain.tasks.language.trained import model_of_weights
+        from flashtrain.tasks.language.trained import model_of_weights, weights_at_context
 
-        return model_of_weights(settings, vocab_size=vocab_size, attention=attention)
+        start = weights_at_context(settings)
+        check_shape(settings, start[0])
+        return partial(model_of_weights, settings, start)
     if settings.model.interpolate_positions:
         raise UserError("model.interpolate_positions=true stretches trained positions: it needs weights=...")
-    return make_model(settings, vocab_size=vocab_size, attention=attention)
+    if settings.model.name in FAMILIES:  # whatever the text's tokens are
+        decoder_config(settings.model.name, settings.model, vocab_size=1, context=settings.context)
+    return partial(make_model, settings)
 
 
 def describe_model(model: Trainable, settings: Settings, *, vocab_size: int) -> dict[str, Any]:

@@ -35,6 +35,10 @@ class LanguageTask(Task):
 
     def check_step(self, settings: Settings, given: Collection[str]) -> None:
         settings.check_step()
+        if settings.weights is not None and not {"model", "model.name"}.isdisjoint(given):
+            from flashtrain.tasks.language.trained import check_family
+
+            check_family(settings)
 
     def columns(self, settings: Settings) -> dict[str, Any]:
         return {

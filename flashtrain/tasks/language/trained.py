@@ -42,12 +42,11 @@ class TrainedModel:
     step: int
 
 
-def model_of_weights(settings: Settings, *, vocab_size: int, attention: str) -> Trainable:
-    """A model to train that starts from `weights` (see starting_weights), at `context`.
-
-    Raises UserError where the weights' model cannot serve the settings.
-    """
-    config, state = at_context(settings, *starting_weights(settings), where=str(settings.weights))
+def model_of_weights(
+    settings: Settings, start: tuple[GPT2Config, dict[str, torch.Tensor]], *, vocab_size: int, attention: str
+) -> Trainable:
+    """A model to train that starts from these weights (see weights_at_context). UserError: they know other tokens."""
+    config, state = start
     if vocab_size != config.vocab_size:
         raise UserError(
             f"the weights in {settings.weights} know {config.vocab_size} tokens and the tokenizer makes {vocab_size}: "
@@ -56,6 +55,25 @@ def model_of_weights(settings: Settings, *, vocab_size: int, attention: str) -> 
     model = GPT2(config, attention=attention, residual=settings.model.residual)
     model.load_state_dict(state)
     return model
+
+
+def weights_at_context(settings: Settings) -> tuple[GPT2Config, dict[str, torch.Tensor]]:
+    """Configuration and weights that `weights` names, at `context`. Raises UserError where they cannot serve the
+    settings, before any text is read."""
+    return at_context(settings, *starting_weights(settings), where=str(settings.weights))
+
+
+def check_family(settings: Settings) -> None:
+    """Raise UserError where `model`, which the command names, is another family than that of `weights`."""
+    config, _ = starting_weights(settings)
+    family = "modern" if config.norm == "rmsnorm" else "gpt2"
+    asked = settings.model.name
+    if asked != family:
+        raise UserError(
+            f"model={asked} is another architecture than that of the weights in {settings.weights}, which are of "
+            f"model={family} ({config.positions} positions, {config.norm}, {config.activation}): leave model= out, or "
+            "train anew without weights=."
+        )
 
 
 def starting_weights(settings: Settings) -> tuple[GPT2Config, dict[str, torch.Tensor]]:

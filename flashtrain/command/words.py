@@ -1,0 +1,148 @@
+"""What a user typed, in the form that Hydra takes: names in any case, 1e6 as a whole number, and a line for a word that
+is no `name=value`.
+
+Only what the words alone tell is looked at here; compose.py says what is wrong with the settings that they name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any
+
+from hydra._internal.utils import get_args_parser
+
+from flashtrain.command.compose import quote_prompt
+from flashtrain.errors import UserError, unknown
+from flashtrain.files.disk import conf_folder, recipe_files
+from flashtrain.settings.groups import (
+    ACCELERATORS,
+    CHECKPOINTING,
+    CONTEXT_LAYOUTS,
+    CONTEXT_WAYS,
+    DECODER_SIZES,
+    DECODERS,
+    POSITIONS,
+    PRECISIONS,
+    RESIDUALS,
+    STRATEGIES,
+    TOKENIZERS,
+)  # fmt: skip
+from flashtrain.settings.settings import Settings, mode_names, setting_names
+from flashtrain.tasks.masked_language.settings import FAMILIES, SIZES
+
+# Settings whose names may be given in capitals; groups of conf/ may be too.
+_CHOICES: dict[str, Sequence[str]] = {
+    "bert.family": FAMILIES,
+    "bert.size": SIZES,
+    "data.tokenizer": TOKENIZERS,
+    "hardware.accelerator": ACCELERATORS,
+    "hardware.precision": PRECISIONS,
+    "memory.checkpointing": CHECKPOINTING,
+    "model.positions": POSITIONS,
+    "model.residual": RESIDUALS,
+    "model.size": DECODER_SIZES,
+    "trainer.context_layout": CONTEXT_LAYOUTS,
+    "trainer.context_way": CONTEXT_WAYS,
+    "trainer.strategy": STRATEGIES,
+}
+_FORM = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[^=]*)=(?P<value>.*)", re.DOTALL)
+_POWER_OF_TEN = re.compile(r"\d+(\.\d+)?[eE]\+?\d{1,2}")
+_NO_NAME = re.compile(r"null|true|false|[-+.\d].*|", re.IGNORECASE)  # what YAML takes for something else than a text
+
+
+def plain_words(words: Sequence[str]) -> list[str]:
+    """The command line's words as Hydra is to read them. Raises UserError for one that is neither a flag of Hydra's nor
+    a setting, and for a group that is given something else than a name."""
+    for number, word in enumerate(words):
+        if word.startswith("-") and not any(flag.startswith(word.split("=", 1)[0]) for flag in _flags()):
+            raise _with_dashes(word, words[number + 1] if number + 1 < len(words) else "")
+    # A model of one's own has sizes of its own.
+    own = [word for word in words if word.startswith("model.name=") and word.partition("=")[2] not in DECODERS]
+    kept = ("-", "model.size=") if own else ("-",)
+    return [word if word.startswith(kept) else _plain(quote_prompt(word)) for word in words]
+
+
+def _plain(word: str) -> str:
+    form = _FORM.fullmatch(word)
+    if form is None:
+        return word
+    sign, key, value = form["sign"] or "", form["key"].strip(), form["value"]
+    if not key:
+        raise UserError(f"cannot read '{word}': settings are given as name=value.")
+    if key == "prompt":
+        return word
+    if "\n" in value or "\r" in value:
+        raise UserError(f"{key}= has a line break in its value: a setting is one line.")
+    possible = _choices(key)
+    if possible is not None and sign != "~" and "," not in value:
+        if _NO_NAME.fullmatch(value) and value not in possible and not value.startswith("["):
+            raise unknown(key, value, possible)
+        value = _as_written(value, possible)
+    elif key == "mode" or key in _CHOICES:
+        names = mode_names() if key == "mode" else _CHOICES[key]
+        value = ",".join(_as_written(one, names) for one in value.split(","))
+    elif key in _whole_numbers():
+        value = _POWER_OF_TEN.sub(lambda number: _whole(number[0]), value)
+    return f"{sign}{key}={value}"
+
+
+def _as_written(value: str, possible: Sequence[str]) -> str:
+    """The possible name that differs in capitals alone; the value itself where there is none."""
+    return next((name for name in possible if name.lower() == value.strip().lower()), value)
+
+
+def _whole(number: str) -> str:
+    return str(int(float(number))) if float(number).is_integer() else number
+
+
+def _with_dashes(word: str, following: str) -> UserError:
+    """`--context 512`: the setting that is meant, as it is given here."""
+    name, _, value = word.lstrip("-").partition("=")
+    name = name.replace("-", "_")
+    if not value and following and "=" not in following and not following.startswith("-"):
+        value = following
+    names = setting_names()
+    full = name if name in names else next((one for one in names if one.rpartition(".")[2] == name), None)
+    near = difflib.get_close_matches(name, names, n=1)
+    full = full or (near[0] if near else None)
+    hint = f" Did you mean {full}={value or '...'}?" if full else ""
+    return UserError(f"unknown flag {word.split('=', 1)[0]}: settings are given as name=value, without dashes.{hint}")
+
+
+@cache
+def _flags() -> tuple[str, ...]:
+    """Hydra's own flags, such as --multirun."""
+    return tuple(get_args_parser()._option_string_actions)
+
+
+def _choices(key: str) -> list[str] | None:
+    """The names that a group of conf/, or `recipe`, may be given; None for anything else."""
+    if key == "recipe":
+        return sorted(recipe_files())
+    folder = conf_folder() / key
+    plain = re.fullmatch(r"[a-z]+", key) and folder.is_dir() and key != "hydra"
+    return sorted(path.stem for path in folder.glob("*.yaml")) if plain else None
+
+
+@cache
+def _whole_numbers() -> frozenset[str]:
+    """The settings that are whole numbers, or lists of them."""
+    return frozenset(_of_integers(Settings(), ""))
+
+
+def _of_integers(group: Any, prefix: str) -> list[str]:
+    hints, found = typing.get_type_hints(type(group)), []
+    for one in fields(group):
+        value, hint = getattr(group, one.name), hints[one.name]
+        if is_dataclass(value):
+            found += _of_integers(value, f"{prefix}{one.name}.")
+        parts = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+        if int in parts or list[int] in parts:
+            found.append(f"{prefix}{one.name}")
+    return found
