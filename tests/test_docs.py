@@ -18,6 +18,7 @@ from published_commands import GUIDE, PAGES, ROOT, python_blocks, shell_blocks
 from flashtrain import registry
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.given import check_all_heeded
+from flashtrain.command.words import plain_words
 from flashtrain.registry import registered
 from flashtrain.report import __main__ as report
 
@@ -75,7 +76,7 @@ def test_a_program_that_adds_something_trains_by_the_commands_of_its_page(
         Path("my_recipes", "sorting.yaml").write_text(text.split("```yaml\n")[1].split("```")[0])
         monkeypatch.setenv("FLASHTRAIN_RECIPES", "my_recipes")
     run_block(marker)
-    commands = commands_of(marker)
+    commands = [plain_words(words) for words in commands_of(marker)]  # as the program's main() reads them
     for words in commands:
         check_all_heeded(compose_settings(words), words)
     status, folder = tiny_runs.run(marker.replace(" ", "-"), *commands[0])

@@ -20,6 +20,7 @@ from hydra._internal.utils import get_args_parser
 from flashtrain.command.compose import quote_prompt
 from flashtrain.errors import UserError, unknown
 from flashtrain.files.disk import conf_folder, recipe_files
+from flashtrain.registry import registered
 from flashtrain.settings.groups import (
     ACCELERATORS,
     CHECKPOINTING,
@@ -51,6 +52,13 @@ _CHOICES: dict[str, Sequence[str]] = {
     "trainer.context_way": CONTEXT_WAYS,
     "trainer.strategy": STRATEGIES,
 }
+# group of conf/ -> what a program registers, and the setting that names it
+_REGISTERED = {
+    "model": ("model", "model.name"),
+    "data": ("source", "data.source"),
+    "optimizer": ("optimizer", "optimizer.name"),
+    "schedule": ("schedule", "schedule.name"),
+}
 _FORM = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[^=]*)=(?P<value>.*)", re.DOTALL)
 _POWER_OF_TEN = re.compile(r"\d+(\.\d+)?[eE]\+?\d{1,2}")
 _NO_NAME = re.compile(r"null|true|false|[-+.\d].*|", re.IGNORECASE)  # what YAML takes for something else than a text
@@ -63,7 +71,11 @@ def plain_words(words: Sequence[str]) -> list[str]:
         if word.startswith("-") and not any(flag.startswith(word.split("=", 1)[0]) for flag in _flags()):
             raise _with_dashes(word, words[number + 1] if number + 1 < len(words) else "")
     # A model of one's own has sizes of its own.
-    own = [word for word in words if word.startswith("model.name=") and word.partition("=")[2] not in DECODERS]
+    own = [
+        word
+        for word in words
+        if word.startswith(("model=", "model.name=")) and word.partition("=")[2].lower() not in DECODERS
+    ]
     kept = ("-", "model.size=") if own else ("-",)
     return [word if word.startswith(kept) else _plain(quote_prompt(word)) for word in words]
 
@@ -80,6 +92,8 @@ def _plain(word: str) -> str:
     if "\n" in value or "\r" in value:
         raise UserError(f"{key}= has a line break in its value: a setting is one line.")
     possible = _choices(key)
+    if key in _REGISTERED and value not in (possible or ()) and value in registered(_REGISTERED[key][0]):
+        return f"{sign}{_REGISTERED[key][1]}={value}"  # of a program of the user's: it has no file in conf/
     if possible is not None and sign != "~" and "," not in value:
         if _NO_NAME.fullmatch(value) and value not in possible and not value.startswith("["):
             raise unknown(key, value, possible)

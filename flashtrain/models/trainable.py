@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flashtrain.errors import UserError
@@ -105,3 +107,81 @@ class Trainable(nn.Module):
     def untrained(self) -> Trainable:
         """A model of the same shape and options with random weights, for weights that were gathered."""
         raise NotImplementedError
+
+
+NEEDED = {
+    "loss": "loss(tokens, labels, *, positions=None, mask=None) -> a scalar, the mean cross-entropy in nats",
+    "parameter_count": "parameter_count() -> a whole number",
+    "flops_per_token": "flops_per_token(context=None) -> a number",
+}
+
+
+def check_contract(model: nn.Module, what: str) -> None:
+    """Raise UserError, once and in one line, where a model lacks what a run asks of it. what: the model in words."""
+    missing = [
+        signature
+        for name, signature in NEEDED.items()
+        if getattr(type(model), name, None) in (None, getattr(Trainable, name)) and name not in vars(model)
+    ]
+    if missing:
+        raise UserError(f"{what} has no {'; no '.join(missing)}. docs/add-a-model.md has a whole one.")
+
+
+def as_trainable(model: nn.Module) -> Trainable:
+    """The model itself where it is a Trainable; else one around a module whose forward gives logits (B, S, V) of tokens
+    (B, S), or that has a loss of its own. UserError: neither."""
+    return model if isinstance(model, Trainable) else _Wrapped(model)
+
+
+class _Wrapped(Trainable):
+    """Any module as a Trainable. Its weights keep their names: state_dict is the module's own."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        if not callable(getattr(module, "loss", None)) and type(module).forward is nn.Module.forward:
+            raise UserError(f"{type(module).__name__} has neither forward(tokens) -> logits nor {NEEDED['loss']}.")
+        self.module = module
+        taken = inspect.signature(module.loss if hasattr(module, "loss") else module.forward).parameters  # type: ignore[arg-type]
+        self._any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values())
+        self._taken = frozenset(taken)
+        self.register_state_dict_post_hook(_without_prefix)
+        self.register_load_state_dict_pre_hook(_with_prefix)
+
+    def forward(self, tokens: Tensor, **options: Any) -> Tensor:
+        return self.module(tokens, **options)
+
+    def loss(
+        self, tokens: Tensor, labels: Tensor, *, positions: Tensor | None = None, mask: Mask | None = None
+    ) -> Tensor:
+        given = {name: one for name, one in (("positions", positions), ("mask", mask)) if one is not None}
+        refused = [name for name in given if not self._any and name not in self._taken]
+        if refused:
+            raise UserError(
+                f"{type(self.module).__name__} takes no {' and no '.join(refused)}, which data.document_mask=true "
+                "gives: choose data.document_mask=false, or let it take them."
+            )
+        own = getattr(self.module, "loss", None)
+        if callable(own):
+            return own(tokens, labels, **given)
+        logits = self.module(tokens, **given)
+        logits = getattr(logits, "logits", logits)  # transformers' models return them within an output
+        return F.cross_entropy(logits.float().flatten(0, -2), labels.flatten(), ignore_index=-100)
+
+    def parameter_count(self) -> int:
+        own = getattr(self.module, "parameter_count", None)
+        return own() if callable(own) else sum(parameter.numel() for parameter in self.parameters())
+
+    def flops_per_token(self, context: int | None = None) -> float:
+        """6 a parameter where the module does not say: without what attention adds."""
+        own = getattr(self.module, "flops_per_token", None)
+        return own(context) if callable(own) else 6.0 * self.parameter_count()
+
+
+def _without_prefix(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    for name in [name for name in state if name.startswith(f"{prefix}module.")]:
+        state[prefix + name[len(prefix) + 7 :]] = state.pop(name)
+
+
+def _with_prefix(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    for name in [name for name in state if name.startswith(prefix) and not name.startswith(f"{prefix}module.")]:
+        state[f"{prefix}module.{name[len(prefix) :]}"] = state.pop(name)

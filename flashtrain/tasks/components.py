@@ -15,8 +15,9 @@ from torch import nn
 
 from flashtrain.data.sources import FilesSource, StandardLibrarySource, TextSource
 from flashtrain.data.tokenizers import TokenizerSpec
+from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2, GPT2Config
-from flashtrain.models.trainable import Trainable
+from flashtrain.models.trainable import Trainable, as_trainable, check_contract
 from flashtrain.registry import component, register
 from flashtrain.settings.groups import DataSettings, ModelSettings, OptimizerSettings, ScheduleSettings
 from flashtrain.settings.settings import Settings
@@ -149,7 +150,14 @@ def make_tokenizer_spec(settings: Settings) -> TokenizerSpec:
 def make_model(settings: Settings, *, vocab_size: int, attention: str) -> Trainable:
     """The model that `model` names, with this attention, for this vocabulary and `context`."""
     build = component("model", settings.model.name)
-    return build(settings.model, vocab_size=vocab_size, context=settings.context, attention=attention)
+    model = build(settings.model, vocab_size=vocab_size, context=settings.context, attention=attention)
+    if not isinstance(model, nn.Module):
+        raise UserError(
+            f"model={settings.model.name} was built as {type(model).__name__}, which is no torch.nn.Module."
+        )
+    if isinstance(model, Trainable):
+        check_contract(model, f"model={settings.model.name} ({type(model).__name__})")
+    return as_trainable(model)
 
 
 def loader_workers(asked: int | None, hardware: Hardware) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from flashtrain import registry
 from flashtrain.command.words import plain_words
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import FAMILIES, POSITIONS, RESIDUALS, SIZES
@@ -58,6 +59,12 @@ def test_everything_else_stays_as_it_is_given(word: str) -> None:
 def test_a_prompt_may_hold_anything_and_a_model_of_ones_own_has_sizes_of_its_own() -> None:
     assert plain_words(["prompt=A, 'b'\n1e6"]) == ["prompt='A, \\'b\\'\n1e6'"]
     assert plain_words(["model.name=mine", "model.size=124M"])[1] == "model.size=124M"
+
+
+def test_what_a_program_registered_is_named_like_what_ships(monkeypatch) -> None:
+    monkeypatch.setitem(registry._components["model"], "tiny", object)
+    monkeypatch.setitem(registry._components["source"], "wiki", object)
+    assert plain_words(["model=tiny", "data=wiki"]) == ["model.name=tiny", "data.source=wiki"]
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flashtrain.data.packing import Batch
 from flashtrain.distributed.sharding import shard
 from flashtrain.models.cache import mean_over_context, whole
-from flashtrain.models.trainable import Trainable
+from flashtrain.models.trainable import Trainable, as_trainable
 from flashtrain.tasks.training_task import OptimizerBuilder, ScheduleBuilder, TrainingTask, replayed
 from flashtrain_kernels import Mask, masks
 
@@ -22,7 +22,8 @@ from flashtrain_kernels import Mask, masks
 class LanguageModel(TrainingTask):
     """Trains a decoder on batches of packed text (flashtrain.data.batch.Batch).
 
-    model: has `.loss(tokens, labels, positions=, mask=)`, a float32 scalar; GPT2 and its modern variant do.
+    model: has `.loss(tokens, labels, positions=, mask=)`, a float32 scalar, as GPT2 does; or any module whose forward
+        gives logits (B, S, V) of tokens (B, S).
     make_optimizer, make_schedule, gradient_clip, description: see TrainingTask.
     document_mask: attention stays within each document of a packed row, and positions restart there.
     compile: run the loss through torch.compile (one graph, static shapes).
@@ -34,7 +35,7 @@ class LanguageModel(TrainingTask):
 
     def __init__(
         self,
-        model: Trainable,
+        model: nn.Module,
         *,
         make_optimizer: OptimizerBuilder | None = None,
         make_schedule: ScheduleBuilder | None = None,
@@ -44,6 +45,7 @@ class LanguageModel(TrainingTask):
         cuda_graphs: bool = False,
         description: dict[str, Any] | None = None,
     ) -> None:
+        model = as_trainable(model)
         super().__init__(
             model,
             make_optimizer=make_optimizer,
