@@ -26,6 +26,7 @@ from flashtrain.errors import UserError
 from flashtrain.models.bert_encoder import BertConfig, BertEncoder, reset_bert_parameters
 from flashtrain.models.block import normalization
 from flashtrain.models.memory_savings import MemorySavings
+from flashtrain.models.trainable import Trainable
 from flashtrain_kernels import linear_cross_entropy
 
 IGNORED = -100  # a label of this value is not scored (torch's convention)
@@ -104,7 +105,7 @@ class MaskedScore(NamedTuple):
     labels: Tensor
 
 
-class Bert(nn.Module):
+class Bert(Trainable):
     """The encoder and the heads that its config names.
 
     attention, residual: see BertEncoder. The masked head's decoder is the token embedding.
@@ -163,7 +164,7 @@ class Bert(nn.Module):
         """The output matrix: the token embedding again. Optimisers that treat inner matrices apart look for it."""
         return self.token_table
 
-    def loss(
+    def loss(  # type: ignore[override]  # its labels are some of the tokens, and packed rows are told by lengths
         self,
         tokens: Tensor,
         masked: Tensor,

@@ -15,7 +15,6 @@ from flashtrain.folders.run_folder import new_folder
 from flashtrain.integrations import differences_from_bert, save_bert, save_weights
 from flashtrain.models.bert import Bert
 from flashtrain.models.bert_encoder import BertConfig
-from flashtrain.models.trainable import Trainable
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Prepared
 from flashtrain.tasks import MaskedLanguageModel
@@ -189,7 +188,7 @@ def _evaluate(saved: SavedBert, settings: Settings, hardware: Hardware) -> int:
         )
     model = Bert(saved.config, hardware.attention, settings.bert.residual)
     model.load_state_dict(saved.state)
-    model = cast(Bert, move(cast(Trainable, model.eval()), hardware.kind, hardware.precision))
+    model = cast(Bert, move(model.eval(), hardware.kind, hardware.precision))
     trainer = evaluating_trainer(hardware)
     (found,) = trainer.validate(MaskedLanguageModel(model), data, verbose=False) or [{}]
     if "validation_accuracy" not in found:

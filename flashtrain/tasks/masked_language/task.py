@@ -9,7 +9,6 @@ from torch import Tensor
 
 from flashtrain.data.masking import MaskedBatch, loss_arguments, score_arguments
 from flashtrain.models.bert import Bert, MaskedScore
-from flashtrain.models.trainable import Trainable
 from flashtrain.tasks.language.task import LanguageModel
 from flashtrain.tasks.training_task import replayed
 
@@ -27,7 +26,7 @@ class MaskedLanguageModel(LanguageModel):
     """
 
     def __init__(self, model: Bert, **options: Any) -> None:
-        super().__init__(cast(Trainable, model), **options)
+        super().__init__(model, **options)
         self.flops_done = 0.0
         self.tokens_done = 0
         self.sequences_done = 0
