@@ -128,9 +128,6 @@ class GpuClock:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.cache_bytes = int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 64 * 2**20))
-        # The workspace that torch takes for cuBLAS at the first product (32 MiB on sm_90) belongs to no implementation.
-        tile = torch.ones(16, 16, device=device)
-        tile @ tile
 
     def pace(self, launches: Sequence[Launch]) -> Pace:
         """How many launches make a sample, from a few of them after one to warm up."""
@@ -202,7 +199,12 @@ def pause_queue(host_seconds: float) -> None:
 
 def clock_for(device: torch.device) -> Clock:
     """The clock of a device."""
-    return GpuClock(device) if device.type == "cuda" else CpuClock()
+    if device.type != "cuda":
+        return CpuClock()
+    # The workspace that torch takes for cuBLAS at the first product (32 MiB on sm_90) belongs to no implementation.
+    tile = torch.ones(16, 16, device=device)
+    tile @ tile
+    return GpuClock(device)
 
 
 def _launches_for(seconds: float) -> int:
