@@ -39,7 +39,7 @@ GROUPS: dict[str, str] = {
     "schedule": "build(optimizer, settings, total_steps) -> torch.optim.lr_scheduler.LRScheduler",
     "callback": "build(settings) -> pytorch_lightning.Callback",
     "settings": "a dataclass with check(): the settings of one group, whose name is the component's",
-    "rules": "a sequence of flashtrain.heeded.Rule: under which settings others are heeded",
+    "rules": "a sequence of flashtrain.spec.Rule: under which settings others are heeded",
     "task": "a flashtrain.spec.Task: what task=NAME trains",
     "mode": "a flashtrain.spec.Mode: what mode=NAME does beside training",
     "benchmark": "build(settings, hardware) with .plan() -> str and .run(folder, *, overrides, started) -> row: "

@@ -15,7 +15,9 @@ from typing import cast
 
 from flashtrain.command.compose import apply_demo, key_of, parse_overrides
 from flashtrain.errors import UserError
-from flashtrain.heeded import (
+from flashtrain.registry import component, registered
+from flashtrain.settings.settings import Settings
+from flashtrain.spec import (
     CHECKPOINT,
     TRAIN,
     Condition,
@@ -25,11 +27,9 @@ from flashtrain.heeded import (
     measures,
     runs_a_training,
     task_heeds,
+    task_of,
     trains,
 )
-from flashtrain.registry import component, registered
-from flashtrain.settings.settings import Settings
-from flashtrain.spec import task_of
 
 _TRAINING = "what trains (mode=train, mode=lengths)"
 _NOT_MEASURED = f"{_TRAINING}; what a benchmark measures is benchmark.*"

@@ -35,7 +35,6 @@ from flashtrain.files.foreign_files import MIB, literal, read_json_object, read_
 from flashtrain.folders.run_lock import hold, is_first_of_job, is_held_by_job, let_go, slurm_job, try_hold
 from flashtrain.registry import component, registered
 from flashtrain.settings.settings import Settings, typed_settings
-from flashtrain.spec import task_of
 from flashtrain.training.checkpoints import BEST, LAST
 
 CONFIG_FILE = "config.yaml"
@@ -252,7 +251,8 @@ def _is_unfinished(folder: Path) -> bool:
 def _what_is_trained(settings: Settings) -> dict[str, Any]:
     """The settings that make two runs the same training, whatever they run on and are logged to."""
     trainer = {name: getattr(settings.trainer, name) for name in ("steps", "tokens_per_step")}
-    names = ["model", "data", "optimizer", "schedule", *task_of(settings).groups]
+    task: Any = component("task", settings.task)
+    names = ["model", "data", "optimizer", "schedule", *task.groups]
     groups = {name: _of_training(asdict(getattr(settings, name))) for name in names}
     plain = {name: getattr(settings, name) for name in ("recipe", "task", "context", "seed", "weights", "is_demo")}
     return {**plain, **groups, "trainer": trainer}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,11 @@ import pytorch_lightning as pl
 
 from flashtrain.distributed.strategies import make_strategy
 from flashtrain.errors import UserError
-from flashtrain.folders.run_folder import CHECKPOINTS, LAST
+from flashtrain.folders.run_folder import CHECKPOINTS, LAST, note_failure
 from flashtrain.run.job_process import leading_ranks
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.batching import Batching, memory_advice
 from flashtrain.tasks.components import make_callbacks
-from flashtrain.tasks.context_run import strategy_options
 from flashtrain.training.callbacks import DueValidation, StopOnNonFinite
 from flashtrain.training.checkpoints import AtomicCheckpointIO, checkpoint_callbacks, keep_if_best
 from flashtrain.training.hardware import Hardware
@@ -171,6 +171,21 @@ def make_trainer(
         plugins=[AtomicCheckpointIO()],
         default_root_dir=str(folder),
     )
+
+
+def strategy_options(settings: Settings, folder: Path) -> dict[str, Any]:
+    """What ContextParallelStrategy is made with for a run in `folder`; nothing for another strategy."""
+    if not settings.shares_sequences:
+        return {}
+    return {
+        "context_parallel_size": settings.context_degree,
+        "way": settings.trainer.context_way,
+        "layout": settings.trainer.context_layout,
+        # Without a document mask a row is one causal sequence, whatever documents it is packed of.
+        "documents": "documents" if settings.data.document_mask else None,
+        "timeout_seconds": settings.trainer.timeout_seconds,
+        "on_failure": partial(note_failure, folder),
+    }
 
 
 def run_loggers(settings: Settings, folder: Path) -> list[Any]:

@@ -5,12 +5,9 @@ S sequence, R devices that share it (settings.context_degree), n tokens that one
 
 from __future__ import annotations
 
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashtrain.errors import UserError
-from flashtrain.folders.run_folder import note_failure
 from flashtrain.models.attention import Attention
 from flashtrain.models.gpt2 import SIZES
 from flashtrain.models.trainable import DecoderShape, Trainable
@@ -24,21 +21,6 @@ if TYPE_CHECKING:
 
 # What computes layouts and ways is imported where it is used: most runs share no sequence.
 MIB = 2**20
-
-
-def strategy_options(settings: Settings, folder: Path) -> dict[str, Any]:
-    """What ContextParallelStrategy is made with for a run in `folder`; nothing for another strategy."""
-    if not settings.shares_sequences:
-        return {}
-    return {
-        "context_parallel_size": settings.context_degree,
-        "way": settings.trainer.context_way,
-        "layout": settings.trainer.context_layout,
-        # Without a document mask a row is one causal sequence, whatever documents it is packed of.
-        "documents": "documents" if settings.data.document_mask else None,
-        "timeout_seconds": settings.trainer.timeout_seconds,
-        "on_failure": partial(note_failure, folder),
-    }
 
 
 def check_heads(settings: Settings) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from flashtrain.errors import UserError, unknown
+from flashtrain.package import __version__
 
 # Dense bf16 tensor-core peak in FLOP/s (fp16 where the GPU has no bf16), with fp32 accumulation, as the vendor's
 # datasheets give it. Datasheets that print only the figure "with sparsity" are halved. The first pattern found in the
@@ -218,15 +219,8 @@ def versions() -> dict[str, str]:
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda
     if "flashtrain" not in found:
-        found["flashtrain"] = _checkout_version()
+        found["flashtrain"] = __version__  # a checkout on a bare PYTHONPATH
     return found
-
-
-def _checkout_version() -> str:
-    # On a bare PYTHONPATH nothing is installed: the package itself says what it is.
-    import flashtrain
-
-    return getattr(flashtrain, "__version__", "checkout")
 
 
 def _processor() -> str:

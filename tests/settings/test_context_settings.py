@@ -14,9 +14,9 @@ from flashtrain.distributed.context.strategy import ContextParallelStrategy
 from flashtrain.distributed.context.ways import AUTO, WAYS
 from flashtrain.distributed.strategies import STRATEGIES, make_strategy
 from flashtrain.errors import UserError
+from flashtrain.run.fitting import strategy_options
 from flashtrain.settings.groups import CONTEXT_LAYOUTS, CONTEXT_WAYS
 from flashtrain.settings.groups import STRATEGIES as NAMES
-from flashtrain.tasks.context_run import strategy_options
 
 
 def test_the_names_are_those_that_are_built():

@@ -6,9 +6,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashtrain.heeded import TRAIN, Condition, Rule, does, task_heeds
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Prepared, measured_words, say_finished
+from flashtrain.spec import TRAIN, Condition, Prepared, Rule, does, measured_words, say_finished, task_heeds
 from flashtrain.tasks.masked_language.spec import MaskedTask
 
 if TYPE_CHECKING:

@@ -6,23 +6,28 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashtrain.heeded import (
+from flashtrain.settings.settings import Settings
+from flashtrain.spec import (
     CHECKPOINT,
     OF_TOKENS,
     TRAIN,
+    Prepared,
     Rule,
+    Task,
+    contexts_words,
     does,
     either,
+    measured_words,
     measures,
     measures_nothing,
+    mode_of,
     no_weights,
     runs_a_training,
+    say_finished,
     task_heeds,
     trains,
     unless,
 )
-from flashtrain.settings.settings import Settings
-from flashtrain.spec import Prepared, Task, contexts_words, measured_words, mode_of, say_finished
 
 if TYPE_CHECKING:
     from flashtrain.training.hardware import Hardware

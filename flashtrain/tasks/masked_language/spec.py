@@ -6,9 +6,24 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashtrain.heeded import OF_TOKENS, TRAIN, Rule, does, either, measures, never, no_weights, trains, unless
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Prepared, Task, contexts_words, measured_words, say_finished
+from flashtrain.spec import (
+    OF_TOKENS,
+    TRAIN,
+    Prepared,
+    Rule,
+    Task,
+    contexts_words,
+    does,
+    either,
+    measured_words,
+    measures,
+    never,
+    no_weights,
+    say_finished,
+    trains,
+    unless,
+)
 
 if TYPE_CHECKING:
     from flashtrain.training.hardware import Hardware

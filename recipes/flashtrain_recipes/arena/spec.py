@@ -6,9 +6,8 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashtrain.heeded import TRAIN, Condition, Rule, does, either, trains
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Mode, Prepared, Task, task_of
+from flashtrain.spec import TRAIN, Condition, Mode, Prepared, Rule, Task, does, either, task_of, trains
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override

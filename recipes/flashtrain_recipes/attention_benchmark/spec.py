@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashtrain.errors import UserError
-from flashtrain.heeded import Condition, Rule
 from flashtrain.registry import component
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Mode
+from flashtrain.spec import Condition, Mode, Rule
 from flashtrain_recipes.attention_benchmark.settings import BenchmarkSettings
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from flashtrain.errors import UserError, at_least, between
-from flashtrain.heeded import Rule, does
 from flashtrain.settings.settings import Settings, check_context
-from flashtrain.spec import Mode
+from flashtrain.spec import Mode, Rule, does
 
 if TYPE_CHECKING:
     from flashtrain.training.hardware import Hardware
