@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+from pytorch_lightning.strategies import Strategy
 
-from flashtrain.distributed.strategies import make_strategy
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import CHECKPOINTS, LAST, note_failure
 from flashtrain.run.job_process import leading_ranks
@@ -154,9 +154,7 @@ def make_trainer(
         accelerator=accelerator,
         devices=options.devices,
         num_nodes=options.nodes,
-        strategy=make_strategy(
-            settings.strategy, options.devices, options.nodes, accelerator, **strategy_options(settings, folder)
-        ),
+        strategy=_strategy(settings, accelerator, folder),
         precision=hardware.precision,  # type: ignore[arg-type]
         max_steps=options.steps,
         max_epochs=-1,
@@ -170,6 +168,18 @@ def make_trainer(
         logger=run_loggers(settings, folder),
         plugins=[AtomicCheckpointIO()],
         default_root_dir=str(folder),
+    )
+
+
+def _strategy(settings: Settings, accelerator: str, folder: Path) -> Strategy | str:
+    """Lightning's own for one device, without importing what several need."""
+    options = settings.trainer
+    if settings.strategy == "auto" and options.devices in (1, "1") and options.nodes == 1:
+        return "auto"
+    from flashtrain.distributed.strategies import make_strategy
+
+    return make_strategy(
+        settings.strategy, options.devices, options.nodes, accelerator, **strategy_options(settings, folder)
     )
 
 

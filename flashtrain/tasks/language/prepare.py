@@ -13,7 +13,6 @@ import torch
 from flashtrain.announce import say
 from flashtrain.data.datamodule import TextDataModule
 from flashtrain.data.tokenizers import Tokenizer
-from flashtrain.distributed.sharding import full_state_dict
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import FAMILIES
 from flashtrain.models.trainable import Trainable
@@ -195,6 +194,8 @@ def _sample(
 ) -> str | None:
     """What the trained model writes; None on the other ranks."""
     if settings.shards_weights:
+        from flashtrain.distributed.sharding import full_state_dict
+
         weights = full_state_dict(model)
         if first:
             model = model.untrained()

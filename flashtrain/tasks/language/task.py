@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from flashtrain.data.packing import Batch
-from flashtrain.distributed.sharding import shard
 from flashtrain.models.cache import mean_over_context, whole
 from flashtrain.models.trainable import Trainable, as_trainable
 from flashtrain.tasks.training_task import OptimizerBuilder, ScheduleBuilder, TrainingTask, replayed
@@ -69,6 +68,8 @@ class LanguageModel(TrainingTask):
         sequence, blocks are compiled in the parts before and behind their attention, which is communication in between.
         """
         if self.device_mesh is not None and not self._shard_mesh_seen:
+            from flashtrain.distributed.sharding import shard
+
             shard(self.model, self.device_mesh, precision=str(self.trainer.precision))
             self._shard_mesh_seen = True
             self._loss = self.model.loss  # the one that gathers the weights first
