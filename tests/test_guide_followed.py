@@ -1,0 +1,184 @@
+"""The guide tried as a reader would, without a GPU: the commands of a page from top to bottom, in one folder.
+
+Each runs as it stands, with the reader's own things in the place of FOLDER, RUN and the like, and with words that make
+it small: steps, samples and tokens are few. None may end in a traceback or another status than 0, or say a line twice.
+"""
+
+from __future__ import annotations
+
+import collections
+import importlib.util
+import itertools
+import json
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from published_commands import shell_blocks
+
+pytestmark = pytest.mark.slow
+
+TRAINING = {
+    "trainer.steps": "2",
+    "trainer.validate_every": "2",
+    "trainer.checkpoint_every": "1",
+    "trainer.tokens_per_step": "2048",
+    "data.validation_tokens": "512",
+    "generate.tokens": "4",
+    "data": "files",
+    "data.path": "novels",
+    "data.validation_fraction": "0.2",
+}
+FINE_TUNING = {"trainer.steps": "2", "finetune.batch": "2", "context": "32"}
+RESUMED = itertools.count(1)
+PAGES = (
+    "README.md",
+    "docs/train-on-my-text.md",
+    "docs/runs.md",
+    "docs/start-from-weights.md",
+    "docs/longer-context.md",
+    "docs/several-gpus.md",
+)
+# Of a page's numbers those that a CPU needs minutes for -> what is tried in their place.
+NUMBERS = {
+    "context=1024,2048,4096,8192,16384": "context=32,64",
+    "context=1048576": "context=64",
+    "trainer.tokens_per_step=1048576": "trainer.tokens_per_step=128",
+    "context=16384": "context=256",
+    "context=8192": "context=2048",
+    "context=4096": "context=256",
+    "trainer.tokens_per_step=65536": "trainer.tokens_per_step=2048",
+    "passkey.lengths=[1024,4096,16384]": "passkey.lengths=[256] passkey.trials=1",
+    "passkey.lengths=[1024,4096]": "passkey.lengths=[256] passkey.trials=1",
+    "lengths.contexts=[1024,4096]": "lengths.contexts=[64,256] lengths.window=256",
+    "model.size=1.5b": "model.size=demo",
+    "trainer.devices=8": "trainer.devices=2",
+    "context_parallel=8": "context_parallel=2",
+    "context_parallel=4": "context_parallel=2",
+    "pathfinder.test_images=5000": "pathfinder.test_images=1 sequence.test=1",
+}
+
+
+def newest(folder: str) -> str:
+    """The run that a page's `runs/NAME/...` stands for."""
+    return str(max((path for path in Path(folder).iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime))
+
+
+def run(words: list[str], environment: dict[str, str]) -> tuple[int, str]:
+    """`python -m flashtrain` with these words: in a fork of this process, which has imported what takes seconds."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        for stream in (1, 2):
+            os.dup2(write, stream)
+        sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
+        sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
+        os.environ.update(environment)
+        sys.argv = ["flashtrain", *words]
+        sys.modules["__main__"].__spec__ = importlib.util.find_spec("flashtrain.__main__")  # how jobs are started
+        status = 70
+        try:
+            from flashtrain.__main__ import main
+
+            main()
+            status = 0
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else 1
+        except BaseException:  # noqa: BLE001 - told, and the fork ends
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    os.close(write)
+    with os.fdopen(read, encoding="utf-8", errors="replace") as output:
+        text = output.read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text
+
+
+def adapted(line: str, own: dict[str, str]) -> tuple[dict[str, str], list[str]] | None:
+    """(environment, the words of flashtrain) of a page's line; None for a line that is none of its commands."""
+    found = re.fullmatch(r"((?:\w+=\S+ )*)(?:python|torchrun .*?) -m flashtrain(?: (.*))?", line)
+    if found is None:
+        return None
+    text = found[2] or ""
+    for told, tried in NUMBERS.items():
+        text = re.sub(rf"(?<![^ ]){re.escape(told)}(?![^ ])", tried, text)
+    for told, mine in own.items():
+        text = text.replace(told, mine)
+    text = re.sub(r"=(runs/[\w-]+)/\.\.\.", lambda run: f"={newest(run[1])}", text)
+    words = shlex.split(text)
+    keys = {word.split("=", 1)[0] for word in words}
+    if not keys & {"mode", "checkpoint"}:
+        small = FINE_TUNING if "recipe=finetune" in words else TRAINING
+        words += [f"{key}={value}" for key, value in small.items() if key not in keys]
+        if "recipe=gpt2-long" in words and "lengths.contexts" not in keys:
+            words += ["lengths.contexts=[64,256]", "lengths.window=256"]
+        if "resume" in keys:  # further each time
+            words[words.index("trainer.steps=2")] = f"trainer.steps={2 + 2 * next(RESUMED)}"
+    elif "mode=generate" in words:
+        words.append("generate.tokens=4")
+    environment = dict(word.split("=", 1) for word in found[1].split())
+    return {name: value.replace("~", str(Path.cwd())) for name, value in environment.items()}, words
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a reader has texts in a folder, a recipe, and a GPT-2 that somebody saved with transformers."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    (tmp_path / "novels").mkdir()
+    for number in range(12):
+        line = f"Chapter {number} says that the quick brown fox jumps over the lazy dog. "
+        (tmp_path / "novels" / f"{number}.txt").write_text(line * 60)
+    config = GPT2Config(vocab_size=257, n_positions=1024, n_embd=32, n_layer=1, n_head=2)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "somebodys-gpt2")
+    (tmp_path / "reviews").mkdir()
+    reviews = [
+        json.dumps({"text": f"review {number}", "labels": ["good" if number % 2 else "bad"]}) for number in range(40)
+    ]
+    (tmp_path / "reviews" / "train.jsonl").write_text("\n".join(reviews))
+    (tmp_path / "my-recipes").mkdir()
+    (tmp_path / "my-recipes" / "mine.yaml").write_text("# mine\ncontext: 32\nmodel:\n  size: demo\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FLASHTRAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    return tmp_path
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("page", PAGES)
+def test_the_commands_of_a_page_work_one_after_the_other(page: str, home: Path) -> None:
+    import flashtrain.command.job  # noqa: F401 - what every command would import again
+
+    own = {
+        "finetune.path=FOLDER": "finetune.path=reviews",
+        "weights=RUN_OR_HUGGING_FACE_FOLDER": "weights=runs/bert/...",
+        "FOLDER": "novels",
+        "BOOKS": "novels",
+        "GPT2_novels": "somebodys-gpt2",
+        "context-16384": "context-256",
+        "checkpoint=RUN": "checkpoint=runs/gpt2/...",
+        "data.tokenizer=gpt2": "data.tokenizer=bytes",
+    }
+    if page == "docs/start-from-weights.md":  # it begins where a reader has trained a BERT
+        small = ["bert.size=tiny", "context=32", "trainer.steps=2", "masked.token_budget=256", "data.tokenizer=bytes"]
+        status, output = run(["recipe=bert", "data=files", "data.path=novels", *small], {})
+        assert status == 0, output
+    for typed in shell_blocks()[page]:
+        command = adapted(typed, own)
+        if command is None:
+            continue
+        status, output = run(command[1], command[0])
+        told = f"{typed}\nas {shlex.join(command[1])}\n{output}"
+        assert status == 0, told
+        assert "Traceback" not in output, told
+        lines = collections.Counter(line for line in output.splitlines() if len(line.strip()) > 40)
+        many = "-m" in command[1] or "recipe=gpt2-long" in command[1]
+        assert many or max(lines.values(), default=0) <= 1, told  # each of several trainings says it
