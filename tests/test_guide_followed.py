@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from published_commands import shell_blocks
+from published_commands import ROOT, shell_blocks
 
 pytestmark = pytest.mark.slow
 
@@ -133,6 +133,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a reader has texts in a folder, a recipe, and a GPT-2 that somebody saved with transformers."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")  # a clone's
     (tmp_path / "novels").mkdir()
     for number in range(12):
         line = f"Chapter {number} says that the quick brown fox jumps over the lazy dog. "
