@@ -58,7 +58,7 @@ NUMBERS = {
     "trainer.devices=8": "trainer.devices=2",
     "context_parallel=8": "context_parallel=2",
     "context_parallel=4": "context_parallel=2",
-    "pathfinder.test_images=5000": "pathfinder.test_images=1 sequence.test=1",
+    "pathfinder.test_images=5000": "pathfinder.test_images=1",
 }
 
 
