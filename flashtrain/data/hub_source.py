@@ -16,6 +16,7 @@ from typing import Any
 
 from flashtrain.data.text_files import one_line
 from flashtrain.errors import UserError
+from flashtrain.files.contents import hash_of_contents
 from flashtrain.files.disk import default_cache_dir
 from flashtrain.files.foreign_files import BROKEN_FILE_ERRORS, read_text
 
@@ -63,8 +64,9 @@ class HubSource:
         return f"dataset {self.name}{config}, split {self.split}{first}"
 
     def fingerprint(self) -> str:
-        version = _folder_version(Path(self.name)) if Path(self.name).is_dir() else self._commit()
-        parts = ("hub", self.name, self.config, self.split, self.text_column, self.max_documents, version)
+        local = Path(self.name).is_dir()
+        name, version = ("", _folder_version(Path(self.name))) if local else (self.name, self._commit())
+        parts = ("hub", name, self.config, self.split, self.text_column, self.max_documents, version)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def documents(self) -> Iterator[str]:
@@ -185,8 +187,4 @@ def _remembered_commit(path: Path) -> str | None:
 
 
 def _folder_version(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        status = path.stat()
-        digest.update(f"\n{path.relative_to(folder).as_posix()} {status.st_size} {status.st_mtime_ns}".encode())
-    return digest.hexdigest()
+    return hash_of_contents(folder, sorted(path for path in folder.rglob("*") if path.is_file()))

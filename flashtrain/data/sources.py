@@ -14,7 +14,7 @@ import platform
 import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from flashtrain.data.text_files import UTF_8, check_encoding, decode_text, json_lines, one_line, parquet_rows
 from flashtrain.errors import UserError, printable
@@ -66,15 +66,15 @@ class FilesSource:
         return f"files in {self.path}" if self.path.is_dir() else f"file {self.path}"
 
     def fingerprint(self) -> str:
-        # Without UTF-8's name: token caches of before there were others are found again.
         encoding = "" if self.encoding == UTF_8 else f"\nencoding {self.encoding}"
-        digest = hashlib.sha256(f"files {self.text_column}{encoding}".encode())
         base = self.path if self.path.is_dir() else self.path.parent
-        for path in self._files():
-            status = path.stat()
-            name = path.relative_to(base).as_posix()
-            digest.update(f"\n{name} {status.st_size} {status.st_mtime_ns}".encode("utf-8", "surrogateescape"))
-        return digest.hexdigest()
+        from flashtrain.files.contents import hash_of_contents  # when text is read: not for help or a plan
+
+        try:
+            contents = hash_of_contents(base, self._files())
+        except OSError as error:
+            raise UserError(f"cannot read {error.filename or base}: {one_line(error)}.") from error
+        return hashlib.sha256(f"files {self.text_column}{encoding}\n{contents}".encode()).hexdigest()
 
     def documents(self) -> Iterator[str]:
         for path in self._files():
@@ -94,7 +94,7 @@ class FilesSource:
             return [self.path]
         if not self.path.is_dir():
             raise UserError(f"no file or folder {self.path} (seen from {Path.cwd()}).")
-        found = sorted(path for path in _walk(self.path) if _format(path) is not None)
+        found = sorted(path for path in files_below(self.path) if _format(path) is not None)
         if not found:
             raise UserError(f"no readable file in {self.path}; what is read: {READABLE}.")
         return found
@@ -153,7 +153,7 @@ def _format(path: Path) -> str | None:
     return suffixes[-1] if suffixes[-1] in FORMATS else None
 
 
-def _walk(folder: Path) -> Iterator[Path]:
+def files_below(folder: Path) -> Iterator[Path]:
     """Every file below the folder that is not hidden. Linked folders are followed, each real folder once."""
     seen: set[str] = set()
     for current, subfolders, names in os.walk(folder, followlinks=True):
@@ -204,6 +204,19 @@ class TextSource(Protocol):
         ...
 
 
+@runtime_checkable
+class TokenSource(Protocol):
+    """A source that brings its tokens: nothing is tokenised, and nothing is copied into the cache."""
+
+    def describe(self) -> str:
+        """A few words for people, on one line."""
+        ...
+
+    def open_tokens(self, tokenizer: Any, cache_dir: str | os.PathLike[str] | None) -> Any:
+        """What serves as an open token_cache.TokenCache. tokenizer: as TextDataModule takes it. Raises UserError."""
+        ...
+
+
 class StandardLibrarySource:
     """The Python standard library's own source code, as found on this machine: a document a .py file.
 
@@ -249,13 +262,13 @@ class StandardLibrarySource:
         return sorted(found)
 
 
-def make_source(source: str | os.PathLike[str] | TextSource) -> TextSource:
+def make_source(source: str | os.PathLike[str] | TextSource | TokenSource) -> TextSource | TokenSource:
     """A source from its short form: "stdlib", or the path of a file or folder of text. A TextSource stays itself."""
     if isinstance(source, (str, os.PathLike)):
         if os.fspath(source) == "stdlib":
             return StandardLibrarySource()
         return FilesSource(source)
-    if isinstance(source, TextSource):
+    if isinstance(source, (TextSource, TokenSource)):
         return source
     raise UserError(
         f"source={source!r} is no source of text: give 'stdlib', a path, or an object with describe(), "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from flashtrain.data.text_files import UTF_8, check_encoding
@@ -16,12 +17,15 @@ from flashtrain.files.foreign_files import DEFAULT_LONGEST
 ATTENTIONS = ("flash", "sdpa", "standard")
 ACCELERATORS = ("auto", "cpu", "gpu")
 PRECISIONS = ("bf16-mixed", "16-mixed", "32-true", "bf16-true", "64-true")
-TOKENIZERS = ("bytes", "bpe", "gpt2")
-SOURCES = ("stdlib", "files", "hub")
+TOKENIZERS = ("bytes", "bpe", "gpt2", "none")
+SOURCES = ("stdlib", "files", "hub", "tokens")
+TOKEN_DTYPES = ("uint16", "uint32")
 # Settings of conf/data that not every source, or not every tokenizer, heeds, and which ones do.
 # (include_tests is not among them: commands of published results name it beside data=files.)
 HEEDED_BY = {
-    "path": "data=files",
+    "path": "data=files or data=tokens",
+    "dtype": "data=tokens",
+    "end_of_text": "data=tokens",
     "name": "data=hub",
     "config": "data=hub",
     "split": "data=hub",
@@ -92,7 +96,9 @@ class DataSettings:
     """
 
     source: str = "stdlib"
-    path: str | None = None  # of data=files: a file or a folder
+    path: str | None = None  # of data=files, tokens: a file or a folder
+    dtype: str | None = None  # of data=tokens: of .bin files without a header, uint16 | uint32
+    end_of_text: int | None = None  # of data=tokens: the id between documents; null: the tokenizer's
     name: str | None = None  # of data=hub: the dataset
     config: str | None = None  # of data=hub: the dataset's configuration
     split: str = "train"  # of data=hub: the dataset's split
@@ -101,8 +107,8 @@ class DataSettings:
     longest_document: int = DEFAULT_LONGEST
     streaming: bool = True  # of data=hub: read while downloading, or download first
     include_tests: bool = True  # of data=stdlib: with the standard library's tests
-    tokenizer: str = "bpe"  # bytes | bpe (trained on the corpus) | gpt2
-    vocab_size: int = 50257  # tokens of data.tokenizer=bpe
+    tokenizer: str = "bpe"  # bytes | bpe (trained on the corpus) | gpt2 | a Hugging Face folder | none (data=tokens)
+    vocab_size: int = 50257  # tokens of data.tokenizer=bpe and none
     vocab: str | None = None  # of data.tokenizer=gpt2: a local vocab.json
     merges: str | None = None  # of data.tokenizer=gpt2: a local merges.txt
     document_mask: bool = False  # attention stays within each document of a packed row, and positions begin anew there
@@ -116,6 +122,8 @@ class DataSettings:
     @property
     def first_words(self) -> str:
         """How a sample begins where no prompt is given: as the text that was trained on may begin."""
+        if self.tokenizer == "none":
+            return "0"  # a token's id
         return "import " if self.source == "stdlib" else "The "
 
     def check(self) -> None:
@@ -125,10 +133,15 @@ class DataSettings:
             raise UserError(
                 "data=hub needs data.name=..., a dataset of the Hugging Face hub such as roneneldan/TinyStories."
             )
-        one_of("data.tokenizer", self.tokenizer, TOKENIZERS)
+        if self.source == "tokens" and not self.path:
+            raise UserError("data=tokens needs data.path=..., a .npy or .bin file of tokens, or a folder of them.")
+        if self.dtype is not None:
+            one_of("data.dtype", self.dtype, TOKEN_DTYPES)
+        if self.end_of_text is not None:
+            at_least("data.end_of_text", self.end_of_text, 0)
+        self._check_tokenizer()
         check_encoding(self.encoding)
         at_least("data.longest_document", self.longest_document, 1)
-        at_least("data.vocab_size", self.vocab_size, 257)
         if (self.vocab is None) != (self.merges is None):
             raise UserError("data.vocab and data.merges belong together: give both files, or neither to use the hub's.")
         for name in unheeded(self):
@@ -143,6 +156,24 @@ class DataSettings:
             at_least("data.split_context", self.split_context, 1)
         if self.workers is not None:
             at_least("data.workers", self.workers, 0)
+
+    def _check_tokenizer(self) -> None:
+        if self.tokenizer not in TOKENIZERS and not Path(self.tokenizer).expanduser().is_dir():
+            listed = (*TOKENIZERS, "a folder with tokenizer.json")
+            raise unknown("data.tokenizer", self.tokenizer, TOKENIZERS, listed=listed)
+        if self.tokenizer == "none" and self.source != "tokens":
+            raise UserError(f"data.tokenizer=none is for data=tokens, and data={self.source} is text.")
+        if self.source != "tokens":
+            at_least("data.vocab_size", self.vocab_size, 257)
+        elif self.tokenizer == "bpe":
+            raise UserError(
+                "data.tokenizer=bpe is trained on text: name the tokenizer that the tokens are of, or none."
+            )
+        elif self.tokenizer == "none" and self.vocab_size < 1:
+            raise UserError(
+                "data=tokens needs to know which tokens there are: say data.tokenizer=gpt2, bytes or a folder with "
+                "tokenizer.json, or data.vocab_size=NUMBER where there is none."
+            )
 
 
 def unheeded(data: DataSettings) -> list[str]:

@@ -13,15 +13,15 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 
-from flashtrain.data.sources import FilesSource, StandardLibrarySource, TextSource
-from flashtrain.data.tokenizers import TokenizerSpec
+from flashtrain.data.sources import FilesSource, StandardLibrarySource, TextSource, TokenSource
+from flashtrain.data.tokenizers import TokenizerSpec, huggingface_tokenizer
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.models.trainable import Trainable, as_trainable, check_contract
 from flashtrain.registry import component, register
-from flashtrain.settings.groups import DataSettings, ModelSettings, OptimizerSettings, ScheduleSettings
+from flashtrain.settings.groups import TOKENIZERS, DataSettings, ModelSettings, OptimizerSettings, ScheduleSettings
 from flashtrain.settings.settings import Settings
-from flashtrain.training.hardware import Hardware
+from flashtrain.training.hardware import VOCABULARY, Hardware
 from flashtrain.training.optimizers import HALF, MasterWeights, adamw, lamb, muon
 from flashtrain.training.steps import constant_with_warmup, cosine_with_warmup, linear_with_warmup
 
@@ -69,6 +69,13 @@ def build_files(settings: DataSettings) -> TextSource:
         encoding=settings.encoding,
         longest_document=settings.longest_document,
     )
+
+
+@register("source", "tokens")
+def build_token_files(settings: DataSettings) -> TokenSource:
+    from flashtrain.data.token_files import TokenFiles
+
+    return TokenFiles(str(settings.path), dtype=settings.dtype, end_of_text=settings.end_of_text)
 
 
 @register("source", "hub")
@@ -136,8 +143,8 @@ def build_constant(
     return constant_with_warmup(optimizer, _warmup(settings, total_steps))
 
 
-def make_source(settings: Settings) -> TextSource:
-    """The text source that `data` names."""
+def make_source(settings: Settings) -> TextSource | TokenSource:
+    """The source that `data` names."""
     return component("source", settings.data.source)(settings.data)
 
 
@@ -145,6 +152,15 @@ def make_tokenizer_spec(settings: Settings) -> TokenizerSpec:
     """Which tokenizer to make; a `bpe` is trained on the source, the others come as they are."""
     data = settings.data
     return TokenizerSpec(kind=data.tokenizer, vocab_size=data.vocab_size, vocab=data.vocab, merges=data.merges)
+
+
+def vocabulary_of(data: DataSettings) -> int:
+    """How many tokens `data.tokenizer` has, as it is known before any text is read. Raises UserError."""
+    if data.tokenizer in VOCABULARY:
+        return VOCABULARY[data.tokenizer]
+    if data.tokenizer in TOKENIZERS:
+        return data.vocab_size
+    return huggingface_tokenizer(data.tokenizer).vocab_size
 
 
 def make_model(settings: Settings, *, vocab_size: int, attention: str) -> Trainable:

@@ -17,7 +17,7 @@ GPT2 = ["data.vocab=v.json", "data.merges=m.txt"]
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["data.path=BOOKS"], r"data\.path=BOOKS is for data=files, and this is data=stdlib"),
+        (["data.path=BOOKS"], r"data\.path=BOOKS is for data=files or data=tokens, and this is data=stdlib"),
         (["data.text_column=body"], r"data\.text_column=body is for data=files or data=hub"),
         (["data.name=x"], r"data\.name=x is for data=hub"),
         (["data.encoding=latin-1"], r"data\.encoding=latin-1 is for data=files"),
@@ -25,7 +25,7 @@ GPT2 = ["data.vocab=v.json", "data.merges=m.txt"]
         ([*FILES, "data.split=test"], r"data\.split=test is for data=hub"),
         ([*FILES, "data.config=en"], r"data\.config=en is for data=hub"),
         ([*FILES, "+data.options.depth=3"], r"data\.options=.* is for data=SOURCE, one that a program"),
-        ([*HUB, "data.path=BOOKS"], r"data\.path=BOOKS is for data=files, and this is data=hub"),
+        ([*HUB, "data.path=BOOKS"], r"data\.path=BOOKS is for data=files or data=tokens, and this is data=hub"),
         ([*HUB, "data.longest_document=10"], r"data\.longest_document=10 is for data=files"),
         (["data.tokenizer=bytes", *GPT2], r"data\.vocab=v\.json is for data\.tokenizer=gpt2"),
         ([*FILES, "data.encoding=rot13"], r"unknown data\.encoding 'rot13'"),
