@@ -130,8 +130,12 @@ class TokenFiles:
                     f"{file.path} holds token {least if least < 0 else most}, and the vocabulary has "
                     f"{known.vocab_size:,}: name its data.tokenizer, or data.vocab_size where it has none."
                 )
-        folder = self.path if self.path.is_dir() else None
-        return OpenTokenFiles(self.path, tuple(files), [ends for *_, ends in seen], known, folder, end >= 0)
+        root = self.path if self.path.is_dir() else None
+        opened = OpenTokenFiles(self.path, tuple(files), [ends for *_, ends in seen], known, root, end >= 0)
+        names = [file.path.name for file, out in zip(files, opened.held_out, strict=True) if out]
+        if names:
+            log.info("held out: %s", ", ".join(names))
+        return opened
 
     def _tokenizer(self, tokenizer: TokenizerSpec | Tokenizer) -> Tokenizer:
         if not isinstance(tokenizer, TokenizerSpec):
@@ -185,10 +189,16 @@ class OpenTokenFiles:
         begins = np.cumsum([0, *(file.tokens for file in self.files)])
         return np.concatenate([[0], *(begin + ends for begin, ends in zip(begins, self.ends, strict=False))])
 
+    @cached_property
+    def held_out(self) -> list[bool]:
+        """Of each file, whether its name says that it validates; of none where all or none say so."""
+        named = [self.root is not None and is_held_out(file.path.relative_to(self.root)) for file in self.files]
+        return named if not all(named) else [False] * len(named)
+
     def split(self, *, fraction: float, context: int) -> Split:
         """As split_documents, but that files named for it are held out, if there are some beside others."""
-        held = [self.root is not None and is_held_out(file.path.relative_to(self.root)) for file in self.files]
-        if fraction == 0 or not any(held) or all(held):
+        held = self.held_out
+        if fraction == 0 or not any(held):
             return split_documents(self.offsets, fraction=fraction, context=context)
         mask = np.repeat(held, [len(ends) for ends in self.ends])
         begins, ends = self.offsets[:-1], self.offsets[1:]
@@ -199,7 +209,6 @@ class OpenTokenFiles:
                     f"the files in {self.root} have {spans.tokens:,} tokens {name}, fewer than the {context + 1:,} of "
                     f"one sample with context={context}."
                 )
-        log.info("held out: %s", ", ".join(file.path.name for file, out in zip(self.files, held, strict=True) if out))
         return Split(*sides)
 
 

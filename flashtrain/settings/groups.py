@@ -28,12 +28,12 @@ HEEDED_BY = {
     "end_of_text": "data=tokens",
     "name": "data=hub",
     "config": "data=hub",
-    "split": "data=hub",
+    "split": "data=files or data=hub",
     "streaming": "data=hub",
     "text_column": "data=files or data=hub",
     "encoding": "data=files",
     "longest_document": "data=files",
-    "options": "data=SOURCE, one that a program of your own registered",
+    "options": "data=hub or data=SOURCE, one that a program of your own registered",
     "vocab": "data.tokenizer=gpt2",
     "merges": "data.tokenizer=gpt2",
 }
@@ -101,7 +101,7 @@ class DataSettings:
     end_of_text: int | None = None  # of data=tokens: the id between documents; null: the tokenizer's
     name: str | None = None  # of data=hub: the dataset
     config: str | None = None  # of data=hub: the dataset's configuration
-    split: str = "train"  # of data=hub: the dataset's split
+    split: str = "train"  # of data=hub, and of data=files a folder of save_to_disk: the dataset's split
     text_column: str = "text"  # the field of .jsonl lines, .parquet rows and hub datasets that holds the text
     encoding: str = UTF_8
     longest_document: int = DEFAULT_LONGEST

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
@@ -63,8 +64,16 @@ def build_standard_library(settings: DataSettings) -> TextSource:
 
 @register("source", "files")
 def build_files(settings: DataSettings) -> TextSource:
+    path = str(settings.path)
+    if any((Path(path).expanduser() / name).is_file() for name in ("state.json", "dataset_dict.json")):
+        from flashtrain.data.hub_source import SavedDataset, is_saved_dataset
+
+        if is_saved_dataset(path):
+            return SavedDataset(path, settings.split, settings.text_column)
+    if settings.split != DataSettings.split:
+        raise UserError(f"data.split={settings.split} is of a dataset, and {path} is none that save_to_disk wrote.")
     return FilesSource(
-        str(settings.path),
+        path,
         text_column=settings.text_column,
         encoding=settings.encoding,
         longest_document=settings.longest_document,
@@ -88,6 +97,7 @@ def build_hub(settings: DataSettings) -> TextSource:
         text_column=settings.text_column,
         config=settings.config,
         streaming=settings.streaming,
+        options=settings.options,
     )
 
 
