@@ -56,7 +56,8 @@ class ResumableDataModule(pl.LightningDataModule):
     def _training(self, samples: Samples) -> ResumableLoader:
         """The run's micro-batches of these samples for this device."""
         world_size, rank = self._place()
-        sampler = StepSampler(
+        make: Any = getattr(samples, "sampler", StepSampler)
+        sampler = make(
             len(samples),
             batch_size=self.batch_size,
             total_steps=self.total_steps,
@@ -228,8 +229,16 @@ class TextDataModule(ResumableDataModule):
             return []
         return self._once(self._samples(held_out), self.validation_samples, self.validation_batch or self.batch_size)
 
+    def epochs_of_parts(self, samples: int) -> str | None:
+        """How often so many samples read each source of a mixture, in words; None of a single source. Needs setup()."""
+        found: Any = self._samples(self.split.training)
+        return found.epochs(samples) if hasattr(found, "epochs") else None
+
     def _samples(self, spans: Spans) -> PackedSamples:
         cache = self.cache
+        mixed = getattr(cache, "samples", None)
+        if mixed is not None:
+            return mixed(spans, self.context, self.document_mask, in_proportion=spans is self.split.validation)
         return PackedSamples(
             cache.tokens_path,
             cache.meta.dtype,

@@ -11,8 +11,9 @@ import hashlib
 import logging
 import os
 import platform
+import re
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -35,15 +36,17 @@ TYPICAL_RATIO = {".gz": 3.0, ".xz": 3.5, ".zst": 3.0, ".parquet": 2.0}
 """Bytes of text in a byte of file, roughly, for English and code."""
 
 LONGEST = "data.longest_document"
+ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*(?:::|://)")  # s3://..., and zip://...::s3://...
 
 
 class FilesSource:
     """A file, or every readable file below a folder in the order of their paths; hidden files are left out.
 
-    path: file or folder. text_column: the field of .jsonl objects and .parquet rows that holds the text; rows where
-    it is null are left out. encoding: of .txt, .md and .jsonl (text_encoding.check_encoding); in the first two, bytes
-    that are not of it become U+FFFD, with one logged line naming the file and their number. longest_document: bytes,
-    uncompressed, of a text file, a line of .jsonl or a text in .parquet: what is in memory at once.
+    path: file or folder, or an address that fsspec reads ("s3://bucket/folder"). text_column: the field of .jsonl
+    objects and .parquet rows that holds the text; rows where it is null are left out. encoding: of .txt, .md and .jsonl
+    (text_files.check_encoding); in the first two, bytes that are not of it become U+FFFD, with one logged line naming
+    the file and their number. longest_document: bytes, uncompressed, of a text file, a line of .jsonl or a text in
+    .parquet: what is in memory at once.
     Raises UserError for a missing path, no readable file, a malformed file or line, a missing column, too long a
     document, an unknown encoding, and a file of which more than 1% is no text.
     """
@@ -56,6 +59,7 @@ class FilesSource:
         encoding: str = UTF_8,
         longest_document: int = DEFAULT_LONGEST,
     ) -> None:
+        self.address = path if isinstance(path, str) and ADDRESS.match(path) else None
         self.path = Path(path).expanduser()
         self.text_column = text_column
         self.encoding = check_encoding(encoding)
@@ -63,31 +67,52 @@ class FilesSource:
         self._told: set[Path] = set()  # files whose replaced bytes were told of: they are read more than once
 
     def describe(self) -> str:
+        if self.address is not None:
+            return f"files at {self.address}"
         return f"files in {self.path}" if self.path.is_dir() else f"file {self.path}"
 
     def fingerprint(self) -> str:
         encoding = "" if self.encoding == UTF_8 else f"\nencoding {self.encoding}"
-        base = self.path if self.path.is_dir() else self.path.parent
-        from flashtrain.files.contents import hash_of_contents  # when text is read: not for help or a plan
-
-        try:
-            contents = hash_of_contents(base, self._files())
-        except OSError as error:
-            raise UserError(f"cannot read {error.filename or base}: {one_line(error)}.") from error
+        files = self._files()
+        if self.address is not None:
+            contents = repr([(file.relative, file.size, file.version) for file in files])
+        else:
+            contents = self._contents(files)
         return hashlib.sha256(f"files {self.text_column}{encoding}\n{contents}".encode()).hexdigest()
 
+    def _contents(self, files: Sequence[Any]) -> str:
+        from flashtrain.files.contents import hash_of_contents  # when text is read: not for help or a plan
+
+        base = self.path if self.path.is_dir() else self.path.parent
+        try:
+            return hash_of_contents(base, files)
+        except OSError as error:
+            raise UserError(f"cannot read {error.filename or base}: {one_line(error)}.") from error
+
     def documents(self) -> Iterator[str]:
+        # Clients of far file systems have errors of their own.
+        errors: tuple[type[Exception], ...] = BROKEN_FILE_ERRORS if self.address is None else (Exception,)
         for path in self._files():
             try:
                 yield from self._read(path)
-            except BROKEN_FILE_ERRORS as error:
+            except UserError:
+                raise
+            except errors as error:
                 raise UserError(f"cannot read {path}: {one_line(error)}.") from error
 
     def approximate_bytes(self) -> int:
         ratio = (TYPICAL_RATIO.get(path.suffix.lower(), 1.0) * path.stat().st_size for path in self._files())
         return round(sum(ratio))
 
-    def _files(self) -> list[Path]:
+    def _files(self) -> list[Any]:
+        """Paths, or what stands for them of an address."""
+        if self.address is not None:
+            from flashtrain.files.addresses import remote_files
+
+            there = [file for file in remote_files(self.address) if _format(file) is not None]
+            if not there:
+                raise UserError(f"no readable file at {self.address}; what is read: {READABLE}.")
+            return there
         if self.path.is_file():
             if _format(self.path) is None:
                 raise UserError(f"{self.path} is of no format that is read: {READABLE}.")
@@ -142,7 +167,7 @@ class FilesSource:
                 yield row[self.text_column]
 
 
-def _format(path: Path) -> str | None:
+def _format(path: Any) -> str | None:
     """Which of FORMATS the file has by its name, compression aside; None when it is not read."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if not suffixes:
@@ -248,7 +273,8 @@ class StandardLibrarySource:
     def approximate_bytes(self) -> int:
         return sum(path.stat().st_size for path in self._files())
 
-    def _files(self) -> list[Path]:
+    def _files(self) -> list[Any]:
+        """Paths, or what stands for them of an address."""
         skipped = NOT_STANDARD_LIBRARY if self.include_tests else NOT_STANDARD_LIBRARY | TEST_FOLDERS
         found = []
         for folder, subfolders, names in os.walk(self.folder):

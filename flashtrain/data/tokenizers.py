@@ -287,7 +287,7 @@ def make_tokenizer(spec: TokenizerSpec, source: TextSource) -> Tokenizer:
     if spec.kind == "bytes":
         return ByteTokenizer()
     if spec.kind == "bpe":
-        return BPETokenizer.train(_first_bytes(source.documents(), spec.sample_bytes), spec.vocab_size)
+        return BPETokenizer.train(first_bytes(source.documents(), spec.sample_bytes), spec.vocab_size)
     if spec.kind == NONE:
         raise UserError("data.tokenizer=none is for data=tokens: text needs a tokenizer.")
     if spec.kind != "gpt2":
@@ -365,7 +365,8 @@ def _kind(path: Path) -> str | None:
     return kind if isinstance(kind, str) else None
 
 
-def _first_bytes(documents: Iterable[str], limit: int) -> Iterator[str]:
+def first_bytes(documents: Iterable[str], limit: int) -> Iterator[str]:
+    """The documents up to so many bytes, the last one cut."""
     taken = 0
     for document in documents:
         if taken >= limit:

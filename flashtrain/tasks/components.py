@@ -87,6 +87,16 @@ def build_token_files(settings: DataSettings) -> TokenSource:
     return TokenFiles(str(settings.path), dtype=settings.dtype, end_of_text=settings.end_of_text)
 
 
+@register("source", "mixture")
+def build_mixture(settings: DataSettings) -> TokenSource:
+    from flashtrain.data.mixture import MixtureSource
+
+    found = {}
+    for name, (part, weight) in settings.parts().items():
+        found[name] = (component("source", part.source)(part), weight)
+    return MixtureSource(found)
+
+
 @register("source", "hub")
 def build_hub(settings: DataSettings) -> TextSource:
     from flashtrain.data.hub_source import HubSource

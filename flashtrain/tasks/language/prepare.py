@@ -95,6 +95,8 @@ def prepare(settings: Settings, hardware: Hardware) -> Prepared:
     model.save_memory(batching.savings)
     description = describe_model(model, settings, vocab_size=data.tokenizer.vocab_size)
     said = [data.describe(), describe(settings, hardware, model, batching)]
+    epochs = data.epochs_of_parts(settings.trainer.steps * settings.samples_per_step)
+    said += [epochs] if epochs else []
     if data.validation_tokens:
         asked, every = settings.data.validation_tokens, settings.trainer.validate_every
         said.append(describe_validation(data.held_out_rows, asked, every, "data.validation_tokens"))
