@@ -53,8 +53,13 @@ def main() -> None:
     logging.raiseExceptions = False  # on a full disk every line of the log would be a traceback
     interrupted = CtrlC()
     try:
-        sys.argv[1:] = plain_words(sys.argv[1:])
-        status = _command(sys.argv[1:])
+        if sys.argv[1:2] == ["cache"]:
+            from flashtrain.command.cache import run_cache
+
+            status = run_cache(sys.argv[2:])
+        else:
+            sys.argv[1:] = plain_words(sys.argv[1:])
+            status = _command(sys.argv[1:])
     except (Exception, KeyboardInterrupt) as error:
         # An import that is broken off fails in whatever way the library has.
         status, line = (130, "stopped by Ctrl-C") if interrupted else (2, _one_line(error))

@@ -35,6 +35,7 @@ Often used settings:
   pathfinder.side=256             recipe=pathfinder-preview: also .seed=1 .contour=easy .preview=24 (images drawn)
   -m context=1024,2048,4096       a sweep: one fresh process a job, then one table and one figure
 
+python -m flashtrain cache lists the token files that were made of texts; cache clear KEY, or all, removes them.
 Everything that can be set: python -m flashtrain recipe=NAME --cfg job, or flashtrain/settings/settings.py.
 Your own recipes: a folder of YAML files named in the environment variable FLASHTRAIN_RECIPES.\
 """

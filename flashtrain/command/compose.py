@@ -151,8 +151,10 @@ def apply_demo(settings: Settings, overrides: Sequence[str]) -> Settings:
     """The same settings with the recipe's demo in place, except where the command line says otherwise."""
     given, known = override_keys(overrides), set(setting_names())
     changed = settings_config(settings)
+    # Which tokens a token file holds is no choice.
+    kept = given | ({"data.tokenizer", "data.vocab_size"} if settings.data.source == "tokens" else set())
     for name, value in settings.demo.items():
-        if name not in given:
+        if name not in kept:
             if name not in known:
                 raise unknown_setting(name)
             OmegaConf.update(changed, name, value)

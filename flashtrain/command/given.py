@@ -54,7 +54,9 @@ def _own_component(group: str, *builtin: str) -> Rule:
     def own(settings: Settings) -> bool:
         return getattr(getattr(settings, group), key) not in builtin
 
-    return Rule(f"{group}.options", own, f"a {group} that a program of your own registered, and not by {group}'s own")
+    also = "data=hub and " if group == "data" else ""
+    by = f"{also}a {group} that a program of your own registered, and not by {group}'s own"
+    return Rule(f"{group}.options", own, by)
 
 
 def _of_trainer(names: str, heeded: Condition) -> Rule:
@@ -142,7 +144,7 @@ TRAINING_RULES = (
         "trainer.strategy=context",
     ),
     _own_component("model", "gpt2", "modern", "plain"),
-    _own_component("data", "stdlib", "files", "hub"),
+    _own_component("data", "stdlib", "files", "tokens"),
     _own_component("optimizer", "adamw", "lamb", "muon"),
     _own_component("schedule", "constant", "cosine", "linear"),
 )

@@ -12,6 +12,7 @@ B micro-batch on this device, S sequence (context).
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch.utils.data import DataLoader
 
 from flashtrain.data.loader import FixedSampler, ResumableLoader, Samples, StepSampler, evaluation_loader
 from flashtrain.data.packing import Batch, PackedSamples, Spans, Split, split_documents
-from flashtrain.data.sources import TextSource, make_source
+from flashtrain.data.sources import TextSource, TokenSource, make_source
 from flashtrain.data.token_builder import open_or_build
 from flashtrain.data.token_cache import TokenCache
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec
@@ -55,7 +56,8 @@ class ResumableDataModule(pl.LightningDataModule):
     def _training(self, samples: Samples) -> ResumableLoader:
         """The run's micro-batches of these samples for this device."""
         world_size, rank = self._place()
-        sampler = StepSampler(
+        make: Any = getattr(samples, "sampler", StepSampler)
+        sampler = make(
             len(samples),
             batch_size=self.batch_size,
             total_steps=self.total_steps,
@@ -91,8 +93,10 @@ class ResumableDataModule(pl.LightningDataModule):
 class TextDataModule(ResumableDataModule):
     """Packed batches (flashtrain.data.packing.Batch) of a corpus for next-token training.
 
-    source: "stdlib" (the Python standard library's source), the path of a file or folder of text, or a TextSource.
-    tokenizer: "bytes", "bpe" (trained on the corpus), "gpt2", a TokenizerSpec, or a Tokenizer.
+    source: "stdlib" (the Python standard library's source), the path of a file or folder of text, or a TextSource or
+        TokenSource.
+    tokenizer: "bytes", "bpe" (trained on the corpus), "gpt2", a folder's path (tokenizers.huggingface_tokenizer), a
+        TokenizerSpec, or a Tokenizer.
     context: S, in tokens. batch_size: B, rows of a micro-batch on each device.
     total_steps: optimiser steps of the run. accumulate: micro-batches a step, as Trainer(accumulate_grad_batches=).
     seed: of the order of samples. document_mask: see PackedSamples.
@@ -114,7 +118,7 @@ class TextDataModule(ResumableDataModule):
 
     def __init__(
         self,
-        source: str | os.PathLike[str] | TextSource = "stdlib",
+        source: str | os.PathLike[str] | TextSource | TokenSource = "stdlib",
         tokenizer: str | TokenizerSpec | Tokenizer = "bytes",
         context: int = 256,
         batch_size: int = 8,
@@ -152,13 +156,23 @@ class TextDataModule(ResumableDataModule):
     def prepare_data(self) -> None:
         """Build the token file where it is missing. Lightning calls this in one process a machine."""
         if self._cache is None:
-            self._cache = open_or_build(self.source, self.tokenizer_spec, self.cache_dir)
+            if isinstance(self.source, TokenSource):
+                opened = self.source.open_tokens(self.tokenizer_spec, self.cache_dir)
+                if self.document_mask and not opened.has_documents:
+                    raise UserError(
+                        "data.document_mask=true keeps attention within documents, and nothing says where those of the "
+                        "tokens end: say data.end_of_text=ID."
+                    )
+                self._cache = opened
+            else:
+                self._cache = open_or_build(self.source, self.tokenizer_spec, self.cache_dir)
 
     def setup(self, stage: str | None = None) -> None:
         """Open the token file and split it. Again only after another context or fraction was set."""
         self.prepare_data()
         context = self.context if self.split_context is None else max(self.context, self.split_context)
-        self._split = split_documents(self.cache.offsets, fraction=self.validation_fraction, context=context)
+        split = getattr(self.cache, "split", None) or partial(split_documents, self.cache.offsets)
+        self._split = split(fraction=self.validation_fraction, context=context)
 
     @property
     def cache(self) -> TokenCache:
@@ -215,8 +229,16 @@ class TextDataModule(ResumableDataModule):
             return []
         return self._once(self._samples(held_out), self.validation_samples, self.validation_batch or self.batch_size)
 
+    def epochs_of_parts(self, samples: int) -> str | None:
+        """How often so many samples read each source of a mixture, in words; None of a single source. Needs setup()."""
+        found: Any = self._samples(self.split.training)
+        return found.epochs(samples) if hasattr(found, "epochs") else None
+
     def _samples(self, spans: Spans) -> PackedSamples:
         cache = self.cache
+        mixed = getattr(cache, "samples", None)
+        if mixed is not None:
+            return mixed(spans, self.context, self.document_mask, in_proportion=spans is self.split.validation)
         return PackedSamples(
             cache.tokens_path,
             cache.meta.dtype,

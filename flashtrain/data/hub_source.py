@@ -8,7 +8,7 @@ import importlib
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -16,13 +16,22 @@ from typing import Any
 
 from flashtrain.data.text_files import one_line
 from flashtrain.errors import UserError
+from flashtrain.files.contents import hash_of_contents
 from flashtrain.files.disk import default_cache_dir
-from flashtrain.files.foreign_files import BROKEN_FILE_ERRORS, read_text
+from flashtrain.files.foreign_files import BROKEN_FILE_ERRORS, read_json_object, read_text
 
 log = logging.getLogger(__name__)
 
 HUB_TIMEOUT_SECONDS = 10
 LONGEST_COMMIT = 100  # characters
+SPLITS = "dataset_dict.json"  # in the folder of a DatasetDict
+OWN_SETTINGS = {  # of load_dataset's arguments
+    "path": "say data.name=",
+    "name": "say data.config=",
+    "split": "say data.split=",
+    "streaming": "say data.streaming=",
+    "trust_remote_code": "code of a dataset is never run",
+}
 
 
 class HubSource:
@@ -31,6 +40,7 @@ class HubSource:
     name: as on the hub ("roneneldan/TinyStories"), or a local folder. config: the dataset's configuration, where it
     has several. streaming: read over the network while tokens are written, without a copy of the dataset on disk.
     revision: a branch, tag or commit; the default branch otherwise. max_documents: read the first so many only.
+    options: further arguments of datasets.load_dataset.
 
     The fingerprint holds the commit that the revision stands for. A machine without network uses the commit that it
     saw last, so that a token cache built before (on a login node, say) is found again.
@@ -47,7 +57,12 @@ class HubSource:
         *,
         revision: str | None = None,
         max_documents: int | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
+        self.options = dict(options or {})
+        for option in self.options:
+            if option in OWN_SETTINGS:
+                raise UserError(f"data.options.{option}: {OWN_SETTINGS[option]}.")
         self.name = name
         self.split = split
         self.text_column = text_column
@@ -63,8 +78,11 @@ class HubSource:
         return f"dataset {self.name}{config}, split {self.split}{first}"
 
     def fingerprint(self) -> str:
-        version = _folder_version(Path(self.name)) if Path(self.name).is_dir() else self._commit()
-        parts = ("hub", self.name, self.config, self.split, self.text_column, self.max_documents, version)
+        local = Path(self.name).is_dir()
+        name, version = ("", _folder_version(Path(self.name))) if local else (self.name, self._commit())
+        parts: tuple[Any, ...] = ("hub", name, self.config, self.split, self.text_column, self.max_documents, version)
+        if self.options:
+            parts += (sorted(self.options.items()),)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def documents(self) -> Iterator[str]:
@@ -107,9 +125,13 @@ class HubSource:
             datasets = datasets_library()
             try:
                 self._rows = datasets.load_dataset(
-                    self.name, self.config, split=self.split, streaming=self.streaming, revision=self.revision
+                    self.name,
+                    self.config,
+                    **{"split": self.split, "streaming": self.streaming, "revision": self.revision, **self.options},
                 )
-            except reading_errors() as error:
+            except reading_errors(TypeError) as error:  # TypeError: an option of another kind
+                if isinstance(error, TypeError) and not self.options:
+                    raise
                 raise UserError(
                     f"cannot load {self.describe()}: {one_line(error)}. Check its name, configuration and split, and "
                     "that this machine reaches the hub; text on disk is read with data=files."
@@ -139,6 +161,47 @@ class HubSource:
         return commit
 
 
+class SavedDataset(HubSource):
+    """A folder that `save_to_disk` of the datasets library wrote: a Dataset, or one split of a DatasetDict.
+
+    Raises UserError as HubSource, and for a split that is not there.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], split: str = "train", text_column: str = "text") -> None:
+        super().__init__(os.fspath(folder), split, text_column)
+        self.folder = Path(folder).expanduser()
+        if (self.folder / SPLITS).is_file():
+            splits = read_json_object(self.folder / SPLITS).get("splits")
+            if not isinstance(splits, list) or split not in splits:
+                listed = ", ".join(map(str, splits)) if isinstance(splits, list) else "none"
+                raise UserError(f"the dataset in {folder} has no split '{split}'. Possible: data.split={listed}.")
+            self.folder /= split
+
+    def describe(self) -> str:
+        return f"dataset saved in {self.folder}"
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(f"saved {self.text_column} {_folder_version(self.folder)}".encode()).hexdigest()
+
+    def approximate_bytes(self) -> int | None:
+        return sum(path.stat().st_size for path in self.folder.glob("*.arrow")) or None
+
+    def _load(self) -> Any:
+        if self._rows is None:
+            datasets = datasets_library()
+            try:
+                self._rows = datasets.load_from_disk(str(self.folder))
+            except reading_errors(LookupError, TypeError) as error:  # of a damaged state.json
+                raise UserError(f"cannot read the dataset saved in {self.folder}: {one_line(error)}.") from error
+        return self._rows
+
+
+def is_saved_dataset(folder: str | os.PathLike[str]) -> bool:
+    """Whether `save_to_disk` wrote this folder, by the names of its files."""
+    folder = Path(folder).expanduser()
+    return (folder / SPLITS).is_file() or all((folder / name).is_file() for name in ("state.json", "dataset_info.json"))
+
+
 def datasets_library() -> ModuleType:
     """Hugging Face's `datasets`. UserError where it is not installed."""
     try:
@@ -157,11 +220,11 @@ def _ask_hub(name: str, revision: str | None) -> str:
     return str(info.sha)
 
 
-def reading_errors() -> tuple[type[Exception], ...]:
+def reading_errors(*more: type[Exception]) -> tuple[type[Exception], ...]:
     """What datasets and huggingface_hub raise for names, versions, files and networks that fail them."""
     import huggingface_hub.errors
 
-    errors: list[type[Exception]] = [*BROKEN_FILE_ERRORS, ValueError, huggingface_hub.errors.HfHubHTTPError]
+    errors: list[type[Exception]] = [*more, *BROKEN_FILE_ERRORS, ValueError, huggingface_hub.errors.HfHubHTTPError]
     try:
         import datasets.exceptions
         import pyarrow
@@ -185,8 +248,4 @@ def _remembered_commit(path: Path) -> str | None:
 
 
 def _folder_version(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        status = path.stat()
-        digest.update(f"\n{path.relative_to(folder).as_posix()} {status.st_size} {status.st_mtime_ns}".encode())
-    return digest.hexdigest()
+    return hash_of_contents(folder, sorted(path for path in folder.rglob("*") if path.is_file()))

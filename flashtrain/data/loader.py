@@ -28,10 +28,11 @@ from flashtrain.files.foreign_files import is_count
 PERMUTATIONS_KEPT = 2
 
 
-def epoch_order(samples: int, seed: int, epoch: int) -> np.ndarray:
-    """(samples,) unsigned: the order in which an epoch reads its samples, a random permutation."""
+def epoch_order(samples: int, seed: int, epoch: int, *of: int) -> np.ndarray:
+    """(samples,) unsigned: the order in which an epoch reads its samples, a random permutation. of: of what, if of one
+    of several."""
     # RandomState's stream is frozen: a run resumed under another version of numpy reads the same samples.
-    random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence((seed, epoch))))
+    random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence((seed, epoch, *of))))
     order = np.arange(samples, dtype=np.uint32 if samples < 2**32 else np.uint64)
     random.shuffle(order)
     return order
@@ -94,13 +95,20 @@ class StepSampler(DistributedSampler):
         """(batch_size,) int64: the samples that this device reads in a micro-batch, counted from the run's first."""
         step, within = divmod(micro_batch, self.accumulate)
         first = self.first_number(step) + (within * self.num_replicas + self.rank) * self.batch_size
-        numbers = first + np.arange(self.batch_size)
+        return self.chosen(first + np.arange(self.batch_size))
+
+    def chosen(self, numbers: np.ndarray) -> np.ndarray:
+        """The samples that these numbers of the run stand for."""
         epochs, places = np.divmod(numbers, self.samples)
         chosen = np.empty_like(numbers)
         for epoch in np.unique(epochs):
             of_epoch = epochs == epoch
             chosen[of_epoch] = self._permutation(int(epoch))[places[of_epoch]]
         return chosen
+
+    def noted(self) -> dict[str, int]:
+        """What else a checkpoint says of the stream of samples."""
+        return {}
 
     def _permutation(self, epoch: int) -> np.ndarray:
         if epoch not in self._permutations:
@@ -231,6 +239,7 @@ class ResumableLoader(DataLoader[Any]):
             "context": self.packed.context,
             "samples": self.steps.samples,
             "tokens": self.packed.tokens,
+            **self.steps.noted(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -245,7 +254,7 @@ class ResumableLoader(DataLoader[Any]):
         changed = [
             f"{name} {state_dict[name]} -> {now}"
             for name, now in self.state_dict().items()
-            if name in ("seed", "context", "samples", "tokens") and state_dict[name] != now
+            if name in ("seed", "context", "samples", "tokens", "mixture") and state_dict[name] != now
         ]
         if changed:
             log.warning("resuming on other data than before (%s): samples may repeat", ", ".join(changed))

@@ -14,7 +14,7 @@ from flashtrain.data.loader import evaluation_loader
 from flashtrain.data.masked_samples import ROUNDED_TO, MaskedSamples
 from flashtrain.data.masking import MaskedBatch, Pieces, TokenBreaks, split_pieces
 from flashtrain.data.packing import Spans
-from flashtrain.data.sources import TextSource
+from flashtrain.data.sources import TextSource, TokenSource
 from flashtrain.data.token_budget import Cost, TokenBudgetPlan
 from flashtrain.data.token_budget_loader import RowsOnce, TokenBudgetLoader, TokenBudgetSampler
 from flashtrain.data.tokenizers import SpecialTokens, Tokenizer, TokenizerSpec
@@ -40,7 +40,7 @@ class MaskedTextDataModule(TextDataModule):
 
     def __init__(
         self,
-        source: str | os.PathLike[str] | TextSource = "stdlib",
+        source: str | os.PathLike[str] | TextSource | TokenSource = "stdlib",
         tokenizer: str | TokenizerSpec | Tokenizer = "bytes",
         context: int = 512,
         token_budget: int = 8192,
@@ -86,6 +86,8 @@ class MaskedTextDataModule(TextDataModule):
             num_workers=num_workers,
             cache_dir=cache_dir,
         )
+        if isinstance(self.source, TokenSource):
+            raise UserError(f"masked samples are pieces of text, and the source is {self.source.describe()}.")
 
     @property
     def special(self) -> SpecialTokens:

@@ -21,7 +21,7 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, Protocol, TypedDict
 
 import numpy as np
 import torch
@@ -62,6 +62,14 @@ class Spans(NamedTuple):
     @property
     def tokens(self) -> int:
         return int((self.ends - self.begins).sum())
+
+
+class Mappable(Protocol):
+    """Tokens on disk, cheap to send to worker processes."""
+
+    def mapped(self) -> Any:
+        """The tokens, of which slices are read."""
+        ...
 
 
 class Split(NamedTuple):
@@ -140,7 +148,8 @@ def _leaves_enough(total: int, held: int, fraction: float, sample: int) -> bool:
 class PackedSamples(Dataset[Batch]):
     """The samples of one split; indexed by a sequence of sample numbers, it gives them as one Batch.
 
-    tokens_path, dtype: the token file. spans: the split's documents in it. context: S.
+    tokens_path, dtype: the token file, or what maps several and knows their types. spans: the split's documents in it.
+    context: S.
     document_mask: positions restart at each document, and the label that would be the next document's first token is
     -100; without it rows are plain text with end_of_text in between. `documents` are given either way.
     vocab_size: ids are below it (None: not checked).
@@ -151,7 +160,7 @@ class PackedSamples(Dataset[Batch]):
 
     def __init__(
         self,
-        tokens_path: str | os.PathLike[str],
+        tokens_path: str | os.PathLike[str] | Mappable,
         dtype: str,
         spans: Spans,
         context: int,
@@ -159,7 +168,7 @@ class PackedSamples(Dataset[Batch]):
         *,
         vocab_size: int | None = None,
     ) -> None:
-        self.tokens_path = Path(tokens_path)
+        self.tokens_path = Path(tokens_path) if isinstance(tokens_path, (str, os.PathLike)) else tokens_path
         self.dtype = dtype
         self.context = context
         self.document_mask = document_mask
@@ -172,7 +181,7 @@ class PackedSamples(Dataset[Batch]):
         self._run_begins = spans.begins[first]
         self._run_stream_ends = self._ends[last]
         self._run_stream_begins = np.concatenate([[0], self._run_stream_ends[:-1]])
-        self._tokens: np.ndarray | None = None
+        self._tokens: Any = None
         self.tokens = int(self._ends[-1])
         if self.tokens < context + 1:
             raise UserError(
@@ -223,8 +232,10 @@ class PackedSamples(Dataset[Batch]):
     def _read(self, begin: int, out: np.ndarray) -> None:
         """Copy the stream's tokens from `begin` on into out."""
         if self._tokens is None:
+            path = self.tokens_path
             # The plain array: slices of numpy's memmap class cost ten times as much to make.
-            self._tokens = np.asarray(np.memmap(self.tokens_path, dtype=self.dtype, mode="r"))
+            mapped = np.asarray(np.memmap(path, self.dtype, "r")) if isinstance(path, Path) else path.mapped()
+            self._tokens = mapped
         run = int(np.searchsorted(self._run_stream_ends, begin, side="right"))
         filled = 0
         while filled < len(out):

@@ -11,10 +11,11 @@ import hashlib
 import logging
 import os
 import platform
+import re
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from flashtrain.data.text_files import UTF_8, check_encoding, decode_text, json_lines, one_line, parquet_rows
 from flashtrain.errors import UserError, printable
@@ -35,15 +36,17 @@ TYPICAL_RATIO = {".gz": 3.0, ".xz": 3.5, ".zst": 3.0, ".parquet": 2.0}
 """Bytes of text in a byte of file, roughly, for English and code."""
 
 LONGEST = "data.longest_document"
+ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*(?:::|://)")  # s3://..., and zip://...::s3://...
 
 
 class FilesSource:
     """A file, or every readable file below a folder in the order of their paths; hidden files are left out.
 
-    path: file or folder. text_column: the field of .jsonl objects and .parquet rows that holds the text; rows where
-    it is null are left out. encoding: of .txt, .md and .jsonl (text_encoding.check_encoding); in the first two, bytes
-    that are not of it become U+FFFD, with one logged line naming the file and their number. longest_document: bytes,
-    uncompressed, of a text file, a line of .jsonl or a text in .parquet: what is in memory at once.
+    path: file or folder, or an address that fsspec reads ("s3://bucket/folder"). text_column: the field of .jsonl
+    objects and .parquet rows that holds the text; rows where it is null are left out. encoding: of .txt, .md and .jsonl
+    (text_files.check_encoding); in the first two, bytes that are not of it become U+FFFD, with one logged line naming
+    the file and their number. longest_document: bytes, uncompressed, of a text file, a line of .jsonl or a text in
+    .parquet: what is in memory at once.
     Raises UserError for a missing path, no readable file, a malformed file or line, a missing column, too long a
     document, an unknown encoding, and a file of which more than 1% is no text.
     """
@@ -56,6 +59,7 @@ class FilesSource:
         encoding: str = UTF_8,
         longest_document: int = DEFAULT_LONGEST,
     ) -> None:
+        self.address = path if isinstance(path, str) and ADDRESS.match(path) else None
         self.path = Path(path).expanduser()
         self.text_column = text_column
         self.encoding = check_encoding(encoding)
@@ -63,38 +67,59 @@ class FilesSource:
         self._told: set[Path] = set()  # files whose replaced bytes were told of: they are read more than once
 
     def describe(self) -> str:
+        if self.address is not None:
+            return f"files at {self.address}"
         return f"files in {self.path}" if self.path.is_dir() else f"file {self.path}"
 
     def fingerprint(self) -> str:
-        # Without UTF-8's name: token caches of before there were others are found again.
         encoding = "" if self.encoding == UTF_8 else f"\nencoding {self.encoding}"
-        digest = hashlib.sha256(f"files {self.text_column}{encoding}".encode())
+        files = self._files()
+        if self.address is not None:
+            contents = repr([(file.relative, file.size, file.version) for file in files])
+        else:
+            contents = self._contents(files)
+        return hashlib.sha256(f"files {self.text_column}{encoding}\n{contents}".encode()).hexdigest()
+
+    def _contents(self, files: Sequence[Any]) -> str:
+        from flashtrain.files.contents import hash_of_contents  # when text is read: not for help or a plan
+
         base = self.path if self.path.is_dir() else self.path.parent
-        for path in self._files():
-            status = path.stat()
-            name = path.relative_to(base).as_posix()
-            digest.update(f"\n{name} {status.st_size} {status.st_mtime_ns}".encode("utf-8", "surrogateescape"))
-        return digest.hexdigest()
+        try:
+            return hash_of_contents(base, files)
+        except OSError as error:
+            raise UserError(f"cannot read {error.filename or base}: {one_line(error)}.") from error
 
     def documents(self) -> Iterator[str]:
+        # Clients of far file systems have errors of their own.
+        errors: tuple[type[Exception], ...] = BROKEN_FILE_ERRORS if self.address is None else (Exception,)
         for path in self._files():
             try:
                 yield from self._read(path)
-            except BROKEN_FILE_ERRORS as error:
+            except UserError:
+                raise
+            except errors as error:
                 raise UserError(f"cannot read {path}: {one_line(error)}.") from error
 
     def approximate_bytes(self) -> int:
         ratio = (TYPICAL_RATIO.get(path.suffix.lower(), 1.0) * path.stat().st_size for path in self._files())
         return round(sum(ratio))
 
-    def _files(self) -> list[Path]:
+    def _files(self) -> list[Any]:
+        """Paths, or what stands for them of an address."""
+        if self.address is not None:
+            from flashtrain.files.addresses import remote_files
+
+            there = [file for file in remote_files(self.address) if _format(file) is not None]
+            if not there:
+                raise UserError(f"no readable file at {self.address}; what is read: {READABLE}.")
+            return there
         if self.path.is_file():
             if _format(self.path) is None:
                 raise UserError(f"{self.path} is of no format that is read: {READABLE}.")
             return [self.path]
         if not self.path.is_dir():
             raise UserError(f"no file or folder {self.path} (seen from {Path.cwd()}).")
-        found = sorted(path for path in _walk(self.path) if _format(path) is not None)
+        found = sorted(path for path in files_below(self.path) if _format(path) is not None)
         if not found:
             raise UserError(f"no readable file in {self.path}; what is read: {READABLE}.")
         return found
@@ -142,7 +167,7 @@ class FilesSource:
                 yield row[self.text_column]
 
 
-def _format(path: Path) -> str | None:
+def _format(path: Any) -> str | None:
     """Which of FORMATS the file has by its name, compression aside; None when it is not read."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if not suffixes:
@@ -153,7 +178,7 @@ def _format(path: Path) -> str | None:
     return suffixes[-1] if suffixes[-1] in FORMATS else None
 
 
-def _walk(folder: Path) -> Iterator[Path]:
+def files_below(folder: Path) -> Iterator[Path]:
     """Every file below the folder that is not hidden. Linked folders are followed, each real folder once."""
     seen: set[str] = set()
     for current, subfolders, names in os.walk(folder, followlinks=True):
@@ -204,6 +229,19 @@ class TextSource(Protocol):
         ...
 
 
+@runtime_checkable
+class TokenSource(Protocol):
+    """A source that brings its tokens: nothing is tokenised, and nothing is copied into the cache."""
+
+    def describe(self) -> str:
+        """A few words for people, on one line."""
+        ...
+
+    def open_tokens(self, tokenizer: Any, cache_dir: str | os.PathLike[str] | None) -> Any:
+        """What serves as an open token_cache.TokenCache. tokenizer: as TextDataModule takes it. Raises UserError."""
+        ...
+
+
 class StandardLibrarySource:
     """The Python standard library's own source code, as found on this machine: a document a .py file.
 
@@ -235,7 +273,8 @@ class StandardLibrarySource:
     def approximate_bytes(self) -> int:
         return sum(path.stat().st_size for path in self._files())
 
-    def _files(self) -> list[Path]:
+    def _files(self) -> list[Any]:
+        """Paths, or what stands for them of an address."""
         skipped = NOT_STANDARD_LIBRARY if self.include_tests else NOT_STANDARD_LIBRARY | TEST_FOLDERS
         found = []
         for folder, subfolders, names in os.walk(self.folder):
@@ -249,13 +288,13 @@ class StandardLibrarySource:
         return sorted(found)
 
 
-def make_source(source: str | os.PathLike[str] | TextSource) -> TextSource:
+def make_source(source: str | os.PathLike[str] | TextSource | TokenSource) -> TextSource | TokenSource:
     """A source from its short form: "stdlib", or the path of a file or folder of text. A TextSource stays itself."""
     if isinstance(source, (str, os.PathLike)):
         if os.fspath(source) == "stdlib":
             return StandardLibrarySource()
         return FilesSource(source)
-    if isinstance(source, TextSource):
+    if isinstance(source, (TextSource, TokenSource)):
         return source
     raise UserError(
         f"source={source!r} is no source of text: give 'stdlib', a path, or an object with describe(), "

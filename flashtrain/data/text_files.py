@@ -271,14 +271,14 @@ def parquet_rows(
     # pyarrow believes what a file says of itself: any of these comes of one that says something odd.
     errors = (pyarrow.ArrowException, OSError, ValueError, LookupError, TypeError, ArithmeticError, MemoryError)
     try:
-        with pyarrow.parquet.ParquetFile(path) as table:
+        with pyarrow.parquet.ParquetFile(_opened(path)) as table:
             names = list(columns(table.schema_arrow))
             for name in names:
                 _check_plain(path, name, table.schema_arrow.field(name).type)
             texts = [name for name in names if _holds_text(table.schema_arrow.field(name).type)]
             rows, shared = _plan(path, table.metadata, texts, longest, setting)
         # A long text that many rows share stays one text in memory: as a number in a dictionary, as the file has it.
-        with pyarrow.parquet.ParquetFile(path, read_dictionary=shared) as table:
+        with pyarrow.parquet.ParquetFile(_opened(path), read_dictionary=shared) as table:
             size = UnpackedSize(path)
             for batch in table.iter_batches(batch_size=rows, columns=names):
                 columns_of = [_values(path, batch.column(name), longest, setting, size) for name in names]
@@ -288,6 +288,11 @@ def parquet_rows(
         raise
     except errors as error:
         raise UserError(f"cannot read {path} as parquet: {one_line(error)}.") from error
+
+
+def _opened(path: Any) -> Any:
+    """What pyarrow opens: a path itself, what stands for one opened."""
+    return path if isinstance(path, Path) else path.open("rb")
 
 
 def is_plain(kind: pyarrow.DataType) -> bool:

@@ -9,6 +9,7 @@ import shutil
 import time
 from array import array
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -53,7 +54,7 @@ def open_or_build(
     cannot be written, a full disk, and whatever the source or the tokenizer object to.
     """
     fingerprint = source.fingerprint()
-    folder = folder_of(source, fingerprint, tokenizer, cache_dir)
+    folder = folder_of(fingerprint, tokenizer, cache_dir)
     expected = Expected(fingerprint, tokenizer_key(tokenizer), tokenizer)
     found = open_checked(folder, expected)
     if found is not None:
@@ -116,7 +117,8 @@ def build(source: TextSource, tokenizer: TokenizerSpec | Tokenizer, folder: Path
         raise _disk_full(part, source, written) from error
     finally:
         remove_leftovers(folder)
-    log.info("%s tokens of %s documents written to %s", f"{written.tokens:,}", f"{written.documents:,}", folder)
+    counts = f"{written.tokens:,}", f"{written.documents:,}"
+    log.info("%s tokens of %s documents written to %s (%s)", *counts, folder, written.rate)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -133,16 +135,27 @@ class _Written:
         self.tokens = 0
         self.documents = 0
         self.text_bytes = 0
+        self.begun = time.monotonic()
+
+    @property
+    def rate(self) -> str:
+        """Tokens a second so far, in words."""
+        return f"{self.tokens / max(1e-9, time.monotonic() - self.begun) / 1e6:,.2f}M tokens/s"
 
 
 def _write_tokens(
     documents: Iterable[str], tokenizer: Tokenizer, part: Path, written: _Written, progress: _ProgressLine
 ) -> None:
     written.dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
+    written.begun = time.monotonic()
     offsets = array("q", [0])
     end = np.array([tokenizer.end_of_text], dtype=written.dtype)
-    with (part / "tokens.bin").open("wb") as file:
-        for group in _groups(documents):
+    groups = _groups(documents)
+    group = next(groups, None)
+    with ThreadPoolExecutor(1, "flashtrain-reads") as reader, (part / "tokens.bin").open("wb") as file:
+        while group is not None:
+            # The tokenizers library lets other threads go on: the next group is read while it encodes on all cores.
+            coming = reader.submit(next, groups, None)
             arrays = []
             for ids in tokenizer.encode_batch(group):
                 arrays += [ids.astype(written.dtype), end]
@@ -152,6 +165,7 @@ def _write_tokens(
             _write(file, np.concatenate(arrays))
             written.documents += len(group)
             progress.update(written)
+            group = coming.result()
     np.save(part / "documents.npy", np.frombuffer(offsets, dtype=np.int64), allow_pickle=False)
 
 
@@ -198,16 +212,17 @@ def _disk_full(part: Path, source: TextSource, written: _Written) -> UserError:
     size = written.tokens * np.dtype(written.dtype).itemsize
     expected = source.approximate_bytes()
     if expected and written.text_bytes:
-        need = f"about {_amount(size * max(1.0, expected / written.text_bytes))} are needed"
+        need = f"about {amount(size * max(1.0, expected / written.text_bytes))} are needed"
     else:
-        need = f"more than {_amount(size)} are needed"
+        need = f"more than {amount(size)} are needed"
     return UserError(
-        f"the disk is full: {part.parent} has {_amount(free)} free while a token file is half written, and {need} "
+        f"the disk is full: {part.parent} has {amount(free)} free while a token file is half written, and {need} "
         "in all. Free some, choose another folder with cache_dir, or set FLASHTRAIN_CACHE."
     )
 
 
-def _amount(size: float) -> str:
+def amount(size: float) -> str:
+    """Bytes in words."""
     for unit in ("bytes", "KB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} {unit}"
@@ -242,13 +257,13 @@ class _ProgressLine:
         return self
 
     def update(self, written: _Written) -> None:
-        done = f"{_amount(written.text_bytes)}, {written.tokens / 1e6:,.1f}M tokens"
+        done = f"{amount(written.text_bytes)}, {written.tokens / 1e6:,.1f}M tokens"
         if self._bar is not None:
-            self._bar.update(self._task, completed=written.text_bytes, done=done)
+            self._bar.update(self._task, completed=written.text_bytes, done=f"{done}, {written.rate}")
         elif time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
             share = f" ({min(100, 100 * written.text_bytes // self._total)}%)" if self._total else ""
-            log.info("%s: %s%s", self._what, done, share)
+            log.info("%s: %s%s, %s", self._what, done, share, written.rate)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -13,11 +13,11 @@ source or tokenizer is another folder, and an unchanged one is found again.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
-import re
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -25,7 +25,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flashtrain.data.sources import TextSource
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, load_tokenizer
 from flashtrain.errors import UserError
 from flashtrain.files.disk import default_cache_dir
@@ -42,7 +41,7 @@ SAMPLED_BLOCKS = 256
 BLOCK = 64 * 2**10
 
 
-TOKENS, DOCUMENTS = "tokens.bin", "documents.npy"
+TOKENS, DOCUMENTS, META = "tokens.bin", "documents.npy", "meta.json"
 DTYPES = ("uint16", "uint32")
 
 
@@ -77,13 +76,13 @@ class CacheMeta:
     files: dict[str, dict[str, int | str]]
 
     def write(self, folder: Path) -> None:
-        (folder / "meta.json").write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+        (folder / META).write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
 
     @classmethod
     def read(cls, folder: Path) -> CacheMeta:
         """Raises DamagedCacheError, for a field that is missing, too many, or no builder's."""
         try:
-            told = read_json_object(folder / "meta.json")
+            told = read_json_object(folder / META)
         except UserError as error:
             raise DamagedCacheError(f"meta.json is missing or cannot be understood: {error}") from error
         kinds = {field.name: _META_KINDS.get(str(field.type), dict) for field in fields(cls)}
@@ -158,27 +157,13 @@ def open_cache(folder: str | os.PathLike[str], expected: Expected | None = None)
     return cache
 
 
-def cache_folder(
-    source: TextSource, tokenizer: TokenizerSpec | Tokenizer, cache_dir: str | os.PathLike[str] | None = None
-) -> Path:
-    """Where the cache of this source and tokenizer lies, whether or not it exists yet."""
-    return folder_of(source, source.fingerprint(), tokenizer, cache_dir)
-
-
-def folder_of(
-    source: TextSource,
-    fingerprint: str,
-    tokenizer: TokenizerSpec | Tokenizer,
-    cache_dir: str | os.PathLike[str] | None,
-) -> Path:
+def folder_of(fingerprint: str, tokenizer: TokenizerSpec | Tokenizer, cache_dir: str | os.PathLike[str] | None) -> Path:
+    """Where the cache of a source of this fingerprint lies, whether or not it exists yet."""
     parts = (FORMAT, fingerprint, tokenizer_key(tokenizer))
     digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
-    kind = tokenizer.kind if isinstance(tokenizer, TokenizerSpec) else "tokens"
-    words = re.sub(r"[^a-z0-9]+", "-", source.describe().lower()).strip("-")
+    kind = tokenizer.short_name if isinstance(tokenizer, TokenizerSpec) else "tokens"
     base = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
-    while len(words) > 40 and "-" in words:  # the end of a path says more than its beginning
-        words = words.split("-", 1)[1]
-    return base / f"{words[-40:]}-{kind}-{digest}"
+    return base / f"{kind}-{digest}"  # nothing of the text's place: `flashtrain cache` tells which text it is
 
 
 def tokenizer_key(tokenizer: TokenizerSpec | Tokenizer) -> str:
@@ -201,16 +186,16 @@ def checksum(path: Path) -> str:
     return digest.hexdigest()
 
 
-def check_ids(tokens: np.ndarray, vocab_size: int | None, path: Path) -> None:
+def check_ids(tokens: np.ndarray, vocab_size: int | None, path: object) -> None:
     """Raise UserError where a token is none of the vocabulary's (None: nobody knows how many).
 
     Looking such a one up ends the process on a GPU. A long file was looked at in samples only when it was opened.
     """
     if vocab_size is not None and tokens.size and tokens.max() >= vocab_size:
-        raise UserError(
-            f"{path} holds token {tokens.max()}, and its tokenizer knows {vocab_size:,}: delete the folder "
-            f"{path.parent}, and it is made anew."
-        )
+        remedy = "it changed since the run began."
+        if isinstance(path, Path):
+            remedy = f"delete the folder {path.parent}, and it is made anew."
+        raise UserError(f"{path} holds token {tokens.max()}, and its tokenizer knows {vocab_size:,}: {remedy}")
 
 
 def _largest(tokens: np.ndarray) -> int:
@@ -245,7 +230,10 @@ def open_checked(folder: Path, expected: Expected, *, warn: bool = False) -> Tok
     if not folder.exists():
         return None
     try:
-        return open_cache(folder, expected)
+        found = open_cache(folder, expected)
+        with contextlib.suppress(OSError):  # a cache of somebody else's
+            os.utime(folder / META)  # when it was last used
+        return found
     except DamagedCacheError as damage:
         if warn:
             log.warning("the token cache %s is damaged (%s): building it again", folder, damage)

@@ -35,6 +35,7 @@ __all__ = [
     "Tokenizer",
     "TokenizerSpec",
     "gpt2_tokenizer",
+    "huggingface_tokenizer",
     "load_tokenizer",
     "make_tokenizer",
 ]
@@ -157,6 +158,7 @@ class WordPieceTokenizer:
 
 
 KINDS = ("bytes", "bpe", "gpt2")
+NONE = "none"  # of token files that name no tokenizer
 CONFIG_NAME = "tokenizer_config.json"
 MARK = "flashtrain"  # in that file: {"kind": ...}, what the tokenizer is to flashtrain
 BELOW = "tokenizer"
@@ -243,9 +245,9 @@ class ByteTokenizer:
 class TokenizerSpec:
     """Which tokenizer to make.
 
-    kind: "bytes", "bpe" (trained on the corpus) or "gpt2". vocab_size: how many tokens a trained "bpe" has.
-    vocab, merges: GPT-2's two files; without them they come from the hub. sample_bytes: a "bpe" is trained on the
-    first so many bytes of the corpus.
+    kind: "bytes", "bpe" (trained on the corpus), "gpt2", or a folder's path (huggingface_tokenizer). vocab_size: how
+    many tokens a trained "bpe" has. vocab, merges: GPT-2's two files; without them they come from the hub.
+    sample_bytes: a "bpe" is trained on the first so many bytes of the corpus.
     """
 
     kind: str = "gpt2"
@@ -255,10 +257,15 @@ class TokenizerSpec:
     sample_bytes: int = 200_000_000
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise unknown("tokenizer", self.kind, KINDS)
+        if self.kind not in (*KINDS, NONE) and not Path(self.kind).expanduser().is_dir():
+            raise unknown_tokenizer(self.kind)
         if self.sample_bytes < 1:
             raise UserError(f"sample_bytes={self.sample_bytes} must be at least 1.")
+
+    @property
+    def short_name(self) -> str:
+        """Of any folder "huggingface"."""
+        return self.kind if self.kind in (*KINDS, NONE) else "huggingface"
 
     def key(self) -> str:
         """What decides the ids, as text: equal keys on one corpus give equal tokens. Paths count by their content."""
@@ -266,6 +273,10 @@ class TokenizerSpec:
             return "bytes"
         if self.kind == "bpe":
             return f"bpe {self.vocab_size} of the first {self.sample_bytes} bytes"
+        if self.kind != "gpt2":
+            from flashtrain.data.huggingface_tokenizer import folder_version
+
+            return f"huggingface {folder_version(self.kind)}"
         if self.vocab is None and self.merges is None:
             return "gpt2 from the hub"
         return f"gpt2 {gpt2_files_version(self.vocab, self.merges)}"
@@ -276,8 +287,30 @@ def make_tokenizer(spec: TokenizerSpec, source: TextSource) -> Tokenizer:
     if spec.kind == "bytes":
         return ByteTokenizer()
     if spec.kind == "bpe":
-        return BPETokenizer.train(_first_bytes(source.documents(), spec.sample_bytes), spec.vocab_size)
+        return BPETokenizer.train(first_bytes(source.documents(), spec.sample_bytes), spec.vocab_size)
+    if spec.kind == NONE:
+        raise UserError("data.tokenizer=none is for data=tokens: text needs a tokenizer.")
+    if spec.kind != "gpt2":
+        return huggingface_tokenizer(spec.kind)
     return gpt2_tokenizer(vocab=spec.vocab, merges=spec.merges)
+
+
+def huggingface_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
+    """The tokenizer of a Hugging Face folder: of a model, or one that flashtrain saved or exported. Raises UserError.
+
+    Its own end of text closes the documents. No code in the folder runs.
+    """
+    from flashtrain.data.huggingface_tokenizer import HuggingFaceTokenizer  # most runs need none of it
+
+    if not Path(folder).expanduser().is_dir():
+        raise unknown_tokenizer(os.fspath(folder))
+    folder = Path(folder).expanduser()
+    return load_tokenizer(folder) if holds_tokenizer(folder) else HuggingFaceTokenizer.load(folder)
+
+
+def unknown_tokenizer(given: str) -> UserError:
+    """The error for what is no kind of tokenizer and no folder."""
+    return unknown("tokenizer", given, KINDS, listed=(*KINDS, "a folder with tokenizer.json"))
 
 
 def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
@@ -303,7 +336,20 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
         if found is None:
             raise UserError(f"no tokenizer in {folder}: its file is missing.")
         return found
-    raise unknown("kind of saved tokenizer", kind, ("bytes", "bpe", "wordpiece"))
+    if kind == "huggingface":
+        from flashtrain.data.huggingface_tokenizer import HuggingFaceTokenizer
+
+        return HuggingFaceTokenizer.load(folder)
+    if kind == "ids":
+        from flashtrain.data.token_ids import TokenIds
+
+        return TokenIds.of(read_json_object(path)[MARK], path)
+    raise unknown("kind of saved tokenizer", kind, ("bytes", "bpe", "ids", "wordpiece", "huggingface"))
+
+
+def known_end(tokenizer: Tokenizer) -> int | None:
+    """The id that closes a text; None where token files name neither a tokenizer nor an end."""
+    return tokenizer.end_of_text if tokenizer.end_of_text >= 0 else None
 
 
 def holds_tokenizer(folder: str | os.PathLike[str]) -> bool:
@@ -319,7 +365,8 @@ def _kind(path: Path) -> str | None:
     return kind if isinstance(kind, str) else None
 
 
-def _first_bytes(documents: Iterable[str], limit: int) -> Iterator[str]:
+def first_bytes(documents: Iterable[str], limit: int) -> Iterator[str]:
+    """The documents up to so many bytes, the last one cut."""
     taken = 0
     for document in documents:
         if taken >= limit:

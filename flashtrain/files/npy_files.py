@@ -12,7 +12,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -52,6 +52,23 @@ def map_npy(path: Path, dtype: str, dimensions: int = 1) -> np.ndarray:
         return np.memmap(path, dtype=dtype, mode="r", offset=begin, shape=shape)
     except OSError as error:
         raise DamagedArrayError(f"{path.name} cannot be read: {error.strerror or error}") from error
+
+
+def npy_place(path: Path, dtypes: Sequence[str]) -> tuple[str, int, tuple[int, ...]]:
+    """Which of these types a .npy file of one dimension has, the byte that its content begins at, and its shape.
+
+    Raises DamagedArrayError for any other file, and one that is not as long as its header says; OSError.
+    """
+    with path.open("rb") as file:
+        shape, _, kind = _header(file)
+        begin = file.tell()
+    found = next((name for name in dtypes if kind == np.dtype(name) and kind.fields is None), None)
+    if found is None:
+        raise DamagedArrayError(f"it holds {kind}")
+    _check_shape(shape, False, 1)
+    if path.stat().st_size != begin + math.prod(shape) * kind.itemsize:
+        raise DamagedArrayError("it is not as long as its header says")
+    return found, begin, shape
 
 
 def read_npz(path: Path, wanted: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, np.ndarray]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from flashtrain.data.text_files import UTF_8, check_encoding
@@ -16,23 +17,35 @@ from flashtrain.files.foreign_files import DEFAULT_LONGEST
 ATTENTIONS = ("flash", "sdpa", "standard")
 ACCELERATORS = ("auto", "cpu", "gpu")
 PRECISIONS = ("bf16-mixed", "16-mixed", "32-true", "bf16-true", "64-true")
-TOKENIZERS = ("bytes", "bpe", "gpt2")
-SOURCES = ("stdlib", "files", "hub")
+TOKENIZERS = ("bytes", "bpe", "gpt2", "none")
+SOURCES = ("stdlib", "files", "hub", "tokens", "mixture")
+TOKEN_DTYPES = ("uint16", "uint32")
 # Settings of conf/data that not every source, or not every tokenizer, heeds, and which ones do.
 # (include_tests is not among them: commands of published results name it beside data=files.)
 HEEDED_BY = {
-    "path": "data=files",
+    "path": "data=files or data=tokens",
+    "dtype": "data=tokens",
+    "mixture": "data=mixture",
+    "end_of_text": "data=tokens",
     "name": "data=hub",
     "config": "data=hub",
-    "split": "data=hub",
+    "split": "data=files or data=hub",
     "streaming": "data=hub",
     "text_column": "data=files or data=hub",
     "encoding": "data=files",
     "longest_document": "data=files",
-    "options": "data=SOURCE, one that a program of your own registered",
+    "options": "data=hub or data=SOURCE, one that a program of your own registered",
     "vocab": "data.tokenizer=gpt2",
     "merges": "data.tokenizer=gpt2",
 }
+# What a source of data=mixture may be, and be told.
+PARTS = ("files", "hub", "stdlib", "tokens")
+KINDS_OF_A_PART: dict[str, type] = {
+    "longest_document": int, "streaming": bool, "include_tests": bool, "end_of_text": int, "options": dict,
+}  # fmt: skip
+OF_A_PART = (
+    "source", "weight", "path", "name", "config", "split", "text_column", "encoding", "dtype", *KINDS_OF_A_PART,
+)  # fmt: skip
 # Of the decoders that ship with flashtrain (models/gpt2.py has them with their numbers, and may not be read here).
 DECODERS = ("gpt2", "modern", "plain")
 DECODER_SIZES = ("demo", "124m", "355m", "774m", "1.3b", "1.5b")
@@ -92,17 +105,20 @@ class DataSettings:
     """
 
     source: str = "stdlib"
-    path: str | None = None  # of data=files: a file or a folder
+    path: str | None = None  # of data=files, tokens: a file or a folder
+    dtype: str | None = None  # of data=tokens: of .bin files without a header, uint16 | uint32
+    mixture: Any = None  # of data=mixture: {NAME: {path: ..., weight: 2}, ...}
+    end_of_text: int | None = None  # of data=tokens: the id between documents; null: the tokenizer's
     name: str | None = None  # of data=hub: the dataset
     config: str | None = None  # of data=hub: the dataset's configuration
-    split: str = "train"  # of data=hub: the dataset's split
+    split: str = "train"  # of data=hub, and of data=files a folder of save_to_disk: the dataset's split
     text_column: str = "text"  # the field of .jsonl lines, .parquet rows and hub datasets that holds the text
     encoding: str = UTF_8
     longest_document: int = DEFAULT_LONGEST
     streaming: bool = True  # of data=hub: read while downloading, or download first
     include_tests: bool = True  # of data=stdlib: with the standard library's tests
-    tokenizer: str = "bpe"  # bytes | bpe (trained on the corpus) | gpt2
-    vocab_size: int = 50257  # tokens of data.tokenizer=bpe
+    tokenizer: str = "bpe"  # bytes | bpe (trained on the corpus) | gpt2 | a Hugging Face folder | none (data=tokens)
+    vocab_size: int = 50257  # tokens of data.tokenizer=bpe and none
     vocab: str | None = None  # of data.tokenizer=gpt2: a local vocab.json
     merges: str | None = None  # of data.tokenizer=gpt2: a local merges.txt
     document_mask: bool = False  # attention stays within each document of a packed row, and positions begin anew there
@@ -116,6 +132,8 @@ class DataSettings:
     @property
     def first_words(self) -> str:
         """How a sample begins where no prompt is given: as the text that was trained on may begin."""
+        if self.tokenizer == "none":
+            return "0"  # a token's id
         return "import " if self.source == "stdlib" else "The "
 
     def check(self) -> None:
@@ -125,10 +143,17 @@ class DataSettings:
             raise UserError(
                 "data=hub needs data.name=..., a dataset of the Hugging Face hub such as roneneldan/TinyStories."
             )
-        one_of("data.tokenizer", self.tokenizer, TOKENIZERS)
+        if self.source == "tokens" and not self.path:
+            raise UserError("data=tokens needs data.path=..., a .npy or .bin file of tokens, or a folder of them.")
+        if self.source == "mixture":
+            self._check_mixture()
+        if self.dtype is not None:
+            one_of("data.dtype", self.dtype, TOKEN_DTYPES)
+        if self.end_of_text is not None:
+            at_least("data.end_of_text", self.end_of_text, 0)
+        self._check_tokenizer()
         check_encoding(self.encoding)
         at_least("data.longest_document", self.longest_document, 1)
-        at_least("data.vocab_size", self.vocab_size, 257)
         if (self.vocab is None) != (self.merges is None):
             raise UserError("data.vocab and data.merges belong together: give both files, or neither to use the hub's.")
         for name in unheeded(self):
@@ -143,6 +168,56 @@ class DataSettings:
             at_least("data.split_context", self.split_context, 1)
         if self.workers is not None:
             at_least("data.workers", self.workers, 0)
+
+    def parts(self) -> dict[str, tuple[DataSettings, float]]:
+        """The settings of each source of a mixture, with the tokenizer of all, and its weight. Raises UserError."""
+        found = {}
+        for name, given in (self.mixture or {}).items():
+            where = f"data.mixture.{name}"
+            if not isinstance(given, dict):
+                raise UserError(f"{where}={given} must be settings of a source, such as {{path: FOLDER, weight: 2}}.")
+            odd = [key for key in given if key not in OF_A_PART]
+            if odd:
+                raise unknown(f"setting of {where}", str(odd[0]), OF_A_PART)
+            own = {key: value for key, value in given.items() if key != "weight"}
+            source = own.pop("source", "files" if "path" in own else "hub" if "name" in own else "stdlib")
+            weight = given.get("weight", 1.0)
+            if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < float("inf"):
+                raise UserError(f"{where}.weight={weight} must be a number above 0.")
+            for key, value in own.items():
+                if not isinstance(value, KINDS_OF_A_PART.get(key, str)):
+                    raise UserError(f"{where}.{key}={value} must be {KINDS_OF_A_PART.get(key, str).__name__}.")
+            shared = {key: getattr(self, key) for key in ("tokenizer", "vocab_size", "vocab", "merges")}
+            found[name] = (DataSettings(source=source, **own, **shared), float(weight))
+        return found
+
+    def _check_mixture(self) -> None:
+        if not isinstance(self.mixture, dict) or not self.mixture:
+            raise UserError("data=mixture needs data.mixture={NAME: {path: FOLDER, weight: 2}, OTHER: {path: ...}}.")
+        for name, (part, _) in self.parts().items():
+            try:
+                one_of("source", part.source, PARTS)
+                part.check()
+            except UserError as error:
+                raise UserError(f"data.mixture.{name}: {error}") from error
+
+    def _check_tokenizer(self) -> None:
+        if self.tokenizer not in TOKENIZERS and not Path(self.tokenizer).expanduser().is_dir():
+            listed = (*TOKENIZERS, "a folder with tokenizer.json")
+            raise unknown("data.tokenizer", self.tokenizer, TOKENIZERS, listed=listed)
+        if self.tokenizer == "none" and self.source != "tokens":
+            raise UserError(f"data.tokenizer=none is for data=tokens, and data={self.source} is text.")
+        if self.source != "tokens":
+            at_least("data.vocab_size", self.vocab_size, 257)
+        elif self.tokenizer == "bpe":
+            raise UserError(
+                "data.tokenizer=bpe is trained on text: name the tokenizer that the tokens are of, or none."
+            )
+        elif self.tokenizer == "none" and self.vocab_size < 1:
+            raise UserError(
+                "data=tokens needs to know which tokens there are: say data.tokenizer=gpt2, bytes or a folder with "
+                "tokenizer.json, or data.vocab_size=NUMBER where there is none."
+            )
 
 
 def unheeded(data: DataSettings) -> list[str]:

@@ -7,21 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from torch import nn
 
-from flashtrain.data.sources import FilesSource, StandardLibrarySource, TextSource
-from flashtrain.data.tokenizers import TokenizerSpec
+from flashtrain.data.sources import FilesSource, StandardLibrarySource, TextSource, TokenSource
+from flashtrain.data.tokenizers import TokenizerSpec, huggingface_tokenizer
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.models.trainable import Trainable, as_trainable, check_contract
 from flashtrain.registry import component, register
-from flashtrain.settings.groups import DataSettings, ModelSettings, OptimizerSettings, ScheduleSettings
+from flashtrain.settings.groups import TOKENIZERS, DataSettings, ModelSettings, OptimizerSettings, ScheduleSettings
 from flashtrain.settings.settings import Settings
-from flashtrain.training.hardware import Hardware
+from flashtrain.training.hardware import VOCABULARY, Hardware
 from flashtrain.training.optimizers import HALF, MasterWeights, adamw, lamb, muon
 from flashtrain.training.steps import constant_with_warmup, cosine_with_warmup, linear_with_warmup
 
@@ -63,12 +64,37 @@ def build_standard_library(settings: DataSettings) -> TextSource:
 
 @register("source", "files")
 def build_files(settings: DataSettings) -> TextSource:
+    path = str(settings.path)
+    if any((Path(path).expanduser() / name).is_file() for name in ("state.json", "dataset_dict.json")):
+        from flashtrain.data.hub_source import SavedDataset, is_saved_dataset
+
+        if is_saved_dataset(path):
+            return SavedDataset(path, settings.split, settings.text_column)
+    if settings.split != DataSettings.split:
+        raise UserError(f"data.split={settings.split} is of a dataset, and {path} is none that save_to_disk wrote.")
     return FilesSource(
-        str(settings.path),
+        path,
         text_column=settings.text_column,
         encoding=settings.encoding,
         longest_document=settings.longest_document,
     )
+
+
+@register("source", "tokens")
+def build_token_files(settings: DataSettings) -> TokenSource:
+    from flashtrain.data.token_files import TokenFiles
+
+    return TokenFiles(str(settings.path), dtype=settings.dtype, end_of_text=settings.end_of_text)
+
+
+@register("source", "mixture")
+def build_mixture(settings: DataSettings) -> TokenSource:
+    from flashtrain.data.mixture import MixtureSource
+
+    found = {}
+    for name, (part, weight) in settings.parts().items():
+        found[name] = (component("source", part.source)(part), weight)
+    return MixtureSource(found)
 
 
 @register("source", "hub")
@@ -81,6 +107,7 @@ def build_hub(settings: DataSettings) -> TextSource:
         text_column=settings.text_column,
         config=settings.config,
         streaming=settings.streaming,
+        options=settings.options,
     )
 
 
@@ -136,8 +163,8 @@ def build_constant(
     return constant_with_warmup(optimizer, _warmup(settings, total_steps))
 
 
-def make_source(settings: Settings) -> TextSource:
-    """The text source that `data` names."""
+def make_source(settings: Settings) -> TextSource | TokenSource:
+    """The source that `data` names."""
     return component("source", settings.data.source)(settings.data)
 
 
@@ -145,6 +172,15 @@ def make_tokenizer_spec(settings: Settings) -> TokenizerSpec:
     """Which tokenizer to make; a `bpe` is trained on the source, the others come as they are."""
     data = settings.data
     return TokenizerSpec(kind=data.tokenizer, vocab_size=data.vocab_size, vocab=data.vocab, merges=data.merges)
+
+
+def vocabulary_of(data: DataSettings) -> int:
+    """How many tokens `data.tokenizer` has, as it is known before any text is read. Raises UserError."""
+    if data.tokenizer in VOCABULARY:
+        return VOCABULARY[data.tokenizer]
+    if data.tokenizer in TOKENIZERS:
+        return data.vocab_size
+    return huggingface_tokenizer(data.tokenizer).vocab_size
 
 
 def make_model(settings: Settings, *, vocab_size: int, attention: str) -> Trainable:

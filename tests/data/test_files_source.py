@@ -14,6 +14,7 @@ import zstandard
 
 from flashtrain.data.sources import FilesSource
 from flashtrain.errors import UserError
+from flashtrain.files import contents
 
 ROWS = b'{"text": "one", "n": 1}\n\n{"text": null}\n{"text": "zwei \\u00fc"}\n'
 COMPRESS = {"": lambda data: data, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
@@ -70,7 +71,9 @@ def test_a_byte_order_mark_is_no_text_and_other_encodings_are_repaired_with_a_li
     assert "a.txt" not in caplog.text
 
 
-def test_the_fingerprint_follows_names_sizes_times_and_the_column_but_not_the_folders_place(tmp_path):
+def test_the_fingerprint_follows_names_contents_and_the_column_but_neither_times_nor_the_folders_place(
+    tmp_path, monkeypatch
+):
     folder = tmp_path / "corpus"
     folder.mkdir()
     path = folder / "a.txt"
@@ -79,12 +82,32 @@ def test_the_fingerprint_follows_names_sizes_times_and_the_column_but_not_the_fo
     assert FilesSource(folder).fingerprint() == first
     assert FilesSource(folder, text_column="body").fingerprint() != first
     os.utime(path, ns=(1, 1))
-    touched = FilesSource(folder).fingerprint()
-    assert touched != first
+    assert FilesSource(folder).fingerprint() == first
+    path.write_text("hullo")
+    os.utime(path, ns=(1, 1))  # of the same size and time
+    changed = FilesSource(folder).fingerprint()
+    assert changed != first
     folder.rename(tmp_path / "moved")
-    assert FilesSource(tmp_path / "moved").fingerprint() == touched
+    assert FilesSource(tmp_path / "moved").fingerprint() == changed
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to("moved")
+    for spelled in ("moved", "./moved/", "moved/../moved", "link"):
+        assert FilesSource(spelled).fingerprint() == changed
     (tmp_path / "moved" / "b.txt").write_text("x")
-    assert FilesSource(tmp_path / "moved").fingerprint() != touched
+    assert FilesSource(tmp_path / "moved").fingerprint() != changed
+
+
+def test_a_file_is_read_once_for_its_fingerprint(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("hello")
+    (tmp_path / "b.txt").write_text("hello")
+    first = FilesSource(tmp_path).fingerprint()
+    read, hashed = contents._hash, []
+    monkeypatch.setattr(contents, "_hash", lambda path: hashed.append(path.name) or read(path))
+    assert FilesSource(tmp_path).fingerprint() == first
+    assert hashed == []
+    (tmp_path / "b.txt").write_text("hullo")
+    assert FilesSource(tmp_path).fingerprint() != first
+    assert hashed == ["b.txt"]
 
 
 def test_the_size_estimate_counts_compressed_files_as_more_text(tmp_path):

@@ -9,6 +9,9 @@ import pytest
 from flashtrain.data import hub_source
 from flashtrain.data.hub_source import HubSource
 from flashtrain.errors import UserError
+from flashtrain.settings.groups import DataSettings
+from flashtrain.settings.settings import Settings
+from flashtrain.tasks.components import make_source
 
 datasets = pytest.importorskip("datasets")
 
@@ -98,3 +101,58 @@ def test_the_fingerprint_follows_the_commit_and_offline_the_last_one_seen(monkey
     assert first == first_offline
     assert first != second
     assert second == second_offline
+
+
+def files(path, split="train", **settings):
+    return make_source(Settings(data=DataSettings(source="files", path=str(path), split=split, **settings)))
+
+
+def test_a_folder_of_save_to_disk_is_read_as_files_are(tmp_path):
+    datasets.Dataset.from_dict({"text": ["one", None, "two"], "n": [1, 2, 3]}).save_to_disk(tmp_path / "saved")
+    source = files(tmp_path / "saved")
+    assert list(source.documents()) == ["one", "two"]
+    assert source.approximate_bytes() > 0
+    before = source.fingerprint()
+    (tmp_path / "saved").rename(tmp_path / "moved")
+    assert files(tmp_path / "moved").fingerprint() == before
+    with pytest.raises(UserError, match=r"no column 'body'\. Possible: text, n"):
+        list(files(tmp_path / "moved", text_column="body").documents())
+
+
+def test_of_a_saved_dataset_dict_a_split_is_read(tmp_path):
+    parts = {name: datasets.Dataset.from_dict({"text": [name]}) for name in ("train", "test")}
+    datasets.DatasetDict(parts).save_to_disk(tmp_path)
+    assert list(files(tmp_path).documents()) == ["train"]
+    assert list(files(tmp_path, "test").documents()) == ["test"]
+    assert files(tmp_path).fingerprint() != files(tmp_path, "test").fingerprint()
+    with pytest.raises(UserError, match=r"has no split 'dev'\. Possible: data\.split=train, test"):
+        files(tmp_path, "dev")
+
+
+def test_a_split_of_plain_files_and_a_damaged_dataset_are_one_line(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(UserError, match=r"data\.split=test is of a dataset, and .* is none that save_to_disk wrote"):
+        files(tmp_path, "test")
+    for name in ("state.json", "dataset_info.json"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(UserError, match="cannot read the dataset saved in") as told:
+        list(files(tmp_path).documents())
+    assert "\n" not in str(told.value)
+
+
+def test_options_reach_load_dataset_and_the_fingerprint(folder, monkeypatch):
+    (folder / "other.csv").write_text("text\nfrom csv\n")
+    options = {"data_files": "other.csv"}
+    settings = Settings(data=DataSettings(source="hub", name=str(folder), options=options))
+    assert list(make_source(settings).documents()) == ["from csv"]
+    assert make_source(settings).fingerprint() != HubSource(str(folder)).fingerprint()
+
+
+def test_options_that_are_settings_or_none_are_one_line(folder):
+    with pytest.raises(UserError, match=r"data\.options\.split: say data\.split="):
+        HubSource(str(folder), options={"split": "test"})
+    with pytest.raises(UserError, match="code of a dataset is never run"):
+        HubSource(str(folder), options={"trust_remote_code": True})
+    with pytest.raises(UserError, match=r"cannot load dataset .*nosuch") as told:
+        list(HubSource(str(folder), options={"nosuch": 1}).documents())
+    assert "\n" not in str(told.value)

@@ -18,11 +18,11 @@ from flashtrain.settings.settings import Settings, divisors
 from flashtrain.spec import Prepared
 from flashtrain.tasks import FineTuning
 from flashtrain.tasks.batching import Batching, choose_encoder_batching, compiles, memory_plan, memory_words
-from flashtrain.tasks.components import loader_workers, optimizer_builder, schedule_builder
+from flashtrain.tasks.components import loader_workers, optimizer_builder, schedule_builder, vocabulary_of
 from flashtrain.tasks.fine_tuning.splits import LabelledSource, make_source
 from flashtrain.tasks.masked_language.build import SavedBert, bert_config, bert_estimate, check_context, read_bert
 from flashtrain.tasks.training_task import metric
-from flashtrain.training.hardware import VOCABULARY, Hardware, duration, expected_rate
+from flashtrain.training.hardware import Hardware, duration, expected_rate
 from flashtrain.training.throughput import Throughput
 
 
@@ -249,7 +249,7 @@ def plan_fine_tuning(settings: Settings, hardware: Hardware) -> str:
     """Parameters, texts and time of the run, as lines to print. Builds no weights, reads no text."""
     check_fine_tuning_step(settings)
     start = start_of(settings)
-    vocab_size = VOCABULARY.get(settings.data.tokenizer, settings.data.vocab_size) + 4
+    vocab_size = vocabulary_of(settings.data) + 4
     with torch.device("meta"):
         config = encoder_config(settings, vocab_size, start)
         model = make_head(settings, hardware, config, max(2, settings.finetune.labels))

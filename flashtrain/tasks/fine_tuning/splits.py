@@ -23,7 +23,7 @@ from flashtrain.data.labelled_documents import (
 )
 from flashtrain.data.labelled_examples import CueDocuments, TokenLabelledSamples, best_micro_f1, encode_words, word_rows
 from flashtrain.data.sequences import ArraySource, SequenceShape
-from flashtrain.data.tokenizers import ByteTokenizer, SpecialTokens, Tokenizer
+from flashtrain.data.tokenizers import ByteTokenizer, SpecialTokens, Tokenizer, huggingface_tokenizer
 from flashtrain.errors import UserError
 from flashtrain.settings.groups import DataSettings
 from flashtrain.tasks.fine_tuning.settings import FineTuningSettings
@@ -241,6 +241,8 @@ def _tokenizer(data: DataSettings, texts: list[str]) -> Tokenizer:
         return ByteTokenizer()
     if data.tokenizer == "gpt2":
         return gpt2_tokenizer(vocab=data.vocab, merges=data.merges)
+    if data.tokenizer != "bpe":
+        return huggingface_tokenizer(data.tokenizer)
     return BPETokenizer.train(iter(texts), data.vocab_size)
 
 

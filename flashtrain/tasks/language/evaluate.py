@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from flashtrain.announce import say
+from flashtrain.data.tokenizers import known_end
 from flashtrain.folders.run_folder import new_folder
 from flashtrain.integrations import save_decoder, save_tokenizer
 from flashtrain.settings.settings import Settings
@@ -40,7 +41,7 @@ def _export(trained: TrainedModel) -> int:
     shape = trained.model.shape
     context = shape.context if shape is not None and shape.positions == "learned" else None
     with new_folder(trained.folder, "export") as folder:
-        how = save_decoder(trained.model, folder, end_of_text=trained.tokenizer.end_of_text)
+        how = save_decoder(trained.model, folder, end_of_text=known_end(trained.tokenizer))
         tokenizer = save_tokenizer(trained.tokenizer, folder, context=context)
     say(f"exported step {trained.step} to {folder} ({how}; {tokenizer})")
     return 0

@@ -12,7 +12,7 @@ import torch
 
 from flashtrain.announce import say
 from flashtrain.data.datamodule import TextDataModule
-from flashtrain.data.tokenizers import Tokenizer
+from flashtrain.data.tokenizers import Tokenizer, known_end
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import FAMILIES
 from flashtrain.models.trainable import Trainable
@@ -30,11 +30,12 @@ from flashtrain.tasks.components import (
     make_tokenizer_spec,
     optimizer_builder,
     schedule_builder,
+    vocabulary_of,
 )
 from flashtrain.tasks.context_run import check_model, check_shape, context_columns, describe_context, plan_lines
 from flashtrain.tasks.training_task import metric
 from flashtrain.training.callbacks import describe_validation, held_out_samples
-from flashtrain.training.hardware import VOCABULARY, Hardware, duration, expected_rate
+from flashtrain.training.hardware import Hardware, duration, expected_rate
 from flashtrain.training.memory import FREE_SHARE, GIB
 from flashtrain.training.throughput import Throughput
 
@@ -93,6 +94,8 @@ def prepare(settings: Settings, hardware: Hardware) -> Prepared:
     model.save_memory(batching.savings)
     description = describe_model(model, settings, vocab_size=data.tokenizer.vocab_size)
     said = [data.describe(), describe(settings, hardware, model, batching)]
+    epochs = data.epochs_of_parts(settings.trainer.steps * settings.samples_per_step)
+    said += [epochs] if epochs else []
     if data.validation_tokens:
         asked, every = settings.data.validation_tokens, settings.trainer.validate_every
         said.append(describe_validation(data.held_out_rows, asked, every, "data.validation_tokens"))
@@ -236,7 +239,7 @@ def _found(
 def plan_language(settings: Settings, hardware: Hardware) -> str:
     """Parameters, tokens, estimated memory and time of the run, as lines to print. Builds no weights, reads no text."""
     with torch.device("meta"):
-        vocab_size = VOCABULARY.get(settings.data.tokenizer, settings.data.vocab_size)
+        vocab_size = vocabulary_of(settings.data)
         model = make_model(settings, vocab_size=vocab_size, attention=hardware.attention)
     check_model(settings, model)
     batching = choose_batching(settings, hardware, model)
@@ -280,6 +283,6 @@ def continue_text(model: Trainable, tokenizer: Tokenizer, prompt: str, options: 
             temperature=options.temperature,
             top_k=options.top_k,
             seed=seed,
-            end_of_text=tokenizer.end_of_text,
+            end_of_text=known_end(tokenizer),
         )
     return tokenizer.decode(written[0].tolist())

@@ -92,7 +92,8 @@ class LanguageTask(Task):
             demo.trainer.tokens_per_step = demo.context * max(1, -(-demo.trainer.tokens_per_step // demo.context))
 
     def demo_line(self, full: Settings, demo: Settings, where: str) -> str:
-        trained = f"{demo.data.tokenizer} as tokens, {contexts_words(demo)}"
+        tokens = "the file's own tokens" if demo.data.source == "tokens" else f"{demo.data.tokenizer} as tokens"
+        trained = f"{tokens}, {contexts_words(demo)}"
         return (
             f"training the recipe's small demo model instead ({trained}). For the recipe in full "
             f"({full.model.name}-{full.model.size}, {contexts_words(full)}), {where}"

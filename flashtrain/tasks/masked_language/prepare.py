@@ -19,7 +19,7 @@ from flashtrain.settings.settings import Settings
 from flashtrain.spec import Prepared
 from flashtrain.tasks import MaskedLanguageModel
 from flashtrain.tasks.batching import Batching, memory_plan, memory_words
-from flashtrain.tasks.components import make_source
+from flashtrain.tasks.components import make_source, vocabulary_of
 from flashtrain.tasks.language.trained import move
 from flashtrain.tasks.masked_language.build import (
     SavedBert,
@@ -36,7 +36,7 @@ from flashtrain.tasks.masked_language.build import (
 )
 from flashtrain.tasks.training_task import evaluating_trainer, metric
 from flashtrain.training.callbacks import StopAtTarget, describe_validation
-from flashtrain.training.hardware import VOCABULARY, Hardware, duration, expected_rate
+from flashtrain.training.hardware import Hardware, duration, expected_rate
 from flashtrain.training.throughput import Throughput
 
 ADVICE = "a smaller masked.token_budget=, memory=full, or trainer.devices on more GPUs"
@@ -144,7 +144,7 @@ def _found(
 def plan_masked(settings: Settings, hardware: Hardware) -> str:
     """Parameters, tokens and time of the run, as lines to print. Builds no weights, reads no text."""
     check_masked_step(settings)
-    ordinary = VOCABULARY.get(settings.data.tokenizer, settings.data.vocab_size)
+    ordinary = vocabulary_of(settings.data)
     with torch.device("meta"):
         if settings.weights is None:
             config = bert_config(settings, SpecialTokens.past(ordinary).vocab_size)

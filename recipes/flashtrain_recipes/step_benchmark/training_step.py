@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.settings.settings import Settings
-from flashtrain.training.hardware import VOCABULARY
+from flashtrain.tasks.components import vocabulary_of
 from flashtrain.training.optimizers import MasterWeights
 from flashtrain.training.steps import clip_gradients
 
@@ -94,7 +94,7 @@ def cases(settings: Settings) -> list[StepCase]:
             f"model={settings.model.name}: training steps of model=gpt2 are measured, which others have too."
         )
     asked = settings.benchmark
-    vocab_size = VOCABULARY.get(settings.data.tokenizer, settings.data.vocab_size)
+    vocab_size = vocabulary_of(settings.data)
     return [
         StepCase(model, context, weights, vocab_size, settings.model.vocab_rows)
         for model in asked.models

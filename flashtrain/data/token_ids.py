@@ -1,0 +1,60 @@
+"""Ids without a text: what stands for the tokenizer of token files that name none."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flashtrain.errors import UserError
+from flashtrain.files.disk import write_atomically
+
+CONFIG = "tokenizer_config.json"
+
+
+class TokenIds:
+    """No tokenizer: a text is ids with spaces between them. end_of_text: None: there is none, and it is -1."""
+
+    kind = "ids"
+
+    def __init__(self, vocab_size: int, end_of_text: int | None = None) -> None:
+        self.vocab_size = vocab_size
+        self.end_of_text = -1 if end_of_text is None else end_of_text
+
+    @classmethod
+    def of(cls, told: dict[str, Any], where: Path) -> TokenIds:
+        """What `save` noted. Raises UserError for anything else."""
+        size, end = told.get("vocab_size"), told.get("end_of_text")
+        if type(size) is not int or type(end) is not int or not -1 <= end < size:
+            raise UserError(f"{where} does not say which ids there are.")
+        return cls(size, end)
+
+    def encode(self, text: str) -> list[int]:
+        words = text.split()
+        if not all(word.isascii() and word.isdecimal() and int(word[:20]) < self.vocab_size for word in words):
+            raise UserError(
+                f"these tokens have no tokenizer: a text is ids below {self.vocab_size:,} with spaces between them, "
+                'such as prompt="12 7 9".'
+            )
+        return [int(word) for word in words]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [np.array(self.encode(text), dtype=np.uint32) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return " ".join(str(int(token)) for token in ids)
+
+    def describe(self) -> str:
+        return f"no tokenizer ({self.vocab_size:,} tokens)"
+
+    def fingerprint(self) -> str:
+        return f"ids {self.vocab_size} {self.end_of_text}"
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        told = {"kind": self.kind, "vocab_size": self.vocab_size, "end_of_text": self.end_of_text}
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        write_atomically(Path(folder) / CONFIG, json.dumps({"flashtrain": told}, indent=1))

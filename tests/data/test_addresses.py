@@ -1,0 +1,98 @@
+"""Text at an address that fsspec reads: the same documents as in a folder, and one line for what cannot be read."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+import zipfile
+
+import fsspec
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from flashtrain.command.compose import compose_settings
+from flashtrain.data.sources import FilesSource
+from flashtrain.data.token_builder import open_or_build
+from flashtrain.data.tokenizers import TokenizerSpec
+from flashtrain.errors import UserError
+from flashtrain.tasks.components import make_source
+
+
+@pytest.fixture
+def memory():
+    filesystem = fsspec.filesystem("memory")
+    filesystem.store.clear()
+    yield filesystem
+    filesystem.store.clear()
+
+
+@pytest.fixture
+def corpus(memory, tmp_path):
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["four", "five"]}), tmp_path / "d.parquet")
+    memory.pipe("/corpus/a.txt", b"one")
+    memory.pipe("/corpus/b.jsonl", json.dumps({"text": "two"}).encode())
+    memory.pipe("/corpus/c/c.txt.gz", gzip.compress(b"three"))
+    memory.pipe("/corpus/d.parquet", (tmp_path / "d.parquet").read_bytes())
+    memory.pipe("/corpus/.hidden.txt", b"no")
+    memory.pipe("/corpus/picture.png", b"no")
+    return "memory://corpus"
+
+
+def test_every_format_is_read_as_in_a_folder(corpus):
+    assert list(FilesSource(corpus).documents()) == ["one", "two", "three", "four", "five"]
+    assert list(FilesSource(f"{corpus}/b.jsonl").documents()) == ["two"]
+    assert FilesSource(corpus).approximate_bytes() > 0
+    assert FilesSource(corpus).describe() == f"files at {corpus}"
+
+
+def test_settings_and_token_caches_take_an_address(corpus):
+    source = make_source(compose_settings(["recipe=gpt2", "data=files", f"data.path={corpus}"]))
+    cache = open_or_build(source, TokenizerSpec("bytes"))
+    assert cache.meta.documents == 5
+    assert open_or_build(FilesSource(corpus), TokenizerSpec("bytes")).folder == cache.folder
+
+
+def test_the_fingerprint_follows_what_the_file_system_says_of_the_content(corpus, memory):
+    first = FilesSource(corpus).fingerprint()
+    assert FilesSource(corpus).fingerprint() == first
+    memory.pipe("/corpus/a.txt", b"eno")
+    assert FilesSource(corpus).fingerprint() != first
+
+
+def test_files_in_an_archive(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("texts/a.txt", "one")
+        archive.writestr("texts/b.txt", "two")
+    address = f"zip://texts::{tmp_path / 'a.zip'}"
+    assert list(FilesSource(address).documents()) == ["one", "two"]
+    assert list(FilesSource(f"zip://texts/b.txt::{tmp_path / 'a.zip'}").documents()) == ["two"]
+
+
+def fails(address, message, **options):
+    with pytest.raises(UserError, match=message) as told:
+        list(FilesSource(address, **options).documents())
+    assert "\n" not in str(told.value)
+
+
+def test_mistakes_are_one_line(corpus, memory, monkeypatch):
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    fails("s3://bucket/folder", r"data\.path=s3://bucket/folder needs a package that is not installed: .*s3fs")
+    fails("nosuch://bucket", r"cannot read nosuch://bucket: Protocol not known: nosuch")
+    fails("memory://nowhere", r"no readable file at memory://nowhere")
+    fails("http://127.0.0.1:9/a.txt", r"no file at http://127\.0\.0\.1:9/a\.txt|cannot read http://127")
+    fails(corpus, r"b\.jsonl:1: no column 'body'", text_column="body")
+    memory.pipe("/corpus/b.jsonl", b"{")
+    fails(corpus, r"memory://.*b\.jsonl:1: not a JSON object on a line")
+
+
+def test_a_client_that_fails_midway_is_one_line(corpus, monkeypatch):
+    class Failed(Exception):
+        pass
+
+    def fail(*args, **options):
+        raise Failed("throttled\nsecond line")
+
+    monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "_open", fail)
+    fails(corpus, r"cannot read memory://.*a\.txt: throttled")

@@ -1,0 +1,191 @@
+"""Files of tokens that somebody else made: read through a map, checked before training."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from flashtrain.command.compose import compose_settings
+from flashtrain.data import token_files
+from flashtrain.data.datamodule import TextDataModule
+from flashtrain.data.masked_datamodule import MaskedTextDataModule
+from flashtrain.data.token_files import TokenFiles
+from flashtrain.data.token_ids import TokenIds
+from flashtrain.data.tokenizers import TokenizerSpec, load_tokenizer
+from flashtrain.errors import UserError
+
+IDS = np.arange(1, 201) % 50
+NO_TOKENIZER = TokenizerSpec("none", vocab_size=50)
+
+
+def opened(path, *, tokenizer=NO_TOKENIZER, **options):
+    return TokenFiles(path, **options).open_tokens(tokenizer, None)
+
+
+def llm_c(path, tokens, dtype="uint16", magic=20240520, count=None):
+    header = np.zeros(256, "<i4")
+    header[:3] = magic, 1, len(tokens) if count is None else count
+    path.write_bytes(header.tobytes() + tokens.astype(dtype).tobytes())
+    return path
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "int32", "int64"])
+def test_npy_files_of_every_type(tmp_path, dtype):
+    np.save(tmp_path / "a.npy", IDS.astype(dtype))
+    found = opened(tmp_path / "a.npy")
+    assert found.tokens[0:200].tolist() == IDS.tolist()
+    assert found.offsets.tolist() == [0, 200]
+
+
+def test_bin_files_as_nanogpt_writes_them(tmp_path):
+    (tmp_path / "a.bin").write_bytes(IDS.astype("uint16").tobytes())
+    assert opened(tmp_path / "a.bin", dtype="uint16").tokens[0:200].tolist() == IDS.tolist()
+
+
+@pytest.mark.parametrize(("magic", "dtype"), [(20240520, "uint16"), (20240801, "uint32")])
+def test_bin_files_of_llm_c_say_themselves_what_they_hold(tmp_path, magic, dtype):
+    path = llm_c(tmp_path / "a.bin", IDS, dtype, magic)
+    assert opened(path).tokens[0:200].tolist() == IDS.tolist()
+
+
+def test_documents_end_at_the_end_of_text_and_where_a_file_does(tmp_path):
+    np.save(tmp_path / "a.npy", np.array([1, 2, 0, 3, 0, 4], "uint16"))
+    np.save(tmp_path / "b.npy", np.array([0, 5, 6, 0], "int64"))
+    assert opened(tmp_path, end_of_text=0).offsets.tolist() == [0, 3, 5, 6, 7, 10]
+    assert opened(tmp_path).offsets.tolist() == [0, 6, 10]  # each file one document
+
+
+def test_several_files_are_one_stream_of_packed_rows(tmp_path):
+    np.save(tmp_path / "a.npy", IDS[:77].astype("uint16"))
+    (tmp_path / "sub").mkdir()
+    llm_c(tmp_path / "sub" / "b.bin", IDS[77:])
+    (tmp_path / ".hidden.npy").write_bytes(b"")
+    data = TextDataModule(TokenFiles(tmp_path), NO_TOKENIZER, 32, 2, validation_fraction=0, total_steps=3)
+    data.setup()
+    rows = data._samples(data.split.training)
+    read = rows[list(range(len(rows)))]
+    assert read["tokens"].flatten().tolist() == IDS[: 6 * 32].tolist()
+    assert read["labels"].flatten().tolist() == IDS[1 : 6 * 32 + 1].tolist()
+    assert data.train_tokens == 200
+
+
+def test_files_named_for_validation_are_held_out(tmp_path):
+    np.save(tmp_path / "train.npy", IDS[:150].astype("uint16"))
+    np.save(tmp_path / "val.npy", IDS[150:].astype("uint16"))
+    data = TextDataModule(TokenFiles(tmp_path), NO_TOKENIZER, 16, 2)
+    data.setup()
+    assert (data.train_tokens, data.validation_tokens) == (150, 50)
+    for name, held_out in {"fineweb_val_000000": True, "validation": True, "interval": False, "valid-1": True}.items():
+        assert token_files.is_held_out(token_files.Path(name)) is held_out
+
+
+def test_without_such_a_file_the_last_tokens_are_held_out(tmp_path):
+    np.save(tmp_path / "a.npy", IDS.astype("uint16"))
+    data = TextDataModule(TokenFiles(tmp_path), NO_TOKENIZER, 16, 2, validation_fraction=0.2)
+    data.setup()
+    assert (data.train_tokens, data.validation_tokens) == (160, 40)
+
+
+def test_a_named_tokenizer_says_vocabulary_and_end_of_text(tmp_path):
+    np.save(tmp_path / "a.npy", np.array([104, 105, 256, 104], "uint16"))
+    found = opened(tmp_path, tokenizer=TokenizerSpec("bytes"))
+    assert found.offsets.tolist() == [0, 3, 4]
+    assert found.tokenizer.decode([104, 105]) == "hi"
+
+
+def test_tokens_without_a_tokenizer_are_written_as_their_ids(tmp_path):
+    ids = TokenIds(50, 7)
+    assert ids.encode(" 12 7 ") == [12, 7]
+    assert ids.decode([12, 7]) == "12 7"
+    ids.save(tmp_path)
+    again = load_tokenizer(tmp_path)
+    assert (again.vocab_size, again.end_of_text, again.fingerprint()) == (50, 7, ids.fingerprint())
+    for text in ("The", "50", "-1", "1.5", "9" * 5000):
+        with pytest.raises(UserError, match=r"no tokenizer: a text is ids below 50"):
+            ids.encode(text)
+
+
+def test_the_documents_of_a_large_file_are_noted_and_looked_at_anew_when_it_changes(tmp_path, monkeypatch, cache_home):
+    monkeypatch.setattr(token_files, "REMEMBERED_FROM", 1)
+    monkeypatch.setattr(token_files, "AT_ONCE", 7)
+    path = tmp_path / "a.npy"
+    np.save(path, IDS.astype("uint16"))
+    first = opened(path, end_of_text=0).offsets.tolist()
+    (noted,) = (cache_home / "token-files").iterdir()
+    assert np.load(noted)[:2].tolist() == [0, 49]
+    monkeypatch.setattr(token_files, "_ends", None)
+    assert opened(path, end_of_text=0).offsets.tolist() == first
+    monkeypatch.undo()
+    monkeypatch.setattr(token_files, "REMEMBERED_FROM", 1)
+    noted.write_bytes(noted.read_bytes()[:-8])
+    assert opened(path, end_of_text=0).offsets.tolist() == first
+    np.save(path, np.zeros(3, "uint16"))
+    assert opened(path, end_of_text=0).offsets.tolist() == [0, 1, 2, 3]
+
+
+def fails(path, message, **options):
+    with pytest.raises(UserError, match=message) as told:
+        opened(path, **options)
+    assert "\n" not in str(told.value)
+    assert str(path) in str(told.value)
+
+
+def test_a_token_beyond_the_vocabulary_is_one_line(tmp_path):
+    np.save(tmp_path / "a.npy", np.array([1, 50, 2], "uint16"))
+    fails(tmp_path / "a.npy", r"holds token 50, and the vocabulary has 50: name its data\.tokenizer")
+    np.save(tmp_path / "b.npy", np.array([1, -1, 2], "int32"))
+    fails(tmp_path / "b.npy", r"holds token -1")
+
+
+def test_files_of_another_form_are_one_line(tmp_path):
+    np.save(tmp_path / "float.npy", np.zeros(3))
+    fails(tmp_path / "float.npy", r"holds no tokens: it holds float64")
+    np.save(tmp_path / "table.npy", np.zeros((3, 3), "uint16"))
+    fails(tmp_path / "table.npy", r"its shape is \(3, 3\)")
+    np.save(tmp_path / "cut.npy", IDS.astype("uint16"))
+    (tmp_path / "cut.npy").write_bytes((tmp_path / "cut.npy").read_bytes()[:-1])
+    fails(tmp_path / "cut.npy", r"not as long as its header says")
+    np.save(tmp_path / "objects.npy", np.array([{}]), allow_pickle=True)
+    fails(tmp_path / "objects.npy", r"it holds object")
+    np.save(tmp_path / "swapped.npy", IDS.astype(">u2"))
+    fails(tmp_path / "swapped.npy", r"it holds >u2|it holds uint16")
+    np.save(tmp_path / "empty.npy", np.zeros(0, "uint16"))
+    fails(tmp_path / "empty.npy", r"holds no token")
+    (tmp_path / "plain.bin").write_bytes(b"12345")
+    fails(tmp_path / "plain.bin", r"say data\.dtype=uint16 .* or uint32")
+    fails(tmp_path / "plain.bin", r"no whole number of data\.dtype=uint16", dtype="uint16")
+    fails(llm_c(tmp_path / "short.bin", IDS, count=500), r"llm\.c's header of 500 tokens, and is not as long")
+    (tmp_path / "a.txt").write_text("text")
+    fails(tmp_path / "a.txt", r"is no file of tokens: \.npy or \.bin")
+    fails(tmp_path / "nosuch", r"no file or folder")
+    (tmp_path / "folder").mkdir()
+    fails(tmp_path / "folder", r"no file of tokens in")
+
+
+def test_what_needs_documents_or_text_says_so(tmp_path):
+    np.save(tmp_path / "a.npy", IDS.astype("uint16"))
+    with pytest.raises(UserError, match=r"document_mask=true .* say data\.end_of_text=ID"):
+        TextDataModule(TokenFiles(tmp_path), NO_TOKENIZER, 16, 2, document_mask=True).setup()
+    with pytest.raises(UserError, match=r"data\.end_of_text=60 is none of the 50 tokens"):
+        opened(tmp_path, end_of_text=60)
+    with pytest.raises(UserError, match="masked samples are pieces of text"):
+        MaskedTextDataModule(TokenFiles(tmp_path), "bytes")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], r"data=tokens needs data\.path="),
+        (["data.path=x"], r"data=tokens needs to know which tokens there are: say data\.tokenizer=gpt2"),
+        (["data.path=x", "data.tokenizer=bpe"], r"data\.tokenizer=bpe is trained on text"),
+        (["data.path=x", "data.vocab_size=50", "data.dtype=int8"], r"unknown data\.dtype 'int8'"),
+        (["data.path=x", "data.tokenizer=bytes", "data.end_of_text=-1"], r"data\.end_of_text=-1 must be at least 0"),
+        (["data.path=x", "data.tokenizer=gtp2"], r"unknown data\.tokenizer 'gtp2'\. Did you mean 'gpt2'"),
+        (["data=stdlib", "data.dtype=uint16"], r"data\.dtype=uint16 is for data=tokens"),
+        (["data=stdlib", "data.tokenizer=none"], r"data\.tokenizer=none is for data=tokens"),
+    ],
+)
+def test_settings_are_checked_before_a_file_is(words, message):
+    data = [] if words[:1] == ["data=stdlib"] else ["data=tokens"]
+    with pytest.raises(UserError, match=message):
+        compose_settings(["recipe=gpt2", *data, *words])
