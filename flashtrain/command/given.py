@@ -28,6 +28,7 @@ from flashtrain.heeded import (
     trains,
 )
 from flashtrain.registry import component, registered
+from flashtrain.settings.groups import MASKS
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import task_of
 
@@ -143,6 +144,7 @@ TRAINING_RULES = (
     ),
     _own_component("model", "gpt2", "modern", "plain"),
     _own_component("data", "stdlib", "files", "hub"),
+    _own_component("mask", *MASKS),
     _own_component("optimizer", "adamw", "lamb", "muon"),
     _own_component("schedule", "constant", "cosine", "linear"),
 )

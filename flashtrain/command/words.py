@@ -56,6 +56,7 @@ _CHOICES: dict[str, Sequence[str]] = {
 _REGISTERED = {
     "model": ("model", "model.name"),
     "data": ("source", "data.source"),
+    "mask": ("mask", "mask.name"),
     "optimizer": ("optimizer", "optimizer.name"),
     "schedule": ("schedule", "schedule.name"),
 }

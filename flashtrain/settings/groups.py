@@ -39,6 +39,7 @@ DECODER_SIZES = ("demo", "124m", "355m", "774m", "1.3b", "1.5b")
 POSITIONS = ("learned", "rotary")
 RESIDUALS = ("weights", "compute")
 CHECKPOINTING = ("none", "selective", "full", "auto")
+MASKS = ("causal", "document", "window", "prefix", "chunked")
 LOGGERS = ("none", "csv", "wandb")
 
 
@@ -105,7 +106,7 @@ class DataSettings:
     vocab_size: int = 50257  # tokens of data.tokenizer=bpe
     vocab: str | None = None  # of data.tokenizer=gpt2: a local vocab.json
     merges: str | None = None  # of data.tokenizer=gpt2: a local merges.txt
-    document_mask: bool = False  # attention stays within each document of a packed row, and positions begin anew there
+    document_mask: bool = False  # the same as mask.documents=true
     validation_fraction: float = 0.02  # of the documents, held out
     validation_tokens: int | None = None
     split_context: int | None = None
@@ -181,6 +182,37 @@ class AttentionSettings:
 
     def check(self) -> None:
         one_of("attention", self.name, ATTENTIONS)
+
+
+@dataclass
+class MaskSettings:
+    """conf/mask: which tokens a token sees. docs/add-a-mask.md has them in words."""
+
+    name: str = "causal"  # causal, document, window, chunked or prefix, or one that your program registered
+    documents: bool = False  # within each document of a packed row alone, and positions begin anew there; any mask
+    window: int | None = None  # of mask=window: tokens that a token sees, itself included
+    chunk: int | None = None  # of mask=chunked: tokens a chunk, counted from the row's or document's first
+    prefix: int | None = None  # of mask=prefix: tokens of the prefix of each row or document; they are not scored
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """The mask in words, such as "window 1024 within documents"."""
+        own = {"window": self.window, "chunked": self.chunk, "prefix": self.prefix}.get(self.name)
+        words = [self.name, *([] if own is None else [str(own)])]
+        return " ".join([*words, *(["within documents"] if self.documents and self.name != "document" else [])])
+
+    def check(self) -> None:
+        for name, setting, what in (
+            ("window", "window", "tokens that each token sees, itself included"),
+            ("chunked", "chunk", "tokens of each chunk"),
+            ("prefix", "prefix", "tokens of each prefix"),
+        ):
+            value = getattr(self, setting)
+            if self.name == name and value is None:
+                raise UserError(f"mask={name} needs mask.{setting}=..., the {what}.")
+            if value is not None:
+                at_least(f"mask.{setting}", value, 1)
 
 
 @dataclass

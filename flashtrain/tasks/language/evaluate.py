@@ -9,6 +9,7 @@ from flashtrain.folders.run_folder import new_folder
 from flashtrain.integrations import save_decoder, save_tokenizer
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import LanguageModel
+from flashtrain.tasks.components import make_mask
 from flashtrain.tasks.language.prepare import continue_text, make_data
 from flashtrain.tasks.language.trained import TrainedModel, load_trained, move
 from flashtrain.tasks.training_task import evaluating_trainer
@@ -23,12 +24,13 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> int:
     trained.model = move(trained.model, hardware.kind, hardware.precision)
     if settings.mode == "generate":
         prompt = settings.prompt or settings.data.first_words
-        print(continue_text(trained.model, trained.tokenizer, prompt, settings.generate, seed=settings.seed))
+        mask = make_mask(settings)
+        print(continue_text(trained.model, trained.tokenizer, prompt, settings.generate, seed=settings.seed, mask=mask))
         return 0
     data = make_data(settings, hardware)
     trainer = evaluating_trainer(hardware)
     data.batch_size = min(data.batch_size, 8)
-    task = LanguageModel(trained.model, document_mask=settings.data.document_mask)
+    task = LanguageModel(trained.model, document_mask=settings.within_documents, mask=make_mask(settings))
     loss = trainer.validate(task, data, verbose=False)[0]["validation_loss"]
     perplexity = float(torch.exp(torch.tensor(loss)))
     say(f"{trained.checkpoint} (step {trained.step}): held-out loss {loss:.4f}, perplexity {perplexity:.2f}")

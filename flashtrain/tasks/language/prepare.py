@@ -17,15 +17,17 @@ from flashtrain.distributed.sharding import full_state_dict
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import FAMILIES
 from flashtrain.models.trainable import Trainable
-from flashtrain.models.trained_decoders import generate
+from flashtrain.models.trained_decoders import MaskMaker, generate
 from flashtrain.settings.groups import GenerateSettings
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Prepared
 from flashtrain.tasks import LanguageModel
 from flashtrain.tasks.batching import Batching, choose_batching, compiles
 from flashtrain.tasks.components import (
+    attended_context,
     decoder_config,
     loader_workers,
+    make_mask,
     make_model,
     make_source,
     make_tokenizer_spec,
@@ -48,7 +50,8 @@ def make_task(settings: Settings, hardware: Hardware, model: Trainable, descript
         model,
         make_optimizer=optimizer_builder(settings),
         make_schedule=schedule_builder(settings),
-        document_mask=settings.data.document_mask,
+        document_mask=settings.within_documents,
+        mask=make_mask(settings),
         gradient_clip=settings.optimizer.gradient_clip,
         compile=compiles(settings, hardware),
         cuda_graphs=settings.trainer.cuda_graphs,
@@ -66,7 +69,7 @@ def make_data(settings: Settings, hardware: Hardware) -> TextDataModule:
         batch_size=settings.samples_per_step // settings.data_ranks,
         total_steps=settings.trainer.steps,
         seed=settings.seed,
-        document_mask=settings.data.document_mask,
+        document_mask=settings.within_documents,
         validation_fraction=settings.data.validation_fraction,
         split_context=settings.data.split_context,
         validation_samples=held_out_samples(
@@ -93,14 +96,13 @@ def prepare(settings: Settings, hardware: Hardware) -> Prepared:
     data.batch_size, data.accumulate = batching.micro_batch, batching.accumulate
     model.save_memory(batching.savings)
     description = describe_model(model, settings, vocab_size=data.tokenizer.vocab_size)
-    said = [data.describe(), describe(settings, hardware, model, batching)]
+    said = [data.describe(), describe(settings, hardware, model, batching), *describe_mask(settings)]
     if data.validation_tokens:
         asked, every = settings.data.validation_tokens, settings.trainer.validate_every
         said.append(describe_validation(data.held_out_rows, asked, every, "data.validation_tokens"))
     task = make_task(settings, hardware, model, description)
-    throughput = Throughput(
-        model.flops_per_token(settings.context), settings.trainer.tokens_per_step, peak_flops=hardware.peak_flops
-    )
+    flops = model.flops_per_token(attended_context(settings))
+    throughput = Throughput(flops, settings.trainer.tokens_per_step, peak_flops=hardware.peak_flops)
 
     def row(trainer: pl.Trainer) -> dict[str, Any]:
         found = {
@@ -173,6 +175,17 @@ def describe(settings: Settings, hardware: Hardware, model: Trainable, batching:
     )
 
 
+def describe_mask(settings: Settings) -> list[str]:
+    """The line that says what a token sees, and what of it is counted; none under the causal mask."""
+    label = settings.mask_label
+    if label == "causal":
+        return []
+    seen = attended_context(settings)
+    counted = "FLOPs count all of a row" if seen == settings.context else f"FLOPs count rows as of {seen:,} tokens"
+    documents = ", whatever documents it is packed of" if settings.within_documents else ""
+    return [f"mask {label}: {counted}{documents}"]
+
+
 def _say_sample(settings: Settings, hardware: Hardware, model: Trainable, data: TextDataModule, *, first: bool) -> None:
     """Print, on the first rank, what the trained model writes; every rank calls it, since shards are gathered.
 
@@ -203,7 +216,8 @@ def _sample(
         return None
     prompt = settings.prompt or settings.data.first_words
     model.to(hardware.kind)  # Lightning leaves the weights in main memory when a fit ends
-    return continue_text(model, data.tokenizer, prompt, settings.generate, seed=settings.seed)
+    mask = make_mask(settings)
+    return continue_text(model, data.tokenizer, prompt, settings.generate, seed=settings.seed, mask=mask)
 
 
 def _found(
@@ -240,13 +254,14 @@ def plan_language(settings: Settings, hardware: Hardware) -> str:
     check_model(settings, model)
     batching = choose_batching(settings, hardware, model)
     tokens = settings.trainer.steps * settings.trainer.tokens_per_step
-    flops = tokens * model.flops_per_token(settings.context)
+    flops = tokens * model.flops_per_token(attended_context(settings))
     rate, how = expected_rate(hardware)
     wanted = duration(flops / (rate * settings.trainer.ranks))
     lines = [
         describe(settings, hardware, model, batching),
         f"text: {make_source(settings).describe()}; tokenizer {settings.data.tokenizer}",
         f"tokens: {tokens:,} ({settings.trainer.steps} steps of {settings.trainer.tokens_per_step:,})",
+        *describe_mask(settings),
         *plan_lines(settings, hardware, model, batching.micro_batch),
         *(batching.estimate.lines() if batching.estimate else []),
         *_ways_to_run(batching),
@@ -264,8 +279,16 @@ def _ways_to_run(batching: Batching) -> list[str]:
     return ["memory savings, cheapest in time first (> is taken):", *lines]
 
 
-def continue_text(model: Trainable, tokenizer: Tokenizer, prompt: str, options: GenerateSettings, *, seed: int) -> str:
-    """The prompt and what the model writes after it.
+def continue_text(
+    model: Trainable,
+    tokenizer: Tokenizer,
+    prompt: str,
+    options: GenerateSettings,
+    *,
+    seed: int,
+    mask: MaskMaker | None = None,
+) -> str:
+    """The prompt and what the model writes after it. mask: see generate.
 
     Raises UserError for a model that does not generate.
     """
@@ -280,5 +303,6 @@ def continue_text(model: Trainable, tokenizer: Tokenizer, prompt: str, options: 
             top_k=options.top_k,
             seed=seed,
             end_of_text=tokenizer.end_of_text,
+            mask=mask,
         )
     return tokenizer.decode(written[0].tolist())

@@ -6,10 +6,12 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashtrain.errors import UserError, one_of
 from flashtrain.heeded import (
     CHECKPOINT,
     OF_TOKENS,
     TRAIN,
+    Condition,
     Rule,
     does,
     either,
@@ -21,6 +23,8 @@ from flashtrain.heeded import (
     trains,
     unless,
 )
+from flashtrain.registry import registered
+from flashtrain.settings.groups import MASKS
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Prepared, Task, contexts_words, measured_words, mode_of, say_finished
 
@@ -31,10 +35,22 @@ if TYPE_CHECKING:
 class LanguageTask(Task):
     """Next-token training of a registered model on text."""
 
-    heeds = ("model", "data", "context", "context_parallel", *OF_TOKENS)
+    heeds = ("model", "data", "mask", "context", "context_parallel", *OF_TOKENS)
+    groups = ("mask",)
+
+    def check(self, settings: Settings) -> None:
+        super().check(settings)
+        if settings.mask.name not in MASKS:
+            one_of("mask", settings.mask.name, dict.fromkeys((*MASKS, *registered("mask"))))
 
     def check_step(self, settings: Settings, given: Collection[str]) -> None:
         settings.check_step()
+        prefix = settings.mask.prefix
+        if settings.mask.name == "prefix" and prefix is not None and prefix >= settings.context:
+            raise UserError(
+                f"mask.prefix={prefix} leaves none of context={settings.context} tokens to predict: what the prefix "
+                f"sees is not scored. Possible: at most {settings.context - 1}."
+            )
         if settings.weights is not None and not {"model", "model.name"}.isdisjoint(given):
             from flashtrain.tasks.language.trained import check_family
 
@@ -44,6 +60,7 @@ class LanguageTask(Task):
         return {
             "model": settings.named(settings.model.label),
             "context": settings.context,
+            **({} if settings.mask_label == "causal" else {"mask": settings.mask_label}),
             "batch": settings.samples_per_step,
             "steps": settings.trainer.steps,
             "tokens": settings.trainer.steps * settings.trainer.tokens_per_step,
@@ -94,7 +111,15 @@ class LanguageTask(Task):
         )
 
 
+def _masked_by(name: str) -> Condition:
+    return lambda settings: settings.mask.name == name
+
+
 RULES = (
+    Rule("mask", either(does(TRAIN, CHECKPOINT, task="mask"), measures("mask")), "language models"),
+    Rule("mask.window", _masked_by("window"), "mask=window"),
+    Rule("mask.chunk", _masked_by("chunked"), "mask=chunked"),
+    Rule("mask.prefix", _masked_by("prefix"), "mask=prefix"),
     Rule(
         "model",
         either(does(TRAIN, CHECKPOINT, task="model"), measures("model")),
