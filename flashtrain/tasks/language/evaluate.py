@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from typing import Any
+
 import torch
 
 from flashtrain.announce import say
-from flashtrain.folders.run_folder import new_folder
+from flashtrain.folders.run_folder import new_folder, read_settings
 from flashtrain.integrations import save_decoder, save_tokenizer
+from flashtrain.settings.groups import DataSettings
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import LanguageModel
 from flashtrain.tasks.components import make_mask
@@ -28,6 +32,12 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> int:
         print(continue_text(trained.model, trained.tokenizer, prompt, settings.generate, seed=settings.seed, mask=mask))
         return 0
     data = make_data(settings, hardware)
+    if settings.data.tokenizer == "bpe":  # trained on this text, if it is the run's
+        same = _text(settings.data) == _text(read_settings(trained.folder).data)
+        if same:
+            data.prepare_data()
+        if not same or data.tokenizer.fingerprint() != trained.tokenizer.fingerprint():
+            data = make_data(settings, hardware, trained.tokenizer)
     trainer = evaluating_trainer(hardware)
     data.batch_size = min(data.batch_size, 8)
     task = LanguageModel(trained.model, document_mask=settings.within_documents, mask=make_mask(settings))
@@ -35,6 +45,12 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> int:
     perplexity = float(torch.exp(torch.tensor(loss)))
     say(f"{trained.checkpoint} (step {trained.step}): held-out loss {loss:.4f}, perplexity {perplexity:.2f}")
     return 0
+
+
+def _text(data: DataSettings) -> dict[str, Any]:
+    """The settings that say which text it is, and how a tokenizer is trained on it."""
+    others = ("document_mask", "split_context", "workers", "cache_dir")
+    return {name: value for name, value in asdict(data).items() if name not in others and "validation" not in name}
 
 
 def _export(trained: TrainedModel) -> int:

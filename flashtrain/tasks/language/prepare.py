@@ -12,10 +12,11 @@ import torch
 
 from flashtrain.announce import say
 from flashtrain.data.datamodule import TextDataModule
-from flashtrain.data.tokenizers import Tokenizer
+from flashtrain.data.tokenizers import Tokenizer, load_tokenizer
 from flashtrain.distributed.sharding import full_state_dict
 from flashtrain.errors import UserError
-from flashtrain.models.gpt2 import FAMILIES
+from flashtrain.folders.run_folder import TOKENIZER
+from flashtrain.models.gpt2 import FAMILIES, GPT2
 from flashtrain.models.trainable import Trainable
 from flashtrain.models.trained_decoders import MaskMaker, generate
 from flashtrain.settings.groups import GenerateSettings
@@ -35,6 +36,7 @@ from flashtrain.tasks.components import (
     schedule_builder,
 )
 from flashtrain.tasks.context_run import check_model, check_shape, context_columns, describe_context, plan_lines
+from flashtrain.tasks.language.trained import check_tokens, model_of_weights, run_of_weights, weights_at_context
 from flashtrain.tasks.training_task import metric
 from flashtrain.training.callbacks import describe_validation, held_out_samples
 from flashtrain.training.hardware import VOCABULARY, Hardware, duration, expected_rate
@@ -59,12 +61,13 @@ def make_task(settings: Settings, hardware: Hardware, model: Trainable, descript
     )
 
 
-def make_data(settings: Settings, hardware: Hardware) -> TextDataModule:
-    """The data module of these settings; its micro-batch is set once the model is known."""
+def make_data(settings: Settings, hardware: Hardware, tokenizer: Tokenizer | None = None) -> TextDataModule:
+    """The data module of these settings; its micro-batch is set once the model is known. tokenizer: of a run, in place
+    of the one that the settings would train on this text."""
     asked = settings.data.validation_tokens
     return TextDataModule(
         make_source(settings),
-        make_tokenizer_spec(settings),
+        tokenizer if tokenizer is not None and settings.data.tokenizer == "bpe" else make_tokenizer_spec(settings),
         settings.context,
         batch_size=settings.samples_per_step // settings.data_ranks,
         total_steps=settings.trainer.steps,
@@ -87,7 +90,8 @@ def make_data(settings: Settings, hardware: Hardware) -> TextDataModule:
 def prepare(settings: Settings, hardware: Hardware) -> Prepared:
     """A language model, its data and its task. UserError: for what the user can mend."""
     build_model = model_builder(settings)
-    data = make_data(settings, hardware)
+    run = None if settings.weights is None else run_of_weights(settings)
+    data = make_data(settings, hardware, None if run is None else load_tokenizer(run / TOKENIZER))
     data.prepare_data()
     data.setup()
     model = build_model(vocab_size=data.tokenizer.vocab_size, attention=hardware.attention)
@@ -132,10 +136,9 @@ def model_builder(settings: Settings) -> Callable[..., Trainable]:
     What the weights or the model's own settings cannot serve raises UserError here, before any text is read.
     """
     if settings.weights is not None:
-        from flashtrain.tasks.language.trained import model_of_weights, weights_at_context
-
         start = weights_at_context(settings)
         check_shape(settings, start[0])
+        check_tokens(settings, start[0], VOCABULARY.get(settings.data.tokenizer, start[0].vocab_size))
         return partial(model_of_weights, settings, start)
     if settings.model.interpolate_positions:
         raise UserError("model.interpolate_positions=true stretches trained positions: it needs weights=...")
@@ -248,9 +251,13 @@ def _found(
 
 def plan_language(settings: Settings, hardware: Hardware) -> str:
     """Parameters, tokens, estimated memory and time of the run, as lines to print. Builds no weights, reads no text."""
+    vocab_size = VOCABULARY.get(settings.data.tokenizer, settings.data.vocab_size)
+    build_model: Callable[..., Trainable] = partial(make_model, settings, vocab_size=vocab_size)
+    if settings.weights is not None:
+        config, _ = weights_at_context(settings)
+        build_model = partial(GPT2, config, residual=settings.model.residual)
     with torch.device("meta"):
-        vocab_size = VOCABULARY.get(settings.data.tokenizer, settings.data.vocab_size)
-        model = make_model(settings, vocab_size=vocab_size, attention=hardware.attention)
+        model = build_model(attention=hardware.attention)
     check_model(settings, model)
     batching = choose_batching(settings, hardware, model)
     tokens = settings.trainer.steps * settings.trainer.tokens_per_step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,10 +51,13 @@ class LanguageTask(Task):
                 f"mask.prefix={prefix} leaves none of context={settings.context} tokens to predict: what the prefix "
                 f"sees is not scored. Possible: at most {settings.context - 1}."
             )
-        if settings.weights is not None and not {"model", "model.name"}.isdisjoint(given):
-            from flashtrain.tasks.language.trained import check_family
 
+    def fit_weights(self, settings: Settings, given: Collection[str]) -> Sequence[str]:
+        from flashtrain.tasks.language.trained import check_family, fit_to_run
+
+        if not {"model", "model.name"}.isdisjoint(given):
             check_family(settings)
+        return fit_to_run(settings, given)
 
     def columns(self, settings: Settings) -> dict[str, Any]:
         return {
