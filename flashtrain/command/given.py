@@ -97,7 +97,7 @@ TRAINING_RULES = (
     ),
     Rule(
         "logger.project logger.run_name logger.group logger.mode",
-        lambda settings: settings.logger.name == "wandb",
+        lambda settings: "wandb" in settings.logger.kinds,
         "logger=wandb",
     ),
     # how it trains

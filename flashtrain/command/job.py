@@ -62,6 +62,8 @@ def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False)
         settings = deepcopy(settings)
         for line in task_of(settings).fit_weights(settings, given):
             say(line)
+    if settings.mode == "train":
+        settings.logger.check_installed()
     wanted, studies = settings.trainer.devices, [name for name, mode in modes().items() if mode.study]
     if hardware.kind == "cuda" and wanted > hardware.count and settings.mode in ("train", "plan", *studies):
         raise UserError(f"trainer.devices={wanted}, but this machine has {hardware.count}: choose at most that many.")

@@ -176,7 +176,7 @@ def make_trainer(
 def run_loggers(settings: Settings, folder: Path) -> list[Any]:
     """The loggers that the settings name, writing into `folder`: of a training, or of a run that measures."""
     return make_loggers(
-        settings.logger.name,
+        settings.logger.kinds,
         folder,
         project=settings.logger.project,
         name=settings.logger.run_name or f"{settings.recipe}-{folder.name}",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 from flashtrain.data.text_files import UTF_8, check_encoding
@@ -40,7 +41,7 @@ POSITIONS = ("learned", "rotary")
 RESIDUALS = ("weights", "compute")
 CHECKPOINTING = ("none", "selective", "full", "auto")
 MASKS = ("causal", "document", "window", "prefix", "chunked")
-LOGGERS = ("none", "csv", "wandb")
+LOGGERS = ("none", "csv", "tensorboard", "wandb")
 
 
 @dataclass
@@ -246,14 +247,26 @@ class MemorySettings:
 class LoggerSettings:
     """conf/logger: every run writes metrics.csv; wandb adds Weights & Biases, online when a key is configured."""
 
-    name: str = "wandb"
+    name: str = "wandb"  # none, csv, tensorboard or wandb; or several: logger=[tensorboard,wandb]
     project: str = "flashtrain"  # of Weights & Biases
     run_name: str | None = None  # of Weights & Biases
     group: str | None = None  # runs of one sweep share a group
     mode: str = "auto"  # auto | online | offline
 
+    @property
+    def kinds(self) -> list[str]:
+        """The loggers by name; `name` holds several with commas between them."""
+        return [kind.strip() for kind in self.name.split(",")]
+
+    def check_installed(self) -> None:
+        """Raise UserError where a logger's package is not there."""
+        for kind in self.kinds:
+            if kind in ("tensorboard", "wandb") and find_spec(kind) is None:
+                raise UserError(f"logger={kind} needs the package {kind}, which is not installed: pip install {kind}")
+
     def check(self) -> None:
-        one_of("logger", self.name, LOGGERS)
+        for kind in self.kinds:
+            one_of("logger", kind, LOGGERS)
         one_of("logger.mode", self.mode, ("auto", "online", "offline"))
 
 
