@@ -18,6 +18,7 @@ from flashtrain.data.text_files import one_line
 from flashtrain.errors import UserError
 from flashtrain.files.disk import default_cache_dir
 from flashtrain.files.foreign_files import BROKEN_FILE_ERRORS, read_text
+from flashtrain.files.hub import work_offline_where_unreachable
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +105,8 @@ class HubSource:
 
     def _load(self) -> Any:
         if self._rows is None:
+            if not Path(self.name).is_dir():
+                work_offline_where_unreachable()
             datasets = datasets_library()
             try:
                 self._rows = datasets.load_dataset(
@@ -151,6 +154,7 @@ def datasets_library() -> ModuleType:
 
 
 def _ask_hub(name: str, revision: str | None) -> str:
+    work_offline_where_unreachable()
     import huggingface_hub  # comes with tokenizers; imported here since it is slow
 
     info = huggingface_hub.HfApi().dataset_info(name, revision=revision, timeout=HUB_TIMEOUT_SECONDS)
