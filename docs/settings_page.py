@@ -26,6 +26,7 @@ WORDS = {
     "data.source": "stdlib, files or hub, or one that your program registered; data=NAME also takes conf/data's file",
     "data.workers": "processes that build batches, a device; 0: the training process; null: 2 on GPUs, else 0",
     "data.options": "of a source that your program registered: +data.options.NAME=VALUE",
+    "mask.options": "of a mask that your program registered: +mask.options.NAME=VALUE",
     "optimizer.options": "of an optimiser that your program registered: +optimizer.options.NAME=VALUE",
     "schedule.options": "of a schedule that your program registered: +schedule.options.NAME=VALUE",
     "curriculum.stages[].side": "of the images",

@@ -37,6 +37,7 @@ IGNORED = (
     ".*Checkpoint directory .* exists and is not empty.*",
     ".*The number of training batches .* is smaller than the logging interval.*",
     ".*Total length of .* across ranks is zero.*",  # nothing is held out
+    ".*have overridden `on_before_batch_transfer` in `LightningModule`.*",  # labels that a mask shows
     ".*barrier.. using the device under current context.*",
 )
 

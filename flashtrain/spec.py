@@ -93,6 +93,11 @@ class Task:
     def fit_demo(self, demo: Settings, given: Collection[str]) -> None:
         """Make the recipe's demo fit what the command line names beside it."""
 
+    def fit_weights(self, settings: Settings, given: Collection[str]) -> Sequence[str]:
+        """Make a training fit the `weights` that it starts from, as far as the command line (given: the settings that
+        it names) leaves open, and return what to say of it. Raises UserError where it contradicts them."""
+        return ()
+
     def check_step(self, settings: Settings, given: Collection[str]) -> None:
         """Refuse settings that cannot be trained here. given: the settings that the command line names."""
 

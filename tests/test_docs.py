@@ -24,10 +24,9 @@ from flashtrain.report import __main__ as report
 
 RESULTS = ROOT / "recipes" / "results"
 # Programs that register something of their own, and the words that a page gives them.
-PROGRAMS = ("add a model", "add a task", "add a data source", "add an optimiser")
+PROGRAMS = ("add a model", "add a task", "add a data source", "add an optimiser", "add a mask")
 RUN_HERE = {
     *PROGRAMS,
-    "add a mask",
     "add a mask, its test",
     "add a contender",
     "add a backend",
@@ -87,8 +86,8 @@ def test_a_program_that_adds_something_trains_by_the_commands_of_its_page(
 
 
 def test_the_mask_of_the_guide_is_the_rule_in_words_and_what_attention_sees() -> None:
-    variables = run_block("add a mask")
-    run_block("add a mask, its test", **{name: variables[name] for name in ("torch", "seen")})
+    made = run_block("add a mask")
+    variables = run_block("add a mask, its test", **{name: made[name] for name in ("torch", "sinks_and_window")})
     attention, x, mask = variables["attention"].eval(), variables["x"], variables["mask"]
     changed = x.clone()
     changed[:, 20] = 0.0  # which no token after 35 sees

@@ -16,6 +16,7 @@ from typing import cast
 from flashtrain.command.compose import apply_demo, key_of, parse_overrides
 from flashtrain.errors import UserError
 from flashtrain.registry import component, registered
+from flashtrain.settings.groups import MASKS
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import (
     CHECKPOINT,
@@ -98,7 +99,7 @@ TRAINING_RULES = (
     ),
     Rule(
         "logger.project logger.run_name logger.group logger.mode",
-        lambda settings: settings.logger.name == "wandb",
+        lambda settings: "wandb" in settings.logger.kinds,
         "logger=wandb",
     ),
     # how it trains
@@ -145,6 +146,7 @@ TRAINING_RULES = (
     ),
     _own_component("model", "gpt2", "modern", "plain"),
     _own_component("data", "stdlib", "files", "tokens"),
+    _own_component("mask", *MASKS),
     _own_component("optimizer", "adamw", "lamb", "muon"),
     _own_component("schedule", "constant", "cosine", "linear"),
 )

@@ -6,6 +6,7 @@ import contextlib
 import os
 import traceback
 from collections.abc import Collection, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -55,8 +56,14 @@ def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False)
         asked = " and ".join(f"{name}=" for name in sorted(_OF_A_MODEL & given))
         if asked and not settings.is_demo:
             say(f"{asked} asks for a model, so the recipe runs in full on this CPU; hardware.demo=always has its demo.")
-    if settings.mode == "train" and settings.weights is not None and not Path(settings.weights).expanduser().exists():
-        raise UserError(f"no weights at {settings.weights}: no such folder or file.")
+    if settings.mode in ("train", "plan") and settings.weights is not None:
+        if not Path(settings.weights).expanduser().exists():
+            raise UserError(f"no weights at {settings.weights}: no such folder or file.")
+        settings = deepcopy(settings)
+        for line in task_of(settings).fit_weights(settings, given):
+            say(line)
+    if settings.mode == "train":
+        settings.logger.check_installed()
     wanted, studies = settings.trainer.devices, [name for name, mode in modes().items() if mode.study]
     if hardware.kind == "cuda" and wanted > hardware.count and settings.mode in ("train", "plan", *studies):
         raise UserError(f"trainer.devices={wanted}, but this machine has {hardware.count}: choose at most that many.")

@@ -27,6 +27,7 @@ GROUPS = {
     "data": "source",
     "hardware": "accelerator",
     "logger": "name",
+    "mask": "name",
     "memory": "checkpointing",
 }
 

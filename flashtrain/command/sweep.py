@@ -262,5 +262,5 @@ def _values(jobs: Jobs, key: str) -> int:
 
 def _log_to_wandb(logger: LoggerSettings, folder: Path, written: dict[str, Path]) -> None:
     """Log the sweep's figure beside its runs, in their group."""
-    if logger.name == "wandb" and "figure" in written:
+    if "wandb" in logger.kinds and "figure" in written:
         log_figure(logger.project, group=logger.group, folder=folder, figure=written["figure"], mode=logger.mode)

@@ -28,6 +28,7 @@ from flashtrain.settings.groups import (
     CONTEXT_WAYS,
     DECODER_SIZES,
     DECODERS,
+    LOGGERS,
     POSITIONS,
     PRECISIONS,
     RESIDUALS,
@@ -56,6 +57,7 @@ _CHOICES: dict[str, Sequence[str]] = {
 _REGISTERED = {
     "model": ("model", "model.name"),
     "data": ("source", "data.source"),
+    "mask": ("mask", "mask.name"),
     "optimizer": ("optimizer", "optimizer.name"),
     "schedule": ("schedule", "schedule.name"),
 }
@@ -91,6 +93,9 @@ def _plain(word: str) -> str:
         return word
     if "\n" in value or "\r" in value:
         raise UserError(f"{key}= has a line break in its value: a setting is one line.")
+    if key in ("logger", "logger.name") and re.fullmatch(r"\[[\w, ]+\]", value):
+        several = ",".join(_as_written(one, LOGGERS).strip() for one in value[1:-1].split(","))
+        return f"{sign}logger.name='{several}'"
     possible = _choices(key)
     if key in _REGISTERED and value not in (possible or ()) and value in registered(_REGISTERED[key][0]):
         return f"{sign}{_REGISTERED[key][1]}={value}"  # of a program of the user's: it has no file in conf/

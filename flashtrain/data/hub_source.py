@@ -19,6 +19,7 @@ from flashtrain.errors import UserError
 from flashtrain.files.contents import hash_of_contents
 from flashtrain.files.disk import default_cache_dir
 from flashtrain.files.foreign_files import BROKEN_FILE_ERRORS, read_json_object, read_text
+from flashtrain.files.hub import work_offline_where_unreachable
 
 log = logging.getLogger(__name__)
 
@@ -122,6 +123,8 @@ class HubSource:
 
     def _load(self) -> Any:
         if self._rows is None:
+            if not Path(self.name).is_dir():
+                work_offline_where_unreachable()
             datasets = datasets_library()
             try:
                 self._rows = datasets.load_dataset(
@@ -214,6 +217,7 @@ def datasets_library() -> ModuleType:
 
 
 def _ask_hub(name: str, revision: str | None) -> str:
+    work_offline_where_unreachable()
     import huggingface_hub  # comes with tokenizers; imported here since it is slow
 
     info = huggingface_hub.HfApi().dataset_info(name, revision=revision, timeout=HUB_TIMEOUT_SECONDS)

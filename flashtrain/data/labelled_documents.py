@@ -25,6 +25,7 @@ from flashtrain.data.text_files import json_lines
 from flashtrain.data.tokenizers import SpecialTokens, Tokenizer
 from flashtrain.errors import UserError, unknown
 from flashtrain.files.foreign_files import COMPRESSIONS
+from flashtrain.files.hub import work_offline_where_unreachable
 
 LAYOUTS = ("packed", "padded")
 
@@ -226,6 +227,8 @@ def dataset_rows(
     dataset_rows(*ECTHR) is the task of Dao et al. 2022, table 5: articles of the Convention, from the facts of a case.
     UserError: `datasets` is not installed, no such dataset, no network, columns that are not there.
     """
+    if not Path(name).is_dir():
+        work_offline_where_unreachable()
     library = datasets_library()
     where = f"dataset {name}{f' {config}' if config else ''}, split {split}"
     try:

@@ -157,8 +157,8 @@ class _Wrapped(Trainable):
         refused = [name for name in given if not self._any and name not in self._taken]
         if refused:
             raise UserError(
-                f"{type(self.module).__name__} takes no {' and no '.join(refused)}, which data.document_mask=true "
-                "gives: choose data.document_mask=false, or let it take them."
+                f"{type(self.module).__name__} takes no {' and no '.join(refused)}, which the settings' mask gives: "
+                "choose data.document_mask=false and mask=causal, or let it take them."
             )
         own = getattr(self.module, "loss", None)
         if callable(own):

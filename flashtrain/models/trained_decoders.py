@@ -16,6 +16,7 @@ E embedding width, C positions of a learned table.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -25,7 +26,11 @@ from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2Config
 from flashtrain.models.positions import stretched
 from flashtrain.models.trainable import Trainable
+from flashtrain_kernels import Mask
 
+# Called by name with documents and positions (B, S) integers, seqlen S and their device: which tokens each token sees;
+# None: the model's own causal rule.
+MaskMaker = Callable[..., Mask | None]
 LARGEST_TEMPERATURE = 1e6  # all tokens are as likely long before
 SMALLEST_TEMPERATURE = 1e-30  # float32 has hardly less; below, as at 0, the likeliest is taken
 
@@ -39,12 +44,14 @@ def generate(
     top_k: int | None = 50,
     seed: int = 0,
     end_of_text: int | None = None,
+    mask: MaskMaker | None = None,
 ) -> Tensor:
     """The prompt tokens (B, S) int64 with up to max_new_tokens more behind them: (B, S + new) int64.
 
     temperature: divides the logits before drawing; 0 takes the likeliest token (greedy). top_k: draw among the k
     likeliest only (None: all). seed: of the draws; the same seed, model and device draw the same tokens. end_of_text:
-    a row that draws it is finished and filled up with it, and generation ends once all rows are.
+    a row that draws it is finished and filled up with it, and generation ends once all rows are. mask: which tokens
+    each token sees, as LanguageModel takes it, of a window that is one document (None: the model's own causal rule).
 
     A model sees at most its context. Of a longer prompt it reads the last `context` tokens; when the context is full,
     the last context // 2 tokens are read anew as a fresh window, so that what it sees varies between half a context and
@@ -72,7 +79,9 @@ def generate(
                 if cache.length + unread.shape[1] > context:
                     cache.clear()
                     unread = tokens[:, -max(1, context // 2) :]
-                logits = model(unread, cache=cache, last_only=True)[:, 0]
+                seen = None if mask is None else row_mask(mask, cache.length + unread.shape[1], device, cache.length)
+                options = {} if seen is None else {"mask": seen}
+                logits = model(unread, cache=cache, last_only=True, **options)[:, 0]
                 unread = _draw(logits, temperature, top_k, generator)
                 if end_of_text is not None:
                     unread = unread.masked_fill(finished, end_of_text)
@@ -83,6 +92,13 @@ def generate(
     finally:
         model.train(was_training)
     return tokens
+
+
+def row_mask(make: MaskMaker, seqlen: int, device: torch.device, read: int = 0) -> Mask | None:
+    """The mask of a row of one document of so many tokens; of its queries after the first `read`."""
+    positions = torch.arange(seqlen, device=device)[None]
+    mask = make(documents=torch.zeros_like(positions), positions=positions, seqlen=seqlen, device=device)
+    return mask.select(positions[0, read:], positions[0]) if mask is not None and read else mask
 
 
 def _draw(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> Tensor:

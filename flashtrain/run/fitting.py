@@ -192,7 +192,7 @@ def strategy_options(settings: Settings, folder: Path) -> dict[str, Any]:
         "way": settings.trainer.context_way,
         "layout": settings.trainer.context_layout,
         # Without a document mask a row is one causal sequence, whatever documents it is packed of.
-        "documents": "documents" if settings.data.document_mask else None,
+        "documents": "documents" if settings.within_documents else None,
         "timeout_seconds": settings.trainer.timeout_seconds,
         "on_failure": partial(note_failure, folder),
     }
@@ -201,7 +201,7 @@ def strategy_options(settings: Settings, folder: Path) -> dict[str, Any]:
 def run_loggers(settings: Settings, folder: Path) -> list[Any]:
     """The loggers that the settings name, writing into `folder`: of a training, or of a run that measures."""
     return make_loggers(
-        settings.logger.name,
+        settings.logger.kinds,
         folder,
         project=settings.logger.project,
         name=settings.logger.run_name or f"{settings.recipe}-{folder.name}",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,8 @@ DECODER_SIZES = ("demo", "124m", "355m", "774m", "1.3b", "1.5b")
 POSITIONS = ("learned", "rotary")
 RESIDUALS = ("weights", "compute")
 CHECKPOINTING = ("none", "selective", "full", "auto")
-LOGGERS = ("none", "csv", "wandb")
+MASKS = ("causal", "document", "window", "prefix", "chunked")
+LOGGERS = ("none", "csv", "tensorboard", "wandb")
 
 
 @dataclass
@@ -121,7 +123,7 @@ class DataSettings:
     vocab_size: int = 50257  # tokens of data.tokenizer=bpe and none
     vocab: str | None = None  # of data.tokenizer=gpt2: a local vocab.json
     merges: str | None = None  # of data.tokenizer=gpt2: a local merges.txt
-    document_mask: bool = False  # attention stays within each document of a packed row, and positions begin anew there
+    document_mask: bool = False  # the same as mask.documents=true
     validation_fraction: float = 0.02  # of the documents, held out
     validation_tokens: int | None = None
     split_context: int | None = None
@@ -259,6 +261,37 @@ class AttentionSettings:
 
 
 @dataclass
+class MaskSettings:
+    """conf/mask: which tokens a token sees. docs/add-a-mask.md has them in words."""
+
+    name: str = "causal"  # causal, document, window, chunked or prefix, or one that your program registered
+    documents: bool = False  # within each document of a packed row alone, and positions begin anew there; any mask
+    window: int | None = None  # of mask=window: tokens that a token sees, itself included
+    chunk: int | None = None  # of mask=chunked: tokens a chunk, counted from the row's or document's first
+    prefix: int | None = None  # of mask=prefix: tokens of the prefix of each row or document; they are not scored
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """The mask in words, such as "window 1024 within documents"."""
+        own = {"window": self.window, "chunked": self.chunk, "prefix": self.prefix}.get(self.name)
+        words = [self.name, *([] if own is None else [str(own)])]
+        return " ".join([*words, *(["within documents"] if self.documents and self.name != "document" else [])])
+
+    def check(self) -> None:
+        for name, setting, what in (
+            ("window", "window", "tokens that each token sees, itself included"),
+            ("chunked", "chunk", "tokens of each chunk"),
+            ("prefix", "prefix", "tokens of each prefix"),
+        ):
+            value = getattr(self, setting)
+            if self.name == name and value is None:
+                raise UserError(f"mask={name} needs mask.{setting}=..., the {what}.")
+            if value is not None:
+                at_least(f"mask.{setting}", value, 1)
+
+
+@dataclass
 class MemorySettings:
     """conf/memory: what is done to need less memory for activations. Same losses and gradients, more time.
 
@@ -289,14 +322,26 @@ class MemorySettings:
 class LoggerSettings:
     """conf/logger: every run writes metrics.csv; wandb adds Weights & Biases, online when a key is configured."""
 
-    name: str = "wandb"
+    name: str = "wandb"  # none, csv, tensorboard or wandb; or several: logger=[tensorboard,wandb]
     project: str = "flashtrain"  # of Weights & Biases
     run_name: str | None = None  # of Weights & Biases
     group: str | None = None  # runs of one sweep share a group
     mode: str = "auto"  # auto | online | offline
 
+    @property
+    def kinds(self) -> list[str]:
+        """The loggers by name; `name` holds several with commas between them."""
+        return [kind.strip() for kind in self.name.split(",")]
+
+    def check_installed(self) -> None:
+        """Raise UserError where a logger's package is not there."""
+        for kind in self.kinds:
+            if kind in ("tensorboard", "wandb") and find_spec(kind) is None:
+                raise UserError(f"logger={kind} needs the package {kind}, which is not installed: pip install {kind}")
+
     def check(self) -> None:
-        one_of("logger", self.name, LOGGERS)
+        for kind in self.kinds:
+            one_of("logger", kind, LOGGERS)
         one_of("logger.mode", self.mode, ("auto", "online", "offline"))
 
 

@@ -25,6 +25,7 @@ from flashtrain.settings.groups import (
     GenerateSettings,
     HardwareSettings,
     LoggerSettings,
+    MaskSettings,
     MemorySettings,
     ModelSettings,
     OptimizerSettings,
@@ -63,6 +64,7 @@ class Settings:
     model: ModelSettings = field(default_factory=ModelSettings)
     data: DataSettings = field(default_factory=DataSettings)
     attention: AttentionSettings = field(default_factory=AttentionSettings)
+    mask: MaskSettings = field(default_factory=MaskSettings)
     memory: MemorySettings = field(default_factory=MemorySettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
@@ -93,6 +95,17 @@ class Settings:
     def samples_per_step(self) -> int:
         """Samples of an optimiser step, over all devices."""
         return self.trainer.tokens_per_step // self.context
+
+    @property
+    def within_documents(self) -> bool:
+        """Whether a token sees nothing of other documents of its row."""
+        return self.mask.name == "document" or self.mask.documents or self.data.document_mask
+
+    @property
+    def mask_label(self) -> str:
+        """The mask in words, however it was asked for to stay within documents."""
+        label = replace(self.mask, documents=self.within_documents).label
+        return "document" if label == "causal within documents" else label
 
     @property
     def strategy(self) -> str:

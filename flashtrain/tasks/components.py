@@ -6,25 +6,35 @@ This is where settings end: everything built here takes plain arguments.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flashtrain.data.sources import FilesSource, StandardLibrarySource, TextSource, TokenSource
 from flashtrain.data.tokenizers import TokenizerSpec, huggingface_tokenizer
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.models.trainable import Trainable, as_trainable, check_contract
+from flashtrain.models.trained_decoders import MaskMaker, row_mask
 from flashtrain.registry import component, register
-from flashtrain.settings.groups import TOKENIZERS, DataSettings, ModelSettings, OptimizerSettings, ScheduleSettings
+from flashtrain.settings.groups import (
+    TOKENIZERS,
+    DataSettings,
+    MaskSettings,
+    ModelSettings,
+    OptimizerSettings,
+    ScheduleSettings,
+)
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import VOCABULARY, Hardware
 from flashtrain.training.optimizers import HALF, MasterWeights, adamw, lamb, muon
 from flashtrain.training.steps import constant_with_warmup, cosine_with_warmup, linear_with_warmup
+from flashtrain_kernels import Mask, masks
 
 
 def decoder_config(family: str, settings: ModelSettings, *, vocab_size: int, context: int) -> GPT2Config:
@@ -161,6 +171,60 @@ def build_constant(
     optimizer: torch.optim.Optimizer, settings: ScheduleSettings, total_steps: int
 ) -> torch.optim.lr_scheduler.LRScheduler:
     return constant_with_warmup(optimizer, _warmup(settings, total_steps))
+
+
+@register("mask", "causal")
+@register("mask", "document")
+def build_document_mask(
+    settings: MaskSettings, *, documents: Tensor, positions: Tensor, seqlen: int, device: torch.device
+) -> Mask | None:
+    return masks.document(documents, causal=True) if settings.documents else None  # None: the model's own causal rule
+
+
+@register("mask", "window")
+def build_window_mask(
+    settings: MaskSettings, *, documents: Tensor, positions: Tensor, seqlen: int, device: torch.device
+) -> Mask:
+    window, within = (int(settings.window or 1) - 1, 0), documents if settings.documents else None
+    return masks.sliding_window(seqlen, window, documents=within, device=device)
+
+
+@register("mask", "chunked")
+def build_chunked_mask(
+    settings: MaskSettings, *, documents: Tensor, positions: Tensor, seqlen: int, device: torch.device
+) -> Mask:
+    if not settings.documents:
+        positions = torch.arange(seqlen, device=device)[None]
+    return masks.document((positions % int(settings.chunk or 1) == 0).cumsum(1), causal=True)  # a document a chunk
+
+
+@register("mask", "prefix")
+def build_prefix_mask(
+    settings: MaskSettings, *, documents: Tensor, positions: Tensor, seqlen: int, device: torch.device
+) -> Mask:
+    if settings.documents:
+        return masks.prefix_lm(torch.full_like(documents, int(settings.prefix or 0)), documents=documents)
+    return masks.prefix_lm(torch.full((1,), int(settings.prefix or 0), device=device), seqlen=seqlen)
+
+
+def make_mask(settings: Settings) -> MaskMaker | None:
+    """What LanguageModel and generate make each batch's mask by; None where the model's own causal rule is the mask."""
+    if settings.mask.name in ("causal", "document") and not settings.within_documents:
+        return None
+    own = replace(settings.mask, documents=settings.within_documents)
+    return partial(component("mask", own.name), own)
+
+
+def attended_context(settings: Settings) -> int:
+    """The context of causal rows whose tokens see as many tokens on average as the mask shows them in a row of one
+    document: what FLOPs are counted at. How long the documents are is not known before they are read."""
+    make = None if settings.mask.name in ("causal", "document") else make_mask(settings)
+    if make is None:
+        return settings.context
+    from flashtrain.distributed.context.layout import visible_keys
+
+    mask = row_mask(make, settings.context, torch.device("cpu"))
+    return settings.context if mask is None else max(1, round(2 * visible_keys(mask).double().mean().item() - 1))
 
 
 def make_source(settings: Settings) -> TextSource | TokenSource:

@@ -11,6 +11,7 @@ from flashtrain.errors import UserError
 from flashtrain.models.attention import Attention
 from flashtrain.models.gpt2 import SIZES
 from flashtrain.models.trainable import DecoderShape, Trainable
+from flashtrain.models.trained_decoders import row_mask
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import GIB, PRECISIONS
@@ -126,12 +127,15 @@ def _layout_lines(settings: Settings) -> list[str]:
     """Of rows that are one causal sequence each; what documents change is known only when they are read."""
     from flashtrain.distributed.context.layout import attention_work, imbalance, make_layout, visible_keys
     from flashtrain.distributed.context.ways import remote_keys
+    from flashtrain.tasks.components import make_mask
 
-    mask = masks.causal(settings.context)
-    layout = make_layout(settings.trainer.context_layout, mask, settings.context_degree)
+    causal = masks.causal(settings.context)
+    layout = make_layout(settings.trainer.context_layout, causal, settings.context_degree)  # which rows are dealt by
+    make = make_mask(settings)
+    mask = (None if make is None else row_mask(make, settings.context, causal.queries.device)) or causal
     uneven = imbalance(attention_work(layout, visible_keys(mask)))
     needed = int(remote_keys(layout, mask).max())
-    of_what, most = ("a row of one document", "at most ") if settings.data.document_mask else ("a row", "")
+    of_what, most = ("a row of one document", "at most ") if settings.within_documents else ("a row", "")
     return [
         f"layout: {layout.name}, {layout.held:,} tokens a device in blocks of {layout.block:,}; for {of_what} the "
         f"busiest device attends {uneven:.2f} times the mean and needs the keys and values of {most}{needed:,} "

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-from pytorch_lightning.loggers import Logger, WandbLogger
-from pytorch_lightning.utilities import rank_zero_info, rank_zero_only
+from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
+from pytorch_lightning.utilities import rank_zero_only
 
 from flashtrain.announce import say
 from flashtrain.errors import UserError, unknown
@@ -195,14 +195,14 @@ def _unwritable(path: Path, problem: OSError) -> UserError:
     return UserError(f"could not write {path}: {problem.strerror or problem}")
 
 
-KINDS = ("none", "csv", "wandb")
+KINDS = ("none", "csv", "tensorboard", "wandb")
 MODES = ("auto", "online", "offline")
 METRICS = "metrics.csv"
 RUN_ID = "wandb_id.txt"
 
 
 def make_loggers(
-    kind: str,
+    kind: str | Sequence[str],
     run_dir: str | Path,
     *,
     project: str = "flashtrain",
@@ -212,20 +212,29 @@ def make_loggers(
     config: dict[str, Any] | None = None,
     mode: str = "auto",
 ) -> list[Logger]:
-    """The loggers of a training run. Every run writes run_dir/metrics.csv; kind="wandb" adds Weights & Biases.
+    """The loggers of a training run. Every run writes run_dir/metrics.csv; kind="wandb" adds Weights & Biases, and
+    "tensorboard" the events that it reads, in run_dir/tensorboard.
 
-    kind: "csv" and "none" write the files only. run_id: the W&B run to continue; None takes the one that an earlier
-    run in run_dir left in wandb_id.txt, or begins a new one. group: what W&B lists together (the runs of a sweep).
+    kind: one or several; "csv" and "none" write the files only. run_id: the W&B run to continue; None takes the one
+    that an earlier run in run_dir left in wandb_id.txt, or begins a new one. group: what W&B lists together.
     config: logged as the run's configuration. mode: "auto" is online where a W&B key is configured, else offline with
     one line that says how to send the run later; the environment's WANDB_MODE decides over "auto". Driven by a
     `wandb sweep` agent, the run keeps the id that the agent gave it.
     Raises UserError for an unknown kind or mode, or where wandb is wanted but not installed.
     """
-    if kind not in KINDS:
-        raise unknown("logger", kind, KINDS)
+    kinds = [kind] if isinstance(kind, str) else list(kind)
+    for name_of_one in kinds:
+        if name_of_one not in KINDS:
+            raise unknown("logger", name_of_one, KINDS)
     run_dir = Path(run_dir)
     loggers: list[Logger] = [MetricsFile(run_dir / METRICS)]
-    if kind == "wandb":
+    if "tensorboard" in kinds:
+        if importlib.util.find_spec("tensorboard") is None:
+            raise UserError(
+                "logger=tensorboard needs the package tensorboard, which is not installed: pip install tensorboard"
+            )
+        loggers.append(TensorBoardLogger(run_dir, name="", version="tensorboard", default_hp_metric=False))
+    if "wandb" in kinds:
         loggers.append(_wandb(run_dir, project, name, group, run_id, config, mode))
     return loggers
 
@@ -255,6 +264,7 @@ def log_figure(project: str, *, group: str | None, folder: str | Path, figure: s
     under way. Raises UserError for an unknown mode or a missing wandb.
     """
     wandb = _import_wandb()
+    _silence(wandb)
     run = wandb.init(
         project=project,
         group=group,
@@ -269,14 +279,16 @@ def log_figure(project: str, *, group: str | None, folder: str | Path, figure: s
 
 
 def log_summary(loggers: list[Logger], row: dict[str, Any]) -> None:
-    """Put a run's summary row into the loggers that keep one (Weights & Biases)."""
+    """Put a run's summary row into the loggers that keep one."""
     for logger in loggers:
+        if isinstance(logger, TensorBoardLogger):
+            logger.experiment.add_text("summary", _markdown(["", "value"], list(row.items())))
         if isinstance(logger, WandbLogger):
             logger.experiment.summary.update({key: value for key, value in row.items() if value is not None})
 
 
 def log_table(loggers: list[Logger], name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Put rows into the loggers that keep tables (Weights & Biases): a column for each key of any row.
+    """Put rows into the loggers that keep tables: a column for each key of any row.
 
     A column of numbers and words, such as lengths of 128 and of a "paragraph", becomes words: theirs have one type.
     """
@@ -287,21 +299,35 @@ def log_table(loggers: list[Logger], name: str, rows: Sequence[Mapping[str, Any]
         value = row.get(key)
         return str(value) if key in worded and value is not None else value
 
+    data = [[cell(row, key) for key in columns] for row in rows]
     for logger in loggers:
+        if isinstance(logger, TensorBoardLogger):
+            logger.experiment.add_text(name, _markdown(columns, data))
         if isinstance(logger, WandbLogger):
-            logger.log_table(name, columns=columns, data=[[cell(row, key) for key in columns] for row in rows])
+            logger.log_table(name, columns=columns, data=data)
+
+
+def _markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    lines = [columns, [":---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join('' if cell is None else str(cell) for cell in line)} |" for line in lines)
 
 
 def log_image(loggers: list[Logger], name: str, path: Path) -> None:
-    """Put a PNG file into the loggers that keep images (Weights & Biases)."""
+    """Put a PNG file into the loggers that keep images."""
     for logger in loggers:
+        if isinstance(logger, TensorBoardLogger):
+            import matplotlib.image
+
+            logger.experiment.add_image(name, matplotlib.image.imread(path), dataformats="HWC")
         if isinstance(logger, WandbLogger):
             logger.log_image(name, [str(path)])
 
 
 def close_loggers(loggers: list[Logger]) -> None:
-    """End the Weights & Biases run, so that the next run of this process begins its own."""
+    """End the Weights & Biases run, so that the next run of this process begins its own, and TensorBoard's file."""
     for logger in loggers:
+        if isinstance(logger, TensorBoardLogger):
+            logger.experiment.close()
         if isinstance(logger, WandbLogger):
             logger.experiment.finish()
 
@@ -314,6 +340,13 @@ def _import_wandb() -> Any:
     return wandb
 
 
+def _silence(wandb: Any) -> None:
+    """W&B prints nothing from now on, where the environment says no else: its greetings, warnings of what Lightning
+    passes to it, and charts at the end. What a user needs of it is said in a line of our own."""
+    if "WANDB_SILENT" not in os.environ:
+        wandb.setup(settings=wandb.Settings(silent=True))
+
+
 def _wandb_mode(mode: str, folder: Path, run_id: str = "") -> str:
     """The mode to give to wandb.init, after saying how to sync where "auto" became offline."""
     if mode not in MODES:
@@ -324,7 +357,7 @@ def _wandb_mode(mode: str, folder: Path, run_id: str = "") -> str:
     if has_wandb_key():
         return "online"
     which = f"{folder / 'wandb'}/offline-run-*{run_id}"
-    rank_zero_info(f"Weights & Biases: no key configured, logging offline; send the run later with: wandb sync {which}")
+    say(f"Weights & Biases: no key configured, logging offline; send the run later with: wandb sync {which}")
     return "offline"
 
 
@@ -337,7 +370,7 @@ def _wandb(
     config: dict[str, Any] | None,
     mode: str,
 ) -> WandbLogger:
-    _import_wandb()
+    _silence(_import_wandb())
     options: dict[str, Any] = {}
     if group is not None:
         options["group"] = group
@@ -351,7 +384,19 @@ def _wandb(
 
     options["mode"] = _wandb_mode(mode, run_dir, run_id or "")
     run_dir.mkdir(parents=True, exist_ok=True)
-    return WandbLogger(name=name, save_dir=run_dir, project=project, **options)
+    return _AnnouncedWandb(name=name, save_dir=run_dir, project=project, **options)
+
+
+class _AnnouncedWandb(WandbLogger):
+    """Says where the run is to be seen, once it has begun online."""
+
+    @property
+    def experiment(self) -> Any:
+        begins = self._experiment is None and not getattr(rank_zero_only, "rank", 0)
+        run = super().experiment
+        if begins and self._wandb_init.get("mode") == "online":
+            say(f"Weights & Biases: {run.url}")
+        return run
 
 
 def _remembered_id(run_dir: Path, run_id: str | None) -> str:

@@ -218,7 +218,7 @@ class ContextStudy(ABC):
         say(f"figure{'s' if len(figures) > 1 else ''}: {told}; rows: {folder / RESULT}")
         say(f"  publish them: python -m flashtrain.report {folder} --save recipes/results/NAME.json")
         logger = self.settings.logger
-        if logger.name == "wandb":
+        if "wandb" in logger.kinds:
             group = self._group(folder)
             log_figure(logger.project, group=group, folder=folder, figure=figures[0], mode=logger.mode)
         for line in self.last_words(rows):

@@ -16,8 +16,9 @@ from flashtrain.command.compose import compose_settings
 from flashtrain.folders.run_folder import find_unfinished, read_summary
 from flashtrain.training.checkpoints import read_checkpoint
 
-# Five steps: the last one is no time for a validation, so that one follows the fit. Documents change the layout.
-STEPS = ("trainer.steps=5", "data.document_mask=true")
+# Five steps: the last one is no time for a validation, so that one follows the fit. Documents change the layout, and
+# what a prefix shows is not scored, wherever it is dealt to.
+STEPS = ("trainer.steps=5", "mask=prefix", "mask.prefix=8", "mask.documents=true")
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
 
 

@@ -73,7 +73,7 @@ def test_what_a_program_registered_is_named_like_what_ships(monkeypatch) -> None
         (["trainer=null"], r"unknown trainer 'null'\. Possible: default\."),
         (["attention=false"], r"unknown attention 'false'\. .*Possible: flash, sdpa, standard\."),
         (["schedule=0.5"], r"unknown schedule '0\.5'\. Possible: constant, cosine, linear\."),
-        (["logger="], r"unknown logger ''\. Possible: csv, none, wandb\."),
+        (["logger="], r"unknown logger ''\. Possible: csv, none, tensorboard, wandb\."),
         (["+=3"], r"cannot read '\+=3': settings are given as name=value\."),
         (["output=a\nb"], r"output= has a line break in its value"),
         (["--context", "512"], r"unknown flag --context: .* without dashes\. Did you mean context=512\?"),

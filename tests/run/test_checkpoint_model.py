@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from tiny_runs import TinyRuns
 
+from flashtrain.command import modes
 from flashtrain.command.compose import compose_settings
+from flashtrain.command.job import settle
 from flashtrain.errors import UserError
+from flashtrain.folders.run_folder import read_summary
 from flashtrain.integrations import save_gpt2, save_weights
 from flashtrain.models import GPT2, GPT2Config
 from flashtrain.models.positions import stretched
 from flashtrain.run.train import check_same_model
+from flashtrain.settings.settings import Settings
+from flashtrain.spec import task_of
 from flashtrain.tasks.language.prepare import model_builder
 from flashtrain.tasks.language.trained import load_trained
 from flashtrain.training.checkpoints import read_checkpoint
+from flashtrain.training.hardware import detect_hardware
 
 
 def start(*words: str, vocab_size: int = 257) -> GPT2:
@@ -136,3 +144,69 @@ def test_a_checkpoint_from_before_a_field_existed_is_still_the_same_model(traine
     description["shape"]["rope_factor"] = 2.0
     with pytest.raises(UserError, match=r"rope_factor is 1\.0 there and 2\.0 here"):
         check_same_model(tmp_path / "old.ckpt", read_checkpoint(tmp_path / "old.ckpt"), description, defaults)
+
+
+@pytest.fixture(scope="module")
+def words_of_its_own(tiny_runs: TinyRuns) -> Path:
+    """The folder of a run whose tokenizer was trained on its text."""
+    status, folder = tiny_runs.run("own-words", "data.tokenizer=bpe", "data.vocab_size=300", "trainer.steps=1")
+    assert status == 0
+    return folder
+
+
+def settled(*words: str) -> Settings:
+    """The settings as a run on a CPU has them, its text not yet read: there is none."""
+    words = ("recipe=gpt2", "hardware=cpu", "data=files", "data.path=/nowhere", *words)
+    return settle(compose_settings(words), words)[0]
+
+
+def test_a_runs_tokenizer_model_and_context_come_with_its_weights(words_of_its_own, caplog) -> None:
+    with caplog.at_level("INFO"):
+        found = settled(f"weights={words_of_its_own}")
+    assert (found.data.tokenizer, found.data.vocab_size) == ("bpe", 300)
+    assert (found.model.label, found.context, found.trainer.tokens_per_step) == ("gpt2-demo", 32, 65536)
+    assert f"as in {words_of_its_own}: tokenizer bpe, model gpt2-demo, context 32." in caplog.text
+    assert "0.8M parameters, context 32" in task_of(found).plan(found, detect_hardware("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            ("data.tokenizer=bytes",),
+            r"data\.tokenizer=bytes contradicts weights=.* with data\.tokenizer=bpe: leave it out",
+        ),
+        (("data.vocab_size=999",), r"data\.vocab_size=999 contradicts weights=.* with data\.vocab_size=300"),
+        (("model=modern",), r"model=modern is another architecture"),
+    ],
+)
+def test_what_contradicts_a_runs_weights_is_refused_before_any_text_is_read(words_of_its_own, words, line) -> None:
+    with pytest.raises(UserError, match=line):
+        settled(f"weights={words_of_its_own}", *words)
+
+
+def test_a_tokenizer_trained_on_this_text_is_none_of_weights_from_elsewhere(hugging_face) -> None:
+    with pytest.raises(UserError, match=r"data\.tokenizer=bpe is trained on this text, .* choose data\.tokenizer=gpt2"):
+        settled(f"weights={hugging_face}")
+    with pytest.raises(UserError, match=r"know 257 tokens and the tokenizer makes 50257"):
+        start(f"weights={hugging_face}", "context=64", "data.tokenizer=gpt2")
+
+
+def test_another_text_is_read_in_the_runs_own_tokens(words_of_its_own, tiny_runs: TinyRuns, tmp_path, caplog) -> None:
+    """In training and in evaluation: a tokenizer trained on it would have as many tokens, and others."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "a.md").write_text("Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich. " * 60)
+    status, folder = tiny_runs.run(
+        "more-words", f"weights={words_of_its_own}", "data.tokenizer=bpe", "data.vocab_size=300", f"data.path={other}"
+    )
+    assert status == 0
+    own, more = (load_trained(str(run), attention="sdpa").tokenizer for run in (words_of_its_own, folder))
+    assert own.fingerprint() == more.fingerprint()
+    reported = read_summary(folder)["validation_loss"]
+    for words in ((), ("data=files", f"data.path={other}")):
+        caplog.clear()
+        settings = modes.settings_from_checkpoint(["mode=evaluate", f"checkpoint={folder}", "hardware=cpu", *words])
+        with caplog.at_level("INFO"):
+            assert modes.run_mode(settings) == 0
+        assert f"held-out loss {reported:.4f}" in caplog.text

@@ -6,12 +6,24 @@ import importlib.util
 
 import matplotlib.image
 import pytest
-from pytorch_lightning.loggers import WandbLogger
+from pytorch_lightning.loggers import TensorBoardLogger, WandbLogger
 from tiny_training import TinyData, TinyTask, tiny_trainer
 
+from flashtrain.command.compose import compose_settings
+from flashtrain.command.job import settle
+from flashtrain.command.words import plain_words
 from flashtrain.errors import UserError
+from flashtrain.settings import groups
 from flashtrain.training import loggers as loggers_module
-from flashtrain.training.loggers import MetricsFile, has_wandb_key, log_figure, log_table, make_loggers
+from flashtrain.training.loggers import (
+    MetricsFile,
+    close_loggers,
+    has_wandb_key,
+    log_figure,
+    log_summary,
+    log_table,
+    make_loggers,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +58,7 @@ def init_options(tmp_path, **options):
 
 def test_without_a_key_it_is_offline_and_one_line_says_how_to_sync(tmp_path, monkeypatch):
     said = []
-    monkeypatch.setattr(loggers_module, "rank_zero_info", said.append)
+    monkeypatch.setattr(loggers_module, "say", said.append)
     assert init_options(tmp_path)["mode"] == "offline"
     assert len(said) == 1
     assert f"wandb sync {tmp_path}/wandb/offline-run-*" in said[0]
@@ -134,3 +146,41 @@ def test_a_file_from_elsewhere_names_no_run_but_a_plain_one(tmp_path, content):
     (tmp_path / "wandb_id.txt").write_text(content)
     with pytest.raises(UserError, match=r"wandb_id\.txt"):
         make_loggers("wandb", tmp_path, mode="offline")
+
+
+def test_wandb_says_nothing_itself(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("WANDB_SILENT", raising=False)
+    made = make_loggers("wandb", tmp_path, mode="offline", config={"context": 8})
+    made[1].log_metrics({"loss": 1.0}, step=0)
+    log_summary(made, {"loss": 1.0})
+    close_loggers(made)
+    assert "".join(capsys.readouterr()) == ""
+
+
+def test_several_loggers_at_once_are_told_the_same(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    made = make_loggers(["csv", "tensorboard", "wandb"], tmp_path, mode="offline")
+    kinds = (MetricsFile, TensorBoardLogger, WandbLogger)
+    assert [isinstance(one, kind) for one, kind in zip(made, kinds, strict=True)] == [True] * 3
+    made[1].log_metrics({"loss": 1.5}, step=3)
+    log_summary(made[:2], {"loss": 1.5, "mfu": None})
+    log_table(made[:2], "rows", [{"length": 128, "loss": 2.0}])
+    close_loggers(made)
+    read = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(event.step, event.value) for event in read.Scalars("loss")] == [(3, 1.5)]
+    assert {"summary/text_summary", "rows/text_summary"} <= set(read.Tags()["tensors"])
+
+
+def test_what_is_not_installed_is_told_before_anything_is_built(monkeypatch):
+    words = plain_words(["recipe=gpt2", "hardware=cpu", "logger=[CSV,tensorboard]"])
+    settings = compose_settings(words)
+    assert settings.logger.kinds == ["csv", "tensorboard"]
+    monkeypatch.setattr(groups, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"logger=tensorboard needs the package .*: pip install tensorboard"):
+        settle(settings, words)
+
+
+def test_of_several_names_the_wrong_one_is_told():
+    with pytest.raises(UserError, match=r"unknown logger 'wandbb'\. Did you mean 'wandb'"):
+        compose_settings(plain_words(["recipe=gpt2", "logger=[csv,wandbb]"]))

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from typing import Any
+
 import torch
 
 from flashtrain.announce import say
 from flashtrain.data.tokenizers import known_end
-from flashtrain.folders.run_folder import new_folder
+from flashtrain.folders.run_folder import new_folder, read_settings
 from flashtrain.integrations import save_decoder, save_tokenizer
+from flashtrain.settings.groups import DataSettings
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import LanguageModel
+from flashtrain.tasks.components import make_mask
 from flashtrain.tasks.language.prepare import continue_text, make_data
 from flashtrain.tasks.language.trained import TrainedModel, load_trained, move
 from flashtrain.tasks.training_task import evaluating_trainer
@@ -24,16 +29,29 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> int:
     trained.model = move(trained.model, hardware.kind, hardware.precision)
     if settings.mode == "generate":
         prompt = settings.prompt or settings.data.first_words
-        print(continue_text(trained.model, trained.tokenizer, prompt, settings.generate, seed=settings.seed))
+        mask = make_mask(settings)
+        print(continue_text(trained.model, trained.tokenizer, prompt, settings.generate, seed=settings.seed, mask=mask))
         return 0
     data = make_data(settings, hardware)
+    if settings.data.tokenizer == "bpe":  # trained on this text, if it is the run's
+        same = _text(settings.data) == _text(read_settings(trained.folder).data)
+        if same:
+            data.prepare_data()
+        if not same or data.tokenizer.fingerprint() != trained.tokenizer.fingerprint():
+            data = make_data(settings, hardware, trained.tokenizer)
     trainer = evaluating_trainer(hardware)
     data.batch_size = min(data.batch_size, 8)
-    task = LanguageModel(trained.model, document_mask=settings.data.document_mask)
+    task = LanguageModel(trained.model, document_mask=settings.within_documents, mask=make_mask(settings))
     loss = trainer.validate(task, data, verbose=False)[0]["validation_loss"]
     perplexity = float(torch.exp(torch.tensor(loss)))
     say(f"{trained.checkpoint} (step {trained.step}): held-out loss {loss:.4f}, perplexity {perplexity:.2f}")
     return 0
+
+
+def _text(data: DataSettings) -> dict[str, Any]:
+    """The settings that say which text it is, and how a tokenizer is trained on it."""
+    others = ("document_mask", "split_context", "workers", "cache_dir")
+    return {name: value for name, value in asdict(data).items() if name not in others and "validation" not in name}
 
 
 def _export(trained: TrainedModel) -> int:

@@ -12,19 +12,22 @@ import torch
 
 from flashtrain.announce import say
 from flashtrain.data.datamodule import TextDataModule
-from flashtrain.data.tokenizers import Tokenizer, known_end
+from flashtrain.data.tokenizers import Tokenizer, known_end, load_tokenizer
 from flashtrain.errors import UserError
-from flashtrain.models.gpt2 import FAMILIES
+from flashtrain.folders.run_folder import TOKENIZER
+from flashtrain.models.gpt2 import FAMILIES, GPT2
 from flashtrain.models.trainable import Trainable
-from flashtrain.models.trained_decoders import generate
+from flashtrain.models.trained_decoders import MaskMaker, generate
 from flashtrain.settings.groups import GenerateSettings
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Prepared
 from flashtrain.tasks import LanguageModel
 from flashtrain.tasks.batching import Batching, choose_batching, compiles
 from flashtrain.tasks.components import (
+    attended_context,
     decoder_config,
     loader_workers,
+    make_mask,
     make_model,
     make_source,
     make_tokenizer_spec,
@@ -33,6 +36,7 @@ from flashtrain.tasks.components import (
     vocabulary_of,
 )
 from flashtrain.tasks.context_run import check_model, check_shape, context_columns, describe_context, plan_lines
+from flashtrain.tasks.language.trained import check_tokens, model_of_weights, run_of_weights, weights_at_context
 from flashtrain.tasks.training_task import metric
 from flashtrain.training.callbacks import describe_validation, held_out_samples
 from flashtrain.training.hardware import Hardware, duration, expected_rate
@@ -48,7 +52,8 @@ def make_task(settings: Settings, hardware: Hardware, model: Trainable, descript
         model,
         make_optimizer=optimizer_builder(settings),
         make_schedule=schedule_builder(settings),
-        document_mask=settings.data.document_mask,
+        document_mask=settings.within_documents,
+        mask=make_mask(settings),
         gradient_clip=settings.optimizer.gradient_clip,
         compile=compiles(settings, hardware),
         cuda_graphs=settings.trainer.cuda_graphs,
@@ -56,17 +61,18 @@ def make_task(settings: Settings, hardware: Hardware, model: Trainable, descript
     )
 
 
-def make_data(settings: Settings, hardware: Hardware) -> TextDataModule:
-    """The data module of these settings; its micro-batch is set once the model is known."""
+def make_data(settings: Settings, hardware: Hardware, tokenizer: Tokenizer | None = None) -> TextDataModule:
+    """The data module of these settings; its micro-batch is set once the model is known. tokenizer: of a run, in place
+    of the one that the settings would train on this text."""
     asked = settings.data.validation_tokens
     return TextDataModule(
         make_source(settings),
-        make_tokenizer_spec(settings),
+        tokenizer if tokenizer is not None and settings.data.tokenizer == "bpe" else make_tokenizer_spec(settings),
         settings.context,
         batch_size=settings.samples_per_step // settings.data_ranks,
         total_steps=settings.trainer.steps,
         seed=settings.seed,
-        document_mask=settings.data.document_mask,
+        document_mask=settings.within_documents,
         validation_fraction=settings.data.validation_fraction,
         split_context=settings.data.split_context,
         validation_samples=held_out_samples(
@@ -84,7 +90,8 @@ def make_data(settings: Settings, hardware: Hardware) -> TextDataModule:
 def prepare(settings: Settings, hardware: Hardware) -> Prepared:
     """A language model, its data and its task. UserError: for what the user can mend."""
     build_model = model_builder(settings)
-    data = make_data(settings, hardware)
+    run = None if settings.weights is None else run_of_weights(settings)
+    data = make_data(settings, hardware, None if run is None else load_tokenizer(run / TOKENIZER))
     data.prepare_data()
     data.setup()
     model = build_model(vocab_size=data.tokenizer.vocab_size, attention=hardware.attention)
@@ -93,16 +100,15 @@ def prepare(settings: Settings, hardware: Hardware) -> Prepared:
     data.batch_size, data.accumulate = batching.micro_batch, batching.accumulate
     model.save_memory(batching.savings)
     description = describe_model(model, settings, vocab_size=data.tokenizer.vocab_size)
-    said = [data.describe(), describe(settings, hardware, model, batching)]
+    said = [data.describe(), describe(settings, hardware, model, batching), *describe_mask(settings)]
     epochs = data.epochs_of_parts(settings.trainer.steps * settings.samples_per_step)
     said += [epochs] if epochs else []
     if data.validation_tokens:
         asked, every = settings.data.validation_tokens, settings.trainer.validate_every
         said.append(describe_validation(data.held_out_rows, asked, every, "data.validation_tokens"))
     task = make_task(settings, hardware, model, description)
-    throughput = Throughput(
-        model.flops_per_token(settings.context), settings.trainer.tokens_per_step, peak_flops=hardware.peak_flops
-    )
+    flops = model.flops_per_token(attended_context(settings))
+    throughput = Throughput(flops, settings.trainer.tokens_per_step, peak_flops=hardware.peak_flops)
 
     def row(trainer: pl.Trainer) -> dict[str, Any]:
         found = {
@@ -132,10 +138,10 @@ def model_builder(settings: Settings) -> Callable[..., Trainable]:
     What the weights or the model's own settings cannot serve raises UserError here, before any text is read.
     """
     if settings.weights is not None:
-        from flashtrain.tasks.language.trained import model_of_weights, weights_at_context
-
         start = weights_at_context(settings)
         check_shape(settings, start[0])
+        if settings.data.tokenizer != "bpe":  # whose tokens are known once the text is read
+            check_tokens(settings, start[0], vocabulary_of(settings.data))
         return partial(model_of_weights, settings, start)
     if settings.model.interpolate_positions:
         raise UserError("model.interpolate_positions=true stretches trained positions: it needs weights=...")
@@ -175,6 +181,17 @@ def describe(settings: Settings, hardware: Hardware, model: Trainable, batching:
     )
 
 
+def describe_mask(settings: Settings) -> list[str]:
+    """The line that says what a token sees, and what of it is counted; none under the causal mask."""
+    label = settings.mask_label
+    if label == "causal":
+        return []
+    seen = attended_context(settings)
+    counted = "FLOPs count all of a row" if seen == settings.context else f"FLOPs count rows as of {seen:,} tokens"
+    documents = ", whatever documents it is packed of" if settings.within_documents else ""
+    return [f"mask {label}: {counted}{documents}"]
+
+
 def _say_sample(settings: Settings, hardware: Hardware, model: Trainable, data: TextDataModule, *, first: bool) -> None:
     """Print, on the first rank, what the trained model writes; every rank calls it, since shards are gathered.
 
@@ -207,7 +224,8 @@ def _sample(
         return None
     prompt = settings.prompt or settings.data.first_words
     model.to(hardware.kind)  # Lightning leaves the weights in main memory when a fit ends
-    return continue_text(model, data.tokenizer, prompt, settings.generate, seed=settings.seed)
+    mask = make_mask(settings)
+    return continue_text(model, data.tokenizer, prompt, settings.generate, seed=settings.seed, mask=mask)
 
 
 def _found(
@@ -238,19 +256,24 @@ def _found(
 
 def plan_language(settings: Settings, hardware: Hardware) -> str:
     """Parameters, tokens, estimated memory and time of the run, as lines to print. Builds no weights, reads no text."""
+    vocab_size = vocabulary_of(settings.data)
+    build_model: Callable[..., Trainable] = partial(make_model, settings, vocab_size=vocab_size)
+    if settings.weights is not None:
+        config, _ = weights_at_context(settings)
+        build_model = partial(GPT2, config, residual=settings.model.residual)
     with torch.device("meta"):
-        vocab_size = vocabulary_of(settings.data)
-        model = make_model(settings, vocab_size=vocab_size, attention=hardware.attention)
+        model = build_model(attention=hardware.attention)
     check_model(settings, model)
     batching = choose_batching(settings, hardware, model)
     tokens = settings.trainer.steps * settings.trainer.tokens_per_step
-    flops = tokens * model.flops_per_token(settings.context)
+    flops = tokens * model.flops_per_token(attended_context(settings))
     rate, how = expected_rate(hardware)
     wanted = duration(flops / (rate * settings.trainer.ranks))
     lines = [
         describe(settings, hardware, model, batching),
         f"text: {make_source(settings).describe()}; tokenizer {settings.data.tokenizer}",
         f"tokens: {tokens:,} ({settings.trainer.steps} steps of {settings.trainer.tokens_per_step:,})",
+        *describe_mask(settings),
         *plan_lines(settings, hardware, model, batching.micro_batch),
         *(batching.estimate.lines() if batching.estimate else []),
         *_ways_to_run(batching),
@@ -268,8 +291,16 @@ def _ways_to_run(batching: Batching) -> list[str]:
     return ["memory savings, cheapest in time first (> is taken):", *lines]
 
 
-def continue_text(model: Trainable, tokenizer: Tokenizer, prompt: str, options: GenerateSettings, *, seed: int) -> str:
-    """The prompt and what the model writes after it.
+def continue_text(
+    model: Trainable,
+    tokenizer: Tokenizer,
+    prompt: str,
+    options: GenerateSettings,
+    *,
+    seed: int,
+    mask: MaskMaker | None = None,
+) -> str:
+    """The prompt and what the model writes after it. mask: see generate.
 
     Raises UserError for a model that does not generate.
     """
@@ -284,5 +315,6 @@ def continue_text(model: Trainable, tokenizer: Tokenizer, prompt: str, options: 
             top_k=options.top_k,
             seed=seed,
             end_of_text=known_end(tokenizer),
+            mask=mask,
         )
     return tokenizer.decode(written[0].tolist())

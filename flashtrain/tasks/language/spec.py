@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashtrain.errors import UserError, one_of
+from flashtrain.registry import registered
+from flashtrain.settings.groups import MASKS
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import (
     CHECKPOINT,
     OF_TOKENS,
     TRAIN,
+    Condition,
     Prepared,
     Rule,
     Task,
@@ -36,19 +40,35 @@ if TYPE_CHECKING:
 class LanguageTask(Task):
     """Next-token training of a registered model on text."""
 
-    heeds = ("model", "data", "context", "context_parallel", *OF_TOKENS)
+    heeds = ("model", "data", "mask", "context", "context_parallel", *OF_TOKENS)
+    groups = ("mask",)
+
+    def check(self, settings: Settings) -> None:
+        super().check(settings)
+        if settings.mask.name not in MASKS:
+            one_of("mask", settings.mask.name, dict.fromkeys((*MASKS, *registered("mask"))))
 
     def check_step(self, settings: Settings, given: Collection[str]) -> None:
         settings.check_step()
-        if settings.weights is not None and not {"model", "model.name"}.isdisjoint(given):
-            from flashtrain.tasks.language.trained import check_family
+        prefix = settings.mask.prefix
+        if settings.mask.name == "prefix" and prefix is not None and prefix >= settings.context:
+            raise UserError(
+                f"mask.prefix={prefix} leaves none of context={settings.context} tokens to predict: what the prefix "
+                f"sees is not scored. Possible: at most {settings.context - 1}."
+            )
 
+    def fit_weights(self, settings: Settings, given: Collection[str]) -> Sequence[str]:
+        from flashtrain.tasks.language.trained import check_family, fit_to_run
+
+        if not {"model", "model.name"}.isdisjoint(given):
             check_family(settings)
+        return fit_to_run(settings, given)
 
     def columns(self, settings: Settings) -> dict[str, Any]:
         return {
             "model": settings.named(settings.model.label),
             "context": settings.context,
+            **({} if settings.mask_label == "causal" else {"mask": settings.mask_label}),
             "batch": settings.samples_per_step,
             "steps": settings.trainer.steps,
             "tokens": settings.trainer.steps * settings.trainer.tokens_per_step,
@@ -100,7 +120,15 @@ class LanguageTask(Task):
         )
 
 
+def _masked_by(name: str) -> Condition:
+    return lambda settings: settings.mask.name == name
+
+
 RULES = (
+    Rule("mask", either(does(TRAIN, CHECKPOINT, task="mask"), measures("mask")), "language models"),
+    Rule("mask.window", _masked_by("window"), "mask=window"),
+    Rule("mask.chunk", _masked_by("chunked"), "mask=chunked"),
+    Rule("mask.prefix", _masked_by("prefix"), "mask=prefix"),
     Rule(
         "model",
         either(does(TRAIN, CHECKPOINT, task="model"), measures("model")),

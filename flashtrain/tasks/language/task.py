@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flashtrain.data.packing import Batch
+from flashtrain.data.packing import IGNORED_LABEL, Batch
+from flashtrain.errors import UserError
 from flashtrain.models.cache import mean_over_context, whole
 from flashtrain.models.trainable import Trainable, as_trainable
+from flashtrain.models.trained_decoders import MaskMaker
 from flashtrain.tasks.training_task import OptimizerBuilder, ScheduleBuilder, TrainingTask, replayed
 from flashtrain_kernels import Mask, masks
 
@@ -25,6 +27,9 @@ class LanguageModel(TrainingTask):
         gives logits (B, S, V) of tokens (B, S).
     make_optimizer, make_schedule, gradient_clip, description: see TrainingTask.
     document_mask: attention stays within each document of a packed row, and positions restart there.
+    mask: which tokens each token sees, in place of that and of the causal rule: called by name with a batch's documents
+        and positions (B, S), seqlen S and their device, it returns a flashtrain_kernels Mask, or None for the model's
+        own rule. A label that its own token sees is not scored.
     compile: run the loss through torch.compile (one graph, static shapes).
     cuda_graphs: record the compiled loss's launches, forward and backward, once and replay them: for models so small
         that launching takes longer than computing. Without effect unless the loss is compiled as a whole.
@@ -39,6 +44,7 @@ class LanguageModel(TrainingTask):
         make_optimizer: OptimizerBuilder | None = None,
         make_schedule: ScheduleBuilder | None = None,
         document_mask: bool = False,
+        mask: MaskMaker | None = None,
         gradient_clip: float = 1.0,
         compile: bool = False,
         cuda_graphs: bool = False,
@@ -54,6 +60,9 @@ class LanguageModel(TrainingTask):
         )
         self.model: Trainable = model
         self.document_mask = document_mask
+        self.mask = mask
+        if mask is not None:  # of those that have one alone: Lightning warns of this hook beside any data module
+            self.on_before_batch_transfer = self._score_unseen  # type: ignore[method-assign]
         self._compile = compile
         self._replays = compile and cuda_graphs
         self._loss: Callable[..., Tensor] = model.loss
@@ -103,13 +112,40 @@ class LanguageModel(TrainingTask):
         loss = self.batch_loss(batch)
         self.log("validation_loss", loss, prog_bar=True, sync_dist=True, batch_size=len(batch["tokens"]))
 
+    def _score_unseen(self, batch: Batch, dataloader_idx: int) -> Batch:
+        """The batch, before devices share it, without the labels that the mask shows to the tokens they follow: those
+        of a prefix. UserError: none is left."""
+        mask, labels = self._mask(batch["documents"], batch["positions"]), batch["labels"]
+        shown = None if mask is None else next_shown(mask)
+        if shown is None or not bool(shown.any()):
+            return batch
+        labels = labels.masked_fill(shown, IGNORED_LABEL)
+        if not bool((labels != IGNORED_LABEL).any()):
+            raise UserError("the mask shows every token the one that follows it, so that there is nothing to predict.")
+        return Batch(**{**batch, "labels": labels})
+
+    def _mask(self, documents: Tensor, positions: Tensor) -> Mask | None:
+        if self.mask is None:
+            return masks.document(documents, causal=True)
+        return self.mask(documents=documents, positions=positions, seqlen=documents.shape[1], device=documents.device)
+
     def batch_loss(self, batch: Batch) -> Tensor:
         """The mean loss of a micro-batch in nats, with the gradient's graph; nothing is logged."""
-        positions: Tensor | None = None
+        positions = batch["positions"] if self.document_mask else None
         mask: Mask | None = None
-        if self.document_mask:
+        if self.document_mask or self.mask is not None:
             # Of a sequence that several devices share, all of it: a mask says what all tokens see.
-            positions, mask = batch["positions"], masks.document(whole(batch, "documents"), causal=True)
+            mask = self._mask(whole(batch, "documents"), whole(batch, "positions"))
         if not self._replays:
             return mean_over_context(self._loss(batch["tokens"], batch["labels"], positions=positions, mask=mask))
         return replayed(self._loss, batch["tokens"], batch["labels"], positions=positions, mask=mask)
+
+
+def next_shown(mask: Mask) -> Tensor:
+    """(B or 1, S) bool: whether a token sees the one after it, of a mask in sequence order."""
+    rows = mask.queries
+    following = torch.arange(1, rows.shape[2] + 1, device=rows.device)
+    shown = (rows[masks.LOW] <= following) & (following < rows[masks.HIGH])
+    if rows.shape[0] > masks.HIGH2:
+        shown = shown | ((rows[masks.LOW2] <= following) & (following < rows[masks.HIGH2]))
+    return shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -47,14 +48,19 @@ def model_of_weights(
 ) -> Trainable:
     """A model to train that starts from these weights (see weights_at_context). UserError: they know other tokens."""
     config, state = start
+    check_tokens(settings, config, vocab_size)
+    model = GPT2(config, attention=attention, residual=settings.model.residual)
+    model.load_state_dict(state)
+    return model
+
+
+def check_tokens(settings: Settings, config: GPT2Config, vocab_size: int) -> None:
+    """Raise UserError where the weights know other tokens than the tokenizer makes."""
     if vocab_size != config.vocab_size:
         raise UserError(
             f"the weights in {settings.weights} know {config.vocab_size} tokens and the tokenizer makes {vocab_size}: "
             "GPT-2's weights need data.tokenizer=gpt2, those of a run the tokenizer that it had."
         )
-    model = GPT2(config, attention=attention, residual=settings.model.residual)
-    model.load_state_dict(state)
-    return model
 
 
 def weights_at_context(settings: Settings) -> tuple[GPT2Config, dict[str, torch.Tensor]]:
@@ -76,6 +82,54 @@ def check_family(settings: Settings) -> None:
         )
 
 
+def run_of_weights(settings: Settings) -> Path | None:
+    """The folder of the run whose weights `weights` names; None where they are no run's."""
+    path = Path(str(settings.weights)).expanduser()
+    return find_checkpoint(str(path), prefer=BEST)[0] if _is_of_run(path) else None
+
+
+def _is_of_run(path: Path) -> bool:
+    return path.suffix == ".ckpt" or (path / CONFIG_FILE).is_file()
+
+
+def fit_to_run(settings: Settings, given: Collection[str]) -> list[str]:
+    """Take the tokenizer and the model of the run that `weights` names, and its context where it can serve no longer
+    one; what to say of it. given: the settings that the command line names.
+
+    Raises UserError where those contradict the run, or where no tokenizer of this text could be the weights' own.
+    """
+    folder = run_of_weights(settings)
+    if folder is None:
+        if settings.data.tokenizer == "bpe":
+            starting_weights(settings)  # there are some
+            raise UserError(
+                f"data.tokenizer=bpe is trained on this text, and the weights in {settings.weights} know other tokens: "
+                "choose data.tokenizer=gpt2 for GPT-2's (with data.vocab=... and data.merges=... where no hub is), or "
+                "weights=RUN, which takes the run's own."
+            )
+        return []
+    own = read_settings(folder)
+    for name in ("tokenizer", "vocab_size", "vocab", "merges"):
+        here, there = getattr(settings.data, name), getattr(own.data, name)
+        if f"data.{name}" in given and here != there and (name != "vocab_size" or own.data.tokenizer == "bpe"):
+            raise UserError(
+                f"data.{name}={here} contradicts weights={settings.weights}, which was trained with "
+                f"data.{name}={there}: leave it out."
+            )
+        setattr(settings.data, name, there)
+    for name in ("name", "size", "positions", "vocab_rows"):
+        setattr(settings.model, name, getattr(own.model, name))
+    taken = [f"tokenizer {own.data.tokenizer}", f"model {own.model.label}"]
+    shorter = "context" not in given and settings.context > own.context and not settings.model.interpolate_positions
+    if shorter and starting_weights(settings)[0].positions == "learned":
+        settings.context = own.context
+        if "trainer.tokens_per_step" not in given:
+            step = settings.context * settings.trainer.ranks
+            settings.trainer.tokens_per_step = step * max(1, settings.trainer.tokens_per_step // step)
+        taken.append(f"context {own.context}")
+    return [f"as in {folder}: {', '.join(taken)}."]
+
+
 def starting_weights(settings: Settings) -> tuple[GPT2Config, dict[str, torch.Tensor]]:
     """Configuration and weights that `weights` names, with the settings' dropout.
 
@@ -83,7 +137,7 @@ def starting_weights(settings: Settings) -> tuple[GPT2Config, dict[str, torch.Te
     checkpoint (its best weights). Raises UserError for anything else.
     """
     path = Path(str(settings.weights)).expanduser()
-    if path.suffix == ".ckpt" or (path / CONFIG_FILE).is_file():
+    if _is_of_run(path):
         config, state = _checkpoint_weights(path)
     elif exported_by_flashtrain(path):
         config, state = load_weights(path)

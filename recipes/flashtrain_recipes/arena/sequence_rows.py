@@ -19,6 +19,7 @@ from flashtrain.data.labelled_documents import jsonl_objects
 from flashtrain.data.sequences import Sequences
 from flashtrain.data.text_files import is_plain, one_line, parquet_rows
 from flashtrain.errors import UserError
+from flashtrain.files.hub import work_offline_where_unreachable
 
 if TYPE_CHECKING:
     import pyarrow
@@ -67,6 +68,7 @@ def _check_shards(files: Sequence[Path]) -> None:
 
 def hub_rows(name: str, split: str) -> Any:
     """A split of a dataset, rows by number. UserError: no `datasets`, or it cannot load it."""
+    work_offline_where_unreachable()
     try:
         import datasets
     except ImportError as error:

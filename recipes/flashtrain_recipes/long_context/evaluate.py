@@ -22,7 +22,10 @@ from flashtrain.data.packing import PackedSamples, Spans
 from flashtrain.data.token_cache import TokenCache, check_ids
 from flashtrain.errors import UserError
 from flashtrain.files.npy_files import DamagedArrayError, read_npz
+from flashtrain.folders.run_folder import read_settings
 from flashtrain.models.gpt2 import GPT2
+from flashtrain.models.trained_decoders import MaskMaker, row_mask
+from flashtrain.tasks.components import make_mask
 from flashtrain.tasks.language.trained import load_trained, move
 from flashtrain.training.hardware import Hardware
 
@@ -89,6 +92,7 @@ def score_windows(
     scored: int,
     stride: int | None = None,
     autocast: torch.dtype | None = None,
+    mask: MaskMaker | None = None,
 ) -> Tensor:
     """Losses in nats of the last `scored` tokens of each window: (N, T) float32 on the CPU.
 
@@ -97,7 +101,8 @@ def score_windows(
     training: the first scored token is predicted from context - scored + 1 tokens, the last from all of them. stride s:
     s tokens a pass, each pass reading the `context` tokens before its own last, so that every token is predicted from
     more than context - s tokens (from fewer only where the window begins later), near all that the context can hold.
-    autocast: dtype of the blocks' matrix products (None: the weights'); the output head keeps the weights' own.
+    autocast: dtype of the blocks' matrix products (None: the weights'); the output head keeps the weights' own. mask:
+    as it was trained with (None: causal).
     Raises UserError for a context that does not fit between `scored` and W.
     """
     size = windows.shape[1] - 1
@@ -120,7 +125,9 @@ def score_windows(
                     count = min(step, scored - begin)
                     end = size - scored + begin + count
                     with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
-                        hidden = model.hidden(part[:, max(0, end - context) : end])[:, -count:]
+                        read = part[:, max(0, end - context) : end]
+                        seen = None if mask is None else row_mask(mask, read.shape[1], device)
+                        hidden = model.hidden(read, mask=seen)[:, -count:]
                     losses[first : first + rows, begin : begin + count] = _losses(
                         model, hidden, part[:, end - count + 1 : end + 1]
                     )
@@ -190,9 +197,9 @@ def score_run(
     if not trained.model.generates:
         raise UserError(f"{type(trained.model).__name__} cannot be scored: only flashtrain's decoders can.")
     model = cast(GPT2, move(trained.model, hardware.kind, hardware.precision))
-    dtype = autocast_dtype(hardware.precision)
+    dtype, mask = autocast_dtype(hardware.precision), make_mask(read_settings(trained.folder))
     whole, sliding = (
-        score_windows(model, windows, context=context, scored=scored, stride=step, autocast=dtype).numpy()
+        score_windows(model, windows, context=context, scored=scored, stride=step, autocast=dtype, mask=mask).numpy()
         for step in (None, stride)
     )
     return Scores(whole, sliding)

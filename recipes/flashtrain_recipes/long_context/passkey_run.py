@@ -20,9 +20,11 @@ from flashtrain.data.tokenizers import Tokenizer
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import make_unique
 from flashtrain.models.gpt2 import GPT2
+from flashtrain.models.trained_decoders import MaskMaker, row_mask
 from flashtrain.report.rows import RESULT, Row, write_result
 from flashtrain.report.table import View
 from flashtrain.settings.settings import Settings
+from flashtrain.tasks.components import make_mask
 from flashtrain.tasks.language.trained import load_trained, move
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.long_context.evaluate import autocast_dtype
@@ -95,14 +97,16 @@ def passkey_rows(
     return rows
 
 
-def greedy(model: GPT2, prompts: Tensor, count: int) -> Tensor:
+def greedy(model: GPT2, prompts: Tensor, count: int, mask: MaskMaker | None = None) -> Tensor:
     """The likeliest next token, `count` times: (B, count) int64, after prompts (B, L'). Reads a prompt whole, once."""
     cache = model.new_cache(prompts.shape[1] + count)
     written = []
     unread = prompts
     with torch.no_grad():
         for _ in range(count):
-            unread = model(unread, cache=cache, last_only=True)[:, -1].argmax(dim=-1, keepdim=True)
+            read = cache.length
+            seen = None if mask is None else row_mask(mask, read + unread.shape[1], unread.device, read)
+            unread = model(unread, cache=cache, mask=seen, last_only=True)[:, -1].argmax(dim=-1, keepdim=True)
             written.append(unread)
     return torch.cat(written, dim=1)
 
@@ -143,7 +147,7 @@ def evaluate_passkey(settings: Settings, hardware: Hardware) -> list[Row]:
 
     def answer(prompts: Tensor, count: int) -> Tensor:
         with torch.autocast(hardware.kind, dtype=dtype, enabled=dtype is not None):
-            return greedy(model, prompts.to(hardware.kind), count).cpu()
+            return greedy(model, prompts.to(hardware.kind), count, make_mask(settings)).cpu()
 
     found = passkey_rows(
         answer,

@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flashtrain.data.packing import Batch
 from flashtrain.models.trainable import Trainable
+from flashtrain.settings.groups import MaskSettings
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import LanguageModel
 from flashtrain.tasks.batching import choose_batching
@@ -153,7 +154,7 @@ class Ours(Contender):
     def _settings(self, case: StepCase, batch: int) -> Settings:
         """The settings that train this case: a step is one micro-batch of `batch` sequences."""
         told = deepcopy(self.settings)
-        told.context, told.data.document_mask = case.context, False
+        told.context, told.mask, told.data.document_mask = case.context, MaskSettings(), False
         told.model.size, told.model.vocab_rows = case.model, case.vocab_rows
         told.trainer.micro_batch, told.trainer.tokens_per_step = batch, batch * case.context
         told.trainer.steps, told.trainer.compile = NO_END, self.compiled

@@ -121,7 +121,9 @@ class PlainTrainable(Trainable):
     ) -> Tensor:
         """Mean cross-entropy in nats of labels (B, S) after tokens (B, S). UserError: a mask or positions."""
         if mask is not None or positions is not None:
-            raise UserError("model=plain sees whole rows only. Possible: data.document_mask=false, or model=gpt2.")
+            raise UserError(
+                "model=plain sees whole rows only. Possible: mask=causal and data.document_mask=false, or model=gpt2."
+            )
         return self.inner.loss(tokens, labels)
 
     def parameter_count(self) -> int:
