@@ -231,6 +231,7 @@ def test_a_disk_that_is_full_before_training_is_one_line_and_leaves_nothing(
             "flashtrain.command.job.write_summary", lambda *_: write_atomically("/proc/none/summary.json", "")
         )
     words = tiny_runs.settings_words(f"output={tmp_path}/runs")
+    words += ["hydra.verbose=false"] if where == "hydra" else []  # Hydra runs the job where it is asked for something
     monkeypatch.setattr(sys, "argv", ["flashtrain", *words])
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     with pytest.raises(SystemExit) as end:
