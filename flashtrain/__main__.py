@@ -28,13 +28,12 @@ from flashtrain.command.compose import (  # noqa: E402
     CONFIG_NAME,
     check_given_once,
     checked_settings,
-    compose_settings,
     override_keys,
     quoted,
     readable_errors,
     register_configs,
 )
-from flashtrain.command.given import check_all_heeded  # noqa: E402
+from flashtrain.command.given import settings_of  # noqa: E402
 from flashtrain.command.words import plain_words  # noqa: E402
 from flashtrain.errors import UserError  # noqa: E402
 from flashtrain.files.disk import conf_folder  # noqa: E402
@@ -87,19 +86,11 @@ def _command(words: list[str]) -> int:
 
         return run_sweep(arguments.overrides)
     if not arguments.multirun and not (arguments.cfg or arguments.info or arguments.hydra_help):
-        composed = None if "mode" in keys else compose_settings(arguments.overrides)
-        # One that is told its folder is a job of a sweep or a comparison, whose command was checked as a whole.
-        is_job = "hydra.run.dir" in keys
-        if composed is not None and not is_job:
-            check_all_heeded(composed, arguments.overrides)
+        settings = settings_of(arguments.overrides)
         from flashtrain.command import modes
         from flashtrain.command.job import plan
         from flashtrain.spec import mode_of
 
-        settings = composed or modes.settings_from_checkpoint(arguments.overrides)
-        settings = settings or compose_settings(arguments.overrides)
-        if composed is None and not is_job:
-            check_all_heeded(settings, arguments.overrides)
         if settings.mode == "plan":
             print(plan(settings, arguments.overrides))
             return 0

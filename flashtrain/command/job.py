@@ -60,7 +60,7 @@ def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False)
     if not settings.is_demo and _wants_demo(settings, hardware, given):
         why = "no NVIDIA GPU found here" if hardware.kind == "cpu" else "hardware.demo=always"
         full, settings = settings, apply_demo(settings, overrides)
-        say(f"{why}: {_demo_line(full, settings)}")
+        say(f"{why}: {_demo_line(full, settings)}", level=logging.WARNING)
     elif hardware.kind == "cpu" and settings.mode == "train" and settings.demo and settings.hardware.demo == "auto":
         asked = " and ".join(f"{name}=" for name in sorted(_OF_A_MODEL & given))
         if asked and not settings.is_demo:
@@ -117,7 +117,7 @@ def _check_processes(settings: Settings) -> None:
         )
 
 
-def _nothing(line: str) -> None:
+def _nothing(line: str, level: int = 0) -> None:
     """Says nothing, for settling before it is known that anything will run."""
 
 
@@ -278,7 +278,10 @@ def _log_file(folder: Path) -> Iterator[None]:
         return
     if os.path.lexists(path) and not path.is_file():  # opening a pipe would wait for its reader
         raise UserError(f"{path} is no file.")
-    handler = logging.FileHandler(path, encoding="utf-8")
+    try:
+        handler = logging.FileHandler(path, encoding="utf-8")
+    except OSError as error:
+        raise UserError(disk_line(error) or f"cannot write {path}: {error.strerror}.") from error
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     root.addHandler(handler)

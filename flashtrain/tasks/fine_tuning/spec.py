@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashtrain.heeded import TRAIN, Condition, Rule, does, task_heeds
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Prepared, measured_words, say_finished
+from flashtrain.spec import Loaded, Prepared, measured_words, say_finished
 from flashtrain.tasks.masked_language.spec import MaskedTask
 
 if TYPE_CHECKING:
@@ -60,10 +60,17 @@ class FineTuningTask(MaskedTask):
             f"{speed}{row['samples']:,} texts trained on, {row['seconds']:.0f} s for the whole command",
         )
 
-    def run_mode(self, settings: Settings, hardware: Hardware) -> int:
+    def run_mode(self, settings: Settings, hardware: Hardware) -> dict[str, Any]:
         from flashtrain.tasks.fine_tuning.evaluate import run_fine_tuning_mode
 
         return run_fine_tuning_mode(settings, hardware)
+
+    def load(self, settings: Settings, hardware: Hardware) -> Loaded:
+        from flashtrain.tasks.fine_tuning.evaluate import read_tuned
+
+        tuned = read_tuned(settings, hardware)
+        model = tuned.model.eval().to(hardware.kind)
+        return Loaded(model, tuned.tokenizer, settings, tuned.folder, tuned.path, tuned.step)
 
 
 def _labelled(*names: str) -> Condition:

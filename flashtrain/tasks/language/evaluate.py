@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from flashtrain.announce import say
@@ -15,16 +17,16 @@ from flashtrain.tasks.training_task import evaluating_trainer
 from flashtrain.training.hardware import Hardware
 
 
-def run_language_mode(settings: Settings, hardware: Hardware) -> int:
-    """Evaluate, generate or export. Returns the exit status."""
+def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
+    """Evaluate, generate or export."""
     trained = load_trained(str(settings.checkpoint), attention=hardware.attention, settings=settings)
     if settings.mode == "export":
         return _export(trained)
     trained.model = move(trained.model, hardware.kind, hardware.precision)
     if settings.mode == "generate":
         prompt = settings.prompt or settings.data.first_words
-        print(continue_text(trained.model, trained.tokenizer, prompt, settings.generate, seed=settings.seed))
-        return 0
+        text = continue_text(trained.model, trained.tokenizer, prompt, settings.generate, seed=settings.seed)
+        return {"text": text}
     data = make_data(settings, hardware)
     trainer = evaluating_trainer(hardware)
     data.batch_size = min(data.batch_size, 8)
@@ -32,10 +34,10 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> int:
     loss = trainer.validate(task, data, verbose=False)[0]["validation_loss"]
     perplexity = float(torch.exp(torch.tensor(loss)))
     say(f"{trained.checkpoint} (step {trained.step}): held-out loss {loss:.4f}, perplexity {perplexity:.2f}")
-    return 0
+    return {"validation_loss": loss, "perplexity": perplexity}
 
 
-def _export(trained: TrainedModel) -> int:
+def _export(trained: TrainedModel) -> dict[str, Any]:
     """Write the weights as safetensors: in Hugging Face's GPT-2 layout where the model is one, else in our own."""
     shape = trained.model.shape
     context = shape.context if shape is not None and shape.positions == "learned" else None
@@ -43,4 +45,4 @@ def _export(trained: TrainedModel) -> int:
         how = save_decoder(trained.model, folder, end_of_text=trained.tokenizer.end_of_text)
         tokenizer = save_tokenizer(trained.tokenizer, folder, context=context)
     say(f"exported step {trained.step} to {folder} ({how}; {tokenizer})")
-    return 0
+    return {"folder": folder}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashtrain.heeded import TRAIN, Condition, Rule, does, either, trains
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Mode, Prepared, Task, task_of
+from flashtrain.spec import Loaded, Mode, Prepared, Task, task_of
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -54,10 +54,15 @@ class ClassificationTask(Task):
 
         say_classified(row, folder, settings)
 
-    def run_mode(self, settings: Settings, hardware: Hardware) -> int:
+    def run_mode(self, settings: Settings, hardware: Hardware) -> dict[str, Any]:
         from flashtrain_recipes.arena.evaluate import run_classifier_mode
 
         return run_classifier_mode(settings, hardware)
+
+    def load(self, settings: Settings, hardware: Hardware) -> Loaded:
+        from flashtrain_recipes.arena.evaluate import load_classifier
+
+        return load_classifier(settings, hardware)
 
     def demo_line(self, full: Settings, demo: Settings, where: str) -> str:
         from flashtrain_recipes.arena.words import trained_line
