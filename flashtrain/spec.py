@@ -264,7 +264,7 @@ def say_finished(
     folder: Path,
     headline: str,
     *lines: str,
-    files: str = "config.yaml, summary.json, metrics.csv",
+    files: str = "config.yaml, summary.json, metrics.csv, report.html",
     then: str | None = None,
 ) -> None:
     """Print what came out of a run, where it is, and what to try next (None: mode=evaluate)."""

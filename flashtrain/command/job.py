@@ -231,6 +231,7 @@ def _run_held(settings: Settings, folder: Path, *, overrides: list[str], started
         if (status != STOPPED or is_first_rank()) and read_summary(folder).get("status", RUNNING) == RUNNING:
             with contextlib.suppress(UserError):  # a full disk takes no row either; what led here has been said
                 write_summary(folder, failed_row(settings, hardware, overrides, status, error))
+                write_report(folder)
 
     try:
         mode = mode_of(settings)
@@ -263,10 +264,21 @@ def _run_held(settings: Settings, folder: Path, *, overrides: list[str], started
         raise
     if is_first_rank():
         write_summary(folder, row)
+        write_report(folder)
         if settings.mode == "train":
             task_of(settings).say(row, folder, settings)
     _leave_ranks()
     return row
+
+
+def write_report(folder: Path) -> None:
+    """The folder's report.html. Whatever goes wrong in it is said in a line: what it shows is done."""
+    from flashtrain.report.page import write_page
+
+    try:
+        write_page(folder)
+    except Exception as problem:  # noqa: BLE001 - as said
+        say(f"no report.html: {' '.join(str(problem).split())[:300] or type(problem).__name__}")
 
 
 @contextlib.contextmanager

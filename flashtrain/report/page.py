@@ -19,14 +19,14 @@ from urllib.parse import quote
 from flashtrain.errors import UserError, printable
 from flashtrain.files.disk import write_atomically
 from flashtrain.files.foreign_files import MIB, read_bytes, read_text, read_yaml
+from flashtrain.folders.run_folder import SAMPLE
 from flashtrain.report.formats import cell, heading
 from flashtrain.report.rows import CONFIG, RESULT, SUMMARY, Row, has_failed, read_result, rows_below, status_text
 from flashtrain.report.sweep import sweep_table, with_overrides
 from flashtrain.report.table import Table, make_table
+from flashtrain.training.loggers import METRICS
 
 PAGE = "report.html"
-SAMPLE = "sample.txt"
-METRICS = "metrics.csv"
 _PNG = b"\x89PNG\r\n\x1a\n"
 _PICTURE_BYTES, _MOST_PICTURES, _SAMPLE_BYTES = 4 * MIB, 12, MIB
 _MOST_ROWS, _MOST_SETTINGS = 500, 400  # of a table: a page is looked at
