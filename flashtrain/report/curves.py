@@ -17,12 +17,12 @@ from typing import NamedTuple
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from flashtrain.errors import UserError
 from flashtrain.files.foreign_files import MIB
-from flashtrain.report.figures import INK, LOG_FROM, colour, lowest, style, ticks_at
-from flashtrain.report.formats import figure_text, short
+from flashtrain.report.figures import INK, LOG_FROM, colour, lowest, style, tick_label, ticks_at
+from flashtrain.report.formats import figure_text
 from flashtrain.training.loggers import STEP, read_metrics
 
 MOST_BYTES = 64 * MIB  # of a metrics.csv that is drawn: a second of reading
@@ -138,10 +138,11 @@ def _scale(axes: Axes, panel: Panel, lines: Mapping[str, Course]) -> None:
     low, high = min(values), max(values)
     if panel.names == "gradient_norm" and low > 0 and high >= LOG_FROM * low:
         axes.set_yscale("log")
+        axes.yaxis.set_minor_locator(NullLocator())
     elif low >= 0:
         start = 0.0 if panel.zero else lowest(low, high)
         axes.set_ylim(start, high + 0.08 * ((high - start) or 1))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value) if abs(value) >= 1e3 else f"{value:g}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(tick_label))
     room = 0.03 * (steps[-1] - steps[0]) or 0.5
     axes.set_xlim(steps[0] - room, steps[-1] + room)
     if not ticks_at(axes, steps, [f"{step:,.0f}" for step in steps]):

@@ -237,9 +237,7 @@ def _draw_lines(panel: Axes, lines: Mapping[str, Rows], axis: _XAxis, measure: s
         panel.yaxis.set_major_locator(MaxNLocator(6))
         panel.set_ylim(0, max(seen) * (1.08 + headroom) or 1)
     if not _is_loss(measure):
-        panel.yaxis.set_major_formatter(
-            FuncFormatter(lambda value, _: f"{value / 1000:,g}k" if value >= 1000 else f"{value:g}")
-        )
+        panel.yaxis.set_major_formatter(FuncFormatter(tick_label))
 
 
 def _draw_intervals(panel: Axes, rows: Rows, axis: _XAxis, measure: str, colour: str) -> list[float]:
@@ -313,6 +311,11 @@ def ticks_at(panel: Axes, places: Sequence[float], labels: Sequence[str]) -> boo
     panel.set_xticks([places[at] for at in kept], [labels[at] for at in kept])
     panel.xaxis.set_minor_locator(NullLocator())
     return True
+
+
+def tick_label(value: float, _: int = 0) -> str:
+    """A number at an axis: 0.5, 250, 3.5k."""
+    return f"{value / 1000:,g}k" if value >= 1000 else f"{value:g}"
 
 
 def style(panel: Axes, title: str) -> None:

@@ -30,6 +30,7 @@ PAGE = "report.html"
 _PNG = b"\x89PNG\r\n\x1a\n"
 _PICTURE_BYTES, _MOST_PICTURES, _SAMPLE_BYTES = 4 * MIB, 12, MIB
 _MOST_ROWS, _MOST_SETTINGS = 500, 400  # of a table: a page is looked at
+_LONG = 60  # characters of a cell that takes several lines
 # Of a summary row, what is looked at first.
 _FIRST = (
     "train_loss", "validation_loss", "perplexity", "accuracy", "validation_accuracy", "micro_f1", "tokens_per_second",
@@ -53,7 +54,8 @@ _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; margin: 0 auto; max-width: 1240px;
   padding: 1.5rem; }
 h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.05rem; margin: 2rem 0 .6rem; }
-p { margin: .2rem 0; } a { color: #0b6fb8; } .quiet { color: #666; } .bad { color: #b5364b; font-weight: 600; }
+p { margin: .2rem 0; } code { overflow-wrap: anywhere; color: #444; } a { color: #0b6fb8; }
+.quiet { color: #666; } .bad { color: #b5364b; font-weight: 600; }
 dl.facts { display: flex; flex-wrap: wrap; gap: .6rem; margin: 1rem 0 0; }
 dl.facts div { background: #f4f6f8; border-radius: 6px; padding: .5rem .9rem; }
 dl.facts dt { color: #666; font-size: .8rem; } dl.facts dd { margin: 0; font-size: 1.15rem; }
@@ -63,9 +65,11 @@ dl.facts dt { color: #666; font-size: .8rem; } dl.facts dd { margin: 0; font-siz
 img { max-width: 100%; height: auto; } .curves img { width: 100%; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .87rem; }
-th, td { text-align: left; padding: .25rem .7rem; border-bottom: 1px solid #e3e3e3; vertical-align: top; }
+th, td { text-align: left; padding: .25rem .55rem; border-bottom: 1px solid #e3e3e3; vertical-align: top; }
 th { font-weight: 600; } td.number { text-align: right; font-variant-numeric: tabular-nums; }
-td { overflow-wrap: anywhere; } tr.failed td { color: #b5364b; }
+td { overflow-wrap: break-word; max-width: 34rem; } th.number { text-align: right; }
+.wide td { white-space: nowrap; } .wide td.long { white-space: normal; min-width: 20rem; }
+tr.failed td { color: #b5364b; }
 pre { background: #f4f6f8; border-radius: 6px; padding: .8rem 1rem; white-space: pre-wrap; overflow-wrap: anywhere;
   max-height: 24rem; overflow-y: auto; }
 summary { cursor: pointer; color: #0b6fb8; }
@@ -114,6 +118,8 @@ def _head(folder: Path, own: Row | None, rows: Sequence[Row]) -> str:
     status = f'<span class="{"bad" if failed else "ok"}">{_text(status_text(row) if failed else "finished")}</span>'
     about = [status, *(_text(cell(key, row[key])) for key in ("date", "device", "precision") if row.get(key))]
     text += f"<p>{_text(name)} &middot; {' &middot; '.join(about)}</p>\n"
+    if isinstance(row.get("overrides"), str):
+        text += f"<p><code>python -m flashtrain {_text(row['overrides'])}</code></p>\n"
     if failed and row.get("error"):
         text += f'<p class="bad">{_text(cell("error", row["error"]))}</p>\n'
     facts = [key for key in _FIRST if isinstance(row.get(key), (int, float))]
@@ -183,26 +189,32 @@ def _page_of(folder: Path, run: str) -> str | None:
 
 
 def _table(table: Table, links: Sequence[str | None] = ()) -> str:
+    """links: where the first cell of each row leads."""
     numbers = [
         all(isinstance(row.get(name), (int, float)) for row in table.rows if row.get(name) is not None)
         for name in table.columns
     ]
-    linked = any(links)
-    head = "".join(f"<th>{_text(name)}</th>" for name in table.headings) + ("<th></th>" if linked else "")
+    head = "".join(
+        f"<th{_kind(name, one)}>{_text(name)}</th>" for name, one in zip(table.headings, numbers, strict=True)
+    )
     lines = []
     for index, (row, cells) in enumerate(zip(table.rows[:_MOST_ROWS], table.cells, strict=False)):
-        parts = [
-            f'<td class="number">{_text(part)}</td>' if number else f"<td>{_text(part)}</td>"
-            for part, number in zip(cells, numbers, strict=True)
-        ]
-        if linked:
-            parts.append(f'<td><a href="{links[index]}">its page</a></td>' if links[index] else "<td></td>")
-        lines.append(f"<tr{' class=failed' if has_failed(row) else ''}>{''.join(parts)}</tr>\n")
+        shown = [_text(part) for part in cells]
+        if index < len(links) and links[index] is not None:
+            shown[0] = f'<a href="{links[index]}">{shown[0]}</a>'
+        kinds = [_kind(part, one) for part, one in zip(cells, numbers, strict=True)]
+        parts = "".join(f"<td{kind}>{part}</td>" for kind, part in zip(kinds, shown, strict=True))
+        lines.append(f"<tr{' class=failed' if has_failed(row) else ''}>{parts}</tr>\n")
     more = len(table.rows) - _MOST_ROWS
     notes = "".join(f'<p class="bad">{_text(note)}</p>\n' for note in table.notes[:_MOST_ROWS])
     left_out = f"<p>and {more:,} more</p>\n" if more > 0 else ""
     title = f'<p class="quiet">{_text(table.title)}</p>\n' if table.title else ""
     return f'{title}<div class="wide"><table>\n<tr>{head}</tr>\n{"".join(lines)}</table></div>\n{left_out}{notes}'
+
+
+def _kind(text: str, is_number: bool) -> str:
+    """A cell's class: numbers stand to the right, and long texts take several lines."""
+    return " class=number" if is_number else " class=long" if len(text) > _LONG else ""
 
 
 def _settings(folder: Path) -> str:
@@ -218,7 +230,7 @@ def _settings(folder: Path) -> str:
         if value != usual.get(name) and name.partition(".")[0] not in _NO_SETTINGS
     }
     lines = [
-        f"<tr><td>{_text(cell('', name))}</td><td>{_text(_shown(value))}</td>"
+        f"<tr><td>{_text(cell('', name))}</td><td{_kind(_shown(value), False)}>{_text(_shown(value))}</td>"
         f'<td class="quiet">{_text(_shown(usual.get(name)))}</td></tr>\n'
         for name, value in list(differing.items())[:_MOST_SETTINGS]
     ]
