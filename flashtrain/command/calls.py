@@ -36,8 +36,8 @@ from flashtrain.command.guest import as_a_guest
 from flashtrain.command.words import plain_words
 from flashtrain.errors import RunFailed, UserError
 from flashtrain.files.disk import conf_folder
-from flashtrain.folders.run_folder import BEST, find_checkpoint, read_settings, read_summary
-from flashtrain.folders.run_lock import slurm_job
+from flashtrain.folders.run_folder import BEST, find_checkpoint, read_settings, read_summary, remove_unused
+from flashtrain.folders.run_lock import let_go, slurm_job
 from flashtrain.models.trained_decoders import generate as generate_tokens
 from flashtrain.run.fitting import Stopped
 from flashtrain.run.job_process import JobProcesses
@@ -268,9 +268,11 @@ def _in_a_process(words: list[str], folder: Path, *, quiet: bool) -> Stopped | N
     """
     output = subprocess.DEVNULL if quiet else None
     words = [*words, f"{job.FOLDER}={quoted(str(folder))}"]
+    let_go(folder)  # it is the other process's to hold
     with JobProcesses() as processes:
         status = processes.run(words, command=[sys.executable, "-m", "flashtrain"], output=output)
     row = read_summary(folder)
+    remove_unused(folder)
     told = str(row.get("error") or f"the run in {folder} ended with exit status {status}")
     stopped = processes.stopped_by
     if stopped is not None or row.get("status") == job.STOPPED:

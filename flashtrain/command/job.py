@@ -60,8 +60,8 @@ def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False)
     if not settings.is_demo and _wants_demo(settings, hardware, given):
         why = "no NVIDIA GPU found here" if hardware.kind == "cpu" else "hardware.demo=always"
         full, settings = settings, apply_demo(settings, overrides)
-        asked = full.hardware.demo == "always"
-        say(f"{why}: {_demo_line(full, settings)}", level=logging.INFO if asked else logging.WARNING)
+        level = logging.INFO if full.hardware.demo == "always" else logging.WARNING
+        say(f"{why}: {_demo_line(full, settings)}", level=level)
     elif hardware.kind == "cpu" and settings.mode == "train" and settings.demo and settings.hardware.demo == "auto":
         asked = " and ".join(f"{name}=" for name in sorted(_OF_A_MODEL & given))
         if asked and not settings.is_demo:

@@ -132,6 +132,14 @@ def test_what_came_of_a_run_is_evaluated_written_with_loaded_and_exported(traine
     assert (flashtrain.export(trained) / "model.safetensors").is_file()
 
 
+def test_passkeys_are_rows_and_no_table_in_a_quiet_notebook(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    asked = {"lengths": [250], "depths": [0.5], "trials": 1}
+    more = {"model.interpolate_positions": True}
+    (row,) = flashtrain.evaluate(trained, mode="passkey", passkey=asked, **more)["rows"]
+    assert (row["length"], row["depth"]) == (250, 0.5)
+    assert "".join(capfd.readouterr()) == ""
+
+
 def test_a_prompt_is_any_text(trained: Path) -> None:
     prompt = "two\nlines, 'quotes', ${oc.env:HOME} and {braces}"
     assert flashtrain.generate(trained, prompt, 1).startswith(prompt)
@@ -269,11 +277,11 @@ def test_a_plan_starts_nothing(tiny: dict[str, Any], tmp_path: Path) -> None:
 def test_several_devices_are_a_process_of_their_own(tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     before = state_of_the_process()
-    run = flashtrain.train(**tiny, trainer={"devices": 2, "strategy": "ddp"})
-    assert (run.summary["status"], run.summary["devices"]) == ("finished", 2)
+    two = {"trainer.devices": 2, "trainer.strategy": "ddp"}
+    stopped = flashtrain.train(**tiny, **two, **{"trainer.max_minutes": 0.001})
+    assert stopped.summary["status"] == "stopped"
+    run = flashtrain.train(**tiny, **two, resume="auto")
+    assert (run.folder, run.summary["status"], run.summary["devices"]) == (stopped.folder, "finished", 2)
     with pytest.raises((UserError, RunFailed), match="step"):
-        flashtrain.train(
-            **{**tiny, "optimizer.learning_rate": 1e30, "optimizer.gradient_clip": 0},
-            trainer={"devices": 2, "strategy": "ddp"},
-        )
+        flashtrain.train(**{**tiny, **two, "optimizer.learning_rate": 1e30, "optimizer.gradient_clip": 0})
     assert state_of_the_process() == before
