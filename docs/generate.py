@@ -23,7 +23,7 @@ DOCS = Path(__file__).resolve().parent
 RESULTS = DOCS.parent / "recipes" / "results"
 # Modules of the reference, and what a reader finds there.
 MODULES = {
-    "flashtrain": "What a Lightning program needs",
+    "flashtrain": "The command in Python, and what a Lightning program needs",
     "flashtrain.models": "Models and layers as plain torch modules",
     "flashtrain.tasks": "LightningModules around a model",
     "flashtrain.integrations": "Hugging Face weights, tokenizers and models; torch's attention calls",

@@ -1,7 +1,7 @@
 """flashtrain: train long-context models with exact FlashAttention kernels, Hydra and PyTorch Lightning.
 
-The command is `python -m flashtrain recipe=gpt2`. From a program of your own, the names below are all there is to
-know; each is imported when first used, so that `import flashtrain` stays quick.
+The command is `python -m flashtrain recipe=gpt2`, and in Python it is `flashtrain.train("gpt2")`. The names below are
+all there is to know; each is imported when first used, so that `import flashtrain` stays quick.
 """
 
 from __future__ import annotations
@@ -12,6 +12,13 @@ from flashtrain.package import __version__, import_when_used
 
 if TYPE_CHECKING:
     from flashtrain.__main__ import main as main
+    from flashtrain.command.calls import Run as Run
+    from flashtrain.command.calls import evaluate as evaluate
+    from flashtrain.command.calls import export as export
+    from flashtrain.command.calls import generate as generate
+    from flashtrain.command.calls import load as load
+    from flashtrain.command.calls import plan as plan
+    from flashtrain.command.calls import train as train
     from flashtrain.data.datamodule import TextDataModule as TextDataModule
     from flashtrain.distributed.context.strategy import ContextParallelStrategy as ContextParallelStrategy
     from flashtrain.errors import UserError as UserError
@@ -20,12 +27,18 @@ if TYPE_CHECKING:
     from flashtrain.models.cache import next_positions as next_positions
     from flashtrain.models.gpt2 import GPT2 as GPT2
     from flashtrain.models.gpt2 import GPT2Config as GPT2Config
-    from flashtrain.models.trained_decoders import generate as generate
     from flashtrain.registry import register as register
     from flashtrain.tasks.language.task import LanguageModel as LanguageModel
     from flashtrain.training.throughput import Throughput as Throughput
 
 _HOMES = {
+    "train": "command.calls",
+    "evaluate": "command.calls",
+    "generate": "command.calls",
+    "export": "command.calls",
+    "load": "command.calls",
+    "plan": "command.calls",
+    "Run": "command.calls",
     "GPT2": "models.gpt2",
     "GPT2Config": "models.gpt2",
     "Attention": "models.attention",
@@ -34,7 +47,6 @@ _HOMES = {
     "TextDataModule": "data.datamodule",
     "Throughput": "training.throughput",
     "UserError": "errors",
-    "generate": "models.trained_decoders",
     "mean_over_context": "models.cache",
     "next_positions": "models.cache",
     "register": "registry",

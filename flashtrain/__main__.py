@@ -28,14 +28,12 @@ from flashtrain.command.compose import (  # noqa: E402
     CONFIG_NAME,
     check_given_once,
     checked_settings,
-    compose_settings,
     override_keys,
-    parse_overrides,
     quoted,
     readable_errors,
     register_configs,
 )
-from flashtrain.command.given import check_all_heeded  # noqa: E402
+from flashtrain.command.given import settings_of  # noqa: E402
 from flashtrain.command.words import plain_words  # noqa: E402
 from flashtrain.errors import UserError  # noqa: E402
 from flashtrain.files.disk import conf_folder  # noqa: E402
@@ -93,19 +91,11 @@ def _command(words: list[str]) -> int:
 
         return run_sweep(arguments.overrides)
     if not arguments.multirun and not (arguments.cfg or arguments.info or arguments.hydra_help):
-        composed = None if "mode" in keys else compose_settings(arguments.overrides)
-        # One that is told its folder is a job of a sweep or a comparison, whose command was checked as a whole.
-        is_job = "hydra.run.dir" in keys
-        if composed is not None and not is_job:
-            check_all_heeded(composed, arguments.overrides)
+        settings = settings_of(arguments.overrides)
         from flashtrain.command import modes
         from flashtrain.command.job import plan
         from flashtrain.spec import mode_of
 
-        settings = composed or modes.settings_from_checkpoint(arguments.overrides)
-        settings = settings or compose_settings(arguments.overrides)
-        if composed is None and not is_job:
-            check_all_heeded(settings, arguments.overrides)
         if settings.mode == "plan":
             print(plan(settings, arguments.overrides))
             return 0
@@ -116,31 +106,30 @@ def _command(words: list[str]) -> int:
             return modes.run_mode(settings)
         return _run(settings, arguments.overrides)
     register_configs()
-    hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=CONFIG_NAME)(_hydra_job)()
-    return 0
+    return _run_by_hydra()
 
 
 def _run(settings: Settings, overrides: list[str]) -> int:
-    """Run one job in its folder, which is taken before Hydra writes into it. A folder that nothing came into is
-    removed. Raises UserError."""
-    from flashtrain.folders.run_folder import remove_unused
-    from flashtrain.folders.run_lock import hold, let_go
+    """Run one job in its folder, and return the exit status. Raises UserError."""
+    from flashtrain.command.job import FOLDER, held, run_folder, run_job, words_of_task
 
-    if "hydra.run.dir" in override_keys(overrides):
-        folder = _named_folder(overrides)
-    else:
-        folder = _run_folder(settings, overrides)
-        sys.argv.append(f"hydra.run.dir={quoted(str(folder))}")
-    try:
-        if folder is not None:
-            hold(folder)
-        os.environ["HYDRA_FULL_ERROR"] = "1"  # what goes wrong in Hydra itself is raised, and told below
-        with readable_errors():
-            hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=CONFIG_NAME)(_hydra_job)()
-    finally:
-        if folder is not None:
-            let_go(folder)
-            remove_unused(folder)
+    named = {key for key in override_keys(overrides) if key.startswith("hydra")}
+    if any(word.lstrip("+").startswith(FOLDER) and "${" in word for word in overrides):
+        return _run_by_hydra()  # which looks up what the folder's name asks for
+    folder = run_folder(settings, overrides)
+    if FOLDER not in named:  # for the ranks that Lightning starts with the same words
+        sys.argv.append(f"{FOLDER}={quoted(str(folder))}")
+    with held(folder):
+        if named - {FOLDER}:
+            return _run_by_hydra()
+        return run_job(settings, folder, overrides=words_of_task(overrides), started=STARTED)
+
+
+def _run_by_hydra() -> int:
+    """The same where Hydra itself is asked for something: to show a configuration, to launch jobs, to log elsewhere."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # what goes wrong in Hydra itself is raised, and told by main()
+    with readable_errors():
+        hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=CONFIG_NAME)(_hydra_job)()
     return 0
 
 
@@ -152,26 +141,6 @@ def _hydra_job(config: DictConfig) -> None:
     status = run_job(checked_settings(config), folder, overrides=list(composed.overrides.task), started=STARTED)
     if status:
         sys.exit(status)
-
-
-def _named_folder(overrides: list[str]) -> Path | None:
-    """The folder that hydra.run.dir=... names; None where it is asked of other settings, which Hydra looks up."""
-    values = [o.value() for o in parse_overrides(overrides) if o.get_key_element().lstrip("+") == "hydra.run.dir"]
-    return Path(values[-1]) if values and isinstance(values[-1], str) and "${" not in values[-1] else None
-
-
-def _run_folder(settings: Settings, overrides: list[str]) -> Path:
-    """The folder of the run to continue, or a new one; made only once the settings are known to work here."""
-    from flashtrain.command.job import settle
-    from flashtrain.folders.run_folder import LAST, find_checkpoint, new_run_folder, unfinished_or_new
-    from flashtrain.spec import task_of
-
-    settings, _ = settle(settings, overrides, quiet=True)
-    carried = task_of(settings).is_carried(str(settings.resume))
-    if settings.resume not in (None, "auto") and not carried:
-        return find_checkpoint(str(settings.resume), prefer=LAST, setting="resume")[0]
-    parent = Path(settings.output) / settings.recipe
-    return unfinished_or_new(parent, settings) if settings.resume == "auto" else new_run_folder(parent)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
@@ -13,16 +15,35 @@ from flashtrain.errors import printable
 
 log = logging.getLogger("flashtrain")
 
+_quiet = False
+
 
 @rank_zero_only
-def say(line: str) -> None:
+def say(line: str, level: int = logging.INFO) -> None:
     """Print a line through the `flashtrain` logger, which a program of your own may redirect or silence.
 
     What files and models wrote may be in it: a terminal obeys none of its control characters.
+    level: logging.WARNING for what is printed in a quiet notebook too.
     """
     if not log.handlers and not logging.getLogger().handlers:
         logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    log.info(printable(line))
+    log.log(level, printable(line))
+
+
+def is_quiet() -> bool:
+    """Whether no progress is to be drawn, on any stream: see `quietly`."""
+    return _quiet
+
+
+@contextmanager
+def quietly(quiet: bool = True) -> Iterator[None]:
+    """Meanwhile is_quiet() says so."""
+    global _quiet
+    before, _quiet = _quiet, quiet
+    try:
+        yield
+    finally:
+        _quiet = before
 
 
 def is_first_rank() -> bool:

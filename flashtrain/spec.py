@@ -44,6 +44,26 @@ class Part:
 
 
 @dataclass
+class Loaded:
+    """A trained model back from a checkpoint: on the machine's device, in evaluation mode, with all that goes with it.
+
+    model: a torch module. tokenizer: what its tokens were made with; None of data that are no text. settings: those of
+    its run. checkpoint: the file, in the run's `folder`. step: how many optimiser steps it was trained for. It stands
+    for its checkpoint wherever a path is taken.
+    """
+
+    model: Any
+    tokenizer: Tokenizer | None
+    settings: Settings
+    folder: Path
+    checkpoint: Path
+    step: int
+
+    def __fspath__(self) -> str:
+        return str(self.checkpoint)
+
+
+@dataclass
 class Prepared:
     """What a task makes of the settings for one training.
 
@@ -126,9 +146,16 @@ class Task:
         """Print what came out of a finished training, where it is, and what to try next."""
         raise NotImplementedError
 
-    def run_mode(self, settings: Settings, hardware: Hardware) -> int:
-        """mode=evaluate, export and whatever else works on a checkpoint of this task. Returns the exit status."""
+    def run_mode(self, settings: Settings, hardware: Hardware) -> dict[str, Any]:
+        """mode=evaluate, export and whatever else works on a checkpoint of this task; says and returns what came of it.
+
+        evaluate: the measures by name. generate: "text", which the command prints. export: "folder".
+        """
         raise NotImplementedError
+
+    def load(self, settings: Settings, hardware: Hardware) -> Loaded:
+        """The model of settings.checkpoint, on the machine, in evaluation mode."""
+        raise UserError(f"task={settings.task} has no model to load: mode=evaluate and export serve its runs.")
 
     def demo_line(self, full: Settings, demo: Settings, where: str) -> str:
         """What the recipe's demo trains in its place. where: how to have the recipe in full."""
@@ -187,8 +214,8 @@ class Mode:
         """Of a study: do it, and return the exit status."""
         raise NotImplementedError
 
-    def run_checkpoint(self, settings: Settings, hardware: Hardware) -> int:
-        """Of a mode of checkpoints: do it, and return the exit status."""
+    def run_checkpoint(self, settings: Settings, hardware: Hardware) -> dict[str, Any]:
+        """Of a mode of checkpoints: do it, say and return what came of it."""
         raise NotImplementedError
 
     def demo_line(self, demo: Settings, where: str) -> str:
@@ -245,7 +272,7 @@ def say_finished(
     folder: Path,
     headline: str,
     *lines: str,
-    files: str = "config.yaml, summary.json, metrics.csv",
+    files: str = "config.yaml, summary.json, metrics.csv, report.html",
     then: str | None = None,
 ) -> None:
     """Print what came out of a run, where it is, and what to try next (None: mode=evaluate)."""

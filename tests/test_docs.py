@@ -32,6 +32,7 @@ RUN_HERE = {
     "add a backend",
     "kernel call",
     "context parallel script",
+    "python run",
 }
 RUN_BY_TEST_README = {"lightning script", "attention module", "attention mask", "hugging face"}
 
@@ -154,6 +155,21 @@ def test_the_script_for_eight_gpus_is_put_together(monkeypatch: pytest.MonkeyPat
     assert isinstance(told["data"], pl.LightningDataModule)
 
 
+def test_the_program_of_the_page_about_python_trains_scores_and_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("novel.txt").write_text("\n\n".join(f"Paragraph {number} of a short novel. " * 9 for number in range(20)))
+    code = python_blocks()["python run"].replace("4096", "64").replace("500", "10").replace("65_536", "512")
+    variables: dict[str, Any] = {"__name__": "page"}
+    exec(code, variables)
+    assert variables["run"].summary["steps"] == 10
+    assert variables["run"].folder.parent == tmp_path / "runs" / "gpt2"
+    printed = capsys.readouterr().out
+    assert "'perplexity': " in printed
+    assert "Once upon a time" in printed
+
+
 def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     notebook = json.loads((ROOT / "docs" / "quickstart.ipynb").read_text(encoding="utf-8"))
@@ -163,6 +179,8 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
             assert cell["outputs"] == []
             exec("".join(cell["source"]), variables)
     assert variables["loss"] < 2.5  # from 5.5: it has learned something
+    assert variables["scores"]["validation_loss"] < 2.5
+    assert variables["run"].folder.is_relative_to(variables["folder"])
     assert variables["out"].shape == variables["q"].shape
     assert "the quick " in capsys.readouterr().out
 

@@ -13,7 +13,14 @@ from functools import cache
 from itertools import chain
 from typing import cast
 
-from flashtrain.command.compose import apply_demo, key_of, parse_overrides
+from flashtrain.command.compose import (
+    apply_demo,
+    check_given_once,
+    compose_settings,
+    key_of,
+    override_keys,
+    parse_overrides,
+)
 from flashtrain.errors import UserError
 from flashtrain.registry import component, registered
 from flashtrain.settings.groups import MASKS
@@ -157,6 +164,25 @@ def rules() -> tuple[Rule, ...]:
     """The framework's rules, and those that tasks and experiments register."""
     registered_rules = (component("rules", name) for name in registered("rules"))
     return (*TRAINING_RULES, *chain.from_iterable(cast(Iterable[Rule], own) for own in registered_rules))
+
+
+def settings_of(words: Sequence[str]) -> Settings:
+    """What these words ask for: composed, or those of a checkpoint with the words on top; checked, each word heeded.
+
+    The words of a job of a sweep or a comparison, which is told its folder, were checked as a whole by its command.
+    Raises UserError.
+    """
+    check_given_once(words)
+    keys = override_keys(words)
+    settings = None
+    if "mode" in keys:
+        from flashtrain.command.modes import settings_from_checkpoint  # it imports what a mistake need not wait for
+
+        settings = settings_from_checkpoint(words)
+    settings = settings or compose_settings(words)
+    if "hydra.run.dir" not in keys:
+        check_all_heeded(settings, words)
+    return settings
 
 
 def check_all_heeded(settings: Settings, words: Sequence[str]) -> None:

@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import traceback
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from flashtrain import announce
 from flashtrain.announce import is_first_rank, log, quieten, say
-from flashtrain.command.compose import apply_demo, override_keys
+from flashtrain.command.compose import apply_demo, key_of, override_keys, parse_overrides
 from flashtrain.errors import RunFailed, UserError
 from flashtrain.files.disk import disk_line
 from flashtrain.folders.run_folder import (
     FAILED,
+    LAST,
     OUT_OF_MEMORY,
     RUNNING,
     STOPPED,
+    find_checkpoint,
+    new_run_folder,
     note_failure,
     read_summary,
+    remove_unused,
+    unfinished_or_new,
     write_summary,
 )
-from flashtrain.folders.run_lock import hold, let_go
+from flashtrain.folders.run_lock import hold, is_first_of_job, let_go
 from flashtrain.run.fitting import Stopped
 from flashtrain.run.train import failed_row, train
 from flashtrain.settings.settings import Settings
@@ -36,6 +43,9 @@ from flashtrain.tasks.context_run import check_heads
 from flashtrain.training.hardware import Hardware, detect_hardware
 from flashtrain.training.memory_choice import OutOfMemory
 from flashtrain.training.signals import name_killed_ranks
+
+LOG_FILE = "flashtrain.log"
+FOLDER = "hydra.run.dir"  # names a run's folder: of a job of a sweep, say
 
 
 def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False) -> tuple[Settings, Hardware]:
@@ -51,7 +61,8 @@ def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False)
     if not settings.is_demo and _wants_demo(settings, hardware, given):
         why = "no NVIDIA GPU found here" if hardware.kind == "cpu" else "hardware.demo=always"
         full, settings = settings, apply_demo(settings, overrides)
-        say(f"{why}: {_demo_line(full, settings)}")
+        level = logging.INFO if full.hardware.demo == "always" else logging.WARNING
+        say(f"{why}: {_demo_line(full, settings)}", level=level)
     elif hardware.kind == "cpu" and settings.mode == "train" and settings.demo and settings.hardware.demo == "auto":
         asked = " and ".join(f"{name}=" for name in sorted(_OF_A_MODEL & given))
         if asked and not settings.is_demo:
@@ -114,7 +125,7 @@ def _check_processes(settings: Settings) -> None:
         )
 
 
-def _nothing(line: str) -> None:
+def _nothing(line: str, level: int = 0) -> None:
     """Says nothing, for settling before it is known that anything will run."""
 
 
@@ -153,24 +164,72 @@ def plan(settings: Settings, overrides: Sequence[str]) -> str:
     return planned.plan(settings, hardware)
 
 
-def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: float) -> int:
-    """Train, measure or preview in `folder`. Returns the exit status: 0 finished, or ended at trainer.max_minutes, 1
-    crashed, 2 a user's mistake, 3 out of memory, 130 or 143 stopped by a signal.
+def run_folder(settings: Settings, overrides: Sequence[str]) -> Path:
+    """The folder that the words name, that of the run to go on with, or a new one; made only once the settings are
+    known to work here. Raises UserError."""
+    named = [override.value() for override in parse_overrides(overrides) if key_of(override) == FOLDER]
+    if named:
+        return Path(str(named[-1])).absolute()
+    settings, _ = settle(settings, overrides, quiet=True)
+    carried = task_of(settings).is_carried(str(settings.resume))
+    if settings.resume not in (None, "auto") and not carried:
+        return find_checkpoint(str(settings.resume), prefer=LAST, setting="resume")[0].absolute()
+    parent = (Path(settings.output) / settings.recipe).absolute()
+    return unfinished_or_new(parent, settings) if settings.resume == "auto" else new_run_folder(parent)
 
-    The folder is held meanwhile: one in which another process runs is left as it is, with status 2."""
-    quieten()
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """The folder is this process's meanwhile. One that nothing came into is removed. Raises UserError."""
     try:
         hold(folder)
-    except UserError as error:
-        log.error("flashtrain: %s", error)
-        return 2
+        yield
+    finally:
+        let_go(folder)
+        remove_unused(folder)
+
+
+def words_of_task(overrides: Sequence[str]) -> list[str]:
+    """The words without those that are Hydra's own: what a summary row keeps of a command."""
+    parsed = zip(overrides, parse_overrides(overrides), strict=True)
+    return [word for word, override in parsed if not key_of(override).startswith("hydra")]
+
+
+def run(settings: Settings, folder: Path, *, overrides: list[str], started: float) -> dict[str, Any]:
+    """Train, measure or preview in `folder`, and return the summary row; whatever happens, summary.json says so.
+
+    The folder is held meanwhile: one in which another process runs is left as it is.
+    Raises UserError for what the user can mend (OutOfMemory is one), RunFailed, Stopped after a signal or at the end of
+    trainer.max_minutes, KeyboardInterrupt after a second Ctrl-C, and whatever else went wrong.
+    """
+    quieten()
+    hold(folder)
     try:
-        return _run_held(settings, folder, overrides=overrides, started=started)
+        with _log_file(folder):
+            return _run_held(settings, folder, overrides=overrides, started=started)
     finally:
         let_go(folder)
 
 
-def _run_held(settings: Settings, folder: Path, *, overrides: list[str], started: float) -> int:
+def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: float) -> int:
+    """As `run`, for the command: what went wrong is said. Returns the exit status: 0 finished, or ended at
+    trainer.max_minutes, 1 crashed, 2 a user's mistake, 3 out of memory, 130 or 143 stopped by a signal."""
+    try:
+        run(settings, folder, overrides=overrides, started=started)
+    except Stopped as stop:
+        return stop.status
+    except (UserError, RunFailed) as error:
+        log.error("flashtrain: %s", error)
+        return 3 if isinstance(error, OutOfMemory) else 2 if isinstance(error, UserError) else 1
+    except KeyboardInterrupt:
+        return 130
+    except Exception:  # noqa: BLE001 - the row says so
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _run_held(settings: Settings, folder: Path, *, overrides: list[str], started: float) -> dict[str, Any]:
     name_killed_ranks(partial(note_failure, folder))
     settings, hardware = settle(settings, overrides)
 
@@ -180,51 +239,77 @@ def _run_held(settings: Settings, folder: Path, *, overrides: list[str], started
         if (status != STOPPED or is_first_rank()) and read_summary(folder).get("status", RUNNING) == RUNNING:
             with contextlib.suppress(UserError):  # a full disk takes no row either; what led here has been said
                 write_summary(folder, failed_row(settings, hardware, overrides, status, error))
+                write_report(folder)
 
     try:
         mode = mode_of(settings)
         do = partial(train, task_of(settings)) if mode is None else mode.run
         row = do(settings, hardware, folder, overrides=overrides, started=started)
     except OutOfMemory as error:
-        log.error("flashtrain: %s", error)
         note(OUT_OF_MEMORY, str(error))
-        return 3
-    except UserError as error:
-        log.error("flashtrain: %s", error)
+        raise
+    except (UserError, RunFailed) as error:
         note(FAILED, str(error))
-        return 2
-    except RunFailed as error:
-        log.error("flashtrain: %s", error)
-        note(FAILED, str(error))
-        return 1
+        raise
     except Stopped as stop:
         say(str(stop))
         note(STOPPED, str(stop))
         _leave_ranks()
-        return stop.status
+        raise
     except (KeyboardInterrupt, SystemExit):  # a second Ctrl-C, which does not wait for the step in progress
-        note(STOPPED, "stopped at once by a second Ctrl-C; the last checkpoint is an earlier one")
-        return 130
+        line = "stopped at once by a second Ctrl-C; the last checkpoint is an earlier one"
+        note(STOPPED, line)
+        raise KeyboardInterrupt(line) from None
     except torch.OutOfMemoryError as error:
         line = f"out of memory: {str(error).splitlines()[0]} Try memory=full, a smaller trainer.micro_batch or context."
-        log.error("flashtrain: %s", line)
         note(OUT_OF_MEMORY, line)
-        return 3
-    except Exception as error:  # noqa: BLE001 - the row must say so before the traceback is shown
+        raise OutOfMemory(line) from error
+    except Exception as error:
         told = disk_line(error)
+        note(FAILED, told or f"{type(error).__name__}: {error}")
         if told is not None:
-            log.error("flashtrain: %s", told)
-            note(FAILED, told)
-            return 2
-        traceback.print_exc()
-        note(FAILED, f"{type(error).__name__}: {error}")
-        return 1
+            raise UserError(told) from error
+        raise
     if is_first_rank():
         write_summary(folder, row)
+        write_report(folder)
         if settings.mode == "train":
             task_of(settings).say(row, folder, settings)
     _leave_ranks()
-    return 0
+    return row
+
+
+def write_report(folder: Path) -> None:
+    """The folder's report.html. Whatever goes wrong in it is said in a line: what it shows is done."""
+    from flashtrain.report.page import write_page
+
+    try:
+        write_page(folder)
+    except Exception as problem:  # noqa: BLE001 - as said
+        say(f"no report.html: {' '.join(str(problem).split())[:300] or type(problem).__name__}")
+
+
+@contextlib.contextmanager
+def _log_file(folder: Path) -> Iterator[None]:
+    """What is said meanwhile is in the folder's flashtrain.log too, each line with its time."""
+    path = folder / LOG_FILE
+    if not is_first_of_job():
+        yield
+        return
+    if os.path.lexists(path) and not path.is_file():  # opening a pipe would wait for its reader
+        raise UserError(f"{path} is no file.")
+    try:
+        handler = logging.FileHandler(path, encoding="utf-8")
+    except OSError as error:
+        raise UserError(disk_line(error) or f"cannot write {path}: {error.strerror}.") from error
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        handler.close()
 
 
 def _leave_ranks() -> None:

@@ -6,6 +6,7 @@ Their settings are the run's own (its config.yaml) with the command line's on to
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -17,6 +18,7 @@ from flashtrain.folders.run_folder import BEST, find_checkpoint, read_settings
 from flashtrain.settings.groups import forget_unheeded
 from flashtrain.settings.settings import Settings, settings_config
 from flashtrain.spec import modes, task_of, tasks
+from flashtrain.training.hardware import Hardware
 
 OF_A_CHECKPOINT = ("evaluate", "generate", "export")  # of any task; others are registered
 
@@ -75,8 +77,21 @@ def settings_from_checkpoint(words: Sequence[str]) -> Settings | None:
 
 
 def run_mode(settings: Settings) -> int:
-    """Evaluate, generate, export or ask for passkeys. Returns the exit status."""
+    """Evaluate, generate, export or ask for passkeys, for the command. Returns the exit status."""
+    found = of_checkpoint(settings)
+    if "text" in found:
+        print(found["text"])
+    return 0
+
+
+def of_checkpoint(settings: Settings) -> dict[str, Any]:
+    """Evaluate, generate, export or ask for passkeys; what came of it (Task.run_mode)."""
+    settings, hardware = on_this_machine(settings)
+    return task_of(settings).run_mode(settings, hardware)
+
+
+def on_this_machine(settings: Settings) -> tuple[Settings, Hardware]:
+    """The settings of something that is asked of a checkpoint, as this machine can do it, and the machine."""
     quieten()
     settings.hardware.demo = "never"  # the model is the checkpoint's, on whatever machine
-    settings, hardware = settle(settings, ())
-    return task_of(settings).run_mode(settings, hardware)
+    return settle(settings, ())

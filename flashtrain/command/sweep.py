@@ -22,7 +22,7 @@ from pathlib import Path
 from flashtrain.announce import say
 from flashtrain.command.compose import compose_settings, parse_overrides, quoted
 from flashtrain.command.given import check_heeded_by_a_job
-from flashtrain.command.job import plan, settle
+from flashtrain.command.job import plan, settle, write_report
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
 from flashtrain.files.foreign_files import MIB, read_json_object
@@ -128,6 +128,7 @@ def _run_held(folder: Path, jobs: Jobs, first: Settings, varying: Sequence[str])
                 break
 
         written = report_sweep(folder)
+        write_report(folder)
         if processes.stopped_by is not None:
             return 128 + processes.stopped_by
     _log_to_wandb(logger, folder, written)

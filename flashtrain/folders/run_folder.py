@@ -5,6 +5,8 @@ runs/gpt2/2026-11-21_10-15-02/
   summary.json     one flat row: what was trained and what came out, also when the run failed
   metrics.csv      every logged number
   checkpoints/     last.ckpt, best.ckpt
+  sample.txt       what a language model wrote at the end
+  report.html      a page of all this, and flashtrain.log what was said
   tokenizer/       the tokenizer that the tokens were made with
   .lock            held while a run lives (run_lock.py)
 
@@ -41,6 +43,7 @@ CONFIG_FILE = "config.yaml"
 SUMMARY_FILE = "summary.json"
 CHECKPOINTS = "checkpoints"
 TOKENIZER = "tokenizer"
+SAMPLE = "sample.txt"
 
 # What a summary row's `status` says; RUNNING stays where a run was killed.
 RUNNING, FINISHED, STOPPED, FAILED, OUT_OF_MEMORY = "running", "finished", "stopped", "failed", "out of memory"

@@ -1,4 +1,5 @@
-"""python -m flashtrain.report: tables and figures from result files and from run or sweep folders."""
+"""python -m flashtrain.report: tables and figures from result files and from run or sweep folders, whose report.html is
+written anew."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from flashtrain.errors import UserError
 from flashtrain.files.disk import recipes_folder, write_atomically
 from flashtrain.registry import component, registered
 from flashtrain.report.figures import line_figure
+from flashtrain.report.page import write_page
 from flashtrain.report.rows import ResultFile, Row, collect_summaries, read_result
 from flashtrain.report.save import check_tables, insert_tables, join_results, save_result, source_line, table_text
 from flashtrain.report.sweep import sweep_table, varied_keys, with_overrides
@@ -67,8 +69,19 @@ def _draw(options: argparse.Namespace) -> None:
         text = table_text(single, view) if single else table.markdown()
         print(f"wrote {write_atomically(folder / f'{name}.md', text)}", file=sys.stderr)
         print(f"wrote {write_atomically(folder / f'{name}.csv', table.csv())}", file=sys.stderr)
+    for source in options.sources:
+        if source not in results:
+            print(_page(source), file=sys.stderr)
     if options.figure or options.y:
         print(f"wrote {_figure(options, view.kept(rows), folder / f'{name}.png')}", file=sys.stderr)
+
+
+def _page(folder: Path) -> str:
+    """Write the folder's page anew, and say so; a folder that is not to be written into keeps the one that it has."""
+    try:
+        return f"wrote {write_page(folder)}"
+    except UserError as error:
+        return f"no report.html: {error}"
 
 
 def _print(options: argparse.Namespace, table: Table, view: View, single: ResultFile | None) -> None:

@@ -29,7 +29,9 @@ _COLOURS = ("#0b6fb8", "#d55e00", "#00876c", "#a0529a", "#8a6d00", "#4d4d4d", "#
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 # More than this between the smallest and the largest value, and a linear axis hides the small ones.
-_LOG_FROM = 40
+LOG_FROM = 40
+
+TICKS = 7  # labels of an axis
 
 # Of a panel's height: from one line of failed jobs' crosses to the next.
 _CROSSES_APART = 0.075
@@ -100,7 +102,7 @@ def line_figure(
     FigureCanvasAgg(figure)
     for position, measure in enumerate(measures):
         panel = figure.add_subplot(1, len(measures), position + 1)
-        _style(panel, figure_text(heading(measure)))
+        style(panel, figure_text(heading(measure)))
         _draw_lines(panel, lines, axis, measure, log_y)
         axis.apply(panel)
         _mark_failures(panel, lines, axis, measure)
@@ -158,13 +160,14 @@ class _XAxis:
         panel.set_xlim(places[0] - margin, places[-1] + margin)
         named = figure_text(heading(self.key))
         panel.set_xlabel(f"{named} (tokens)" if self.key == "context" else named)
+        labels = [self._label(value) for value in self.values]
         if self.numeric and not self.log:
+            ticks_at(panel, places, labels)  # many points in a course are read off an axis of round numbers
             return
-        ticks = list(zip(places, self.values, strict=True))
         # a label needs room: beyond seven take every second, or third, counted from the right so that the end is named
-        step = math.ceil(len(ticks) / 7)
-        ticks = ticks[::-1][::step][::-1]
-        panel.set_xticks([place for place, _ in ticks], [self._label(value) for _, value in ticks])
+        step = math.ceil(len(places) / TICKS)
+        ticks = list(zip(places, labels, strict=True))[::-1][::step][::-1]
+        panel.set_xticks([place for place, _ in ticks], [label for _, label in ticks])
         panel.xaxis.set_minor_locator(NullLocator())
 
     def _label(self, value: Any) -> str:
@@ -220,7 +223,7 @@ def _draw_lines(panel: Axes, lines: Mapping[str, Rows], axis: _XAxis, measure: s
         panel.grid(False)
         return
     if log_y is None:
-        log_y = min(seen) > 0 and max(seen) >= _LOG_FROM * min(seen)
+        log_y = min(seen) > 0 and max(seen) >= LOG_FROM * min(seen)
     # the crosses of failed jobs stand above everything measured, a line of them for each line of the figure
     headroom = _CROSSES_APART * 1.3 * sum(any(has_failed(row) for row in rows) for rows in lines.values())
     if log_y:
@@ -228,17 +231,13 @@ def _draw_lines(panel: Axes, lines: Mapping[str, Rows], axis: _XAxis, measure: s
         panel.set_ylim(min(seen) / 1.6, max(seen) * (max(seen) / min(seen)) ** (0.08 + headroom))
         panel.yaxis.set_minor_locator(NullLocator())
     elif _is_loss(measure):
-        # losses differ by little: an axis from zero would show a flat line; 2% of the value is the least it spans
-        low, high = min(seen), max(seen)
-        room = max(high - low, 0.02 * abs(high), 1e-6)
-        panel.set_ylim(low - 0.12 * room, high + (0.12 + headroom) * room)
+        low, high = lowest(min(seen), max(seen)), max(seen)
+        panel.set_ylim(low, high + (0.12 + headroom) * max(high - low, 1e-6))
     elif min(seen) >= 0:
         panel.yaxis.set_major_locator(MaxNLocator(6))
         panel.set_ylim(0, max(seen) * (1.08 + headroom) or 1)
     if not _is_loss(measure):
-        panel.yaxis.set_major_formatter(
-            FuncFormatter(lambda value, _: f"{value / 1000:,g}k" if value >= 1000 else f"{value:g}")
-        )
+        panel.yaxis.set_major_formatter(FuncFormatter(tick_label))
 
 
 def _draw_intervals(panel: Axes, rows: Rows, axis: _XAxis, measure: str, colour: str) -> list[float]:
@@ -292,7 +291,34 @@ def _mark_failures(panel: Axes, lines: Mapping[str, Rows], axis: _XAxis, measure
         level -= _CROSSES_APART
 
 
-def _style(panel: Axes, title: str) -> None:
+def lowest(low: float, high: float) -> float:
+    """Where an axis of losses starts: at zero where they still fill half of it, else a little below the lowest, since
+    an axis from zero would show a flat line. 2% of the largest is the least that it spans."""
+    if 0 <= low <= high / 2:
+        return 0.0
+    return low - 0.12 * max(high - low, 0.02 * abs(high), 1e-6)
+
+
+def ticks_at(panel: Axes, places: Sequence[float], labels: Sequence[str]) -> bool:
+    """Few points are named on the axis themselves, those without room for a label left out, the last one never. Returns
+    whether they are few."""
+    if len(places) > TICKS:
+        return False
+    apart, kept = (places[-1] - places[0]) / (TICKS + 3), list[int]()
+    for at in reversed(range(len(places))):
+        if not kept or places[kept[-1]] - places[at] >= apart:
+            kept.append(at)
+    panel.set_xticks([places[at] for at in kept], [labels[at] for at in kept])
+    panel.xaxis.set_minor_locator(NullLocator())
+    return True
+
+
+def tick_label(value: float, _: int = 0) -> str:
+    """A number at an axis: 0.5, 250, 3.5k."""
+    return f"{value / 1000:,g}k" if value >= 1000 else f"{value:g}"
+
+
+def style(panel: Axes, title: str) -> None:
     panel.set_title(title, fontsize=9.5, color=INK, loc="left", pad=6)
     panel.grid(True, color=GRID, linewidth=0.7)
     panel.set_axisbelow(True)

@@ -113,13 +113,26 @@ def collect_summaries(folder: str | Path) -> list[Row]:
         raise UserError(f"there is no run or sweep folder '{folder}'.")
     if (folder / SUMMARY).is_file():
         return [_summary_row(folder, folder.name)]
-    try:
-        rows = [_summary_row(run, run.relative_to(folder).as_posix()) for run in _run_folders(folder)]
-    except OSError as error:
-        raise UserError(f"cannot read {error.filename or folder}: {error.strerror}.") from error
+    rows = _rows_below(folder)
     if not rows:
         raise UserError(f"no run has left a {SUMMARY} in or below '{folder}'.")
     return rows
+
+
+def rows_below(folder: Path) -> list[Row]:
+    """The same of a folder that may be a run and hold others, as a study does: its own row first, where it is one."""
+    if not _is_run(folder):
+        return collect_summaries(folder)
+    # what a run keeps beside its files is no run
+    below = [row for row in _rows_below(folder) if _is_run(folder / str(row["run"]))]
+    return [_summary_row(folder, folder.name), *below]
+
+
+def _rows_below(folder: Path) -> list[Row]:
+    try:
+        return [_summary_row(run, run.relative_to(folder).as_posix()) for run in _run_folders(folder)]
+    except OSError as error:
+        raise UserError(f"cannot read {error.filename or folder}: {error.strerror}.") from error
 
 
 def has_failed(row: Mapping[str, Any]) -> bool:

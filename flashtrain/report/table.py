@@ -17,6 +17,7 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from flashtrain.announce import is_quiet
 from flashtrain.errors import UserError, unknown
 from flashtrain.files.disk import csv_value
 from flashtrain.report.formats import COLUMNS, MISSING, NOT_SHOWN, cell, heading, is_finite, one_line
@@ -166,7 +167,10 @@ class Table:
         return buffer.getvalue()
 
     def print(self, console: Console | None = None) -> None:
-        """Print the table on the terminal. No figure is ever cut: what is too wide runs past the terminal's edge."""
+        """Print the table on the terminal, unless a notebook is to stay quiet. No figure is ever cut: what is too wide
+        runs past the terminal's edge."""
+        if console is None and is_quiet():
+            return
         console = console or Console()
         title = Text(one_line(self.title)) if self.title else None
         drawn = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)

@@ -44,10 +44,16 @@ class JobProcesses:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._before = {}
 
-    def run(self, words: list[str]) -> int:
-        """Run the command with these words, and return its exit status, negative for a signal."""
+    def run(self, words: list[str], *, command: list[str] | None = None, output: int | None = None) -> int:
+        """Run the command with these words, and return its exit status, negative for a signal.
+
+        command: how it is started; None: as this program was. output: where it prints, as subprocess has it; None:
+        where this process does.
+        """
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", PARENT: str(os.getpid())}
-        self._process = subprocess.Popen([*job_command(), *words], env=environment)
+        self._process = subprocess.Popen(
+            [*(command or job_command()), *words], env=environment, stdout=output, stderr=output
+        )
         try:
             if self.stopped_by is not None:  # it came while the process was being started
                 self._process.terminate()

@@ -12,6 +12,7 @@ from pytorch_lightning.callbacks import ProgressBar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from flashtrain.announce import is_quiet
 from flashtrain.training.steps import OptimizerStepCounter, log_interval
 from flashtrain.training.throughput import Throughput
 
@@ -27,7 +28,10 @@ def make_progress(every_n_steps: int | None = None, terminal: bool | None = None
     """
     if terminal is None:
         terminal = sys.stderr.isatty()
-    return TerminalProgress(every_n_steps) if terminal else LineProgress(every_n_steps)
+    progress = TerminalProgress(every_n_steps) if terminal else LineProgress(every_n_steps)
+    if is_quiet():
+        progress.disable()
+    return progress
 
 
 class _StepProgress(ProgressBar):

@@ -23,7 +23,7 @@ from typing import Any
 
 from flashtrain.announce import quieten, say
 from flashtrain.command.compose import override_keys, parse_overrides, quoted
-from flashtrain.command.job import settle
+from flashtrain.command.job import settle, write_report
 from flashtrain.command.sweep import note_failure
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import (
@@ -157,6 +157,7 @@ class ContextStudy(ABC):
             self._report(folder, rows)
             failed = [row for row in rows if has_failed(row) and row.get("status") != OUT_OF_MEMORY]
             write_summary(folder, {**planned, **_status(failed), **self.best(rows, started)})
+            write_report(folder)
             return 1 if failed else 0
 
     @contextmanager

@@ -231,8 +231,10 @@ def test_a_disk_that_is_full_before_training_is_one_line_and_leaves_nothing(
             "flashtrain.command.job.write_summary", lambda *_: write_atomically("/proc/none/summary.json", "")
         )
     words = tiny_runs.settings_words(f"output={tmp_path}/runs")
+    words += ["hydra.verbose=false"] if where == "hydra" else []  # Hydra runs the job where it is asked for something
     monkeypatch.setattr(sys, "argv", ["flashtrain", *words])
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # as in a process of its own; pytest's stand here
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 2

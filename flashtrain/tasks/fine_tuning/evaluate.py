@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flashtrain.announce import say
 from flashtrain.data.tokenizers import SpecialTokens, Tokenizer, load_tokenizer
@@ -43,17 +43,18 @@ class Tuned(NamedTuple):
     step: int
 
 
-def run_fine_tuning_mode(settings: Settings, hardware: Hardware) -> int:
-    """Evaluate or export. Returns the exit status. UserError: a mode that fine-tuned models have not."""
+def run_fine_tuning_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
+    """Evaluate or export. UserError: a mode that fine-tuned models have not."""
     if settings.mode not in ("evaluate", "export"):
         raise UserError(
             f"mode={settings.mode} is not for fine-tuned classifiers: they have train, plan, evaluate and export."
         )
-    tuned = _read(settings, hardware)
+    tuned = read_tuned(settings, hardware)
     return _export(tuned) if settings.mode == "export" else _evaluate(tuned, settings, hardware)
 
 
-def _read(settings: Settings, hardware: Hardware) -> Tuned:
+def read_tuned(settings: Settings, hardware: Hardware) -> Tuned:
+    """The model of settings.checkpoint, on the CPU. UserError: it holds no fine-tuned BERT."""
     folder, path = find_checkpoint(str(settings.checkpoint), prefer=BEST)
     saved = read_checkpoint(path)
     notes = saved.get("flashtrain")
@@ -76,7 +77,7 @@ def _read(settings: Settings, hardware: Hardware) -> Tuned:
     return Tuned(model, labels, tokenizer, folder, path, trained_steps(saved, path))
 
 
-def _evaluate(tuned: Tuned, settings: Settings, hardware: Hardware) -> int:
+def _evaluate(tuned: Tuned, settings: Settings, hardware: Hardware) -> dict[str, Any]:
     """The score on test texts, or on those held out where there are none; of other texts than the run's, on all of
     those that are called test, or simply all."""
     trained_on = read_settings(tuned.folder).finetune
@@ -102,10 +103,10 @@ def _evaluate(tuned: Tuned, settings: Settings, hardware: Hardware) -> int:
         f"{tuned.path} (step {tuned.step}): {score_of(row)}, loss {found[f'{source.scored}_loss']:.4f} on "
         f"{len(source.samples[source.scored]):,} {source.scored} texts"
     )
-    return 0
+    return dict(found)
 
 
-def _export(tuned: Tuned) -> int:
+def _export(tuned: Tuned) -> dict[str, Any]:
     """Write the weights in Hugging Face's layout. UserError: a model that it cannot hold."""
     if tuned.tokenizer is None:
         special = SpecialTokens.past(tuned.model.encoder.config.vocab_size - SPECIAL_COUNT)
@@ -121,4 +122,4 @@ def _export(tuned: Tuned) -> int:
             tokenizer = save_encoder_tokenizer(tuned.tokenizer, folder, tuned.model.encoder.config)
     name = architecture_of(tuned.model)
     say(f"exported step {tuned.step} to {folder} (transformers.{name}.from_pretrained reads it; {tokenizer})")
-    return 0
+    return {"folder": folder}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import TRAIN, Condition, Prepared, Rule, does, measured_words, say_finished, task_heeds
+from flashtrain.spec import TRAIN, Condition, Loaded, Prepared, Rule, does, measured_words, say_finished, task_heeds
 from flashtrain.tasks.masked_language.spec import MaskedTask
 
 if TYPE_CHECKING:
@@ -59,10 +59,17 @@ class FineTuningTask(MaskedTask):
             f"{speed}{row['samples']:,} texts trained on, {row['seconds']:.0f} s for the whole command",
         )
 
-    def run_mode(self, settings: Settings, hardware: Hardware) -> int:
+    def run_mode(self, settings: Settings, hardware: Hardware) -> dict[str, Any]:
         from flashtrain.tasks.fine_tuning.evaluate import run_fine_tuning_mode
 
         return run_fine_tuning_mode(settings, hardware)
+
+    def load(self, settings: Settings, hardware: Hardware) -> Loaded:
+        from flashtrain.tasks.fine_tuning.evaluate import read_tuned
+
+        tuned = read_tuned(settings, hardware)
+        model = tuned.model.eval().to(hardware.kind)
+        return Loaded(model, tuned.tokenizer, settings, tuned.folder, tuned.path, tuned.step)
 
 
 def _labelled(*names: str) -> Condition:

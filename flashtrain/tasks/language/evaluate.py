@@ -21,8 +21,8 @@ from flashtrain.tasks.training_task import evaluating_trainer
 from flashtrain.training.hardware import Hardware
 
 
-def run_language_mode(settings: Settings, hardware: Hardware) -> int:
-    """Evaluate, generate or export. Returns the exit status."""
+def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
+    """Evaluate, generate or export."""
     trained = load_trained(str(settings.checkpoint), attention=hardware.attention, settings=settings)
     if settings.mode == "export":
         return _export(trained)
@@ -30,8 +30,8 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> int:
     if settings.mode == "generate":
         prompt = settings.prompt or settings.data.first_words
         mask = make_mask(settings)
-        print(continue_text(trained.model, trained.tokenizer, prompt, settings.generate, seed=settings.seed, mask=mask))
-        return 0
+        text = continue_text(trained.model, trained.tokenizer, prompt, settings.generate, seed=settings.seed, mask=mask)
+        return {"text": text}
     data = make_data(settings, hardware)
     if settings.data.tokenizer == "bpe":  # trained on this text, if it is the run's
         same = _text(settings.data) == _text(read_settings(trained.folder).data)
@@ -45,7 +45,7 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> int:
     loss = trainer.validate(task, data, verbose=False)[0]["validation_loss"]
     perplexity = float(torch.exp(torch.tensor(loss)))
     say(f"{trained.checkpoint} (step {trained.step}): held-out loss {loss:.4f}, perplexity {perplexity:.2f}")
-    return 0
+    return {"validation_loss": loss, "perplexity": perplexity}
 
 
 def _text(data: DataSettings) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def _text(data: DataSettings) -> dict[str, Any]:
     return {name: value for name, value in asdict(data).items() if name not in others and "validation" not in name}
 
 
-def _export(trained: TrainedModel) -> int:
+def _export(trained: TrainedModel) -> dict[str, Any]:
     """Write the weights as safetensors: in Hugging Face's GPT-2 layout where the model is one, else in our own."""
     shape = trained.model.shape
     context = shape.context if shape is not None and shape.positions == "learned" else None
@@ -62,4 +62,4 @@ def _export(trained: TrainedModel) -> int:
         how = save_decoder(trained.model, folder, end_of_text=known_end(trained.tokenizer))
         tokenizer = save_tokenizer(trained.tokenizer, folder, context=context)
     say(f"exported step {trained.step} to {folder} ({how}; {tokenizer})")
-    return 0
+    return {"folder": folder}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
@@ -14,7 +15,8 @@ from flashtrain.announce import say
 from flashtrain.data.datamodule import TextDataModule
 from flashtrain.data.tokenizers import Tokenizer, known_end, load_tokenizer
 from flashtrain.errors import UserError
-from flashtrain.folders.run_folder import TOKENIZER
+from flashtrain.files.disk import write_atomically
+from flashtrain.folders.run_folder import SAMPLE, TOKENIZER
 from flashtrain.models.gpt2 import FAMILIES, GPT2
 from flashtrain.models.trainable import Trainable
 from flashtrain.models.trained_decoders import MaskMaker, generate
@@ -115,7 +117,7 @@ def prepare(settings: Settings, hardware: Hardware) -> Prepared:
             **_found(settings, trainer, task, data, throughput, batching.micro_batch),
             **context_columns(settings, hardware, model, batching.micro_batch),
         }
-        _say_sample(settings, hardware, model, data, first=trainer.is_global_zero)
+        _say_sample(settings, hardware, model, data, Path(trainer.default_root_dir), first=trainer.is_global_zero)
         return found
 
     return Prepared(
@@ -192,8 +194,11 @@ def describe_mask(settings: Settings) -> list[str]:
     return [f"mask {label}: {counted}{documents}"]
 
 
-def _say_sample(settings: Settings, hardware: Hardware, model: Trainable, data: TextDataModule, *, first: bool) -> None:
-    """Print, on the first rank, what the trained model writes; every rank calls it, since shards are gathered.
+def _say_sample(
+    settings: Settings, hardware: Hardware, model: Trainable, data: TextDataModule, folder: Path, *, first: bool
+) -> None:
+    """Print, on the first rank, what the trained model writes, and keep it; every rank calls it, since shards are
+    gathered.
 
     Whatever goes wrong in it is said in a line: the training is finished.
     """
@@ -201,6 +206,8 @@ def _say_sample(settings: Settings, hardware: Hardware, model: Trainable, data: 
         return
     try:
         text = _sample(settings, hardware, model, data, first=first)
+        if text is not None:
+            write_atomically(folder / SAMPLE, text + "\n")
     except Exception as problem:  # noqa: BLE001 - said, and whatever it is, no failure of the training
         reason = " ".join(str(problem).split())[:300] or type(problem).__name__
         say(f"no sample of what it writes: {reason}")

@@ -15,6 +15,7 @@ from flashtrain.spec import (
     OF_TOKENS,
     TRAIN,
     Condition,
+    Loaded,
     Prepared,
     Rule,
     Task,
@@ -100,11 +101,18 @@ class LanguageTask(Task):
             then=f'mode=generate checkpoint={folder} prompt="{prompt}"',
         )
 
-    def run_mode(self, settings: Settings, hardware: Hardware) -> int:
+    def run_mode(self, settings: Settings, hardware: Hardware) -> dict[str, Any]:
         from flashtrain.tasks.language.evaluate import run_language_mode
 
         mode = mode_of(settings)
         return run_language_mode(settings, hardware) if mode is None else mode.run_checkpoint(settings, hardware)
+
+    def load(self, settings: Settings, hardware: Hardware) -> Loaded:
+        from flashtrain.tasks.language.trained import load_trained, move
+
+        found = load_trained(str(settings.checkpoint), attention=hardware.attention, settings=settings)
+        found.model = move(found.model, hardware.kind, hardware.precision)
+        return Loaded(settings=settings, **vars(found))
 
     def fit_demo(self, demo: Settings, given: Collection[str]) -> None:
         if "trainer.tokens_per_step" not in given:

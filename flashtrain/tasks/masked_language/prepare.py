@@ -167,15 +167,15 @@ def plan_masked(settings: Settings, hardware: Hardware) -> str:
     return "\n".join(lines)
 
 
-def run_masked_mode(settings: Settings, hardware: Hardware) -> int:
-    """Evaluate or export. Returns the exit status. UserError: a mode that BERT has not."""
+def run_masked_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
+    """Evaluate or export. UserError: a mode that BERT has not."""
     if settings.mode not in ("evaluate", "export"):
         raise UserError(f"mode={settings.mode} is for language models: BERT has train, plan, evaluate and export.")
     saved = read_bert(str(settings.checkpoint))
     return _export(saved) if settings.mode == "export" else _evaluate(saved, settings, hardware)
 
 
-def _evaluate(saved: SavedBert, settings: Settings, hardware: Hardware) -> int:
+def _evaluate(saved: SavedBert, settings: Settings, hardware: Hardware) -> dict[str, Any]:
     """Loss and masked-language accuracy on the held-out samples."""
     check_context(saved.config, settings.context, str(saved.path))
     data = make_masked_data(settings, hardware)
@@ -186,9 +186,7 @@ def _evaluate(saved: SavedBert, settings: Settings, hardware: Hardware) -> int:
             f"{saved.path} knows {saved.config.vocab_size} tokens, and this text is made of {data.vocab_size}: "
             "evaluate with the tokenizer that it was trained with."
         )
-    model = Bert(saved.config, hardware.attention, settings.bert.residual)
-    model.load_state_dict(saved.state)
-    model = cast(Bert, move(model.eval(), hardware.kind, hardware.precision))
+    model = trained_bert(saved, settings, hardware)
     trainer = evaluating_trainer(hardware)
     (found,) = trainer.validate(MaskedLanguageModel(model), data, verbose=False) or [{}]
     if "validation_accuracy" not in found:
@@ -197,10 +195,17 @@ def _evaluate(saved: SavedBert, settings: Settings, hardware: Hardware) -> int:
         f"{saved.path} (step {saved.step}): held-out loss {found['validation_loss']:.4f}, masked-language accuracy "
         f"{found['validation_accuracy']:.2%}"
     )
-    return 0
+    return {name: found[name] for name in ("validation_loss", "validation_accuracy")}
 
 
-def _export(saved: SavedBert) -> int:
+def trained_bert(saved: SavedBert, settings: Settings, hardware: Hardware) -> Bert:
+    """The saved model on the machine, in evaluation mode."""
+    model = Bert(saved.config, hardware.attention, settings.bert.residual)
+    model.load_state_dict(saved.state)
+    return cast(Bert, move(model.eval(), hardware.kind, hardware.precision))
+
+
+def _export(saved: SavedBert) -> dict[str, Any]:
     """Write the weights as safetensors: in Hugging Face's layout where the model is a BERT of theirs, else in ours."""
     model = Bert(saved.config, "sdpa")
     model.load_state_dict(saved.state)
@@ -214,4 +219,4 @@ def _export(saved: SavedBert) -> int:
             how = "flashtrain's own layout: flashtrain.integrations.load_weights reads it"
         tokenizer = save_encoder_tokenizer(saved.needed_tokenizer(), folder, saved.config)
     say(f"exported step {saved.step} to {folder} ({how}; {tokenizer})")
-    return 0
+    return {"folder": folder}

@@ -10,6 +10,7 @@ from flashtrain.settings.settings import Settings
 from flashtrain.spec import (
     OF_TOKENS,
     TRAIN,
+    Loaded,
     Prepared,
     Rule,
     Task,
@@ -84,10 +85,18 @@ class MaskedTask(Task):
             lines.append(f"{rates}{measured_words(row)}{full}")
         say_finished(folder, *lines, f"{row['seconds']:.0f} s for the whole command")
 
-    def run_mode(self, settings: Settings, hardware: Hardware) -> int:
+    def run_mode(self, settings: Settings, hardware: Hardware) -> dict[str, Any]:
         from flashtrain.tasks.masked_language.prepare import run_masked_mode
 
         return run_masked_mode(settings, hardware)
+
+    def load(self, settings: Settings, hardware: Hardware) -> Loaded:
+        from flashtrain.tasks.masked_language.build import read_bert
+        from flashtrain.tasks.masked_language.prepare import trained_bert
+
+        saved = read_bert(str(settings.checkpoint))
+        model = trained_bert(saved, settings, hardware)
+        return Loaded(model, saved.tokenizer, settings, saved.folder, saved.path, saved.step)
 
     def demo_line(self, full: Settings, demo: Settings, where: str) -> str:
         trained, meant = (f"{one.bert.label}, {contexts_words(one)}" for one in (demo, full))

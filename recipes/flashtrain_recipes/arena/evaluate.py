@@ -25,6 +25,7 @@ from flashtrain.folders.run_folder import BEST, find_checkpoint, make_unique, ne
 from flashtrain.models.classifier import Classifier, carry_weights
 from flashtrain.report.rows import RESULT, Row, command_line, write_result
 from flashtrain.settings.settings import Settings
+from flashtrain.spec import Loaded
 from flashtrain.tasks.batching import compiles
 from flashtrain.training.hardware import Hardware, duration
 from flashtrain_recipes.arena.accuracy import ORIGINAL, OWN, accuracy_rows, accuracy_table, papers_task, task_of, wilson
@@ -92,11 +93,11 @@ def of_last_stage(settings: Settings) -> Settings:
     return settings.having(pathfinder=images)
 
 
-def run_classifier_mode(settings: Settings, hardware: Hardware) -> int:
-    """Evaluate or export. Returns the exit status. UserError: a mode that classifiers have not."""
+def run_classifier_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
+    """Evaluate or export. UserError: a mode that classifiers have not."""
     if settings.mode == "evaluate":
-        evaluate_classifier(settings, hardware)
-        return 0
+        rows = evaluate_classifier(settings, hardware)
+        return rows[0] if len(rows) == 1 else {"rows": rows}
     if settings.mode == "export":
         return _export(settings)
     raise UserError(f"mode={settings.mode} is for language models: a classifier has train, plan, evaluate and export.")
@@ -238,7 +239,7 @@ def _model(saved: SavedClassifier, settings: Settings, hardware: Hardware, sourc
     return model.to(hardware.kind).eval()
 
 
-def _export(settings: Settings) -> int:
+def _export(settings: Settings) -> dict[str, Any]:
     """Write the run's best weights as one safetensors file."""
     folder, path = find_checkpoint(str(settings.checkpoint), prefer=BEST)
     saved = read_classifier(path)
@@ -247,7 +248,16 @@ def _export(settings: Settings) -> int:
         size = target.stat().st_size / 1e6
     say(f"exported step {saved.notes['step']} to {target} ({size:.1f} MB, {settings.export_precision})")
     say(f"  test it: python -m flashtrain mode=evaluate weights={target}")
-    return 0
+    return {"folder": target.parent}
+
+
+def load_classifier(settings: Settings, hardware: Hardware) -> Loaded:
+    """The classifier of settings.checkpoint."""
+    folder, path = find_checkpoint(str(settings.checkpoint), prefer=BEST)
+    saved = read_classifier(path)
+    model = Classifier(saved.config, attention=hardware.attention)
+    model.load_state_dict(saved.state)
+    return Loaded(model.to(hardware.kind).eval(), None, settings, folder, path, saved.notes["step"])
 
 
 def _command(settings: Settings) -> str:

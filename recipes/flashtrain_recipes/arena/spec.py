@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import TRAIN, Condition, Mode, Prepared, Rule, Task, does, either, task_of, trains
+from flashtrain.spec import TRAIN, Condition, Loaded, Mode, Prepared, Rule, Task, does, either, task_of, trains
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -53,10 +53,15 @@ class ClassificationTask(Task):
 
         say_classified(row, folder, settings)
 
-    def run_mode(self, settings: Settings, hardware: Hardware) -> int:
+    def run_mode(self, settings: Settings, hardware: Hardware) -> dict[str, Any]:
         from flashtrain_recipes.arena.evaluate import run_classifier_mode
 
         return run_classifier_mode(settings, hardware)
+
+    def load(self, settings: Settings, hardware: Hardware) -> Loaded:
+        from flashtrain_recipes.arena.evaluate import load_classifier
+
+        return load_classifier(settings, hardware)
 
     def demo_line(self, full: Settings, demo: Settings, where: str) -> str:
         from flashtrain_recipes.arena.words import trained_line

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flashtrain.errors import UserError, at_least, between
 from flashtrain.settings.settings import Settings, check_context
@@ -143,8 +143,7 @@ class Passkey(Mode):
     def heeds(self, settings: Settings) -> tuple[str, ...]:
         return ("attention",)
 
-    def run_checkpoint(self, settings: Settings, hardware: Hardware) -> int:
+    def run_checkpoint(self, settings: Settings, hardware: Hardware) -> dict[str, Any]:
         from flashtrain_recipes.long_context.passkey_run import evaluate_passkey
 
-        evaluate_passkey(settings, hardware)
-        return 0
+        return {"rows": evaluate_passkey(settings, hardware)}

@@ -14,6 +14,7 @@ import pytorch_lightning as pl
 import torch
 from tiny_runs import TinyRuns
 
+import flashtrain
 from flashtrain import registry
 from flashtrain.command.compose import compose_settings, parse_overrides, quoted
 from flashtrain.command.modes import run_mode, settings_from_checkpoint
@@ -203,6 +204,13 @@ def test_exported_weights_are_tested_on_the_task_that_they_were_trained_on(tmp_p
     assert (found.data, found.length, found.seed, found.train, found.validation, found.test) == (
         "listops", 32, 3, 40, 8, 5,
     )  # fmt: skip
+
+
+def test_a_classifier_is_loaded_in_python(finished) -> None:
+    loaded = flashtrain.load(finished)
+    best = read_checkpoint(finished / "checkpoints" / "best.ckpt")["state_dict"]
+    assert all(torch.equal(value, best[f"model.{name}"]) for name, value in loaded.model.state_dict().items())
+    assert (loaded.tokenizer, loaded.settings.task) == (None, "classification")
 
 
 def test_training_starts_from_exported_weights(curriculum: TinyRuns, finished) -> None:

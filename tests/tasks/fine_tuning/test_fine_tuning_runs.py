@@ -12,6 +12,7 @@ import pytorch_lightning as pl
 import torch
 from tiny_runs import TinyRuns
 
+import flashtrain
 from flashtrain import registry
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import settle
@@ -129,6 +130,16 @@ def test_evaluating_gives_the_runs_own_score(tuned, caplog) -> None:
     assert f"micro-F1 {summary(tuned)['micro_f1']:.3f}" in caplog.text
     with pytest.raises(UserError, match="not for fine-tuned classifiers"):
         run_mode(settings_from_checkpoint(["mode=generate", f"checkpoint={tuned}"]))
+
+
+def test_it_is_loaded_and_scored_in_python(tuned) -> None:
+    last = tuned / "checkpoints" / "last.ckpt"
+    loaded = flashtrain.load(last)
+    assert (loaded.folder, loaded.settings.task) == (tuned, "fine_tuning")
+    assert not loaded.model.training
+    assert summary(tuned)["micro_f1"] in [
+        pytest.approx(value, rel=1e-5) for value in flashtrain.evaluate(last).values()
+    ]
 
 
 def test_texts_of_ones_own_are_all_scored(tuned, tmp_path, caplog) -> None:

@@ -11,6 +11,7 @@ import pytorch_lightning as pl
 import torch
 from tiny_runs import TinyRuns
 
+import flashtrain
 from flashtrain import registry
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import settle
@@ -103,6 +104,19 @@ def test_two_ranks_train_as_one_process_does(bert_runs: TinyRuns, trained_bert, 
     for name, value in weights(trained_bert).items():
         torch.testing.assert_close(found[name], value, atol=1e-4, rtol=1e-3)
     assert summary(folder)["validation_loss"] == pytest.approx(summary(trained_bert)["validation_loss"], rel=1e-4)
+
+
+def test_it_is_loaded_and_scored_in_python(trained_bert) -> None:
+    last = trained_bert / "checkpoints" / "last.ckpt"
+    loaded = flashtrain.load(last)
+    assert (loaded.checkpoint, loaded.settings.task) == (last, "masked_language_model")
+    assert loaded.tokenizer is not None
+    saved = weights(trained_bert)
+    assert all(torch.equal(value, saved[f"model.{name}"]) for name, value in loaded.model.state_dict().items())
+    row, scores = summary(trained_bert), flashtrain.evaluate(loaded)
+    assert scores == {name: pytest.approx(row[name], rel=1e-5) for name in ("validation_loss", "validation_accuracy")}
+    with pytest.raises(UserError, match="cannot generate text: only language models can"):
+        flashtrain.generate(loaded, "a text")
 
 
 def test_evaluating_gives_the_run_its_own_accuracy(trained_bert, caplog) -> None:

@@ -1,0 +1,282 @@
+"""The command as Python functions: a run is trained, evaluated, written with, exported, planned and loaded in a program
+or a notebook of one's own, by the same code in the same folders.
+
+    import flashtrain
+
+    run = flashtrain.train(recipe="gpt2", context=4096, data={"source": "files", "path": "novel.txt"})
+    flashtrain.evaluate(run)                        # {"validation_loss": ..., "perplexity": ...}
+    flashtrain.generate(run, "Once upon a time")
+    flashtrain.load(run).model                      # with .tokenizer and .settings
+
+Settings have the command's names (docs/settings.md). A group's are a dictionary, trainer={"steps": 10}, or dotted,
+**{"trainer.steps": 10}. The group's own name in its dictionary chooses it as the command's optimizer=lamb does:
+optimizer={"name": "lamb"} or optimizer="lamb".
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, overload
+
+from torch import Tensor, nn
+
+from flashtrain.command import job, modes
+from flashtrain.command.compose import quoted
+from flashtrain.command.given import settings_of
+from flashtrain.command.guest import as_a_guest
+from flashtrain.command.words import plain_words
+from flashtrain.errors import RunFailed, UserError
+from flashtrain.files.disk import conf_folder
+from flashtrain.folders.run_folder import BEST, find_checkpoint, read_settings, read_summary, remove_unused
+from flashtrain.folders.run_lock import let_go, slurm_job
+from flashtrain.models.trained_decoders import generate as generate_tokens
+from flashtrain.run.fitting import Stopped
+from flashtrain.run.job_process import JobProcesses
+from flashtrain.settings.settings import Settings
+from flashtrain.spec import Loaded, mode_of, task_of
+from flashtrain.spec import modes as all_modes
+from flashtrain.training.loggers import METRICS, read_metrics
+from flashtrain.training.memory_choice import OutOfMemory
+
+_PLAIN = re.compile(r"[A-Za-z_/.][\w/.-]*")  # a text that Hydra reads as it is
+_NO_TEXT = ("null", "true", "false", "nan", "inf")
+_CHOOSES = {**modes.GROUPS, "recipe": ""}  # group -> which of its settings names it, where that is not `name`
+_OF_WRITING = {"max_new_tokens": "generate.tokens", "temperature": "generate.temperature", "top_k": "generate.top_k"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that has ended. It stands for its folder wherever a path is taken: flashtrain.evaluate, Path, ...
+
+    summary: the row of summary.json. Its "status" is "finished", or "stopped" where trainer.max_minutes were over.
+    """
+
+    folder: Path
+    summary: dict[str, Any] = field(repr=False)
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
+
+    @property
+    def checkpoint(self) -> Path:
+        """The best checkpoint, or the last one. UserError: the run has left none."""
+        return find_checkpoint(str(self.folder), prefer=BEST)[1]
+
+    @property
+    def settings(self) -> Settings:
+        """What was trained, resolved: the run's config.yaml."""
+        return read_settings(self.folder)
+
+    @property
+    def metrics(self) -> list[dict[str, float]]:
+        """The rows of metrics.csv: what was logged at a step, by name."""
+        _, rows = read_metrics(self.folder / METRICS)
+        return [{name: float(value) for name, value in row.items() if value} for row in rows]
+
+
+Trained = Run | Loaded | str | os.PathLike[str]
+
+
+def train(recipe: str, *, quiet: bool = True, **settings: Any) -> Run:
+    """Train as `python -m flashtrain recipe=...` does, or measure where the recipe is a benchmark.
+
+    quiet: say nothing but warnings, and draw no progress; all of it is in the folder's flashtrain.log. logger is "csv"
+    unless named. With several trainer.devices the run is a process of its own, as is every run of the command.
+    Ctrl-C finishes the step, writes the checkpoint and raises KeyboardInterrupt: resume="auto" or resume=FOLDER goes
+    on. SIGTERM does the same, and then what the program does at it. Of the process nothing stays changed: signal
+    handlers, logging, environment, random states.
+    Raises UserError for what the caller can mend (memory that ran out is one), and RunFailed.
+    """
+    began = time.time()
+    _refuse_other_modes(settings.get("mode"))
+    words = plain_words([f"recipe={recipe}", *words_of({"logger": "csv", **settings})])
+    stop: Stopped | None = None
+    with as_a_guest(quiet=quiet):
+        asked = settings_of(words)
+        _refuse_study(asked)
+        folder = job.run_folder(asked, words)
+        if asked.trainer.ranks > 1 and "TORCHELASTIC_RUN_ID" not in os.environ and slurm_job() is None:
+            stop = _in_a_process(words, folder, quiet=quiet)
+        else:
+            try:
+                with job.held(folder):
+                    job.run(asked, folder, overrides=words, started=began)
+            except Stopped as stopped:
+                stop = stopped
+    if stop is not None and stop.status == 128 + signal.SIGINT:
+        raise KeyboardInterrupt(str(stop))
+    if stop is not None and stop.status:  # the checkpoint is written: the program ends, or does as it has decided
+        signal.raise_signal(signal.Signals(stop.status - 128))
+    return Run(folder, read_summary(folder))
+
+
+def evaluate(run: Trained, *, quiet: bool = True, **settings: Any) -> dict[str, Any]:
+    """The measures of a run's best checkpoint on held-out data, or of the checkpoint named: {"validation_loss": ...}.
+
+    run: a Run, its folder, a checkpoint in one, or a classifier's .safetensors. settings: those that differ from the
+    run's, such as data={"path": OTHER}. mode="passkey" asks for passkeys instead. Raises UserError.
+    """
+    with as_a_guest(quiet=quiet):
+        return modes.of_checkpoint(_of(run, settings))
+
+
+@overload
+def generate(run: nn.Module, prompt: Tensor, max_new_tokens: int, **options: Any) -> Tensor: ...
+@overload
+def generate(run: Trained, prompt: str = "", max_new_tokens: int | None = None, **options: Any) -> str: ...
+def generate(run: Any, prompt: Any = "", max_new_tokens: int | None = None, **options: Any) -> Any:
+    """What a language model writes after a prompt: a text of a run, tokens of a model.
+
+    run: a Run, its folder or a checkpoint in one, or what flashtrain.load gave, whose model is then used as it is now:
+    the prompt is a text and comes back with what follows it. Of a model, the prompt is tokens (B, S) int64 and so is
+    the answer, (B, S + new). max_new_tokens, temperature, top_k, seed: see flashtrain.models.trained_decoders.generate;
+    of a run their defaults are its settings. Of a path other settings may be named too, such as context.
+    Raises UserError.
+    """
+    if isinstance(run, nn.Module):
+        return generate_tokens(run, prompt, max_new_tokens, **options)  # type: ignore[arg-type]
+    written = {**options, **({} if max_new_tokens is None else {"max_new_tokens": max_new_tokens})}
+    with as_a_guest(quiet=True):
+        if isinstance(run, Loaded):
+            return _continued(run, prompt, written)
+        asked = _of(run, {_OF_WRITING.get(name, name): value for name, value in written.items()}, mode="generate")
+        asked.prompt = prompt
+        return modes.of_checkpoint(asked)["text"]
+
+
+def export(run: Trained, *, quiet: bool = True, **settings: Any) -> Path:
+    """Write a run's best checkpoint, or the one named, for other programs (transformers, where it knows the model).
+
+    Returns the new folder, in the run's own. Raises UserError.
+    """
+    with as_a_guest(quiet=quiet):
+        return modes.of_checkpoint(_of(run, settings, mode="export"))["folder"]
+
+
+def load(run: Trained, **settings: Any) -> Loaded:
+    """The model of a run's best checkpoint, or of the one named, with its tokenizer and the run's settings.
+
+    The model is in evaluation mode on the machine's device: hardware="cpu" chooses. settings: those that differ, such
+    as attention="sdpa" or a longer context. Raises UserError.
+    """
+    with as_a_guest(quiet=True):
+        asked, hardware = modes.on_this_machine(_of(run, settings))
+        return task_of(asked).load(asked, hardware)
+
+
+def plan(recipe: str, **settings: Any) -> str:
+    """What `train` would do here: parameters, memory, time. Nothing is started. Raises UserError."""
+    words = plain_words([f"recipe={recipe}", "mode=plan", *words_of({"logger": "csv", **settings})])
+    with as_a_guest(quiet=True):
+        return job.plan(settings_of(words), words)
+
+
+def words_of(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as Python has them in the command's words. Raises UserError for a value that no setting has."""
+    words: list[str] = []
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and not key.endswith("options"):
+            inner, own = dict(value), _CHOOSES.get(key, "name")
+            if own in inner and (conf_folder() / key).is_dir():
+                words.append(f"{key}={_value(f'{key}.{own}', inner.pop(own))}")
+            words += words_of({f"{key}.{name}": one for name, one in inner.items()})
+        elif isinstance(value, Mapping):  # of a component of one's own, whose names are not known beforehand
+            words += [f"++{key}.{name}={_value(f'{key}.{name}', one)}" for name, one in value.items()]
+        else:
+            plus = "++" if ".options." in key else ""
+            words.append(f"{plus}{key}={_value(key, value)}")
+    return words
+
+
+def _value(key: str, value: Any) -> str:
+    """A value in Hydra's grammar."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Integral):
+        return str(int(value))
+    if isinstance(value, Real):
+        return repr(float(value))
+    if isinstance(value, str | os.PathLike):
+        text = os.fspath(value)
+        return text if _PLAIN.fullmatch(text) and text.lower() not in _NO_TEXT else quoted(text)
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
+        return f"[{','.join(_value(key, one) for one in value)}]"
+    if isinstance(value, Mapping) and all(isinstance(name, str) and name.isidentifier() for name in value):
+        return f"{{{','.join(f'{name}:{_value(key, one)}' for name, one in value.items())}}}"
+    raise UserError(f"{key} is a {type(value).__name__}. Possible: None, bool, int, float, str, a path, lists of them.")
+
+
+def _of(run: Trained, settings: Mapping[str, Any], mode: str = "evaluate") -> Settings:
+    """The settings of what is asked of a run or checkpoint."""
+    given = os.fspath(run)
+    where = "weights" if given.endswith(".safetensors") else "checkpoint"
+    words = [f"mode={settings.get('mode', mode)}", f"{where}={_value(where, given)}"]
+    return settings_of(plain_words([*words, *words_of({k: v for k, v in settings.items() if k != "mode"})]))
+
+
+def _refuse_other_modes(name: Any) -> None:
+    """Raise UserError for a mode that another function is for."""
+    own = (*modes.OF_A_CHECKPOINT, "plan")
+    if name in own or name in [other for other, mode in all_modes().items() if mode.of_checkpoint]:
+        function = name if name in own else "evaluate"
+        raise UserError(f"mode={name} is no training: call flashtrain.{function}.")
+
+
+def _refuse_study(asked: Settings) -> None:
+    mode = mode_of(asked)
+    if mode is not None and mode.study:
+        raise UserError(
+            f"mode={asked.mode} runs a command for each of several trainings: type it as one, "
+            f"python -m flashtrain recipe={asked.recipe}, or train one context with mode='train'."
+        )
+
+
+def _continued(loaded: Loaded, prompt: str, options: Mapping[str, Any]) -> str:
+    """What the loaded model, as it is now, writes after the prompt."""
+    from flashtrain.tasks.language.prepare import continue_text
+
+    unknown = set(options) - {*_OF_WRITING, "seed"}
+    if unknown:
+        raise UserError(
+            f"{sorted(unknown)[0]} is no option of writing. Possible: {', '.join(_OF_WRITING)}, seed; the model is as "
+            "it was loaded."
+        )
+    if loaded.tokenizer is None or not getattr(loaded.model, "generates", False):
+        raise UserError(f"{type(loaded.model).__name__} cannot generate text: only language models can.")
+    own = {_OF_WRITING[name].partition(".")[2]: value for name, value in options.items() if name in _OF_WRITING}
+    how = replace(loaded.settings.generate, **own)
+    how.check()
+    text = prompt or loaded.settings.data.first_words
+    return continue_text(loaded.model, loaded.tokenizer, text, how, seed=options.get("seed", loaded.settings.seed))
+
+
+def _in_a_process(words: list[str], folder: Path, *, quiet: bool) -> Stopped | None:
+    """The run as a process of the command's, whose ranks Lightning starts; what a notebook registered is not in it.
+
+    Returns how it was stopped. Raises as `train` does.
+    """
+    output = subprocess.DEVNULL if quiet else None
+    words = [*words, f"{job.FOLDER}={quoted(str(folder))}"]
+    let_go(folder)  # it is the other process's to hold
+    with JobProcesses() as processes:
+        status = processes.run(words, command=[sys.executable, "-m", "flashtrain"], output=output)
+    row = read_summary(folder)
+    remove_unused(folder)
+    told = str(row.get("error") or f"the run in {folder} ended with exit status {status}")
+    stopped = processes.stopped_by
+    if stopped is not None or row.get("status") == job.STOPPED:
+        return Stopped(told, 0 if stopped is None else 128 + stopped)
+    if status:
+        raise {2: UserError, 3: OutOfMemory}.get(status, RunFailed)(told)
+    return None

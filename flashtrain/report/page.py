@@ -1,0 +1,280 @@
+"""report.html: one page that shows a run, a sweep or a study, in one file that opens without a network.
+
+Of a run: its summary row, curves, sample, figures, the settings that differ from their defaults, and links to its
+files. Of a folder of runs: their figures and their table side by side. Everything comes from files that may be
+anybody's: each text is escaped, pictures are data, and the page's own policy lets no script run and nothing be fetched.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from html import escape
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from flashtrain.errors import UserError, printable
+from flashtrain.files.disk import write_atomically
+from flashtrain.files.foreign_files import MIB, read_bytes, read_text, read_yaml
+from flashtrain.folders.run_folder import SAMPLE
+from flashtrain.report.formats import cell, heading
+from flashtrain.report.rows import CONFIG, RESULT, SUMMARY, Row, has_failed, read_result, rows_below, status_text
+from flashtrain.report.sweep import sweep_table, with_overrides
+from flashtrain.report.table import Table, make_table
+from flashtrain.training.loggers import METRICS
+
+PAGE = "report.html"
+_PNG = b"\x89PNG\r\n\x1a\n"
+_PICTURE_BYTES, _MOST_PICTURES, _SAMPLE_BYTES = 4 * MIB, 12, MIB
+_MOST_ROWS, _MOST_SETTINGS = 500, 400  # of a table: a page is looked at
+_LONG = 60  # characters of a cell that takes several lines
+# Of a summary row, what is looked at first.
+_FIRST = (
+    "train_loss", "validation_loss", "perplexity", "accuracy", "validation_accuracy", "micro_f1", "tokens_per_second",
+    "mfu", "peak_memory_gib", "tokens", "steps", "seconds",
+)  # fmt: skip
+_NO_SETTINGS = ("demo", "is_demo", "checkpoint", "resume")  # what stands in another's place, or says where
+# What a folder may hold, and what it is.
+_FILES = {
+    CONFIG: "the resolved settings",
+    SUMMARY: "the summary row",
+    METRICS: "every logged number",
+    RESULT: "the measured rows",
+    "sweep.csv": "the table as CSV",
+    "sweep.md": "the table as Markdown",
+    SAMPLE: "what the model wrote at the end",
+    "flashtrain.log": "what the run said, with times",
+    "checkpoints": "last.ckpt and best.ckpt",
+    "tokenizer": "what the tokens were made with",
+}
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; margin: 0 auto; max-width: 1240px;
+  padding: 1.5rem; }
+h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.05rem; margin: 2rem 0 .6rem; }
+p { margin: .2rem 0; } code { overflow-wrap: anywhere; color: #444; } a { color: #0b6fb8; }
+.quiet { color: #666; } .bad { color: #b5364b; font-weight: 600; }
+dl.facts { display: flex; flex-wrap: wrap; gap: .6rem; margin: 1rem 0 0; }
+dl.facts div { background: #f4f6f8; border-radius: 6px; padding: .5rem .9rem; }
+dl.facts dt { color: #666; font-size: .8rem; } dl.facts dd { margin: 0; font-size: 1.15rem; }
+.curves { display: grid; grid-template-columns: repeat(auto-fill, minmax(340px, 1fr)); gap: .5rem; }
+.beside { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 560px), 1fr)); gap: 1.2rem;
+  align-items: start; }
+img { max-width: 100%; height: auto; } .curves img { width: 100%; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .87rem; }
+th, td { text-align: left; padding: .25rem .55rem; border-bottom: 1px solid #e3e3e3; vertical-align: top; }
+th { font-weight: 600; } td.number { text-align: right; font-variant-numeric: tabular-nums; }
+td { overflow-wrap: break-word; max-width: 34rem; } th.number { text-align: right; }
+.wide td { white-space: nowrap; } .wide td.long { white-space: normal; min-width: 20rem; }
+tr.failed td { color: #b5364b; }
+pre { background: #f4f6f8; border-radius: 6px; padding: .8rem 1rem; white-space: pre-wrap; overflow-wrap: anywhere;
+  max-height: 24rem; overflow-y: auto; }
+summary { cursor: pointer; color: #0b6fb8; }
+"""
+_HEAD = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+"""
+
+
+def write_page(folder: str | Path) -> Path:
+    """Write FOLDER/report.html of a run, of a sweep or study, or of any folder with runs below it, and return its path.
+
+    A part that cannot be drawn says why in its place. Raises UserError where there is no run, or the page cannot be
+    written.
+    """
+    folder = Path(folder)
+    rows = rows_below(folder)
+    own = rows.pop(0) if (folder / SUMMARY).is_file() or (folder / CONFIG).is_file() else None
+    parts = [
+        _head(folder, own, rows),
+        _section("Curves", lambda: _curves(folder)),
+        _section("What it writes", lambda: _sample(folder)),
+        _section("Results", lambda: _results(folder, rows)),
+        _section("Settings that differ from their defaults", lambda: _settings(folder)),
+        _section("Files", lambda: _files(folder)),
+    ]
+    return write_atomically(folder / PAGE, "".join(parts) + "</body>\n</html>\n")
+
+
+def _head(folder: Path, own: Row | None, rows: Sequence[Row]) -> str:
+    name = folder.resolve().name
+    row = own or {}
+    title = ": ".join(cell("", row[key]) for key in ("recipe", "model") if row.get(key)) or name
+    text = _HEAD.format(title=_text(f"{title} - {name}"), style=_STYLE) + f"<h1>{_text(title)}</h1>\n"
+    if own is None:
+        return text + f'<p class="quiet">{_text(name)}: {len(rows)} run{"" if len(rows) == 1 else "s"}</p>\n'
+    failed = has_failed(row)
+    status = f'<span class="{"bad" if failed else "ok"}">{_text(status_text(row) if failed else "finished")}</span>'
+    about = [status, *(_text(cell(key, row[key])) for key in ("date", "device", "precision") if row.get(key))]
+    text += f"<p>{_text(name)} &middot; {' &middot; '.join(about)}</p>\n"
+    if isinstance(row.get("overrides"), str):
+        text += f"<p><code>python -m flashtrain {_text(row['overrides'])}</code></p>\n"
+    if failed and row.get("error"):
+        text += f'<p class="bad">{_text(cell("error", row["error"]))}</p>\n'
+    facts = [key for key in _FIRST if isinstance(row.get(key), (int, float))]
+    shown = "".join(f"<div><dt>{_text(heading(k))}</dt><dd>{_text(cell(k, row[k]))}</dd></div>" for k in facts)
+    whole = "".join(
+        f"<tr><th>{_text(heading(key))}</th><td>{_text(cell(key, value))}</td></tr>\n"
+        for key, value in row.items()
+        if key != "run" and value not in (None, "")
+    )
+    return (
+        f'{text}<dl class="facts">{shown}</dl>\n'
+        f"<details><summary>the whole summary row</summary><table>\n{whole}</table></details>\n"
+    )
+
+
+def _section(title: str, make: Callable[[], str]) -> str:
+    """A part of the page under its heading; nothing where the folder has nothing of the kind."""
+    try:
+        content = make()
+    except UserError as problem:
+        content = f'<p class="bad">{_text(str(problem))}</p>\n'
+    return f"<section>\n<h2>{_text(title)}</h2>\n{content}</section>\n" if content else ""
+
+
+def _curves(folder: Path) -> str:
+    if not (folder / METRICS).is_file():
+        return ""
+    from flashtrain.report.curves import curves  # matplotlib: half a second that a page without curves need not wait
+
+    pictures = [
+        f'<img alt="{_text(title)} against steps" src="data:image/svg+xml;base64,{_encoded(svg.encode())}">\n'
+        for title, svg in curves(folder / METRICS)
+    ]
+    return f'<div class="curves">\n{"".join(pictures)}</div>\n' if pictures else ""
+
+
+def _sample(folder: Path) -> str:
+    if not (folder / SAMPLE).is_file():
+        return ""
+    return f"<pre>{_text(read_text(folder / SAMPLE, _SAMPLE_BYTES))}</pre>\n"
+
+
+def _results(folder: Path, rows: Sequence[Row]) -> str:
+    """The folder's figures, and the table of its runs or of what it measured beside them."""
+    files = [path for path in sorted(folder.glob("*.png")) if not path.is_symlink()][:_MOST_PICTURES]
+    pictures = "".join(_picture(path) for path in files)
+    tables = ""
+    if (folder / RESULT).is_file():
+        tables += _table(make_table(read_result(folder / RESULT).rows))
+    if rows:
+        known = with_overrides(rows)
+        tables += _table(sweep_table(known), links=[_page_of(folder, str(row["run"])) for row in rows])
+    columns = [f"<div>\n{column}</div>\n" for column in (pictures, tables) if column]
+    return f'<div class="beside">\n{"".join(columns)}</div>\n' if columns else ""
+
+
+def _picture(path: Path) -> str:
+    content = read_bytes(path, _PICTURE_BYTES)
+    if not content.startswith(_PNG):
+        return f'<p class="bad">{_text(path.name)} is no PNG.</p>\n'
+    return f'<img alt="{_text(path.name)}" src="data:image/png;base64,{_encoded(content)}">\n'
+
+
+def _page_of(folder: Path, run: str) -> str | None:
+    """A link to the page of a run below the folder; None where it has none yet."""
+    return f"{_address(run)}/{PAGE}" if (folder / run / PAGE).is_file() else None
+
+
+def _table(table: Table, links: Sequence[str | None] = ()) -> str:
+    """links: where the first cell of each row leads."""
+    numbers = [
+        all(isinstance(row.get(name), (int, float)) for row in table.rows if row.get(name) is not None)
+        for name in table.columns
+    ]
+    head = "".join(
+        f"<th{_kind(name, one)}>{_text(name)}</th>" for name, one in zip(table.headings, numbers, strict=True)
+    )
+    lines = []
+    for index, (row, cells) in enumerate(zip(table.rows[:_MOST_ROWS], table.cells, strict=False)):
+        shown = [_text(part) for part in cells]
+        if index < len(links) and links[index] is not None:
+            shown[0] = f'<a href="{links[index]}">{shown[0]}</a>'
+        kinds = [_kind(part, one) for part, one in zip(cells, numbers, strict=True)]
+        parts = "".join(f"<td{kind}>{part}</td>" for kind, part in zip(kinds, shown, strict=True))
+        lines.append(f"<tr{' class=failed' if has_failed(row) else ''}>{parts}</tr>\n")
+    more = len(table.rows) - _MOST_ROWS
+    notes = "".join(f'<p class="bad">{_text(note)}</p>\n' for note in table.notes[:_MOST_ROWS])
+    left_out = f"<p>and {more:,} more</p>\n" if more > 0 else ""
+    title = f'<p class="quiet">{_text(table.title)}</p>\n' if table.title else ""
+    return f'{title}<div class="wide"><table>\n<tr>{head}</tr>\n{"".join(lines)}</table></div>\n{left_out}{notes}'
+
+
+def _kind(text: str, is_number: bool) -> str:
+    """A cell's class: numbers stand to the right, and long texts take several lines."""
+    return " class=number" if is_number else " class=long" if len(text) > _LONG else ""
+
+
+def _settings(folder: Path) -> str:
+    if not (folder / CONFIG).is_file():
+        return ""
+    from flashtrain.settings.settings import Settings
+
+    usual = _flat(asdict(Settings()))
+    given = _flat(read_yaml(folder / CONFIG))
+    differing = {
+        name: value
+        for name, value in given.items()
+        if value != usual.get(name) and name.partition(".")[0] not in _NO_SETTINGS
+    }
+    lines = [
+        f"<tr><td>{_text(cell('', name))}</td><td{_kind(_shown(value), False)}>{_text(_shown(value))}</td>"
+        f'<td class="quiet">{_text(_shown(usual.get(name)))}</td></tr>\n'
+        for name, value in list(differing.items())[:_MOST_SETTINGS]
+    ]
+    if not lines:
+        return "<p>none</p>\n"
+    head = "<tr><th>setting</th><th>here</th><th>default</th></tr>\n"
+    return f'<div class="wide"><table>\n{head}{"".join(lines)}</table></div>\n'
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by their dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def _shown(value: Any) -> str:
+    """A setting's value as a command has it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return cell("", str(value)) if value != "" else "''"
+
+
+def _files(folder: Path) -> str:
+    there = [(name, what) for name, what in _FILES.items() if os.path.lexists(folder / name)]
+    listed = [f'<li><a href="{_address(name)}">{_text(name)}</a>: {_text(what)}</li>\n' for name, what in there]
+    return f"<ul>\n{''.join(listed)}</ul>\n" if listed else ""
+
+
+def _address(name: str) -> str:
+    """A file of the folder as a link: whatever it is called, no other scheme and no attribute."""
+    return escape(f"./{quote(name)}", quote=True)
+
+
+def _encoded(content: bytes) -> str:
+    return base64.b64encode(content).decode("ascii")
+
+
+def _text(text: str) -> str:
+    """Any text as HTML shows it."""
+    return escape(printable(text), quote=True)

@@ -1,0 +1,287 @@
+"""The command in Python: the same runs, in a program or notebook that a run leaves as it was."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+import yaml
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from tiny_runs import TinyRuns
+
+import flashtrain
+from flashtrain import UserError, registry
+from flashtrain.command.calls import words_of
+from flashtrain.errors import RunFailed
+from flashtrain.files.disk import conf_folder
+from flashtrain.training.checkpoints import read_checkpoint
+
+
+@pytest.fixture
+def tiny(tiny_runs: TinyRuns, tmp_path: Path) -> dict[str, Any]:
+    """The tiny configuration as Python's settings, in a folder of its own."""
+    pairs = [word.split("=", 1) for word in tiny_runs.settings_words(f"output={tmp_path / 'runs'}")]
+    return {key: yaml.safe_load(value) for key, value in pairs}
+
+
+class At(pl.Callback):
+    """Does something when the given optimiser step is done, once."""
+
+    def __init__(self, step: int, act: Any) -> None:
+        self.step, self.act = step, act
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.global_step == self.step and self.act is not None:
+            act, self.act = self.act, None
+            act()
+
+
+@pytest.fixture
+def at(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """at(step, act): settings of a run that does `act` then."""
+
+    def settings(step: int, act: Any) -> dict[str, Any]:
+        monkeypatch.setitem(registry._components["callback"], "at", lambda _: At(step, act))
+        return {"trainer.callbacks": ["at"]}
+
+    return settings
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return read_checkpoint(folder / "checkpoints" / "last.ckpt")["state_dict"]
+
+
+def state_of_the_process() -> dict[str, Any]:
+    """What a run might leave changed."""
+    loggers = [logging.getLogger(name) for name in (None, "flashtrain", "pytorch_lightning", "lightning_fabric")]
+    return {
+        "signals": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
+        "loggers": [(one.level, list(one.handlers), one.propagate) for one in loggers],
+        "environment": dict(os.environ),
+        "argv": list(sys.argv),
+        "folder": Path.cwd(),
+        "warnings": list(warnings.filters),
+        "random": (random.getstate(), torch.get_rng_state().tolist()),
+        "precision": torch.get_float32_matmul_precision(),
+        "hydra": GlobalHydra.instance().hydra,
+        "ranks": torch.distributed.is_initialized(),
+    }
+
+
+def test_a_run_is_the_commands_bit_for_bit_says_nothing_and_leaves_the_process_as_it_was(
+    tiny: dict[str, Any], trained: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = state_of_the_process()
+    run = flashtrain.train(**tiny)
+    assert state_of_the_process() == before
+    assert "".join(capfd.readouterr()) == ""
+    expected, got = weights(trained), weights(run.folder)
+    assert all(torch.equal(expected[name], got[name]) for name in expected)
+    names = {path.name for path in run.folder.iterdir()}
+    assert {"config.yaml", "summary.json", "metrics.csv", "checkpoints", "tokenizer", "flashtrain.log"} <= names
+    assert run.summary == json.loads((run.folder / "summary.json").read_text())
+    assert (run.summary["status"], run.settings.context) == ("finished", 32)
+    assert run.checkpoint == run.folder / "checkpoints" / "best.ckpt"
+    assert [row["step"] for row in run.metrics] == [0, 1, 2, 3, 4, 5]
+    assert "finished gpt2-demo" in (run.folder / "flashtrain.log").read_text()
+    assert Path(run) == run.folder
+
+
+def test_not_quiet_it_says_what_the_command_says(
+    tiny: dict[str, Any], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's own
+    flashtrain.train(**tiny, quiet=False)
+    out, err = capfd.readouterr()
+    assert "a sample of what it writes now" in out
+    assert "try next: python -m flashtrain mode=generate" in out
+    assert "step 6/6" in err
+
+
+def test_what_came_of_a_run_is_evaluated_written_with_loaded_and_exported(trained: Path) -> None:
+    row = json.loads((trained / "summary.json").read_text())
+    assert flashtrain.load(trained).checkpoint.name == "best.ckpt"
+    last = trained / "checkpoints" / "last.ckpt"
+    loaded = flashtrain.load(last)
+    assert (loaded.folder, loaded.step, loaded.settings.context) == (trained, 6, 32)
+    assert loaded.tokenizer is not None
+    assert not loaded.model.training
+    for which in (last, str(last), loaded):
+        assert flashtrain.evaluate(which)["validation_loss"] == pytest.approx(row["validation_loss"], rel=1e-5)
+    text = flashtrain.generate(last, "the quick", 8, temperature=0.5)
+    assert text.startswith("the quick")
+    assert flashtrain.generate(loaded, "the quick", 8, temperature=0.5) == text
+    tokens = torch.tensor([loaded.tokenizer.encode("the quick")])
+    written = flashtrain.generate(loaded.model, tokens, 8, temperature=0.5)
+    assert loaded.tokenizer.decode(written[0].tolist()) == text
+    torch.nn.init.zeros_(loaded.model.token_embedding.weight)
+    assert flashtrain.generate(loaded, "the quick", 8, temperature=0.5) != text  # the model as it is now
+    assert (flashtrain.export(trained) / "model.safetensors").is_file()
+
+
+def test_passkeys_are_rows_and_no_table_in_a_quiet_notebook(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    asked = {"lengths": [250], "depths": [0.5], "trials": 1}
+    more = {"model.interpolate_positions": True}
+    (row,) = flashtrain.evaluate(trained, mode="passkey", passkey=asked, **more)["rows"]
+    assert (row["length"], row["depth"]) == (250, 0.5)
+    assert "".join(capfd.readouterr()) == ""
+
+
+def test_a_prompt_is_any_text(trained: Path) -> None:
+    prompt = "two\nlines, 'quotes', ${oc.env:HOME} and {braces}"
+    assert flashtrain.generate(trained, prompt, 1).startswith(prompt)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"context": 256, "seed": 0}, ["context=256", "seed=0"]),
+        ({"trainer": {"steps": 10, "compile": False}}, ["trainer.steps=10", "trainer.compile=false"]),
+        ({"trainer.steps": 10}, ["trainer.steps=10"]),
+        ({"optimizer": "lamb"}, ["optimizer=lamb"]),
+        ({"optimizer": {"name": "lamb", "learning_rate": 1e-5}}, ["optimizer=lamb", "optimizer.learning_rate=1e-05"]),
+        ({"data": {"source": "files", "path": Path("a b/c.txt")}}, ["data=files", "data.path='a b/c.txt'"]),
+        ({"data": {"text_column": "null"}}, ["data.text_column='null'"]),
+        ({"memory": {"checkpointing": "full"}, "hardware": {"demo": "never"}}, ["memory=full", "hardware.demo=never"]),
+        ({"model": {"options": {"width": 8}}}, ["++model.options.width=8"]),
+        ({"model.options.width": 8}, ["++model.options.width=8"]),
+        ({"resume": None, "optimizer": {"betas": (0.9, 0.95)}}, ["resume=null", "optimizer.betas=[0.9,0.95]"]),
+        ({"prompt": "it's ${HOME}"}, ["prompt='it\\'s \\${HOME}'"]),
+    ],
+    ids=lambda one: str(one)[:40],
+)
+def test_settings_are_the_commands_words(given: dict[str, Any], words: list[str]) -> None:
+    assert words_of(given) == words
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"recipe": "gtp2"}, "unknown recipe 'gtp2'. Did you mean 'gpt2'"),
+        ({"trainer": {"stpes": 3}}, "unknown setting 'trainer.stpes'. Did you mean 'trainer.steps'"),
+        ({"context": object()}, "context is a object. Possible: None, bool, int"),
+        ({"context": 33}, "no multiple of context=33"),
+        ({"data": {"source": "files", "path": "nowhere.txt"}}, "nowhere.txt"),
+        ({"mode": "evaluate"}, "mode=evaluate is no training: call flashtrain.evaluate."),
+        ({"mode": "passkey"}, "mode=passkey is no training: call flashtrain.evaluate."),
+        ({"recipe": "gpt2-long", "hardware": "cpu"}, "python -m flashtrain recipe=gpt2-long"),
+        ({"target_accuracy": 0.5}, "target_accuracy is of recipe=bert"),
+    ],
+    ids=lambda one: str(one)[:40],
+)
+def test_a_mistake_is_one_line_and_the_process_as_it_was(
+    tiny: dict[str, Any], tmp_path: Path, given: dict[str, Any], told: str
+) -> None:
+    before = state_of_the_process()
+    settings = {**tiny, **given} if "recipe" not in given else given
+    if isinstance(given.get("data"), dict):
+        del settings["data.path"]
+    with pytest.raises(UserError, match=told.replace(".", r"\.").replace("(", r"\(")) as error:
+        flashtrain.train(**settings)
+    assert "\n" not in str(error.value)
+    assert state_of_the_process() == before
+
+
+def test_ctrl_c_leaves_a_checkpoint_and_a_process_in_which_the_run_goes_on(
+    tiny: dict[str, Any], trained: Path, at: Any
+) -> None:
+    before = state_of_the_process()
+    with pytest.raises(KeyboardInterrupt, match=r"stopped by SIGINT at step 3; the checkpoint is written.*resume="):
+        flashtrain.train(**tiny, **at(3, lambda: os.kill(os.getpid(), signal.SIGINT)))
+    assert state_of_the_process() == before
+    run = flashtrain.train(**tiny, resume="auto")
+    assert len(list(run.folder.parent.iterdir())) == 1
+    expected, got = weights(trained), weights(run.folder)
+    assert all(torch.equal(expected[name], got[name]) for name in expected)
+
+
+def test_a_second_ctrl_c_ends_at_once_and_can_be_caught(tiny: dict[str, Any], at: Any) -> None:
+    before = state_of_the_process()
+
+    def twice() -> None:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        flashtrain.train(**tiny, **at(4, twice))
+    assert state_of_the_process() == before
+
+
+def test_sigterm_leaves_a_checkpoint_and_is_then_the_programs(tiny: dict[str, Any], at: Any) -> None:
+    received: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
+    try:
+        run = flashtrain.train(**tiny, **at(2, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert received == [signal.SIGTERM]
+    assert run.summary["status"] == "stopped"
+    assert read_checkpoint(run.checkpoint)["global_step"] in (2, 3)
+
+
+def test_a_run_that_fails_raises_and_says_so_in_its_row(tiny: dict[str, Any], at: Any) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("of a callback")
+
+    before = state_of_the_process()
+    with pytest.raises(ZeroDivisionError):
+        flashtrain.train(**tiny, **at(2, fail))
+    with pytest.raises(UserError, match="step"):
+        flashtrain.train(**{**tiny, "optimizer.learning_rate": 1e30, "optimizer.gradient_clip": 0})
+    assert state_of_the_process() == before
+    rows = [json.loads(path.read_text()) for path in sorted(Path(tiny["output"]).glob("gpt2/*/summary.json"))]
+    assert [row["status"] for row in rows] == ["failed", "failed"]
+    assert rows[0]["error"] == "ZeroDivisionError: of a callback"
+
+
+@pytest.fixture
+def a_hydra_program() -> Iterator[None]:
+    """Hydra is the caller's, as within a function of hydra.main."""
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        yield
+
+
+def test_in_a_hydra_program_and_in_a_thread(tiny: dict[str, Any], a_hydra_program: None) -> None:
+    before, found = GlobalHydra.instance().hydra, []
+    thread = threading.Thread(target=lambda: found.append(flashtrain.train(**{**tiny, "trainer.steps": 1})))
+    thread.start()
+    thread.join()
+    assert found[0].summary["steps"] == 1
+    assert GlobalHydra.instance().hydra is before is not None
+
+
+def test_time_that_is_up_is_no_failure(tiny: dict[str, Any]) -> None:
+    run = flashtrain.train(**tiny, **{"trainer.max_minutes": 0.0001})
+    assert run.summary["status"] == "stopped"
+
+
+def test_a_plan_starts_nothing(tiny: dict[str, Any], tmp_path: Path) -> None:
+    assert flashtrain.plan(**tiny).startswith("gpt2-demo: 0.8M parameters, context 32")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow  # two ranks start
+def test_several_devices_are_a_process_of_their_own(tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    before = state_of_the_process()
+    two = {"trainer.devices": 2, "trainer.strategy": "ddp"}
+    stopped = flashtrain.train(**tiny, **two, **{"trainer.max_minutes": 0.001})
+    assert stopped.summary["status"] == "stopped"
+    run = flashtrain.train(**tiny, **two, resume="auto")
+    assert (run.folder, run.summary["status"], run.summary["devices"]) == (stopped.folder, "finished", 2)
+    with pytest.raises((UserError, RunFailed), match="step"):
+        flashtrain.train(**{**tiny, **two, "optimizer.learning_rate": 1e30, "optimizer.gradient_clip": 0})
+    assert state_of_the_process() == before

@@ -1,0 +1,304 @@
+"""report.html: what it shows of a run, a sweep and a study, whoever wrote their files."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import matplotlib.figure
+import pytest
+from PIL import Image
+from tiny_runs import TinyRuns
+
+from flashtrain.errors import UserError
+from flashtrain.report import line_figure, report_sweep, write_page
+from flashtrain.report.__main__ import main
+from flashtrain.report.curves import curves
+from flashtrain.report.figures import lowest
+
+EVIL = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">'\"&${x}"
+ROW = {
+    "recipe": "gpt2",
+    "model": "gpt2-demo",
+    "status": "finished",
+    "context": 32,
+    "train_loss": 3.25,
+    "tokens_per_second": 4321.0,
+    "device": "a GPU",
+    "overrides": "recipe=gpt2 context=32",
+}
+METRICS = """step,lr-AdamW/pg1,lr-AdamW/pg2,train_loss,gradient_norm,tokens_per_second,peak_memory_gib,validation_loss
+0,0.001,0.001,5.5,2.5,1000,0.5,
+1,0.002,0.002,5.0,2.0,2000,0.5,
+2,0.003,0.003,4.5,1.5,2000,0.5,4.75
+"""
+
+
+class Page(HTMLParser):
+    """A page's tags with their attributes, and its texts by the tag that they stand in."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.texts: list[str] = []
+        self.headings: list[str] = []
+        self._inside = ""
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, {name: value or "" for name, value in attributes}))
+        self._inside = tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+        if self._inside == "h2" and data.strip():
+            self.headings.append(data)
+
+    def values(self, attribute: str) -> list[str]:
+        return [own[attribute] for _, own in self.tags if attribute in own]
+
+    @property
+    def svgs(self) -> list[str]:
+        start = "data:image/svg+xml;base64,"
+        return [
+            base64.b64decode(one.removeprefix(start)).decode() for one in self.values("src") if one.startswith(start)
+        ]
+
+    def check_safe(self) -> None:
+        """No script, nothing from elsewhere, no attribute but the page's own; and the policy that says so."""
+        allowed = {"lang", "charset", "http-equiv", "content", "name", "class", "alt", "src", "href"}
+        assert {name for _, own in self.tags for name in own} <= allowed
+        assert not {tag for tag, _ in self.tags} & {
+            "script",
+            "iframe",
+            "object",
+            "embed",
+            "svg",
+            "link",
+            "base",
+            "form",
+        }
+        assert all(
+            src.startswith(("data:image/png;base64,", "data:image/svg+xml;base64,")) for src in self.values("src")
+        )
+        assert all(href.startswith("./") for href in self.values("href"))
+        assert "default-src 'none'; img-src data:; style-src 'unsafe-inline'" in self.values("content")
+
+
+def a_run(folder: Path, row: dict[str, object] | None = None, metrics: str = METRICS) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "summary.json").write_text(json.dumps(ROW if row is None else row))
+    (folder / "config.yaml").write_text(
+        "recipe: gpt2\ncontext: 32\nseed: 0\ntrainer:\n  steps: 3\ndata:\n  path: null\n"
+    )
+    (folder / "metrics.csv").write_text(metrics)
+    (folder / "sample.txt").write_text("def main():\n    return <what>\n")
+    return folder
+
+
+def a_picture(path: Path) -> None:
+    Image.new("RGB", (4, 4), "red").save(path, format="PNG")
+
+
+def test_a_runs_page_has_its_row_curves_sample_settings_and_files(tmp_path: Path) -> None:
+    page = Page(write_page(a_run(tmp_path / "run")))
+    page.check_safe()
+    assert page.headings == ["Curves", "What it writes", "Settings that differ from their defaults", "Files"]
+    for text in ("gpt2: gpt2-demo", "3.250", "4,321", "python -m flashtrain recipe=gpt2 context=32"):
+        assert text in page.texts, text
+    assert "def main():\n    return <what>\n" in page.texts
+    settings = page.texts[page.texts.index("setting") : page.texts.index("Files")]
+    assert [text for text in settings if text.strip()] == [
+        "setting", "here", "default", "context", "32", "1024", "trainer.steps", "3", "500"
+    ]  # fmt: skip
+    names = [href.removeprefix("./") for href in page.values("href")]
+    assert names == ["config.yaml", "summary.json", "metrics.csv", "sample.txt"]
+    assert all((tmp_path / "run" / name).exists() for name in names)
+
+
+def test_the_curves_are_those_of_training(tmp_path: Path) -> None:
+    drawn = dict(curves(a_run(tmp_path) / "metrics.csv"))
+    assert list(drawn) == ["loss (nats)", "learning rate", "gradient norm", "tokens/s", "peak memory (GiB)"]
+    for text in ("train loss", "validation loss", ">1<", ">2<", ">3<"):  # steps as a user counts them, each named
+        assert text in drawn["loss (nats)"], text
+    assert "pg2" not in drawn["learning rate"]  # the same course is drawn once
+
+
+def test_a_long_course_keeps_its_peaks_and_is_small(tmp_path: Path) -> None:
+    lines = [f"{step},{3.0 if step != 7777 else 99.0},{1 + step % 3}" for step in range(20_000)]
+    (tmp_path / "metrics.csv").write_text("\n".join(["step,train_loss,tokens_per_second", *lines]))
+    drawn = dict(curves(tmp_path / "metrics.csv"))
+    assert ">100<" in drawn["loss (nats)"]  # the axis reaches the peak
+    assert all(len(svg) < 60_000 for svg in drawn.values())
+
+
+def test_a_sweep_has_its_figure_and_its_table_side_by_side_with_a_link_to_each_job(tmp_path: Path) -> None:
+    for number, context in enumerate((16, 32)):
+        write_page(a_run(tmp_path / f"{number:02d}", {**ROW, "context": context}))
+    failed = {"recipe": "gpt2", "context": 64, "status": "out of memory", "error": f"CUDA {EVIL}"}
+    a_run(tmp_path / "02", failed)
+    report_sweep(tmp_path)
+    page = Page(write_page(tmp_path))
+    page.check_safe()
+    assert page.headings == ["Results", "Files"]
+    assert [src[:22] for src in page.values("src")] == ["data:image/png;base64,"]
+    assert page.values("href")[:2] == ["./00/report.html", "./01/report.html"]
+    assert {"16", "32", "64", "out of memory"} <= set(page.texts)
+
+
+def test_a_study_shows_its_rows_figures_and_trainings(tmp_path: Path) -> None:
+    study = a_run(tmp_path / "study", {**ROW, "best_context": 64})
+    (study / "metrics.csv").unlink()
+    for context in (16, 64):
+        a_run(study / f"context-{context}", {**ROW, "context": context})
+    (study / "wandb").mkdir()
+    rows = [{"context": 16, "perplexity": 12.5}, {"context": 64, "perplexity": 11.5}]
+    result = {"recipe": "gpt2-long", "command": "c", "date": "2026-11-21", "device": "d", "versions": {}, "rows": rows}
+    (study / "result.json").write_text(json.dumps(result))
+    for name in ("lengths.png", "positions.png"):
+        a_picture(study / name)
+    page = Page(write_page(study))
+    page.check_safe()
+    assert {"12.50", "11.50", "3.250"} <= set(page.texts)
+    assert page.values("alt") == ["lengths.png", "positions.png"]
+
+
+def test_what_files_say_is_text_and_never_the_page(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", {**dict.fromkeys(ROW, EVIL), EVIL: EVIL, "error": EVIL, "train_loss": 3.0})
+    (run / "config.yaml").write_text(json.dumps({"recipe": EVIL, EVIL: {EVIL: EVIL}, "data": {"path": EVIL}}))
+    (run / "sample.txt").write_text(f"</pre>{EVIL}\x1b[2J")
+    evil = EVIL.replace(",", "").replace('"', "")
+    (run / "metrics.csv").write_text(f"step,lr-{evil},lr-$\\frac,x_loss\n0,1,2,3\n1,{evil},nan,1e999\n2,2,3,4\n")
+    a_picture(run / "x' onerror='alert(1).png")
+    (run / "no.png").write_text(EVIL)
+    page = Page(write_page(run))
+    page.check_safe()
+    assert f"</pre>{EVIL}\\x1b[2J" in page.texts
+    assert "no.png is no PNG." in page.texts
+    assert page.svgs
+    assert all("<script" not in svg and "<img" not in svg for svg in page.svgs)
+    row = {**ROW, "context": 16, "model": EVIL}
+    sweep = tmp_path / "sweep"
+    for name in ("javascript:alert(1)", "a'><script>b"):
+        write_page(a_run(sweep / name.replace("/", ""), row))
+    page = Page(write_page(sweep))
+    page.check_safe()
+    assert "./javascript%3Aalert%281%29/report.html" in page.values("href")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("metrics.csv", "no,metrics\n1,2\n", "is no metrics.csv"),
+        ("config.yaml", "a: [", "is not valid YAML"),
+        ("config.yaml", "a: &a [1]\nb: *a\n", "aliases"),
+        ("sample.txt", "x" * (2**20 + 1), "at most 1,048,576 are read"),
+        ("result.json", "{}", "lacks recipe"),
+    ],
+)
+def test_a_part_that_cannot_be_shown_says_why_in_its_place(tmp_path: Path, name: str, content: str, told: str) -> None:
+    (a_run(tmp_path) / name).write_text(content)
+    page = Page(write_page(tmp_path))
+    page.check_safe()
+    assert any(told in text for text in page.texts)
+    assert "Files" in page.headings
+
+
+def test_pictures_elsewhere_or_too_large_stay_out(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+    a_picture(tmp_path / "private.png")
+    (run / "link.png").symlink_to(tmp_path / "private.png")
+    (run / "large.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(5 * 2**20))
+    page = Page(write_page(run))
+    assert not [src for src in page.values("src") if src.startswith("data:image/png")]
+
+
+def test_a_folder_without_a_run_is_a_users_mistake(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no run has left a summary\.json"):
+        write_page(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_ends_with_its_page_and_the_report_writes_it_anew(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "copy"
+    shutil.copytree(trained, run)
+    page = Page(run / "report.html")
+    page.check_safe()
+    assert page.headings == ["Curves", "What it writes", "Settings that differ from their defaults", "Files"]
+    assert len(page.svgs) == 5
+    assert (run / "sample.txt").read_text() in page.texts
+    (run / "report.html").unlink()
+    assert main([str(run)]) == 0
+    assert f"wrote {run / 'report.html'}" in capsys.readouterr().err
+    assert (run / "report.html").read_text() == (trained / "report.html").read_text().replace(trained.name, "copy")
+
+
+def test_a_page_that_cannot_be_written_is_no_failure_of_the_run(
+    tiny_runs: TinyRuns, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(*_: object) -> None:
+        raise RuntimeError("no fonts\nfound")
+
+    monkeypatch.setattr("flashtrain.report.page.write_page", failing)
+    with caplog.at_level("INFO"):
+        status, folder = tiny_runs.run("no-page", "trainer.steps=1")
+    assert status == 0
+    assert "no report.html: no fonts found" in caplog.text
+    assert json.loads((folder / "summary.json").read_text())["status"] == "finished"
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[matplotlib.figure.Figure]:
+    figures: list[matplotlib.figure.Figure] = []
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    return figures
+
+
+def test_few_points_are_named_at_the_axis_and_losses_start_at_zero_where_that_is_honest(
+    tmp_path: Path, drawn: list[matplotlib.figure.Figure]
+) -> None:
+    rates = (0.001, 0.0015, 0.00151, 0.003)
+    rows = [{"optimizer.learning_rate": rate, "train_loss": 1 + 1000 * rate, "accuracy": 0.9} for rate in rates]
+    line_figure(rows, "optimizer.learning_rate", ["train_loss", "accuracy"], None, tmp_path / "a.png")
+    loss, accuracy = drawn[0].axes
+    assert [label.get_text() for label in loss.get_xticklabels()] == ["0.003", "0.00151", "0.001"]  # one has no room
+    assert loss.get_ylim()[0] == 0  # 2 to 4
+    assert accuracy.get_ylim()[0] == 0
+    assert lowest(3.3, 3.5) == pytest.approx(3.276)  # from zero it would be a flat line
+    assert lowest(-1, 4) < -1
+
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+@pytest.mark.skipif(BROWSER is None, reason="looks at the page in a browser")
+def test_a_browser_shows_the_page_and_runs_nothing_in_it(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", {**ROW, "model": EVIL})
+    (run / "sample.txt").write_text(f"</pre>{EVIL}")
+    write_page(run)
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-background-networking",
+        "--window-size=1280,1600",
+    ]
+    flags += [f"--user-data-dir={tmp_path / 'profile'}", f"--screenshot={tmp_path / 'seen.png'}"]
+    subprocess.run([str(BROWSER), *flags, (run / "report.html").as_uri()], check=True, capture_output=True, timeout=120)
+    seen = Image.open(tmp_path / "seen.png").convert("RGB")
+    assert seen.width == 1280
+    blue, orange = (11, 111, 184), (213, 94, 0)  # the curves' first two colours: training and held-out loss
+    colours = {colour for _, colour in seen.getcolors(2**24) or ()}
+    assert {blue, orange} <= colours
+    dumped = subprocess.run(
+        [str(BROWSER), *flags[:-1], "--dump-dom", (run / "report.html").as_uri()],
+        check=True, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert "<title>owned</title>" not in dumped.stdout
+    assert "Settings that differ" in dumped.stdout
