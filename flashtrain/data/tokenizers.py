@@ -35,6 +35,7 @@ __all__ = [
     "Tokenizer",
     "TokenizerSpec",
     "gpt2_tokenizer",
+    "huggingface_tokenizer",
     "load_tokenizer",
     "make_tokenizer",
 ]
@@ -280,6 +281,13 @@ def make_tokenizer(spec: TokenizerSpec, source: TextSource) -> Tokenizer:
     return gpt2_tokenizer(vocab=spec.vocab, merges=spec.merges)
 
 
+def huggingface_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
+    """The tokenizer of a Hugging Face folder. Raises UserError."""
+    from flashtrain.data.huggingface_tokenizer import HuggingFaceTokenizer  # most runs need none of it
+
+    return HuggingFaceTokenizer.load(folder)
+
+
 def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
     """The tokenizer that `save` or an export wrote to this folder, or below it, where exports had it once.
 
@@ -303,6 +311,8 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
         if found is None:
             raise UserError(f"no tokenizer in {folder}: its file is missing.")
         return found
+    if kind == "huggingface":
+        return huggingface_tokenizer(folder)
     raise unknown("kind of saved tokenizer", kind, ("bytes", "bpe", "wordpiece"))
 
 

@@ -35,7 +35,7 @@ from flashtrain.models.trainable import Trainable
 from flashtrain_kernels import Mask, linear_cross_entropy
 from flashtrain_kernels.masks import HIGH, LOW
 
-ATTENTIONS = {"flash": None, "sdpa": "sdpa", "standard": "eager"}  # transformers' own names; ours is registered
+ATTENTIONS = {"flash": None, "sdpa": "sdpa", "standard": "eager"}  # transformers' own names; None is ours
 ADAPTERS = ("lora",)
 IGNORED = -100
 
@@ -375,14 +375,15 @@ def _head_of(module: Any) -> Head | None:
     head, config = module.get_output_embeddings(), module.config.get_text_config()
     if not isinstance(head, nn.Linear) or head.bias is not None:
         return None
-    probe = torch.linspace(-60, 60, 25, dtype=torch.float64)[None, None]
+    probe = torch.linspace(-60, 60, 25, dtype=torch.float64, device="cpu")[None, None]
     body_name = module.base_model_prefix
     head_name = next(name for name, one in module.named_modules() if one is head)
     body = module._modules[body_name]
     try:
         module._modules[body_name] = _Says(_states(probe), body)
         module.set_submodule(head_name, nn.Identity())
-        logits = module(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=False).logits
+        with torch.device("cpu"):  # whatever the model is built on
+            logits = module(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=False).logits
     except Exception:  # noqa: BLE001 - whatever it is, the whole model will compute its logits by itself
         return None
     finally:
@@ -454,10 +455,12 @@ def huggingface_decoder(
         )
     _stretch(described.get_text_config(), context, rope_base, rope_factor, given)
     name = register_with_transformers()
+    if ATTENTIONS[attention] and (attention != "sdpa" or torch.cuda.is_available()):  # on a CPU ours computes by SDPA
+        name = str(ATTENTIONS[attention])
     try:
         with torch.device("meta"):
             module = transformers.AutoModelForCausalLM.from_config(
-                described, attn_implementation=ATTENTIONS[attention] or name, dtype=torch.float32, **own
+                described, attn_implementation=name, dtype=torch.float32, **own
             )
     except UserError:
         raise
@@ -509,6 +512,8 @@ def _stretch(config: Any, context: int | None, base: float | None, factor: float
 
 def build(settings: Any, *, vocab_size: int, context: int, attention: str) -> HuggingFaceDecoder:
     """model=huggingface. vocab_size: of the text's tokenizer, which may make no more tokens than the model knows."""
+    if settings.path is None and settings.config is None:
+        raise UserError("model=huggingface needs model.path=..., a transformers folder or a name of the hub.")
     lora = None
     if settings.adapter is not None:
         if settings.adapter not in ADAPTERS:
@@ -538,3 +543,11 @@ def build(settings: Any, *, vocab_size: int, context: int, attention: str) -> Hu
             "choose data.tokenizer=huggingface, its own."
         )
     return model
+
+
+def check(settings: Any, *, vocab_size: int, context: int) -> None:
+    """Raise what build would, before any text is read."""
+    build(settings, vocab_size=vocab_size, context=context, attention="flash")
+
+
+build.check = check  # type: ignore[attr-defined]

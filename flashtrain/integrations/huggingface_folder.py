@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from flashtrain.data.tokenizers import Tokenizer, huggingface_tokenizer
 from flashtrain.errors import UserError, unknown
 from flashtrain.files import foreign_files
 from flashtrain.integrations.weight_files import CONFIG, LARGEST, files_of_weights, shown
@@ -53,6 +54,14 @@ def folder_of(path: str, *weights: str) -> Path:
             f"model.path={path}: no such folder, and the hub does not answer, nor is the model in its cache: give a "
             "folder, or download it where there is a network (hf download)."
         ) from error
+
+
+def tokenizer_of(path: str | None) -> Tokenizer:
+    """The tokenizer beside a model. UserError: none is there."""
+    if path is None:
+        raise UserError("data.tokenizer=huggingface is the one in the folder of model.path=..., which is not given.")
+    folder = folder_of(path)
+    return huggingface_tokenizer(folder if folder.is_dir() else folder.parent)
 
 
 def read_config(path: str, changes: Mapping[str, Any], setting: str = "model.path") -> Any:

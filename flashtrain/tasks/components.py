@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from flashtrain.data.sources import FilesSource, StandardLibrarySource, TextSource
-from flashtrain.data.tokenizers import TokenizerSpec
+from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.models.trainable import Trainable, as_trainable, check_contract
@@ -141,9 +141,13 @@ def make_source(settings: Settings) -> TextSource:
     return component("source", settings.data.source)(settings.data)
 
 
-def make_tokenizer_spec(settings: Settings) -> TokenizerSpec:
+def make_tokenizer_spec(settings: Settings) -> TokenizerSpec | Tokenizer:
     """Which tokenizer to make; a `bpe` is trained on the source, the others come as they are."""
     data = settings.data
+    if data.tokenizer == "huggingface":
+        from flashtrain.integrations.huggingface_folder import tokenizer_of
+
+        return tokenizer_of(settings.model.path)
     return TokenizerSpec(kind=data.tokenizer, vocab_size=data.vocab_size, vocab=data.vocab, merges=data.merges)
 
 

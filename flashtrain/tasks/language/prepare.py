@@ -18,6 +18,7 @@ from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import FAMILIES
 from flashtrain.models.trainable import Trainable
 from flashtrain.models.trained_decoders import generate
+from flashtrain.registry import component
 from flashtrain.settings.groups import GenerateSettings
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Prepared
@@ -89,6 +90,7 @@ def prepare(settings: Settings, hardware: Hardware) -> Prepared:
     data.setup()
     model = build_model(vocab_size=data.tokenizer.vocab_size, attention=hardware.attention)
     check_model(settings, model)
+    model.keep_frozen_in(hardware.precision)
     batching = choose_batching(settings, hardware, model)
     data.batch_size, data.accumulate = batching.micro_batch, batching.accumulate
     model.save_memory(batching.savings)
@@ -139,12 +141,17 @@ def model_builder(settings: Settings) -> Callable[..., Trainable]:
         raise UserError("model.interpolate_positions=true stretches trained positions: it needs weights=...")
     if settings.model.name in FAMILIES:  # whatever the text's tokens are
         decoder_config(settings.model.name, settings.model, vocab_size=1, context=settings.context)
+    check = getattr(component("model", settings.model.name), "check", None)
+    if check is not None:  # of a model that has its own weights
+        spec = make_tokenizer_spec(settings)
+        known = spec.vocab_size if isinstance(spec, Tokenizer) else VOCABULARY.get(settings.data.tokenizer, 0)
+        check(settings.model, vocab_size=known, context=settings.context)
     return partial(make_model, settings)
 
 
 def describe_model(model: Trainable, settings: Settings, *, vocab_size: int) -> dict[str, Any]:
     """What a checkpoint says of its model, in plain values: enough to rebuild it and to notice another one."""
-    config = getattr(model, "config", None)
+    config = model.shape or getattr(model, "config", None)
     shape = asdict(config) if is_dataclass(config) and not isinstance(config, type) else {}
     return {"name": settings.model.name, "size": settings.model.size, "vocab_size": vocab_size, "shape": shape}
 
@@ -238,6 +245,7 @@ def plan_language(settings: Settings, hardware: Hardware) -> str:
         vocab_size = VOCABULARY.get(settings.data.tokenizer, settings.data.vocab_size)
         model = make_model(settings, vocab_size=vocab_size, attention=hardware.attention)
     check_model(settings, model)
+    model.keep_frozen_in(hardware.precision)
     batching = choose_batching(settings, hardware, model)
     tokens = settings.trainer.steps * settings.trainer.tokens_per_step
     flops = tokens * model.flops_per_token(settings.context)

@@ -54,6 +54,7 @@ class LanguageModel(TrainingTask):
             description=description,
         )
         self.model: Trainable = model
+        self.strict_loading = not model.keeps_part
         self.document_mask = document_mask
         self._compile = compile
         self._replays = compile and cuda_graphs
@@ -72,6 +73,8 @@ class LanguageModel(TrainingTask):
             shard(self.model, self.device_mesh, precision=str(self.trainer.precision))
             self._shard_mesh_seen = True
             self._loss = self.model.loss  # the one that gathers the weights first
+        if self._trainer is not None:
+            self.model.materialise(self.trainer.strategy.root_device)
         shares = self._trainer is not None and getattr(self.trainer.strategy, "shares_sequences", False)
         apart = self._compile and (self.model.recomputes_blocks or shares)
         if apart and self.model.compile_blocks(dynamic=False, fullgraph=not shares):

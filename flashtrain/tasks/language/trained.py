@@ -140,7 +140,7 @@ def load_trained(given: str, *, attention: str, settings: Settings | None = None
         vocab_size = _vocab_size(description, state, path)
         model = make_model(read_settings(folder), vocab_size=vocab_size, attention=attention)
     try:
-        model.load_state_dict(state)
+        model.fill(state)
     except RuntimeError as error:
         raise UserError(f"{path} does not fit its model: {str(error).splitlines()[0]}") from error
     tokenizer = load_tokenizer(folder / TOKENIZER)
