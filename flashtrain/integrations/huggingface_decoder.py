@@ -162,12 +162,15 @@ class HuggingFaceDecoder(Trainable):
             layer.compute = torch.compile(layer.compute, **{**options, "fullgraph": False})
         return True
 
-    def keep_frozen_in(self, precision: str) -> None:
-        """Hold what an adapter leaves as it is in bfloat16 where that is what is computed in: it is never updated."""
-        if precision == "bf16-mixed":
-            frozen = [one for one in self.parameters() if not one.requires_grad and one.is_floating_point()]
-            for one in frozen:
-                one.data = one.data.to(torch.bfloat16)
+    def keep_in(self, precision: str) -> None:
+        """Read the weights in what they are kept in. What an adapter leaves as it is needs no more than bfloat16 where
+        that is computed in: it is never updated."""
+        trained = {"bf16-true": torch.bfloat16, "16-true": torch.float16, "64-true": torch.float64}.get(precision)
+        frozen = torch.bfloat16 if precision == "bf16-mixed" else trained
+        for one in self.parameters():
+            dtype = trained if one.requires_grad else frozen
+            if dtype is not None and one.is_floating_point():
+                one.data = one.data.to(dtype)
 
     def materialise(self, device: torch.device) -> None:
         """Give a model on the meta device its weights: from where it came, or at random. UserError: they do not fit."""

@@ -116,9 +116,9 @@ class Trainable(nn.Module):
         """Whether its state holds what is trained alone, and all else comes from where the model began (adapters)."""
         return False
 
-    def keep_frozen_in(self, precision: str) -> None:
-        """Told the run's precision (Lightning's name) before its memory is estimated: what is not trained may be kept
-        in it."""
+    def keep_in(self, precision: str) -> None:
+        """Told the run's precision (Lightning's name) before memory is estimated, or any weight of the meta device
+        read."""
 
     def materialise(self, device: torch.device) -> None:
         """Give weights that were built on the meta device their values on this one, after they were sharded or not."""

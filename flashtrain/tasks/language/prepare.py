@@ -90,7 +90,7 @@ def prepare(settings: Settings, hardware: Hardware) -> Prepared:
     data.setup()
     model = build_model(vocab_size=data.tokenizer.vocab_size, attention=hardware.attention)
     check_model(settings, model)
-    model.keep_frozen_in(hardware.precision)
+    model.keep_in(hardware.precision)
     batching = choose_batching(settings, hardware, model)
     data.batch_size, data.accumulate = batching.micro_batch, batching.accumulate
     model.save_memory(batching.savings)
@@ -245,7 +245,7 @@ def plan_language(settings: Settings, hardware: Hardware) -> str:
         vocab_size = VOCABULARY.get(settings.data.tokenizer, settings.data.vocab_size)
         model = make_model(settings, vocab_size=vocab_size, attention=hardware.attention)
     check_model(settings, model)
-    model.keep_frozen_in(hardware.precision)
+    model.keep_in(hardware.precision)
     batching = choose_batching(settings, hardware, model)
     tokens = settings.trainer.steps * settings.trainer.tokens_per_step
     flops = tokens * model.flops_per_token(settings.context)
