@@ -279,8 +279,11 @@ class HuggingFaceDecoder(Trainable):
             folders.save_folder(self.module, folder, origin)
         for _, layer in adapted:
             layer.unmerge()
-        merged = "adapters merged; " if adapted else ""
-        return f"{merged}transformers.AutoModelForCausalLM.from_pretrained reads it"
+        read = "transformers.AutoModelForCausalLM.from_pretrained reads it"
+        if not adapted:
+            return read
+        self.save_adapters(folder / "adapter")
+        return f"adapters merged: {read}; adapter/: the adapters alone, peft.PeftModel.from_pretrained reads them"
 
     def save_adapters(self, folder: Path) -> None:
         """Write the adapters alone, as peft reads them: PeftModel.from_pretrained(model, folder)."""
@@ -481,8 +484,9 @@ def _add_adapters(module: Any, lora: Mapping[str, Any], name: str) -> None:
         from peft import LoraConfig
     except ImportError as error:
         raise UserError("model.adapter=lora needs the package peft: pip install 'flashtrain[hub]'.") from error
+    module.name_or_path = name  # what the adapters say that they are for
     try:
-        module.add_adapter(LoraConfig(task_type="CAUSAL_LM", base_model_name_or_path=name, **lora))
+        module.add_adapter(LoraConfig(task_type="CAUSAL_LM", **lora))
     except ValueError as error:
         raise UserError(f"model.adapter_targets: {' '.join(str(error).split())[:200]}") from error
 
@@ -543,7 +547,7 @@ def build(settings: Any, *, vocab_size: int, context: int, attention: str) -> Hu
     if vocab_size > known:
         raise UserError(
             f"the tokenizer makes {vocab_size:,} tokens, and {settings.path or settings.config} knows {known:,}: "
-            "choose data.tokenizer=huggingface, its own."
+            "choose the tokenizer that it was trained with (data.tokenizer=huggingface, where that is beside it)."
         )
     return model
 

@@ -7,7 +7,6 @@ drawn a layer at a time, the same whatever the number of ranks. No code of a fol
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from flashtrain.data.tokenizers import Tokenizer, huggingface_tokenizer
 from flashtrain.errors import UserError, unknown
 from flashtrain.files import foreign_files
-from flashtrain.integrations.weight_files import CONFIG, LARGEST, files_of_weights, shown
+from flashtrain.integrations.weight_files import CONFIG, INDEX, LARGEST, files_of_weights, shown
 
 DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model")  # all of a repository but its weights
 MOST_LAYERS = 1024  # of a configuration without weights beside it, which bear it out
@@ -253,14 +252,15 @@ def check_architecture(model: Any, layers: Iterable[nn.Module], path: str) -> No
 
 
 def save_folder(model: Any, folder: Path, origin: Path | None) -> None:
-    """Write a transformers model as sharded safetensors that from_pretrained loads, with config and generation_config.
+    """Write a transformers model as sharded safetensors that from_pretrained loads, with its configuration.
 
-    origin: the folder that it was read from, whose generation_config.json is kept.
+    origin: the folder that it was read from, whose tokenizer, chat template and generation_config.json are kept.
     """
-    text = origin / "generation_config.json" if origin is not None else None
     try:
         model.save_pretrained(folder)
-        if text is not None and text.is_file():
-            (folder / text.name).write_text(json.dumps(foreign_files.read_json_object(text), indent=1) + "\n")
+        beside = [] if origin is None else [file for pattern in DESCRIPTIONS for file in origin.glob(pattern)]
+        for file in beside:
+            if file.name not in (CONFIG, INDEX):
+                (folder / file.name).write_bytes(foreign_files.read_bytes(file, foreign_files.JSON_BYTES))
     except OSError as error:
         raise UserError(f"weights cannot be written to {folder}: {error.strerror or error}.") from error

@@ -17,6 +17,7 @@ from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from flashtrain.data.bpe import END_OF_TEXT, BPETokenizer
+from flashtrain.data.huggingface_tokenizer import HuggingFaceTokenizer
 from flashtrain.data.tokenizers import (
     CONFIG_NAME,
     FILE,
@@ -49,6 +50,9 @@ def save_tokenizer(
     UserError: an unwritable folder.
     """
     folder = Path(folder)
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        tokenizer.save(folder)
+        return READ
     library = _library_form(tokenizer, special)
     if library is None:
         return "it has no tokenizer that transformers could read"

@@ -107,10 +107,6 @@ class Trainable(nn.Module):
         """An empty cache of keys and values for so many tokens (None: its context)."""
         raise NotImplementedError
 
-    def untrained(self) -> Trainable:
-        """A model of the same shape and options with random weights, for weights that were gathered."""
-        raise NotImplementedError
-
     @property
     def keeps_part(self) -> bool:
         """Whether its state holds what is trained alone, and all else comes from where the model began (adapters)."""

@@ -13,7 +13,6 @@ import torch
 from flashtrain.announce import say
 from flashtrain.data.datamodule import TextDataModule
 from flashtrain.data.tokenizers import Tokenizer
-from flashtrain.distributed.sharding import full_state_dict
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import FAMILIES
 from flashtrain.models.trainable import Trainable
@@ -181,7 +180,7 @@ def describe(settings: Settings, hardware: Hardware, model: Trainable, batching:
 
 
 def _say_sample(settings: Settings, hardware: Hardware, model: Trainable, data: TextDataModule, *, first: bool) -> None:
-    """Print, on the first rank, what the trained model writes; every rank calls it, since shards are gathered.
+    """Print, on the first rank, what the trained model writes; every rank calls it.
 
     Whatever goes wrong in it is said in a line: the training is finished.
     """
@@ -200,17 +199,14 @@ def _say_sample(settings: Settings, hardware: Hardware, model: Trainable, data: 
 def _sample(
     settings: Settings, hardware: Hardware, model: Trainable, data: TextDataModule, *, first: bool
 ) -> str | None:
-    """What the trained model writes; None on the other ranks."""
-    if settings.shards_weights:
-        weights = full_state_dict(model)
-        if first:
-            model = model.untrained()
-            model.load_state_dict(weights, assign=True)
-    if not first:
+    """What the trained model writes; None on the other ranks, which write it too where weights are sharded: they are
+    gathered a block at a time, and no rank has to hold them all."""
+    if not first and not settings.shards_weights:
         return None
     prompt = settings.prompt or settings.data.first_words
     model.to(hardware.kind)  # Lightning leaves the weights in main memory when a fit ends
-    return continue_text(model, data.tokenizer, prompt, settings.generate, seed=settings.seed)
+    text = continue_text(model, data.tokenizer, prompt, settings.generate, seed=settings.seed)
+    return text if first else None
 
 
 def _found(
