@@ -34,7 +34,7 @@ class HuggingFaceTokenizer:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> HuggingFaceTokenizer:
-        """Read tokenizer.json and tokenizer_config.json. UserError: they are missing or damaged, or have no eos_token."""
+        """Read tokenizer.json and tokenizer_config.json. UserError: missing or damaged, or without an eos_token."""
         folder = Path(folder).expanduser()
         if not (folder / FILE).is_file():
             raise UserError(f"no {FILE} in {folder}: choose data.tokenizer=bytes, bpe or gpt2, or add its tokenizer.")

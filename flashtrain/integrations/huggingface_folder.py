@@ -140,7 +140,8 @@ def read_weights(model: Any, folder: Path, device: torch.device) -> None:
     from transformers.utils import logging
 
     trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-    options = LoadStateDictConfig(device_map={"": device}, weight_mapping=get_model_conversion_mapping(model))
+    conversions: Any = get_model_conversion_mapping(model)
+    options = LoadStateDictConfig(device_map={"": device}, weight_mapping=conversions)
     bar = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -202,7 +203,12 @@ def random_weights(model: Any, layers: Iterable[nn.Module], device: torch.device
 def whole(unit: nn.Module, device: torch.device) -> Iterator[None]:
     """The parameters of `unit` that have no memory yet, whole, on the device; at the end each as it was before, but
     with the values that it was given: of a divided one, this device's part."""
-    slots = [(one, name, old) for one in unit.modules() for name, old in one._parameters.items() if _is_meta(old)]
+    slots = [
+        (one, name, old)
+        for one in unit.modules()
+        for name, old in one._parameters.items()
+        if old is not None and old.device.type == "meta"
+    ]
     given = {id(old): torch.empty(old.shape, dtype=old.dtype, device=device) for _, _, old in slots}
     for module, name, old in slots:
         module._parameters[name] = nn.Parameter(given[id(old)], requires_grad=old.requires_grad)
@@ -213,10 +219,6 @@ def whole(unit: nn.Module, device: torch.device) -> Iterator[None]:
             value = _part(given.pop(id(old)), old)
             placed[id(old)] = nn.Parameter(value, requires_grad=old.requires_grad)
         module._parameters[name] = placed[id(old)]
-
-
-def _is_meta(parameter: nn.Parameter | None) -> bool:
-    return parameter is not None and parameter.device.type == "meta"
 
 
 def _part(value: Tensor, like: Tensor) -> Tensor:
@@ -236,7 +238,8 @@ def check_architecture(model: Any, layers: Iterable[nn.Module], path: str) -> No
     """UserError where a layer mixes tokens by something else than attention that asks transformers' interface."""
     from flashtrain.integrations.huggingface_rules import own_attention
 
-    reason = own_attention(type(model))
+    kind: Any = type(model)
+    reason = own_attention(kind)
     if reason is not None:
         raise UserError(f"{path}: {type(model).__name__} {reason}, so that flashtrain's cannot take its place.")
     for number, layer in enumerate(layers):

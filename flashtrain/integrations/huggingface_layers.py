@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from flashtrain.errors import UserError
-from flashtrain.models.block import FEED_FORWARDS
+from flashtrain.models.block import SwiGLUFeedForward
 from flashtrain.models.memory_savings import MemorySavings, checkpointed, feed_forward_pieces
 
 FEED_FORWARD = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe")  # what transformers' layers call it
@@ -43,7 +43,7 @@ class Layer:
         weights += [getattr(one, "attention_dropout", 0.0) for one in layer.modules()]
         self.dropout = max((float(one) for one in weights if isinstance(one, int | float)), default=0.0)
         self.layer = layer
-        layer.forward = self  # type: ignore[assignment]
+        layer.forward = self
 
     def save_memory(self, savings: MemorySavings) -> None:
         """From now on compute with these savings."""
@@ -63,12 +63,12 @@ class Layer:
 
 
 class Pieces:
-    """Stands for a feed-forward's forward: over `chunk` tokens at a time (None: all), of which nothing inside is kept."""
+    """Stands for a feed-forward's forward: `chunk` tokens at a time (None: all), of which nothing inside is kept."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module, self.compute = module, module.forward
         self.chunk: int | None = None
-        module.forward = self  # type: ignore[assignment]
+        module.forward = self
 
     def __call__(self, x: Tensor, *rest: Any, **named: Any) -> Any:
         if self.chunk is None or x.shape[:-1].numel() <= self.chunk:
@@ -84,20 +84,20 @@ class Pieces:
         for piece in x.reshape(1, -1, x.shape[-1]).split(self.chunk, dim=1):
             found.append(checkpoint(once, piece, use_reentrant=False) if torch.is_grad_enabled() else once(piece))
         if isinstance(found[0], tuple):  # experts also say where they sent each token
-            return tuple(torch.cat(one, dim=-2) if one[0].dim() < 3 else _joined(one, x) for one in zip(*found))
+            parts = zip(*found, strict=True)
+            return tuple(torch.cat(one, dim=-2) if one[0].dim() < 3 else _joined(one, x) for one in parts)
         return _joined(found, x)
 
     def _gated(self) -> tuple[Any, Any, str] | None:
         """(the two inner matrices as one, the outer, the activation) of the usual gated feed-forward, for the operator
         that adds its weights' gradients up in float32; None for any other."""
-        parts = [getattr(self.module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
-        activation = {nn.SiLU: "swiglu"}.get(type(getattr(self.module, "act_fn", None)))
-        if activation not in FEED_FORWARDS or len(list(self.module.children())) != 4:
-            return None
-        if not all(type(one) is nn.Linear for one in parts):
+        parts: list[Any] = [getattr(self.module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
+        act = type(getattr(self.module, "act_fn", None)).__name__
+        usual = act in ("SiLU", "SiLUActivation") and len(list(self.module.children())) == 4
+        if not usual or not all(type(one) is nn.Linear for one in parts):
             return None
         gate, up, down = parts
-        return _Joined(gate, up), down, activation
+        return _Joined(gate, up), down, SwiGLUFeedForward.name
 
 
 class _Joined:
@@ -105,8 +105,7 @@ class _Joined:
 
     def __init__(self, gate: nn.Linear, up: nn.Linear) -> None:
         self.weight = torch.cat((gate.weight, up.weight))
-        both = (gate.bias, up.bias)
-        self.bias = None if gate.bias is None or up.bias is None else torch.cat(both)  # type: ignore[arg-type]
+        self.bias = None if gate.bias is None else torch.cat((gate.bias, up.bias))
 
 
 def _joined(pieces: Any, like: Tensor) -> Tensor:

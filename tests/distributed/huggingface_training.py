@@ -11,7 +11,7 @@ from tiny_training import ResumableLoader, tiny_trainer
 from torch.utils.data import DataLoader
 
 from flashtrain.integrations import huggingface_folder
-from flashtrain.integrations.huggingface_decoder import huggingface_decoder
+from flashtrain.integrations.huggingface_model import huggingface_decoder
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.tasks import LanguageModel
 from flashtrain.training.checkpoints import AtomicCheckpointIO
@@ -68,7 +68,12 @@ class Task(LanguageModel):
 
 
 def fit(
-    folder: Path, origin: Path | None, *callbacks: pl.Callback, lora: bool = False, resume: Path | None = None, **options
+    folder: Path,
+    origin: Path | None,
+    *callbacks: pl.Callback,
+    lora: bool = False,
+    resume: Path | None = None,
+    **options,
 ) -> Task:
     """Train from a folder's weights, or from random ones; options: of the Trainer."""
     torch.manual_seed(0)

@@ -11,7 +11,9 @@ import torch
 import transformers
 
 from flashtrain.errors import UserError
-from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder, Head, huggingface_decoder
+from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
+from flashtrain.integrations.huggingface_model import huggingface_decoder
+from flashtrain.integrations.huggingface_numbers import Head
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain_kernels import masks
 
@@ -27,7 +29,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def float64_stays(monkeypatch) -> None:
-    """transformers' eager attention rounds its softmax to float32, and its loss the logits, whatever the model is in."""
+    """transformers' eager attention rounds its softmax to float32, and its loss the logits, in float64 too."""
     softmax, to_float32 = torch.nn.functional.softmax, torch.Tensor.float
 
     def in_its_own_type(x, *given, dtype=None, **named):

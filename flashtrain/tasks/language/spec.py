@@ -99,8 +99,6 @@ class LanguageTask(Task):
         )
 
 
-
-
 def _transformers(settings: Settings) -> bool:
     return settings.model.name == "huggingface"
 
