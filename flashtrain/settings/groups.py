@@ -279,6 +279,7 @@ class GenerateSettings:
         at_least("generate.top_k", self.top_k, 1)
 
 
+OPTIMIZER_STATES = ("full", "8bit", "host")
 STRATEGIES = ("auto", "ddp", "fsdp", "context")
 # What flashtrain.distributed.context knows, by name: importing it takes seconds, and mistakes are told at once.
 CONTEXT_WAYS = ("auto", "all-to-all", "all-gather", "ring", "hybrid")
@@ -290,6 +291,8 @@ class OptimizerSettings:
     """conf/optimizer. `gradient_clip` bounds the global L2 norm of the gradients; 0 leaves them as they are.
 
     `momentum` is muon's. `master_weights`: a float32 copy of weights that hardware.precision=bf16-true makes bfloat16.
+    `states`: AdamW's two moments in full, in 8 bits (Dettmers et al. 2021; torchao's), or full in host memory, where
+    the step is then computed: for weights that are not sharded.
     """
 
     name: str = "adamw"  # adamw, lamb or muon, or one that your program registered
@@ -300,9 +303,11 @@ class OptimizerSettings:
     gradient_clip: float = 1.0  # bound of the global gradient norm; 0 switches it off
     momentum: float = 0.95  # Muon's
     master_weights: bool = True
+    states: str = "full"  # full | 8bit | host
     options: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
+        one_of("optimizer.states", self.states, OPTIMIZER_STATES)
         if not self.learning_rate > 0:
             raise UserError(f"optimizer.learning_rate={self.learning_rate} must be above 0.")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):

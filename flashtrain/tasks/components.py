@@ -22,7 +22,7 @@ from flashtrain.registry import component, register
 from flashtrain.settings.groups import DataSettings, ModelSettings, OptimizerSettings, ScheduleSettings
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware
-from flashtrain.training.optimizers import HALF, MasterWeights, adamw, lamb, muon
+from flashtrain.training.optimizers import HALF, MasterWeights, adamw, adamw_8bit, lamb, muon
 from flashtrain.training.steps import constant_with_warmup, cosine_with_warmup, linear_with_warmup
 
 
@@ -96,7 +96,7 @@ def _usual(settings: OptimizerSettings) -> dict[str, Any]:
 
 @register("optimizer", "adamw")
 def build_adamw(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    return adamw(model, **_usual(settings))
+    return (adamw_8bit if settings.states == "8bit" else adamw)(model, **_usual(settings))
 
 
 @register("optimizer", "lamb")
@@ -182,7 +182,9 @@ def optimizer_builder(settings: Settings) -> Callable[[nn.Module], torch.optim.O
         inner = build(model, settings=settings.optimizer)
         # FSDP2 shards the weights, whose copies its checkpoints would not know.
         masters = settings.optimizer.master_weights and not settings.shards_weights
-        half = any(parameter.dtype in HALF for parameter in model.parameters())
+        half = any(parameter.dtype in HALF for parameter in model.parameters() if parameter.requires_grad)
+        if settings.optimizer.states == "host":
+            return MasterWeights(inner, host=True)
         return MasterWeights(inner) if masters and half else inner
 
     return optimizer

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -200,3 +202,20 @@ def test_mistakes_are_said_in_a_line_before_any_text_is_read(runs: TinyRuns, lla
     assert "leave one of them out" in refused(runs, caplog, "model.config=llama")
     assert "adapter_targets" in refused(runs, caplog, "model.adapter=lora", "model.adapter_targets=no_such_layer")
     assert "lorra" in refused(runs, caplog, "model.adapter=lorra")
+
+
+@pytest.mark.slow  # torchao compiles its step
+def test_states_of_8_bits_train_on_exactly_and_their_checkpoint_is_read_without_them(
+    runs: TinyRuns, monkeypatch
+) -> None:
+    words = ("optimizer.states=8bit", "optimizer.learning_rate=0.001")
+    status, whole = runs.run("whole-8bit", *words)
+    assert status == 0
+    monkeypatch.setitem(registry._components["callback"], "stop", lambda _: SignalAt(4))
+    _, folder = runs.run("stopped-8bit", *words, "trainer.callbacks=[stop]")
+    status, resumed = runs.run("resumed-8bit", *words, f"resume={folder}")
+    assert status == 0
+    expected = state(whole)
+    assert all(torch.equal(value, expected[name]) for name, value in state(resumed).items())
+    code = "import sys; from flashtrain.training.checkpoints import read_checkpoint; read_checkpoint(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", code, str(whole / "checkpoints" / "last.ckpt")], check=True)
