@@ -33,6 +33,7 @@ RUN_HERE = {
     "add a backend",
     "kernel call",
     "context parallel script",
+    "hugging face lightning",
 }
 RUN_BY_TEST_README = {"lightning script", "attention module", "attention mask", "hugging face"}
 
@@ -153,6 +154,14 @@ def test_the_script_for_eight_gpus_is_put_together(monkeypatch: pytest.MonkeyPat
     assert told["devices"] == told["strategy"].context_parallel_size == 8
     assert isinstance(told["task"], pl.LightningModule)
     assert isinstance(told["data"], pl.LightningDataModule)
+
+
+def test_the_script_around_a_hugging_face_model_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("novel.txt").write_text("\n\n".join(f"Paragraph {number} of a short novel. " * 9 for number in range(20)))
+    monkeypatch.setenv("FLASHTRAIN_CACHE", str(tmp_path))
+    task = run_block("hugging face lightning")["task"]
+    assert task.last_loss < task.first_loss < 6
 
 
 def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

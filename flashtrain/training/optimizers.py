@@ -132,7 +132,9 @@ def adamw_8bit(
     try:
         from torchao.optim import AdamW8bit
     except ImportError as error:
-        raise UserError("optimizer.states=8bit needs the package torchao: pip install torchao.") from error
+        raise UserError(
+            "optimizer.states=8bit needs the package torchao: pip install 'flashtrain[low-bit]'."
+        ) from error
     return AdamW8bit(parameter_groups(model, weight_decay), lr=lr, betas=betas, eps=eps)
 
 
