@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from flashtrain.integrations.huggingface_bert import load_bert as load_bert
     from flashtrain.integrations.huggingface_bert import save_bert as save_bert
     from flashtrain.integrations.huggingface_bert import save_bert_classifier as save_bert_classifier
+    from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder as HuggingFaceDecoder
     from flashtrain.integrations.huggingface_gpt2 import differences_from_gpt2 as differences_from_gpt2
     from flashtrain.integrations.huggingface_gpt2 import load_gpt2 as load_gpt2
     from flashtrain.integrations.huggingface_gpt2 import save_decoder as save_decoder
     from flashtrain.integrations.huggingface_gpt2 import save_gpt2 as save_gpt2
-    from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder as HuggingFaceDecoder
     from flashtrain.integrations.huggingface_model import huggingface_decoder as huggingface_decoder
     from flashtrain.integrations.huggingface_tokenizers import save_tokenizer as save_tokenizer
     from flashtrain.integrations.sdpa_routing import route_sdpa as route_sdpa
