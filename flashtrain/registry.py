@@ -58,6 +58,7 @@ _OWN = {
     "settings.bert": "flashtrain.tasks.masked_language.settings:BertSettings",
     "settings.masked": "flashtrain.tasks.masked_language.settings:MaskedSettings",
     "settings.finetune": "flashtrain.tasks.fine_tuning.settings:FineTuningSettings",
+    "model.huggingface": "flashtrain.integrations.huggingface_model:build",
     "rules.language_model": "flashtrain.tasks.language.spec:RULES",
     "rules.masked_language_model": "flashtrain.tasks.masked_language.spec:RULES",
     "rules.fine_tuning": "flashtrain.tasks.fine_tuning.spec:RULES",

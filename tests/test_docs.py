@@ -33,6 +33,7 @@ RUN_HERE = {
     "kernel call",
     "context parallel script",
     "python run",
+    "hugging face lightning",
 }
 RUN_BY_TEST_README = {"lightning script", "attention module", "attention mask", "hugging face"}
 
@@ -168,6 +169,14 @@ def test_the_program_of_the_page_about_python_trains_scores_and_writes(
     printed = capsys.readouterr().out
     assert "'perplexity': " in printed
     assert "Once upon a time" in printed
+
+
+def test_the_script_around_a_hugging_face_model_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("novel.txt").write_text("\n\n".join(f"Paragraph {number} of a short novel. " * 9 for number in range(20)))
+    monkeypatch.setenv("FLASHTRAIN_CACHE", str(tmp_path))
+    task = run_block("hugging face lightning")["task"]
+    assert task.last_loss < task.first_loss < 6
 
 
 def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

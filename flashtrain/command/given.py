@@ -116,6 +116,11 @@ TRAINING_RULES = (
         lambda settings: settings.optimizer.name not in ("adamw", "lamb"),
         "optimizer=muon",
     ),
+    Rule(
+        "optimizer.states",
+        lambda settings: settings.optimizer.name == "adamw",
+        "optimizer=adamw",
+    ),
     Rule("optimizer.master_weights", either(trains(), runs_a_training), _NOT_MEASURED),
     Rule(
         "optimizer.master_weights",

@@ -2,6 +2,9 @@
 
 huggingface_attention.py lets transformers models run on our attention (register_with_transformers, document_lengths),
 with huggingface_masks.py for their masks and huggingface_rules.py for what of both is understood, and refused;
+huggingface_decoder.py trains a transformers decoder like one of ours (HuggingFaceDecoder; huggingface_model.py builds
+one from a folder or a name of the hub, huggingface_folder.py reads and writes it, huggingface_layers.py saves memory in
+its layers, huggingface_numbers.py counts);
 sdpa_routing.py sends torch's scaled_dot_product_attention calls through our kernels (route_sdpa).
 
 huggingface_gpt2.py reads and writes GPT-2 as transformers stores it (load_gpt2, save_gpt2, and differences_from_gpt2,
@@ -29,10 +32,12 @@ if TYPE_CHECKING:
     from flashtrain.integrations.huggingface_bert import load_bert as load_bert
     from flashtrain.integrations.huggingface_bert import save_bert as save_bert
     from flashtrain.integrations.huggingface_bert import save_bert_classifier as save_bert_classifier
+    from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder as HuggingFaceDecoder
     from flashtrain.integrations.huggingface_gpt2 import differences_from_gpt2 as differences_from_gpt2
     from flashtrain.integrations.huggingface_gpt2 import load_gpt2 as load_gpt2
     from flashtrain.integrations.huggingface_gpt2 import save_decoder as save_decoder
     from flashtrain.integrations.huggingface_gpt2 import save_gpt2 as save_gpt2
+    from flashtrain.integrations.huggingface_model import huggingface_decoder as huggingface_decoder
     from flashtrain.integrations.huggingface_tokenizers import save_tokenizer as save_tokenizer
     from flashtrain.integrations.sdpa_routing import route_sdpa as route_sdpa
     from flashtrain.integrations.weight_files import exported_by_flashtrain as exported_by_flashtrain
@@ -52,6 +57,8 @@ _HOMES = {
     "load_gpt2": "huggingface_gpt2",
     "save_decoder": "huggingface_gpt2",
     "save_gpt2": "huggingface_gpt2",
+    "HuggingFaceDecoder": "huggingface_decoder",
+    "huggingface_decoder": "huggingface_model",
     "save_tokenizer": "huggingface_tokenizers",
     "route_sdpa": "sdpa_routing",
     "exported_by_flashtrain": "weight_files",

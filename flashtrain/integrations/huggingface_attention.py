@@ -128,7 +128,7 @@ def _made_once(
     made = _MADE.setdefault(source, {})
     mask_of = None if asked.mask is None else id(asked.mask.queries)
     key = (
-        source._version,
+        0 if source.is_inference() else source._version,  # inference tensors count none
         *asked[:5],
         mask_of,
         None if asked.bias is None else id(asked.bias),

@@ -53,7 +53,7 @@ def read_folder(folder_or_file: str | Path) -> tuple[dict[str, Any], dict[str, T
     folder = path if path.is_dir() else path.parent
     config = read_json(folder / CONFIG)
     tensors: dict[str, Tensor] = {}
-    for file in _weight_files(path):
+    for file in files_of_weights(path):
         tensors.update(read_tensors(file))
     return config, tensors
 
@@ -152,7 +152,7 @@ def shown(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def _weight_files(path: Path) -> list[Path]:
+def files_of_weights(path: Path) -> list[Path]:
     if path.is_file():
         if path.suffix != ".safetensors":
             raise UserError(

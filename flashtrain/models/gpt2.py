@@ -216,9 +216,6 @@ class GPT2(Trainable):
     def recomputes_blocks(self) -> bool:
         return self.savings.checkpointing == "full"
 
-    def untrained(self) -> GPT2:
-        return GPT2(self.config, self.attention, self.residual)
-
     def save_memory(self, savings: MemorySavings) -> None:
         """Train with less memory for activations from now on, at the cost of time; losses and gradients stay."""
         self.savings = savings

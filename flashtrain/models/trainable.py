@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -104,9 +107,25 @@ class Trainable(nn.Module):
         """An empty cache of keys and values for so many tokens (None: its context)."""
         raise NotImplementedError
 
-    def untrained(self) -> Trainable:
-        """A model of the same shape and options with random weights, for weights that were gathered."""
-        raise NotImplementedError
+    @property
+    def keeps_part(self) -> bool:
+        """Whether its state holds what is trained alone, and all else comes from where the model began (adapters)."""
+        return False
+
+    def keep_in(self, precision: str) -> None:
+        """Told the run's precision (Lightning's name) before memory is estimated, or any weight of the meta device
+        read."""
+
+    def materialise(self, device: torch.device) -> None:
+        """Give weights that were built on the meta device their values on this one, after they were sharded or not."""
+
+    def fill(self, weights: Mapping[str, Tensor]) -> None:
+        """Take the weights of a checkpoint, on the CPU. Raises RuntimeError, or UserError, where they do not fit."""
+        self.load_state_dict(weights)
+
+    def save(self, folder: Path) -> str | None:
+        """Write the model for others to load, and say how in words; None for a model of flashtrain's own layouts."""
+        return None
 
 
 NEEDED = {

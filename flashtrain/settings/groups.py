@@ -18,7 +18,7 @@ from flashtrain.files.foreign_files import DEFAULT_LONGEST
 ATTENTIONS = ("flash", "sdpa", "standard")
 ACCELERATORS = ("auto", "cpu", "gpu")
 PRECISIONS = ("bf16-mixed", "16-mixed", "32-true", "bf16-true", "64-true")
-TOKENIZERS = ("bytes", "bpe", "gpt2", "none")
+TOKENIZERS = ("bytes", "bpe", "gpt2", "huggingface", "none")
 SOURCES = ("stdlib", "files", "hub", "tokens", "mixture")
 TOKEN_DTYPES = ("uint16", "uint32")
 # Settings of conf/data that not every source, or not every tokenizer, heeds, and which ones do.
@@ -52,6 +52,7 @@ DECODERS = ("gpt2", "modern", "plain")
 DECODER_SIZES = ("demo", "124m", "355m", "774m", "1.3b", "1.5b")
 POSITIONS = ("learned", "rotary")
 RESIDUALS = ("weights", "compute")
+ADAPTERS = ("lora",)
 CHECKPOINTING = ("none", "selective", "full", "auto")
 MASKS = ("causal", "document", "window", "prefix", "chunked")
 LOGGERS = ("none", "csv", "tensorboard", "wandb")
@@ -64,6 +65,10 @@ class ModelSettings:
     rope_base, rope_factor: of rotary positions (None: 10000 and 1, or what the weights have); interpolate_positions:
     stretch learned ones when starting from weights, or evaluating a checkpoint, at a longer context.
     `residual`: between the blocks, under mixed precision, the weights' float32 or the compute's half precision.
+    path, config: of model=huggingface, a transformers folder or a name of the hub, or (for random weights) a
+    config.json or a model type such as llama, of which `options` changes entries.
+    adapter, adapter_rank, adapter_alpha, adapter_targets, adapter_dropout: lora (Hu et al. 2021) trains two thin
+    matrices beside each of the targets, alpha / rank times their product, and leaves the weights as they are.
     """
 
     name: str = "gpt2"
@@ -75,14 +80,30 @@ class ModelSettings:
     rope_factor: float | None = None
     interpolate_positions: bool = False
     residual: str = "compute"
+    path: str | None = None
+    config: str | None = None
+    adapter: str | None = None  # lora
+    adapter_rank: int = 16
+    adapter_alpha: float | None = None  # null: twice the rank
+    adapter_targets: str = "all-linear"  # or names of layers, a comma between two: q_proj,v_proj
+    adapter_dropout: float = 0.0  # a probability, of what an adapter reads
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
-        """Family and size, such as gpt2-124m."""
-        return f"{self.name}-{self.size}"
+        """Family and size, such as gpt2-124m; a transformers model's folder, hub name or type."""
+        given = self.path or self.config
+        return f"{self.name}-{self.size}" if given is None else Path(given.removesuffix("/config.json")).name
 
     def check(self) -> None:
+        if self.path is not None and self.config is not None:
+            raise UserError("model.path has weights and model.config draws them at random: leave one of them out.")
+        if self.adapter is not None:
+            one_of("model.adapter", self.adapter, ADAPTERS)
+        at_least("model.adapter_rank", self.adapter_rank, 1)
+        between("model.adapter_dropout", self.adapter_dropout, 0.0, 1.0, include_high=False)
+        if self.adapter_alpha is not None and not self.adapter_alpha > 0:
+            raise UserError(f"model.adapter_alpha={self.adapter_alpha:g} must be above 0.")
         if self.rope_base is not None and not self.rope_base > 1:
             raise UserError(f"model.rope_base={self.rope_base:g} must be above 1 (10000 is usual).")
         if self.rope_factor is not None:
@@ -119,7 +140,7 @@ class DataSettings:
     longest_document: int = DEFAULT_LONGEST
     streaming: bool = True  # of data=hub: read while downloading, or download first
     include_tests: bool = True  # of data=stdlib: with the standard library's tests
-    tokenizer: str = "bpe"  # bytes | bpe (trained on the corpus) | gpt2 | a Hugging Face folder | none (data=tokens)
+    tokenizer: str = "bpe"  # bytes | bpe (trained on the text) | gpt2 | a folder | huggingface (of model.path) | none
     vocab_size: int = 50257  # tokens of data.tokenizer=bpe and none
     vocab: str | None = None  # of data.tokenizer=gpt2: a local vocab.json
     merges: str | None = None  # of data.tokenizer=gpt2: a local merges.txt
@@ -377,6 +398,7 @@ class GenerateSettings:
         at_least("generate.top_k", self.top_k, 1)
 
 
+OPTIMIZER_STATES = ("full", "8bit", "host")
 STRATEGIES = ("auto", "ddp", "fsdp", "context")
 # What flashtrain.distributed.context knows, by name: importing it takes seconds, and mistakes are told at once.
 CONTEXT_WAYS = ("auto", "all-to-all", "all-gather", "ring", "hybrid")
@@ -388,6 +410,8 @@ class OptimizerSettings:
     """conf/optimizer. `gradient_clip` bounds the global L2 norm of the gradients; 0 leaves them as they are.
 
     `momentum` is muon's. `master_weights`: a float32 copy of weights that hardware.precision=bf16-true makes bfloat16.
+    `states`: AdamW's two moments in full, in 8 bits (Dettmers et al. 2021; torchao's), or full in host memory, where
+    the step is then computed: for weights that are not sharded.
     """
 
     name: str = "adamw"  # adamw, lamb or muon, or one that your program registered
@@ -398,9 +422,11 @@ class OptimizerSettings:
     gradient_clip: float = 1.0  # bound of the global gradient norm; 0 switches it off
     momentum: float = 0.95  # Muon's
     master_weights: bool = True
+    states: str = "full"  # full | 8bit | host
     options: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
+        one_of("optimizer.states", self.states, OPTIMIZER_STATES)
         if not self.learning_rate > 0:
             raise UserError(f"optimizer.learning_rate={self.learning_rate} must be above 0.")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):

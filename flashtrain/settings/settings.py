@@ -154,6 +154,11 @@ class Settings:
             raise UserError(f"target_accuracy={self.target_accuracy} must be above 0, and at most 1.")
         if self.optimizer.name == "lamb" and self.shards_weights:
             raise UserError("optimizer=lamb cannot train sharded weights: choose trainer.strategy=ddp, or adamw.")
+        if self.optimizer.states == "host" and self.shards_weights:
+            raise UserError(
+                "optimizer.states=host is for weights that lie whole on a device; sharded ones are divided among all: "
+                "choose trainer.strategy=ddp, or optimizer.states=8bit."
+            )
         if self.context_parallel is not None:
             at_least("context_parallel", self.context_parallel, 1)
         if self.mode in ("train", "plan"):  # others may name it: their settings are those of a trained checkpoint

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from flashtrain.errors import UserError
+from flashtrain.models.block import GATED
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.models.trainable import DecoderShape, Trainable
 from flashtrain.settings.settings import Settings
@@ -99,7 +100,11 @@ def estimator(settings: Settings, hardware: Hardware, model: Trainable, shape: D
             context=settings.context,
             micro_batch=micro_batch,
             kv_width=shape.kv_heads * shape.head_dim,
-            gated=shape.activation == "swiglu",
+            query_width=shape.heads * shape.head_dim,
+            gated=shape.activation in GATED,
+            frozen=getattr(shape, "frozen", 0),
+            outside=getattr(shape, "outside", None),
+            states=settings.optimizer.states,
             precision=hardware.precision,
             compiled=compiles(settings, hardware),
             attention=hardware.attention,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from flashtrain.data.sources import FilesSource, StandardLibrarySource, TextSource, TokenSource
-from flashtrain.data.tokenizers import TokenizerSpec, huggingface_tokenizer
+from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, huggingface_tokenizer
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.models.trainable import Trainable, as_trainable, check_contract
@@ -32,7 +32,7 @@ from flashtrain.settings.groups import (
 )
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import VOCABULARY, Hardware
-from flashtrain.training.optimizers import HALF, MasterWeights, adamw, lamb, muon
+from flashtrain.training.optimizers import HALF, MasterWeights, adamw, adamw_8bit, lamb, muon
 from flashtrain.training.steps import constant_with_warmup, cosine_with_warmup, linear_with_warmup
 from flashtrain_kernels import Mask, masks
 
@@ -133,7 +133,7 @@ def _usual(settings: OptimizerSettings) -> dict[str, Any]:
 
 @register("optimizer", "adamw")
 def build_adamw(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    return adamw(model, **_usual(settings))
+    return (adamw_8bit if settings.states == "8bit" else adamw)(model, **_usual(settings))
 
 
 @register("optimizer", "lamb")
@@ -232,9 +232,13 @@ def make_source(settings: Settings) -> TextSource | TokenSource:
     return component("source", settings.data.source)(settings.data)
 
 
-def make_tokenizer_spec(settings: Settings) -> TokenizerSpec:
+def make_tokenizer_spec(settings: Settings) -> TokenizerSpec | Tokenizer:
     """Which tokenizer to make; a `bpe` is trained on the source, the others come as they are."""
     data = settings.data
+    if data.tokenizer == "huggingface":
+        from flashtrain.integrations.huggingface_folder import tokenizer_of
+
+        return tokenizer_of(settings.model.path)
     return TokenizerSpec(kind=data.tokenizer, vocab_size=data.vocab_size, vocab=data.vocab, merges=data.merges)
 
 
@@ -278,7 +282,9 @@ def optimizer_builder(settings: Settings) -> Callable[[nn.Module], torch.optim.O
         inner = build(model, settings=settings.optimizer)
         # FSDP2 shards the weights, whose copies its checkpoints would not know.
         masters = settings.optimizer.master_weights and not settings.shards_weights
-        half = any(parameter.dtype in HALF for parameter in model.parameters())
+        half = any(parameter.dtype in HALF for parameter in model.parameters() if parameter.requires_grad)
+        if settings.optimizer.states == "host":
+            return MasterWeights(inner, host=True)
         return MasterWeights(inner) if masters and half else inner
 
     return optimizer

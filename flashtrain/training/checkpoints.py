@@ -28,6 +28,7 @@ from flashtrain.training.steps import OptimizerStepCounter
 LAST = "last.ckpt"
 BEST = "best.ckpt"
 _PATH_KEYS = ("best_model_path", "kth_best_model_path", "last_model_path")  # of ModelCheckpoint's state
+STATES_OF_8_BITS = "torchao.optim.subclass_8bit.OptimState8bit"
 PARTIAL = ".partial"  # ends the name of a file that is still being written
 
 
@@ -107,7 +108,14 @@ def read_checkpoint(path: str | Path, map_location: Any = "cpu", *, mmap: bool =
     Raises UserError where the file is missing, damaged, no checkpoint, or holds anything but tensors and plain values.
     """
     with readable_checkpoint_errors(Path(path)):
-        checkpoint = torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
+        try:
+            checkpoint = torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
+        except pickle.UnpicklingError:
+            if torch.serialization.get_unsafe_globals_in_checkpoint(path) != [STATES_OF_8_BITS]:
+                raise
+            import torchao.optim  # noqa: F401 - from then on torch reads tensors of this one class of its
+
+            checkpoint = torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
     if not isinstance(checkpoint, dict):
         raise UserError(f"{path} holds a {type(checkpoint).__name__}, not a checkpoint")
     return checkpoint

@@ -236,7 +236,7 @@ def _processor() -> str:
 # GPT-2 124M (recipes/results/gpt2-h200.json); on a CPU, half of what one large matrix product does is a careful guess.
 GPU_EFFICIENCY = 0.4
 CPU_EFFICIENCY = 0.5
-VOCABULARY = {"bytes": 257, "gpt2": 50257}
+VOCABULARY = {"bytes": 257, "gpt2": 50257, "huggingface": 0}  # the last: as many as its model knows
 
 
 def expected_rate(hardware: Hardware) -> tuple[float, str]:

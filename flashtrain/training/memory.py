@@ -111,7 +111,11 @@ def estimate_memory(
     context: int,
     micro_batch: int,
     kv_width: int | None = None,
+    query_width: int | None = None,
     gated: bool = False,
+    frozen: int = 0,
+    outside: int | None = None,
+    states: str = "full",
     precision: str = "bf16-mixed",
     checkpointing: str = "none",
     offload: bool = False,
@@ -128,8 +132,10 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """Memory of one training step with AdamW, in bytes on one device.
 
-    parameters: P, all of them. kv_width: K*D of grouped-query attention (None: E). gated: a SwiGLU feed-forward, which
-    keeps one tensor of width F more. checkpointing, offload, ffn_chunk, loss_chunk: as in MemorySavings. attention:
+    parameters: P, all of them; frozen: of these, the ones that get no gradient, in half precision where any is computed
+    in; outside: those of no block (None: V*E). states: of the optimiser, "full", "8bit" or on the "host".
+    kv_width: K*D of grouped-query attention, query_width: H*D (None: E). gated: a SwiGLU feed-forward, which keeps one
+    tensor of width F more. checkpointing, offload, ffn_chunk, loss_chunk: as in MemorySavings. attention:
     "standard" adds its S x S matrices. residual: "weights" or "compute", as GPT2's. master_weights: float32 copies of
     half-precision weights, to which the optimiser's states then belong. rotary: positions turn queries and keys, whose
     turned copies are kept beside the projection that the values lie in. shards: devices that weights, gradients and
@@ -152,7 +158,7 @@ def estimate_memory(
     tokens = micro_batch * -(-context // context_degree)
     stream = embed * residual_bytes
     kept, block = _block_bytes(
-        EncoderShape(layers, embed, heads, ffn, gated, rotary, kv_width=kv_width),
+        EncoderShape(layers, embed, heads, ffn, gated, rotary, kv_width=kv_width, query_width=query_width),
         tokens=tokens,
         longest=context,
         stream=stream,
@@ -166,17 +172,21 @@ def estimate_memory(
     )
     head_tokens = min(tokens, loss_chunk or default_chunk(vocab_rows))
     # The loss computes its gradients to the head's weights (in float32) and inputs along with it.
-    head_gradients = vocab_rows * embed * 4 + HEAD_STATES * tokens * embed * activation
+    head_gradients = vocab_rows * embed * (0 if frozen else 4) + HEAD_STATES * tokens * embed * activation
     logits = head_tokens * vocab_rows * activation + head_gradients
-    states = ADAMW_STATES * weight
-    if master_weights and weight < 4:
-        states = (1 + ADAMW_STATES) * 4
+    masters = master_weights and weight < 4
+    each_state = {"full": 4 if masters else weight, "8bit": 1, "host": 0}[states]
+    updated = ADAMW_STATES * each_state + (4 if masters and states != "host" else 0)
+    trained, of_frozen = parameters - frozen, 2 if copy or weight < 4 else weight
     # Sharded weights are gathered for one block at a time while the next one's are on their way, and for the embedding.
-    gathered = parameters if shards == 1 else min(parameters, 2 * parameters // layers + vocab_rows * embed)
+    inside = parameters if outside is None else parameters - outside
+    outside = vocab_rows * embed if outside is None else outside
+    gathered = trained if shards == 1 else min(parameters, 2 * inside // layers + outside)
     return MemoryEstimate(
-        weights=parameters * weight // shards + gathered * (copy if shards == 1 or copy else weight),
-        gradients=parameters * weight // shards,
-        optimizer=states * parameters // shards,
+        weights=(trained * weight + frozen * of_frozen) // shards
+        + gathered * (copy if shards == 1 or copy else weight),
+        gradients=trained * weight // shards,
+        optimizer=updated * trained // shards,
         activations=int(tokens * (layers * kept + 2 * stream)),  # embedding output and final norm too
         logits=logits,
         block=block + exchange,
@@ -190,7 +200,8 @@ def estimate_memory(
 class EncoderShape:
     """The sizes that count. gated: a feed-forward of two inner matrices. rotary: positions turn queries and keys.
 
-    dropout: whether any is in force. residual: "weights" or "compute", as BertEncoder's. kv_width: None for E.
+    dropout: whether any is in force. residual: "weights" or "compute", as BertEncoder's. kv_width, query_width: None
+    for E.
     """
 
     layers: int
@@ -202,6 +213,7 @@ class EncoderShape:
     dropout: bool = False
     residual: str = "weights"
     kv_width: int | None = None
+    query_width: int | None = None
 
 
 @dataclass(frozen=True)
@@ -301,13 +313,14 @@ def _block_bytes(
     """
     embed, ffn, gated = shape.embed, shape.ffn, shape.gated
     kv_width = embed if shape.kv_width is None else shape.kv_width
+    query = embed if shape.query_width is None else shape.query_width
     dropped = shape.dropout * embed
     chunk = savings.ffn_chunk if savings.ffn_chunk is not None and savings.ffn_chunk < tokens else None
 
     # One token's bytes in one block: of its two halves, what a backward needs beside the block's input: its norm's
     # output (and the feed-forward's its norm's input), dropout's mask of one byte an element.
-    qkv = (embed + 2 * kv_width + shape.rotary * (embed + kv_width)) * activation
-    attended = embed * activation + 4 * shape.heads  # output and float32 LSE
+    qkv = (query + 2 * kv_width + shape.rotary * (query + kv_width)) * activation
+    attended = query * activation + 4 * shape.heads  # output and float32 LSE
     normalized = embed * activation
     scores = shape.heads * longest * STANDARD_BYTES_PER_SCORE if attention == "standard" else 0
     wide = 0.0 if chunk else ffn_kept * ffn * activation * extra
@@ -328,7 +341,7 @@ def _block_bytes(
         again_in_attention += attention_again
     gradients = RESIDUAL_GRADIENTS * stream + embed * activation
     in_ffn = 0 if chunk else ffn_gradients * ffn * activation
-    in_attention = qkv + embed * (activation + QUERY_GRADIENT_BYTES)
+    in_attention = qkv + query * (activation + QUERY_GRADIENT_BYTES)
     block = gradients + max(again_in_ffn + in_ffn, again_in_attention + in_attention)
     pieces = (chunk or 0) * (CHUNK_TENSORS + 3 * gated) * ffn * activation
     return 0.0 if savings.offload else kept, int(tokens * block) + pieces

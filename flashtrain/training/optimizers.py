@@ -119,6 +119,25 @@ def adamw(
     return torch.optim.AdamW(groups, lr=lr, betas=(betas[0], betas[1]), eps=eps, fused=bool(fused))
 
 
+def adamw_8bit(
+    model: nn.Module,
+    lr: float = 6e-4,
+    betas: tuple[float, float] = (0.9, 0.95),
+    eps: float = 1e-8,
+    weight_decay: float = 0.1,
+) -> torch.optim.Optimizer:
+    """AdamW whose two moments are kept in 8 bits, 256 numbers to a scale (Dettmers et al. 2021, arXiv 2110.02861), by
+    torchao. Arguments as adamw's. UserError: values out of range, no torchao."""
+    _check_adam(lr, betas, eps)
+    try:
+        from torchao.optim import AdamW8bit
+    except ImportError as error:
+        raise UserError(
+            "optimizer.states=8bit needs the package torchao: pip install 'flashtrain[low-bit]'."
+        ) from error
+    return AdamW8bit(parameter_groups(model, weight_decay), lr=lr, betas=betas, eps=eps)
+
+
 def inner_matrices(model: nn.Module) -> list[torch.Tensor]:
     """The weights of linear layers that are trained, without embeddings, tied to them or not, and the output head."""
     head = getattr(model, "output_weight", None)
@@ -284,26 +303,32 @@ class MasterWeights(SharedState):
 
     inner: any optimiser that has not stepped yet; it goes on with the copies in the parameters' places. After each step
     the parameters are the copies, rounded. What is saved is `inner`'s state, and the copies under "masters".
+    host: of all parameters, the copies and so the states lie in host memory, where the step is computed (Ren et al.
+    2021, "ZeRO-Offload"); two copies of the parameters go over the bus each step.
     """
 
-    def __init__(self, inner: torch.optim.Optimizer) -> None:
+    def __init__(self, inner: torch.optim.Optimizer, host: bool = False) -> None:
+        self.host = host
+        self._saved: dict[str, Any] | None = None  # a state that is taken up at the next step
         self.pairs: list[tuple[Tensor, Tensor]] = []
         for group in inner.param_groups:
             group["params"] = [self._master_of(parameter) for parameter in group["params"]]
         super().__init__([inner])
 
     def _master_of(self, parameter: Tensor) -> Tensor:
-        if parameter.dtype not in HALF:
+        if parameter.dtype not in HALF and not self.host:
             return parameter
-        master = parameter.detach().float().requires_grad_()
+        dtype = torch.promote_types(parameter.dtype, torch.float32)
+        master = parameter.detach().to("cpu" if self.host else parameter.device, dtype, copy=True).requires_grad_()
         self.pairs.append((parameter, master))
         return master
 
     def _update(self) -> None:
         """A step of the copies. Parameters without a gradient stay as they are."""
+        self._take_up()
         moved = [(parameter, master) for parameter, master in self.pairs if parameter.grad is not None]
         for parameter, master in moved:
-            master.grad = parameter.grad.float()  # type: ignore[union-attr]
+            master.grad = parameter.grad.to(master)  # type: ignore[union-attr]
         super()._update()
         if moved:
             parameters, masters = zip(*moved, strict=True)
@@ -322,13 +347,21 @@ class MasterWeights(SharedState):
 
     def state_dict(self) -> dict[str, Any]:
         """The inner optimiser's state and the copies."""
+        self._take_up()
         return {**super().state_dict(), "masters": [master.detach() for _, master in self.pairs]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up a saved state; from one without copies the weights as they are."""
         masters = state_dict.get("masters", [parameter for parameter, _ in self.pairs])
-        super().load_state_dict({name: value for name, value in state_dict.items() if name != "masters"})
+        self._saved = {name: value for name, value in state_dict.items() if name != "masters"}
+        if not self.host:  # else Lightning would move it to the parameters' device as soon as it is there
+            self._take_up()
         with torch.no_grad():
             for (parameter, master), saved in zip(self.pairs, masters, strict=True):
                 master.copy_(saved)
                 parameter.copy_(master)
+
+    def _take_up(self) -> None:
+        saved, self._saved = self._saved, None
+        if saved is not None:
+            super().load_state_dict(saved)

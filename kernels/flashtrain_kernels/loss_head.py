@@ -24,8 +24,8 @@ PIECE = 2**29  # logits a piece: 1 GiB in bfloat16
 _NAME = "flashtrain_kernels::linear_cross_entropy"
 torch.library.define(
     _NAME,
-    "(Tensor hidden, Tensor weight, Tensor labels, int vocab_size, int ignored, SymInt chunk, bool gradients)"
-    " -> (Tensor, Tensor, Tensor)",
+    "(Tensor hidden, Tensor weight, Tensor labels, int vocab_size, int ignored, SymInt chunk, bool gradients, "
+    "float softcap=0.0, bool frozen=False) -> (Tensor, Tensor, Tensor)",
     tags=torch.Tag.pt2_compliant_tag,
 )
 LINEAR_CROSS_ENTROPY = torch.ops.flashtrain_kernels.linear_cross_entropy.default
@@ -40,16 +40,20 @@ def linear_cross_entropy(
     ignore_index: int = IGNORED,
     chunk: int | None = None,
     reduction: str = "mean",
+    softcap: float = 0.0,
 ) -> Tensor:
     """The cross-entropy in nats of hidden @ weight.T against labels, a scalar in float32 (float64 for float64).
 
     hidden (..., E) floating; weight (V, E); labels (...) int64. vocab_size: logits past it, of rows that stand for no
     token, count as -inf (None: all V are tokens). chunk: tokens a piece (None: 2^29 logits). reduction: "mean" over the
-    labels that are not ignore_index (0 where there are none), or "sum". Under autocast the products are computed in
+    labels that are not ignore_index (0 where there are none), or "sum". softcap: logits become softcap * tanh(logits /
+    softcap) first, as in Gemma 2 (0: as they are). Under autocast the products are computed in
     its type, as F.linear's would be. Differentiable once, in hidden and weight.
-    ValueError: sizes that do not fit, an unknown reduction. TypeError: labels that are no int64.
+    ValueError: sizes that do not fit, an unknown reduction, a softcap below 0. TypeError: labels that are no int64.
     """
     _check(hidden, weight, labels, vocab_size, chunk, reduction)
+    if softcap < 0:
+        raise ValueError(f"softcap must be 0 (none) or more, not {softcap}")
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
     rows = hidden.reshape(-1, hidden.shape[-1]).to(dtype)
@@ -57,7 +61,15 @@ def linear_cross_entropy(
     gradients = torch.is_grad_enabled() and (rows.requires_grad or weight.requires_grad)
     chunk = chunk or default_chunk(weight.shape[0])
     total, _, _ = LINEAR_CROSS_ENTROPY(
-        rows, weight, flat, vocab_size or weight.shape[0], ignore_index, chunk, gradients
+        rows,
+        weight,
+        flat,
+        vocab_size or weight.shape[0],
+        ignore_index,
+        chunk,
+        gradients,
+        softcap,
+        not weight.requires_grad,
     )
     return total if reduction == "sum" else total / (flat != ignore_index).sum().clamp(min=1)
 
@@ -88,12 +100,22 @@ def _check(
 
 @torch.library.impl(_NAME, ("cpu", "cuda"))
 def _pieces(
-    hidden: Tensor, weight: Tensor, labels: Tensor, vocab_size: int, ignored: int, chunk: int, gradients: bool
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    vocab_size: int,
+    ignored: int,
+    chunk: int,
+    gradients: bool,
+    softcap: float = 0.0,
+    frozen: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The sum of the losses, and its gradients to hidden and weight (empty tensors unless asked for)."""
+    """The sum of the losses, and its gradients to hidden and weight (empty tensors unless asked for; frozen: none to
+    the weight)."""
     losses = hidden.new_zeros(hidden.shape[0], dtype=torch.promote_types(hidden.dtype, torch.float32))
     dhidden = torch.empty_like(hidden, memory_format=torch.contiguous_format) if gradients else hidden.new_empty(0)
-    dweight = weight.new_zeros(weight.shape, dtype=losses.dtype) if gradients else weight.new_empty(0)
+    of_weight = gradients and not frozen
+    dweight = weight.new_zeros(weight.shape, dtype=losses.dtype) if of_weight else weight.new_empty(0)
     matrix = weight.to(hidden.dtype)
     labels = labels.contiguous()
     size = min(chunk, hidden.shape[0])
@@ -102,11 +124,17 @@ def _pieces(
     for start in range(0, hidden.shape[0], max(1, size)):
         at = slice(start, min(start + size, hidden.shape[0]))
         piece = torch.mm(hidden[at], matrix.mT, out=logits[: at.stop - start])
+        tanh = piece.div_(softcap).tanh_().clone() if softcap else None
+        if softcap:
+            piece.mul_(softcap)
         softmax_rows(piece, labels[at], losses[at], vocab_size, ignored, gradients)
         if gradients:
+            if tanh is not None:
+                piece.mul_(tanh.square_().neg_().add_(1))  # the derivative of softcap * tanh(x / softcap)
             torch.mm(piece, matrix, out=dhidden[at])
+        if of_weight:
             add_product(dweight, piece.mT, hidden[at])
-    return losses.sum(), dhidden, dweight.to(weight.dtype) if gradients else dweight
+    return losses.sum(), dhidden, dweight.to(weight.dtype)
 
 
 def _runs_kernel(hidden: Tensor) -> bool:
@@ -148,11 +176,12 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 @torch.library.register_fake(_NAME)
-def _fake(hidden, weight, labels, vocab_size, ignored, chunk, gradients):
+def _fake(hidden, weight, labels, vocab_size, ignored, chunk, gradients, softcap=0.0, frozen=False):
     total = hidden.new_empty((), dtype=torch.promote_types(hidden.dtype, torch.float32))
     if not gradients:
         return total, hidden.new_empty(0), weight.new_empty(0)
-    return total, torch.empty_like(hidden, memory_format=torch.contiguous_format), weight.new_empty(weight.shape)
+    dhidden = torch.empty_like(hidden, memory_format=torch.contiguous_format)
+    return total, dhidden, weight.new_empty(0 if frozen else weight.shape)
 
 
 class _Scaled(torch.autograd.Function):
@@ -177,14 +206,17 @@ def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 def _backward(ctx: Any, dtotal: Tensor | None, *_: Any) -> tuple:
     if dtotal is None:
-        return (None,) * 7
+        return (None,) * 9
     dhidden, dweight = ctx.saved_tensors
-    return (*_Scaled.apply(dtotal, dhidden, dweight), None, None, None, None, None)
+    dhidden, dweight = _Scaled.apply(dtotal, dhidden, dweight)
+    return (dhidden, dweight if ctx.needs_input_grad[1] else None, *(None,) * 7)
 
 
 torch.library.register_autograd(_NAME, _backward, setup_context=_save)
 
 
 @register_flop_formula(torch.ops.flashtrain_kernels.linear_cross_entropy)
-def _flops(hidden, weight, labels, vocab_size, ignored, chunk, gradients, **kwargs: Any) -> int:
-    return 2 * hidden[0] * weight[0] * weight[1] * (3 if gradients else 1)
+def _flops(
+    hidden, weight, labels, vocab_size, ignored, chunk, gradients, softcap=0.0, frozen=False, **kwargs: Any
+) -> int:
+    return 2 * hidden[0] * weight[0] * weight[1] * (1 + gradients * (1 if frozen else 2))

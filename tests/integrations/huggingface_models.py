@@ -74,6 +74,20 @@ def gpt_oss(**changes) -> transformers.GptOssConfig:
     return transformers.GptOssConfig(**{**_LLAMA_LIKE, **experts, **_ALTERNATING, **changes})
 
 
+def mistral(**changes) -> transformers.MistralConfig:
+    return transformers.MistralConfig(**{**_LLAMA_LIKE, "sliding_window": 5, **changes})
+
+
+def gemma3(**changes) -> transformers.Gemma3TextConfig:
+    return transformers.Gemma3TextConfig(
+        **{**_LLAMA_LIKE, "head_dim": 8, **_ALTERNATING, "query_pre_attn_scalar": 4, **changes}
+    )
+
+
+def olmo2(**changes) -> transformers.Olmo2Config:
+    return transformers.Olmo2Config(**{**_LLAMA_LIKE, **changes})
+
+
 CAUSAL = {
     "gpt2": gpt2,
     "llama": llama,
@@ -82,8 +96,10 @@ CAUSAL = {
     "gemma2": gemma2,
     "gpt_oss": gpt_oss,
 }
+# What is trained through model=huggingface beside those.
+DECODERS = {**CAUSAL, "mistral": mistral, "gemma3": gemma3, "olmo2": olmo2}
 BIDIRECTIONAL = {"bert": bert, "modernbert": modernbert}
-KINDS = {**CAUSAL, **BIDIRECTIONAL}
+KINDS = {**DECODERS, **BIDIRECTIONAL}
 
 
 def build(
@@ -91,7 +107,7 @@ def build(
 ) -> transformers.PreTrainedModel:
     """The same model each time but for its attention; parameters with ordinary values, so that attention matters."""
     torch.manual_seed(0)
-    auto = transformers.AutoModelForCausalLM if kind in CAUSAL else transformers.AutoModelForMaskedLM
+    auto = transformers.AutoModelForCausalLM if kind in DECODERS else transformers.AutoModelForMaskedLM
     model = auto.from_config(KINDS[kind](**changes), attn_implementation=implementation).to(torch.float64)
     for parameter in model.parameters():
         parameter.data = 0.3 * torch.randn_like(parameter) + (1.0 if parameter.dim() == 1 else 0.0)

@@ -371,3 +371,12 @@ def test_a_mask_that_reaches_a_layer_in_two_dimensions_is_refused_readably():
 def test_position_ids_of_another_form_are_refused_readably():
     with pytest.raises(UserError, match=r"position_ids .* \(3,\)"):
         document_lengths(torch.arange(3))
+
+
+def test_packed_documents_are_found_in_inference_mode_too() -> None:
+    ours, eager = pair("llama")
+    ids, documents = tokens(1, 9), positions([4, 5])
+    with torch.inference_mode():
+        packed = ours(ids, position_ids=documents.clone(), use_cache=False).logits
+        alone = torch.cat([eager(part).logits for part in ids.split([4, 5], 1)], 1)
+    torch.testing.assert_close(packed, alone, rtol=0, atol=1e-5)

@@ -56,6 +56,27 @@ def test_where_no_label_counts_the_loss_and_its_gradients_are_zero():
     assert not any(gradient.any() for gradient in torch.autograd.grad(loss, (hidden, weight)))
 
 
+@pytest.mark.parametrize("chunk", [None, 4])
+def test_a_softcap_bounds_the_logits_as_gemma_2_has_it(chunk):
+    hidden, weight, labels = inputs()
+    logits = 2 * torch.tanh(F.linear(hidden, weight) / 2)
+    theirs = F.cross_entropy(logits, labels)
+    ours = linear_cross_entropy(hidden, weight, labels, chunk=chunk, softcap=2.0)
+    torch.testing.assert_close(ours, theirs)
+    wanted = torch.autograd.grad(theirs, (hidden, weight))
+    torch.testing.assert_close(torch.autograd.grad(ours, (hidden, weight)), wanted)
+
+
+def test_a_weight_that_is_frozen_costs_no_gradient():
+    hidden, weight, labels = inputs()
+    expected_gradient = torch.autograd.grad(linear_cross_entropy(hidden, weight, labels), hidden)
+    loss = linear_cross_entropy(hidden, weight.detach(), labels)
+    torch.testing.assert_close(torch.autograd.grad(loss, hidden), expected_gradient)
+    _, _, dweight = LINEAR_CROSS_ENTROPY(hidden.detach(), weight.detach(), labels, 20, -100, 8, True, 0.0, True)
+    assert dweight.numel() == 0
+    torch.library.opcheck(LINEAR_CROSS_ENTROPY, (hidden, weight.detach(), labels, 17, -100, 8, True, 3.0, True))
+
+
 @pytest.mark.parametrize("label", [17, 20, -3])
 def test_a_label_that_is_no_token_gives_an_infinite_loss(label):
     hidden, weight, labels = inputs()

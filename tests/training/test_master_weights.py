@@ -122,3 +122,24 @@ def test_mistakes_are_named():
         muon(tiny_gpt2(), momentum=1.0)
     with pytest.raises(UserError, match="no linear layers inside"):
         muon(torch.nn.Embedding(5, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_states_in_host_memory_change_nothing(dtype):
+    models = [tiny_gpt2().to(dtype) for _ in range(3)]
+    plain, host, again = models
+    first = adamw(plain, lr=1e-2)
+    optimizers = [MasterWeights(first) if dtype == torch.bfloat16 else first]
+    optimizers += [MasterWeights(adamw(model, lr=1e-2), host=True) for model in (host, again)]
+    for model, optimizer in zip(models[:2], optimizers[:2], strict=True):
+        steps(model, optimizer)
+    saved = copy.deepcopy(optimizers[1].state_dict())
+    again.load_state_dict(host.state_dict())
+    optimizers[2].load_state_dict(saved)
+    assert not optimizers[2].state  # nothing for Lightning to move to the parameters' device
+    for model, optimizer in zip(models, optimizers, strict=True):
+        steps(model, optimizer, start=5)
+        assert all(
+            torch.equal(ours, theirs) for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True)
+        )
+    assert {master.device.type for _, master in optimizers[1].pairs} == {"cpu"}

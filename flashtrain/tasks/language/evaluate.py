@@ -59,7 +59,8 @@ def _export(trained: TrainedModel) -> dict[str, Any]:
     shape = trained.model.shape
     context = shape.context if shape is not None and shape.positions == "learned" else None
     with new_folder(trained.folder, "export") as folder:
-        how = save_decoder(trained.model, folder, end_of_text=known_end(trained.tokenizer))
+        how = trained.model.save(folder)
+        how = how or save_decoder(trained.model, folder, end_of_text=known_end(trained.tokenizer))
         tokenizer = save_tokenizer(trained.tokenizer, folder, context=context)
     say(f"exported step {trained.step} to {folder} ({how}; {tokenizer})")
     return {"folder": folder}

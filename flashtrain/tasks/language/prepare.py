@@ -20,6 +20,7 @@ from flashtrain.folders.run_folder import SAMPLE, TOKENIZER
 from flashtrain.models.gpt2 import FAMILIES, GPT2
 from flashtrain.models.trainable import Trainable
 from flashtrain.models.trained_decoders import MaskMaker, generate
+from flashtrain.registry import component
 from flashtrain.settings.groups import GenerateSettings
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Prepared
@@ -98,6 +99,7 @@ def prepare(settings: Settings, hardware: Hardware) -> Prepared:
     data.setup()
     model = build_model(vocab_size=data.tokenizer.vocab_size, attention=hardware.attention)
     check_model(settings, model)
+    model.keep_in(hardware.precision)
     batching = choose_batching(settings, hardware, model)
     data.batch_size, data.accumulate = batching.micro_batch, batching.accumulate
     model.save_memory(batching.savings)
@@ -142,19 +144,27 @@ def model_builder(settings: Settings) -> Callable[..., Trainable]:
     if settings.weights is not None:
         start = weights_at_context(settings)
         check_shape(settings, start[0])
-        if settings.data.tokenizer != "bpe":  # whose tokens are known once the text is read
+        if settings.data.tokenizer not in ("bpe", "huggingface"):  # whose tokens are known later
             check_tokens(settings, start[0], vocabulary_of(settings.data))
         return partial(model_of_weights, settings, start)
     if settings.model.interpolate_positions:
         raise UserError("model.interpolate_positions=true stretches trained positions: it needs weights=...")
     if settings.model.name in FAMILIES:  # whatever the text's tokens are
         decoder_config(settings.model.name, settings.model, vocab_size=1, context=settings.context)
+    check = getattr(component("model", settings.model.name), "check", None)
+    if check is not None:  # of a model that has its own weights
+        spec = make_tokenizer_spec(settings)
+        trained_on_text = settings.data.tokenizer == "bpe"
+        known = (
+            spec.vocab_size if isinstance(spec, Tokenizer) else 0 if trained_on_text else vocabulary_of(settings.data)
+        )
+        check(settings.model, vocab_size=known, context=settings.context)
     return partial(make_model, settings)
 
 
 def describe_model(model: Trainable, settings: Settings, *, vocab_size: int) -> dict[str, Any]:
     """What a checkpoint says of its model, in plain values: enough to rebuild it and to notice another one."""
-    config = getattr(model, "config", None)
+    config = model.shape or getattr(model, "config", None)
     shape = asdict(config) if is_dataclass(config) and not isinstance(config, type) else {}
     return {"name": settings.model.name, "size": settings.model.size, "vocab_size": vocab_size, "shape": shape}
 
@@ -197,8 +207,7 @@ def describe_mask(settings: Settings) -> list[str]:
 def _say_sample(
     settings: Settings, hardware: Hardware, model: Trainable, data: TextDataModule, folder: Path, *, first: bool
 ) -> None:
-    """Print, on the first rank, what the trained model writes, and keep it; every rank calls it, since shards are
-    gathered.
+    """Print, on the first rank, what the trained model writes, and keep it; every rank calls it.
 
     Whatever goes wrong in it is said in a line: the training is finished.
     """
@@ -219,20 +228,15 @@ def _say_sample(
 def _sample(
     settings: Settings, hardware: Hardware, model: Trainable, data: TextDataModule, *, first: bool
 ) -> str | None:
-    """What the trained model writes; None on the other ranks."""
-    if settings.shards_weights:
-        from flashtrain.distributed.sharding import full_state_dict
-
-        weights = full_state_dict(model)
-        if first:
-            model = model.untrained()
-            model.load_state_dict(weights, assign=True)
-    if not first:
+    """What the trained model writes; None on the other ranks, which write it too where weights are sharded: they are
+    gathered a block at a time, and no rank has to hold them all."""
+    if not first and not settings.shards_weights:
         return None
     prompt = settings.prompt or settings.data.first_words
     model.to(hardware.kind)  # Lightning leaves the weights in main memory when a fit ends
     mask = make_mask(settings)
-    return continue_text(model, data.tokenizer, prompt, settings.generate, seed=settings.seed, mask=mask)
+    text = continue_text(model, data.tokenizer, prompt, settings.generate, seed=settings.seed, mask=mask)
+    return text if first else None
 
 
 def _found(
@@ -271,6 +275,7 @@ def plan_language(settings: Settings, hardware: Hardware) -> str:
     with torch.device("meta"):
         model = build_model(attention=hardware.attention)
     check_model(settings, model)
+    model.keep_in(hardware.precision)
     batching = choose_batching(settings, hardware, model)
     tokens = settings.trainer.steps * settings.trainer.tokens_per_step
     flops = tokens * model.flops_per_token(attended_context(settings))

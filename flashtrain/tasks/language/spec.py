@@ -118,13 +118,18 @@ class LanguageTask(Task):
         if "trainer.tokens_per_step" not in given:
             # The demo's step is for its own context: of another one it is whole samples too.
             demo.trainer.tokens_per_step = demo.context * max(1, -(-demo.trainer.tokens_per_step // demo.context))
+        if not {"model.path", "model.config"}.isdisjoint(given):  # the user's model in place of the demo's
+            demo.model.options = {k: v for k, v in demo.model.options.items() if f"model.options.{k}" in given}
+            demo.model.config = demo.model.config if "model.config" in given else None
+            if "model.path" in given and "data.tokenizer" not in given:
+                demo.data.tokenizer = "huggingface"
 
     def demo_line(self, full: Settings, demo: Settings, where: str) -> str:
         tokens = "the file's own tokens" if demo.data.source == "tokens" else f"{demo.data.tokenizer} as tokens"
         trained = f"{tokens}, {contexts_words(demo)}"
         return (
             f"training the recipe's small demo model instead ({trained}). For the recipe in full "
-            f"({full.model.name}-{full.model.size}, {contexts_words(full)}), {where}"
+            f"({full.model.label}, {contexts_words(full)}), {where}"
         )
 
 
@@ -132,11 +137,26 @@ def _masked_by(name: str) -> Condition:
     return lambda settings: settings.mask.name == name
 
 
+def _transformers(settings: Settings) -> bool:
+    return settings.model.name == "huggingface"
+
+
 RULES = (
     Rule("mask", either(does(TRAIN, CHECKPOINT, task="mask"), measures("mask")), "language models"),
     Rule("mask.window", _masked_by("window"), "mask=window"),
     Rule("mask.chunk", _masked_by("chunked"), "mask=chunked"),
     Rule("mask.prefix", _masked_by("prefix"), "mask=prefix"),
+    Rule("model.path model.config model.adapter", _transformers, "model=huggingface (recipe=hf)"),
+    Rule(
+        "model.adapter_rank model.adapter_alpha model.adapter_targets model.adapter_dropout",
+        lambda settings: settings.model.adapter is not None,
+        "model.adapter=lora",
+    ),
+    Rule(
+        "model.size model.positions model.dropout model.vocab_rows model.interpolate_positions",
+        lambda settings: not _transformers(settings),
+        "flashtrain's own decoders; a transformers model is as its configuration says (model.options)",
+    ),
     Rule(
         "model",
         either(does(TRAIN, CHECKPOINT, task="model"), measures("model")),

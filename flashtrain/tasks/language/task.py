@@ -59,6 +59,7 @@ class LanguageModel(TrainingTask):
             description=description,
         )
         self.model: Trainable = model
+        self.strict_loading = not model.keeps_part
         self.document_mask = document_mask
         self.mask = mask
         if mask is not None:  # of those that have one alone: Lightning warns of this hook beside any data module
@@ -82,6 +83,8 @@ class LanguageModel(TrainingTask):
             shard(self.model, self.device_mesh, precision=str(self.trainer.precision))
             self._shard_mesh_seen = True
             self._loss = self.model.loss  # the one that gathers the weights first
+        if self._trainer is not None:
+            self.model.materialise(self.trainer.strategy.root_device)
         shares = self._trainer is not None and getattr(self.trainer.strategy, "shares_sequences", False)
         apart = self._compile and (self.model.recomputes_blocks or shares)
         if apart and self.model.compile_blocks(dynamic=False, fullgraph=not shares):

@@ -25,6 +25,7 @@ from flashtrain.integrations.weight_files import (
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.models.trainable import Trainable
 from flashtrain.models.trained_decoders import with_context
+from flashtrain.registry import component
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.components import make_model
 from flashtrain.training.checkpoints import read_checkpoint, weights_in
@@ -191,10 +192,13 @@ def load_trained(given: str, *, attention: str, settings: Settings | None = None
         residual = (settings or read_settings(folder)).model.residual
         model: Trainable = GPT2(config, attention=attention, residual=residual)
     else:
-        vocab_size = _vocab_size(description, state, path)
-        model = make_model(read_settings(folder), vocab_size=vocab_size, attention=attention)
+        own = read_settings(folder)
+        # A model with a configuration of its own is no larger than that says.
+        sized = hasattr(component("model", own.model.name), "check")
+        vocab_size = load_tokenizer(folder / TOKENIZER).vocab_size if sized else _vocab_size(description, state, path)
+        model = make_model(own, vocab_size=vocab_size, attention=attention)
     try:
-        model.load_state_dict(state)
+        model.fill(state)
     except RuntimeError as error:
         raise UserError(f"{path} does not fit its model: {str(error).splitlines()[0]}") from error
     tokenizer = load_tokenizer(folder / TOKENIZER)

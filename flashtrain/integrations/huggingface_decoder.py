@@ -1,0 +1,283 @@
+"""Any decoder of transformers whose attention asks transformers' interface, trained like one of ours.
+
+    model = huggingface_decoder("Qwen3-0.6B")             # a folder, or a name of the hub; no weights are read yet
+    model.materialise(torch.device("cuda"))               # now they are; sharded before this, each rank reads its part
+    loss = model.loss(tokens, labels, positions=positions)
+
+The model stays the class that transformers has. Around it are ours: attention, the loss in pieces, memory savings.
+
+Shapes: B batch, S sequence, E embedding width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flashtrain.errors import UserError
+from flashtrain.integrations import huggingface_folder as folders
+from flashtrain.integrations.huggingface_layers import Layer, decoder_layers
+from flashtrain.integrations.huggingface_numbers import HuggingFaceShape, flops_per_token, head_of, shape_of
+from flashtrain.models.cache import next_positions, spread_sequence
+from flashtrain.models.memory_savings import MemorySavings
+from flashtrain.models.trainable import Trainable
+from flashtrain_kernels import Mask, linear_cross_entropy
+from flashtrain_kernels.masks import HIGH, LOW
+
+IGNORED = -100
+
+
+class HuggingFaceDecoder(Trainable):
+    """A transformers model for causal language modelling as a Trainable; its weights have transformers' own names.
+
+    module: the model, on the meta device where its weights are yet to be read. origin: the folder, or the hub's name,
+    that has them (None: they are drawn at random, or there). residual: see GPT2; the embeddings are cast.
+    """
+
+    module: Any
+
+    def __init__(self, module: Any, *, origin: str | None = None, residual: str = "weights") -> None:
+        super().__init__()
+        # Its parts are this module's own, so that states have transformers' names, also where FSDP2 looks for them.
+        self.__dict__["_modules"], self.__dict__["module"] = module._modules, module
+        self.origin, self.residual = origin, residual
+        self.blocks = decoder_layers(module)
+        self.layers = [Layer(block) for block in self.blocks]
+        self.head = head_of(module)
+        self.savings = MemorySavings()
+        if residual == "compute":
+            module.get_input_embeddings().register_forward_hook(_in_compute_type)
+        self.register_state_dict_post_hook(_trained_alone)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """What is set here is no part of the model."""
+        object.__setattr__(self, name, value)
+
+    @property
+    def config(self) -> Any:
+        """transformers' configuration, of the text's model where there are several."""
+        return self.module.config.get_text_config()
+
+    @property
+    def adapters(self) -> list[tuple[str, Any]]:
+        """peft's layers by name; none where the model itself is trained."""
+        return [(name, one) for name, one in self.module.named_modules() if hasattr(one, "lora_A")]
+
+    @property
+    def keeps_part(self) -> bool:
+        """Whether checkpoints hold what is trained alone (adapters); the rest is read from where it came from."""
+        return bool(self.adapters)
+
+    @property
+    def shape(self) -> HuggingFaceShape:
+        return shape_of(self.module)
+
+    @property
+    def recomputes_blocks(self) -> bool:
+        """Always: layers are compiled one by one, as what is between them is transformers' own program."""
+        return True
+
+    @property
+    def generates(self) -> bool:
+        return True
+
+    def train(self, mode: bool = True) -> HuggingFaceDecoder:
+        object.__setattr__(self.module, "training", mode)
+        return super().train(mode)
+
+    def save_memory(self, savings: MemorySavings) -> None:
+        """Train with less memory for activations from now on; losses and gradients stay. UserError: ffn_chunk, where
+        the layers' feed-forward is not found."""
+        if savings.ffn_chunk is not None and any(layer.feed_forward is None for layer in self.layers):
+            raise UserError(f"{type(self.module).__name__} has no feed-forward that memory.ffn_chunk could cut up.")
+        self.savings = savings
+        for layer in self.layers:
+            layer.save_memory(savings)
+
+    def compile_blocks(self, **options: Any) -> bool:
+        """Each layer through torch.compile with these options; transformers' own code may break the graph in it."""
+        for layer in self.layers:
+            layer.compute = torch.compile(layer.compute, **{**options, "fullgraph": False})
+        return True
+
+    def keep_in(self, precision: str) -> None:
+        """Read the weights in what they are kept in. What an adapter leaves as it is needs no more than bfloat16 where
+        that is computed in: it is never updated."""
+        trained = {"bf16-true": torch.bfloat16, "16-true": torch.float16, "64-true": torch.float64}.get(precision)
+        frozen = torch.bfloat16 if precision == "bf16-mixed" else trained
+        for one in self.parameters():
+            dtype = trained if one.requires_grad else frozen
+            if dtype is not None and one.is_floating_point():
+                one.data = one.data.to(dtype)
+
+    def materialise(self, device: torch.device) -> None:
+        """Give a model on the meta device its weights: from where it came, or at random. UserError: they do not fit."""
+        if not any(one.device.type == "meta" for one in self.parameters()):
+            return
+        with self._without_adapters():
+            if self.origin is None:
+                folders.random_weights(self.module, self.blocks, device)
+            else:
+                folders.read_weights(self.module, folders.folder_of(self.origin, "*.safetensors*"), device)
+        for _, layer in self.adapters:
+            with folders.whole(layer, device):
+                for name in layer.lora_A:
+                    layer.reset_lora_parameters(name, True)
+
+    @contextmanager
+    def _without_adapters(self) -> Iterator[None]:
+        """The model as transformers knows it, each adapted layer's own in its place."""
+        adapted = self.adapters
+        for name, layer in adapted:
+            self.module.set_submodule(name, layer.get_base_layer())
+        try:
+            yield
+        finally:
+            for name, layer in adapted:
+                self.module.set_submodule(name, layer)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        positions: Tensor | None = None,
+        cache: Any = None,
+        last_only: bool = False,
+    ) -> Tensor:
+        """Logits (B, S, V) for the token after each of tokens (B, S); cache and last_only as GPT2's."""
+        held = None if cache is None else cache.held
+        options: dict[str, Any] = {} if positions is None else {"position_ids": positions}
+        found = self.module(
+            input_ids=tokens, past_key_values=held, use_cache=held is not None, logits_to_keep=int(last_only), **options
+        )
+        return found.logits
+
+    def hidden(self, tokens: Tensor, *, positions: Tensor | None = None) -> Tensor:
+        """The states (B, S, E) that lm_head reads, of packed documents where positions (B, S) begin anew."""
+        if positions is None:
+            positions = next_positions(tokens.shape[1], None, tokens.device).expand(tokens.shape[0], -1)
+        return self.module.base_model(input_ids=tokens, position_ids=positions, use_cache=False).last_hidden_state
+
+    def loss(
+        self, tokens: Tensor, labels: Tensor, *, positions: Tensor | None = None, mask: Mask | None = None
+    ) -> Tensor:
+        """As Trainable.loss, and transformers' own of shifted labels. mask: that of the documents that the positions
+        tell of, which transformers finds in them. UserError: any other."""
+        if mask is not None:
+            _check_mask(mask, positions)
+        if self.head is None:  # not known: whole logits, by the model's own head
+            if positions is None:
+                positions = next_positions(tokens.shape[1], None, tokens.device).expand(tokens.shape[0], -1)
+            logits = self.module(input_ids=tokens, position_ids=positions, use_cache=False).logits
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            total = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+            return total / (labels != IGNORED).sum().clamp(min=1)
+        hidden = self.hidden(tokens, positions=positions)
+        return linear_cross_entropy(
+            hidden if self.head.scale == 1 else hidden * self.head.scale,
+            self.module.get_output_embeddings().weight,
+            labels,
+            ignore_index=IGNORED,
+            chunk=self.savings.loss_chunk,
+            softcap=self.head.softcap,
+        )
+
+    def new_cache(self, tokens: int | None = None) -> Any:
+        return Cache(self.module.config)
+
+    def parameter_count(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def flops_per_token(self, context: int | None = None) -> float:
+        return flops_per_token(self.module, self.shape.context if context is None else context)
+
+    def save(self, folder: Path) -> str:
+        """Write the model as from_pretrained reads it, adapters added into the weights; returns how, in words."""
+        adapted = self.adapters
+        for _, layer in adapted:
+            layer.merge()
+        origin = None if self.origin is None else folders.folder_of(self.origin)
+        with self._without_adapters():
+            self.module._hf_peft_config_loaded = False
+            folders.save_folder(self.module, folder, origin)
+        for _, layer in adapted:
+            layer.unmerge()
+        read = "transformers.AutoModelForCausalLM.from_pretrained reads it"
+        if not adapted:
+            return read
+        self.save_adapters(folder / "adapter")
+        return f"adapters merged: {read}; adapter/: the adapters alone, peft.PeftModel.from_pretrained reads them"
+
+    def save_adapters(self, folder: Path) -> None:
+        """Write the adapters alone, as peft reads them: PeftModel.from_pretrained(model, folder)."""
+        self.module._hf_peft_config_loaded = True
+        self.module.save_pretrained(folder)
+
+    def fill(self, weights: Mapping[str, Tensor]) -> None:
+        """Take these weights, as a checkpoint has them, on the CPU; what it leaves out is read from the origin."""
+        cpu = torch.device("cpu")
+        if self.keeps_part:
+            self.materialise(cpu)
+            missing = {name for name, one in self.named_parameters() if one.requires_grad} - weights.keys()
+            found = self.load_state_dict(weights, strict=False)
+            if missing or found.unexpected_keys:
+                odd = sorted([*missing, *found.unexpected_keys])[0]
+                raise UserError(f"the checkpoint's adapters are of another form than these: '{odd}' differs.")
+            return
+        self.load_state_dict(weights, assign=True)
+        self.module.tie_weights(recompute_mapping=False)
+        folders.fill_buffers(self.module, cpu)
+
+
+class Cache:
+    """transformers' cache of keys and values, as our generate asks for it."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        self.clear()
+
+    @property
+    def length(self) -> int:
+        """Tokens held."""
+        return self.held.get_seq_length()
+
+    def clear(self) -> None:
+        """Forgets every token."""
+        from transformers import DynamicCache
+
+        self.held = DynamicCache(config=self.config)
+
+
+def _trained_alone(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    """Leave out of a state what an adapter leaves as it is."""
+    if isinstance(module, HuggingFaceDecoder) and module.keeps_part:
+        trained = {prefix + name for name, one in module.named_parameters() if one.requires_grad}
+        for name in [name for name in state if name.startswith(prefix) and name not in trained]:
+            del state[name]
+
+
+def _in_compute_type(module: nn.Module, given: Any, embedded: Tensor) -> Tensor:
+    device = embedded.device.type
+    return embedded.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else embedded
+
+
+def _check_mask(mask: Mask, positions: Tensor | None) -> None:
+    """UserError unless the mask is the causal one of the documents in which these positions begin anew."""
+    if spread_sequence() is not None and positions is not None:
+        return  # the mask is of all tokens, and the positions are those of this device's
+    fits = positions is not None and mask.keys is None and mask.queries.shape[-2:] == positions.shape
+    if fits and positions is not None:
+        index = torch.arange(positions.shape[1], device=positions.device)
+        low, high = mask.queries[LOW], mask.queries[HIGH]
+        fits = bool(((low == index - positions) & (high == index + 1)).all())
+    if not fits:
+        raise UserError(
+            "a transformers model takes the mask of packed documents, as their positions tell of them, and no other: "
+            "give positions that begin anew at each document, and masks.document(..., causal=True) or no mask."
+        )

@@ -1,0 +1,269 @@
+"""A transformers model's folder or hub name: its configuration read, its weights into a model that has none, out again.
+
+A model is built on the meta device, divided among devices or not, and then filled: each rank reads, tensor by tensor,
+what it keeps (transformers' own reading of converted names, and of shards of a DTensor, does it). Random weights are
+drawn a layer at a time, the same whatever the number of ranks. No code of a folder is run, and no pickle is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from flashtrain.data.tokenizers import Tokenizer, huggingface_tokenizer
+from flashtrain.errors import UserError, unknown
+from flashtrain.files import foreign_files
+from flashtrain.integrations.weight_files import CONFIG, INDEX, LARGEST, files_of_weights, shown
+
+DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model")  # all of a repository but its weights
+MOST_LAYERS = 1024  # of a configuration without weights beside it, which bear it out
+OTHER_MIXERS = r"Mamba|SSM|DeltaNet|ShortConv|Rwkv|Recurrent|Linear\w*Attention|LightningAttention"
+PATIENCE = 3  # seconds that the hub has for an answer
+
+
+def folder_of(path: str, *weights: str) -> Path:
+    """The local folder of a model: `path` itself, or, for a name of the hub, its files as they were downloaded.
+
+    weights: patterns of further files to have, such as "*.safetensors". UserError: neither; the hub's refusal.
+    """
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path):
+        raise UserError(f"model.path={path}: no such folder. Possible: a folder with {CONFIG}, or a name of the hub.")
+    from huggingface_hub import errors, snapshot_download
+
+    try:
+        return Path(snapshot_download(path, allow_patterns=[*DESCRIPTIONS, *weights], etag_timeout=PATIENCE))
+    except errors.GatedRepoError as error:
+        raise UserError(
+            f"model.path={path} is gated: accept its terms on huggingface.co/{path}, then log in (hf auth login)."
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise UserError(f"model.path={path}: no such folder, and the hub has no model of that name.") from error
+    except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError, ValueError) as error:
+        raise UserError(
+            f"model.path={path}: no such folder, and the hub does not answer, nor is the model in its cache: give a "
+            "folder, or download it where there is a network (hf download)."
+        ) from error
+
+
+def tokenizer_of(path: str | None) -> Tokenizer:
+    """The tokenizer beside a model. UserError: none is there."""
+    if path is None:
+        raise UserError("data.tokenizer=huggingface is the one in the folder of model.path=..., which is not given.")
+    folder = folder_of(path)
+    return huggingface_tokenizer(folder if folder.is_dir() else folder.parent)
+
+
+def read_config(path: str, changes: Mapping[str, Any], setting: str = "model.path") -> Any:
+    """The transformers configuration in a folder or a config.json, or that of a model type by itself ("llama").
+
+    changes: entries in place of the file's. UserError: no configuration; one of a model that is no decoder, runs code
+    of its own, or has sizes that cannot be.
+    """
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as DECODERS
+
+    where = Path(path).expanduser()
+    if where.is_dir():
+        where = where / CONFIG
+    if where.suffix == ".json" or where.exists():
+        content = foreign_files.read_json_object(where)
+    else:
+        content = {"model_type": path}
+    kind = content.get("model_type")
+    if not isinstance(kind, str) or kind not in DECODERS:
+        if "auto_map" in content:
+            raise UserError(f"{setting}={path}: its model is code of its own, which is not run. {_possible(DECODERS)}")
+        if isinstance(kind, str):
+            raise unknown("kind of decoder in transformers", kind[:80], DECODERS, listed=["llama", "qwen3", "..."])
+        raise UserError(f"{setting}={path}: {CONFIG} names no model_type. {_possible(DECODERS)}")
+    content = {**content, **changes}
+    if content.get("quantization_config") is not None:
+        raise UserError(
+            f"{setting}={path} holds quantised weights, which cannot be trained. Possible: the same model in bfloat16."
+        )
+    for name, value in content.items():
+        if type(value) is int and abs(value) > LARGEST:
+            raise UserError(f"{setting}={path}: {name} in {CONFIG} is {shown(value)}. Possible: up to {LARGEST:,}.")
+    content.pop("auto_map", None)
+    rest = {name: value for name, value in content.items() if name != "model_type"}
+    try:
+        config = AutoConfig.for_model(kind, **rest)
+        layers, width = config.get_text_config().num_hidden_layers, config.get_text_config().hidden_size
+    except Exception as error:  # whatever a configuration class says of values that it does not take
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{setting}={path}: {CONFIG} describes no {kind} ({reason}).") from error
+    if type(layers) is not int or not 1 <= layers <= MOST_LAYERS or type(width) is not int or width < 1:
+        raise UserError(f"{setting}={path}: {shown(layers)} layers of width {shown(width)}. Possible: 1 or more.")
+    return config
+
+
+def _possible(decoders: Iterable[str]) -> str:
+    return f"Possible: one of transformers' {len(list(decoders))} kinds of decoders, such as llama, qwen3 or gpt_oss."
+
+
+def check_weights(folder: Path) -> None:
+    """UserError, before anything is read, where a local folder has no safetensors, or one that is cut off."""
+    with opened_weights(folder):
+        pass
+
+
+@contextmanager
+def opened_weights(folder: Path) -> Iterator[dict[str, Any]]:
+    """The tensors of a folder's safetensors by name, none of them read yet. UserError: no such files, damaged ones."""
+    with ExitStack() as stack:
+        found: dict[str, Any] = {}
+        for file in files_of_weights(folder):
+            try:
+                opened = stack.enter_context(safe_open(file, "pt"))
+            except (OSError, SafetensorError) as error:
+                raise UserError(f"{file} cannot be read as safetensors: {' '.join(str(error).split())}.") from error
+            found.update({name: opened.get_slice(name) for name in opened.keys()})  # noqa: SIM118 - no dictionary
+        yield found
+
+
+def read_weights(model: Any, folder: Path, device: torch.device) -> None:
+    """Give a transformers model on the meta device a folder's weights, in the model's dtypes: of a parameter that is
+    divided among devices, this device's part alone. UserError: weights that are not this model's."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import convert_and_load_state_dict_in_model
+    from transformers.modeling_utils import LoadStateDictConfig
+    from transformers.utils import logging
+
+    trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    conversions: Any = get_model_conversion_mapping(model)
+    options = LoadStateDictConfig(device_map={"": device}, weight_mapping=conversions)
+    bar = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        with opened_weights(folder) as tensors:
+            told, _ = convert_and_load_state_dict_in_model(model, tensors, options)
+    finally:
+        if bar:
+            logging.enable_progress_bar()
+    optional = [*(model._keys_to_ignore_on_load_missing or ()), *map(re.escape, model.all_tied_weights_keys)]
+    missing = sorted(name for name in told.missing_keys if not any(re.search(one, name) for one in optional))
+    odd = sorted(name for name, *_ in told.mismatched_keys)
+    for names, what in (
+        (sorted(told.conversion_errors), "cannot be converted"),
+        (missing, "is missing"),
+        (odd, f"has another shape than {CONFIG} says"),
+    ):
+        if names:
+            more = f", and so of {len(names) - 1} others" if len(names) > 1 else ""
+            raise UserError(f"the weights in {folder} are of another model: '{names[0]}' {what}{more}.")
+    model.tie_weights(missing_keys=told.missing_keys, recompute_mapping=False)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(trained.get(name, True))
+    fill_buffers(model, device)
+
+
+@torch.no_grad()
+def fill_buffers(model: Any, device: torch.device) -> None:
+    """Give the model the buffers that stand in no file (rotary angles and the like), as transformers computes them."""
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_meta:
+                module._buffers[name] = torch.empty_like(buffer, device=device)
+    marked = [one for one in model.parameters() if not getattr(one, "_is_hf_initialized", False)]
+    for parameter in marked:
+        parameter._is_hf_initialized = True
+    model.initialize_weights()  # passes over every parameter that is marked
+
+
+@torch.no_grad()
+def random_weights(model: Any, layers: Iterable[nn.Module], device: torch.device) -> None:
+    """Give a transformers model on the meta device the random weights of its class, a layer at a time: the same for
+    the same seed, whatever number of devices they are divided among."""
+    done: set[int] = set()
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_meta:
+                module._buffers[name] = torch.empty_like(buffer, device=device)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(torch.initial_seed())
+        for unit in (*layers, model):
+            with whole(unit, device):
+                for module in reversed(list(unit.modules())):  # children before their parents, as transformers does
+                    if id(module) not in done:
+                        model._init_weights(module)
+                        done.add(id(module))
+
+
+@contextmanager
+def whole(unit: nn.Module, device: torch.device) -> Iterator[None]:
+    """The parameters of `unit` that have no memory yet, whole, on the device; at the end each as it was before, but
+    with the values that it was given: of a divided one, this device's part."""
+    slots = [
+        (one, name, old)
+        for one in unit.modules()
+        for name, old in one._parameters.items()
+        if old is not None and old.device.type == "meta"
+    ]
+    given = {id(old): torch.empty(old.shape, dtype=old.dtype, device=device) for _, _, old in slots}
+    for module, name, old in slots:
+        module._parameters[name] = nn.Parameter(given[id(old)], requires_grad=old.requires_grad)
+    yield
+    placed: dict[int, nn.Parameter] = {}
+    for module, name, old in slots:
+        if id(old) not in placed:
+            value = _part(given.pop(id(old)), old)
+            placed[id(old)] = nn.Parameter(value, requires_grad=old.requires_grad)
+        module._parameters[name] = placed[id(old)]
+
+
+def _part(value: Tensor, like: Tensor) -> Tensor:
+    """The value, divided as `like` is."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if not isinstance(like, DTensor):
+        return value
+    # src_data_rank=None: every rank has the whole value, and nothing is sent.
+    divided = distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
+    return DTensor.from_local(
+        divided.to_local().clone(), like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
+    )
+
+
+def check_architecture(model: Any, layers: Iterable[nn.Module], path: str) -> None:
+    """UserError where a layer mixes tokens by something else than attention that asks transformers' interface."""
+    from flashtrain.integrations.huggingface_rules import own_attention
+
+    kind: Any = type(model)
+    reason = own_attention(kind)
+    if reason is not None:
+        raise UserError(f"{path}: {type(model).__name__} {reason}, so that flashtrain's cannot take its place.")
+    for number, layer in enumerate(layers):
+        names = [type(module).__name__ for module in layer.modules()]
+        other = [type(one).__name__ for one in layer.modules() if isinstance(one, nn.Conv1d)]
+        other += [name for name in names if re.search(OTHER_MIXERS, name)]
+        if other or not any("Attention" in name for name in names):
+            what = other[0] if other else names[0]
+            raise UserError(
+                f"{path}: layer {number} of {type(model).__name__} mixes tokens by {what}, which knows no packed "
+                "documents and no shared sequence. Possible: a model whose every layer is attention."
+            )
+
+
+def save_folder(model: Any, folder: Path, origin: Path | None) -> None:
+    """Write a transformers model as sharded safetensors that from_pretrained loads, with its configuration.
+
+    origin: the folder that it was read from, whose tokenizer, chat template and generation_config.json are kept.
+    """
+    try:
+        model.save_pretrained(folder)
+        beside = [] if origin is None else [file for pattern in DESCRIPTIONS for file in origin.glob(pattern)]
+        for file in beside:
+            if file.name not in (CONFIG, INDEX):
+                (folder / file.name).write_bytes(foreign_files.read_bytes(file, foreign_files.JSON_BYTES))
+    except OSError as error:
+        raise UserError(f"weights cannot be written to {folder}: {error.strerror or error}.") from error

@@ -1,0 +1,157 @@
+"""From a folder, a name of the hub or a configuration to a decoder that can be trained: model=huggingface."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flashtrain.announce import say
+from flashtrain.errors import UserError, unknown
+from flashtrain.integrations import huggingface_folder as folders
+from flashtrain.integrations.huggingface_attention import register_with_transformers
+from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
+from flashtrain.integrations.huggingface_layers import decoder_layers
+from flashtrain.integrations.weight_files import CONFIG
+from flashtrain.models.positions import rotary_base_for
+
+ATTENTIONS = {"flash": None, "sdpa": "sdpa", "standard": "eager"}  # transformers' own names; None is ours
+ADAPTERS = ("lora",)
+
+
+def huggingface_decoder(
+    path: str | None = None,
+    *,
+    config: str | None = None,
+    changes: Mapping[str, Any] | None = None,
+    attention: str = "flash",
+    context: int | None = None,
+    residual: str = "weights",
+    rope_base: float | None = None,
+    rope_factor: float | None = None,
+    lora: Mapping[str, Any] | None = None,
+) -> HuggingFaceDecoder:
+    """The model in a folder or of the hub, or one of a configuration with weights yet to be drawn; no weights are read.
+
+    path: a folder, or a hub's name. config: in its place, a config.json, its folder, or a model type ("llama").
+    changes: entries of the configuration, or experts_implementation. context: tokens of a sequence (None: any).
+    rope_base, rope_factor: of rotary positions, as in GPT2Config. lora: peft's LoraConfig, to train adapters alone.
+    UserError: no such model, or one that cannot be trained so.
+    """
+    import transformers
+
+    if attention not in ATTENTIONS:
+        raise unknown("attention", attention, ATTENTIONS)
+    folder = None if path is None else folders.folder_of(path)
+    given, setting = (str(folder), "model.path") if folder is not None else (str(config), "model.config")
+    changes = dict(changes or {})
+    own = {name: changes.pop(name) for name in ("experts_implementation",) if name in changes}
+    described = folders.read_config(given, changes, setting)
+    if folder is not None and Path(str(path)).expanduser().is_dir():
+        folders.check_weights(folder)
+    if described.get_text_config() is not described:
+        raise UserError(
+            f"{given} is a {described.model_type}, of more than text. Possible: its text model by itself, with a "
+            f"{CONFIG} of model_type {described.get_text_config().model_type}."
+        )
+    _stretch(described.get_text_config(), context, rope_base, rope_factor, given)
+    name = register_with_transformers()
+    if ATTENTIONS[attention] and (attention != "sdpa" or torch.cuda.is_available()):  # on a CPU ours computes by SDPA
+        name = str(ATTENTIONS[attention])
+    try:
+        with torch.device("meta"):
+            module = transformers.AutoModelForCausalLM.from_config(
+                described, attn_implementation=name, dtype=torch.float32, **own
+            )
+    except UserError:
+        raise
+    except (ValueError, TypeError, RuntimeError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{given}: transformers cannot build its model ({reason}).") from error
+    folders.check_architecture(module, decoder_layers(module), given)
+    if lora is not None:
+        _add_adapters(module, lora, str(path or config))
+    return HuggingFaceDecoder(module, origin=path, residual=residual)
+
+
+def _add_adapters(module: Any, lora: Mapping[str, Any], name: str) -> None:
+    try:
+        from peft import LoraConfig
+    except ImportError as error:
+        raise UserError("model.adapter=lora needs the package peft: pip install 'flashtrain[hub]'.") from error
+    module.name_or_path = name  # what the adapters say that they are for
+    try:
+        module.add_adapter(LoraConfig(task_type="CAUSAL_LM", **lora))
+    except ValueError as error:
+        raise UserError(f"model.adapter_targets: {' '.join(str(error).split())[:200]}") from error
+
+
+def _stretch(config: Any, context: int | None, base: float | None, factor: float | None, where: str) -> None:
+    """Make the configuration's positions serve `context` tokens. UserError: learned ones are too few."""
+    trained = getattr(config, "max_position_embeddings", None)
+    rotary = getattr(config, "rope_parameters", None)
+    if rotary is None:
+        for name, value in (("rope_base", base), ("rope_factor", factor)):
+            if value is not None:
+                raise UserError(f"model.{name}={value:g} is for rotary positions, and {where} has none.")
+        if context is not None and trained is not None and context > trained:
+            raise UserError(f"context={context} is longer than the {trained} learned positions of {where}.")
+        return
+    if base is not None or factor is not None:
+        each = list(rotary.values()) if all(isinstance(one, dict) for one in rotary.values()) else [rotary]
+        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        for one in each:
+            one["rope_theta"] = rotary_base_for(base or one["rope_theta"], factor or 1.0, head)
+    if context is None or trained is None or context <= trained:
+        return
+    if base is None and factor is None and rotary.get("rope_type", "default") == "default":
+        say(
+            f"context={context} is {context / trained:g} times the {trained} that {where} was trained with; "
+            f"model.rope_factor={context / trained:g} would slow its rotary angles for it."
+        )
+    config.max_position_embeddings = context
+
+
+def build(settings: Any, *, vocab_size: int, context: int, attention: str) -> HuggingFaceDecoder:
+    """model=huggingface. vocab_size: of the text's tokenizer, which may make no more tokens than the model knows."""
+    if settings.path is None and settings.config is None:
+        raise UserError("model=huggingface needs model.path=..., a transformers folder or a name of the hub.")
+    lora = None
+    if settings.adapter is not None:
+        if settings.adapter not in ADAPTERS:
+            raise unknown("adapter", settings.adapter, ADAPTERS)
+        targets = settings.adapter_targets.split(",")
+        lora = {
+            "r": settings.adapter_rank,
+            "lora_alpha": settings.adapter_alpha or 2 * settings.adapter_rank,
+            "lora_dropout": settings.adapter_dropout,
+            "target_modules": targets[0] if targets == ["all-linear"] else targets,
+        }
+    model = huggingface_decoder(
+        settings.path,
+        config=settings.config,
+        changes=settings.options,
+        attention=attention,
+        context=context,
+        residual=settings.residual,
+        rope_base=settings.rope_base,
+        rope_factor=settings.rope_factor,
+        lora=lora,
+    )
+    known = model.shape.vocab_rows
+    if vocab_size > known:
+        raise UserError(
+            f"the tokenizer makes {vocab_size:,} tokens, and {settings.path or settings.config} knows {known:,}: "
+            "choose the tokenizer that it was trained with (data.tokenizer=huggingface, where that is beside it)."
+        )
+    return model
+
+
+def check(settings: Any, *, vocab_size: int, context: int) -> None:
+    """Raise what build would, before any text is read."""
+    build(settings, vocab_size=vocab_size, context=context, attention="flash")
+
+
+build.check = check  # type: ignore[attr-defined]

@@ -1,0 +1,165 @@
+"""What a transformers model is, in numbers: its sizes, its floating-point operations, what it does to its logits.
+
+All of it is known on the meta device, before any weight is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from flashtrain.integrations.huggingface_layers import decoder_layers
+
+
+@dataclass(frozen=True)
+class HuggingFaceShape:
+    """The numbers of a transformers configuration from which memory and traffic are estimated.
+
+    ffn: the inner width that a token passes, of all experts that it is sent to. activation: "swiglu" where two inner
+    matrices read the input, else "gelu". positions: "rotary" or "learned". frozen: parameters that get no gradient.
+    outside: parameters of no layer.
+    """
+
+    vocab_size: int
+    context: int
+    layers: int
+    embed: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocab_rows: int
+    activation: str
+    positions: str
+    head_dim: int
+    frozen: int
+    outside: int
+
+
+def shape_of(module: Any) -> HuggingFaceShape:
+    """The shape of a transformers decoder, by its configuration and its modules' names."""
+    config, layers = module.config.get_text_config(), decoder_layers(module)
+    heads = config.num_attention_heads
+    experts = getattr(config, "num_experts_per_tok", None)
+    inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * config.hidden_size
+    if experts:
+        inner = experts * (getattr(config, "moe_intermediate_size", None) or inner)
+        inner += getattr(config, "shared_expert_intermediate_size", None) or 0
+    named = [*layers[-1].named_modules(), *layers[-1].named_parameters()]
+    names = {name.rpartition(".")[2] for name, _ in named}
+    inside = sum(one.numel() for layer in layers for one in layer.parameters())
+    return HuggingFaceShape(
+        vocab_size=config.vocab_size,
+        context=getattr(config, "max_position_embeddings", None) or 2**31 - 1,
+        layers=len(layers),
+        embed=config.hidden_size,
+        heads=heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        ffn=inner,
+        vocab_rows=module.get_output_embeddings().weight.shape[0],
+        activation="swiglu" if names & {"gate_proj", "gate_up_proj", "w3"} else "gelu",
+        positions="learned" if learned_positions(module) is not None else "rotary",
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        frozen=sum(one.numel() for one in module.parameters() if not one.requires_grad),
+        outside=sum(one.numel() for one in module.parameters()) - inside,
+    )
+
+
+def learned_positions(module: Any) -> Tensor | None:
+    """The table of a model's learned positions; None where they are computed."""
+    tables = [one.weight for one in module.base_model.children() if isinstance(one, nn.Embedding)]
+    return next((one for one in tables if one is not module.get_input_embeddings().weight), None)
+
+
+def flops_per_token(module: Any, length: int) -> float:
+    """As GPT2.flops_per_token, of the experts that a token is sent to and of the keys that each layer's window lets it
+    see. A frozen matrix has no gradient of its own, so that it costs two thirds."""
+    config = module.config.get_text_config()
+    looked_up = {id(module.get_input_embeddings().weight), id(learned_positions(module))}
+    looked_up -= {id(module.get_output_embeddings().weight)}
+    of_experts = [getattr(config, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts")]
+    experts = next((one for one in of_experts if one), 1)
+    share = (getattr(config, "num_experts_per_tok", None) or experts) / experts
+    flops = 0.0
+    for name, parameter in module.named_parameters():
+        if id(parameter) not in looked_up and parameter.dim() >= 2:
+            each = 6.0 if parameter.requires_grad else 4.0
+            flops += each * parameter.numel() * (share if ".experts." in name else 1.0)
+    shape = shape_of(module)
+    return flops + 12.0 * shape.heads * shape.head_dim * sum(_seen(config, length))
+
+
+def _seen(config: Any, length: int) -> Iterator[float]:
+    """For each layer the keys that a token sees on average in a sequence of `length` tokens."""
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    for kind in kinds:
+        bound = getattr(config, "attention_chunk_size", None) if kind == "chunked_attention" else window
+        if kind == "full_attention" or bound is None or bound >= length:
+            yield length / 2
+        else:
+            yield bound / 2 if kind == "chunked_attention" else bound * (1 - bound / (2 * length))
+
+
+class Head(NamedTuple):
+    """How logits come from lm_head's: softcap * tanh(scale * x / softcap), or scale * x where softcap is 0."""
+
+    scale: float
+    softcap: float
+
+
+@torch.no_grad()
+def head_of(module: Any) -> Head | None:
+    """What a model does with lm_head's logits, found by asking it about a few numbers; None where it is something else.
+
+    The model's own forward runs, with its body replaced by given states and its lm_head by nothing.
+    """
+    head, config = module.get_output_embeddings(), module.config.get_text_config()
+    if not isinstance(head, nn.Linear) or head.bias is not None:
+        return None
+    probe = torch.linspace(-60, 60, 25, dtype=torch.float64, device="cpu")[None, None]
+    body_name = module.base_model_prefix
+    head_name = next(name for name, one in module.named_modules() if one is head)
+    body = module._modules[body_name]
+    try:
+        module._modules[body_name] = _Says(_states(probe), body)
+        module.set_submodule(head_name, nn.Identity())
+        with torch.device("cpu"):  # whatever the model is built on
+            logits = module(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=False).logits
+    except Exception:  # noqa: BLE001 - whatever it is, the whole model will compute its logits by itself
+        return None
+    finally:
+        module._modules[body_name] = body
+        module.set_submodule(head_name, head)
+    softcap = float(getattr(config, "final_logit_softcapping", None) or 0.0)
+    one = logits[0, 0, 13]
+    slope = float((torch.atanh(one / softcap) * softcap if softcap else one) / probe[0, 0, 13])
+    expected = softcap * torch.tanh(slope * probe / softcap) if softcap else slope * probe
+    known = math.isfinite(slope) and torch.allclose(logits.double(), expected, rtol=1e-6, atol=1e-6)
+    return Head(slope if abs(slope - 1) > 1e-6 else 1.0, softcap) if known else None
+
+
+def _states(hidden: Tensor) -> Any:
+    """A body's output with these states, and None for whatever else a head may look for in it."""
+    from transformers.modeling_outputs import BaseModelOutputWithPast
+
+    class States(BaseModelOutputWithPast):
+        def __getattr__(self, name: str) -> None:
+            return None
+
+    return States(last_hidden_state=hidden)
+
+
+class _Says(nn.Module):
+    """In the place of a model's body: says what it was given, and is else as the body is."""
+
+    def __init__(self, states: Any, body: nn.Module) -> None:
+        super().__init__()
+        self.states, self.__dict__["body"] = states, body
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        return self.states

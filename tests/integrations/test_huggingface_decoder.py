@@ -1,0 +1,272 @@
+"""transformers' decoders as Trainables: the loss and gradients of transformers' own eager model, whatever is saved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import huggingface_models as tiny
+import pytest
+import torch
+import transformers
+
+from flashtrain.errors import UserError
+from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
+from flashtrain.integrations.huggingface_model import huggingface_decoder
+from flashtrain.integrations.huggingface_numbers import Head
+from flashtrain.models.memory_savings import MemorySavings
+from flashtrain_kernels import masks
+
+DOCUMENTS = [7, 1, 11, 5]  # packed into a row
+SAVINGS = [
+    MemorySavings(),
+    MemorySavings("selective"),
+    MemorySavings("full", ffn_chunk=7, loss_chunk=5),
+    MemorySavings("full", offload=True),
+]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def float64_stays(monkeypatch) -> None:
+    """transformers' eager attention rounds its softmax to float32, and its loss the logits, in float64 too."""
+    softmax, to_float32 = torch.nn.functional.softmax, torch.Tensor.float
+
+    def in_its_own_type(x, *given, dtype=None, **named):
+        return softmax(x, *given, dtype=None if x.dtype == torch.float64 else dtype, **named)
+
+    monkeypatch.setattr(torch.nn.functional, "softmax", in_its_own_type)
+    monkeypatch.setattr(torch.Tensor, "float", lambda x: x if x.dtype == torch.float64 else to_float32(x))
+
+
+def pair(kind: str, **changes) -> tuple[HuggingFaceDecoder, transformers.PreTrainedModel]:
+    """(ours, transformers' eager one), in float64; the experts one by one, since grouped products know no float64."""
+    ours, eager = tiny.pair(kind, torch.float64, **changes)
+    if kind == "gpt_oss":
+        ours.set_experts_implementation("eager")
+        eager.set_experts_implementation("eager")
+    return HuggingFaceDecoder(ours), eager
+
+
+def labels_of(ids: torch.Tensor) -> torch.Tensor:
+    labels = ids.roll(-1, 1)
+    labels[:, -1] = -100
+    labels[:, ::5] = -100
+    return labels
+
+
+def eager_loss(model, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """transformers' own loss over the documents of a row, each read by itself."""
+    total, counted = torch.zeros((), dtype=torch.float64), 0
+    for part, wanted in zip(ids.split(DOCUMENTS, 1), labels.split(DOCUMENTS, 1), strict=True):
+        count = int((wanted != -100).sum())
+        if count:
+            total = total + model(input_ids=part, shift_labels=wanted, labels=wanted).loss * count
+            counted += count
+    return total / counted
+
+
+def gradients(model) -> dict[str, torch.Tensor]:
+    return {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+
+
+@pytest.mark.parametrize("kind", tiny.DECODERS)
+def test_packed_documents_have_transformers_own_loss_and_gradients_with_every_saving(kind: str) -> None:
+    ours, eager = pair(kind)
+    ids, positions = tiny.tokens(1, sum(DOCUMENTS)), tiny.positions(DOCUMENTS)
+    labels = labels_of(ids)
+    mask = masks.document(torch.tensor([[n for n, length in enumerate(DOCUMENTS) for _ in range(length)]]), causal=True)
+    expected = eager_loss(eager, ids, labels)
+    expected.backward()
+    wanted = gradients(eager)
+    ours.train()
+    for savings in SAVINGS:
+        ours.save_memory(savings)
+        ours.zero_grad()
+        loss = ours.loss(ids, labels, positions=positions, mask=mask)
+        loss.backward()
+        assert loss.item() == pytest.approx(expected.item(), abs=1e-10), savings
+        found = gradients(ours)
+        assert found.keys() == wanted.keys()
+        for name, gradient in wanted.items():
+            torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-10, msg=f"{name} {savings}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "head"),
+    [
+        ("llama", {}, Head(1.0, 0.0)),
+        ("llama", {"tie_word_embeddings": True}, Head(1.0, 0.0)),
+        ("gemma2", {"final_logit_softcapping": 3.0}, Head(1.0, 3.0)),
+        ("cohere", {"logit_scale": 0.25}, Head(0.25, 0.0)),
+        ("granite", {"logits_scaling": 8.0}, Head(0.125, 0.0)),
+        ("phi", {}, None),  # lm_head has a bias: whole logits
+    ],
+)
+def test_the_loss_in_pieces_knows_what_the_model_does_to_its_logits(kind, changes, head) -> None:
+    sizes = {name: value for name, value in tiny._LLAMA_LIKE.items() if value is not None}
+    ours = huggingface_decoder(config=kind, changes={**sizes, **changes}, attention="standard")
+    ours.materialise(CPU)
+    ours.double()
+    assert ours.head == head
+    ids = tiny.tokens(2, 13)
+    labels = labels_of(ids)
+    loss = ours.loss(ids, labels)
+    assert loss.item() == pytest.approx(ours.module(input_ids=ids, shift_labels=labels, labels=labels).loss.item())
+    loss.backward()
+    assert gradients(ours).keys() == dict(ours.named_parameters()).keys()
+
+
+def test_twenty_steps_of_an_optimiser_are_those_of_transformers_model() -> None:
+    losses = []
+    ours, eager = pair("qwen3")
+    ours.train().save_memory(MemorySavings("selective", ffn_chunk=7))
+    for model in (ours, eager):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        losses.append([])
+        for step in range(20):
+            ids = tiny.tokens(1, sum(DOCUMENTS), seed=step)
+            labels = labels_of(ids)
+            if model is ours:
+                loss = ours.loss(ids, labels, positions=tiny.positions(DOCUMENTS))
+            else:
+                loss = eager_loss(eager, ids, labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses[-1].append(loss.item())
+    assert losses[0] == pytest.approx(losses[1], abs=1e-10)
+    assert losses[0][-1] != losses[0][0]
+
+
+def test_its_names_are_transformers_and_what_it_writes_from_pretrained_reads(tmp_path: Path) -> None:
+    ours, eager = pair("llama")
+    assert ours.state_dict().keys() == eager.state_dict().keys()
+    said = ours.save(tmp_path)
+    assert "from_pretrained" in said
+    assert {"config.json", "generation_config.json", "model.safetensors"} <= {one.name for one in tmp_path.iterdir()}
+    back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64, attn_implementation="eager")
+    ids = tiny.tokens(1, 9)
+    torch.testing.assert_close(back(ids).logits, eager(ids).logits, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_oss", "gemma3"])
+def test_weights_of_a_folder_are_read_onto_a_model_without_any(kind: str, tmp_path: Path) -> None:
+    eager = tiny.build(kind, "eager", torch.float32)
+    eager.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    ours = huggingface_decoder(str(tmp_path))
+    assert {one.device.type for one in ours.parameters()} == {"meta"}
+    ours.materialise(CPU)
+    ids = tiny.tokens(1, 9)
+    torch.testing.assert_close(ours(ids), eager(ids).logits, rtol=0, atol=1e-5)
+    assert all(one.requires_grad for one in ours.parameters())
+
+
+def test_random_weights_are_those_of_the_class_and_of_the_seed() -> None:
+    changes = {**{k: v for k, v in tiny._LLAMA_LIKE.items() if v is not None}, "tie_word_embeddings": True}
+    drawn = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        ours = huggingface_decoder(config="llama", changes=changes)
+        ours.materialise(CPU)
+        drawn.append(ours.state_dict())
+    name = "model.layers.1.mlp.up_proj.weight"
+    assert torch.equal(drawn[0][name], drawn[1][name])
+    assert not torch.equal(drawn[0][name], drawn[2][name])
+    assert drawn[0][name].std().item() == pytest.approx(0.02, rel=0.1)
+    assert drawn[0]["model.norm.weight"].eq(1).all()
+    assert drawn[0]["lm_head.weight"].data_ptr() == drawn[0]["model.embed_tokens.weight"].data_ptr()
+
+
+def test_text_is_written_with_a_cache_as_without(tmp_path: Path) -> None:
+    ours, _ = pair("mistral")  # a window of 5 tokens
+    ids, cache = tiny.tokens(1, 12), ours.new_cache()
+    pieces = [ours(part, cache=cache, last_only=True) for part in ids.split([8, 1, 3], 1)]
+    assert cache.length == 12
+    torch.testing.assert_close(pieces[-1], ours(ids)[:, -1:])
+
+
+def flops(kind: str, context: int, **changes) -> float:
+    return huggingface_decoder(config=kind, changes={**tiny._LLAMA_LIKE, "eos_token_id": 1, **changes}).flops_per_token(
+        context
+    )
+
+
+def test_flops_count_windows_active_experts_and_no_table_that_is_looked_up() -> None:
+    layer = 32 * 32 * 2 + 2 * 32 * 16 + 3 * 32 * 48  # q and o, k and v, the gated feed-forward
+    full = 6 * (2 * layer + 61 * 32)
+    assert flops("llama", 64) == full + 12 * 2 * 32 * 32
+    assert flops("llama", 64, tie_word_embeddings=True) == flops("llama", 64)
+    windowed = flops("mistral", 64, sliding_window=16)  # a token sees 16 keys, the first ones fewer
+    assert windowed == full + 12 * 2 * 32 * 16 * (1 - 16 / 128)
+    router, expert = 4 * 32, 3 * 32 * 48
+    experts = flops("mixtral", 64, num_local_experts=4, num_experts_per_tok=2, sliding_window=None)
+    assert experts == full + 12 * 2 * 32 * 32 + 6 * 2 * (router + expert)
+
+
+def save_config(folder: Path, **content) -> str:
+    (folder / "config.json").write_text(json.dumps(content))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"model_type": "bloom"}, "BloomForCausalLM computes its attention itself"),
+        ({"model_type": "mamba", "num_hidden_layers": 1, "hidden_size": 8}, "mixes tokens by Conv1d"),
+        ({"model_type": "lama"}, "unknown kind of decoder in transformers 'lama'. Did you mean 'llama'"),
+        ({"model_type": "mine", "auto_map": {}}, "its model is code of its own, which is not run"),
+        ({}, "config.json names no model_type"),
+        ({"model_type": "llama", "num_hidden_layers": 10**9}, "layers of width"),
+        ({"model_type": "llama", "vocab_size": 2**40}, "vocab_size in config.json is 1099511627776"),
+        ({"model_type": "llama", "hidden_size": "wide"}, "config.json describes no llama"),
+        ({"model_type": "llama", "quantization_config": {"bits": 4}}, "holds quantised weights"),
+    ],
+)
+def test_a_model_that_cannot_be_trained_is_refused_in_a_line(content, said, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=said) as refused:
+        huggingface_decoder(config=save_config(tmp_path, **content))
+    assert len(str(refused.value)) < 400
+    assert "\n" not in str(refused.value)
+
+
+def test_a_folder_without_safetensors_and_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    model = tiny.build("llama", "eager")
+    model.config.save_pretrained(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"a pickle")
+    with pytest.raises(UserError, match=r"no model\.safetensors in"):
+        huggingface_decoder(str(tmp_path))
+    tiny.build("llama", "eager", intermediate_size=40).save_pretrained(tmp_path)
+    model.config.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"of another model: 'model\.layers\.0\.mlp.*has another shape"):
+        huggingface_decoder(str(tmp_path)).materialise(CPU)
+    tiny.build("llama", "eager", num_hidden_layers=1).save_pretrained(tmp_path)
+    model.config.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"'model\.layers\.1.* is missing, and so of 8 others"):
+        huggingface_decoder(str(tmp_path)).materialise(CPU)
+
+
+@pytest.mark.parametrize("name", ["no/such/folder", "someone/some-model"])
+def test_a_name_that_is_no_folder_is_refused_soon_where_the_hub_does_not_answer(name, monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UserError, match=rf"model\.path={name}: no such folder"):
+        huggingface_decoder(name)
+
+
+def test_positions_that_are_too_few_are_refused_and_rotary_ones_stretched(caplog) -> None:
+    changes = {k: v for k, v in tiny._LLAMA_LIKE.items() if v is not None}
+    with pytest.raises(UserError, match="longer than the 64 learned positions"):
+        huggingface_decoder(config="gpt2", changes={"n_positions": 64, "n_embd": 32, "n_head": 2}, context=128)
+    longer = huggingface_decoder(config="llama", changes=changes, context=128, rope_factor=2.0)
+    assert longer.config.max_position_embeddings == 128
+    assert longer.config.rope_parameters["rope_theta"] > 10000
+
+
+def test_a_mask_that_positions_cannot_say_is_refused() -> None:
+    ours, _ = pair("llama")
+    ids = tiny.tokens(1, sum(DOCUMENTS))
+    whole = masks.causal(sum(DOCUMENTS))
+    for mask, positions in ((whole, tiny.positions(DOCUMENTS)), (whole, None)):
+        with pytest.raises(UserError, match="takes the mask of packed documents"):
+            ours.loss(ids, labels_of(ids), positions=positions, mask=mask)

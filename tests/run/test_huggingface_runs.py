@@ -1,0 +1,221 @@
+"""recipe=hf on a folder: trained, resumed, evaluated, asked for text, exported; adapters; mistakes in a line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import pytorch_lightning as pl
+import torch
+import transformers
+from tiny_runs import TINY, TinyRuns
+
+from flashtrain import registry
+from flashtrain.command.modes import run_mode, settings_from_checkpoint
+from flashtrain.data.bpe import byte_level_without_merges
+from flashtrain.errors import UserError
+from flashtrain.training.checkpoints import read_checkpoint
+
+NOT_GIVEN = ("recipe=", "model.size=", "model.vocab_rows=", "data.tokenizer=")
+SIZES = {
+    "vocab_size": 264,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 256,
+    "eos_token_id": 256,
+}
+
+
+def save_tokenizer(folder: Path, end: str = "<|endoftext|>") -> None:
+    (folder / "tokenizer.json").write_text(byte_level_without_merges().to_str())
+    told = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end}
+    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory) -> Path:
+    """A tiny Llama with its tokenizer, chat template and generation config, in shards."""
+    folder = tmp_path_factory.mktemp("models") / "tiny-llama"
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
+    model.generation_config.max_length = 77
+    model.save_pretrained(folder, max_shard_size="40KB")
+    save_tokenizer(folder)
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, text_folder, llama) -> TinyRuns:
+    words = [word for word in TINY if not word.startswith(NOT_GIVEN)]
+    folder = tmp_path_factory.mktemp("hf-runs")
+    return TinyRuns(
+        folder, ["recipe=hf", *words, f"data.path={text_folder}", f"data.cache_dir={folder}", f"model.path={llama}"]
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(runs: TinyRuns) -> Path:
+    status, folder = runs.run("trained", "data.document_mask=true")
+    assert status == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def adapted(runs: TinyRuns) -> Path:
+    status, folder = runs.run("adapted", "model.adapter=lora", "model.adapter_rank=4", "memory=selective")
+    assert status == 0
+    return folder
+
+
+def summary(folder: Path) -> dict:
+    return json.loads((folder / "summary.json").read_text())
+
+
+def mode(name: str, folder: Path, *words: str) -> int:
+    words = (f"mode={name}", f"checkpoint={folder}", "hardware=cpu", *words)
+    return run_mode(settings_from_checkpoint(list(words)))
+
+
+def state(folder: Path) -> dict[str, torch.Tensor]:
+    return read_checkpoint(folder / "checkpoints" / "last.ckpt")["state_dict"]
+
+
+def test_a_run_learns_and_its_row_names_the_model(trained: Path) -> None:
+    row = summary(trained)
+    assert (row["status"], row["model"], row["steps"]) == ("finished", "tiny-llama", 6)
+    assert row["train_loss"] < row["train_loss_first"]
+    assert row["validation_loss"] < row["train_loss_first"]
+
+
+class SignalAt(pl.Callback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_start(self, trainer, *_) -> None:
+        if trainer.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("kind", ["trained", "adapted"])
+def test_a_stopped_run_that_is_resumed_equals_the_uninterrupted_one_bit_for_bit(
+    kind: str, runs: TinyRuns, request, monkeypatch
+) -> None:
+    whole = request.getfixturevalue(kind)
+    words = ["model.adapter=lora", "model.adapter_rank=4", "memory=selective"] if kind == "adapted" else []
+    words = words or ["data.document_mask=true"]
+    monkeypatch.setitem(registry._components["callback"], "stop", lambda _: SignalAt(2))
+    status, folder = runs.run(f"stopped-{kind}", *words, "trainer.callbacks=[stop]")
+    assert status != 0
+    status, resumed = runs.run(f"resumed-{kind}", *words, f"resume={folder}")
+    assert status == 0
+    expected = state(whole)
+    assert expected.keys() == state(resumed).keys()
+    assert all(torch.equal(value, expected[name]) for name, value in state(resumed).items())
+
+
+def test_a_checkpoint_is_evaluated_and_writes_text(trained: Path, adapted: Path, caplog, capsys) -> None:
+    for folder in (trained, adapted):
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            assert mode("evaluate", folder) == 0
+        assert f"held-out loss {summary(folder)['validation_loss']:.3f}" in caplog.text
+        assert mode("generate", folder, "prompt='document '", "generate.tokens=5") == 0
+        assert capsys.readouterr().out.startswith("document ")
+
+
+def logits(folder: Path, ids: torch.Tensor) -> torch.Tensor:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(ids).logits
+
+
+def test_an_export_is_what_from_pretrained_loads_with_tokenizer_and_generation_config(trained: Path) -> None:
+    assert mode("export", trained) == 0
+    folder = trained / "export"
+    back = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    assert type(back) is transformers.LlamaForCausalLM
+    best = read_checkpoint(trained / "checkpoints" / "best.ckpt")["state_dict"]
+    for name, value in back.state_dict().items():
+        assert torch.equal(value, best[f"model.{name}"]), name
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.decode(tokenizer("the fox").input_ids) == "the fox"
+    assert tokenizer.eos_token == "<|endoftext|>"
+    assert back.generation_config.max_length == 77
+    assert (folder / "chat_template.jinja").read_text() == "{{ messages }}"
+
+
+def test_adapters_are_exported_merged_and_alone_as_peft_reads_them(adapted: Path, llama: Path) -> None:
+    peft = pytest.importorskip("peft")
+    assert all(".lora_" in name for name in state(adapted))
+    assert mode("export", adapted) == 0
+    ids = torch.randint(256, (1, 12), generator=torch.Generator().manual_seed(0))
+    merged = logits(adapted / "export", ids)
+    base = transformers.AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
+    alone = peft.PeftModel.from_pretrained(base, adapted / "export" / "adapter")
+    torch.testing.assert_close(alone(ids).logits, merged, rtol=0, atol=1e-5)
+    assert not torch.allclose(merged, logits(llama, ids), atol=1e-5)
+    written = json.loads((adapted / "export" / "adapter" / "adapter_config.json").read_text())
+    assert (written["r"], written["lora_alpha"], written["base_model_name_or_path"]) == (4, 8, str(llama))
+
+
+def refused(runs: TinyRuns, caplog, *words: str) -> str:
+    """The line with which a run ends before any text is read."""
+    caplog.clear()
+    try:
+        status, _ = runs.run("refused", *words)
+    except UserError as error:  # of the settings alone
+        return str(error)
+    assert status != 0
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert "\n" not in line
+    assert "documents" not in caplog.text
+    return line
+
+
+def test_mistakes_are_said_in_a_line_before_any_text_is_read(runs: TinyRuns, llama: Path, tmp_path, caplog) -> None:
+    def changed(name: str, **content) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        for file in llama.iterdir():
+            (folder / file.name).write_bytes(file.read_bytes())
+        told = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**told, **content}))
+        return folder
+
+    small = changed("small", vocab_size=200)
+    assert "tokenizer makes 257 tokens, and" in refused(runs, caplog, f"model.path={small}")
+    speechless = changed("speechless")
+    (speechless / "tokenizer.json").unlink()
+    assert "no tokenizer.json in" in refused(runs, caplog, f"model.path={speechless}")
+    save_tokenizer(speechless, end="</s>")
+    assert "names no eos_token" in refused(runs, caplog, f"model.path={speechless}")
+    assert "no such folder" in refused(runs, caplog, "model.path=no/such/folder/there")
+    assert "needs model.path" in refused(runs, caplog, "model.path=null", "data.tokenizer=bytes", "hardware.demo=never")
+    assert "leave one of them out" in refused(runs, caplog, "model.config=llama")
+    assert "adapter_targets" in refused(runs, caplog, "model.adapter=lora", "model.adapter_targets=no_such_layer")
+    assert "lorra" in refused(runs, caplog, "model.adapter=lorra")
+
+
+@pytest.mark.slow  # torchao compiles its step
+def test_states_of_8_bits_train_on_exactly_and_their_checkpoint_is_read_without_them(
+    runs: TinyRuns, monkeypatch
+) -> None:
+    words = ("optimizer.states=8bit", "optimizer.learning_rate=0.001")
+    status, whole = runs.run("whole-8bit", *words)
+    assert status == 0
+    monkeypatch.setitem(registry._components["callback"], "stop", lambda _: SignalAt(4))
+    _, folder = runs.run("stopped-8bit", *words, "trainer.callbacks=[stop]")
+    status, resumed = runs.run("resumed-8bit", *words, f"resume={folder}")
+    assert status == 0
+    expected = state(whole)
+    assert all(torch.equal(value, expected[name]) for name, value in state(resumed).items())
+    code = "import sys; from flashtrain.training.checkpoints import read_checkpoint; read_checkpoint(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", code, str(whole / "checkpoints" / "last.ckpt")], check=True)
