@@ -17,7 +17,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from tokenizers import BertWordPieceTokenizer
@@ -239,6 +239,59 @@ class ByteTokenizer:
         write_atomically(folder / CONFIG_NAME, json.dumps(config, indent=1))
 
 
+class HuggingFaceTokenizer:
+    """A tokenizer of transformers' with its special tokens and its chat template. library: the tokenizer itself.
+
+    UserError: it has no end of a text.
+    """
+
+    kind = "huggingface"
+
+    def __init__(self, library: Any) -> None:
+        if library.eos_token_id is None:
+            raise UserError("the tokenizer has no eos_token. Possible: one that closes a text.")
+        self.library = library
+        self.vocab_size: int = max(library.get_vocab().values()) + 1
+        self.end_of_text: int = library.eos_token_id
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.encode_batch([text])[0])
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        found = self.library(list(texts), add_special_tokens=False, split_special_tokens=True, verbose=False)
+        return [np.array(ids, dtype=np.int64) for ids in found["input_ids"]]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return str(self.library.decode(list(ids), skip_special_tokens=False))
+
+    def describe(self) -> str:
+        return f"{Path(self.library.name_or_path).name} ({self.vocab_size:,} tokens)"
+
+    def fingerprint(self) -> str:
+        library = self.library
+        what = (library.backend_tokenizer.to_str() if library.is_fast else library.get_vocab(), self.end_of_text)
+        return hashlib.sha256(repr(what).encode("utf-8", "surrogatepass")).hexdigest()
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        self.library.save_pretrained(folder)
+        told = read_json_object(Path(folder) / CONFIG_NAME)
+        write_atomically(Path(folder) / CONFIG_NAME, json.dumps({**told, MARK: {"kind": self.kind}}, indent=1))
+
+
+def huggingface_tokenizer(folder: str | os.PathLike[str]) -> HuggingFaceTokenizer:
+    """The tokenizer in a Hugging Face folder. UserError: there is none that can be read."""
+    from transformers import AutoTokenizer  # takes seconds to import
+
+    if not (Path(folder) / CONFIG_NAME).is_file():
+        raise UserError(f"no tokenizer in {folder}: {CONFIG_NAME} is missing.")
+    try:
+        return HuggingFaceTokenizer(AutoTokenizer.from_pretrained(folder, local_files_only=True))
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"the tokenizer in {folder} cannot be read: {' '.join(str(error).split())}.") from error
+
+
 @dataclass(frozen=True)
 class TokenizerSpec:
     """Which tokenizer to make.
@@ -303,7 +356,9 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
         if found is None:
             raise UserError(f"no tokenizer in {folder}: its file is missing.")
         return found
-    raise unknown("kind of saved tokenizer", kind, ("bytes", "bpe", "wordpiece"))
+    if kind == HuggingFaceTokenizer.kind:
+        return huggingface_tokenizer(folder)
+    raise unknown("kind of saved tokenizer", kind, ("bytes", "bpe", "huggingface", "wordpiece"))
 
 
 def holds_tokenizer(folder: str | os.PathLike[str]) -> bool:
