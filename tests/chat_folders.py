@@ -62,16 +62,17 @@ SPECIAL = (
 
 
 def save_tokenizer_folder(
-    folder: Path, template: str | None = CHATML, *, words: str = "", begins: bool = False, **options: object
+    folder: Path, template: str | None = CHATML, *, words: str = "", begins: bool = False, spaced: bool = False
 ) -> Path:
     """A byte-level BPE in `folder`: of bytes alone, or with merges that it learns from `words`.
 
-    begins: it puts its begin of a text before one, as Llama's does. options: of PreTrainedTokenizerFast.
+    begins: it puts its begin of a text before one, as Llama's does. spaced: every text begins with a space, as
+    SentencePiece has it.
     """
     from transformers import PreTrainedTokenizerFast
 
     made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=spaced)
     made.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
@@ -81,8 +82,9 @@ def save_tokenizer_folder(
         made.post_processor = processors.TemplateProcessing(
             single="<|begin|> $A", special_tokens=[("<|begin|>", made.token_to_id("<|begin|>"))]
         )
-    names = {"bos_token": "<|begin|>", "eos_token": "<|end|>", **options}
-    library = PreTrainedTokenizerFast(tokenizer_object=made, **names)
+    else:
+        made.post_processor = processors.ByteLevel(trim_offsets=True)
+    library = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<|begin|>", eos_token="<|end|>")
     library.chat_template = template
     library.save_pretrained(folder)
     return folder

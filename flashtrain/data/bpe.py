@@ -76,7 +76,7 @@ class BPETokenizer:
             for document in documents:
                 for piece in split_long(document):
                     characters += len(piece)
-                    yield _clean(piece)
+                    yield clean(piece)
 
         log.info("training a BPE of %s tokens on the text", f"{vocab_size:,}")
         with rust_threads():
@@ -106,7 +106,7 @@ class BPETokenizer:
         found: list[list[np.ndarray]] = [[] for _ in texts]
         with rust_threads():
             for group in _groups(pieces):
-                encodings = self._tokenizer.encode_batch_fast([_clean(piece) for _, piece in group])
+                encodings = self._tokenizer.encode_batch_fast([clean(piece) for _, piece in group])
                 for (number, _), encoding in zip(group, encodings, strict=True):
                     found[number].append(np.asarray(encoding.ids, dtype=np.uint32))
         return [np.concatenate(parts) if parts else np.empty(0, np.uint32) for parts in found]
@@ -285,7 +285,8 @@ def _groups(pieces: Iterator[tuple[int, str]]) -> Iterator[list[tuple[int, str]]
         yield group
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
+    """The text as UTF-8 can hold it."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:  # half of a surrogate pair, which JSON can hold

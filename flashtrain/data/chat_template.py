@@ -23,9 +23,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from flashtrain.data.bpe import clean, rust_threads
+from flashtrain.data.huggingface_tokenizer import HuggingFaceTokenizer
 from flashtrain.data.text_files import one_line
 from flashtrain.data.token_cache import GOES_ON, LABELLED
-from flashtrain.data.tokenizers import HuggingFaceTokenizer, Tokenizer
+from flashtrain.data.tokenizers import Tokenizer
 from flashtrain.errors import UserError, one_of
 from flashtrain.files.foreign_files import parse_json, read_text
 
@@ -73,23 +75,28 @@ class ChatTemplate:
         text_column: str = "text",
     ) -> None:
         one_of("data.train_on", train_on, TRAIN_ON)
-        self.library = library_of(tokenizer)
+        if not isinstance(tokenizer, HuggingFaceTokenizer):
+            raise UserError(
+                f"chats need the tokenizer of the model that they train, and this is {tokenizer.describe()}. Possible: "
+                "data.tokenizer=FOLDER, one of Hugging Face's."
+            )
+        self.tokenizer = tokenizer
         self.train_on = train_on
         self.text_column = text_column
         self.rewritten = 0  # conversations that became a document for each answer
         if template is not None:
-            self.library.chat_template = template
-        own = self.library.chat_template
-        for text in own.values() if isinstance(own, dict) else [own or ""]:
-            _check_jinja(text)
+            tokenizer.config["chat_template"] = template  # which is saved with the tokenizer
+        self._templates = _templates(tokenizer.config.get("chat_template"))
+        self._special = {name: _content(one) for name, one in tokenizer.config.items() if name.endswith("_token")}
+        # In a template's text, unlike in other texts, what spells a special token is that token: a copy knows them.
+        self._library = tokenizer.library_form()
         # What the tokenizer puts before a text of no template: Llama's begin of text, nothing of GPT-2's.
-        begin = self.library.bos_token_id
-        self._before = [begin] if begin is not None and self.library("").input_ids[:1] == [begin] else []
-        self._after = [tokenizer.end_of_text]
+        begin, around = self._library.token_to_id(str(self._special.get("bos_token"))), self._library.encode("").ids
+        self._before = around[:1] if around[:1] == [begin] else []
 
     def key(self) -> str:
         """What decides the tokens, and which of them are learnt, beside the tokenizer's vocabulary."""
-        parts = (2, self.library.chat_template, self.library.special_tokens_map, self.train_on, self.text_column)
+        parts = (1, self._templates, self._special, self.train_on, self.text_column)
         return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()
 
     def pieces(self, row: Mapping[str, Any]) -> list[Piece]:
@@ -116,7 +123,7 @@ class ChatTemplate:
     def prompt(self, text: str) -> list[int]:
         """The tokens after which the model answers a user who says this. UserError: there is no template."""
         rendered = self._render([{"role": "user", "content": text}], None, prompt=True)
-        return list(self.library(rendered, add_special_tokens=False).input_ids)
+        return self._ids([rendered])[0].tolist()
 
     def _marked(self, piece: Piece, ids: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         tokens, counts = self._counted(piece, ids)
@@ -124,7 +131,7 @@ class ChatTemplate:
         for begin, end in piece.learnt:
             marks[counts[begin][0] : counts[end][1]] = LABELLED
         if piece.plain:
-            tokens = np.concatenate((self._before, tokens, self._after)).astype(np.int64)
+            tokens = np.concatenate((self._before, tokens, [self.tokenizer.end_of_text])).astype(np.int64)
             marks = np.concatenate((np.zeros(len(self._before)), marks, [LABELLED])).astype(np.uint8)
         if piece.goes_on:
             marks[:1] |= GOES_ON
@@ -143,14 +150,15 @@ class ChatTemplate:
         places = sorted(counts)
         parts = self._ids([text[begin:end] for begin, end in pairwise(places)])
         joined = np.concatenate(parts)
-        if self.library.decode(joined) != self.library.decode(tokens):
+        if self.tokenizer.decode(joined) != self.tokenizer.decode(tokens):
             return tokens, counts  # a tokenizer that begins every text with a space
         sizes = np.cumsum([0, *map(len, parts)]).tolist()
         return joined, {place: (size, size) for place, size in zip(places, sizes, strict=True)}
 
     def _ids(self, texts: list[str]) -> list[np.ndarray]:
-        found = self.library(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
-        return [np.array(ids, dtype=np.int64) for ids in found["input_ids"]]
+        with rust_threads():
+            found = self._library.encode_batch_fast([clean(text) for text in texts], add_special_tokens=False)
+        return [np.array(one.ids, dtype=np.int64) for one in found]
 
     def _pair(self, prompt: object, completion: object, tools: list[Any] | None) -> list[Piece]:
         if isinstance(prompt, str) and isinstance(completion, str):
@@ -197,45 +205,19 @@ class ChatTemplate:
 
     def _template(self, tools: list[Any] | None) -> str:
         """The template's text; a tokenizer may have one of its own for tools."""
-        if not self.library.chat_template:
-            raise UserError("the tokenizer has no chat template. Possible: data.chat_template=FILE, a Jinja template.")
-        try:
-            return str(self.library.get_chat_template(tools=tools))
-        except ValueError as error:  # several templates, and none that is the usual one
-            raise UserError(f"{one_line(error)}: say data.chat_template=FILE.") from error
+        for name in ("tool_use", "default") if tools else ("default",):
+            if name in self._templates:
+                return self._templates[name]
+        raise UserError("the tokenizer has no chat template. Possible: data.chat_template=FILE, a Jinja template.")
 
     def _render(self, messages: Messages, tools: list[Any] | None, *, prompt: bool = False) -> str:
-        return self._rendered(messages, tools, add_generation_prompt=prompt)[0]
+        return self._rendered(messages, tools, add_generation_prompt=prompt)[0][0]
 
     def _marked_spans(self, messages: Messages, tools: list[Any] | None) -> list[tuple[int, int]]:
-        return self._rendered(messages, tools, return_assistant_tokens_mask=True)[1]
+        return list(self._rendered(messages, tools, return_assistant_tokens_mask=True)[1][0])
 
-    def _rendered(self, messages: Messages, tools: list[Any] | None, **how: bool) -> tuple[str, list[tuple[int, int]]]:
-        """The text, and where in it what the template marks begins and ends.
-
-        The library's own mask of tokens loses answers whose first token's characters its tokenizer trims away.
-        """
-        from jinja2 import TemplateError
-        from transformers.utils import chat_template_utils
-
-        render: Any = chat_template_utils.render_jinja_template  # its annotation names one of the two that it returns
-        template, special = self._template(tools), self.library.special_tokens_map
-        try:
-            texts, spans = render(conversations=[messages], tools=tools, chat_template=template, **how, **special)
-        # Whatever Python raises of values that a template did not expect.
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-            raise UserError(f"the chat template does not take it: {one_line(error)}.") from error
-        return texts[0], spans[0] if spans else []
-
-
-def library_of(tokenizer: Tokenizer) -> Any:
-    """The tokenizer as transformers has it. UserError: it is none of theirs."""
-    if not isinstance(tokenizer, HuggingFaceTokenizer):
-        raise UserError(
-            f"chats need the tokenizer of the model that they train, and this one is {tokenizer.describe()}. Possible: "
-            "data.tokenizer=FOLDER, as Hugging Face has it."
-        )
-    return tokenizer.library
+    def _rendered(self, messages: Messages, tools: list[Any] | None, **how: bool) -> tuple[list[str], list[Any]]:
+        return _rendered(self._template(tools), [messages], "does not take it", tools=tools, **how, **self._special)
 
 
 def read_template(path: str | os.PathLike[str] | None) -> str | None:
@@ -243,16 +225,41 @@ def read_template(path: str | os.PathLike[str] | None) -> str | None:
     return None if path is None else read_text(Path(path).expanduser(), MOST_TEMPLATE)
 
 
-def _check_jinja(template: str) -> None:
-    from jinja2 import TemplateError
-    from transformers.utils.chat_template_utils import _compile_jinja_template
+def _templates(given: object) -> dict[str, str]:
+    """A tokenizer's templates by name, "default" where there is one. UserError: too long a one, or no Jinja."""
+    if isinstance(given, list):  # as tokenizer_config.json has several
+        found = {str(one.get("name")): one.get("template") for one in given if isinstance(one, dict)}
+    else:
+        found = {} if given is None else {"default": given}
+    for text in found.values():
+        if not isinstance(text, str) or len(text) > MOST_TEMPLATE:
+            raise UserError(f"the chat template is no text of at most {MOST_TEMPLATE:,} characters.")
+        _rendered(text, [], "is no Jinja")
+    return found
 
-    if len(template) > MOST_TEMPLATE:
-        raise UserError(f"a chat template of {len(template):,} characters. Possible: at most {MOST_TEMPLATE:,}.")
+
+def _rendered(template: str, conversations: list[Messages], what: str, **given: Any) -> tuple[list[str], list[Any]]:
+    """Of each conversation its text, and what in it the template marks, as lists of (begin, end), where asked for.
+
+    The library's own mask of tokens loses answers whose first characters its tokenizer trims off its offsets.
+    what: of the template, where it fails, in words.
+    """
     try:
-        _compile_jinja_template(template)
-    except TemplateError as error:
-        raise UserError(f"the chat template is no Jinja: {one_line(error)}.") from error
+        from jinja2 import TemplateError
+        from transformers.utils.chat_template_utils import render_jinja_template
+    except ImportError as error:
+        raise UserError("chat templates need `transformers`; install it with: pip install 'flashtrain[hub]'") from error
+    render: Any = render_jinja_template  # its annotation names one of the two that it returns
+    try:
+        return render(conversations=conversations, chat_template=template, **given)
+    # Whatever Python raises of values that a template did not expect.
+    except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        raise UserError(f"the chat template {what}: {one_line(error)}.") from error
+
+
+def _content(token: object) -> object:
+    """A special token's text, which a file may give with how it is found."""
+    return token.get("content") if isinstance(token, dict) else token
 
 
 def _messages(given: object, column: str) -> Messages:

@@ -17,7 +17,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from tokenizers import BertWordPieceTokenizer
@@ -35,6 +35,7 @@ __all__ = [
     "Tokenizer",
     "TokenizerSpec",
     "gpt2_tokenizer",
+    "huggingface_tokenizer",
     "load_tokenizer",
     "make_tokenizer",
 ]
@@ -239,59 +240,6 @@ class ByteTokenizer:
         write_atomically(folder / CONFIG_NAME, json.dumps(config, indent=1))
 
 
-class HuggingFaceTokenizer:
-    """A tokenizer of transformers' with its special tokens and its chat template. library: the tokenizer itself.
-
-    UserError: it has no end of a text.
-    """
-
-    kind = "huggingface"
-
-    def __init__(self, library: Any) -> None:
-        if library.eos_token_id is None:
-            raise UserError("the tokenizer has no eos_token. Possible: one that closes a text.")
-        self.library = library
-        self.vocab_size: int = max(library.get_vocab().values()) + 1
-        self.end_of_text: int = library.eos_token_id
-
-    def encode(self, text: str) -> list[int]:
-        return list(self.encode_batch([text])[0])
-
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        found = self.library(list(texts), add_special_tokens=False, split_special_tokens=True, verbose=False)
-        return [np.array(ids, dtype=np.int64) for ids in found["input_ids"]]
-
-    def decode(self, ids: Iterable[int]) -> str:
-        return str(self.library.decode(list(ids), skip_special_tokens=False))
-
-    def describe(self) -> str:
-        return f"{Path(self.library.name_or_path).name} ({self.vocab_size:,} tokens)"
-
-    def fingerprint(self) -> str:
-        library = self.library
-        what = (library.backend_tokenizer.to_str() if library.is_fast else library.get_vocab(), self.end_of_text)
-        return hashlib.sha256(repr(what).encode("utf-8", "surrogatepass")).hexdigest()
-
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        self.library.save_pretrained(folder)
-        told = read_json_object(Path(folder) / CONFIG_NAME)
-        write_atomically(Path(folder) / CONFIG_NAME, json.dumps({**told, MARK: {"kind": self.kind}}, indent=1))
-
-
-def huggingface_tokenizer(folder: str | os.PathLike[str]) -> HuggingFaceTokenizer:
-    """The tokenizer in a Hugging Face folder. UserError: there is none that can be read."""
-    from transformers import AutoTokenizer  # takes seconds to import
-
-    if not (Path(folder) / CONFIG_NAME).is_file():
-        raise UserError(f"no tokenizer in {folder}: {CONFIG_NAME} is missing.")
-    try:
-        return HuggingFaceTokenizer(AutoTokenizer.from_pretrained(folder, local_files_only=True))
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"the tokenizer in {folder} cannot be read: {' '.join(str(error).split())}.") from error
-
-
 @dataclass(frozen=True)
 class TokenizerSpec:
     """Which tokenizer to make.
@@ -308,8 +256,8 @@ class TokenizerSpec:
     sample_bytes: int = 200_000_000
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise unknown("tokenizer", self.kind, KINDS)
+        if self.kind not in KINDS and not Path(self.kind).expanduser().is_dir():
+            raise unknown_tokenizer(self.kind)
         if self.sample_bytes < 1:
             raise UserError(f"sample_bytes={self.sample_bytes} must be at least 1.")
 
@@ -319,6 +267,10 @@ class TokenizerSpec:
             return "bytes"
         if self.kind == "bpe":
             return f"bpe {self.vocab_size} of the first {self.sample_bytes} bytes"
+        if self.kind != "gpt2":
+            from flashtrain.data.huggingface_tokenizer import folder_version
+
+            return f"huggingface {folder_version(self.kind)}"
         if self.vocab is None and self.merges is None:
             return "gpt2 from the hub"
         return f"gpt2 {gpt2_files_version(self.vocab, self.merges)}"
@@ -330,7 +282,27 @@ def make_tokenizer(spec: TokenizerSpec, source: TextSource) -> Tokenizer:
         return ByteTokenizer()
     if spec.kind == "bpe":
         return BPETokenizer.train(_first_bytes(source.documents(), spec.sample_bytes), spec.vocab_size)
+    if spec.kind != "gpt2":
+        return huggingface_tokenizer(spec.kind)
     return gpt2_tokenizer(vocab=spec.vocab, merges=spec.merges)
+
+
+def huggingface_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
+    """The tokenizer of a Hugging Face folder: of a model, or one that flashtrain saved or exported. Raises UserError.
+
+    Its own end of text closes the documents. No code in the folder runs.
+    """
+    from flashtrain.data.huggingface_tokenizer import HuggingFaceTokenizer  # most runs need none of it
+
+    if not Path(folder).expanduser().is_dir():
+        raise unknown_tokenizer(os.fspath(folder))
+    folder = Path(folder).expanduser()
+    return load_tokenizer(folder) if holds_tokenizer(folder) else HuggingFaceTokenizer.load(folder)
+
+
+def unknown_tokenizer(given: str) -> UserError:
+    """The error for what is no kind of tokenizer and no folder."""
+    return unknown("tokenizer", given, KINDS, listed=(*KINDS, "a folder with tokenizer.json"))
 
 
 def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
@@ -356,9 +328,11 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
         if found is None:
             raise UserError(f"no tokenizer in {folder}: its file is missing.")
         return found
-    if kind == HuggingFaceTokenizer.kind:
-        return huggingface_tokenizer(folder)
-    raise unknown("kind of saved tokenizer", kind, ("bytes", "bpe", "huggingface", "wordpiece"))
+    if kind == "huggingface":
+        from flashtrain.data.huggingface_tokenizer import HuggingFaceTokenizer
+
+        return HuggingFaceTokenizer.load(folder)
+    raise unknown("kind of saved tokenizer", kind, ("bytes", "bpe", "wordpiece", "huggingface"))
 
 
 def holds_tokenizer(folder: str | os.PathLike[str]) -> bool:

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 from chat_folders import CHATML, LLAMA3, MARKED, MISTRAL, OPENED, THINKING, save_tokenizer_folder
+from transformers import AutoTokenizer
 
 from flashtrain.data.chat_template import ChatTemplate, read_template
 from flashtrain.data.tokenizers import ByteTokenizer, huggingface_tokenizer, load_tokenizer
@@ -24,9 +25,16 @@ TALK = [
 def make(tmp_path):
     def template(jinja: str | None = CHATML, *, words: str = "", folder: dict | None = None, **options) -> ChatTemplate:
         saved = save_tokenizer_folder(tmp_path / "tokenizer", jinja, words=words, **(folder or {}))
-        return ChatTemplate(huggingface_tokenizer(saved), **options)
+        made = ChatTemplate(huggingface_tokenizer(saved), **options)
+        made.folder = saved
+        return made
 
     return template
+
+
+def usual(template: ChatTemplate):
+    """The same tokenizer as transformers has it."""
+    return AutoTokenizer.from_pretrained(template.folder)
 
 
 def learnt(template: ChatTemplate, row: dict) -> list[list[str]]:
@@ -34,12 +42,12 @@ def learnt(template: ChatTemplate, row: dict) -> list[list[str]]:
     found = []
     for tokens, marks in template.encode(template.pieces(row)):
         edges = np.flatnonzero(np.diff(np.concatenate(([0], marks & 1, [0]))))
-        found.append([template.library.decode(tokens[a:b]) for a, b in edges.reshape(-1, 2)])
+        found.append([template.tokenizer.decode(tokens[a:b]) for a, b in edges.reshape(-1, 2)])
     return found
 
 
 def whole(template: ChatTemplate, row: dict) -> list[str]:
-    return [template.library.decode(tokens) for tokens, _ in template.encode(template.pieces(row))]
+    return [template.tokenizer.decode(tokens) for tokens, _ in template.encode(template.pieces(row))]
 
 
 @pytest.mark.parametrize(
@@ -56,8 +64,8 @@ def whole(template: ChatTemplate, row: dict) -> list[str]:
 def test_what_the_assistant_says_is_learnt_and_nothing_else(make, jinja, answers):
     template = make(jinja)
     assert learnt(template, {"messages": TALK}) == [answers]
-    usual = template.library.apply_chat_template(TALK, tokenize=False)
-    assert whole(template, {"messages": TALK}) == [usual]
+    text = usual(template).apply_chat_template(TALK, tokenize=False)
+    assert whole(template, {"messages": TALK}) == [text]
 
 
 @pytest.mark.parametrize("jinja", [CHATML, MARKED, LLAMA3, MISTRAL])
@@ -70,7 +78,7 @@ def test_what_is_learnt_begins_where_the_model_is_asked_for_an_answer(make, jinj
     ((tokens, marks),) = template.encode(template.pieces({"messages": TALK}))
     begins = np.flatnonzero(np.diff(marks & 1, prepend=0) == 1)
     for number, at in enumerate((1, 3)):
-        asked = template.library.apply_chat_template(TALK[:at], add_generation_prompt=True)["input_ids"]
+        asked = usual(template).apply_chat_template(TALK[:at], add_generation_prompt=True)["input_ids"]
         before = tokens[: begins[number]].tolist()
         assert before[-4:] == asked[-4:]
         assert before == asked or number > 0
@@ -81,32 +89,28 @@ def test_no_token_lies_across_the_edge_of_an_answer(make, jinja):
     """An answer that begins with a line feed, which one token would hold together with the one of the header."""
     talk = [{"role": "user", "content": "Say"}, {"role": "assistant", "content": "\n\nYes"}]
     template = make(jinja, words="assistant\n\n\nYes " * 50)
-    usual = template.library.apply_chat_template(talk, tokenize=False)
+    text = usual(template).apply_chat_template(talk, tokenize=False)
     ((answer,),) = learnt(template, {"messages": talk})
     assert answer.removesuffix("\n") == "\n\nYes<|im_end|>"
-    assert whole(template, {"messages": talk}) == [usual]
+    assert whole(template, {"messages": talk}) == [text]
     ((tokens, _),) = template.encode(template.pieces({"messages": talk}))
-    asked = template.library.apply_chat_template(talk[:1], add_generation_prompt=True)["input_ids"]
-    assert tokens[: len(asked)].tolist() == asked != template.library(usual)["input_ids"][: len(asked)]
+    asked = usual(template).apply_chat_template(talk[:1], add_generation_prompt=True)["input_ids"]
+    assert tokens[: len(asked)].tolist() == asked != usual(template)(text)["input_ids"][: len(asked)]
 
 
 def test_where_every_text_begins_with_a_space_a_token_across_the_edge_is_learnt(make):
     """So do tokenizers of the SentencePiece kind: the parts of a text have other tokens than the text."""
-    from tokenizers import pre_tokenizers
-
     talk = [{"role": "user", "content": "Say"}, {"role": "assistant", "content": "\n\nYes"}]
-    template = make(CHATML, words="assistant\n\n\nYes " * 50)
-    template.library.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    template = make(CHATML, words="assistant\n\n\nYes " * 50, folder={"spaced": True})
     assert learnt(template, {"messages": talk}) == [["\n\n\nYes<|im_end|> \n"]]
 
 
 def test_marks_hold_where_the_tokenizer_trims_white_space_from_its_offsets(make):
     """transformers' own mask, which goes by those offsets, is empty here."""
-    from tokenizers import processors
-
     talk = [{"role": "user", "content": "Say"}, {"role": "assistant", "content": " Yes"}]
     template = make(MARKED, words="Say Yes Yes Yes " * 20)
-    template.library.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    theirs = usual(template).apply_chat_template(talk, return_assistant_tokens_mask=True)
+    assert not any(theirs["assistant_masks"])
     assert learnt(template, {"messages": talk}) == [[" Yes<|im_end|>"]]
 
 
@@ -222,4 +226,4 @@ def test_the_tokenizer_of_a_run_folder_has_its_template_still(make, tmp_path):
     made.save(tmp_path / "run")
     again = ChatTemplate(load_tokenizer(tmp_path / "run"))
     assert again.key() == template.key()
-    assert again.library.decode(again.prompt("Hello")) == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+    assert again.tokenizer.decode(again.prompt("Hello")) == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"

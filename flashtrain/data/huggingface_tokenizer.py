@@ -1,0 +1,160 @@
+"""The tokenizer of any Hugging Face folder: tokenizer.json, or what transformers makes one of.
+
+No code of the folder's runs, and each of its files is bounded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer as RustTokenizer
+
+from flashtrain.data.bpe import END_OF_TEXT, clean, rust_threads
+from flashtrain.errors import UserError
+from flashtrain.files.disk import write_atomically
+from flashtrain.files.foreign_files import JSON_BYTES, read_bytes, read_json_object, read_text
+
+FILE, CONFIG, MAP, TEMPLATE = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
+OTHER_FILES = ("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+DECIDING = (FILE, CONFIG, MAP, "added_tokens.json", "config.json", *OTHER_FILES)
+USUAL_ENDS = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>")  # where no file of the folder says which
+
+
+class HuggingFaceTokenizer:
+    """A tokenizer as its folder has it. It adds no special token to a text, and one that a text spells is text.
+
+    end_of_text: the eos_token of the folder's settings, else its sep_token, else that of the model beside.
+    config: what tokenizer_config.json says, a chat template included. Made by `load`.
+    """
+
+    kind = "huggingface"
+
+    def __init__(self, tokenizer: RustTokenizer, end_of_text: int, config: dict[str, Any]) -> None:
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        tokenizer.encode_special_tokens = True
+        self._tokenizer = tokenizer
+        self.end_of_text = end_of_text
+        # The class that takes tokenizer.json as it is: others of transformers build parts of it anew.
+        self.config = {**config, "tokenizer_class": "PreTrainedTokenizerFast"}
+        self.config.pop("auto_map", None)  # names code in the folder
+        self.config["eos_token"] = tokenizer.id_to_token(end_of_text)
+        self.vocab_size: int = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> HuggingFaceTokenizer:
+        """Raises UserError: no tokenizer there, a damaged one, one without an end of text."""
+        folder = Path(folder).expanduser()
+        config = read_json_object(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+        if (folder / MAP).is_file():
+            config = {**read_json_object(folder / MAP), **config}
+        if (folder / TEMPLATE).is_file():
+            config["chat_template"] = read_text(folder / TEMPLATE)
+        if (folder / FILE).is_file():
+            text = read_text(folder / FILE)
+        elif config or any((folder / name).is_file() for name in OTHER_FILES):
+            text = _made_by_transformers(folder)
+        else:
+            raise UserError(f"no tokenizer in {folder}: it has no {FILE} and no {CONFIG}.")
+        try:
+            tokenizer = RustTokenizer.from_str(text)
+        except Exception as error:  # the library raises no other
+            raise UserError(f"the tokenizer in {folder} cannot be read: {' '.join(str(error).split())}.") from error
+        ids = tokenizer.get_vocab(with_added_tokens=True).values()
+        if not ids or max(ids) >= 2 * len(ids):  # every id below the largest gets a row of the model's
+            raise UserError(
+                f"the tokenizer in {folder} has {len(ids):,} tokens, and ids up to {max(ids, default=0):,}."
+            )
+        return cls(tokenizer, _end_of_text(folder, tokenizer, config), config)
+
+    def library_form(self) -> RustTokenizer:
+        """A copy of the Hugging Face library's tokenizer."""
+        return RustTokenizer.from_str(self._tokenizer.to_str())
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(clean(text), add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        with rust_threads():
+            found = self._tokenizer.encode_batch_fast([clean(text) for text in texts], add_special_tokens=False)
+        return [np.asarray(one.ids, dtype=np.uint32) for one in found]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self._tokenizer.decode([int(token) for token in ids], skip_special_tokens=False)
+
+    def describe(self) -> str:
+        return f"a Hugging Face tokenizer ({self.vocab_size:,} tokens)"
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(f"{self.end_of_text} {self._tokenizer.to_str()}".encode()).hexdigest()
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Also loads as transformers.AutoTokenizer.from_pretrained(folder)."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / FILE, self._tokenizer.to_str())
+        write_atomically(folder / CONFIG, json.dumps({**self.config, "flashtrain": {"kind": self.kind}}, indent=1))
+
+
+def folder_version(folder: str | os.PathLike[str]) -> str:
+    """A hash of what decides the ids, known without reading the tokenizer. Raises UserError for too large a file."""
+    digest = hashlib.sha256()
+    for name in DECIDING:
+        path = Path(folder).expanduser() / name
+        if path.is_file():
+            digest.update(f"{name}\0{hashlib.sha256(read_bytes(path, JSON_BYTES)).hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def _made_by_transformers(folder: Path) -> str:
+    """tokenizer.json's content for a folder that has none."""
+    for name in DECIDING:
+        if (folder / name).is_file():
+            read_bytes(folder / name, JSON_BYTES)  # bounded, before a library reads all of it
+    try:
+        import transformers
+    except ImportError as error:
+        raise UserError(
+            f"{folder} has no {FILE}, and making it of its other files needs transformers: pip install transformers"
+        ) from error
+    try:
+        made = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        return made.backend_tokenizer.to_str()
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"transformers makes no tokenizer of the files in {folder}: {reason}") from error
+
+
+def _end_of_text(folder: Path, tokenizer: RustTokenizer, config: dict[str, Any]) -> int:
+    for name in ("eos_token", "sep_token"):
+        given = config.get(name)
+        token = given.get("content") if isinstance(given, dict) else given
+        if isinstance(token, str):
+            number = tokenizer.token_to_id(token)
+            if number is None:
+                raise UserError(f"the tokenizer in {folder} has no token {token}, which its {CONFIG} calls {name}.")
+            return number
+    beside = read_json_object(folder / "config.json") if (folder / "config.json").is_file() else {}
+    number = beside.get("eos_token_id")
+    number = number[0] if isinstance(number, list) and number else number
+    if type(number) is int and number >= 0 and tokenizer.id_to_token(number) is not None:
+        return number
+    usual = (tokenizer.token_to_id(token) for token in USUAL_ENDS)
+    found = next((number for number in usual if number is not None), None)
+    if found is None:
+        raise UserError(
+            f"the tokenizer in {folder} names no end of text, which closes every document: say it in {CONFIG}, as "
+            '"eos_token".'
+        )
+    return found
