@@ -142,7 +142,7 @@ TRAINING_RULES = (
         "trainer.strategy=context",
     ),
     _own_component("model", "gpt2", "modern", "plain"),
-    _own_component("data", "stdlib", "files", "hub"),
+    _own_component("data", "stdlib", "files", "hub", "chat"),
     _own_component("optimizer", "adamw", "lamb", "muon"),
     _own_component("schedule", "constant", "cosine", "linear"),
 )

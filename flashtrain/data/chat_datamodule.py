@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader
 
 from flashtrain.data.chat_samples import (
     COST,
-    ChatBatch,
     ChatDocuments,
     ChatRowsOnce,
     ChatSamples,
@@ -23,6 +22,7 @@ from flashtrain.data.chat_source import ChatFiles, ChatRows, ChatSource
 from flashtrain.data.chat_template import ChatTemplate
 from flashtrain.data.datamodule import TextDataModule
 from flashtrain.data.loader import evaluation_loader
+from flashtrain.data.packing import ChatBatch, Split
 from flashtrain.data.token_budget import TokenBudgetPlan
 from flashtrain.data.token_budget_loader import TokenBudgetLoader, TokenBudgetSampler
 from flashtrain.data.token_cache import GOES_ON
@@ -100,6 +100,11 @@ class ChatDataModule(TextDataModule):
             found.chosen(useful & (place >= held)),
             found.chosen(drawn[useful[drawn] & (place[drawn] < held)]),
         )
+
+    @property
+    def split(self) -> Split:
+        """Raises UserError: what reads a text in windows (mode=lengths) takes none of conversations."""
+        raise UserError("conversations are no text to read in windows. Possible: data=files, hub or stdlib.")
 
     @property
     def documents(self) -> tuple[ChatDocuments, ChatDocuments]:

@@ -15,25 +15,13 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, DistributedSampler
 
-from flashtrain.data.packing import IGNORED_LABEL, Batch
+from flashtrain.data.packing import IGNORED_LABEL, ChatBatch
 from flashtrain.data.token_budget import Cost, rows_once
 from flashtrain.data.token_cache import LABELLED, TokenCache, check_ids
 
 # All tokens of a row are computed, filled or not: what differs between rows is attention's pairs.
 COST = Cost(per_token=0.0, per_pair=1.0)
 MOST_AT_ONCE = 2**22  # marks that are counted at once
-
-
-class ChatBatch(Batch):
-    """A Batch whose labels are -100 but for what is to be learnt.
-
-    weight: what the micro-batch's mean loss is multiplied by. The mean over a step's micro-batches and devices is then
-    the mean over all labels of the step, wherever each came to lie: a mean of the micro-batches' own means would count
-    the labels of a row with few of them more than others. label_count: the labels of that mean.
-    """
-
-    weight: float
-    label_count: int
 
 
 class MicroBatch(NamedTuple):

@@ -228,7 +228,7 @@ def read_template(path: str | os.PathLike[str] | None) -> str | None:
 def _templates(given: object) -> dict[str, str]:
     """A tokenizer's templates by name, "default" where there is one. UserError: too long a one, or no Jinja."""
     if isinstance(given, list):  # as tokenizer_config.json has several
-        found = {str(one.get("name")): one.get("template") for one in given if isinstance(one, dict)}
+        found: dict[str, Any] = {str(one.get("name")): one.get("template") for one in given if isinstance(one, dict)}
     else:
         found = {} if given is None else {"default": given}
     for text in found.values():

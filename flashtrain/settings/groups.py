@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from flashtrain.data.text_files import UTF_8, check_encoding
@@ -16,19 +17,27 @@ from flashtrain.files.foreign_files import DEFAULT_LONGEST
 ATTENTIONS = ("flash", "sdpa", "standard")
 ACCELERATORS = ("auto", "cpu", "gpu")
 PRECISIONS = ("bf16-mixed", "16-mixed", "32-true", "bf16-true", "64-true")
-TOKENIZERS = ("bytes", "bpe", "gpt2")
-SOURCES = ("stdlib", "files", "hub")
+TOKENIZERS = ("bytes", "bpe", "gpt2", "huggingface")
+SOURCES = ("stdlib", "files", "hub", "chat")
+# What flashtrain.data.chat_template and chat_datamodule know, by name: few runs need them.
+TRAIN_ON = ("assistant", "all")
+TOO_LONG = ("cut", "drop", "refuse")
 # Settings of conf/data that not every source, or not every tokenizer, heeds, and which ones do.
 # (include_tests is not among them: commands of published results name it beside data=files.)
 HEEDED_BY = {
-    "path": "data=files",
-    "name": "data=hub",
-    "config": "data=hub",
-    "split": "data=hub",
-    "streaming": "data=hub",
-    "text_column": "data=files or data=hub",
-    "encoding": "data=files",
-    "longest_document": "data=files",
+    "path": "data=files or data=chat",
+    "name": "data=hub or data=chat",
+    "config": "data=hub or data=chat",
+    "split": "data=hub or data=chat",
+    "streaming": "data=hub or data=chat",
+    "split_context": "data=stdlib or data=files or data=hub",
+    "text_column": "data=files or data=hub or data=chat",
+    "encoding": "data=files or data=chat",
+    "longest_document": "data=files or data=chat",
+    "train_on": "data=chat",
+    "chat_template": "data=chat",
+    "too_long": "data=chat",
+    "skip_broken": "data=chat",
     "options": "data=SOURCE, one that a program of your own registered",
     "vocab": "data.tokenizer=gpt2",
     "merges": "data.tokenizer=gpt2",
@@ -89,19 +98,22 @@ class DataSettings:
     validation_tokens: held-out tokens of each validation (None: at most 524,288, and a tenth of the training's time).
     split_context: hold out as for samples of this length (None: `context`): see TextDataModule. encoding: of text files
     (any of Python's text encodings). longest_document: bytes, uncompressed, of a text file or a line of .jsonl.
+    Of data=chat: train_on: the tokens whose loss counts. chat_template: a file with a Jinja template in place of the
+    tokenizer's own. too_long: a conversation longer than `context` is cut, dropped or refused. skip_broken: the share
+    of the rows that may be broken, and are left out with a line; 0 refuses the first.
     """
 
     source: str = "stdlib"
-    path: str | None = None  # of data=files: a file or a folder
-    name: str | None = None  # of data=hub: the dataset
-    config: str | None = None  # of data=hub: the dataset's configuration
-    split: str = "train"  # of data=hub: the dataset's split
+    path: str | None = None  # of data=files, chat: a file or a folder
+    name: str | None = None  # of data=hub, chat: the dataset
+    config: str | None = None  # of data=hub, chat: the dataset's configuration
+    split: str = "train"  # of data=hub, chat: the dataset's split
     text_column: str = "text"  # the field of .jsonl lines, .parquet rows and hub datasets that holds the text
     encoding: str = UTF_8
     longest_document: int = DEFAULT_LONGEST
     streaming: bool = True  # of data=hub: read while downloading, or download first
     include_tests: bool = True  # of data=stdlib: with the standard library's tests
-    tokenizer: str = "bpe"  # bytes | bpe (trained on the corpus) | gpt2
+    tokenizer: str = "bpe"  # bytes | bpe (trained on the corpus) | gpt2 | huggingface (the one beside model.path)
     vocab_size: int = 50257  # tokens of data.tokenizer=bpe
     vocab: str | None = None  # of data.tokenizer=gpt2: a local vocab.json
     merges: str | None = None  # of data.tokenizer=gpt2: a local merges.txt
@@ -111,12 +123,16 @@ class DataSettings:
     split_context: int | None = None
     workers: int | None = None
     cache_dir: str | None = None  # where token files lie; null: FLASHTRAIN_CACHE, else the user's cache folder
+    train_on: str = "assistant"  # assistant | all
+    chat_template: str | None = None
+    too_long: str = "cut"  # cut | drop | refuse
+    skip_broken: float = 0.0
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def first_words(self) -> str:
         """How a sample begins where no prompt is given: as the text that was trained on may begin."""
-        return "import " if self.source == "stdlib" else "The "
+        return {"stdlib": "import ", "chat": "Hello!"}.get(self.source, "The ")
 
     def check(self) -> None:
         if self.source == "files" and not self.path:
@@ -125,7 +141,16 @@ class DataSettings:
             raise UserError(
                 "data=hub needs data.name=..., a dataset of the Hugging Face hub such as roneneldan/TinyStories."
             )
-        one_of("data.tokenizer", self.tokenizer, TOKENIZERS)
+        if self.source == "chat" and self.tokenizer in ("bytes", "bpe", "gpt2"):
+            raise UserError(
+                f"data=chat with data.tokenizer={self.tokenizer}: conversations need a tokenizer with a chat template. "
+                "Possible: data.tokenizer=FOLDER, as Hugging Face has it."
+            )
+        if not Path(self.tokenizer).expanduser().is_dir():
+            one_of("data.tokenizer", self.tokenizer, TOKENIZERS)
+        one_of("data.train_on", self.train_on, TRAIN_ON)
+        one_of("data.too_long", self.too_long, TOO_LONG)
+        between("data.skip_broken", self.skip_broken, 0.0, 1.0, include_high=False)
         check_encoding(self.encoding)
         at_least("data.longest_document", self.longest_document, 1)
         at_least("data.vocab_size", self.vocab_size, 257)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
@@ -77,6 +78,31 @@ def build_hub(settings: DataSettings) -> TextSource:
 
     return HubSource(
         str(settings.name),
+        split=settings.split,
+        text_column=settings.text_column,
+        config=settings.config,
+        streaming=settings.streaming,
+    )
+
+
+@register("source", "chat")
+def build_chat(settings: DataSettings) -> TextSource:
+    from flashtrain.data.chat_source import ChatDataset, ChatFiles, is_saved
+
+    if (settings.path is None) == (settings.name is None):
+        raise UserError(
+            "data=chat needs data.path=..., a .jsonl or .parquet file, or a folder of them or of save_to_disk; or "
+            "data.name=..., a dataset of the hub."
+        )
+    if settings.path is not None and not is_saved(Path(settings.path).expanduser()):
+        return ChatFiles(
+            settings.path,
+            text_column=settings.text_column,
+            encoding=settings.encoding,
+            longest_document=settings.longest_document,
+        )
+    return ChatDataset(
+        str(settings.name or Path(str(settings.path)).expanduser()),
         split=settings.split,
         text_column=settings.text_column,
         config=settings.config,

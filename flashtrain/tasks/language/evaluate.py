@@ -23,7 +23,7 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> int:
     trained.model = move(trained.model, hardware.kind, hardware.precision)
     if settings.mode == "generate":
         prompt = settings.prompt or settings.data.first_words
-        print(continue_text(trained.model, trained.tokenizer, prompt, settings.generate, seed=settings.seed))
+        print(continue_text(trained.model, trained.tokenizer, prompt, settings))
         return 0
     data = make_data(settings, hardware)
     trainer = evaluating_trainer(hardware)

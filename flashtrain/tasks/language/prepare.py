@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch
 
 from flashtrain.announce import say
 from flashtrain.data.datamodule import TextDataModule
-from flashtrain.data.tokenizers import Tokenizer
+from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, make_tokenizer
 from flashtrain.distributed.sharding import full_state_dict
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import FAMILIES
 from flashtrain.models.trainable import Trainable
 from flashtrain.models.trained_decoders import generate
-from flashtrain.settings.groups import GenerateSettings
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Prepared
 from flashtrain.tasks import LanguageModel
@@ -39,6 +38,7 @@ from flashtrain.training.hardware import VOCABULARY, Hardware, duration, expecte
 from flashtrain.training.memory import FREE_SHARE, GIB
 from flashtrain.training.throughput import Throughput
 
+CHAT = "chat"  # the source whose rows are conversations
 MOST_VALIDATION_TOKENS = 524_288  # of each validation, where data.validation_tokens says nothing
 
 
@@ -58,26 +58,39 @@ def make_task(settings: Settings, hardware: Hardware, model: Trainable, descript
 
 def make_data(settings: Settings, hardware: Hardware) -> TextDataModule:
     """The data module of these settings; its micro-batch is set once the model is known."""
-    asked = settings.data.validation_tokens
-    return TextDataModule(
-        make_source(settings),
-        make_tokenizer_spec(settings),
-        settings.context,
-        batch_size=settings.samples_per_step // settings.data_ranks,
-        total_steps=settings.trainer.steps,
-        seed=settings.seed,
-        document_mask=settings.data.document_mask,
-        validation_fraction=settings.data.validation_fraction,
-        split_context=settings.data.split_context,
-        validation_samples=held_out_samples(
+    asked, told = settings.data.validation_tokens, settings.data
+    options: dict[str, Any] = {
+        "batch_size": settings.samples_per_step // settings.data_ranks,
+        "total_steps": settings.trainer.steps,
+        "seed": settings.seed,
+        "document_mask": told.document_mask,
+        "validation_fraction": told.validation_fraction,
+        "validation_samples": held_out_samples(
             None if asked is None else max(1, asked // settings.context),
             settings.trainer.validate_every,
             settings.samples_per_step,
             most=max(1, MOST_VALIDATION_TOKENS // settings.context),
         ),
-        validation_batch=settings.trainer.validation_micro_batch,
-        num_workers=loader_workers(settings.data.workers, hardware),
-        cache_dir=settings.data.cache_dir,
+        "validation_batch": settings.trainer.validation_micro_batch,
+        "num_workers": loader_workers(told.workers, hardware),
+        "cache_dir": told.cache_dir,
+    }
+    source, tokenizer = make_source(settings), make_tokenizer_spec(settings)
+    if told.source != CHAT:
+        return TextDataModule(source, tokenizer, settings.context, split_context=told.split_context, **options)
+    from flashtrain.data.chat_datamodule import ChatDataModule
+    from flashtrain.data.chat_template import read_template
+
+    return ChatDataModule(
+        cast(Any, source),
+        make_tokenizer(tokenizer, source) if isinstance(tokenizer, TokenizerSpec) else tokenizer,
+        settings.context,
+        template=read_template(told.chat_template),
+        train_on=told.train_on,
+        text_column=told.text_column,
+        too_long=told.too_long,
+        skip_broken=told.skip_broken,
+        **options,
     )
 
 
@@ -203,7 +216,7 @@ def _sample(
         return None
     prompt = settings.prompt or settings.data.first_words
     model.to(hardware.kind)  # Lightning leaves the weights in main memory when a fit ends
-    return continue_text(model, data.tokenizer, prompt, settings.generate, seed=settings.seed)
+    return continue_text(model, data.tokenizer, prompt, settings)
 
 
 def _found(
@@ -264,13 +277,19 @@ def _ways_to_run(batching: Batching) -> list[str]:
     return ["memory savings, cheapest in time first (> is taken):", *lines]
 
 
-def continue_text(model: Trainable, tokenizer: Tokenizer, prompt: str, options: GenerateSettings, *, seed: int) -> str:
-    """The prompt and what the model writes after it.
+def continue_text(model: Trainable, tokenizer: Tokenizer, prompt: str, settings: Settings) -> str:
+    """The prompt and what the model writes after it; of one trained on conversations, what it answers a user.
 
     Raises UserError for a model that does not generate.
     """
-    device = next(model.parameters()).device
-    tokens = torch.tensor([tokenizer.encode(prompt)], device=device)
+    options, device = settings.generate, next(model.parameters()).device
+    if settings.data.source == CHAT:
+        from flashtrain.data.chat_template import ChatTemplate
+
+        begin = ChatTemplate(tokenizer).prompt(prompt)
+    else:
+        begin = tokenizer.encode(prompt)
+    tokens = torch.tensor([begin], device=device)
     with torch.autocast("cuda", dtype=torch.bfloat16, enabled=device.type == "cuda" and torch.cuda.is_bf16_supported()):
         written = generate(
             model,
@@ -278,7 +297,7 @@ def continue_text(model: Trainable, tokenizer: Tokenizer, prompt: str, options: 
             options.tokens,
             temperature=options.temperature,
             top_k=options.top_k,
-            seed=seed,
+            seed=settings.seed,
             end_of_text=tokenizer.end_of_text,
         )
     return tokenizer.decode(written[0].tolist())

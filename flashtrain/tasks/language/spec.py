@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class LanguageTask(Task):
     """Next-token training of a registered model on text."""
 
-    heeds = ("model", "data", "context", "context_parallel", *OF_TOKENS)
+    heeds = ("model", "data", "data.train_on", "context", "context_parallel", *OF_TOKENS)
 
     def check_step(self, settings: Settings, given: Collection[str]) -> None:
         settings.check_step()
