@@ -30,6 +30,7 @@ from flashtrain.data.tokenizers import Tokenizer, huggingface_tokenizer
 from flashtrain.errors import UserError, one_of
 
 TOO_LONG = ("cut", "drop", "refuse")
+ROWS_LOOKED_THROUGH = 16  # at least, for what fills a step's rows up: few rows of few conversations leave much empty
 
 
 class ChatDataModule(TextDataModule):
@@ -144,13 +145,15 @@ class ChatDataModule(TextDataModule):
         self._check()
         samples = self._chats(self.documents[0])
         world_size, rank = self._place()
+        rows = self.batch_size * self.accumulate * world_size
         plan = TokenBudgetPlan(
             len(samples),
             samples.lengths,
             budget=self.context,
-            rows=self.batch_size * self.accumulate * world_size,
+            rows=rows,
             cost=COST,
             seed=self.seed,
+            look_ahead=max(2.0, ROWS_LOOKED_THROUGH / rows),
             tolerance=np.inf,  # rows are filled first, and evened as far as that allows
         )
         sampler = TokenBudgetSampler(
