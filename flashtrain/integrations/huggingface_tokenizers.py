@@ -17,6 +17,7 @@ from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from flashtrain.data.bpe import END_OF_TEXT, BPETokenizer
+from flashtrain.data.huggingface_tokenizer import HuggingFaceTokenizer
 from flashtrain.data.tokenizers import (
     CONFIG_NAME,
     FILE,
@@ -61,9 +62,11 @@ def save_tokenizer(
     }
     if context is not None:
         config["model_max_length"] = context
-    if special is None:
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        config = {**tokenizer.config, **config}
+    if special is None and not isinstance(tokenizer, HuggingFaceTokenizer):
         config |= {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "unk_token": END_OF_TEXT}
-    else:
+    if special is not None:
         config |= {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
         config |= {"unk_token": "[UNK]"} if library.token_to_id("[UNK]") is not None else {}
     try:
@@ -77,7 +80,7 @@ def save_tokenizer(
 
 def _library_form(tokenizer: Tokenizer, special: SpecialTokens | None) -> LibraryTokenizer | None:
     """The Hugging Face library's tokenizer with the same ids, special tokens included; None where there is none."""
-    if not isinstance(tokenizer, ByteTokenizer | BPETokenizer | WordPieceTokenizer):
+    if not isinstance(tokenizer, ByteTokenizer | BPETokenizer | WordPieceTokenizer | HuggingFaceTokenizer):
         return None
     library = tokenizer.library_form()
     if special is None:

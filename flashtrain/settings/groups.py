@@ -25,15 +25,14 @@ TOO_LONG = ("cut", "drop", "refuse")
 # Settings of conf/data that not every source, or not every tokenizer, heeds, and which ones do.
 # (include_tests is not among them: commands of published results name it beside data=files.)
 HEEDED_BY = {
-    "path": "data=files or data=chat",
-    "name": "data=hub or data=chat",
-    "config": "data=hub or data=chat",
-    "split": "data=hub or data=chat",
-    "streaming": "data=hub or data=chat",
-    "split_context": "data=stdlib or data=files or data=hub",
-    "text_column": "data=files or data=hub or data=chat",
-    "encoding": "data=files or data=chat",
-    "longest_document": "data=files or data=chat",
+    "path": "data=files",
+    "name": "data=hub",
+    "config": "data=hub",
+    "split": "data=hub",
+    "streaming": "data=hub",
+    "text_column": "data=files or data=hub",
+    "encoding": "data=files",
+    "longest_document": "data=files",
     "train_on": "data=chat",
     "chat_template": "data=chat",
     "too_long": "data=chat",
@@ -178,6 +177,8 @@ def unheeded(data: DataSettings) -> list[str]:
     plain = DataSettings()
     changed = [name for name in HEEDED_BY if getattr(data, name) != getattr(plain, name)]
     heeded = [f"data.tokenizer={data.tokenizer}", f"data={data.source}"]
+    if data.source == "chat":
+        heeded += ["data=files", "data=hub"]  # it reads the files, tables and datasets that they read
     ours = data.source in SOURCES
     return [
         name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from flashtrain.announce import say
+from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import new_folder
 from flashtrain.integrations import save_decoder, save_tokenizer
 from flashtrain.settings.settings import Settings
@@ -29,7 +30,10 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> int:
     trainer = evaluating_trainer(hardware)
     data.batch_size = min(data.batch_size, 8)
     task = LanguageModel(trained.model, document_mask=settings.data.document_mask)
-    loss = trainer.validate(task, data, verbose=False)[0]["validation_loss"]
+    found = trainer.validate(task, data, verbose=False)
+    if not found or "validation_loss" not in found[0]:
+        raise UserError("nothing is held out to evaluate on: raise data.validation_fraction, or use more text.")
+    loss = found[0]["validation_loss"]
     perplexity = float(torch.exp(torch.tensor(loss)))
     say(f"{trained.checkpoint} (step {trained.step}): held-out loss {loss:.4f}, perplexity {perplexity:.2f}")
     return 0

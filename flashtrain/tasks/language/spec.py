@@ -126,6 +126,11 @@ RULES = (
         "language models; BERT has masked.* and finetune.*",
     ),
     Rule(
+        "data.split_context",
+        lambda settings: settings.data.source != "chat",
+        "data=stdlib, files, hub; of data=chat whole conversations are held out, whatever the context",
+    ),
+    Rule(
         "prompt generate",
         either(trains("model"), does("generate"), runs_a_training),
         "mode=generate and the sample at the end of a language model's training",
