@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flashtrain.__main__ import main as main
+    from flashtrain.data.chat_datamodule import ChatDataModule as ChatDataModule
     from flashtrain.data.datamodule import TextDataModule as TextDataModule
     from flashtrain.distributed.context.strategy import ContextParallelStrategy as ContextParallelStrategy
     from flashtrain.errors import UserError as UserError
@@ -46,6 +47,7 @@ _HOMES = {
     "GPT2": "models.gpt2",
     "GPT2Config": "models.gpt2",
     "Attention": "models.attention",
+    "ChatDataModule": "data.chat_datamodule",
     "ContextParallelStrategy": "distributed.context.strategy",
     "LanguageModel": "tasks.language.task",
     "TextDataModule": "data.datamodule",

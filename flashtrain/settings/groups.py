@@ -46,6 +46,7 @@ DECODERS = ("gpt2", "modern", "plain")
 DECODER_SIZES = ("demo", "124m", "355m", "774m", "1.3b", "1.5b")
 POSITIONS = ("learned", "rotary")
 RESIDUALS = ("weights", "compute")
+ADAPTERS = ("lora",)
 CHECKPOINTING = ("none", "selective", "full", "auto")
 LOGGERS = ("none", "csv", "wandb")
 
@@ -57,6 +58,10 @@ class ModelSettings:
     rope_base, rope_factor: of rotary positions (None: 10000 and 1, or what the weights have); interpolate_positions:
     stretch learned ones when starting from weights, or evaluating a checkpoint, at a longer context.
     `residual`: between the blocks, under mixed precision, the weights' float32 or the compute's half precision.
+    path, config: of model=huggingface, a transformers folder or a name of the hub, or (for random weights) a
+    config.json or a model type such as llama, of which `options` changes entries.
+    adapter, adapter_rank, adapter_alpha, adapter_targets, adapter_dropout: lora (Hu et al. 2021) trains two thin
+    matrices beside each of the targets, alpha / rank times their product, and leaves the weights as they are.
     """
 
     name: str = "gpt2"
@@ -68,14 +73,30 @@ class ModelSettings:
     rope_factor: float | None = None
     interpolate_positions: bool = False
     residual: str = "compute"
+    path: str | None = None
+    config: str | None = None
+    adapter: str | None = None  # lora
+    adapter_rank: int = 16
+    adapter_alpha: float | None = None  # null: twice the rank
+    adapter_targets: str = "all-linear"  # or names of layers, a comma between two: q_proj,v_proj
+    adapter_dropout: float = 0.0  # a probability, of what an adapter reads
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
-        """Family and size, such as gpt2-124m."""
-        return f"{self.name}-{self.size}"
+        """Family and size, such as gpt2-124m; a transformers model's folder, hub name or type."""
+        given = self.path or self.config
+        return f"{self.name}-{self.size}" if given is None else Path(given.removesuffix("/config.json")).name
 
     def check(self) -> None:
+        if self.path is not None and self.config is not None:
+            raise UserError("model.path has weights and model.config draws them at random: leave one of them out.")
+        if self.adapter is not None:
+            one_of("model.adapter", self.adapter, ADAPTERS)
+        at_least("model.adapter_rank", self.adapter_rank, 1)
+        between("model.adapter_dropout", self.adapter_dropout, 0.0, 1.0, include_high=False)
+        if self.adapter_alpha is not None and not self.adapter_alpha > 0:
+            raise UserError(f"model.adapter_alpha={self.adapter_alpha:g} must be above 0.")
         if self.rope_base is not None and not self.rope_base > 1:
             raise UserError(f"model.rope_base={self.rope_base:g} must be above 1 (10000 is usual).")
         if self.rope_factor is not None:

@@ -10,7 +10,7 @@ from flashtrain.folders.run_folder import new_folder
 from flashtrain.integrations import save_decoder, save_tokenizer
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import LanguageModel
-from flashtrain.tasks.language.prepare import continue_text, make_data
+from flashtrain.tasks.language.prepare import CHAT, continue_text, make_data
 from flashtrain.tasks.language.trained import TrainedModel, load_trained, move
 from flashtrain.tasks.training_task import evaluating_trainer
 from flashtrain.training.hardware import Hardware
@@ -24,7 +24,8 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> int:
     trained.model = move(trained.model, hardware.kind, hardware.precision)
     if settings.mode == "generate":
         prompt = settings.prompt or settings.data.first_words
-        print(continue_text(trained.model, trained.tokenizer, prompt, settings))
+        chat = settings.data.source == CHAT
+        print(continue_text(trained.model, trained.tokenizer, prompt, settings.generate, seed=settings.seed, chat=chat))
         return 0
     data = make_data(settings, hardware)
     trainer = evaluating_trainer(hardware)

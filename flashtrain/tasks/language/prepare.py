@@ -18,6 +18,7 @@ from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import FAMILIES
 from flashtrain.models.trainable import Trainable
 from flashtrain.models.trained_decoders import generate
+from flashtrain.settings.groups import GenerateSettings
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Prepared
 from flashtrain.tasks import LanguageModel
@@ -216,7 +217,8 @@ def _sample(
         return None
     prompt = settings.prompt or settings.data.first_words
     model.to(hardware.kind)  # Lightning leaves the weights in main memory when a fit ends
-    return continue_text(model, data.tokenizer, prompt, settings)
+    chat = settings.data.source == CHAT
+    return continue_text(model, data.tokenizer, prompt, settings.generate, seed=settings.seed, chat=chat)
 
 
 def _found(
@@ -277,13 +279,15 @@ def _ways_to_run(batching: Batching) -> list[str]:
     return ["memory savings, cheapest in time first (> is taken):", *lines]
 
 
-def continue_text(model: Trainable, tokenizer: Tokenizer, prompt: str, settings: Settings) -> str:
-    """The prompt and what the model writes after it; of one trained on conversations, what it answers a user.
+def continue_text(
+    model: Trainable, tokenizer: Tokenizer, prompt: str, options: GenerateSettings, *, seed: int, chat: bool = False
+) -> str:
+    """The prompt and what the model writes after it. chat: the prompt is what a user says, by the chat template.
 
     Raises UserError for a model that does not generate.
     """
-    options, device = settings.generate, next(model.parameters()).device
-    if settings.data.source == CHAT:
+    device = next(model.parameters()).device
+    if chat:
         from flashtrain.data.chat_template import ChatTemplate
 
         begin = ChatTemplate(tokenizer).prompt(prompt)
@@ -297,7 +301,7 @@ def continue_text(model: Trainable, tokenizer: Tokenizer, prompt: str, settings:
             options.tokens,
             temperature=options.temperature,
             top_k=options.top_k,
-            seed=settings.seed,
+            seed=seed,
             end_of_text=tokenizer.end_of_text,
         )
     return tokenizer.decode(written[0].tolist())
