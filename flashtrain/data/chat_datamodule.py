@@ -30,7 +30,7 @@ from flashtrain.data.tokenizers import Tokenizer, huggingface_tokenizer
 from flashtrain.errors import UserError, one_of
 
 TOO_LONG = ("cut", "drop", "refuse")
-ROWS_LOOKED_THROUGH = 16  # at least, for what fills a step's rows up: few rows of few conversations leave much empty
+LOOKED_THROUGH = 128  # conversations, at least, for what fills a step's rows up: few long ones leave much of them empty
 
 
 class ChatDataModule(TextDataModule):
@@ -153,7 +153,7 @@ class ChatDataModule(TextDataModule):
             rows=rows,
             cost=COST,
             seed=self.seed,
-            look_ahead=max(2.0, ROWS_LOOKED_THROUGH / rows),
+            look_ahead=max(2.0, LOOKED_THROUGH * samples.tokens / len(samples) / (rows * self.context)),
             tolerance=np.inf,  # rows are filled first, and evened as far as that allows
         )
         sampler = TokenBudgetSampler(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -28,7 +30,7 @@ def runs(tmp_path_factory) -> TinyRuns:
         for a, b in SUMS
     ]
     (folder / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    without = [word for word in TINY if not word.startswith(("data=", "data.tokenizer=", "context="))]
+    without = [word for word in TINY if not word.startswith(("data=", "data.tokenizer=", "context=", "trainer.tokens"))]
     words = ["data=chat", f"data.tokenizer={folder / 'model'}", "context=96", "trainer.tokens_per_step=768"]
     return TinyRuns(folder, [*without, *words, f"data.path={folder / 'chats.jsonl'}", f"data.cache_dir={folder}",
                              f"output={folder}"])  # fmt: skip
@@ -124,3 +126,21 @@ def test_the_recipe_trains_the_answers_of_a_models_own_template():
     )
     assert settings.data.document_mask
     assert settings.data.train_on == "assistant"
+
+
+@pytest.mark.slow  # processes of their own
+@pytest.mark.parametrize(
+    "devices", ["trainer.devices=2", "trainer.devices=2 context_parallel=2", "trainer.devices=4 context_parallel=2"]
+)
+def test_several_devices_train_as_one_does(runs, finished, devices):
+    """Their losses are those of one, each step's over the labels of all, and so are the losses on what is held out."""
+    name = devices.replace(" ", "-").replace("=", "-")
+    done = runs.command(*devices.split(), "trainer.micro_batch=1", f"hydra.run.dir={runs.folder / name}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    one, several = (read_metrics(folder) for folder in (finished, runs.folder / name))
+    assert several == pytest.approx(one, rel=1e-4)
+
+
+def read_metrics(folder: Path) -> list[float]:
+    rows = list(csv.DictReader((folder / "metrics.csv").open()))
+    return [float(row[name]) for name in ("train_loss", "validation_loss") for row in rows if row.get(name)]
