@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from flashtrain.command.calls import load as load
     from flashtrain.command.calls import plan as plan
     from flashtrain.command.calls import train as train
+    from flashtrain.data.chat_datamodule import ChatDataModule as ChatDataModule
     from flashtrain.data.datamodule import TextDataModule as TextDataModule
     from flashtrain.distributed.context.strategy import ContextParallelStrategy as ContextParallelStrategy
     from flashtrain.errors import UserError as UserError
@@ -42,6 +43,7 @@ _HOMES = {
     "GPT2": "models.gpt2",
     "GPT2Config": "models.gpt2",
     "Attention": "models.attention",
+    "ChatDataModule": "data.chat_datamodule",
     "ContextParallelStrategy": "distributed.context.strategy",
     "LanguageModel": "tasks.language.task",
     "TextDataModule": "data.datamodule",

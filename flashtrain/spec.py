@@ -100,6 +100,11 @@ class Task:
         """Refuse what this task never heeds, wherever it comes from."""
         if settings.target_accuracy is not None and "target_accuracy" not in self.heeds:
             raise UserError(f"target_accuracy is of recipe=bert: recipe={settings.recipe} has no such accuracy.")
+        if settings.data.source == "chat" and "data.train_on" not in self.heeds:
+            raise UserError(
+                f"data=chat trains language models, and recipe={settings.recipe} is task={settings.task}: choose "
+                "recipe=sft."
+            )
         if settings.shares_sequences and "context_parallel" not in self.heeds:
             raise UserError(
                 f"{settings.asked_to_share} trains language models, and recipe={settings.recipe} is "

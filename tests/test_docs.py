@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from chat_folders import save_tokenizer_folder
 from published_commands import GUIDE, PAGES, ROOT, python_blocks, shell_blocks
 
 from flashtrain import registry
@@ -34,6 +35,7 @@ RUN_HERE = {
     "context parallel script",
     "python run",
     "hugging face lightning",
+    "chat script",
 }
 RUN_BY_TEST_README = {"lightning script", "attention module", "attention mask", "hugging face"}
 
@@ -128,6 +130,21 @@ def test_the_backend_of_the_guide_runs_what_it_serves_and_is_explained(monkeypat
     assert line.startswith("kernels for a new GPU: ")
     assert "forward tiles of 64; backward portable" in line
     assert "(no backward yet)" in line
+
+
+def test_the_script_on_conversations_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FLASHTRAIN_CACHE", str(tmp_path / "cache"))
+    save_tokenizer_folder(Path("MODEL"))
+    row = {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi."}]}
+    Path("chats.jsonl").write_text(f"{json.dumps(row)}\n" * 9)
+    code = python_blocks()["chat script"]
+    for written, here in {"4096": "128", "500": "2", '"124m"': '"demo"'}.items():
+        assert written in code, written
+        code = code.replace(written, here)
+    variables: dict[str, Any] = {"__name__": "page"}
+    exec(code, variables)
+    assert variables["trainer"].global_step == 2
 
 
 def test_the_kernel_call_of_the_guide_says_what_runs_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -157,7 +157,7 @@ TRAINING_RULES = (
         "trainer.strategy=context",
     ),
     _own_component("model", "gpt2", "modern", "plain"),
-    _own_component("data", "stdlib", "files", "tokens"),
+    _own_component("data", "stdlib", "files", "tokens", "chat"),
     _own_component("mask", *MASKS),
     _own_component("optimizer", "adamw", "lamb", "muon"),
     _own_component("schedule", "constant", "cosine", "linear"),

@@ -11,6 +11,10 @@ Masked language models read the same token file in samples of their real lengths
 mask_tokens, MaskedBatch), `masked_samples` (MaskedSamples), `token_budget` (Cost, share_out, TokenBudgetPlan),
 `token_budget_loader` (TokenBudgetLoader) and `masked_datamodule` (MaskedTextDataModule), which puts these together.
 
+Conversations are rows of a `chat_source` (ChatFiles, ChatDataset, ChatSource), become tokens with marks by a
+`chat_template` (ChatTemplate), and rows with labels by `chat_samples` (ChatSamples); `chat_datamodule` (ChatDataModule)
+puts these together.
+
 Classifiers read `labelled_documents` (LabelledDocuments, LabelledSamples), from files or a dataset, or
 `labelled_examples`: words with labels, or made up (CueDocuments, best_micro_f1). Those of sequences read `sequences`
 (Sequences, SequenceSource, SequenceDataModule).

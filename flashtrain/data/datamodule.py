@@ -51,7 +51,7 @@ class ResumableDataModule(pl.LightningDataModule):
         """How often the training samples have been read so far, 1.0 being every one once."""
         if self._train_loader is None:
             return 0.0
-        return self._train_loader.samples_read / self._train_loader.steps.samples
+        return self._train_loader.samples_read / len(self._train_loader.packed)
 
     def _training(self, samples: Samples) -> ResumableLoader:
         """The run's micro-batches of these samples for this device."""

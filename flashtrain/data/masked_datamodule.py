@@ -100,12 +100,6 @@ class MaskedTextDataModule(TextDataModule):
         return self.special.vocab_size
 
     @property
-    def epochs_seen(self) -> float:
-        """How often the training samples have been read so far, 1.0 being every one once."""
-        loader = self._train_loader
-        return loader.samples_read / len(loader.packed) if isinstance(loader, TokenBudgetLoader) else 0.0
-
-    @property
     def evenness(self) -> tuple[float, float] | None:
         """Of the latest steps: the rows' mean fill, and the worst of the costliest row over the mean row."""
         return None if self._sampler is None else self._sampler.evenness

@@ -112,6 +112,11 @@ class MaskedSamples(Dataset[MaskedBatch]):
         """The samples of an epoch."""
         return len(self._neighbours[0])
 
+    @property
+    def tokens(self) -> int:
+        """Of all pieces."""
+        return int(self.pieces.lengths.sum())
+
     def lengths(self, epoch: int) -> np.ndarray:
         """(n,) int64: tokens of each sample of an epoch. With pairs epochs differ."""
         return self.epoch(epoch).lengths
@@ -141,6 +146,15 @@ class MaskedSamples(Dataset[MaskedBatch]):
             labels += int(table.label_counts[of_epoch].sum())
             pairs += int((table.label[of_epoch] >= 0).sum())
         return Row(tuple(int(number) for number in numbers), max(1.0, labels), max(1.0, pairs))
+
+    def micro_batches(
+        self, rows: Sequence[tuple[int, ...]], *, rank: int, world_size: int, batch_size: int = 1
+    ) -> list[Row]:
+        """One row each, with the step's labels for a row of it: row a * world_size + rank is micro-batch a's."""
+        every = self.row([number for row in rows for number in row])
+        return [
+            Row(row, every.label_count / len(rows), every.sentence_count / len(rows)) for row in rows[rank::world_size]
+        ]
 
     def __getitem__(self, row: Row) -> MaskedBatch:
         """The batch of a row's samples, in their order. Raises UserError where a packed row cannot hold them."""

@@ -50,6 +50,18 @@ class Batch(TypedDict):
     positions: Tensor
 
 
+class ChatBatch(Batch):
+    """A Batch whose labels are -100 but for what is to be learnt.
+
+    weight: what the micro-batch's mean loss is multiplied by. The mean over a step's micro-batches and devices is then
+    the mean over all labels of the step, wherever each came to lie: a mean of the micro-batches' own means would count
+    the labels of a row with few of them more than others. label_count: the labels of that mean.
+    """
+
+    weight: float
+    label_count: int
+
+
 log = logging.getLogger(__name__)
 
 

@@ -192,11 +192,17 @@ MOST_VALUES = 10_000_000
 
 
 def json_lines(
-    path: Path, *, encoding: str = UTF_8, longest: int = DEFAULT_LONGEST, setting: str | None = None
+    path: Path,
+    *,
+    encoding: str = UTF_8,
+    longest: int = DEFAULT_LONGEST,
+    setting: str | None = None,
+    broken: Callable[[UserError], None] | None = None,
 ) -> Iterator[tuple[str, Any, int]]:
     """Of each line that is not blank: where it stands (FILE:LINE), its value, and its bytes.
 
     encoding: as text_encoding.check_encoding gives it. longest: bytes of a line; setting: its name, where it has one.
+    broken: is told of a line that is no JSON, which is passed over; None: that is an error.
     UserError: a file that cannot be read, a line that is too long, is no JSON, or is no text of this encoding.
     """
     try:
@@ -205,8 +211,16 @@ def json_lines(
             for number, line in enumerate(_lines(file, path, encoding, longest, setting), start=1):
                 size.add(len(line))
                 line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-                if line.strip():
-                    yield f"{path}:{number}", parsed_line(line, f"{path}:{number}"), len(line)
+                if not line.strip():
+                    continue
+                try:
+                    value = parsed_line(line, f"{path}:{number}")
+                except UserError as error:
+                    if broken is None:
+                        raise
+                    broken(error)
+                    continue
+                yield f"{path}:{number}", value, len(line)
     except BROKEN_FILE_ERRORS as error:
         raise UserError(f"cannot read {path}: {one_line(error)}.") from error
 
@@ -265,11 +279,8 @@ def parquet_rows(
     longest: bytes of one text; setting: its name, where it has one.
     UserError: no parquet, a damaged one, a column that holds something else, a longer text, far more text than file.
     """
-    import pyarrow  # here, since it is slow to import and most sources need none of it
-    import pyarrow.parquet
+    import pyarrow.parquet  # here, since it is slow to import and most sources need none of it
 
-    # pyarrow believes what a file says of itself: any of these comes of one that says something odd.
-    errors = (pyarrow.ArrowException, OSError, ValueError, LookupError, TypeError, ArithmeticError, MemoryError)
     try:
         with pyarrow.parquet.ParquetFile(_opened(path)) as table:
             names = list(columns(table.schema_arrow))
@@ -286,13 +297,20 @@ def parquet_rows(
                     yield dict(zip(names, values, strict=True))
     except UserError:
         raise
-    except errors as error:
+    except parquet_errors() as error:
         raise UserError(f"cannot read {path} as parquet: {one_line(error)}.") from error
 
 
 def _opened(path: Any) -> Any:
     """What pyarrow opens: a path itself, what stands for one opened."""
     return path if isinstance(path, Path) else path.open("rb")
+
+
+def parquet_errors() -> tuple[type[Exception], ...]:
+    """What pyarrow raises of a file: it believes what one says of itself, and that may be anything odd."""
+    import pyarrow
+
+    return (pyarrow.ArrowException, OSError, ValueError, LookupError, TypeError, ArithmeticError, MemoryError)
 
 
 def is_plain(kind: pyarrow.DataType) -> bool:

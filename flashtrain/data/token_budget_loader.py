@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, cast
 
 import pytorch_lightning as pl
 from torch.utils.data import DistributedSampler
@@ -18,32 +18,49 @@ BILLION = 1_000_000_000
 STATES_KEPT = 256  # of the latest steps planned: more than workers read ahead
 
 
-class TokenBudgetSampler(DistributedSampler):
-    """Hands out, for each micro-batch of a run, the Row that this device builds.
+class BudgetSamples(Protocol):
+    """What rows are made of. tokens: of all samples together. Indexed by one of its micro-batches it gives a batch."""
 
-    plan: of accumulate * world_size rows a step; row a * world_size + rank is micro-batch a's. `begin` is the
-    micro-batch that the next iteration starts with, counted from the run's first. The plan is made ahead of the run by
-    what worker processes read ahead, so where it stood after each of the latest steps is kept.
+    @property
+    def tokens(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def micro_batches(
+        self, rows: Sequence[tuple[int, ...]], *, rank: int, world_size: int, batch_size: int
+    ) -> list[Any]:
+        """This device's micro-batches of a step of these rows, each a list of sample numbers, in their order."""
+        ...
+
+
+class TokenBudgetSampler(DistributedSampler):
+    """Hands out, for each micro-batch of a run, what this device builds it of (of MaskedSamples a Row).
+
+    plan: of accumulate * world_size micro-batches a step, each of batch_size rows; samples say whose each row is.
+    `begin` is the micro-batch that the next iteration starts with, counted from the run's first. The plan is made ahead
+    of the run by what worker processes read ahead, so where it stood after each of the latest steps is kept.
     Being a DistributedSampler tells Lightning that it already knows its rank, and is to be left alone.
     """
 
     def __init__(
         self,
-        samples: MaskedSamples,
+        samples: BudgetSamples,
         plan: TokenBudgetPlan,
         *,
         total_steps: int,
         accumulate: int = 1,
+        batch_size: int = 1,
         world_size: int = 1,
         rank: int = 0,
     ) -> None:
         super().__init__(range(len(samples)), num_replicas=world_size, rank=rank)  # type: ignore[arg-type]
-        if plan.rows != accumulate * world_size:
+        if plan.rows != accumulate * world_size * batch_size:
             raise UserError(f"a plan of {plan.rows} rows for {accumulate} micro-batches on {world_size} devices.")
         self.samples = samples
         self.plan = plan
         self.total_steps = total_steps
         self.accumulate = accumulate
+        self.batch_size = batch_size
         self.begin = 0
         self.end: int | None = None
         self._states: dict[int, PlanState] = {0: plan.state}
@@ -52,7 +69,7 @@ class TokenBudgetSampler(DistributedSampler):
     def __len__(self) -> int:
         return self.total_steps * self.accumulate
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[Any]:
         end = self.begin + len(self) if self.end is None else self.end
         step, first = divmod(self.begin, self.accumulate)
         self.plan.state = self.state_at(step)
@@ -62,14 +79,11 @@ class TokenBudgetSampler(DistributedSampler):
             yield from mine[first : end - step * self.accumulate]
             step, first = step + 1, 0
 
-    def rows_of(self, planned: StepPlan) -> list[Row]:
-        """This device's rows of a step, one a micro-batch, each with the step's labels for a row of it."""
-        every = self.samples.row([number for row in planned.rows for number in row])
-        rows = len(planned.rows)
-        return [
-            Row(row, every.label_count / rows, every.sentence_count / rows)
-            for row in planned.rows[self.rank :: self.num_replicas]
-        ]
+    def rows_of(self, planned: StepPlan) -> list[Any]:
+        """This device's micro-batches of a step."""
+        return self.samples.micro_batches(
+            planned.rows, rank=self.rank, world_size=self.num_replicas, batch_size=self.batch_size
+        )
 
     def state_at(self, step: int) -> PlanState:
         """Where the plan stands before a step. It is planned again from the nearest earlier step that is known."""
@@ -138,7 +152,7 @@ class TokenBudgetLoader(ResumableLoader):
 
     def __init__(
         self,
-        samples: MaskedSamples,
+        samples: BudgetSamples,
         sampler: TokenBudgetSampler,
         *,
         trainer: pl.Trainer | None = None,
@@ -149,7 +163,6 @@ class TokenBudgetLoader(ResumableLoader):
             cast(Any, samples), cast(Any, sampler), trainer=trainer, num_workers=num_workers, pin_memory=pin_memory
         )
         self.rows = sampler
-        self.pieces = samples.pieces
 
     @property
     def samples_read(self) -> int:
@@ -166,7 +179,7 @@ class TokenBudgetLoader(ResumableLoader):
             "accumulate": self.rows.accumulate,
             "seed": self.rows.plan.seed,
             "samples": len(self.packed),
-            "tokens": int(self.pieces.lengths.sum()),
+            "tokens": self.packed.tokens,
             "fills": [[at, *map(_billionths, fill)] for at, fill in self.rows.fills_before(self.step).items()],
         }
 

@@ -4,6 +4,7 @@ A cache is a folder that appears whole or not at all:
 
     tokens.bin       every document's ids in order, each document closed by end_of_text; uint16 or uint32
     documents.npy    int64, one more than documents: document d is tokens[documents[d]:documents[d + 1]]
+    marks.bin        uint8, one a token, of sources that mark their tokens (chat: LABELLED, GOES_ON)
     tokenizer/       the tokenizer that made them (tokenizers.load_tokenizer reads it)
     meta.json        format, source, tokenizer, counts, and the size and checksum of each file above
 
@@ -41,7 +42,9 @@ SAMPLED_BLOCKS = 256
 BLOCK = 64 * 2**10
 
 
-TOKENS, DOCUMENTS, META = "tokens.bin", "documents.npy", "meta.json"
+TOKENS, DOCUMENTS, META, MARKS = "tokens.bin", "documents.npy", "meta.json", "marks.bin"
+LABELLED = 1  # of a token: it is one to learn
+GOES_ON = 2  # of a document's first token: the document is of the same conversation as the one before
 DTYPES = ("uint16", "uint32")
 
 
@@ -50,11 +53,13 @@ class DamagedCacheError(Exception):
 
 
 class Expected(NamedTuple):
-    """What a cache is asked for: its text and its tokenizer. tokenizer: a Tokenizer knows its vocabulary itself."""
+    """What a cache is asked for: its text and its tokenizer. tokenizer: a Tokenizer knows its vocabulary itself.
+    marked: whether its tokens have marks."""
 
     source_fingerprint: str
     tokenizer_key: str
     tokenizer: TokenizerSpec | Tokenizer
+    marked: bool = False
 
 
 _META_KINDS = {"int": int, "str": str}
@@ -112,6 +117,10 @@ class TokenCache:
     def tokens_path(self) -> Path:
         return self.folder / TOKENS
 
+    @property
+    def marks_path(self) -> Path:
+        return self.folder / MARKS
+
     @cached_property
     def offsets(self) -> np.ndarray:
         """(documents + 1,) int64, memory-mapped: where each document begins and ends in the token file."""
@@ -133,6 +142,8 @@ def open_cache(folder: str | os.PathLike[str], expected: Expected | None = None)
     meta = CacheMeta.read(folder)
     if expected is not None and (meta.source_fingerprint, meta.tokenizer_key) != expected[:2]:
         raise DamagedCacheError("it is of another text or tokenizer than its name says")
+    if expected is not None and expected.marked != (MARKS in meta.files):
+        raise DamagedCacheError(f"meta.json names {'no' if expected.marked else 'a'} {MARKS}")
     for name, noted in meta.files.items():
         path = folder / name
         if not path.is_file():
@@ -145,6 +156,8 @@ def open_cache(folder: str | os.PathLike[str], expected: Expected | None = None)
     cache = TokenCache(folder, meta)
     if meta.files[TOKENS]["bytes"] != meta.tokens * np.dtype(meta.dtype).itemsize:
         raise DamagedCacheError("meta.json does not fit tokens.bin")
+    if MARKS in meta.files and meta.files[MARKS]["bytes"] != meta.tokens:
+        raise DamagedCacheError(f"meta.json does not fit {MARKS}")
     try:
         _check_offsets(cache.offsets, meta)
         given = expected.tokenizer if expected is not None else None

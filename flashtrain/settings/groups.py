@@ -19,8 +19,11 @@ ATTENTIONS = ("flash", "sdpa", "standard")
 ACCELERATORS = ("auto", "cpu", "gpu")
 PRECISIONS = ("bf16-mixed", "16-mixed", "32-true", "bf16-true", "64-true")
 TOKENIZERS = ("bytes", "bpe", "gpt2", "huggingface", "none")
-SOURCES = ("stdlib", "files", "hub", "tokens", "mixture")
+SOURCES = ("stdlib", "files", "hub", "tokens", "mixture", "chat")
 TOKEN_DTYPES = ("uint16", "uint32")
+# What flashtrain.data.chat_template and chat_datamodule know, by name: few runs need them.
+TRAIN_ON = ("assistant", "all")
+TOO_LONG = ("cut", "drop", "refuse")
 # Settings of conf/data that not every source, or not every tokenizer, heeds, and which ones do.
 # (include_tests is not among them: commands of published results name it beside data=files.)
 HEEDED_BY = {
@@ -35,6 +38,10 @@ HEEDED_BY = {
     "text_column": "data=files or data=hub",
     "encoding": "data=files",
     "longest_document": "data=files",
+    "train_on": "data=chat",
+    "chat_template": "data=chat",
+    "too_long": "data=chat",
+    "skip_broken": "data=chat",
     "options": "data=hub or data=SOURCE, one that a program of your own registered",
     "vocab": "data.tokenizer=gpt2",
     "merges": "data.tokenizer=gpt2",
@@ -125,16 +132,19 @@ class DataSettings:
     validation_tokens: held-out tokens of each validation (None: at most 524,288, and a tenth of the training's time).
     split_context: hold out as for samples of this length (None: `context`): see TextDataModule. encoding: of text files
     (any of Python's text encodings). longest_document: bytes, uncompressed, of a text file or a line of .jsonl.
+    Of data=chat: train_on: the tokens whose loss counts. chat_template: a file with a Jinja template in place of the
+    tokenizer's own. too_long: a conversation longer than `context` is cut, dropped or refused. skip_broken: the share
+    of the rows that may be broken, and are left out with a line; 0 refuses the first.
     """
 
     source: str = "stdlib"
-    path: str | None = None  # of data=files, tokens: a file or a folder
+    path: str | None = None  # of data=files, tokens, chat: a file or a folder
     dtype: str | None = None  # of data=tokens: of .bin files without a header, uint16 | uint32
     mixture: Any = None  # of data=mixture: {NAME: {path: ..., weight: 2}, ...}
     end_of_text: int | None = None  # of data=tokens: the id between documents; null: the tokenizer's
-    name: str | None = None  # of data=hub: the dataset
-    config: str | None = None  # of data=hub: the dataset's configuration
-    split: str = "train"  # of data=hub, and of data=files a folder of save_to_disk: the dataset's split
+    name: str | None = None  # of data=hub, chat: the dataset
+    config: str | None = None  # of data=hub, chat: the dataset's configuration
+    split: str = "train"  # of data=hub, chat, and of data=files a folder of save_to_disk: the dataset's split
     text_column: str = "text"  # the field of .jsonl lines, .parquet rows and hub datasets that holds the text
     encoding: str = UTF_8
     longest_document: int = DEFAULT_LONGEST
@@ -150,6 +160,10 @@ class DataSettings:
     split_context: int | None = None
     workers: int | None = None
     cache_dir: str | None = None  # where token files lie; null: FLASHTRAIN_CACHE, else the user's cache folder
+    train_on: str = "assistant"  # assistant | all
+    chat_template: str | None = None
+    too_long: str = "cut"  # cut | drop | refuse
+    skip_broken: float = 0.0
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -157,7 +171,7 @@ class DataSettings:
         """How a sample begins where no prompt is given: as the text that was trained on may begin."""
         if self.tokenizer == "none":
             return "0"  # a token's id
-        return "import " if self.source == "stdlib" else "The "
+        return {"stdlib": "import ", "chat": "Hello!"}.get(self.source, "The ")
 
     def check(self) -> None:
         if self.source == "files" and not self.path:
@@ -175,6 +189,14 @@ class DataSettings:
         if self.end_of_text is not None:
             at_least("data.end_of_text", self.end_of_text, 0)
         self._check_tokenizer()
+        if self.source == "chat" and self.tokenizer in ("bytes", "bpe", "gpt2"):
+            raise UserError(
+                f"data=chat with data.tokenizer={self.tokenizer}: conversations need a tokenizer with a chat template. "
+                "Possible: data.tokenizer=FOLDER, as Hugging Face has it."
+            )
+        one_of("data.train_on", self.train_on, TRAIN_ON)
+        one_of("data.too_long", self.too_long, TOO_LONG)
+        between("data.skip_broken", self.skip_broken, 0.0, 1.0, include_high=False)
         check_encoding(self.encoding)
         at_least("data.longest_document", self.longest_document, 1)
         if (self.vocab is None) != (self.merges is None):
@@ -251,6 +273,8 @@ def unheeded(data: DataSettings) -> list[str]:
     plain = DataSettings()
     changed = [name for name in HEEDED_BY if getattr(data, name) != getattr(plain, name)]
     heeded = [f"data.tokenizer={data.tokenizer}", f"data={data.source}"]
+    if data.source == "chat":
+        heeded += ["data=files", "data=hub"]  # it reads the files, tables and datasets that they read
     ours = data.source in SOURCES
     return [
         name

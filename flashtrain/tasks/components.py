@@ -121,6 +121,31 @@ def build_hub(settings: DataSettings) -> TextSource:
     )
 
 
+@register("source", "chat")
+def build_chat(settings: DataSettings) -> TextSource:
+    from flashtrain.data.chat_source import ChatDataset, ChatFiles, is_saved
+
+    if (settings.path is None) == (settings.name is None):
+        raise UserError(
+            "data=chat needs data.path=..., a .jsonl or .parquet file, or a folder of them or of save_to_disk; or "
+            "data.name=..., a dataset of the hub."
+        )
+    if settings.path is not None and not is_saved(Path(settings.path).expanduser()):
+        return ChatFiles(
+            settings.path,
+            text_column=settings.text_column,
+            encoding=settings.encoding,
+            longest_document=settings.longest_document,
+        )
+    return ChatDataset(
+        str(settings.name or Path(str(settings.path)).expanduser()),
+        split=settings.split,
+        text_column=settings.text_column,
+        config=settings.config,
+        streaming=settings.streaming,
+    )
+
+
 def _usual(settings: OptimizerSettings) -> dict[str, Any]:
     """What every optimiser here takes."""
     return {

@@ -18,6 +18,8 @@ RECIPES = sorted(recipe_files())
 CLASSIFIERS = [name for name in RECIPES if name.startswith(("lra-", "path")) and name != "pathfinder-preview"]
 # Likewise, by tests/tasks/masked_language/test_bert_recipes.py.
 BERTS = ["bert", "bert-lamb", "bert-speed", "finetune", "long-document"]
+# Likewise, by tests/tasks/test_chat_runs.py: it needs somebody's conversations and a model's folder.
+CHATS = ["sft"]
 # What keeps a recipe that does more than one thing to its smallest.
 SMALLEST = {"gpt2-long": ("lengths.contexts=[64]", "lengths.windows=2")}
 
@@ -45,7 +47,7 @@ def run_training(words: list[str]) -> int:
     return run([word for word in words if not word.startswith("hydra.")], Path(told["hydra.run.dir"].strip("'")))
 
 
-@pytest.mark.parametrize("recipe", [name for name in RECIPES if name not in CLASSIFIERS + BERTS])
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if name not in CLASSIFIERS + BERTS + CHATS])
 def test_it_trains_or_measures_a_step_on_a_cpu(recipe: str, tmp_path) -> None:
     words = [f"recipe={recipe}", "hardware=cpu", "logger=none", *SMALLEST.get(recipe, ()), f"output={tmp_path}"]
     settings = compose_settings(words)

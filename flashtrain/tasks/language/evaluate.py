@@ -9,13 +9,14 @@ import torch
 
 from flashtrain.announce import say
 from flashtrain.data.tokenizers import known_end
+from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import new_folder, read_settings
 from flashtrain.integrations import save_decoder, save_tokenizer
 from flashtrain.settings.groups import DataSettings
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import LanguageModel
 from flashtrain.tasks.components import make_mask
-from flashtrain.tasks.language.prepare import continue_text, make_data
+from flashtrain.tasks.language.prepare import CHAT, continue_text, make_data
 from flashtrain.tasks.language.trained import TrainedModel, load_trained, move
 from flashtrain.tasks.training_task import evaluating_trainer
 from flashtrain.training.hardware import Hardware
@@ -30,7 +31,8 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
     if settings.mode == "generate":
         prompt = settings.prompt or settings.data.first_words
         mask = make_mask(settings)
-        text = continue_text(trained.model, trained.tokenizer, prompt, settings.generate, seed=settings.seed, mask=mask)
+        own: dict[str, Any] = {"mask": mask, "chat": settings.data.source == CHAT}
+        text = continue_text(trained.model, trained.tokenizer, prompt, settings.generate, seed=settings.seed, **own)
         return {"text": text}
     data = make_data(settings, hardware)
     if settings.data.tokenizer == "bpe":  # trained on this text, if it is the run's
@@ -42,7 +44,10 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
     trainer = evaluating_trainer(hardware)
     data.batch_size = min(data.batch_size, 8)
     task = LanguageModel(trained.model, document_mask=settings.within_documents, mask=make_mask(settings))
-    loss = trainer.validate(task, data, verbose=False)[0]["validation_loss"]
+    found = trainer.validate(task, data, verbose=False)
+    if not found or "validation_loss" not in found[0]:
+        raise UserError("nothing is held out to evaluate on: raise data.validation_fraction, or use more text.")
+    loss = found[0]["validation_loss"]
     perplexity = float(torch.exp(torch.tensor(loss)))
     say(f"{trained.checkpoint} (step {trained.step}): held-out loss {loss:.4f}, perplexity {perplexity:.2f}")
     return {"validation_loss": loss, "perplexity": perplexity}

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch
 
 from flashtrain.announce import say
 from flashtrain.data.datamodule import TextDataModule
-from flashtrain.data.tokenizers import Tokenizer, known_end, load_tokenizer
+from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, known_end, load_tokenizer, make_tokenizer
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
 from flashtrain.folders.run_folder import SAMPLE, TOKENIZER
@@ -46,6 +46,7 @@ from flashtrain.training.hardware import Hardware, duration, expected_rate
 from flashtrain.training.memory import FREE_SHARE, GIB
 from flashtrain.training.throughput import Throughput
 
+CHAT = "chat"  # the source whose rows are conversations
 MOST_VALIDATION_TOKENS = 524_288  # of each validation, where data.validation_tokens says nothing
 
 
@@ -64,29 +65,43 @@ def make_task(settings: Settings, hardware: Hardware, model: Trainable, descript
     )
 
 
-def make_data(settings: Settings, hardware: Hardware, tokenizer: Tokenizer | None = None) -> TextDataModule:
-    """The data module of these settings; its micro-batch is set once the model is known. tokenizer: of a run, in place
-    of the one that the settings would train on this text."""
-    asked = settings.data.validation_tokens
-    return TextDataModule(
-        make_source(settings),
-        tokenizer if tokenizer is not None and settings.data.tokenizer == "bpe" else make_tokenizer_spec(settings),
-        settings.context,
-        batch_size=settings.samples_per_step // settings.data_ranks,
-        total_steps=settings.trainer.steps,
-        seed=settings.seed,
-        document_mask=settings.within_documents,
-        validation_fraction=settings.data.validation_fraction,
-        split_context=settings.data.split_context,
-        validation_samples=held_out_samples(
+def make_data(settings: Settings, hardware: Hardware, own: Tokenizer | None = None) -> TextDataModule:
+    """The data module of these settings; its micro-batch is set once the model is known. own: the tokenizer of a run,
+    in place of the one that the settings would train on this text."""
+    asked, told = settings.data.validation_tokens, settings.data
+    options: dict[str, Any] = {
+        "batch_size": settings.samples_per_step // settings.data_ranks,
+        "total_steps": settings.trainer.steps,
+        "seed": settings.seed,
+        "document_mask": settings.within_documents,
+        "validation_fraction": told.validation_fraction,
+        "validation_samples": held_out_samples(
             None if asked is None else max(1, asked // settings.context),
             settings.trainer.validate_every,
             settings.samples_per_step,
             most=max(1, MOST_VALIDATION_TOKENS // settings.context),
         ),
-        validation_batch=settings.trainer.validation_micro_batch,
-        num_workers=loader_workers(settings.data.workers, hardware),
-        cache_dir=settings.data.cache_dir,
+        "validation_batch": settings.trainer.validation_micro_batch,
+        "num_workers": loader_workers(told.workers, hardware),
+        "cache_dir": told.cache_dir,
+    }
+    source = make_source(settings)
+    tokenizer = own if own is not None and told.tokenizer == "bpe" else make_tokenizer_spec(settings)
+    if told.source != CHAT:
+        return TextDataModule(source, tokenizer, settings.context, split_context=told.split_context, **options)
+    from flashtrain.data.chat_datamodule import ChatDataModule
+    from flashtrain.data.chat_template import read_template
+
+    return ChatDataModule(
+        cast(Any, source),
+        make_tokenizer(tokenizer, cast(Any, source)) if isinstance(tokenizer, TokenizerSpec) else tokenizer,
+        settings.context,
+        template=read_template(told.chat_template),
+        train_on=told.train_on,
+        text_column=told.text_column,
+        too_long=told.too_long,
+        skip_broken=told.skip_broken,
+        **options,
     )
 
 
@@ -234,8 +249,8 @@ def _sample(
         return None
     prompt = settings.prompt or settings.data.first_words
     model.to(hardware.kind)  # Lightning leaves the weights in main memory when a fit ends
-    mask = make_mask(settings)
-    text = continue_text(model, data.tokenizer, prompt, settings.generate, seed=settings.seed, mask=mask)
+    own: dict[str, Any] = {"mask": make_mask(settings), "chat": settings.data.source == CHAT}
+    text = continue_text(model, data.tokenizer, prompt, settings.generate, seed=settings.seed, **own)
     return text if first else None
 
 
@@ -311,13 +326,21 @@ def continue_text(
     *,
     seed: int,
     mask: MaskMaker | None = None,
+    chat: bool = False,
 ) -> str:
-    """The prompt and what the model writes after it. mask: see generate.
+    """The prompt and what the model writes after it. mask: see generate. chat: the prompt is what a user says, by the
+    chat template.
 
     Raises UserError for a model that does not generate.
     """
     device = next(model.parameters()).device
-    tokens = torch.tensor([tokenizer.encode(prompt)], device=device)
+    if chat:
+        from flashtrain.data.chat_template import ChatTemplate
+
+        begin = ChatTemplate(tokenizer).prompt(prompt)
+    else:
+        begin = tokenizer.encode(prompt)
+    tokens = torch.tensor([begin], device=device)
     with torch.autocast("cuda", dtype=torch.bfloat16, enabled=device.type == "cuda" and torch.cuda.is_bf16_supported()):
         written = generate(
             model,

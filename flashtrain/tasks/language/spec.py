@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 class LanguageTask(Task):
     """Next-token training of a registered model on text."""
 
-    heeds = ("model", "data", "mask", "context", "context_parallel", *OF_TOKENS)
+    heeds = ("model", "data", "data.train_on", "mask", "context", "context_parallel", *OF_TOKENS)
     groups = ("mask",)
 
     def check(self, settings: Settings) -> None:
@@ -186,6 +186,11 @@ RULES = (
         "data.document_mask data.validation_tokens data.split_context",
         task_heeds("model"),
         "language models; BERT has masked.* and finetune.*",
+    ),
+    Rule(
+        "data.split_context",
+        lambda settings: settings.data.source != "chat",
+        "data=stdlib, files, hub; of data=chat whole conversations are held out, whatever the context",
     ),
     Rule(
         "prompt generate",

@@ -6,12 +6,12 @@ B batch, S sequence.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from flashtrain.data.packing import IGNORED_LABEL, Batch
+from flashtrain.data.packing import IGNORED_LABEL, Batch, ChatBatch
 from flashtrain.errors import UserError
 from flashtrain.models.cache import mean_over_context, whole
 from flashtrain.models.trainable import Trainable, as_trainable
@@ -21,7 +21,7 @@ from flashtrain_kernels import Mask, masks
 
 
 class LanguageModel(TrainingTask):
-    """Trains a decoder on batches of packed text (flashtrain.data.batch.Batch).
+    """Trains a decoder on batches of packed text (flashtrain.data.packing.Batch, or ChatBatch).
 
     model: has `.loss(tokens, labels, positions=, mask=)`, a float32 scalar, as GPT2 does; or any module whose forward
         gives logits (B, S, V) of tokens (B, S).
@@ -103,17 +103,24 @@ class LanguageModel(TrainingTask):
         return self.model(tokens)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The micro-batch's mean loss. What is logged is the mean over the optimiser step's micro-batches."""
+        """The micro-batch's mean loss. What is logged is the mean over the optimiser step's micro-batches.
+
+        Of conversations (ChatBatch) the mean is over the labels of the whole step, on all devices: its micro-batches
+        have different numbers of them, and a mean of their means would count the labels of some more than others'.
+        """
         loss = self.batch_loss(batch)
+        if "weight" in batch:
+            loss = loss * cast(ChatBatch, batch)["weight"]
         step_loss = self.record_loss(loss, batch_idx)
         if step_loss is not None and self.is_logged_step():
             self.log("train_loss", step_loss, prog_bar=True, sync_dist=self.trainer.world_size > 1)
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Adds the micro-batch to the held-out loss, a mean over all held-out samples and ranks."""
+        """Adds the micro-batch to the held-out loss, a mean over all held-out samples and ranks (or their labels)."""
         loss = self.batch_loss(batch)
-        self.log("validation_loss", loss, prog_bar=True, sync_dist=True, batch_size=len(batch["tokens"]))
+        count = cast(ChatBatch, batch)["label_count"] if "label_count" in batch else len(batch["tokens"])
+        self.log("validation_loss", loss, prog_bar=True, sync_dist=True, batch_size=count)
 
     def _score_unseen(self, batch: Batch, dataloader_idx: int) -> Batch:
         """The batch, before devices share it, without the labels that the mask shows to the tokens they follow: those

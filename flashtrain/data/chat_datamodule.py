@@ -1,0 +1,221 @@
+"""Conversations in, packed batches with labels out: the LightningDataModule of supervised fine-tuning.
+
+data = ChatDataModule("chats.jsonl", "MODEL_FOLDER", context=8192, batch_size=2, total_steps=1000)
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+from torch.utils.data import DataLoader
+
+from flashtrain.data.chat_samples import (
+    COST,
+    ChatDocuments,
+    ChatRowsOnce,
+    ChatSamples,
+    label_counts,
+)
+from flashtrain.data.chat_source import ChatFiles, ChatRows, ChatSource
+from flashtrain.data.chat_template import ChatTemplate
+from flashtrain.data.datamodule import TextDataModule
+from flashtrain.data.loader import evaluation_loader
+from flashtrain.data.packing import ChatBatch, Split
+from flashtrain.data.token_budget import TokenBudgetPlan
+from flashtrain.data.token_budget_loader import TokenBudgetLoader, TokenBudgetSampler
+from flashtrain.data.token_cache import GOES_ON
+from flashtrain.data.tokenizers import Tokenizer, huggingface_tokenizer
+from flashtrain.errors import UserError, one_of
+
+TOO_LONG = ("cut", "drop", "refuse")
+LOOKED_THROUGH = 128  # conversations, at least, for what fills a step's rows up: few long ones leave much of them empty
+
+
+class ChatDataModule(TextDataModule):
+    """Batches (ChatBatch) of conversations, for training on what the assistant says in them.
+
+    source: the path of a .jsonl or .parquet file, or of a folder of such, or ChatRows (chat_source.ChatDataset of the
+    hub or of Dataset.save_to_disk). tokenizer: a Hugging Face folder, or the tokenizer from one.
+    template: Jinja in place of the tokenizer's own chat template. train_on: "assistant", or "all" tokens.
+    too_long: a document longer than the context is "cut" (its first tokens are read), "drop"ped, or "refuse"d; one
+    without a label within the context is always left out. skip_broken: the share of rows that may be broken.
+    context, batch_size, total_steps, accumulate, seed, validation_fraction, validation_samples (rows), num_workers,
+    cache_dir: see TextDataModule. What is held out are whole conversations. document_mask: also see there.
+
+    Raises UserError: arguments out of range, no chat template where one is needed, broken rows, nothing to learn.
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | ChatRows,
+        tokenizer: str | os.PathLike[str] | Tokenizer,
+        context: int = 4096,
+        batch_size: int = 1,
+        *,
+        template: str | None = None,
+        train_on: str = "assistant",
+        text_column: str = "text",
+        too_long: str = "cut",
+        skip_broken: float = 0.0,
+        document_mask: bool = True,
+        **options: Any,
+    ) -> None:
+        one_of("data.too_long", too_long, TOO_LONG)
+        rows = ChatFiles(source) if isinstance(source, str | os.PathLike) else source
+        made = huggingface_tokenizer(tokenizer) if isinstance(tokenizer, str | os.PathLike) else tokenizer
+        self.template = ChatTemplate(made, template=template, train_on=train_on, text_column=text_column)
+        self.too_long = too_long
+        self._documents: tuple[ChatDocuments, ChatDocuments] | None = None
+        self._conversations = 0
+        self._said = ""
+        super().__init__(
+            ChatSource(rows, self.template, skip_broken=skip_broken),
+            made,
+            context,
+            batch_size,
+            document_mask=document_mask,
+            **options,
+        )
+
+    def setup(self, stage: str | None = None) -> None:
+        """Open the token file, hold conversations out and cut documents. Again only after another context was set."""
+        self.prepare_data()
+        offsets, marks = self.cache.offsets, np.asarray(np.memmap(self.cache.marks_path, dtype=np.uint8, mode="r"))
+        begins = (marks[offsets[:-1]] & GOES_ON) == 0
+        begins[0] = True  # whatever a file says
+        conversation = np.cumsum(begins) - 1
+        self._conversations = int(conversation[-1]) + 1
+        place = _places(self._conversations)[conversation]
+        held = _held_out(self._conversations, self.validation_fraction)
+        found = self._cut(ChatDocuments(offsets[:-1], np.diff(offsets), np.empty(0, dtype=np.int64)), marks)
+        useful = found.label_counts > 0
+        if not useful[place >= held].any():
+            raise UserError(
+                f"{self.source.describe()}: no conversation has anything to learn within context={self.context}."
+            )
+        # Validations read the first of those held out, which are drawn at random already.
+        drawn = np.argsort(place, kind="stable")
+        self._documents = (
+            found.chosen(useful & (place >= held)),
+            found.chosen(drawn[useful[drawn] & (place[drawn] < held)]),
+        )
+
+    @property
+    def split(self) -> Split:
+        """Raises UserError: what reads a text in windows (mode=lengths) takes none of conversations."""
+        raise UserError("conversations are no text to read in windows. Possible: data=files, hub or stdlib.")
+
+    @property
+    def documents(self) -> tuple[ChatDocuments, ChatDocuments]:
+        """What trains, and what validates. Raises UserError before setup()."""
+        if self._documents is None:
+            raise UserError("the data is not read yet: call setup() first.")
+        return self._documents
+
+    @property
+    def train_tokens(self) -> int:
+        """Tokens of the training documents, as far as they are read; what is not learnt included."""
+        return int(self.documents[0].lengths.sum())
+
+    @property
+    def validation_tokens(self) -> int:
+        """Tokens of the held-out documents, likewise."""
+        return int(self.documents[1].lengths.sum())
+
+    @property
+    def held_out_rows(self) -> int:
+        """Rows of each validation, over all devices, were they all full."""
+        return -(-int(self._validated().lengths.sum()) // self.context)
+
+    def describe(self) -> str:
+        """The corpus in one line. Needs setup()."""
+        training = self.documents[0]
+        count = len(self.cache.offsets) - 1
+        documents = f" in {count:,} documents" if count != self._conversations else ""
+        return (
+            f"{self.source.describe()} | {self.tokenizer.describe()} | {self._conversations:,} conversations"
+            f"{documents}, {self.train_tokens:,} tokens to train on, {int(training.label_counts.sum()):,} of them to "
+            f"learn, {self.validation_tokens:,} held out{self._said} | {self.cache.folder}"
+        )
+
+    def train_dataloader(self) -> TokenBudgetLoader:
+        """The run's micro-batches for this device, from the step that the trainer stands at."""
+        self._check()
+        samples = self._chats(self.documents[0])
+        world_size, rank = self._place()
+        rows = self.batch_size * self.accumulate * world_size
+        plan = TokenBudgetPlan(
+            len(samples),
+            samples.lengths,
+            budget=self.context,
+            rows=rows,
+            cost=COST,
+            seed=self.seed,
+            look_ahead=max(2.0, LOOKED_THROUGH * samples.tokens / len(samples) / (rows * self.context)),
+            tolerance=np.inf,  # rows are filled first, and evened as far as that allows
+        )
+        sampler = TokenBudgetSampler(
+            samples,
+            plan,
+            total_steps=self.total_steps,
+            accumulate=self.accumulate,
+            batch_size=self.batch_size,
+            world_size=world_size,
+            rank=rank,
+        )
+        loader = TokenBudgetLoader(
+            samples, sampler, trainer=self.trainer, num_workers=self.num_workers, pin_memory=self._pin_memory()
+        )
+        self._train_loader = loader
+        return loader
+
+    def val_dataloader(self) -> DataLoader[ChatBatch] | list[DataLoader[ChatBatch]]:  # type: ignore[override]
+        """This device's rows of at most `validation_samples` held-out rows; an empty list where nothing is held out."""
+        self._check()
+        held_out = self._validated()
+        if not len(held_out.begins):
+            return []
+        samples = self._chats(held_out)
+        world_size, rank = self._place()
+        size = self.validation_batch or self.batch_size
+        sampler = ChatRowsOnce(samples, batch_size=size, world_size=world_size, rank=rank)
+        return evaluation_loader(samples, sampler, num_workers=self.num_workers, pin_memory=self._pin_memory())
+
+    def _chats(self, documents: ChatDocuments) -> ChatSamples:
+        strategy = None if self.trainer is None else self.trainer.strategy
+        shared = bool(getattr(strategy, "shares_sequences", False))
+        return ChatSamples(self.cache, documents, self.context, self.document_mask, shared=shared)
+
+    def _validated(self) -> ChatDocuments:
+        held_out = self.documents[1]
+        room = np.searchsorted(held_out.lengths.cumsum(), self.validation_samples * self.context, side="right")
+        return held_out.chosen(np.arange(min(len(held_out.begins), max(1, int(room)))))
+
+    def _cut(self, documents: ChatDocuments, marks: np.ndarray) -> ChatDocuments:
+        """The documents within the context, with their labels; those that are left out have none."""
+        longer = documents.lengths > self.context
+        count, longest = int(longer.sum()), int(documents.lengths.max())
+        words = f"{count:,} documents are longer than context={self.context} (up to {longest:,} tokens)"
+        if count and self.too_long == "refuse":
+            raise UserError(f"{words}: raise context, or choose data.too_long=cut or drop.")
+        lengths = np.minimum(documents.lengths, self.context)
+        labels = label_counts(marks, documents.begins, lengths)
+        dropped = longer if self.too_long == "drop" else np.zeros_like(longer)
+        without = int((labels[~dropped] == 0).sum())
+        labels[dropped] = 0
+        self._said = f"; {words} and {'left out' if dropped.any() else 'cut'}" if count else ""
+        self._said += f"; {without:,} have nothing to learn within it and are left out" if without else ""
+        return ChatDocuments(documents.begins, lengths, labels)
+
+
+def _places(count: int) -> np.ndarray:
+    """(count,) int64: each conversation's place in a random order, which no setting changes."""
+    # RandomState's stream is frozen: the split stays the same under every version of numpy.
+    return np.argsort(np.random.RandomState(0).permutation(count))
+
+
+def _held_out(count: int, fraction: float) -> int:
+    """How many conversations validate: none of a single one."""
+    return 0 if fraction == 0 else min(count - 1, max(1, round(fraction * count)))

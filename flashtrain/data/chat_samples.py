@@ -1,0 +1,198 @@
+"""Conversations as samples: packed rows of whole documents, with labels on what is to be learnt.
+
+B rows of the micro-batch on this device, S sequence (the context length in tokens).
+
+A row holds documents end to end, none of which sees another, and is filled up behind them. Which documents the rows of
+a step have follows from their lengths alone (token_budget.TokenBudgetPlan), so that every device knows the rows of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, DistributedSampler
+
+from flashtrain.data.packing import IGNORED_LABEL, ChatBatch
+from flashtrain.data.token_budget import Cost, rows_once
+from flashtrain.data.token_cache import LABELLED, TokenCache, check_ids
+
+# All tokens of a row are computed, filled or not: what differs between rows is attention's pairs.
+COST = Cost(per_token=0.0, per_pair=1.0)
+MOST_AT_ONCE = 2**22  # marks that are counted at once
+
+
+class MicroBatch(NamedTuple):
+    """What a batch is made of: the numbers of each row's documents; weight and label_count of ChatBatch."""
+
+    rows: tuple[tuple[int, ...], ...]
+    weight: float
+    label_count: int
+
+
+class ChatDocuments(NamedTuple):
+    """Documents as ranges of the token file, cut to the context: begins, lengths, and their labels, all (n,) int64."""
+
+    begins: np.ndarray
+    lengths: np.ndarray
+    label_counts: np.ndarray
+
+    def chosen(self, which: np.ndarray) -> ChatDocuments:
+        """Those of these places, or for which this is true."""
+        return ChatDocuments(*(values[which] for values in self))
+
+
+class ChatSamples(Dataset[ChatBatch]):
+    """Documents with labels as samples; indexed by a MicroBatch it gives a ChatBatch.
+
+    Sample e * len + i is document i in epoch e. context: S. document_mask: see packing.PackedSamples. shared: devices
+    share each sequence, and what they compute is the mean over all labels of all devices (distributed.context).
+
+    Cheap to send to worker processes: the files are memory-mapped where they are first read.
+    """
+
+    def __init__(
+        self,
+        cache: TokenCache,
+        documents: ChatDocuments,
+        context: int,
+        document_mask: bool = True,
+        *,
+        shared: bool = False,
+    ) -> None:
+        self.tokens_path, self.marks_path = cache.tokens_path, cache.marks_path
+        self.dtype = cache.meta.dtype
+        self.vocab_size, self.filler = cache.tokenizer.vocab_size, cache.tokenizer.end_of_text
+        self.documents = documents
+        self.context = context
+        self.document_mask = document_mask
+        self.shared = shared
+        self._files: tuple[np.ndarray, np.ndarray] | None = None
+
+    def __len__(self) -> int:
+        """The documents."""
+        return len(self.documents.begins)
+
+    @property
+    def tokens(self) -> int:
+        """Of all documents, as far as they are read."""
+        return int(self.documents.lengths.sum())
+
+    def lengths(self, epoch: int) -> np.ndarray:
+        """(n,) int64: tokens of each document, which every epoch reads."""
+        return self.documents.lengths
+
+    def micro_batches(
+        self, rows: Sequence[tuple[int, ...]], *, rank: int, world_size: int, batch_size: int
+    ) -> list[MicroBatch]:
+        """This device's micro-batches of a step of these rows.
+
+        The costliest rows come first and are dealt out there and back, so that in each micro-batch the devices have
+        about as much to do, and none has more in every one.
+        """
+        labels = np.array([self._labels(row) for row in rows])
+        costs = np.array([COST.of(self._lengths(row)).sum() for row in rows])
+        rounds = np.argsort(-costs, kind="stable").reshape(-1, world_size)
+        rounds[1::2] = rounds[1::2, ::-1]
+        found = []
+        for begin in range(0, len(rounds), batch_size):
+            dealt = rounds[begin : begin + batch_size]
+            mine = dealt[:, rank]
+            # What the micro-batch's mean is over: this device's labels, or all devices' (see `shared`).
+            count = int(labels[dealt].sum() if self.shared else labels[mine].sum())
+            means = len(rounds) // batch_size * (1 if self.shared else world_size)
+            chosen = tuple(rows[place] for place in mine)
+            found.append(MicroBatch(chosen, count * means / max(1, int(labels.sum())), count))
+        return found
+
+    def __getitem__(self, micro_batch: MicroBatch) -> ChatBatch:
+        """The batch of these rows."""
+        shape = (len(micro_batch.rows), self.context)
+        tokens = np.full(shape, self.filler, dtype=np.int64)
+        labels = np.full(shape, IGNORED_LABEL, dtype=np.int64)
+        documents = np.zeros(shape, dtype=np.int32)
+        positions = np.tile(np.arange(self.context, dtype=np.int32), (shape[0], 1))
+        for row, numbers in enumerate(micro_batch.rows):
+            begin = 0
+            for place, number in enumerate(numbers):
+                ids, marks = self._document(number % len(self))
+                end = begin + len(ids)
+                tokens[row, begin:end] = ids
+                # A document's first token follows nothing, and is never a label.
+                labels[row, begin : end - 1] = np.where(marks[1:] & LABELLED, ids[1:], IGNORED_LABEL)
+                documents[row, begin:end] = place
+                if self.document_mask:
+                    positions[row, begin:end] -= begin
+                begin = end
+            documents[row, begin:] = len(numbers)  # what fills the row up is a document of its own
+            if self.document_mask:
+                positions[row, begin:] -= begin
+        if micro_batch.label_count == 0:
+            labels[0, 0] = self.filler  # a mean over no label is no number; this one is multiplied by 0
+        return ChatBatch(
+            tokens=torch.from_numpy(tokens),
+            labels=torch.from_numpy(labels),
+            documents=torch.from_numpy(documents),
+            positions=torch.from_numpy(positions),
+            weight=micro_batch.weight,
+            label_count=micro_batch.label_count,
+        )
+
+    def _lengths(self, row: Sequence[int]) -> np.ndarray:
+        return self.documents.lengths[np.asarray(row, dtype=np.int64) % len(self)]
+
+    def _labels(self, row: Sequence[int]) -> int:
+        return int(self.documents.label_counts[np.asarray(row, dtype=np.int64) % len(self)].sum())
+
+    def _document(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        if self._files is None:
+            # Plain arrays: slices of numpy's memmap class cost ten times as much to make.
+            self._files = (
+                np.asarray(np.memmap(self.tokens_path, dtype=self.dtype, mode="r")),
+                np.asarray(np.memmap(self.marks_path, dtype=np.uint8, mode="r")),
+            )
+        begin, length, _ = (int(values[number]) for values in self.documents)
+        ids, marks = (values[begin : begin + length] for values in self._files)
+        check_ids(ids, self.vocab_size, self.tokens_path)
+        return ids.astype(np.int64), marks
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_files": None}
+
+
+class ChatRowsOnce(DistributedSampler):
+    """This device's micro-batches of an evaluation: every document once, and as many micro-batches on each device."""
+
+    def __init__(self, samples: ChatSamples, *, batch_size: int, world_size: int = 1, rank: int = 0) -> None:
+        super().__init__(range(len(samples)), num_replicas=world_size, rank=rank)  # type: ignore[arg-type]
+        planned = rows_once(samples.lengths(0), budget=samples.context, ranks=batch_size * world_size, cost=COST)
+        self._batches = [
+            one
+            for rows in planned
+            for one in samples.micro_batches(rows, rank=rank, world_size=world_size, batch_size=batch_size)
+        ]
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        return iter(self._batches)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Nothing to set: every epoch reads the same rows."""
+
+
+def label_counts(marks: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """(n,) int64: marked tokens of each document but for its first, read some MiB at a time."""
+    counts = np.zeros(len(begins), dtype=np.int64)
+    ends = begins + lengths
+    first = 0
+    while first < len(begins):
+        last = max(first + 1, int(np.searchsorted(ends, begins[first] + MOST_AT_ONCE, side="right")))
+        base = begins[first]
+        sums = np.concatenate(([0], np.cumsum(marks[base : ends[last - 1]] & LABELLED, dtype=np.int64)))
+        counts[first:last] = sums[ends[first:last] - base] - sums[begins[first:last] + 1 - base]
+        first = last
+    return counts

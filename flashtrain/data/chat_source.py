@@ -1,0 +1,195 @@
+"""Where conversations come from, and their tokens: files and datasets whose rows a chat template understands.
+
+A row is {"messages": [{"role": ..., "content": ...}, ...]}, with "tools" where the assistant has any, {"prompt": ...,
+"completion": ...} or {"text": ...} (chat_template.ChatTemplate says what becomes of each).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+
+from flashtrain.data.chat_template import ChatTemplate, Piece
+from flashtrain.data.hub_source import HubSource, datasets_library, reading_errors
+from flashtrain.data.sources import LONGEST, FilesSource
+from flashtrain.data.text_files import json_lines, one_line, parquet_errors
+from flashtrain.data.token_builder import GROUP_CHARACTERS, GROUP_DOCUMENTS, Encoded
+from flashtrain.data.tokenizers import Tokenizer
+from flashtrain.errors import UserError, unknown
+from flashtrain.files.foreign_files import UnpackedSize, too_long
+
+log = logging.getLogger(__name__)
+
+ROWS = 16  # of a table at once: its texts may be long, and one that the file has once may be in all of them
+SAVED = ("state.json", "dataset_dict.json")  # one of them is in what Dataset.save_to_disk writes
+
+Broken = Callable[[UserError], None]
+
+
+class ChatRows(Protocol):
+    """Rows of conversations; the other methods are a TextSource's."""
+
+    def describe(self) -> str: ...
+
+    def fingerprint(self) -> str: ...
+
+    def approximate_bytes(self) -> int | None: ...
+
+    def rows(self, broken: Broken) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Where each row stands, in words, and the row. broken: is told of what is no row, which is passed over."""
+        ...
+
+
+class ChatFiles(FilesSource):
+    """The .jsonl (compressed ones too) and .parquet files of a FilesSource, row by row."""
+
+    def rows(self, broken: Broken) -> Iterator[tuple[str, dict[str, Any]]]:
+        """See ChatRows. UserError: no such file, one that cannot be read, a row longer than longest_document."""
+        files = [path for path in self._files() if ".parquet" in path.suffixes or ".jsonl" in path.suffixes]
+        if not files:
+            raise UserError(f"no conversations in {self.path}. Possible: .jsonl (also compressed) and .parquet files.")
+        for path in files:
+            yield from self._table(path) if path.suffix == ".parquet" else self._lines(path, broken)
+
+    def _lines(self, path: Path, broken: Broken) -> Iterator[tuple[str, dict[str, Any]]]:
+        lines = json_lines(path, encoding=self.encoding, longest=self.longest_document, setting=LONGEST, broken=broken)
+        for where, row, _ in lines:
+            if isinstance(row, dict):
+                yield where, row
+            else:
+                broken(UserError(f"{where}: holds a JSON {type(row).__name__}. Possible: an object with messages."))
+
+    def _table(self, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+        import pyarrow.parquet  # slow to import
+
+        size, number = UnpackedSize(path), 0
+        try:
+            with pyarrow.parquet.ParquetFile(path) as table:
+                for batch in table.iter_batches(batch_size=ROWS):
+                    size.add(batch.nbytes)
+                    if batch.nbytes > ROWS * self.longest_document:
+                        raise too_long(str(path), self.longest_document, LONGEST)
+                    for row in batch.to_pylist():
+                        number += 1
+                        yield f"{path}: row {number}", _without_nulls(row)
+        except UserError:
+            raise
+        except parquet_errors() as error:
+            raise UserError(f"cannot read {path} as parquet: {one_line(error)}.") from error
+
+
+class ChatDataset(HubSource):
+    """A HubSource's rows; its name may also be a folder that Dataset.save_to_disk wrote."""
+
+    def rows(self, broken: Broken) -> Iterator[tuple[str, dict[str, Any]]]:
+        """See ChatRows. UserError: whatever keeps the dataset from being read."""
+        number = 0
+        try:
+            for number, row in enumerate(islice(self._load(), self.max_documents), start=1):
+                yield f"{self.describe()}: row {number}", _without_nulls(row)
+        except reading_errors() as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"reading {self.describe()} failed after {number:,} rows: {one_line(error)}.") from error
+
+    def _load(self) -> Any:
+        if self._rows is None and is_saved(Path(self.name)):
+            try:
+                found = datasets_library().load_from_disk(self.name)
+            except reading_errors() as error:
+                raise UserError(f"cannot load {self.describe()}: {one_line(error)}.") from error
+            if isinstance(found, dict) and self.split not in found:
+                raise unknown("split", self.split, found)
+            self._rows = found[self.split] if isinstance(found, dict) else found
+        return super()._load()
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether Dataset.save_to_disk wrote it."""
+    return any((folder / name).is_file() for name in SAVED)
+
+
+class ChatSource:
+    """A TextSource of conversations that makes its own tokens, with marks of what is learnt.
+
+    skip_broken: the share of all rows that may be broken; they are left out, and counted in a line.
+    """
+
+    def __init__(self, rows: ChatRows, template: ChatTemplate, *, skip_broken: float = 0.0) -> None:
+        self.rows = rows
+        self.template = template
+        self.skip_broken = skip_broken
+
+    def describe(self) -> str:
+        return self.rows.describe()
+
+    def approximate_bytes(self) -> int | None:
+        return self.rows.approximate_bytes()
+
+    def fingerprint(self) -> str:
+        parts = (self.rows.fingerprint(), self.template.key(), self.skip_broken)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+    def documents(self) -> Iterator[str]:
+        raise UserError("conversations have no text without a chat template. Possible: data=files or data=hub.")
+
+    def encoded(self, tokenizer: Tokenizer) -> Iterator[Encoded]:
+        """See token_builder.MarkedSource. The tokenizer is the template's own.
+
+        UserError: a broken row, or more of them than may be skipped; the first of them is named.
+        """
+        broken: list[UserError] = []
+
+        def refuse(error: UserError) -> None:
+            if not self.skip_broken:
+                raise error
+            broken.append(error if not broken else UserError())
+
+        kept, before = 0, self.template.rewritten
+        group: list[Piece] = []
+        characters = 0
+        for where, row in self.rows.rows(refuse):
+            try:
+                found = self.template.pieces(row)
+            except UserError as error:
+                refuse(UserError(f"{where}: {error}"))
+                continue
+            kept += 1
+            group += [piece for piece in found if piece.text]
+            characters += sum(len(piece.text) + sum(piece.places) for piece in found)
+            if characters >= GROUP_CHARACTERS or len(group) >= GROUP_DOCUMENTS:
+                yield self._encoded(group)
+                group, characters = [], 0
+        if group:
+            yield self._encoded(group)
+        self._tell(kept + len(broken), broken, self.template.rewritten - before)
+
+    def _encoded(self, group: list[Piece]) -> Encoded:
+        tokens, marks = zip(*self.template.encode(group), strict=True)
+        return Encoded(tokens, marks, sum(len(piece.text.encode("utf-8", errors="replace")) for piece in group))
+
+    def _tell(self, rows: int, broken: list[UserError], rewritten: int) -> None:
+        if len(broken) > self.skip_broken * rows:
+            raise UserError(
+                f"{len(broken):,} of {rows:,} rows are broken, more than data.skip_broken={self.skip_broken:g} allows; "
+                f"the first: {broken[0]}"
+            )
+        if broken:
+            log.warning("%s of %s rows are broken and left out; the first: %s", f"{len(broken):,}", rows, broken[0])
+        if rewritten:
+            log.warning(
+                "the chat template rewrites earlier turns: %s conversations become a document for each answer, of what "
+                "the model is shown when it gives it",
+                f"{rewritten:,}",
+            )
+
+
+def _without_nulls(value: Any) -> Any:
+    """Tables fill in null for what other rows have: templates ask whether a key is there at all."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list) else value

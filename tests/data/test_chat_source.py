@@ -1,0 +1,148 @@
+"""Rows of conversations from files, tables and saved datasets, and what becomes of broken ones."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+
+import numpy as np
+import pytest
+from chat_folders import CHATML, THINKING, save_tokenizer_folder
+
+from flashtrain.data.chat_source import ChatDataset, ChatFiles, ChatSource
+from flashtrain.data.chat_template import ChatTemplate
+from flashtrain.data.token_builder import open_or_build
+from flashtrain.data.tokenizers import huggingface_tokenizer
+from flashtrain.errors import UserError
+
+ASK, ANSWER = {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi."}
+TALK = {"messages": [ASK, ANSWER]}
+CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "w", "arguments": {"x": 1}}}]}
+
+
+@pytest.fixture
+def template(tmp_path) -> ChatTemplate:
+    return ChatTemplate(huggingface_tokenizer(save_tokenizer_folder(tmp_path / "tokenizer", CHATML)))
+
+
+@pytest.fixture
+def file(tmp_path):
+    def written(*lines: object, name: str = "chats.jsonl") -> ChatFiles:
+        text = "".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines)
+        path = tmp_path / name
+        path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+        return ChatFiles(path)
+
+    return written
+
+
+def texts(rows, template: ChatTemplate, **options) -> list[str]:
+    found = ChatSource(rows, template, **options).encoded(template.tokenizer)
+    return [template.tokenizer.decode(tokens) for group in found for tokens in group.tokens]
+
+
+@pytest.mark.parametrize("name", ["chats.jsonl", "chats.jsonl.gz"])
+def test_a_line_is_a_conversation_a_pair_or_a_text(file, template, name):
+    found = texts(file(TALK, {"prompt": "1+1=", "completion": "2"}, "", {"text": "plain"}, name=name), template)
+    assert found == ["<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\nHi.<|im_end|>\n", "1+1=2<|end|>",
+                     "plain<|end|>"]  # fmt: skip
+
+
+def test_parquet_and_saved_datasets_hold_the_same_conversations_as_lines(file, template, tmp_path, monkeypatch):
+    """Their tables fill in null for the keys that other messages have."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf")
+    rows = [TALK, {"messages": [ASK, CALL, {"role": "tool", "content": "sunny"}, ANSWER]}]
+    expected = texts(file(*rows), template)
+    assert '<call>{"x": 1}</call>' in expected[1]
+    table = datasets.Dataset.from_list(rows)
+    (tmp_path / "table").mkdir()
+    table.to_parquet(tmp_path / "table" / "chats.parquet")
+    table.save_to_disk(tmp_path / "saved")
+    datasets.DatasetDict({"train": table, "test": table.select([0])}).save_to_disk(tmp_path / "splits")
+    assert texts(ChatFiles(tmp_path / "table"), template) == expected
+    assert texts(ChatDataset(str(tmp_path / "saved")), template) == expected
+    assert texts(ChatDataset(str(tmp_path / "splits"), split="test"), template) == expected[:1]
+    assert texts(ChatDataset(str(tmp_path / "table")), template) == expected  # as one of the hub is
+    with pytest.raises(UserError, match=r"unknown split 'dev'.*test, train"):
+        texts(ChatDataset(str(tmp_path / "splits"), split="dev"), template)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ('{"messages": [', r"chats\.jsonl:2: not a JSON object"),
+        ("[1]", r"chats\.jsonl:2: holds a JSON list"),
+        ({"messages": [ASK]}, r"chats\.jsonl:2: it has no message of the assistant"),
+        ({"dialog": []}, r"chats\.jsonl:2: it has dialog\. Possible: messages"),
+    ],
+)
+def test_a_broken_line_is_named_and_refused(file, template, line, told):
+    with pytest.raises(UserError, match=told):
+        texts(file(TALK, line, TALK), template)
+
+
+def test_a_share_of_broken_lines_may_be_left_out_with_a_line_that_says_so(file, template, caplog):
+    caplog.set_level(logging.WARNING)
+    rows = file(TALK, "{", TALK, {"messages": [ASK]}, TALK)
+    assert len(texts(rows, template, skip_broken=0.5)) == 3
+    assert "2 of 5 rows are broken and left out; the first: " in caplog.text
+    assert "chats.jsonl:2" in caplog.text
+    with pytest.raises(UserError, match=r"2 of 5 rows are broken, more than data\.skip_broken=0\.3.*chats\.jsonl:2"):
+        texts(rows, template, skip_broken=0.3)
+
+
+def test_rows_of_a_table_are_named_too(template, tmp_path):
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"messages": [[ASK, ANSWER], [ASK]]}), tmp_path / "chats.parquet")
+    with pytest.raises(UserError, match=r"chats\.parquet: row 2: it has no message of the assistant"):
+        texts(ChatFiles(tmp_path / "chats.parquet"), template)
+    (tmp_path / "chats.parquet").write_bytes(b"PAR1 no table PAR1")
+    with pytest.raises(UserError, match="as parquet"):
+        texts(ChatFiles(tmp_path / "chats.parquet"), template)
+
+
+def test_a_folder_without_conversations_is_told(template, tmp_path):
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").write_text("no conversation")
+    with pytest.raises(UserError, match=r"no conversations in .*notes\. Possible: \.jsonl"):
+        texts(ChatFiles(tmp_path / "notes"), template)
+
+
+def test_conversations_are_cached_as_tokens_with_a_mark_for_each(file, template, tmp_path, caplog):
+    source = ChatSource(file(TALK, {"text": "plain"}), template)
+    cache = open_or_build(source, template.tokenizer, tmp_path / "cache")
+    marks = np.fromfile(cache.marks_path, dtype=np.uint8)
+    assert len(marks) == len(cache.tokens)
+    assert template.tokenizer.decode(cache.tokens[marks == 1]) == "Hi.<|im_end|>\nplain<|end|>"
+    again = open_or_build(source, template.tokenizer, tmp_path / "cache")
+    assert again.meta == cache.meta
+    other = ChatSource(source.rows, ChatTemplate(template.tokenizer, train_on="all"))
+    assert open_or_build(other, template.tokenizer, tmp_path / "cache").folder != cache.folder
+
+
+@pytest.mark.parametrize("damage", ["changed", "shorter", "missing", "unnamed"])
+def test_damaged_marks_are_noticed_and_made_anew(file, template, tmp_path, damage, caplog):
+    source = ChatSource(file(TALK, TALK), template)
+    cache = open_or_build(source, template.tokenizer, tmp_path / "cache")
+    good = cache.marks_path.read_bytes()
+    if damage == "missing":
+        cache.marks_path.unlink()
+    elif damage == "unnamed":
+        meta = json.loads((cache.folder / "meta.json").read_text())
+        del meta["files"]["marks.bin"]
+        (cache.folder / "meta.json").write_text(json.dumps(meta))
+    else:
+        cache.marks_path.write_bytes(bytes(len(good)) if damage == "changed" else good[:-1])
+    assert open_or_build(source, template.tokenizer, tmp_path / "cache").marks_path.read_bytes() == good
+    assert "is damaged" in caplog.text
+
+
+def test_what_a_template_rewrites_is_told_in_a_line(file, tmp_path, caplog):
+    caplog.set_level(logging.WARNING)
+    rewriting = ChatTemplate(huggingface_tokenizer(save_tokenizer_folder(tmp_path / "other", THINKING)))
+    thought = {"role": "assistant", "content": "<think>hm</think>Hi."}
+    assert len(texts(file({"messages": [ASK, thought, ASK, thought]}, TALK), rewriting)) == 3
+    assert "the chat template rewrites earlier turns: 1 conversations become a document for each answer" in caplog.text

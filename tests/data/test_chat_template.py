@@ -1,0 +1,229 @@
+"""Which tokens of a conversation are learnt, by templates of the shapes that published models have."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from chat_folders import CHATML, LLAMA3, MARKED, MISTRAL, OPENED, THINKING, save_tokenizer_folder
+from transformers import AutoTokenizer
+
+from flashtrain.data.chat_template import ChatTemplate, read_template
+from flashtrain.data.tokenizers import ByteTokenizer, huggingface_tokenizer, load_tokenizer
+from flashtrain.errors import UserError
+
+TALK = [
+    {"role": "user", "content": "Hello"},
+    {"role": "assistant", "content": "Hi there"},
+    {"role": "user", "content": "2+2?"},
+    {"role": "assistant", "content": "It is 4."},
+]
+
+
+@pytest.fixture
+def make(tmp_path):
+    def template(jinja: str | None = CHATML, *, words: str = "", folder: dict | None = None, **options) -> ChatTemplate:
+        saved = save_tokenizer_folder(tmp_path / "tokenizer", jinja, words=words, **(folder or {}))
+        made = ChatTemplate(huggingface_tokenizer(saved), **options)
+        made.folder = saved
+        return made
+
+    return template
+
+
+def usual(template: ChatTemplate):
+    """The same tokenizer as transformers has it."""
+    return AutoTokenizer.from_pretrained(template.folder)
+
+
+def learnt(template: ChatTemplate, row: dict) -> list[list[str]]:
+    """Of each document, the runs of its tokens that are learnt, as text."""
+    found = []
+    for tokens, marks in template.encode(template.pieces(row)):
+        edges = np.flatnonzero(np.diff(np.concatenate(([0], marks & 1, [0]))))
+        found.append([template.tokenizer.decode(tokens[a:b]) for a, b in edges.reshape(-1, 2)])
+    return found
+
+
+def whole(template: ChatTemplate, row: dict) -> list[str]:
+    return [template.tokenizer.decode(tokens) for tokens, _ in template.encode(template.pieces(row))]
+
+
+@pytest.mark.parametrize(
+    ("jinja", "answers"),
+    [
+        (CHATML, ["Hi there<|im_end|>\n", "It is 4.<|im_end|>\n"]),
+        (MARKED, ["Hi there<|im_end|>", "It is 4.<|im_end|>"]),
+        (LLAMA3, ["Hi there<|eot_id|>", "It is 4.<|eot_id|>"]),
+        (MISTRAL, [" Hi there<|end|>", " It is 4.<|end|>"]),
+        (OPENED, ["Hi there<|end|>", "It is 4.<|end|>"]),
+    ],
+    ids=["chatml", "marked", "llama3", "mistral", "opened"],
+)
+def test_what_the_assistant_says_is_learnt_and_nothing_else(make, jinja, answers):
+    template = make(jinja)
+    assert learnt(template, {"messages": TALK}) == [answers]
+    text = usual(template).apply_chat_template(TALK, tokenize=False)
+    assert whole(template, {"messages": TALK}) == [text]
+
+
+@pytest.mark.parametrize("jinja", [CHATML, MARKED, LLAMA3, MISTRAL])
+def test_what_is_learnt_begins_where_the_model_is_asked_for_an_answer(make, jinja):
+    """The tokens before the first answer are those that the model is given to answer; before a later one the last are.
+
+    (GPT-2's rule parts line feeds by what follows: those of Llama 3's header are one token until an answer follows.)
+    """
+    template = make(jinja, words="Hello there\n\nIt is 4.\n\n" * 9)
+    ((tokens, marks),) = template.encode(template.pieces({"messages": TALK}))
+    begins = np.flatnonzero(np.diff(marks & 1, prepend=0) == 1)
+    for number, at in enumerate((1, 3)):
+        asked = usual(template).apply_chat_template(TALK[:at], add_generation_prompt=True)["input_ids"]
+        before = tokens[: begins[number]].tolist()
+        assert before[-4:] == asked[-4:]
+        assert before == asked or number > 0
+
+
+@pytest.mark.parametrize("jinja", [CHATML, MARKED])
+def test_no_token_lies_across_the_edge_of_an_answer(make, jinja):
+    """An answer that begins with a line feed, which one token would hold together with the one of the header."""
+    talk = [{"role": "user", "content": "Say"}, {"role": "assistant", "content": "\n\nYes"}]
+    template = make(jinja, words="assistant\n\n\nYes " * 50)
+    text = usual(template).apply_chat_template(talk, tokenize=False)
+    ((answer,),) = learnt(template, {"messages": talk})
+    assert answer.removesuffix("\n") == "\n\nYes<|im_end|>"
+    assert whole(template, {"messages": talk}) == [text]
+    ((tokens, _),) = template.encode(template.pieces({"messages": talk}))
+    asked = usual(template).apply_chat_template(talk[:1], add_generation_prompt=True)["input_ids"]
+    assert tokens[: len(asked)].tolist() == asked != usual(template)(text)["input_ids"][: len(asked)]
+
+
+def test_where_every_text_begins_with_a_space_a_token_across_the_edge_is_learnt(make):
+    """So do tokenizers of the SentencePiece kind: the parts of a text have other tokens than the text."""
+    talk = [{"role": "user", "content": "Say"}, {"role": "assistant", "content": "\n\nYes"}]
+    template = make(CHATML, words="assistant\n\n\nYes " * 50, folder={"spaced": True})
+    assert learnt(template, {"messages": talk}) == [["\n\n\nYes<|im_end|> \n"]]
+
+
+def test_marks_hold_where_the_tokenizer_trims_white_space_from_its_offsets(make):
+    """transformers' own mask, which goes by those offsets, is empty here."""
+    talk = [{"role": "user", "content": "Say"}, {"role": "assistant", "content": " Yes"}]
+    template = make(MARKED, words="Say Yes Yes Yes " * 20)
+    theirs = usual(template).apply_chat_template(talk, return_assistant_tokens_mask=True)
+    assert not any(theirs["assistant_masks"])
+    assert learnt(template, {"messages": talk}) == [[" Yes<|im_end|>"]]
+
+
+def test_a_template_that_rewrites_earlier_turns_makes_a_document_of_each_answer(make):
+    thoughtful = [
+        {**one, "content": f"<think>hm</think>{one['content']}"} if one["role"] == "assistant" else one for one in TALK
+    ]
+    template = make(THINKING)
+    pieces = template.pieces({"messages": thoughtful})
+    assert [piece.goes_on for piece in pieces] == [False, True]
+    assert template.rewritten == 1
+    first, second = whole(template, {"messages": thoughtful})
+    assert "<think>hm</think>Hi there" in first
+    assert "<think>hm</think>Hi there" not in second  # as the model is shown it when it gives the second answer
+    assert learnt(template, {"messages": thoughtful}) == [
+        ["<think>hm</think>Hi there<|im_end|>\n"], ["<think>hm</think>It is 4.<|im_end|>\n"],
+    ]  # fmt: skip
+    assert len(template.pieces({"messages": TALK})) == 1  # nothing to rewrite
+
+
+def test_tools_and_calls_reach_the_template(make):
+    row = {
+        "messages": [
+            {"role": "user", "content": "Weather?"},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"function": {"name": "w", "arguments": '{"x": 1}'}}],
+            },
+            {"role": "tool", "content": "sunny", "tool_calls": None},
+            {"role": "assistant", "content": "Sunny."},
+        ],
+        "tools": [{"type": "function", "function": {"name": "w"}}],
+    }
+    template = make()
+    (text,) = whole(template, row)
+    assert '"name": "w"' in text
+    assert learnt(template, row) == [['<call>{"x": 1}</call><|im_end|>\n', "Sunny.<|im_end|>\n"]]
+    assert whole(template, {**row, "tools": json.dumps(row["tools"])}) == [text]
+
+
+def test_pairs_learn_the_completion_and_texts_all_of_it(make):
+    template = make(folder={"begins": True})
+    assert whole(template, {"prompt": "2+2=", "completion": "4"}) == ["<|begin|>2+2=4<|end|>"]
+    assert learnt(template, {"prompt": "2+2=", "completion": "4"}) == [["4<|end|>"]]
+    assert learnt(template, {"text": "All of it."}) == [["All of it.<|end|>"]]
+    assert learnt(template, {"prompt": TALK[:3], "completion": TALK[3:]}) == [["It is 4.<|im_end|>\n"]]
+    assert learnt(make(MARKED), {"prompt": TALK[:3], "completion": TALK[3:]}) == [["It is 4.<|im_end|>"]]
+
+
+def test_all_tokens_are_learnt_when_asked(make):
+    template = make(train_on="all")
+    assert learnt(template, {"messages": TALK}) == [whole(template, {"messages": TALK})]
+    assert learnt(template, {"messages": TALK[:1]}) == [["<|im_start|>user\nHello<|im_end|>\n"]]
+    with pytest.raises(UserError, match=r"unknown data\.train_on 'user'.*assistant"):
+        make(train_on="user")
+
+
+def test_a_template_of_ones_own_takes_the_tokenizers_place(make, tmp_path):
+    (tmp_path / "mine.jinja").write_text(OPENED)
+    template = make(CHATML, template=read_template(tmp_path / "mine.jinja"))
+    assert whole(template, {"messages": TALK[:2]}) == ["[user]Hello[assistant]Hi there<|end|>"]
+    assert template.key() != make(CHATML).key()
+
+
+def test_a_tokenizer_without_a_template_serves_texts_and_says_what_conversations_need(make):
+    template = make(None)
+    assert learnt(template, {"text": "plain"}) == [["plain<|end|>"]]
+    with pytest.raises(UserError, match=r"no chat template\. Possible: data\.chat_template=FILE"):
+        template.pieces({"messages": TALK})
+    with pytest.raises(UserError, match=r"chats need the tokenizer.*data\.tokenizer=FOLDER"):
+        ChatTemplate(ByteTokenizer())
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"conversations": []}, "it has conversations. Possible: messages"),
+        ({}, "it has nothing"),
+        ({"messages": []}, "its messages are no list of messages"),
+        ({"messages": ["hello"]}, "message 1 of its messages has no role"),
+        ({"messages": TALK[:1]}, "no message of the assistant"),
+        ({"messages": "[{"}, "its messages is not valid JSON"),
+        ({"messages": TALK, "tools": ["weather"]}, "its tools are no list of objects"),
+        ({"prompt": "x", "completion": ""}, "its completion is empty"),
+        ({"messages": TALK[1:]}, "the chat template does not take it: roles must alternate"),
+    ],
+)
+def test_what_is_wrong_with_a_row_is_one_line(make, row, told):
+    with pytest.raises(UserError, match=told):
+        make(MISTRAL).pieces(row)
+
+
+@pytest.mark.parametrize("jinja", ["{% for %}", "{{ 1 " * 3])
+def test_a_template_that_is_no_jinja_is_told_before_anything_is_read(make, jinja):
+    with pytest.raises(UserError, match="the chat template is no Jinja"):
+        make(jinja)
+
+
+def test_a_template_is_bounded_and_runs_in_a_sandbox(make, tmp_path):
+    (tmp_path / "long.jinja").write_text("x" * (2**18 + 1))
+    with pytest.raises(UserError, match="at most 262,144 are read"):
+        read_template(tmp_path / "long.jinja")
+    with pytest.raises(UserError, match=r"the chat template does not take it: access to attribute '__class__'"):
+        make("{{ messages.__class__.__mro__ }}").pieces({"messages": TALK})
+    with pytest.raises(UserError, match="at most 262,144"):
+        make("x" * (2**18 + 1))
+
+
+def test_the_tokenizer_of_a_run_folder_has_its_template_still(make, tmp_path):
+    made = huggingface_tokenizer(save_tokenizer_folder(tmp_path / "one", CHATML))
+    template = ChatTemplate(made, template=MARKED)
+    made.save(tmp_path / "run")
+    again = ChatTemplate(load_tokenizer(tmp_path / "run"))
+    assert again.key() == template.key()
+    assert again.tokenizer.decode(again.prompt("Hello")) == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"

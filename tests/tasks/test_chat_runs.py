@@ -1,0 +1,146 @@
+"""Runs on conversations: trained, resumed, evaluated, asked, and what is refused before anything is built."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from chat_folders import CHATML, save_tokenizer_folder
+from tiny_runs import TINY, TinyRuns
+
+from flashtrain.command import modes
+from flashtrain.command.compose import compose_settings
+from flashtrain.command.job import settle
+from flashtrain.errors import UserError
+from flashtrain.spec import task_of
+from flashtrain.tasks.language.trained import load_trained
+
+SUMS = [(a, b) for a in range(8) for b in range(8)]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> TinyRuns:
+    folder = tmp_path_factory.mktemp("chats")
+    save_tokenizer_folder(folder / "model", CHATML, words="What is the sum? user assistant " * 9)
+    rows = [
+        {"messages": [{"role": "user", "content": f"What is {a}+{b}?"}, {"role": "assistant", "content": f"{a + b}"}]}
+        for a, b in SUMS
+    ]
+    (folder / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    without = [word for word in TINY if not word.startswith(("data=", "data.tokenizer=", "context=", "trainer.tokens"))]
+    words = ["data=chat", f"data.tokenizer={folder / 'model'}", "context=96", "trainer.tokens_per_step=768"]
+    return TinyRuns(folder, [*without, *words, f"data.path={folder / 'chats.jsonl'}", f"data.cache_dir={folder}",
+                             f"output={folder}"])  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(runs):
+    status, folder = runs.run("finished", 'prompt="What is 2+3?"')
+    assert status == 0
+    return folder
+
+
+def test_a_run_learns_what_the_assistant_says(finished, capsys):
+    row = json.loads((finished / "summary.json").read_text())
+    assert row["status"] == "finished"
+    assert row["train_loss"] < row["train_loss_first"]
+    assert row["validation_loss"] is not None
+    assert row["epochs"] > 1
+
+
+def run_mode(*words: str) -> int:
+    settings = modes.settings_from_checkpoint(words)
+    assert settings is not None
+    return modes.run_mode(settings)
+
+
+def test_its_checkpoint_is_evaluated_on_the_held_out_answers(finished, caplog):
+    with caplog.at_level("INFO"):
+        assert run_mode("mode=evaluate", f"checkpoint={finished}/checkpoints/last.ckpt") == 0
+    row = json.loads((finished / "summary.json").read_text())
+    assert f"held-out loss {row['validation_loss']:.4f}" in caplog.text
+    with pytest.raises(UserError, match=r"nothing is held out to evaluate on: raise data\.validation_fraction"):
+        run_mode("mode=evaluate", f"checkpoint={finished}", "data.validation_fraction=0")
+
+
+def test_it_answers_a_prompt_as_a_user_gives_it(finished, capsys):
+    assert run_mode("mode=generate", f"checkpoint={finished}", 'prompt="What is 2+3?"') == 0
+    begin = "<|im_start|>user\nWhat is 2+3?<|im_end|>\n<|im_start|>assistant\n"
+    assert capsys.readouterr().out.startswith(begin)
+
+
+def test_its_export_has_the_chat_template(finished):
+    from transformers import AutoTokenizer
+
+    assert run_mode("mode=export", f"checkpoint={finished}") == 0
+    assert AutoTokenizer.from_pretrained(finished / "export").chat_template == CHATML
+
+
+def test_a_resumed_run_ends_as_the_uninterrupted_one(runs, finished):
+    _, folder = runs.run("resumed", "trainer.steps=3", "schedule=constant")
+    _, straight = runs.run("straight", "schedule=constant")
+    assert runs.run("resumed", "resume=auto", "schedule=constant", f"resume={folder}")[0] == 0
+    one, other = (load_trained(f"{where}/checkpoints/last.ckpt", attention="sdpa") for where in (folder, straight))
+    for name, tensor in one.model.state_dict().items():
+        assert torch.equal(tensor, other.model.state_dict()[name]), name
+
+
+def test_what_would_be_trained_is_planned(runs):
+    words = runs.settings_words("mode=plan")
+    settings, hardware = settle(compose_settings(words), words)
+    assert "chats.jsonl; tokenizer" in task_of(settings).plan(settings, hardware)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("recipe=gpt2 data=chat data.path=x data.tokenizer=bytes", "data.tokenizer=FOLDER"),
+        ("recipe=gpt2 data.train_on=all", r"data\.train_on=all is for data=chat, and this is data=stdlib"),
+        ("recipe=sft data.train_on=user", r"unknown data\.train_on 'user'"),
+        ("recipe=sft data.too_long=trim", r"unknown data\.too_long 'trim'"),
+        ("recipe=sft data.skip_broken=2", r"data\.skip_broken=2"),
+        ("recipe=bert data=chat data.path=x", "data=chat trains language models, and recipe=bert"),
+    ],
+)
+def test_what_cannot_be_trained_is_told_at_once(words, told):
+    with pytest.raises(UserError, match=told):
+        compose_settings(words.split())
+
+
+def test_conversations_must_be_somewhere(runs, caplog):
+    assert runs.run("nowhere", "data.path=null")[0] == 2
+    assert "data=chat needs data.path=" in caplog.text
+    assert runs.run("nothing", "data.path=nothing.jsonl")[0] == 2
+    assert "no file or folder nothing.jsonl" in caplog.text
+
+
+def test_the_recipe_trains_the_answers_of_a_models_own_template():
+    settings = compose_settings(["recipe=sft"])
+    assert (settings.model.name, settings.data.source, settings.data.tokenizer) == (
+        "huggingface",
+        "chat",
+        "huggingface",
+    )
+    assert settings.data.document_mask
+    assert settings.data.train_on == "assistant"
+
+
+@pytest.mark.slow  # processes of their own
+@pytest.mark.parametrize(
+    "devices", ["trainer.devices=2", "trainer.devices=2 context_parallel=2", "trainer.devices=4 context_parallel=2"]
+)
+def test_several_devices_train_as_one_does(runs, finished, devices):
+    """Their losses are those of one, each step's over the labels of all, and so are the losses on what is held out."""
+    name = devices.replace(" ", "-").replace("=", "-")
+    done = runs.command(*devices.split(), "trainer.micro_batch=1", f"hydra.run.dir={runs.folder / name}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    one, several = (read_metrics(folder) for folder in (finished, runs.folder / name))
+    assert several == pytest.approx(one, rel=1e-4)
+
+
+def read_metrics(folder: Path) -> list[float]:
+    rows = list(csv.DictReader((folder / "metrics.csv").open()))
+    return [float(row[name]) for name in ("train_loss", "validation_loss") for row in rows if row.get(name)]
