@@ -3,9 +3,10 @@
     trainer = Trainer(devices=8, strategy=flashtrain.ContextParallelStrategy(context_parallel_size=8))
 
 The module's attention is flashtrain.models.Attention (or GPT2, which is made of it), whose rotary positions know which
-tokens a rank holds. A module that looks up learned positions asks flashtrain.next_positions for them, with no cache:
-torch.arange would count a rank's tokens as the sequence's first ones, and nothing could tell. Attention of any other
-kind is refused in the first step (sequence.py).
+tokens a rank holds, or that of a transformers model by register_with_transformers, whose positions, masks and labels
+are then the whole sequence's. A module of your own that looks up learned positions asks flashtrain.next_positions for
+them, with no cache: torch.arange would count a rank's tokens as the sequence's first ones, and nothing could tell.
+Attention of any other kind is refused in the first step (sequence.py).
 The devices are a mesh data x context: ranks of one data index share their sequences, and FSDP2 shards weights,
 gradients and optimiser states over all of them.
 """
@@ -45,6 +46,7 @@ from flashtrain.models.cache import spread_over
 from flashtrain.training.checkpoints import readable_checkpoint_errors
 
 DATA, CONTEXT = "data", "context"
+LAYER_NAMES = "_no_split_modules"  # where a transformers model has the names of its layers' classes
 
 
 class ContextParallelStrategy(ModelParallelStrategy):
@@ -53,8 +55,9 @@ class ContextParallelStrategy(ModelParallelStrategy):
     context_parallel_size: devices that share a sequence; None: all of them. The others hold other samples.
     way: "all-to-all", "all-gather", "ring", "hybrid" or "auto" (ways.py). layout: "balanced", "head-tail" or
     "contiguous" (layout.py). tokens, labels, documents: the names, in a batch that is a dictionary, of what says how
-    long the sequence is, of the labels (B, S), already shifted, of which -100 is not counted, and of document ids, by
-    which the work is balanced. causal: what it is balanced for.
+    long the sequence is (None: tokens, or transformers' input_ids), of the labels (B, S), of which -100 is not counted,
+    and of document ids, by which the work is balanced. Labels are already shifted, but for those that are given to a
+    transformers model: it shifts them. causal: what the work is balanced for.
     timeout_seconds: after which a stuck rank ends the job, a dead one within a minute (watchdog.py); None: no watching.
     on_failure: called with the line that names that rank, on each of the others, before the process ends.
     save_distributed_checkpoint: a folder written by all ranks (torch.distributed.checkpoint), or one file gathered on
@@ -80,7 +83,7 @@ class ContextParallelStrategy(ModelParallelStrategy):
         *,
         way: str = AUTO,
         layout: str = "balanced",
-        tokens: str = "tokens",
+        tokens: str | None = None,
         labels: str = "labels",
         documents: str | None = "documents",
         causal: bool = True,
@@ -102,7 +105,8 @@ class ContextParallelStrategy(ModelParallelStrategy):
         self.way = way
         self.layout = layout
         self.causal = causal
-        self.names = BatchNames(tokens, labels, documents)
+        self.names = BatchNames(tokens or "tokens", labels, documents)
+        self._finds_tokens = tokens is None
         self.watchdog = None if timeout_seconds is None else Watchdog(timeout_seconds, on_failure=on_failure)
         self.context: ContextGroup | None = None
         self.sequence: ContextSequence | None = None
@@ -158,8 +162,8 @@ class ContextParallelStrategy(ModelParallelStrategy):
     def setup(self, trainer: pl.Trainer) -> None:
         self._check_heads()  # of what configure_model built
         self._checked.clear()
-        for attention in self._attentions():
-            shared = math.gcd(attention.heads, self._degree)
+        for heads, _, _ in self._heads():
+            shared = math.gcd(heads, self._degree)
             if self.context is not None and shared < self._degree:
                 self.context.parts(shared)  # while all ranks of the job are at one point
         super().setup(trainer)
@@ -185,14 +189,22 @@ class ContextParallelStrategy(ModelParallelStrategy):
             raise UserError(f"context_parallel {degree} on {world} devices. Possible: {fitting}.")
 
     def _check_heads(self) -> None:
-        for attention in self._attentions():
-            choose_way(
-                self.way, degree=self._degree, heads=attention.heads, kv_heads=attention.kv_heads,
-                head_dim=attention.head_dim, held=1,
-            )  # fmt: skip
+        for heads, kv_heads, head_dim in self._heads():
+            choose_way(self.way, degree=self._degree, heads=heads, kv_heads=kv_heads, head_dim=head_dim, held=1)
 
-    def _attentions(self) -> list[Attention]:
-        return [module for module in self._module.modules() if isinstance(module, Attention)]
+    def _heads(self) -> list[tuple[int, int, int]]:
+        """(query heads, key/value heads, head dimension) of each kind of attention in the module."""
+        found: dict[tuple[int, int, int], None] = {}
+        for module in self._module.modules():
+            if isinstance(module, Attention):
+                found[module.heads, module.kv_heads, module.head_dim] = None
+            config = getattr(module, "config", None)
+            heads = getattr(config, "num_attention_heads", None)
+            # A transformers model that reads tokens: a part of it that reads images shares nothing.
+            if hasattr(module, LAYER_NAMES) and hasattr(config, "vocab_size") and isinstance(heads, int):
+                kv_heads = getattr(config, "num_key_value_heads", None) or heads
+                found[heads, kv_heads, getattr(config, "head_dim", None) or config.hidden_size // heads] = None
+        return list(found)
 
     @property
     def _module(self) -> pl.LightningModule:
@@ -207,14 +219,15 @@ class ContextParallelStrategy(ModelParallelStrategy):
         self._mark("a batch")
         if self.context is None:
             raise RuntimeError("batches come after the environment is set up")
+        if self._finds_tokens and isinstance(batch, Mapping) and "tokens" not in batch and "input_ids" in batch:
+            self.names = self.names._replace(tokens="input_ids")
         if not self._compared:
             same_everywhere(batch, self.names, self.context, self.root_device)
             self._compared = True
         part, self.sequence = deal_batch(
-            batch, self.context, self.names, layout=self.layout, way=self.way, causal=self.causal
-        )
-        if self.data_ranks > 1:
-            self.sequence.weight = self._weight_among_all(*self.sequence.counted)
+            batch, self.context, self.names, layout=self.layout, way=self.way, causal=self.causal,
+            weigh=self._weight_among_all if self.data_ranks > 1 else None,
+        )  # fmt: skip
         self.sequence.refuses_own_part = self.check_attention
         return super().batch_to_device(part, device, dataloader_idx)
 
@@ -259,9 +272,9 @@ class ContextParallelStrategy(ModelParallelStrategy):
                 self._check = None
             return output
 
-    def _weight_among_all(self, here: int, together: int) -> Tensor:
+    def _weight_among_all(self, here: Any, together: Any) -> Tensor:
         """Labels here over the mean of all devices: a sum over the data ranks, for which the host does not wait."""
-        total = torch.tensor([float(together)], device=self.root_device, dtype=torch.float64)
+        total = torch.as_tensor(together, device=self.root_device).to(torch.float64, copy=True).reshape(1)
         torch.distributed.all_reduce(total, group=self._data_group)
         weight = self.world_size * here / total.clamp(min=1.0)[0]
         return weight if self.root_device.type == "cpu" else weight.float()
@@ -328,5 +341,6 @@ def _shard_children(module: pl.LightningModule) -> None:
     for child in module.children():
         if isinstance(child, FSDPModule) or not any(True for _ in child.parameters()):
             continue
-        blocks = getattr(child, "blocks", [])
+        names = {name for part in child.modules() for name in getattr(part, LAYER_NAMES, None) or ()}
+        blocks = getattr(child, "blocks", [part for part in child.modules() if type(part).__name__ in names])
         shard(child, module.device_mesh, str(module.trainer.precision), blocks=blocks)
