@@ -21,6 +21,18 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
 
 
 @pytest.fixture(scope="session")
+def huggingface_ranks(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """What huggingface_ranks.py wrote: a folder for two ranks and one for four."""
+    return launch_once("huggingface_ranks.py", tmp_path_factory, worker_id)
+
+
+@pytest.fixture(scope="session")
+def huggingface_training(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """What huggingface_training.py wrote."""
+    return launch_once("huggingface_training.py", tmp_path_factory, worker_id)
+
+
+@pytest.fixture(scope="session")
 def three_masked_ranks(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     """What masked_ranks.py wrote."""
     return launch_once("masked_ranks.py", tmp_path_factory, worker_id) / "ranks"

@@ -3,14 +3,13 @@
     python huggingface_ranks.py FOLDER [all]
 
 Two and four ranks write FOLDER/two/RANK.json and FOLDER/four/RANK.json: {case: {what: largest error}}, where an error is
-relative to the largest entry of one process's loss or gradient. `all`: every case there is, else every two together.
+relative to the largest entry of one process's loss or gradient. `all`: every case there is, a folder a model.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -190,27 +189,31 @@ def errors(case: Case, group: ContextGroup) -> dict[str, float]:
     return wrong
 
 
-def rank(folder: Path, degree: int, everything: bool) -> None:
+def quiet_and_exact() -> None:
+    """Some norms of transformers, and its losses, compute in float32 whatever their model is: in a rank they do not."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    # Some norms of transformers, and its losses, compute in float32 whatever their model is: here they do not.
     torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
+
+
+def rank(folder: Path, mine: list[Case]) -> None:
+    quiet_and_exact()
     dist.init_process_group("gloo")
     group = ContextGroup()
-    found = {}
-    for case in cases(everything):
-        if case.degree == degree:
-            found[str(case)] = errors(case, group)
+    found = {str(case): errors(case, group) for case in mine}
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
 
 
 def main(folder: Path, everything: bool) -> None:
-    for name, degree in (("two", 2), ("four", 4)):
-        own = folder / name
+    chosen = list(cases(everything))
+    models = (*MODELS, *MORE) if everything else (None,)
+    for model, (name, degree) in itertools.product(models, (("two", 2), ("four", 4))):
+        mine = [case for case in chosen if case.degree == degree and model in (None, case.model)]
+        own = folder / (name if model is None else f"{model}-{name}")
         own.mkdir()
-        (own / "codes.json").write_text(json.dumps(fork(degree, rank, own, degree, everything)))
+        (own / "codes.json").write_text(json.dumps(fork(degree, rank, own, mine)))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,48 @@
+"""Trainings of transformers models under ContextParallelStrategy have one process's curves, in float64."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from distributed_ranks import of_ranks
+from huggingface_training import STEPS, adapters, language_model, script, sinks
+
+ALONE: dict[str, tuple[str, Callable[..., dict[str, Any]]]] = {
+    "adapters": ("two", adapters),
+    "masked": ("two", partial(language_model, masked=True)),
+    "unmasked": ("two", partial(language_model, masked=False)),
+    "sinks": ("four", partial(sinks, batch=2)),
+}
+
+
+@pytest.fixture(autouse=True)
+def exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the ranks compute: see quiet_and_exact."""
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+
+
+def same_curve(folder: Path, name: str, expected: dict[str, Any]) -> None:
+    found = [rank[name] for rank in of_ranks(folder, 4 if folder.name == "four" else 2)]
+    assert len(expected["losses"]) == STEPS
+    np.testing.assert_allclose(np.mean([rank["losses"] for rank in found], 0), expected["losses"], rtol=1e-10)
+    # What a step logs as a mean is that of all ranks.
+    assert [rank.get("mean") for rank in found] == [pytest.approx(expected.get("mean"), rel=1e-10)] * len(found)
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_twenty_steps_are_one_process(huggingface_training: Path, tmp_path: Path, name: str) -> None:
+    ranks, train = ALONE[name]
+    same_curve(huggingface_training / ranks, name, train(tmp_path))
+
+
+def test_the_script_of_the_guide_trains_as_one_process_does(huggingface_training: Path, tmp_path: Path) -> None:
+    expected = script(tmp_path, huggingface_training, devices=1, strategy="auto")
+    same_curve(huggingface_training / "two", "script", expected)
