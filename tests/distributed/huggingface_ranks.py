@@ -2,8 +2,8 @@
 
     python huggingface_ranks.py FOLDER [all]
 
-Two and four ranks write FOLDER/two/RANK.json and FOLDER/four/RANK.json: {case: {what: largest error}}, where an error is
-relative to the largest entry of one process's loss or gradient. `all`: every case there is, a folder a model.
+Two and four ranks write FOLDER/two/RANK.json and FOLDER/four/RANK.json: {case: {what: largest error}}, where an error
+is relative to the largest entry of one process's loss or gradient. `all`: every case there is, a folder a model.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def same_curve(folder: Path, name: str, expected: dict[str, Any]) -> None:
     assert len(expected["losses"]) == STEPS
     np.testing.assert_allclose(np.mean([rank["losses"] for rank in found], 0), expected["losses"], rtol=1e-10)
     # What a step logs as a mean is that of all ranks.
-    assert [rank.get("mean") for rank in found] == [pytest.approx(expected.get("mean"), rel=1e-10)] * len(found)
+    assert [rank["mean"] for rank in found] == [pytest.approx(expected["mean"], rel=1e-10)] * len(found)
 
 
 @pytest.mark.parametrize("name", ALONE)

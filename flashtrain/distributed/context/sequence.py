@@ -36,9 +36,9 @@ class ContextSequence:
     """A batch spread by a layout; what flashtrain.models ask for (models/cache.py).
 
     whole: the batch's tensors (B, S, ...) by name, as they were before. counted: labels that count, on this rank and
-    on all R. tokens: of the whole batch, B * S. weigh: counts -> `weight`, by which this rank's mean loss is multiplied,
-    so that the mean over the ranks is the mean over all labels; None: over the R ranks. Whoever knows of others, which
-    hold other samples, gives it.
+    on all R. tokens: of the whole batch, B * S. weigh: counts -> `weight`, which this rank's mean loss is multiplied
+    by, so that the mean over the ranks is the mean over all labels; None: over the R ranks. Whoever knows of others,
+    which hold other samples, gives it.
     """
 
     def __init__(
