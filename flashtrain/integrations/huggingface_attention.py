@@ -231,15 +231,11 @@ def attention(
     width, value = value.shape[3], _as_wide(value, query.shape[3])
     batch, seqlen_q = query.shape[:2]
     if spread is not None:
-        if within and seqlen_q == key.shape[1] == spread.held and inputs_of(spread) is not None:
-            if position_bias is not None or isinstance(attention_mask, Tensor):
-                what = "position biases" if position_bias is not None else "a 4-D attention_mask"
-                raise UserError(f"{what} {UNDER}. Possible: a model without, or another strategy (fsdp, ddp).")
-            asked = _layer_mask(module, attention_mask, is_causal, (batch, spread.length, spread.length), query.dtype)
-            scale = query.shape[3] ** -0.5 if scaling is None else scaling
-            out = _over_devices(spread, asked, query, key, value, others, dropout, scale, softcap or 0.0, s_aux)
-            return out[..., :width].reshape(batch, seqlen_q, -1, width).contiguous(), None
-        spread.refuse_own_part(key.shape[1], f"transformers' {type(module).__name__}: attention")
+        options = {"scale": scaling, "dropout": dropout, "softcap": softcap or 0.0, "sinks": s_aux}
+        asking = (attention_mask, is_causal, position_bias, others) if within else None
+        shared = _over_devices(spread, module, query, key, value, asking, options)
+        if shared is not None:
+            return shared[..., :width].reshape(batch, seqlen_q, -1, width).contiguous(), None
     asked = _layer_mask(module, attention_mask, is_causal, (batch, seqlen_q, key.shape[1]), query.dtype)
     if attention_mask is None and asked.causal and asked.seqlen_k > seqlen_q:
         # As sdpa does: keys past the queries are a static cache's, not yet written.
@@ -270,17 +266,26 @@ def attention(
 @torch.compiler.disable
 def _over_devices(
     spread: SpreadSequence,
-    asked: AttentionMask,
+    module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    others: dict[str, Any],
-    dropout: float,
-    scale: float,
-    softcap: float,
-    sinks: Tensor | None,
-) -> Tensor:
-    """Attention of this device's queries to all of the sequence, under the mask `asked` of all of it."""
+    asking: tuple[AttentionMask | Tensor | None, bool | None, Tensor | None, dict[str, Any]] | None,
+    options: dict[str, Any],
+) -> Tensor | None:
+    """Attention of this device's queries (B, n, H, D) to all of the sequence; None where it is to something else.
+
+    asking: a layer's attention_mask, is_causal, position_bias and further arguments; None: it looks at another text.
+    """
+    shares = asking is not None and query.shape[1] == key.shape[1] == spread.held and inputs_of(spread) is not None
+    if asking is None or not shares:
+        spread.refuse_own_part(key.shape[1], f"transformers' {type(module).__name__}: attention")
+        return None
+    given, is_causal, position_bias, others = asking
+    if position_bias is not None or isinstance(given, Tensor):
+        what = "position biases" if position_bias is not None else "a 4-D attention_mask"
+        raise UserError(f"{what} {UNDER}. Possible: a model without, or another strategy (fsdp, ddp).")
+    asked = _layer_mask(module, given, is_causal, (query.shape[0], spread.length, spread.length), query.dtype)
     positions, lengths = others.get("position_ids"), others.get("cu_seq_lens_q")
     whole = {**others, "position_ids": None}
     if isinstance(positions, Tensor) and positions.dim() == 2 and positions.shape[1] == spread.held:
@@ -293,10 +298,11 @@ def _over_devices(
     if lengths is not None:
         _OF_WHOLE[lengths] = True
     asked = with_documents(asked, query, whole)
+    if options["scale"] is None:
+        options = {**options, "scale": query.shape[3] ** -0.5}
     return spread.attention(
-        query, key, value, causal=asked.causal, scale=scale, mask=asked.mask, dropout=dropout,
-        window=asked.window_size, softcap=softcap, sinks=sinks,
-    )  # fmt: skip
+        query, key, value, causal=asked.causal, mask=asked.mask, window=asked.window_size, **options
+    )
 
 
 def _layer_mask(

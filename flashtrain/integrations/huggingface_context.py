@@ -97,7 +97,8 @@ def _shared(
     _check(model, spread, given)
     positions = _part_and_whole(spread, given.get("position_ids"), "position_ids", tokens)
     if positions is None:
-        _check_counting(type(model))
+        kind: type = type(model)
+        _check_counting(kind)
         positions = spread.positions(spread.held, tokens.device), None
         _WHOLE[positions[0]] = None
     padding = _part_and_whole(spread, given.get("attention_mask"), "attention_mask", tokens)
@@ -250,7 +251,8 @@ def _of_whole(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def _check_loss(model: Any) -> None:
     """UserError for a model that would shift, or pool, labels on each device by itself."""
-    of_whole = hasattr(model.loss_function, "of_whole") and "self.loss_function(" in _forward_source(type(model))
+    kind: type = type(model)
+    of_whole = hasattr(model.loss_function, "of_whole") and "self.loss_function(" in _forward_source(kind)
     if not of_whole and getattr(model, "loss_type", None) not in BY_TOKEN:
         raise UserError(
             f"labels given to {type(model).__name__}, which computes its loss in a way of its own, {UNDER}. Possible: "
@@ -259,8 +261,9 @@ def _check_loss(model: Any) -> None:
 
 
 @cache
-def _forward_source(model_class: Any) -> str:
+def _forward_source(model_class: type) -> str:
+    forward: Any = getattr(model_class, "forward", None)
     try:
-        return inspect.getsource(model_class.forward)
+        return inspect.getsource(forward)
     except (OSError, TypeError):
         return ""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flashtrain.errors import UserError
 from flashtrain.integrations import huggingface_rules as mask_rules
-from flashtrain.integrations.huggingface_context import UNDER, Inputs, inputs_of
+from flashtrain.integrations.huggingface_context import UNDER, inputs_of
 from flashtrain.integrations.huggingface_rules import Rules
 from flashtrain.models.cache import SpreadSequence, spread_sequence
 from flashtrain_kernels.masks import Mask
@@ -113,9 +113,10 @@ def attention_mask(
         q_length, q_offset = others["cache_position"].shape[0], others["cache_position"][0]
     function = _causal() if mask_function is None else mask_function
     spread = spread_sequence()
-    inputs = None if spread is None else inputs_of(spread)
-    if spread is not None and inputs is not None and q_length == kv_length == spread.held:
-        return _of_whole(spread, inputs, None if use_vmap else function, batch_size, device)
+    if spread is not None and q_length == kv_length:
+        found = _of_whole(spread, None if use_vmap else function, batch_size, q_length, device)
+        if found is not None:
+            return found
     compiling = torch.compiler.is_compiling()
     rules = None if compiling else mask_rules.read(function)
     # Overlays of the caller's own come with use_vmap, blocks of image tokens as an or_mask.
@@ -136,9 +137,13 @@ def attention_mask(
 
 @torch.compiler.disable
 def _of_whole(
-    spread: SpreadSequence, inputs: Inputs, function: MaskFunction | None, batch: int, device: torch.device | str
-) -> AttentionMask:
-    """The mask of all tokens of a sequence that devices share, where transformers describes it for a device's own."""
+    spread: SpreadSequence, function: MaskFunction | None, batch: int, tokens: int, device: torch.device | str
+) -> AttentionMask | None:
+    """The mask of all tokens of a sequence that devices share, where transformers describes it for a device's own; None
+    for tokens of something else. function: None for one that is the caller's own."""
+    inputs = inputs_of(spread)
+    if inputs is None or tokens != spread.held:
+        return None
     rules = None if function is None else mask_rules.read(function)
     if function is None or rules is None:
         raise UserError(

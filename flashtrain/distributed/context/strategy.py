@@ -202,8 +202,9 @@ class ContextParallelStrategy(ModelParallelStrategy):
             heads = getattr(config, "num_attention_heads", None)
             # A transformers model that reads tokens: a part of it that reads images shares nothing.
             if hasattr(module, LAYER_NAMES) and hasattr(config, "vocab_size") and isinstance(heads, int):
-                kv_heads = getattr(config, "num_key_value_heads", None) or heads
-                found[heads, kv_heads, getattr(config, "head_dim", None) or config.hidden_size // heads] = None
+                kv_heads = getattr(config, "num_key_value_heads", None)
+                head_dim = getattr(config, "head_dim", None) or getattr(config, "hidden_size", heads) // heads
+                found[heads, kv_heads if isinstance(kv_heads, int) else heads, head_dim] = None
         return list(found)
 
     @property
