@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import flashtrain
-from flashtrain.models.cache import mean_over_context
 from flashtrain.models.trainable import Trainable
 from flashtrain.tasks import LanguageModel
 
@@ -49,8 +48,11 @@ class OfTransformers(pl.LightningModule):
 
     def training_step(self, batch: dict[str, Tensor], index: int) -> Tensor:
         loss = self.model(**batch).loss
-        self.log("mean", mean_over_context(loss), sync_dist=True)
+        self.log("mean", loss, sync_dist=True)
         return loss
+
+    def validation_step(self, batch: dict[str, Tensor], index: int) -> None:
+        self.log("validation", self.model(**batch).loss, sync_dist=True, batch_size=1)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.Adam([p for p in self.parameters() if p.requires_grad], lr=1e-2)
@@ -97,13 +99,16 @@ class InOrder(pl.LightningDataModule):
         mine = self.rows[ranks.get("rank", 0) :: ranks.get("num_replicas", 1)]
         return DataLoader(mine, batch_size=self.batch)
 
+    val_dataloader = train_dataloader
+
 
 def curve(folder: Path, task: pl.LightningModule, data: list[Any], batch: int, **options: Any) -> dict[str, Any]:
-    """The losses of twenty steps, and the last logged mean of them."""
+    """The losses of twenty steps, the mean of the last that was logged, and that of a validation after it."""
     losses = Losses()
-    fit = trainer(folder, max_steps=STEPS, callbacks=[losses], **options)
+    fit = trainer(folder, max_steps=STEPS, callbacks=[losses], limit_val_batches=2, **options)
     fit.fit(task, InOrder(data, batch))
-    return {"losses": losses.found, "mean": float(fit.callback_metrics.get("mean", 0.0))}
+    logged = {name: float(fit.callback_metrics.get(name, 0.0)) for name in ("mean", "validation", "validation_loss")}
+    return {"losses": losses.found, "logged": logged}
 
 
 def sinks(folder: Path, batch: int, **options: Any) -> dict[str, Any]:
@@ -137,7 +142,7 @@ def script(folder: Path, weights: Path, **options: Any) -> dict[str, Any]:
     code = python_blocks()[SCRIPT].replace("pl.Trainer(", "Trainer(").replace("lr=1e-5", "lr=1e-2")
     code = code.replace("rows.pt", str(weights / "rows.pt")).replace("meta-llama/Llama-3.2-1B", str(weights))
     exec(code.replace("context_parallel_size=8", "context_parallel_size=2"), made)
-    return {"losses": losses.found, "mean": 0.0}
+    return {"losses": losses.found, "logged": {}}
 
 
 def save_script_inputs(folder: Path) -> None:

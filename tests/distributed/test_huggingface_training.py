@@ -33,8 +33,8 @@ def same_curve(folder: Path, name: str, expected: dict[str, Any]) -> None:
     found = [rank[name] for rank in of_ranks(folder, 4 if folder.name == "four" else 2)]
     assert len(expected["losses"]) == STEPS
     np.testing.assert_allclose(np.mean([rank["losses"] for rank in found], 0), expected["losses"], rtol=1e-10)
-    # What a step logs as a mean is that of all ranks.
-    assert [rank["mean"] for rank in found] == [pytest.approx(expected["mean"], rel=1e-10)] * len(found)
+    # A mean that a step logs is that over the labels of all ranks; Lightning keeps some in float32.
+    assert [rank["logged"] for rank in found] == [pytest.approx(expected["logged"], rel=1e-6)] * len(found)
 
 
 @pytest.mark.parametrize("name", ALONE)

@@ -1,4 +1,4 @@
-"""What a transformers model is given where devices share a sequence, and what is refused in a line before it computes."""
+"""What a transformers model is given where devices share a sequence, and what is refused in a line before that."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -66,9 +66,10 @@ class ContextParallelStrategy(ModelParallelStrategy):
     attention that the devices share, or with attention to one device's own part (sequence.py). False for a model
     whose tokens are not to see each other, or only those of their device.
 
-    What training_step returns counts as the mean over the rank's labels, and is weighted so that gradients are those
-    of the mean over all labels of the micro-batch, on all devices. A step that logs
-    its loss wraps it in `mean_over_context`. A mask is made from the whole sequence, `whole(batch, "documents")`.
+    What training_step returns, or gives to manual_backward, counts as the mean over the rank's labels, and is weighted
+    so that gradients are those of the mean over all labels of the micro-batch, on all devices. So is a floating scalar
+    that a step logs with sync_dist=True. A step that does it itself, by `mean_over_context`, is left to it.
+    A mask is made from the whole sequence, `whole(batch, "documents")`.
     configure_model shards the module over `self.device_mesh` (one dimension, data_parallel, all devices); without one
     each of the module's children is sharded, block by block where it has `blocks`.
     Raises UserError for names that do not exist, before anything is built for degrees that do not fit the devices or
@@ -252,12 +253,15 @@ class ContextParallelStrategy(ModelParallelStrategy):
         self._mark(f"backward of step {self._module.global_step + 1}")
         if self._check is not None:  # a step that steps the optimiser itself
             self._check.require_shared(self._degree)
+        sequence = self.sequence
+        if sequence is not None and not sequence.is_weighted and not self._module.automatic_optimization:
+            closure_loss = closure_loss * sequence.weight
         with self._spread():  # activation checkpointing computes blocks again
             return super().backward(closure_loss, optimizer, *args, **kwargs)
 
     def _step(self, kind: str, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A step of the module with its sequence spread; the first of its kind is watched."""
-        with self._spread():
+        with self._spread(), self._logged_over_labels():
             if kind in self._checked or not self.check_attention or self._degree == 1:
                 return step(*args, **kwargs)
             self._check = AttentionCheck(self.sequence, kind)
@@ -282,6 +286,28 @@ class ContextParallelStrategy(ModelParallelStrategy):
 
     def _spread(self) -> AbstractContextManager[None]:
         return spread_over(self.sequence)
+
+    @contextlib.contextmanager
+    def _logged_over_labels(self) -> Iterator[None]:
+        """Within it, means that the module logs of all ranks are those over all labels."""
+        module, sequence = self.lightning_module, self.sequence
+        if module is None or sequence is None:
+            yield
+            return
+        log = module.log
+
+        def weighted(name: str, value: Any, *args: Any, **options: Any) -> None:
+            of_all = options.get("sync_dist", False) and options.get("reduce_fx", "mean") == "mean"
+            scalar = isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point()
+            if of_all and scalar and not sequence.is_weighted:
+                value = value * sequence.weight
+            log(name, value, *args, **options)
+
+        module.log = weighted  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            del module.log
 
     def _weighted(self, output: Any) -> Any:
         sequence = self.sequence
