@@ -61,6 +61,13 @@ def test_our_language_model_logs_what_one_process_logs(two, tmp_path):
         assert rank == pytest.approx(expected, rel=1e-5)  # Lightning keeps logged numbers in float32
 
 
+def test_a_step_that_steps_its_optimiser_itself_need_not_weight_its_loss(two, tmp_path):
+    expected = strategy_ranks.by_hand(tmp_path, weighs=False)
+    for of_rank in two.found("by hand"):
+        for found in of_rank:
+            assert found == pytest.approx(expected, rel=1e-6)
+
+
 def test_a_stuck_rank_ends_the_job_and_is_named(four):
     assert four.codes == [EXIT_CODE] * 4
     assert all("rank 2 of 4 is stuck at a batch" in output for output in four.outputs)
