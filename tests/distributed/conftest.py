@@ -22,8 +22,8 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
 
 @pytest.fixture(scope="session")
 def huggingface_ranks(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """What huggingface_ranks.py wrote: a folder for two ranks and one for four."""
-    return launch_once("huggingface_ranks.py", tmp_path_factory, worker_id)
+    """What huggingface_ranks.py wrote, which huggingface_training.py calls: a folder for two ranks, one for four."""
+    return launch_once("huggingface_training.py", tmp_path_factory, worker_id) / "exact"
 
 
 @pytest.fixture(scope="session")

@@ -206,7 +206,7 @@ def rank(folder: Path, mine: list[Case]) -> None:
     dist.destroy_process_group()
 
 
-def main(folder: Path, everything: bool) -> None:
+def main(folder: Path, everything: bool = False) -> None:
     chosen = list(cases(everything))
     models = (*MODELS, *MORE) if everything else (None,)
     for model, (name, degree) in itertools.product(models, (("two", 2), ("four", 4))):

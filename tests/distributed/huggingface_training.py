@@ -1,6 +1,8 @@
 """Lightning trainings of transformers models on gloo ranks, for test_huggingface_training.py, and what they must equal.
 
 python huggingface_training.py FOLDER          two and four ranks write FOLDER/NAME/RANK.json
+
+Those of huggingface_ranks.py, too, in FOLDER/exact: importing everything takes longer than what they do.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import huggingface_ranks
 import pytorch_lightning as pl
 import torch
 from huggingface_ranks import LENGTH, VOCABULARY, model_of, quiet_and_exact
@@ -174,6 +177,9 @@ def four(folder: Path) -> None:
 
 
 def main(folder: Path) -> None:
+    exact = folder / "exact"
+    exact.mkdir()
+    huggingface_ranks.main(exact)
     save_script_inputs(folder)
     for function, ranks in ((two, 2), (four, 4)):
         own = folder / function.__name__

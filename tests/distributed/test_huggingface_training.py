@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +13,13 @@ import numpy as np
 import pytest
 import torch
 from distributed_ranks import of_ranks
-from huggingface_training import STEPS, adapters, language_model, script, sinks
+from huggingface_ranks import MODELS, model_of
+from huggingface_training import STEPS, OfTransformers, adapters, language_model, row, script, sinks, strategy
+from strategy_ranks import trainer
+from torch.distributed.fsdp import FSDPModule
+from torch.utils.data import DataLoader
+
+from flashtrain.errors import UserError
 
 ALONE: dict[str, tuple[str, Callable[..., dict[str, Any]]]] = {
     "adapters": ("two", adapters),
@@ -46,3 +53,25 @@ def test_twenty_steps_are_one_process(huggingface_training: Path, tmp_path: Path
 def test_the_script_of_the_guide_trains_as_one_process_does(huggingface_training: Path, tmp_path: Path) -> None:
     expected = script(tmp_path, huggingface_training, devices=1, strategy="auto")
     same_curve(huggingface_training / "two", "script", expected)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_each_decoder_layer_is_sharded_by_itself(tmp_path: Path, model: str) -> None:
+    task = OfTransformers(copy.deepcopy(model_of(model, 4)))
+    try:
+        fit = trainer(tmp_path, max_steps=1, devices=1, strategy=strategy(1))
+        fit.fit(task, DataLoader([row(0)]))
+    finally:
+        torch.distributed.destroy_process_group()
+    sharded = [name for name, module in task.model.named_modules() if isinstance(module, FSDPModule)]
+    layers = "transformer.h" if model == "gpt2" else "model.layers"
+    assert sharded == ["", f"{layers}.0", f"{layers}.1"]
+
+
+def test_heads_that_do_not_divide_are_refused_before_anything_is_built() -> None:
+    own = strategy(4, way="all-to-all")
+    own.parallel_devices = [torch.device("cpu")] * 4
+    own._lightning_module = OfTransformers(model_of("llama", 6))
+    with pytest.raises(UserError, match=r"all-to-all with 6 heads on 4 ranks"):
+        own.setup_environment()
+    assert not torch.distributed.is_initialized()

@@ -80,7 +80,7 @@ class PlainTask(pl.LightningModule):
 
 
 class ManualTask(PlainTask):
-    """A step that steps its optimiser itself, and returns nothing; with the weight of its labels, or left to have it."""
+    """A step that steps its optimiser itself, and returns nothing. weighs: its loss, or leaves that to the strategy."""
 
     def __init__(self, weighs: bool = True) -> None:
         super().__init__()
