@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +46,7 @@ class Inputs(NamedTuple):
 _INPUTS: WeakKeyDictionary[Any, Inputs] = WeakKeyDictionary()
 # Of tensors (B, n) the whole ones (B, S), so that they are gathered once; None for positions 0, 1, ...
 _WHOLE = WeakTensorKeyDictionary()
-_SEEN: WeakSet[nn.Module] = WeakSet()
+_SEEN: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # of models that were looked at: no other is in them
 
 
 def inputs_of(spread: SpreadSequence) -> Inputs | None:
@@ -106,6 +106,8 @@ def _shared(
     if padding is not None:
         given["attention_mask"] = padding[0]
     _INPUTS[spread] = Inputs(positions[1], None if padding is None else padding[1], _caches(model, given))
+    if _SEEN[model] and "use_cache" in names and given.get("past_key_values") is None:
+        given["use_cache"] = False  # keys of a part serve nobody, and a layer that is computed again would add to them
     return (), given
 
 
@@ -144,12 +146,12 @@ def _check(model: nn.Module, spread: SpreadSequence, given: dict[str, Any]) -> N
     if given.get("labels") is not None:
         _check_loss(model)
     if model not in _SEEN:
-        _check_layers(model)
+        innermost = _check_layers(model)
         for module in model.modules():
             if _scales_with_length(module) and _add_longest not in module._forward_pre_hooks.values():
                 module.register_forward_pre_hook(_add_longest, with_kwargs=True)
                 module.register_forward_hook(_drop_longest)
-        _SEEN.add(model)
+        _SEEN[model] = innermost
     scale = getattr(model.config, "floor_scale", None)
     if getattr(model.config, "attn_temperature_tuning", False) and scale is not None and spread.length >= scale:
         raise UserError(
@@ -158,21 +160,23 @@ def _check(model: nn.Module, spread: SpreadSequence, given: dict[str, Any]) -> N
         )
 
 
-def _check_layers(model: nn.Module) -> None:
-    """UserError for a model whose tokens see each other in other ways than by attention."""
+def _check_layers(model: nn.Module) -> bool:
+    """Whether a model has layers itself, and not another one that has them. UserError: its tokens see each other in
+    other ways than by attention."""
     from transformers import PreTrainedModel
 
     config: Any = model.config
     kinds = {*(getattr(config, "layer_types", None) or ()), *(getattr(config, "layers_block_type", None) or ())}
     other = ", ".join(sorted(map(str, kinds - ATTENDING)))
-    inner = [module for module in model.modules() if isinstance(module, PreTrainedModel) and module is not model]
-    convolves = not inner and any(isinstance(module, nn.Conv1d) for module in model.modules())
+    innermost = not any(isinstance(module, PreTrainedModel) and module is not model for module in model.modules())
+    convolves = innermost and any(isinstance(module, nn.Conv1d) for module in model.modules())
     if other or convolves or getattr(model, "_is_stateful", False):
         raise UserError(
             f"{type(model).__name__} has layers that mix tokens in other ways than by attention "
             f"({other or 'states or convolutions'}) {UNDER}: each device would mix its own alone. Possible: a model "
             "of attention layers, or another strategy (fsdp, ddp)."
         )
+    return innermost
 
 
 # --- positions --------------------------------------------------------------------------------------------------------

@@ -116,8 +116,8 @@ def whole(batch: Any, name: str) -> Tensor:
 def mean_over_context(loss: Tensor) -> Tensor:
     """A mean over this rank's labels, weighted so that the mean of all ranks' results is that over all labels.
 
-    For a step that logs its loss with sync_dist=True, or that calls manual_backward; the strategy does it to what
-    training_step returns unless that was made with this. Outside of context parallelism it is the loss itself.
+    The strategy does it to what a step returns, gives to manual_backward or logs with sync_dist=True, unless the step
+    called this: for one that makes something else of its mean. Outside of context parallelism it is the loss itself.
     """
     return loss if _in_force is None else _in_force.weighted(loss)
 

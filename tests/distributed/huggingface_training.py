@@ -11,6 +11,7 @@ import copy
 import json
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -161,10 +162,11 @@ def two(folder: Path) -> None:
     quiet_and_exact()
     found = {
         "script": script(folder, folder.parent, devices=2),
-        "adapters": adapters(folder, devices=2, strategy=strategy(2)),
         "masked": language_model(folder, True, devices=2, strategy=strategy(2, layout="contiguous")),
         "unmasked": language_model(folder, False, devices=2, strategy=strategy(2)),
     }
+    if find_spec("peft") is not None:
+        found["adapters"] = adapters(folder, devices=2, strategy=strategy(2))
     (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
     torch.distributed.destroy_process_group()
 

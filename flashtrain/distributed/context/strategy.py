@@ -39,14 +39,13 @@ from flashtrain.distributed.context.sequence import (
 )
 from flashtrain.distributed.context.watchdog import Watchdog
 from flashtrain.distributed.context.ways import AUTO, WAYS, choose_way
-from flashtrain.distributed.sharding import DATA_PARALLEL, shard
+from flashtrain.distributed.sharding import DATA_PARALLEL, LAYER_NAMES, blocks_of, shard
 from flashtrain.errors import UserError, unknown
 from flashtrain.models.attention import Attention
 from flashtrain.models.cache import spread_over
 from flashtrain.training.checkpoints import readable_checkpoint_errors
 
 DATA, CONTEXT = "data", "context"
-LAYER_NAMES = "_no_split_modules"  # where a transformers model has the names of its layers' classes
 
 
 class ContextParallelStrategy(ModelParallelStrategy):
@@ -368,6 +367,4 @@ def _shard_children(module: pl.LightningModule) -> None:
     for child in module.children():
         if isinstance(child, FSDPModule) or not any(True for _ in child.parameters()):
             continue
-        names = {name for part in child.modules() for name in getattr(part, LAYER_NAMES, None) or ()}
-        blocks = getattr(child, "blocks", [part for part in child.modules() if type(part).__name__ in names])
-        shard(child, module.device_mesh, str(module.trainer.precision), blocks=blocks)
+        shard(child, module.device_mesh, str(module.trainer.precision), blocks=blocks_of(child))
