@@ -30,6 +30,7 @@ UNDER = "under context parallelism"
 # Layers whose tokens see each other by attention alone.
 ATTENDING = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
 COUNTS_FROM_0 = re.compile(r"if position_ids is None:\n(?:.*\n){0,6}?\s+position_ids = torch\.arange\(")
+COUNTS_REAL_TOKENS = re.compile(r"position_ids = .*cumsum|create_position_ids_from")  # padding's are left out
 SHIFTING = ("ForCausalLM", "ForConditionalGeneration")
 BY_TOKEN = ("ForMaskedLM", "ForTokenClassification")  # losses that shift nothing
 
@@ -185,8 +186,8 @@ def _check_layers(model: nn.Module) -> bool:
 @cache
 def _check_counting(model_class: type) -> None:
     """UserError for a model that makes its positions in a way of its own; the source of its ancestors is read."""
-    sources = [source_of(ancestor.__module__) for ancestor in model_class.__mro__ if hasattr(ancestor, "config_class")]
-    if not any(COUNTS_FROM_0.search(source) for source in sources):
+    sources = "".join(source_of(kind.__module__) for kind in model_class.__mro__ if hasattr(kind, "config_class"))
+    if not COUNTS_FROM_0.search(sources) or COUNTS_REAL_TOKENS.search(sources):
         raise UserError(
             f"{model_class.__name__} makes positions of its tokens in a way of its own {UNDER}. Possible: position_ids "
             "(B, S) in the batch, given to the model."

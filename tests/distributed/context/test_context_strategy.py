@@ -151,6 +151,20 @@ def test_a_batch_is_dealt_by_name():
         sequence.positions(7, torch.device("cpu"))
 
 
+@pytest.mark.parametrize("told", ["position_ids", "cu_seq_lens_q"])
+def test_work_is_balanced_by_the_documents_of_transformers_batches(told):
+    ids = torch.tensor([[0] * 30 + [1] * 34])
+    given = {
+        "position_ids": torch.cat([torch.arange(30), torch.arange(34)])[None],
+        "cu_seq_lens_q": torch.tensor([0, 30, 64]),
+    }
+    expected, _ = deal_batch({"tokens": ids, "documents": ids}, Alone(), BatchNames())
+    found, _ = deal_batch({"tokens": ids, told: given[told]}, Alone(), BatchNames())
+    plain, _ = deal_batch({"tokens": ids, told: given[told]}, Alone(), BatchNames(documents=None))
+    assert torch.equal(found["tokens"], expected["tokens"])
+    assert not torch.equal(found["tokens"], plain["tokens"])
+
+
 def test_losses_are_weighted_by_the_labels_that_count():
     labels = torch.full((1, 16), -100)
     labels[:, 6:14] = 3
