@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from flashtrain.errors import UserError
-from flashtrain.integrations.huggingface_context import UNDER, inputs_of, share_losses, whole_of
+from flashtrain.integrations.huggingface_context import UNDER, inputs_of, share_sequences, whole_of
 from flashtrain.integrations.huggingface_masks import AttentionMask, attention_mask, dense_bias
 from flashtrain.integrations.huggingface_rules import refuse_other_architectures
 from flashtrain.models.cache import SpreadSequence, spread_sequence
@@ -194,7 +194,7 @@ def register_with_transformers(name: str = NAME) -> str:
     AttentionInterface.register(name, attention)
     AttentionMaskInterface.register(name, attention_mask)
     refuse_other_architectures(name)
-    share_losses()
+    share_sequences()
     return name
 
 

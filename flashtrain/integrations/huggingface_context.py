@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -37,17 +37,16 @@ BY_TOKEN = ("ForMaskedLM", "ForTokenClassification")  # losses that shift nothin
 
 class Inputs(NamedTuple):
     """What a model was given last, of the whole sequence. positions: (B or 1, S); None: 0, 1, ... padding: (B, S), 0
-    for padded keys; None: none is said. cached: whether transformers keeps keys, and then looks for no documents."""
+    for padded keys; None: none is said."""
 
     positions: Tensor | None
     padding: Tensor | None
-    cached: bool
 
 
 _INPUTS: WeakKeyDictionary[Any, Inputs] = WeakKeyDictionary()
 # Of tensors (B, n) the whole ones (B, S), so that they are gathered once; None for positions 0, 1, ...
 _WHOLE = WeakTensorKeyDictionary()
-_SEEN: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # of models that were looked at: no other is in them
+_SEEN: WeakSet[nn.Module] = WeakSet()  # models that were looked at
 
 
 def inputs_of(spread: SpreadSequence) -> Inputs | None:
@@ -68,10 +67,14 @@ def share_inputs(model: nn.Module) -> None:
         model.register_forward_pre_hook(_share, with_kwargs=True)
 
 
-def share_losses() -> None:
-    """Let transformers' losses that shift labels shift those of the whole sequence."""
+def share_sequences() -> None:
+    """Let transformers shift the labels, and find the documents, of whole sequences."""
+    from transformers import masking_utils
     from transformers.loss import loss_utils
 
+    functions: Any = masking_utils
+    if not hasattr(functions.find_packed_sequence_indices, "of_whole"):
+        functions.find_packed_sequence_indices = _finds_in_whole(functions.find_packed_sequence_indices)
     losses: dict[str, Any] = loss_utils.LOSS_MAPPING
     for name in SHIFTING:
         if not hasattr(losses[name], "of_whole"):
@@ -106,9 +109,7 @@ def _shared(
     given["position_ids"] = positions[0]
     if padding is not None:
         given["attention_mask"] = padding[0]
-    _INPUTS[spread] = Inputs(positions[1], None if padding is None else padding[1], _caches(model, given))
-    if _SEEN[model] and "use_cache" in names and given.get("past_key_values") is None:
-        given["use_cache"] = False  # keys of a part serve nobody, and a layer that is computed again would add to them
+    _INPUTS[spread] = Inputs(positions[1], None if padding is None else padding[1])
     return (), given
 
 
@@ -130,15 +131,6 @@ def _part_and_whole(
     return part, given
 
 
-def _caches(model: nn.Module, given: dict[str, Any]) -> bool:
-    """Whether transformers would make a cache of keys for this call, as its merge_with_config_defaults decides."""
-    if given.get("past_key_values") is not None:
-        return True
-    asked = given.get("use_cache")
-    asked = getattr(model.config, "use_cache", False) if asked is None else asked
-    return bool(asked) and not (model.training and getattr(model, "gradient_checkpointing", False))
-
-
 def _check(model: nn.Module, spread: SpreadSequence, given: dict[str, Any]) -> None:
     """UserError for what a device's part of a sequence does not allow."""
     past = given.get("past_key_values")
@@ -147,12 +139,12 @@ def _check(model: nn.Module, spread: SpreadSequence, given: dict[str, Any]) -> N
     if given.get("labels") is not None:
         _check_loss(model)
     if model not in _SEEN:
-        innermost = _check_layers(model)
+        _check_layers(model)
         for module in model.modules():
             if _scales_with_length(module) and _add_longest not in module._forward_pre_hooks.values():
                 module.register_forward_pre_hook(_add_longest, with_kwargs=True)
                 module.register_forward_hook(_drop_longest)
-        _SEEN[model] = innermost
+        _SEEN.add(model)
     scale = getattr(model.config, "floor_scale", None)
     if getattr(model.config, "attn_temperature_tuning", False) and scale is not None and spread.length >= scale:
         raise UserError(
@@ -161,9 +153,8 @@ def _check(model: nn.Module, spread: SpreadSequence, given: dict[str, Any]) -> N
         )
 
 
-def _check_layers(model: nn.Module) -> bool:
-    """Whether a model has layers itself, and not another one that has them. UserError: its tokens see each other in
-    other ways than by attention."""
+def _check_layers(model: nn.Module) -> None:
+    """UserError for a model whose tokens see each other in other ways than by attention."""
     from transformers import PreTrainedModel
 
     config: Any = model.config
@@ -177,7 +168,6 @@ def _check_layers(model: nn.Module) -> bool:
             f"({other or 'states or convolutions'}) {UNDER}: each device would mix its own alone. Possible: a model "
             "of attention layers, or another strategy (fsdp, ddp)."
         )
-    return innermost
 
 
 # --- positions --------------------------------------------------------------------------------------------------------
@@ -226,6 +216,34 @@ def _add_longest(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tupl
 
 def _drop_longest(module: nn.Module, args: tuple, output: Any) -> Any:
     return None if spread_sequence() is None else tree_map(lambda x: x[:, :-1], output)
+
+
+# --- documents --------------------------------------------------------------------------------------------------------
+
+
+def documents_of(positions: Tensor) -> Tensor | None:
+    """(B, S) ids of the documents that transformers finds in positions (B, S); None where it finds one a row."""
+    from transformers.masking_utils import find_packed_sequence_indices as found
+
+    whole: Any = getattr(found, "of_whole", found)
+    return whole(positions)
+
+
+def _finds_in_whole(find: Callable[[Tensor], Tensor | None]) -> Callable[[Tensor], Tensor | None]:
+    """transformers' search for documents, which it leaves out where it has a cache or a mask of padding: of a device's
+    part, whether there are any in the whole sequence."""
+
+    @wraps(find)
+    def in_whole(position_ids: Tensor) -> Tensor | None:
+        spread = spread_sequence()
+        inputs = None if spread is None else inputs_of(spread)
+        if spread is None or inputs is None or position_ids.shape[1] != spread.held:
+            return find(position_ids)
+        packed = inputs.positions is not None and find(inputs.positions) is not None
+        return torch.zeros_like(position_ids) if packed else None
+
+    in_whole.of_whole = find  # type: ignore[attr-defined]
+    return in_whole
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------

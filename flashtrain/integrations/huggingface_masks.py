@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flashtrain.errors import UserError
 from flashtrain.integrations import huggingface_rules as mask_rules
-from flashtrain.integrations.huggingface_context import UNDER, inputs_of
+from flashtrain.integrations.huggingface_context import UNDER, documents_of, inputs_of
 from flashtrain.integrations.huggingface_rules import Rules
 from flashtrain.models.cache import SpreadSequence, spread_sequence
 from flashtrain_kernels.masks import Mask
@@ -152,14 +152,9 @@ def _of_whole(
         )
     length, padding = spread.length, inputs.padding
     # The tensors in the rules are of this device's tokens: they are made anew, as transformers makes them.
-    rules = rules._replace(documents=None, positions=None)
-    if inputs.positions is not None and padding is None and not inputs.cached:
-        from transformers.masking_utils import find_packed_sequence_indices
-
+    if rules.documents is not None and inputs.positions is not None:
         positions = inputs.positions.expand(batch, -1)
-        documents = find_packed_sequence_indices(positions)
-        if documents is not None:
-            rules = rules._replace(documents=documents, positions=positions)
+        rules = rules._replace(documents=documents_of(positions), positions=positions)
     real = None if padding is None else padding.to(torch.bool)
     if rules.chunk_start is not None:
         none = torch.zeros_like(rules.chunk_start)

@@ -100,14 +100,6 @@ def test_documents_windows_and_padding_are_the_whole_sequences() -> None:
     assert torch.equal(first.dense()[1], masks.causal(LENGTH).dense()[0] & padding[1].bool())
 
 
-def test_no_cache_is_filled_with_keys_of_a_part() -> None:
-    model = ours()
-    assert model.config.use_cache
-    with spread_over(Part()):
-        assert model(tokens()).past_key_values is None
-    assert model(tokens()).past_key_values is not None
-
-
 def test_labels_are_shifted_over_the_end_of_a_part_and_counted() -> None:
     labels = torch.arange(ROWS * LENGTH).view(ROWS, LENGTH)
     labels[0, 10:] = -100
