@@ -38,6 +38,7 @@ RUN_HERE = {
     "chat script",
 }
 RUN_BY_TEST_README = {"lightning script", "attention module", "attention mask", "hugging face"}
+RUN_ON_RANKS = {"hugging face over several GPUs"}  # tests/distributed/test_huggingface_training.py
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +58,7 @@ def run_block(marker: str, **given: Any) -> dict[str, Any]:
 
 
 def test_every_block_of_python_is_run_by_a_test() -> None:
-    assert set(python_blocks()) == RUN_HERE | RUN_BY_TEST_README
+    assert set(python_blocks()) == RUN_HERE | RUN_BY_TEST_README | RUN_ON_RANKS
 
 
 def commands_of(marker: str) -> list[list[str]]:

@@ -11,6 +11,7 @@ from torch import nn
 from flashtrain.errors import UserError
 
 DATA_PARALLEL = "data_parallel"  # the mesh dimension's name, which is Lightning's
+LAYER_NAMES = "_no_split_modules"  # where a transformers model has the names of its layers' classes
 
 
 def shard(
@@ -24,7 +25,7 @@ def shard(
     """Shard `module` over the data-parallel devices, in place, and return it; for a LightningModule's configure_model.
 
     blocks: the submodules (transformer blocks) that are each gathered, used and freed on their own; None takes
-    `module.blocks`. What is left (embeddings, final norm) is gathered as one.
+    `module.blocks`, or a transformers model's layers. What is left (embeddings, final norm) is gathered as one.
     device_mesh: Lightning's (`self.device_mesh` under ModelParallelStrategy), of which the dimension data_parallel is
     used; one without named dimensions is used whole.
     precision: Lightning's name; the mixed ones gather weights and compute in bf16 or fp16 and reduce gradients in
@@ -38,8 +39,8 @@ def shard(
     if isinstance(module, FSDPModule):
         raise UserError(f"{type(module).__name__} is sharded already: configure_model ran twice on the same module")
     if blocks is None:
-        blocks = getattr(module, "blocks", None)
-        if blocks is None:
+        blocks = blocks_of(module)
+        if not blocks:
             raise UserError(f"{type(module).__name__} has no 'blocks': say which of its modules are sharded one by one")
     names = getattr(device_mesh, "mesh_dim_names", None)
     mesh = device_mesh[DATA_PARALLEL] if names and DATA_PARALLEL in names else device_mesh
@@ -51,6 +52,15 @@ def shard(
         if hasattr(module, name):
             register_fsdp_forward_method(module, name)
     return module
+
+
+def blocks_of(module: nn.Module) -> list[nn.Module]:
+    """A model's `blocks`, or the layers of the transformers models in it; [] where it has neither."""
+    blocks = getattr(module, "blocks", None)
+    if blocks is not None:
+        return list(blocks)
+    names = {name for part in module.modules() for name in getattr(part, LAYER_NAMES, None) or ()}
+    return [part for part in module.modules() if type(part).__name__ in names]
 
 
 def full_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:

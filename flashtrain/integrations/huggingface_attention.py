@@ -29,9 +29,10 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from flashtrain.errors import UserError
+from flashtrain.integrations.huggingface_context import UNDER, inputs_of, share_sequences, whole_of
 from flashtrain.integrations.huggingface_masks import AttentionMask, attention_mask, dense_bias
 from flashtrain.integrations.huggingface_rules import refuse_other_architectures
-from flashtrain.models.cache import spread_sequence
+from flashtrain.models.cache import SpreadSequence, spread_sequence
 from flashtrain_kernels import flash_attn_func
 from flashtrain_kernels.masks import (
     HIGH,
@@ -47,6 +48,7 @@ from flashtrain_kernels.masks.constructors import ordinals
 
 # The masks of the batch at hand, by the tensor they were made from, so that the layers of a model share one.
 _MADE = WeakTensorKeyDictionary()
+_OF_WHOLE = WeakTensorKeyDictionary()  # cu_seq_lens_q that were seen to be of all devices' tokens
 
 
 def document_lengths(position_ids: Tensor) -> dict[str, Any]:
@@ -154,7 +156,7 @@ def _within(asked: AttentionMask, documents: Documents, query: Tensor) -> Attent
         position, begin = rows[POSITION], torch.maximum(rows[START], start)
     number = ordinals(documents).to(torch.int32)
     mask = Mask(torch.stack((low, high, position, begin, number)), keys, asked.seqlen_k)
-    planned = mask.planned(query.shape[3], query.dtype)
+    planned = mask.planned(query.shape[3], query.dtype) if spread_sequence() is None else mask
     # Field by field: torch.compile (2.11) does not follow a slice of a tuple's subclass.
     return AttentionMask(asked.batch, asked.seqlen_q, asked.seqlen_k, mask=planned, bias=asked.bias)
 
@@ -192,6 +194,7 @@ def register_with_transformers(name: str = NAME) -> str:
     AttentionInterface.register(name, attention)
     AttentionMaskInterface.register(name, attention_mask)
     refuse_other_architectures(name)
+    share_sequences()
     return name
 
 
@@ -218,22 +221,27 @@ def attention(
     module's. softcap: as in Gemma 2. position_bias: (B or 1, H, Sq, Sk), added to the scores, with its gradient, as in
     T5. s_aux: (H,) learnable sinks, one more score a row whose value is nothing, as in gpt-oss.
     Of the others cu_seq_lens_q and cu_seq_lens_k, and position_ids, say where packed documents begin.
-    Returns ((B, Sq, H, Dv), None). UserError for what cannot be expressed, and, under context parallelism, for a
-    device's own part of a sequence; flash_attn_func's errors pass through.
+    Where devices share a sequence (huggingface_context.py), these are one's part of it, and attention is to all of it.
+    Returns ((B, Sq, H, Dv), None). UserError for what cannot be expressed; flash_attn_func's errors pass through.
     """
     _refuse(others)
     spread = spread_sequence()
-    if spread is not None:  # not shared yet: transformers' layers come with masks of this device's tokens alone
-        spread.refuse_own_part(key.shape[2], f"transformers' {type(module).__name__}: attention")
+    within = "Cross" not in type(module).__name__ and not getattr(module, "is_cross_attention", False)
     query, key, value = (x.transpose(1, 2) for x in _one_dtype(query, key, value))
     width, value = value.shape[3], _as_wide(value, query.shape[3])
     batch, seqlen_q = query.shape[:2]
-    asked = _layer_mask(module, attention_mask, is_causal, query, key)
+    if spread is not None:
+        options = {"scale": scaling, "dropout": dropout, "softcap": softcap or 0.0, "sinks": s_aux}
+        asking = (attention_mask, is_causal, position_bias, others) if within else None
+        shared = _over_devices(spread, module, query, key, value, asking, options)
+        if shared is not None:
+            return shared[..., :width].reshape(batch, seqlen_q, -1, width).contiguous(), None
+    asked = _layer_mask(module, attention_mask, is_causal, (batch, seqlen_q, key.shape[1]), query.dtype)
     if attention_mask is None and asked.causal and asked.seqlen_k > seqlen_q:
         # As sdpa does: keys past the queries are a static cache's, not yet written.
         key, value, asked = key[:, :seqlen_q], value[:, :seqlen_q], asked._replace(seqlen_k=seqlen_q)
         position_bias = None if position_bias is None else position_bias[..., :seqlen_q]
-    if "Cross" not in type(module).__name__ and not getattr(module, "is_cross_attention", False):
+    if within:
         asked = with_documents(asked, query, others)
     result = flash_attn_func(
         query,
@@ -255,10 +263,55 @@ def attention(
     return out[..., :width].reshape(batch, seqlen_q, -1, width).contiguous(), None
 
 
+@torch.compiler.disable
+def _over_devices(
+    spread: SpreadSequence,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    asking: tuple[AttentionMask | Tensor | None, bool | None, Tensor | None, dict[str, Any]] | None,
+    options: dict[str, Any],
+) -> Tensor | None:
+    """Attention of this device's queries (B, n, H, D) to all of the sequence; None where it is to something else.
+
+    asking: a layer's attention_mask, is_causal, position_bias and further arguments; None: it looks at another text.
+    """
+    shares = asking is not None and query.shape[1] == key.shape[1] == spread.held and inputs_of(spread) is not None
+    if asking is None or not shares:
+        spread.refuse_own_part(key.shape[1], f"transformers' {type(module).__name__}: attention")
+        return None
+    given, is_causal, position_bias, others = asking
+    if position_bias is not None or isinstance(given, Tensor):
+        what = "position biases" if position_bias is not None else "a 4-D attention_mask"
+        raise UserError(f"{what} {UNDER}. Possible: a model without, or another strategy (fsdp, ddp).")
+    asked = _layer_mask(module, given, is_causal, (query.shape[0], spread.length, spread.length), query.dtype)
+    positions, lengths = others.get("position_ids"), others.get("cu_seq_lens_q")
+    whole = {**others, "position_ids": None}
+    if isinstance(positions, Tensor) and positions.dim() == 2 and positions.shape[1] == spread.held:
+        whole["position_ids"] = whole_of(spread, positions)
+    if lengths is not None and lengths not in _OF_WHOLE and int(lengths[-1]) != asked.batch * asked.seqlen_k:
+        raise UserError(
+            f"cu_seq_lens_q that end at {int(lengths[-1])} {UNDER}, for {asked.batch * asked.seqlen_k} tokens. "
+            "Possible: those of the whole batch (in it, or of whole(batch, 'position_ids'))."
+        )
+    if lengths is not None:
+        _OF_WHOLE[lengths] = True
+    asked = with_documents(asked, query, whole)
+    if options["scale"] is None:
+        options = {**options, "scale": query.shape[3] ** -0.5}
+    return spread.attention(
+        query, key, value, causal=asked.causal, mask=asked.mask, window=asked.window_size, **options
+    )
+
+
 def _layer_mask(
-    module: nn.Module, given: AttentionMask | Tensor | None, is_causal: bool | None, query: Tensor, key: Tensor
+    module: nn.Module,
+    given: AttentionMask | Tensor | None,
+    is_causal: bool | None,
+    sizes: tuple[int, int, int],
+    dtype: torch.dtype,
 ) -> AttentionMask:
-    sizes = (query.shape[0], query.shape[1], key.shape[1])
     if given is None:
         causal = bool(getattr(module, "is_causal", True)) if is_causal is None else bool(is_causal)
         return AttentionMask(*sizes, causal=causal and sizes[1] > 1)
@@ -275,7 +328,7 @@ def _layer_mask(
             f"attention_mask must reach a layer as a tensor (B, H or 1, Sq, Sk), not {what}. Possible: a 2-D mask "
             "given to the model, or attn_implementation='sdpa'."
         )
-    return AttentionMask(*sizes, bias=dense_bias(given, query.dtype)[..., : sizes[2]])
+    return AttentionMask(*sizes, bias=dense_bias(given, dtype)[..., : sizes[2]])
 
 
 def _one_dtype(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from flashtrain.errors import UserError
 from flashtrain.integrations import huggingface_rules as mask_rules
+from flashtrain.integrations.huggingface_context import UNDER, documents_of, inputs_of
 from flashtrain.integrations.huggingface_rules import Rules
+from flashtrain.models.cache import SpreadSequence, spread_sequence
 from flashtrain_kernels.masks import Mask
 
 MaskFunction = Callable[..., Any]
@@ -110,6 +112,11 @@ def attention_mask(
     if q_length is None:  # transformers before 5.10 gave the queries' positions instead
         q_length, q_offset = others["cache_position"].shape[0], others["cache_position"][0]
     function = _causal() if mask_function is None else mask_function
+    spread = spread_sequence()
+    if spread is not None and q_length == kv_length:
+        found = _of_whole(spread, None if use_vmap else function, batch_size, q_length, device)
+        if found is not None:
+            return found
     compiling = torch.compiler.is_compiling()
     rules = None if compiling else mask_rules.read(function)
     # Overlays of the caller's own come with use_vmap, blocks of image tokens as an or_mask.
@@ -120,6 +127,60 @@ def attention_mask(
 
     may_skip = allow_is_causal_skip or allow_is_bidirectional_skip
     padding = None if attention_mask is None else _of_keys(attention_mask, kv_offset, kv_length)
+    found = _of_rules(rules, function, batch_size, q_length, kv_length, q_offset, kv_offset, padding, may_skip, device)
+    head_dim = _head_dim(config)
+    if found is None or found.mask is None or head_dim is None:
+        return found
+    planned = found.mask.planned(head_dim, _computed_in(dtype, found.mask.queries.device.type))
+    return AttentionMask(batch_size, q_length, kv_length, mask=planned)
+
+
+@torch.compiler.disable
+def _of_whole(
+    spread: SpreadSequence, function: MaskFunction | None, batch: int, tokens: int, device: torch.device | str
+) -> AttentionMask | None:
+    """The mask of all tokens of a sequence that devices share, where transformers describes it for a device's own; None
+    for tokens of something else. function: None for one that is the caller's own."""
+    inputs = inputs_of(spread)
+    if inputs is None or tokens != spread.held:
+        return None
+    rules = None if function is None else mask_rules.read(function)
+    if function is None or rules is None:
+        raise UserError(
+            "a mask that is not made of causal, window, chunk and document rules (a function of the model's or the "
+            f"caller's own) {UNDER}. Possible: another strategy (fsdp, ddp)."
+        )
+    length, padding = spread.length, inputs.padding
+    # The tensors in the rules are of this device's tokens: they are made anew, as transformers makes them.
+    if rules.documents is not None and inputs.positions is not None:
+        positions = inputs.positions.expand(batch, -1)
+        rules = rules._replace(documents=documents_of(positions), positions=positions)
+    real = None if padding is None else padding.to(torch.bool)
+    if rules.chunk_start is not None:
+        none = torch.zeros_like(rules.chunk_start)
+        rules = rules._replace(chunk_start=none if real is None else real.cumsum(1).eq(0).sum(1))
+    found = _of_rules(rules, function, batch, length, length, 0, 0, real, True, device)
+    if found is None:
+        return AttentionMask(batch, length, length, causal=True)
+    if found.mask is not None and found.mask.keys is not None:
+        raise UserError(f"an attention_mask with padding between tokens {UNDER}. Possible: padding on one side.")
+    return found
+
+
+def _of_rules(
+    rules: Rules | None,
+    function: MaskFunction,
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor,
+    kv_offset: int,
+    padding: Tensor | None,
+    may_skip: bool,
+    device: torch.device | str,
+) -> AttentionMask | None:
+    """What the rules, or the function that torch.compile cannot read, and padding (B, Sk) say; without a plan."""
+    compiling = torch.compiler.is_compiling()
     one_sided = False
     if padding is not None and may_skip and not compiling:
         none, one_sided = _look_at(padding)
@@ -144,11 +205,7 @@ def attention_mask(
             keys = torch.where(padding, index, -1)
     position = (query - kv_offset).to(torch.int32).expand(batch_size, -1)
     rows = torch.stack((low, high, position, start, _sequence(rules, batch_size, q_length, device)))
-    mask = Mask(rows, keys, kv_length)
-    head_dim = _head_dim(config)
-    if head_dim is not None:
-        mask = mask.planned(head_dim, _computed_in(dtype, mask.queries.device.type))
-    return AttentionMask(batch_size, q_length, kv_length, mask=mask)
+    return AttentionMask(batch_size, q_length, kv_length, mask=Mask(rows, keys, kv_length))
 
 
 def dense_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -17,7 +17,6 @@ B batch, S sequence (Sq queries, Sk keys).
 
 from __future__ import annotations
 
-import inspect
 import re
 import sys
 from collections.abc import Callable
@@ -28,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from flashtrain.errors import UserError
+from flashtrain.integrations.huggingface_context import share_inputs, source_of
 from flashtrain_kernels.masks import documents_from_ids
 
 INTERFACE = re.compile(r"\bALL_ATTENTION_FUNCTIONS\b|\bAttentionInterface\b")
@@ -39,7 +39,7 @@ _names: set[str] = set()
 
 def refuse_other_architectures(name: str) -> None:
     """From now on a transformers model that does not ask the interface is refused, in a UserError, when it is built or
-    set to run on the attention of this name.
+    set to run on the attention of this name; one that does is made ready for sequences that devices share.
 
     transformers asks nobody when it builds one: two methods of its PreTrainedModel are wrapped, once, and do what they
     did for every other name.
@@ -64,7 +64,7 @@ def own_attention(model_class: type) -> str | None:
     sources = {}
     for ancestor in model_class.__mro__:
         if issubclass(ancestor, PreTrainedModel) and ancestor is not PreTrainedModel:
-            sources[ancestor.__module__] = _source(ancestor.__module__)
+            sources[ancestor.__module__] = source_of(ancestor.__module__)
     text = "\n".join(sources.values())
     if OWN_TABLE.search(text):
         return "chooses its attention from a table of its own"
@@ -72,13 +72,6 @@ def own_attention(model_class: type) -> str | None:
         return None
     # A reward model around a Llama, with an attention of its own on top: the Llama is judged when it is built.
     return None if any(_holds_models(module) for module in sources) else "computes its attention itself"
-
-
-def _source(module: str) -> str:
-    try:
-        return inspect.getsource(sys.modules[module])
-    except (KeyError, OSError, TypeError):  # a notebook's, an interpreter's, a test's
-        return ""
 
 
 def _holds_models(module: str) -> bool:
@@ -111,6 +104,7 @@ def _built(original: Callable[..., str]) -> Callable[..., str]:
     def get_correct_attn_implementation(self: Any, requested_attention: str | None, *rest: Any, **named: Any) -> str:
         if requested_attention in _names:
             _check(type(self), str(requested_attention))
+            share_inputs(self)
         return original(self, requested_attention, *rest, **named)
 
     return get_correct_attn_implementation
@@ -122,6 +116,7 @@ def _set(original: Callable[..., Any]) -> Callable[..., Any]:
         for model, name in _asked(self, attn_implementation):
             if name in _names:
                 _check(type(model), name)
+                share_inputs(model)
         return original(self, attn_implementation, *rest, **named)
 
     return set_attn_implementation

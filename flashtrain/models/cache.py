@@ -31,17 +31,34 @@ from flashtrain_kernels import Mask
 
 
 class SpreadSequence(Protocol):
-    """A batch of sequences of which this device holds a part."""
+    """A batch of sequences of which this device holds a part. length: S. held: n, padding included."""
+
+    @property
+    def length(self) -> int: ...
+    @property
+    def held(self) -> int: ...
 
     def positions(self, tokens: int, device: torch.device) -> Tensor:
         """(B or 1, n) int64: where in the sequence each of this device's tokens stands."""
 
     def attention(
-        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, mask: Mask | None, dropout: float
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        causal: bool,
+        scale: float,
+        mask: Mask | None,
+        dropout: float,
+        window: tuple[int, int] = (-1, -1),
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Attention of this device's queries to the whole sequence: q (B, n, H, D), k and v (B, n, K, D) -> like q.
 
-        mask: of the whole sequence; None: causal or full.
+        mask: of the whole sequence; None: causal or full, within the window. sinks: (H,) one more score a row, whose
+        value is nothing.
         """
 
     def refuse_own_part(self, keys: int, what: str) -> None:
@@ -50,6 +67,16 @@ class SpreadSequence(Protocol):
 
     def whole(self, name: str, device: torch.device) -> Tensor | None:
         """The batch's tensor of that name as it was before it was dealt, on the device; None where it had none."""
+
+    def gathered(self, part: Tensor) -> Tensor:
+        """What all devices hold of a tensor (B, n, ...), in the sequence's order (B, S, ...); all must call it."""
+
+    def dealt(self, x: Tensor) -> Tensor:
+        """What this device holds of x (B, S, ...): (B, n, ...)."""
+
+    def next_labels(self, labels: Tensor) -> Tensor:
+        """Labels (B, n) that stand at their own token -> at the token before it, which predicts it, of the whole
+        sequence. The step's loss is the mean over these; every device must call it."""
 
     def weighted(self, loss: Tensor) -> Tensor:
         """See mean_over_context; the step is known to have done it."""
@@ -89,8 +116,8 @@ def whole(batch: Any, name: str) -> Tensor:
 def mean_over_context(loss: Tensor) -> Tensor:
     """A mean over this rank's labels, weighted so that the mean of all ranks' results is that over all labels.
 
-    For a step that logs its loss with sync_dist=True, or that calls manual_backward; the strategy does it to what
-    training_step returns unless that was made with this. Outside of context parallelism it is the loss itself.
+    The strategy does it to what a step returns, gives to manual_backward or logs with sync_dist=True, unless the step
+    called this: for one that makes something else of its mean. Outside of context parallelism it is the loss itself.
     """
     return loss if _in_force is None else _in_force.weighted(loss)
 

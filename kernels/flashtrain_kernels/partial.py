@@ -35,6 +35,7 @@ def attention_forward(
     mask: Mask | None = None,
     window_size: tuple[int, int] = (-1, -1),
     softmax_scale: float | None = None,
+    softcap: float = 0.0,
     dropout_p: float = 0.0,
     dropout_seed: int | Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -43,7 +44,7 @@ def attention_forward(
     out (B, Sq, H, D) in q's dtype; lse (B, H, Sq), natural log, float32 (float64 for float64). Without mask and
     window: full.
     """
-    return FORWARD(q, k, v, *_packed(q, k, v, mask, window_size, softmax_scale, dropout_p, dropout_seed))
+    return FORWARD(q, k, v, *_packed(q, k, v, mask, window_size, softmax_scale, softcap, dropout_p, dropout_seed))
 
 
 @torch.no_grad()
@@ -58,6 +59,7 @@ def attention_backward(
     mask: Mask | None = None,
     window_size: tuple[int, int] = (-1, -1),
     softmax_scale: float | None = None,
+    softcap: float = 0.0,
     dropout_p: float = 0.0,
     dropout_seed: int | Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -70,7 +72,7 @@ def attention_backward(
     """
     if dropout_p > 0 and dropout_seed is None:
         raise ValueError("dropout_seed must be the forward's own, not None")
-    packed = _packed(q, k, v, mask, window_size, softmax_scale, dropout_p, dropout_seed)
+    packed = _packed(q, k, v, mask, window_size, softmax_scale, softcap, dropout_p, dropout_seed)
     rows = (q.shape[0], q.shape[2], q.shape[1])
     for name, x, shape in (("dout", dout, q.shape), ("out", out, q.shape), ("lse", lse, rows)):
         if tuple(x.shape) != tuple(shape):
@@ -87,13 +89,14 @@ def _packed(
     mask: Mask | None,
     window_size: tuple[int, int],
     softmax_scale: float | None,
+    softcap: float,
     dropout_p: float,
     dropout_seed: int | Tensor | None,
 ) -> Packed:
     check_qkv(q, k, v, "(B, Sq, H, D)", "(B, Sk, K, D)")
     options = options_of(
-        sizes_of(q, k), dropout_p=dropout_p, softmax_scale=softmax_scale, window_size=window_size, mask=mask,
-        dropout_seed=dropout_seed,
+        sizes_of(q, k), dropout_p=dropout_p, softmax_scale=softmax_scale, softcap=softcap, window_size=window_size,
+        mask=mask, dropout_seed=dropout_seed,
     )  # fmt: skip
     return pack(options)
 

@@ -22,8 +22,20 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
 
 @pytest.fixture(scope="session")
 def huggingface_ranks(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """What huggingface_ranks.py wrote: a folder of each of its scenarios."""
-    return launch_once("huggingface_ranks.py", tmp_path_factory, worker_id)
+    """What huggingface_ranks.py wrote, which huggingface_training.py calls: a folder for two ranks, one for four."""
+    return launch_once("huggingface_training.py", tmp_path_factory, worker_id) / "exact"
+
+
+@pytest.fixture(scope="session")
+def huggingface_training(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """What huggingface_training.py wrote."""
+    return launch_once("huggingface_training.py", tmp_path_factory, worker_id)
+
+
+@pytest.fixture(scope="session")
+def huggingface_strategies(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """What huggingface_strategies.py wrote: a folder of each of its scenarios."""
+    return launch_once("huggingface_strategies.py", tmp_path_factory, worker_id)
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,8 @@ def launch_once(script: str, tmp_path_factory: pytest.TempPathFactory, worker_id
     with FileLock(folder / "lock"):
         printed = folder / "printed"
         if not printed.is_file():
-            paths = os.pathsep.join([str(HERE.parent / "training"), process_environment()["PYTHONPATH"]])
+            paths = os.pathsep.join([str(HERE), str(HERE.parent), str(HERE.parent / "training")])
+            paths = os.pathsep.join([paths, process_environment()["PYTHONPATH"]])
             code, said = run_script(str(HERE / script), folder, PYTHONPATH=paths, CUDA_VISIBLE_DEVICES="")
             printed.write_text(f"{said}\nended with {code}")
     assert printed.read_text().endswith("ended with 0"), printed.read_text()[-6000:]

@@ -1,71 +1,220 @@
-"""What each of two gloo ranks does for test_huggingface_ranks.py; run as a script, which forks them.
+"""What gloo ranks find of transformers models under context parallelism, for test_huggingface_ranks.py.
 
-    python huggingface_ranks.py FOLDER
+    python huggingface_ranks.py FOLDER [all]
 
-FOLDER/origin gets a tiny Llama's weights. Each rank writes FOLDER/NAME/RANK.json for the scenarios of SCENARIOS.
+Two and four ranks write FOLDER/two/RANK.json and FOLDER/four/RANK.json: {case: {what: largest error}}, where an error
+is relative to the largest entry of one process's loss or gradient. `all`: every case there is, a folder a model.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
 import sys
 import warnings
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 import transformers
-from huggingface_training import SIZES, STEPS, Reads, fit
 from ranks import fork
+from torch import Tensor, nn
 
-from flashtrain.distributed.sharding import full_state_dict
-from flashtrain.distributed.strategies import make_strategy
-from flashtrain.training.checkpoints import SaveLast, find_resumable
+from flashtrain.distributed.context.exchange import ContextGroup
+from flashtrain.distributed.context.sequence import BatchNames, deal_batch
+from flashtrain.integrations import register_with_transformers
+from flashtrain.models.cache import spread_over
 
-# Strategy, whether adapters are trained, whether the weights come from the folder.
-SCENARIOS = {
-    "ddp": ("ddp", False, True),
-    "fsdp": ("fsdp", False, True),
-    "random": ("fsdp", False, False),
-    "lora": ("fsdp", True, True),
-    "lora-ddp": ("ddp", True, True),
+VOCABULARY, ROWS, LENGTH = 29, 2, 45  # odd: no number of ranks divides it
+NAMES = BatchNames("input_ids")
+WAYS = ("all-to-all", "all-gather", "ring", "hybrid")
+LAYOUTS = ("balanced", "head-tail", "contiguous")
+
+
+def _sizes(heads: int, **changes: Any) -> dict[str, Any]:
+    """Of a model like Llama; heads: of 4 numbers each, two of keys and values."""
+    return {
+        "vocab_size": VOCABULARY, "hidden_size": 4 * heads, "intermediate_size": 24, "num_hidden_layers": 2,
+        "num_attention_heads": heads, "num_key_value_heads": 2, "head_dim": 4, "max_position_embeddings": 64,
+        "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None, **changes,
+    }  # fmt: skip
+
+
+_BOTH = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
+_ROPE = {"rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+
+
+def _gpt2(heads: int) -> Any:
+    return transformers.GPT2Config(
+        vocab_size=VOCABULARY, n_positions=64, n_embd=4 * heads, n_layer=2, n_head=heads, attn_pdrop=0.2,
+        resid_pdrop=0.0, embd_pdrop=0.0, bos_token_id=1, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+
+
+def _llama(**rope: Any) -> Any:
+    longest = 16 if rope["rope_type"] == "dynamic" else 64
+    changes = {"rope_parameters": {**_ROPE, **rope}, "max_position_embeddings": longest}
+    return lambda heads: transformers.LlamaConfig(**_sizes(heads, **changes))
+
+
+def _llama4(heads: int) -> Any:
+    return transformers.Llama4TextConfig(
+        **_sizes(heads), intermediate_size_mlp=24, num_local_experts=2, num_experts_per_tok=1,
+        attention_chunk_size=7, no_rope_layers=[1, 0],
+    )  # fmt: skip
+
+
+MODELS = {
+    "llama": lambda heads: transformers.LlamaConfig(**_sizes(heads)),
+    "qwen3": lambda heads: transformers.Qwen3Config(**_sizes(heads)),
+    "mistral": lambda heads: transformers.MistralConfig(**_sizes(heads, sliding_window=6)),
+    "gemma3": lambda heads: transformers.Gemma3TextConfig(**_sizes(heads, **_BOTH)),
+    "gemma2": lambda heads: transformers.Gemma2Config(**_sizes(heads, **_BOTH, attn_logit_softcapping=2.0)),
+    "gpt_oss": lambda heads: transformers.GptOssConfig(
+        **_sizes(heads, **_BOTH), num_local_experts=2, num_experts_per_tok=1
+    ),
+    "olmo2": lambda heads: transformers.Olmo2Config(**_sizes(heads)),
+    "gpt2": _gpt2,
 }
+# How positions become angles, and masks of chunks.
+MORE = {
+    "llama, dynamic": _llama(rope_type="dynamic"),
+    "llama, yarn": _llama(rope_type="yarn"),
+    "llama, llama3": _llama(rope_type="llama3", low_freq_factor=1.0, high_freq_factor=4.0),
+    "llama4": _llama4,
+}
+BATCHES = ("plain", "packed", "packed, no cache", "padded", "lengths")
 
 
-def scenario(folder: Path, name: str) -> None:
-    warnings.filterwarnings("ignore")
-    strategy, lora, read = SCENARIOS[name]
-    origin = folder.parent / "origin" if read else None
-    reads = Reads()
-    reads.watch()
+class Case(NamedTuple):
+    model: str
+    way: str
+    layout: str = "balanced"
+    batch: str = "packed"
+    degree: int = 4
 
-    def train(*callbacks, steps: int, resume: Path | None = None):
-        chosen = make_strategy(strategy, devices=2, accelerator="cpu")
-        options = {"devices": 2, "strategy": chosen, "max_steps": steps}
-        return fit(folder, origin, *callbacks, lora=lora, resume=resume, **options)
+    def __str__(self) -> str:
+        return f"{self.model}, {self.way}, {self.layout}, {self.batch}, {self.degree} ranks"
 
-    whole = train(SaveLast(folder / "whole"), steps=STEPS)
-    weights = full_state_dict(whole.model)
-    if os.environ["RANK"] == "0":
-        torch.save(weights, folder / "weights.pt")
-    begun = train(SaveLast(folder / "part"), steps=3)
-    resumed = train(SaveLast(folder / "part"), steps=STEPS, resume=find_resumable(folder / "part"))
-    result = {"losses": whole.losses, "parts": begun.losses + resumed.losses, "reads": reads.sizes}
-    result["kept"] = sorted(weights)
-    (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(result))
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    @property
+    def heads(self) -> int:
+        return 6 if self.way == "hybrid" else 4
 
 
-def main(folder: Path) -> None:
-    torch.manual_seed(1)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
-    model.save_pretrained(folder / "origin", max_shard_size="20KB")
-    for name in SCENARIOS:
-        own = folder / name
+def cases(everything: bool = False) -> Iterator[Case]:
+    """Every case; or as many that each model meets each way, batch and layout."""
+    if everything:
+        for case in itertools.starmap(Case, itertools.product((*MODELS, *MORE), WAYS, LAYOUTS, BATCHES, (2, 4))):
+            if case.way != "hybrid" or case.degree == 4:
+                yield case
+        return
+    for number, (model, way) in enumerate(itertools.product(MODELS, WAYS)):
+        layout, batch = LAYOUTS[number % 3], BATCHES[(number + number // len(BATCHES)) % len(BATCHES)]
+        yield Case(model, way, layout, batch)
+        if way != "hybrid" and number % 3 == 0:
+            yield Case(model, way, layout, batch, 2)
+    for number, model in enumerate(MORE):
+        yield Case(model, WAYS[number], "contiguous", BATCHES[number % 2])
+
+
+def batch_of(kind: str) -> dict[str, Any]:
+    """Rows of documents of odd lengths; labels at the token that predicts them, of which some count for nothing."""
+    generator = torch.Generator().manual_seed(3)
+    text = torch.randint(2, VOCABULARY, (ROWS, LENGTH + 1), generator=generator)
+    labels = text[:, 1:].masked_fill(torch.rand(ROWS, LENGTH, generator=generator) < 0.2, -100)
+    labels[:, :14] = -100  # of a rank of four all, where tokens are dealt in their order
+    given: dict[str, Any] = {"input_ids": text[:, :-1], "labels": labels}
+    lengths = [[7, 23, 15], [1, 2, 42]]
+    if kind.startswith("packed"):
+        given["position_ids"] = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
+    if kind == "packed, no cache":
+        given["use_cache"] = False
+    if kind == "padded":
+        given["attention_mask"] = torch.ones(ROWS, LENGTH, dtype=torch.long)
+        given["attention_mask"][0, :5] = given["attention_mask"][1, 40:] = 0
+        given["labels"] = labels.masked_fill(given["attention_mask"] == 0, -100)
+    if kind == "lengths":
+        bounds = torch.tensor([0, *(n for row in lengths for n in row)]).cumsum(0).int()
+        given.update(cu_seq_lens_q=bounds, cu_seq_lens_k=bounds, max_length_q=42, max_length_k=42)
+    return given
+
+
+@cache
+def model_of(name: str, heads: int) -> nn.Module:
+    """In float64 and in training; parameters with ordinary values, so that attention matters."""
+    torch.manual_seed(0)
+    config = {**MODELS, **MORE}[name](heads)
+    config._experts_implementation = "eager"  # transformers' grouped product knows no float64
+    config._attn_implementation = register_with_transformers()
+    model = transformers.AutoModelForCausalLM.from_config(config).double().train()
+    for parameter in model.parameters():
+        parameter.data = 0.3 * torch.randn_like(parameter) + (1.0 if parameter.dim() == 1 else 0.0)
+    return model
+
+
+def loss_and_gradients(model: nn.Module, given: dict[str, Any], weight: Any = 1.0) -> dict[str, Tensor]:
+    """The mean loss of a batch, and each parameter's gradient of it; `weight` times."""
+    model.zero_grad()
+    torch.manual_seed(7)  # attention's dropout is the first rank's draw
+    labels = given.pop("labels")
+    logits = model(**given).logits
+    loss = weight * nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    loss.backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return {"loss": loss.detach(), **gradients}
+
+
+@cache
+def one_process(name: str, heads: int, batch: str) -> dict[str, Tensor]:
+    return loss_and_gradients(model_of(name, heads), batch_of(batch))
+
+
+def errors(case: Case, group: ContextGroup) -> dict[str, float]:
+    """How far the mean over the ranks is from one process."""
+    exact = one_process(case.model, case.heads, case.batch)
+    part, sequence = deal_batch(batch_of(case.batch), group, NAMES, layout=case.layout, way=case.way)
+    with spread_over(sequence):
+        found = loss_and_gradients(model_of(case.model, case.heads), part, sequence.weight)
+    kinds = len(sequence._ready)
+    wrong: dict[str, float] = {"kinds of attention": kinds}
+    floor = 0.01 * max(float(x.abs().max()) for x in exact.values())
+    for name, x in exact.items():
+        mean = found.get(name, torch.zeros_like(x))
+        dist.all_reduce(mean, group=group.group)
+        scale = max(float(x.abs().max()), floor)
+        wrong[name] = float((mean / group.size - x).abs().max()) / scale
+    return wrong
+
+
+def quiet_and_exact() -> None:
+    """Some norms of transformers, and its losses, compute in float32 whatever their model is: in a rank they do not."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
+
+
+def rank(folder: Path, mine: list[Case]) -> None:
+    quiet_and_exact()
+    dist.init_process_group("gloo")
+    group = ContextGroup()
+    found = {str(case): errors(case, group) for case in mine}
+    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main(folder: Path, everything: bool = False) -> None:
+    chosen = list(cases(everything))
+    models = (*MODELS, *MORE) if everything else (None,)
+    for model, (name, degree) in itertools.product(models, (("two", 2), ("four", 4))):
+        mine = [case for case in chosen if case.degree == degree and model in (None, case.model)]
+        own = folder / (name if model is None else f"{model}-{name}")
         own.mkdir()
-        (own / "codes.json").write_text(json.dumps(fork(2, scenario, own, name)))
+        (own / "codes.json").write_text(json.dumps(fork(degree, rank, own, mine)))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), "all" in sys.argv[2:])

@@ -1,126 +1,193 @@
-"""Trainings of a tiny transformers model in float64: what one process and each of two ranks do alike."""
+"""Lightning trainings of transformers models on gloo ranks, for test_huggingface_training.py, and what they must equal.
+
+python huggingface_training.py FOLDER          two and four ranks write FOLDER/NAME/RANK.json
+
+Those of huggingface_ranks.py, too, in FOLDER/exact: importing everything takes longer than what they do.
+"""
 
 from __future__ import annotations
 
+import copy
+import json
+import os
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import huggingface_ranks
 import pytorch_lightning as pl
 import torch
-from tiny_training import ResumableLoader, tiny_trainer
+from huggingface_ranks import LENGTH, VOCABULARY, model_of, quiet_and_exact
+from published_commands import python_blocks
+from ranks import fork
+from strategy_ranks import Rows, trainer
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from flashtrain.integrations import huggingface_folder
-from flashtrain.integrations.huggingface_model import huggingface_decoder
-from flashtrain.models.memory_savings import MemorySavings
+import flashtrain
+from flashtrain.models.trainable import Trainable
 from flashtrain.tasks import LanguageModel
-from flashtrain.training.checkpoints import AtomicCheckpointIO
-from flashtrain.training.optimizers import adamw
 
-VOCABULARY, STEPS = 61, 6
-SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "tie_word_embeddings": True,
-}
-LORA = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
+STEPS = 20
+SCRIPT = "hugging face over several GPUs"
 
 
-class Rows(torch.utils.data.Dataset):
-    """Sample i: a row of two packed documents, always the same for the same i; its labels are scored alike often."""
-
-    def __init__(self, first: int, count: int, stride: int) -> None:
-        self.first, self.count, self.stride = first, count, stride
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        number = self.first + index * self.stride
-        tokens = torch.randint(VOCABULARY, (17,), generator=torch.Generator().manual_seed(number))
-        cut = 3 + number % 9
-        positions = torch.cat((torch.arange(cut), torch.arange(16 - cut)))
-        documents = (torch.arange(16) >= cut).long()
-        return {"tokens": tokens[:-1], "labels": tokens[1:], "positions": positions, "documents": documents}
+def row(index: int) -> dict[str, Tensor]:
+    """Two packed documents and a piece of a third; labels are transformers' own, of the first document's few."""
+    generator = torch.Generator().manual_seed(index)
+    text = torch.randint(2, VOCABULARY, (LENGTH,), generator=generator).cumsum(0) // 5 % VOCABULARY
+    lengths = (11 + index % 7, 20, LENGTH - 31 - index % 7)
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    labels = torch.where((torch.arange(LENGTH) < 9) | (positions == 0), -100, text)
+    return {"input_ids": text, "labels": labels, "position_ids": positions}
 
 
-class Data(pl.LightningDataModule):
-    """Global batches of 4 rows, whatever the number of ranks."""
+class OfTransformers(pl.LightningModule):
+    """Someone's own training of a transformers model, by the loss that the model computes."""
 
-    def train_dataloader(self) -> DataLoader:
-        world, rank = self.trainer.world_size, self.trainer.global_rank
-        return ResumableLoader(Rows(rank, 64 * 4 // world, world), batch_size=4 // world)
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
 
-
-class Task(LanguageModel):
-    losses: list[float]
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        loss = super().training_step(batch, batch_idx)
-        self.losses.append(loss.item())
+    def training_step(self, batch: dict[str, Tensor], index: int) -> Tensor:
+        loss = self.model(**batch).loss
+        self.log("mean", loss, sync_dist=True)
         return loss
 
+    def validation_step(self, batch: dict[str, Tensor], index: int) -> None:
+        self.log("validation", self.model(**batch).loss, sync_dist=True, batch_size=1)
 
-def fit(
-    folder: Path,
-    origin: Path | None,
-    *callbacks: pl.Callback,
-    lora: bool = False,
-    resume: Path | None = None,
-    **options,
-) -> Task:
-    """Train from a folder's weights, or from random ones; options: of the Trainer."""
-    torch.manual_seed(0)
-    path = None if origin is None else str(origin)
-    config = "llama" if origin is None else None
-    model = huggingface_decoder(
-        path, config=config, changes=SIZES if origin is None else None, lora=LORA if lora else None
-    )
-    model.keep_in("64-true")  # by itself: Lightning's FSDP2 knows no such precision
-    model.save_memory(MemorySavings("selective"))
-    task = Task(model, make_optimizer=lambda one: adamw(one, lr=1e-2), document_mask=True)
-    task.losses = []
-    options = {"max_steps": STEPS, "gradient_clip_val": None, **options}
-    trainer = tiny_trainer(folder, *callbacks, plugins=[AtomicCheckpointIO()], **options)
-    trainer.fit(task, datamodule=Data(), ckpt_path=None if resume is None else str(resume), weights_only=True)
-    return task
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam([p for p in self.parameters() if p.requires_grad], lr=1e-2)
 
 
-class Reads:
-    """Stands before a folder's tensors and keeps how many numbers were read of each at once."""
+class StandIn(Trainable):
+    """A transformers model as flashtrain's own language model asks for one."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.blocks = model.model.layers
+
+    def loss(self, tokens: Tensor, labels: Tensor, *, positions: Any = None, mask: Any = None) -> Tensor:
+        logits = self.model(input_ids=tokens, position_ids=positions, use_cache=False).logits
+        return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    def parameter_count(self) -> int:
+        return 1
+
+    def flops_per_token(self, context: int | None = None) -> float:
+        return 1.0
+
+
+class Losses(pl.Callback):
+    """What each step returned."""
 
     def __init__(self) -> None:
-        self.sizes: dict[str, int] = {}
-        self.original = huggingface_folder.opened_weights
+        self.found: list[float] = []
 
-    def watch(self) -> None:
-        import contextlib
-
-        @contextlib.contextmanager
-        def watched(folder: Path) -> Any:
-            with self.original(folder) as tensors:
-                yield {name: _Watched(name, one, self.sizes) for name, one in tensors.items()}
-
-        huggingface_folder.opened_weights = watched
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.found.append(float(outputs["loss"]))
 
 
-class _Watched:
-    def __init__(self, name: str, slice_: Any, sizes: dict[str, int]) -> None:
-        self.name, self.slice, self.sizes = name, slice_, sizes
+class InOrder(pl.LightningDataModule):
+    """Rows one after the other (Lightning's own sampler shuffles them), a share for each group of ranks."""
 
-    def get_shape(self) -> list[int]:
-        return self.slice.get_shape()
+    def __init__(self, rows: list[Any], batch: int) -> None:
+        super().__init__()
+        self.rows, self.batch = rows, batch
 
-    def get_dtype(self) -> str:
-        return self.slice.get_dtype()
+    def train_dataloader(self) -> DataLoader:
+        ranks = self.trainer.strategy.distributed_sampler_kwargs if self.trainer.world_size > 1 else {}
+        mine = self.rows[ranks.get("rank", 0) :: ranks.get("num_replicas", 1)]
+        return DataLoader(mine, batch_size=self.batch)
 
-    def __getitem__(self, index: Any) -> torch.Tensor:
-        found = self.slice[index]
-        self.sizes[self.name] = max(self.sizes.get(self.name, 0), found.numel())
-        return found
+    val_dataloader = train_dataloader
+
+
+def curve(folder: Path, task: pl.LightningModule, data: list[Any], batch: int, **options: Any) -> dict[str, Any]:
+    """The losses of twenty steps, the mean of the last that was logged, and that of a validation after it."""
+    losses = Losses()
+    fit = trainer(folder, max_steps=STEPS, callbacks=[losses], limit_val_batches=2, **options)
+    fit.fit(task, InOrder(data, batch))
+    logged = {name: float(fit.callback_metrics.get(name, 0.0)) for name in ("mean", "validation", "validation_loss")}
+    return {"losses": losses.found, "logged": logged}
+
+
+def sinks(folder: Path, batch: int, **options: Any) -> dict[str, Any]:
+    """gpt-oss, whose layers are computed again in the backward."""
+    model = copy.deepcopy(model_of("gpt_oss", 4))
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    return curve(folder, OfTransformers(model), [row(index) for index in range(2 * STEPS)], batch, **options)
+
+
+def adapters(folder: Path, **options: Any) -> dict[str, Any]:
+    """Qwen 3, of which only LoRA's matrices are trained."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=2, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"])
+    torch.manual_seed(5)
+    model = get_peft_model(copy.deepcopy(model_of("qwen3", 4)), config).double()
+    return curve(folder, OfTransformers(model), [row(index) for index in range(STEPS)], 1, **options)
+
+
+def language_model(folder: Path, masked: bool, **options: Any) -> dict[str, Any]:
+    """flashtrain's own task, of whose batch a model takes tokens, labels that are shifted, and positions."""
+    task = LanguageModel(StandIn(copy.deepcopy(model_of("mistral", 4))), document_mask=masked, gradient_clip=0.0)
+    return curve(folder, task, [Rows(STEPS)[index] for index in range(STEPS)], 1, **options)
+
+
+def script(folder: Path, weights: Path, **options: Any) -> dict[str, Any]:
+    """The guide's own program, with a tiny Llama and so many devices."""
+    losses = Losses()
+    quick = {"max_steps": STEPS, "precision": "32-true", "callbacks": [losses], **options}
+    made: dict[str, Any] = {"__name__": "page", "Trainer": lambda **asked: trainer(folder, **{**asked, **quick})}
+    code = python_blocks()[SCRIPT].replace("pl.Trainer(", "Trainer(").replace("lr=1e-5", "lr=1e-2")
+    code = code.replace("rows.pt", str(weights / "rows.pt")).replace("meta-llama/Llama-3.2-1B", str(weights))
+    exec(code.replace("context_parallel_size=8", "context_parallel_size=2"), made)
+    return {"losses": losses.found, "logged": {}}
+
+
+def save_script_inputs(folder: Path) -> None:
+    model_of("llama", 4).save_pretrained(folder)
+    torch.save([row(index) for index in range(STEPS)], folder / "rows.pt")
+
+
+def strategy(degree: int, **options: Any) -> flashtrain.ContextParallelStrategy:
+    return flashtrain.ContextParallelStrategy(degree, timeout_seconds=None, **options)
+
+
+def two(folder: Path) -> None:
+    quiet_and_exact()
+    found = {
+        "script": script(folder, folder.parent, devices=2),
+        "masked": language_model(folder, True, devices=2, strategy=strategy(2, layout="contiguous")),
+        "unmasked": language_model(folder, False, devices=2, strategy=strategy(2)),
+    }
+    if find_spec("peft") is not None:
+        found["adapters"] = adapters(folder, devices=2, strategy=strategy(2))
+    (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
+    torch.distributed.destroy_process_group()
+
+
+def four(folder: Path) -> None:
+    quiet_and_exact()
+    found = {"sinks": sinks(folder, 1, devices=4, strategy=strategy(2, way="all-to-all"))}
+    (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
+    torch.distributed.destroy_process_group()
+
+
+def main(folder: Path) -> None:
+    exact = folder / "exact"
+    exact.mkdir()
+    huggingface_ranks.main(exact)
+    save_script_inputs(folder)
+    for function, ranks in ((two, 2), (four, 4)):
+        own = folder / function.__name__
+        own.mkdir()
+        (own / "codes.json").write_text(json.dumps(fork(ranks, function, own)))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

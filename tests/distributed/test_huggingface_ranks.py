@@ -1,50 +1,55 @@
-"""Two gloo ranks train a transformers model as one process does, each reading its own part of the weights."""
+"""transformers models over gloo ranks are one process's, in float64: losses and all gradients, every way and layout."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-import torch
 from distributed_ranks import of_ranks
-from huggingface_training import LORA, SIZES, fit
+from huggingface_ranks import MODELS, MORE, WAYS, Case, cases
+from ranks import run_script
 
-SCENARIOS = {"ddp": (False, True), "fsdp": (False, True), "random": (False, False), "lora": (True, True)}
-SCENARIOS["lora-ddp"] = SCENARIOS["lora"]
-WHOLE = {"model.embed_tokens.weight": 61 * 32, "model.layers.0.mlp.up_proj.weight": 48 * 32}
-
-
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_two_ranks_have_the_losses_and_weights_of_one_process(name: str, huggingface_ranks, tmp_path) -> None:
-    ranks = of_ranks(huggingface_ranks / name, 2)
-    lora, read = SCENARIOS[name]
-    alone = fit(tmp_path, huggingface_ranks / "origin" if read else None, lora=lora)
-    both = [(one + other) / 2 for one, other in zip(ranks[0]["losses"], ranks[1]["losses"], strict=True)]
-    assert both == pytest.approx(alone.losses, abs=1e-10)
-    weights = torch.load(huggingface_ranks / name / "weights.pt")
-    expected = alone.model.state_dict()
-    assert weights.keys() == expected.keys()
-    for key, value in weights.items():
-        torch.testing.assert_close(value, expected[key], rtol=0, atol=1e-10, msg=key)
+EXACT = 1e-10
+# Layers of one kind share what is made ready for them: two where windows, or chunks, alternate with none.
+KINDS = {"gemma3": 2, "gemma2": 2, "gpt_oss": 2, "llama4": 2}
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_a_resumed_run_equals_the_uninterrupted_one(name: str, huggingface_ranks) -> None:
-    for rank in of_ranks(huggingface_ranks / name, 2):
-        assert rank["parts"] == rank["losses"]
+def wrong(found: list[dict], mine: list[Case]) -> list[str]:
+    """What of these cases is not exact, or not shared, on some rank."""
+    lines = []
+    for case in mine:
+        for number, of_rank in enumerate(found):
+            errors = dict(of_rank[str(case)])
+            if errors.pop("kinds of attention") != KINDS.get(case.model, 1):
+                lines.append(f"{case}: rank {number}: layers of a kind share no mask")
+            # NaN is wrong too
+            lines += [f"{case}: {name} is off by {error:.1e}" for name, error in errors.items() if not error <= EXACT]
+    return lines
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("ddp", 1), ("fsdp", 2), ("lora", 2), ("random", 0)])
-def test_no_rank_reads_more_than_the_part_that_it_keeps(name: str, ranks: int, huggingface_ranks) -> None:
-    for rank in of_ranks(huggingface_ranks / name, 2):
-        for tensor, size in WHOLE.items():
-            # 61 rows over two ranks are 31 and 30.
-            assert rank["reads"].get(tensor, 0) <= (0 if ranks == 0 else size / ranks + SIZES["hidden_size"])
-        assert bool(rank["reads"]) == (ranks > 0)
+@pytest.mark.parametrize("model", [*MODELS, *MORE])
+def test_losses_and_gradients_are_one_process(huggingface_ranks: Path, model: str) -> None:
+    for folder, degree in (("two", 2), ("four", 4)):
+        mine = [case for case in cases() if case.model == model and case.degree == degree]
+        assert not (found := wrong(of_ranks(huggingface_ranks / folder, degree), mine)), "\n".join(found)
 
 
-def test_a_checkpoint_of_adapters_holds_nothing_else(huggingface_ranks) -> None:
-    (kept, _) = (rank["kept"] for rank in of_ranks(huggingface_ranks / "lora", 2))
-    assert kept
-    assert all(".lora_A." in name or ".lora_B." in name for name in kept)
-    saved = torch.load(huggingface_ranks / "lora" / "whole" / "last.ckpt", weights_only=True)
-    assert sorted(saved["state_dict"]) == sorted(f"model.{name}" for name in kept)
-    assert {value.shape[0] for name, value in saved["state_dict"].items() if ".lora_A." in name} == {LORA["r"]}
+def test_each_model_meets_each_way_and_layout_and_most_batches() -> None:
+    for model in MODELS:
+        mine = [case for case in cases() if case.model == model]
+        assert {case.way for case in mine} == set(WAYS)
+        assert len({case.layout for case in mine}) == 3
+        assert len({case.batch for case in mine}) >= 3
+    assert {case.degree for case in cases()} == {2, 4}
+
+
+@pytest.mark.slow  # some 1300 cases: minutes
+def test_every_case_there_is(tmp_path: Path) -> None:
+    script = str(Path(__file__).with_name("huggingface_ranks.py"))
+    code, printed = run_script(script, tmp_path, "all", timeout=3000, CUDA_VISIBLE_DEVICES="")
+    assert code == 0, printed[-6000:]
+    for model in (*MODELS, *MORE):
+        for folder, degree in (("two", 2), ("four", 4)):
+            mine = [case for case in cases(True) if case.model == model and case.degree == degree]
+            found = wrong(of_ranks(tmp_path / f"{model}-{folder}", degree), mine)
+            assert not found, "\n".join(found)

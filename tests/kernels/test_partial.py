@@ -20,11 +20,11 @@ def exact(q, k, v, dout, **options):
     return out, torch.autograd.grad(out, leaves, dout)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_over_all_keys_they_are_the_differentiable_function(dropout):
+@pytest.mark.parametrize(("dropout", "softcap"), [(0.0, 0.0), (0.3, 0.0), (0.0, 0.7)])
+def test_over_all_keys_they_are_the_differentiable_function(dropout, softcap):
     q, k, v, dout = tensors()
     mask = masks.causal(13, 21)
-    options = {"mask": mask, "dropout_p": dropout, "dropout_seed": 5}
+    options = {"mask": mask, "dropout_p": dropout, "dropout_seed": 5, "softcap": softcap}
     expected, gradients = exact(q, k, v, dout, **options)
     out, lse = attention_forward(q, k, v, **options)
     torch.testing.assert_close(out, expected, atol=1e-13, rtol=0)
@@ -32,16 +32,15 @@ def test_over_all_keys_they_are_the_differentiable_function(dropout):
         torch.testing.assert_close(ours, theirs, atol=1e-13, rtol=0)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_the_gradients_of_parts_of_the_keys_add_up(dropout):
+@pytest.mark.parametrize(("dropout", "softcap"), [(0.0, 0.0), (0.3, 0.0), (0.0, 0.7)])
+def test_the_gradients_of_parts_of_the_keys_add_up(dropout, softcap):
     q, k, v, dout = tensors()
     # The window makes some queries see nothing of a part.
     whole = masks.sliding_window(21, (4, 2)).select(torch.arange(4, 17), torch.arange(21))
-    expected, gradients = exact(q, k, v, dout, mask=whole, dropout_p=dropout, dropout_seed=5)
+    shared = {"dropout_p": dropout, "dropout_seed": 5, "softcap": softcap}
+    expected, gradients = exact(q, k, v, dout, mask=whole, **shared)
     parts = [torch.tensor([0, 2, 4, 20]), torch.tensor([3, 1, 5, 6, 7, 8, 9]), torch.arange(10, 20)]
-    options = [
-        {"mask": whole.select(torch.arange(13), part), "dropout_p": dropout, "dropout_seed": 5} for part in parts
-    ]
+    options = [{"mask": whole.select(torch.arange(13), part), **shared} for part in parts]
     out, lse = merge_attention(
         [attention_forward(q, k[:, part], v[:, part], **each) for part, each in zip(parts, options, strict=True)]
     )

@@ -33,7 +33,16 @@ class SharedAttention:
     """
 
     def __init__(
-        self, mask: Mask, layout: Layout, group: ContextGroup, q: Tensor, k: Tensor, *, way: str = AUTO, dropout: bool
+        self,
+        mask: Mask,
+        layout: Layout,
+        group: ContextGroup,
+        q: Tensor,
+        k: Tensor,
+        *,
+        way: str = AUTO,
+        dropout: bool,
+        softcap: bool = False,
     ) -> None:
         if layout.degree != group.size:
             raise UserError(f"a layout for {layout.degree} ranks in a group of {group.size}. Possible: as many ranks.")
@@ -53,7 +62,7 @@ class SharedAttention:
             mask = numbered(mask, batch)
 
         def plan(part: Part) -> Part:
-            return planned(part, head_dim, q.dtype, rich=dropout)
+            return planned(part, head_dim, q.dtype, rich=dropout or softcap)
 
         self.way: Way
         if chosen.needed is not None:
@@ -73,6 +82,8 @@ class SharedAttention:
         v: Tensor,
         *,
         softmax_scale: float | None = None,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
         dropout_p: float = 0.0,
         dropout_seed: int | Tensor | None = None,
     ) -> Tensor:
@@ -81,7 +92,7 @@ class SharedAttention:
             raise UserError(f"{q.shape[1]} tokens on a rank of a layout of {self.held}. Possible: as the layout deals.")
         scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
         seed = self._seed(dropout_seed, q.device) if dropout_p > 0 else None
-        return _Shared.apply(q, k, v, seed, self, scale, dropout_p)
+        return _Shared.apply(q, k, v, sinks, seed, self, scale, softcap, dropout_p)
 
     def _seed(self, seed: int | Tensor | None, device: torch.device) -> Tensor:
         """(1,) int64. One that is drawn is the first rank's everywhere: ranks' generators need not agree."""
@@ -107,6 +118,8 @@ def context_attention(
     documents: Documents | Tensor | None = None,
     way: str = AUTO,
     softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
     dropout_p: float = 0.0,
     dropout_seed: int | Tensor | None = None,
 ) -> Tensor:
@@ -116,7 +129,9 @@ def context_attention(
     mask: of the whole sequence, in its order (flashtrain_kernels.masks); or instead of it causal, window (left, right)
         and documents, of the whole sequence too. way: see ways.py; "auto" fetches what is seen where that is
         little, takes the ring on two ranks, else what moves least.
-    softmax_scale: default 1 / sqrt(D). dropout_p: the weights that one process with the same seed would drop are
+    softmax_scale: default 1 / sqrt(D). softcap: scores become softcap * tanh(score / softcap); 0: none. sinks: (H,),
+        one more score in every row, whose value is nothing (gpt-oss); their gradient on a rank is of what it computed:
+        the ranks' sum is the whole. dropout_p: the weights that one process with the same seed would drop are
         dropped. dropout_seed: the same on all ranks; None: drawn by the first rank.
 
     Returns (B, n, H, D), with gradients for q, k and v; padding tokens give 0 and receive none. Computed by
@@ -125,8 +140,11 @@ def context_attention(
     Raises UserError for a way that the heads do not divide into, and for sizes that do not belong together.
     """
     whole = whole_mask(layout.seqlen, q.device, mask=mask, causal=causal, window=window, documents=documents)
-    shared = SharedAttention(whole, layout, group, q, k, way=way, dropout=dropout_p > 0)
-    return shared(q, k, v, softmax_scale=softmax_scale, dropout_p=dropout_p, dropout_seed=dropout_seed)
+    shared = SharedAttention(whole, layout, group, q, k, way=way, dropout=dropout_p > 0, softcap=softcap > 0)
+    return shared(
+        q, k, v, softmax_scale=softmax_scale, softcap=softcap, sinks=sinks, dropout_p=dropout_p,
+        dropout_seed=dropout_seed,
+    )  # fmt: skip
 
 
 def whole_mask(
@@ -154,14 +172,25 @@ _prepared: weakref.WeakValueDictionary[int, SharedAttention] = weakref.WeakValue
 
 torch.library.define(
     "flashtrain::context_attention",
-    "(Tensor q, Tensor k, Tensor v, Tensor? seed, int number, float scale, float dropout) -> (Tensor, Tensor)",
+    "(Tensor q, Tensor k, Tensor v, Tensor? sinks, Tensor? seed, int number, float scale, float softcap, float dropout)"
+    " -> (Tensor, Tensor)",
 )
 CONTEXT_ATTENTION = torch.ops.flashtrain.context_attention.default
 
 
 @torch.library.impl("flashtrain::context_attention", ("cpu", "cuda"))
-def _forward(q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, number: int, scale: float, dropout: float) -> Any:
-    return _prepared[number].way.forward(q, k, v, Scores(scale, dropout, seed))
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    seed: Tensor | None,
+    number: int,
+    scale: float,
+    softcap: float,
+    dropout: float,
+) -> Any:
+    return _prepared[number].way.forward(q, k, v, Scores(scale, dropout, seed, softcap, sinks))
 
 
 # One operator for computing and communicating: selective checkpointing keeps what it returned and repeats neither.
@@ -171,16 +200,28 @@ keep_output_of(CONTEXT_ATTENTION)
 class _Shared(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None, shared: SharedAttention, scale: float, p: float
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sinks: Tensor | None,
+        seed: Tensor | None,
+        shared: SharedAttention,
+        scale: float,
+        softcap: float,
+        dropout: float,
     ) -> Tensor:
-        out, lse = CONTEXT_ATTENTION(q, k, v, seed, shared.number, scale, p)
-        ctx.save_for_backward(q, k, v, out, lse, seed)
-        ctx.shared, ctx.scale, ctx.dropout = shared, scale, p
+        out, lse = CONTEXT_ATTENTION(q, k, v, sinks, seed, shared.number, scale, softcap, dropout)
+        ctx.save_for_backward(q, k, v, out, lse, sinks, seed)
+        ctx.shared, ctx.options = shared, (scale, softcap, dropout)
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple:
-        q, k, v, out, lse, seed = ctx.saved_tensors
-        scores = Scores(ctx.scale, ctx.dropout, seed)
-        return (*ctx.shared.way.backward(dout, q, k, v, out, lse, scores), None, None, None, None)
+        q, k, v, out, lse, sinks, seed = ctx.saved_tensors
+        scale, softcap, dropout = ctx.options
+        to_sinks = None if sinks is None else torch.zeros_like(sinks, dtype=lse.dtype)
+        scores = Scores(scale, dropout, seed, softcap, sinks, to_sinks)
+        gradients = ctx.shared.way.backward(dout, q, k, v, out, lse, scores)
+        return (*gradients, None if to_sinks is None else to_sinks.to(sinks.dtype), *(None,) * 5)

@@ -89,6 +89,7 @@ class GatherKeys:
             out, lse = local_attention.forward(
                 q[:, :, piece.queries], keys, values, self.part, scores, piece.queries.start
             )
+            out, lse = scores.with_sinks(out, lse, piece.queries.start)
             outs.append(out)
             lses.append(lse)
         return torch.cat(outs, 2), torch.cat(lses, 1)
@@ -99,6 +100,7 @@ class GatherKeys:
         """See Way."""
         pieces = self._pieces(q, k)
         coming = self._gather(k, v, pieces[0])
+        scores.add_sink_gradients(dout, out, lse, 0)
         dqs: list[Tensor] = []
         sums: list[Coming] = []
         for index, piece in enumerate(pieces):
@@ -106,10 +108,8 @@ class GatherKeys:
             if index + 1 < len(pieces):
                 coming = self._gather(k, v, pieces[index + 1])
             own = piece.queries
-            dq, dk, dv = local_attention.backward(
-                dout[:, :, own], q[:, :, own], keys, values, out[:, :, own], lse[:, own].contiguous(), self.part,
-                scores, own.start,
-            )  # fmt: skip
+            of_heads = dout[:, :, own], q[:, :, own], keys, values, out[:, :, own], lse[:, own].contiguous()
+            dq, dk, dv = local_attention.backward(*of_heads, self.part, scores, own.start)
             dqs.append(dq)
             if sums:
                 sums[-1].transfer.arrived()  # made while this piece was computed; what was sent is no longer needed

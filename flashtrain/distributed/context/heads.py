@@ -50,7 +50,8 @@ class Ring:
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores, first_head: int = 0) -> tuple[Tensor, Tensor]:
         """q (B, m, H, D), k and v (B, m, K, D) -> out (B, m, H, D) in q's dtype and lse (B, H, m) over all keys."""
         if self.size == 1:
-            return local_attention.forward(q, k, v, self.parts[0], scores, first_head)
+            out, lse = local_attention.forward(q, k, v, self.parts[0], scores, first_head)
+            return scores.with_sinks(out, lse, first_head)
         held = torch.stack((k, v))
         merged: tuple[Tensor, Tensor] | None = None
         for step in range(self.size):
@@ -64,7 +65,8 @@ class Ring:
                 held = coming.arrived()
         if merged is None:
             raise RuntimeError("a ring of no ranks")
-        return merged[0].to(q.dtype), merged[1]
+        out, lse = scores.with_sinks(*merged, first_head)
+        return out.to(q.dtype), lse
 
     def backward(
         self,
@@ -78,6 +80,7 @@ class Ring:
         first_head: int = 0,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(dq, dk, dv), given what `forward` returned; partial gradients are added up in float32."""
+        scores.add_sink_gradients(dout, out, lse, first_head)
         if self.size == 1:
             return local_attention.backward(dout, q, k, v, out, lse, self.parts[0], scores, first_head)
         dtype = summing_dtype(q.dtype)

@@ -183,11 +183,16 @@ def _add(calls: list[BandCall], call: BandCall) -> None:
 
 @dataclass(frozen=True)
 class Scores:
-    """How scores become weights. scale: of q k^T. dropout: probability; seed: (1,) int64, the same on all ranks."""
+    """How scores become weights. scale: of q k^T. dropout: probability; seed: (1,) int64, the same on all ranks.
+    softcap: scores become softcap * tanh(score / softcap); 0: none. sinks: (H,) one more score in every row of a head,
+    whose value is nothing; sink_gradients: (H,) to which the backward adds what this rank computed of theirs."""
 
     scale: float
     dropout: float = 0.0
     seed: Tensor | None = None
+    softcap: float = 0.0
+    sinks: Tensor | None = None
+    sink_gradients: Tensor | None = None
 
     def seed_of(self, first_head: int) -> Tensor | None:
         """The kernels' seed for a call whose head 0 is the model's `first_head`: the same weights are dropped."""
@@ -195,6 +200,27 @@ class Scores:
             return None
         offsets = self.seed.new_zeros(1), self.seed.new_full((1,), first_head)
         return torch.cat((self.seed.reshape(1), *offsets))
+
+    def with_sinks(self, out: Tensor, lse: Tensor, first_head: int) -> tuple[Tensor, Tensor]:
+        """(out, lse) over all keys of the heads from `first_head` on -> over all keys and the sinks.
+
+        These serve the backward over the keys as they are: weights are exp(score - lse), and a sink's value is 0.
+        """
+        if self.sinks is None:
+            return out, lse
+        sinks = self.sinks[first_head : first_head + lse.shape[1]].to(lse.dtype)[None, :, None]
+        total = torch.logaddexp(lse, sinks)
+        return out * torch.exp(lse - total).transpose(1, 2)[..., None].to(out.dtype), total
+
+    def add_sink_gradients(self, dout: Tensor, out: Tensor, lse: Tensor, first_head: int) -> None:
+        """Of these heads and queries, given what `with_sinks` returned: the sink's weight, and what a value of 0 is
+        less than the row's output."""
+        if self.sinks is None or self.sink_gradients is None:
+            return
+        heads = slice(first_head, first_head + lse.shape[1])
+        weights = torch.exp(self.sinks[heads].to(lse.dtype)[None, :, None] - lse)
+        share = (dout.to(lse.dtype) * out.to(lse.dtype)).sum(-1).transpose(1, 2)
+        self.sink_gradients[heads] -= (weights * share).sum((0, 2)).to(self.sink_gradients.dtype)
 
 
 class Way(Protocol):
@@ -213,7 +239,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, part: Part, scores: Scores, first_h
     """(out, lse) of the local attention; 0 and -inf for queries that see nothing."""
     if isinstance(part, Mask):
         return attention_forward(
-            q, k, v, mask=part, softmax_scale=scores.scale, dropout_p=scores.dropout,
+            q, k, v, mask=part, softmax_scale=scores.scale, softcap=scores.softcap, dropout_p=scores.dropout,
             dropout_seed=scores.seed_of(first_head),
         )  # fmt: skip
     if len(part) == 1 and part[0].queries == slice(0, q.shape[1]):
@@ -239,8 +265,8 @@ def backward(
     """(dq, dk, dv) of the local attention, given out and lse over all keys; dk and dv may be in summing_dtype."""
     if isinstance(part, Mask):
         return attention_backward(
-            dout, q, k, v, out, lse, mask=part, softmax_scale=scores.scale, dropout_p=scores.dropout,
-            dropout_seed=scores.seed_of(first_head),
+            dout, q, k, v, out, lse, mask=part, softmax_scale=scores.scale, softcap=scores.softcap,
+            dropout_p=scores.dropout, dropout_seed=scores.seed_of(first_head),
         )  # fmt: skip
     if len(part) == 1 and part[0][:2] == (slice(0, q.shape[1]), k.shape[1]):
         return _band_backward(dout, q, k, v, out, lse, part[0], scores)
@@ -257,7 +283,9 @@ def backward(
 
 def _band_forward(q: Tensor, k: Tensor, v: Tensor, band: BandCall, scores: Scores) -> tuple[Tensor, Tensor]:
     keys = slice(0, band.keys)
-    return attention_forward(q, k[:, keys], v[:, keys], window_size=band.window, softmax_scale=scores.scale)
+    return attention_forward(
+        q, k[:, keys], v[:, keys], window_size=band.window, softmax_scale=scores.scale, softcap=scores.softcap
+    )
 
 
 def _band_backward(
@@ -265,8 +293,9 @@ def _band_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     keys = slice(0, band.keys)
     return attention_backward(
-        dout, q, k[:, keys], v[:, keys], out, lse, window_size=band.window, softmax_scale=scores.scale
-    )
+        dout, q, k[:, keys], v[:, keys], out, lse, window_size=band.window, softmax_scale=scores.scale,
+        softcap=scores.softcap,
+    )  # fmt: skip
 
 
 def summing_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -14,10 +14,11 @@ the tokens of its own device, and nothing else in a training shows that its loss
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -35,9 +36,9 @@ class ContextSequence:
     """A batch spread by a layout; what flashtrain.models ask for (models/cache.py).
 
     whole: the batch's tensors (B, S, ...) by name, as they were before. counted: labels that count, on this rank and
-    on all R. tokens: of the whole batch, B * S. weight: what this rank's mean loss is multiplied by, so that the mean
-    over the R ranks is the mean over all labels; where other ranks hold other samples, whoever knows of them replaces
-    it.
+    on all R. tokens: of the whole batch, B * S. weigh: counts -> `weight`, which this rank's mean loss is multiplied
+    by, so that the mean over the ranks is the mean over all labels; None: over the R ranks. Whoever knows of others,
+    which hold other samples, gives it.
     """
 
     def __init__(
@@ -49,13 +50,15 @@ class ContextSequence:
         whole: Mapping[str, Tensor] | None = None,
         counted: tuple[int, int] = (1, 1),
         tokens: int = 0,
+        weigh: Callable[[Any, Any], Any] | None = None,
     ) -> None:
         self.layout = layout
         self.group = group
         self.way = way
-        self.counted = counted
         self.tokens = tokens
-        self.weight: float | Tensor = group.size * counted[0] / max(1, counted[1])
+        self._weigh = weigh or self._weight_in_group
+        self.weight: float | Tensor = self._weigh(*counted)
+        self._without_labels = counted[0] == 0
         self.refuses_own_part = True  # ... a user may say that attention to a device's own part is meant
         self.is_weighted = False  # whether the step's loss was multiplied already
         self.unweighted: Tensor | None = None  # ... what of: a step that returns this one returns it as it was
@@ -63,6 +66,16 @@ class ContextSequence:
         self._whole = dict(whole or {})
         self._positions: Tensor | None = None
         self._ready: dict[tuple, tuple[Any, SharedAttention]] = {}
+
+    @property
+    def length(self) -> int:
+        """S."""
+        return self.layout.seqlen
+
+    @property
+    def held(self) -> int:
+        """n, padding included."""
+        return self.layout.held
 
     @torch.compiler.disable
     def positions(self, tokens: int, device: torch.device) -> Tensor:
@@ -74,21 +87,36 @@ class ContextSequence:
 
     @torch.compiler.disable
     def attention(
-        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, mask: Mask | None, dropout: float
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        causal: bool,
+        scale: float,
+        mask: Mask | None,
+        dropout: float,
+        window: tuple[int, int] = (-1, -1),
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """See models/cache.py; the same mask is made ready once for all layers."""
         self._check(q.shape[1])
         # A mask is known by its tensor, which is kept, so that no other takes its place in memory.
         held = None if mask is None else mask.queries
-        key = (id(held), causal and mask is None, q.shape, k.shape, q.dtype, dropout > 0)
+        causal = causal and mask is None
+        key = (id(held), causal, window, q.shape, k.shape, q.dtype, dropout > 0, softcap > 0)
         if key not in self._ready:
-            made = whole_mask(self.layout.seqlen, q.device, mask=mask, causal=causal and mask is None)
-            shared = SharedAttention(made, self.layout, self.group, q, k, way=self.way, dropout=dropout > 0)
+            made = whole_mask(self.layout.seqlen, q.device, mask=mask, causal=causal, window=window)
+            shared = SharedAttention(
+                made, self.layout, self.group, q, k, way=self.way, dropout=dropout > 0, softcap=softcap > 0
+            )
             while len(self._ready) >= MASKS_KEPT:
                 del self._ready[next(iter(self._ready))]
             self._ready[key] = held, shared
             self.explanation = shared.choice.reason
-        return self._ready[key][1](q, k, v, softmax_scale=scale, dropout_p=dropout)
+        shared = self._ready[key][1]
+        return shared(q, k, v, softmax_scale=scale, softcap=softcap, sinks=sinks, dropout_p=dropout)
 
     def whole(self, name: str, device: torch.device) -> Tensor | None:
         """The whole tensor of that name, on the device; None where the batch had none."""
@@ -96,6 +124,36 @@ class ContextSequence:
             return None
         self._whole[name] = self._whole[name].to(device, non_blocking=True)
         return self._whole[name]
+
+    @torch.compiler.disable
+    def gathered(self, part: Tensor) -> Tensor:
+        """See models/cache.py."""
+        self._check(part.shape[1])
+        mine = part.contiguous()
+        parts = [torch.empty_like(mine) for _ in range(self.group.size)]
+        dist.all_gather(parts, mine, group=self.group.group)
+        return self.layout.unshard(parts)
+
+    @torch.compiler.disable
+    def dealt(self, x: Tensor) -> Tensor:
+        """See models/cache.py; 0 for padding."""
+        return self.layout.shard(x, self.group.rank)
+
+    @torch.compiler.disable
+    def next_labels(self, labels: Tensor) -> Tensor:
+        """See models/cache.py. A rank without a single one computes one, which is weighted by 0."""
+        if self._without_labels:  # its first ones are stand-ins (deal_batch)
+            labels = labels.index_fill(1, torch.zeros(1, dtype=torch.int64, device=labels.device), IGNORED)
+        whole = torch.nn.functional.pad(self.gathered(labels)[:, 1:], (0, 1), value=IGNORED)
+        mine = self.layout.shard(whole, self.group.rank, fill=IGNORED)
+        counted, together = ((x != IGNORED).sum().double() for x in (mine, whole))
+        weight = self._weigh(counted, together)
+        self.weight = weight if labels.device.type == "cpu" else weight.float()
+        return torch.cat((torch.where(counted == 0, 0, mine[:, :1]), mine[:, 1:]), 1)
+
+    def _weight_in_group(self, here: Any, together: Any) -> Any:
+        share = together.clamp(min=1) if isinstance(together, Tensor) else max(1, together)
+        return self.group.size * here / share
 
     def weighted(self, loss: Tensor) -> Tensor:
         """See models/cache.py."""
@@ -130,7 +188,8 @@ IGNORED = -100
 
 class BatchNames(NamedTuple):
     """The names of a batch's tensors. tokens: which says how long the sequence is. labels: in which -100 counts for
-    nothing. documents: ids by whose boundaries the work is balanced, where the batch has them."""
+    nothing. documents: ids by whose boundaries the work is balanced, where the batch has them; without them, and with
+    a name, by what transformers' batches have: cu_seq_lens_q, or position_ids that restart."""
 
     tokens: str = "tokens"
     labels: str = "labels"
@@ -145,6 +204,7 @@ def deal_batch(
     layout: str = "balanced",
     way: str = "auto",
     causal: bool = True,
+    weigh: Callable[[Any, Any], Any] | None = None,
 ) -> tuple[dict[str, Any], ContextSequence]:
     """This rank's part of a batch, and the sequence it is a part of.
 
@@ -164,9 +224,8 @@ def deal_batch(
             whole[name] = x
             part[name] = dealt_by.shard(x, group.rank, fill=IGNORED if name == names.labels else 0)
     counted = _counted(whole.get(names.labels), part, names, dealt_by, group)
-    return part, ContextSequence(
-        dealt_by, group, way=way, whole=whole, counted=counted, tokens=tokens.shape[0] * length
-    )
+    size = tokens.shape[0] * length
+    return part, ContextSequence(dealt_by, group, way=way, whole=whole, counted=counted, tokens=size, weigh=weigh)
 
 
 def _tokens(batch: Any, names: BatchNames) -> Tensor:
@@ -185,10 +244,25 @@ def _tokens(batch: Any, names: BatchNames) -> Tensor:
 
 
 def _cost_mask(batch: Mapping[str, Any], names: BatchNames, length: int, causal: bool) -> Mask:
-    documents = batch.get(names.documents) if names.documents is not None else None
-    if isinstance(documents, Tensor):
-        return masks.document(documents.cpu(), causal=causal)
+    documents = None if names.documents is None else _documents(batch, names.documents, length)
+    if documents is not None:
+        return masks.document(documents, causal=causal)
     return masks.causal(length) if causal else masks.full(length)
+
+
+def _documents(batch: Mapping[str, Any], name: str, length: int) -> Tensor | None:
+    """(B, S) ids on the host: a new one wherever a document begins."""
+    ids, bounds, positions = (batch.get(key) for key in (name, "cu_seq_lens_q", "position_ids"))
+    if isinstance(ids, Tensor):
+        return ids.cpu()
+    if isinstance(bounds, Tensor) and bounds.dim() == 1 and int(bounds[-1]) % length == 0:
+        ends = torch.arange(int(bounds[-1]))
+        return torch.bucketize(ends, bounds.cpu().long(), right=True).view(-1, length)
+    if isinstance(positions, Tensor) and positions.dim() == 2 and positions.shape[1] == length:
+        breaks = positions.cpu().diff(dim=1) != 1
+        if breaks.any():
+            return torch.nn.functional.pad(breaks.cumsum(1), (1, 0))
+    return None
 
 
 def _counted(

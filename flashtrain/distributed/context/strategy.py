@@ -3,9 +3,10 @@
     trainer = Trainer(devices=8, strategy=flashtrain.ContextParallelStrategy(context_parallel_size=8))
 
 The module's attention is flashtrain.models.Attention (or GPT2, which is made of it), whose rotary positions know which
-tokens a rank holds. A module that looks up learned positions asks flashtrain.next_positions for them, with no cache:
-torch.arange would count a rank's tokens as the sequence's first ones, and nothing could tell. Attention of any other
-kind is refused in the first step (sequence.py).
+tokens a rank holds, or that of a transformers model by register_with_transformers, whose positions, masks and labels
+are then the whole sequence's. A module of your own that looks up learned positions asks flashtrain.next_positions for
+them, with no cache: torch.arange would count a rank's tokens as the sequence's first ones, and nothing could tell.
+Attention of any other kind is refused in the first step (sequence.py).
 The devices are a mesh data x context: ranks of one data index share their sequences, and FSDP2 shards weights,
 gradients and optimiser states over all of them.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -38,7 +39,7 @@ from flashtrain.distributed.context.sequence import (
 )
 from flashtrain.distributed.context.watchdog import Watchdog
 from flashtrain.distributed.context.ways import AUTO, WAYS, choose_way
-from flashtrain.distributed.sharding import DATA_PARALLEL, shard
+from flashtrain.distributed.sharding import DATA_PARALLEL, LAYER_NAMES, blocks_of, shard
 from flashtrain.errors import UserError, unknown
 from flashtrain.models.attention import Attention
 from flashtrain.models.cache import spread_over
@@ -53,8 +54,9 @@ class ContextParallelStrategy(ModelParallelStrategy):
     context_parallel_size: devices that share a sequence; None: all of them. The others hold other samples.
     way: "all-to-all", "all-gather", "ring", "hybrid" or "auto" (ways.py). layout: "balanced", "head-tail" or
     "contiguous" (layout.py). tokens, labels, documents: the names, in a batch that is a dictionary, of what says how
-    long the sequence is, of the labels (B, S), already shifted, of which -100 is not counted, and of document ids, by
-    which the work is balanced. causal: what it is balanced for.
+    long the sequence is (None: tokens, or transformers' input_ids), of the labels (B, S), of which -100 is not counted,
+    and of document ids, by which the work is balanced. Labels are already shifted, but for those that are given to a
+    transformers model: it shifts them. causal: what the work is balanced for.
     timeout_seconds: after which a stuck rank ends the job, a dead one within a minute (watchdog.py); None: no watching.
     on_failure: called with the line that names that rank, on each of the others, before the process ends.
     save_distributed_checkpoint: a folder written by all ranks (torch.distributed.checkpoint), or one file gathered on
@@ -63,9 +65,10 @@ class ContextParallelStrategy(ModelParallelStrategy):
     attention that the devices share, or with attention to one device's own part (sequence.py). False for a model
     whose tokens are not to see each other, or only those of their device.
 
-    What training_step returns counts as the mean over the rank's labels, and is weighted so that gradients are those
-    of the mean over all labels of the micro-batch, on all devices. A step that logs
-    its loss wraps it in `mean_over_context`. A mask is made from the whole sequence, `whole(batch, "documents")`.
+    What training_step returns, or gives to manual_backward, counts as the mean over the rank's labels, and is weighted
+    so that gradients are those of the mean over all labels of the micro-batch, on all devices. So is a floating scalar
+    that a step logs with sync_dist=True. A step that does it itself, by `mean_over_context`, is left to it.
+    A mask is made from the whole sequence, `whole(batch, "documents")`.
     configure_model shards the module over `self.device_mesh` (one dimension, data_parallel, all devices); without one
     each of the module's children is sharded, block by block where it has `blocks`.
     Raises UserError for names that do not exist, before anything is built for degrees that do not fit the devices or
@@ -80,7 +83,7 @@ class ContextParallelStrategy(ModelParallelStrategy):
         *,
         way: str = AUTO,
         layout: str = "balanced",
-        tokens: str = "tokens",
+        tokens: str | None = None,
         labels: str = "labels",
         documents: str | None = "documents",
         causal: bool = True,
@@ -102,7 +105,8 @@ class ContextParallelStrategy(ModelParallelStrategy):
         self.way = way
         self.layout = layout
         self.causal = causal
-        self.names = BatchNames(tokens, labels, documents)
+        self.names = BatchNames(tokens or "tokens", labels, documents)
+        self._finds_tokens = tokens is None
         self.watchdog = None if timeout_seconds is None else Watchdog(timeout_seconds, on_failure=on_failure)
         self.context: ContextGroup | None = None
         self.sequence: ContextSequence | None = None
@@ -158,8 +162,8 @@ class ContextParallelStrategy(ModelParallelStrategy):
     def setup(self, trainer: pl.Trainer) -> None:
         self._check_heads()  # of what configure_model built
         self._checked.clear()
-        for attention in self._attentions():
-            shared = math.gcd(attention.heads, self._degree)
+        for heads, _, _ in self._heads():
+            shared = math.gcd(heads, self._degree)
             if self.context is not None and shared < self._degree:
                 self.context.parts(shared)  # while all ranks of the job are at one point
         super().setup(trainer)
@@ -185,14 +189,23 @@ class ContextParallelStrategy(ModelParallelStrategy):
             raise UserError(f"context_parallel {degree} on {world} devices. Possible: {fitting}.")
 
     def _check_heads(self) -> None:
-        for attention in self._attentions():
-            choose_way(
-                self.way, degree=self._degree, heads=attention.heads, kv_heads=attention.kv_heads,
-                head_dim=attention.head_dim, held=1,
-            )  # fmt: skip
+        for heads, kv_heads, head_dim in self._heads():
+            choose_way(self.way, degree=self._degree, heads=heads, kv_heads=kv_heads, head_dim=head_dim, held=1)
 
-    def _attentions(self) -> list[Attention]:
-        return [module for module in self._module.modules() if isinstance(module, Attention)]
+    def _heads(self) -> list[tuple[int, int, int]]:
+        """(query heads, key/value heads, head dimension) of each kind of attention in the module."""
+        found: dict[tuple[int, int, int], None] = {}
+        for module in self._module.modules():
+            if isinstance(module, Attention):
+                found[module.heads, module.kv_heads, module.head_dim] = None
+            config = getattr(module, "config", None)
+            heads = getattr(config, "num_attention_heads", None)
+            # A transformers model that reads tokens: a part of it that reads images shares nothing.
+            if hasattr(module, LAYER_NAMES) and hasattr(config, "vocab_size") and isinstance(heads, int):
+                kv_heads = getattr(config, "num_key_value_heads", None)
+                head_dim = getattr(config, "head_dim", None) or getattr(config, "hidden_size", heads) // heads
+                found[heads, kv_heads if isinstance(kv_heads, int) else heads, head_dim] = None
+        return list(found)
 
     @property
     def _module(self) -> pl.LightningModule:
@@ -207,14 +220,15 @@ class ContextParallelStrategy(ModelParallelStrategy):
         self._mark("a batch")
         if self.context is None:
             raise RuntimeError("batches come after the environment is set up")
+        if self._finds_tokens and isinstance(batch, Mapping) and "tokens" not in batch and "input_ids" in batch:
+            self.names = self.names._replace(tokens="input_ids")
         if not self._compared:
             same_everywhere(batch, self.names, self.context, self.root_device)
             self._compared = True
         part, self.sequence = deal_batch(
-            batch, self.context, self.names, layout=self.layout, way=self.way, causal=self.causal
-        )
-        if self.data_ranks > 1:
-            self.sequence.weight = self._weight_among_all(*self.sequence.counted)
+            batch, self.context, self.names, layout=self.layout, way=self.way, causal=self.causal,
+            weigh=self._weight_among_all if self.data_ranks > 1 else None,
+        )  # fmt: skip
         self.sequence.refuses_own_part = self.check_attention
         return super().batch_to_device(part, device, dataloader_idx)
 
@@ -238,12 +252,15 @@ class ContextParallelStrategy(ModelParallelStrategy):
         self._mark(f"backward of step {self._module.global_step + 1}")
         if self._check is not None:  # a step that steps the optimiser itself
             self._check.require_shared(self._degree)
+        sequence = self.sequence
+        if sequence is not None and not sequence.is_weighted and not self._module.automatic_optimization:
+            closure_loss = closure_loss * sequence.weight
         with self._spread():  # activation checkpointing computes blocks again
             return super().backward(closure_loss, optimizer, *args, **kwargs)
 
     def _step(self, kind: str, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A step of the module with its sequence spread; the first of its kind is watched."""
-        with self._spread():
+        with self._spread(), self._logged_over_labels():
             if kind in self._checked or not self.check_attention or self._degree == 1:
                 return step(*args, **kwargs)
             self._check = AttentionCheck(self.sequence, kind)
@@ -259,15 +276,37 @@ class ContextParallelStrategy(ModelParallelStrategy):
                 self._check = None
             return output
 
-    def _weight_among_all(self, here: int, together: int) -> Tensor:
+    def _weight_among_all(self, here: Any, together: Any) -> Tensor:
         """Labels here over the mean of all devices: a sum over the data ranks, for which the host does not wait."""
-        total = torch.tensor([float(together)], device=self.root_device, dtype=torch.float64)
+        total = torch.as_tensor(together, device=self.root_device).to(torch.float64, copy=True).reshape(1)
         torch.distributed.all_reduce(total, group=self._data_group)
         weight = self.world_size * here / total.clamp(min=1.0)[0]
         return weight if self.root_device.type == "cpu" else weight.float()
 
     def _spread(self) -> AbstractContextManager[None]:
         return spread_over(self.sequence)
+
+    @contextlib.contextmanager
+    def _logged_over_labels(self) -> Iterator[None]:
+        """Within it, means that the module logs of all ranks are those over all labels."""
+        module, sequence = self.lightning_module, self.sequence
+        if module is None or sequence is None:
+            yield
+            return
+        log = module.log
+
+        def weighted(name: str, value: Any, *args: Any, **options: Any) -> None:
+            of_all = options.get("sync_dist", False) and options.get("reduce_fx", "mean") == "mean"
+            scalar = isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point()
+            if of_all and scalar and not sequence.is_weighted:
+                value = value * sequence.weight
+            log(name, value, *args, **options)
+
+        module.log = weighted  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            del module.log
 
     def _weighted(self, output: Any) -> Any:
         sequence = self.sequence
@@ -328,5 +367,4 @@ def _shard_children(module: pl.LightningModule) -> None:
     for child in module.children():
         if isinstance(child, FSDPModule) or not any(True for _ in child.parameters()):
             continue
-        blocks = getattr(child, "blocks", [])
-        shard(child, module.device_mesh, str(module.trainer.precision), blocks=blocks)
+        shard(child, module.device_mesh, str(module.trainer.precision), blocks=blocks_of(child))

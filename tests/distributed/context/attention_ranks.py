@@ -22,6 +22,7 @@ from flashtrain_kernels.masks import Mask
 
 LENGTH = 45  # odd: no degree and no block divides it
 SEED = 11
+SOFTCAP = 1.5
 WAYS = ("all-to-all", "all-gather", "ring", "hybrid")
 HEADS = {"MHA": 1, "GQA": 2, "MQA": None}  # query heads a key head
 
@@ -56,7 +57,8 @@ MASKS = (
 
 
 class Case(NamedTuple):
-    """dropout: of the weights. layout: a name, or a block size. whole: what is seen comes in one piece."""
+    """dropout: of the weights. layout: a name, or a block size. whole: what is seen comes in one piece. capped: scores
+    are bounded, and a sink stands in every row."""
 
     way: str
     mask: str
@@ -65,12 +67,14 @@ class Case(NamedTuple):
     layout: str = "4"
     dropout: float = 0.0
     whole: bool = False
+    capped: bool = False
 
     def __str__(self) -> str:
         extra = f", {self.layout}" if self.layout != "4" else ""
         dropout = ", dropout" if self.dropout else ""
         whole = ", one piece" if self.whole else ""
-        return f"{self.way}, {self.mask}, {self.heads}, {self.degree} ranks{extra}{dropout}{whole}"
+        capped = ", softcap and sinks" if self.capped else ""
+        return f"{self.way}, {self.mask}, {self.heads}, {self.degree} ranks{extra}{dropout}{whole}{capped}"
 
 
 def cases() -> Iterator[Case]:
@@ -86,6 +90,9 @@ def cases() -> Iterator[Case]:
         for mask in ("causal", "full"):  # few runs a rank: calls of bands, without a mask
             yield Case(way, mask, "GQA", layout="head-tail")
             yield Case(way, mask, layout="contiguous")
+        for mask in ("causal", "causal window", "blind ranks"):
+            yield Case(way, mask, "GQA", capped=True)
+            yield Case(way, mask, "MQA", layout="contiguous", dropout=0.3, capped=True)
         if way != "hybrid":
             yield Case(way, "causal document", "GQA", degree=2)
             yield Case(way, "causal", degree=2, dropout=0.3)  # several heads a rank, which go in pieces
@@ -101,38 +108,53 @@ def layout_of(case: Case, mask: Mask) -> Layout:
 
 
 @cache
-def one_process(mask: str, heads: int, kv_heads: int, dropout: float) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """(q, k, v and out's gradient, out and the gradients of q, k and v): what every way of this case must give."""
+def one_process(
+    mask: str, heads: int, kv_heads: int, dropout: float, capped: bool
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """(q, k, v, sinks and out's gradient, out and the gradients of q, k, v and sinks): what every way must give."""
     generator = torch.Generator().manual_seed(heads)
 
-    def random(count: int) -> torch.Tensor:
-        return torch.randn(2, LENGTH, count, 4, dtype=torch.float64, generator=generator)
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, dtype=torch.float64, generator=generator)
 
-    whole = random(heads), random(kv_heads), random(kv_heads)
-    dout = random(heads)
-    leaves = [x.clone().requires_grad_() for x in whole]
-    expected = flash_attn_func(*leaves, mask=mask_of(mask), dropout_p=dropout, dropout_seed=SEED)
-    return [*whole, dout], [expected.detach(), *torch.autograd.grad(expected, leaves, dout)]
+    whole = [random(2, LENGTH, count, 4) for count in (heads, kv_heads, kv_heads)]
+    dout, sinks = random(2, LENGTH, heads, 4), random(heads)
+    leaves = [x.clone().requires_grad_() for x in (*whole, sinks)]
+    *qkv, sink = leaves
+    options = {"mask": mask_of(mask), "dropout_p": dropout, "dropout_seed": SEED}
+    if capped:
+        out, lse = flash_attn_func(*qkv, **options, softcap=SOFTCAP, return_lse=True)
+        # One more score a row, whose value is nothing.
+        expected = out * torch.sigmoid(lse - sink[None, :, None]).transpose(1, 2)[..., None]
+    else:
+        expected = flash_attn_func(*qkv, **options)
+    gradients = torch.autograd.grad(expected, leaves, dout, materialize_grads=True)
+    return [*whole, sinks, dout], [expected.detach(), *gradients]
 
 
 def errors(case: Case, group: ContextGroup) -> dict[str, float]:
     """How far this rank's output and gradients are from one process's."""
     mask = mask_of(case.mask)
     heads = 6 if case.way == "hybrid" else 4
-    (*whole, dout), exact = one_process(case.mask, heads, heads // (HEADS[case.heads] or heads), case.dropout)
+    kv_heads = heads // (HEADS[case.heads] or heads)
+    (*whole, sinks, dout), (*exact, to_sinks) = one_process(case.mask, heads, kv_heads, case.dropout, case.capped)
     layout = layout_of(case, mask)
     gather.PIECE_BYTES = 1 << 28 if case.whole else 1
     mine = [layout.shard(x, group.rank).requires_grad_() for x in whole]
+    sink = sinks.clone().requires_grad_()
+    capped = {"softcap": SOFTCAP, "sinks": sink} if case.capped else {}
     out = context_attention(
-        *mine, layout=layout, group=group, mask=mask, way=case.way, dropout_p=case.dropout, dropout_seed=SEED
+        *mine, layout=layout, group=group, mask=mask, way=case.way, dropout_p=case.dropout, dropout_seed=SEED, **capped
     )
     # What padding's output is given as a gradient must reach nothing.
     given = layout.shard(dout, group.rank, fill=7.0)
-    ours = [out, *torch.autograd.grad(out, mine, given)]
-    return {
+    *gradients, own = torch.autograd.grad(out, [*mine, sink], given, materialize_grads=True)
+    dist.all_reduce(own, group=group.group)
+    found = {
         name: (one - layout.shard(other, group.rank)).abs().max().item()
-        for name, one, other in zip(("out", "dq", "dk", "dv"), ours, exact, strict=True)
+        for name, one, other in zip(("out", "dq", "dk", "dv"), (out, *gradients), exact, strict=True)
     }
+    return {**found, "dsinks": (own - to_sinks).abs().max().item()}
 
 
 def drawn_seeds_agree(group: ContextGroup) -> bool:

@@ -80,16 +80,20 @@ class PlainTask(pl.LightningModule):
 
 
 class ManualTask(PlainTask):
-    """A step that steps its optimiser itself, and returns nothing."""
+    """A step that steps its optimiser itself, and returns nothing. weighs: its loss, or leaves that to the strategy."""
 
-    def __init__(self) -> None:
+    def __init__(self, weighs: bool = True) -> None:
         super().__init__()
         self.automatic_optimization = False
+        self.weighs = weighs
         self.steps_taken = 0
 
     def training_step(self, batch: dict[str, Tensor], index: int) -> None:
         optimizer = self.optimizers()
-        self.manual_backward(mean_over_context(self.loss(batch)))
+        optimizer.zero_grad()
+        loss = self.loss(batch)
+        self.log("train", loss, sync_dist=True)
+        self.manual_backward(mean_over_context(loss) if self.weighs else loss)
         optimizer.step()
         self.steps_taken += 1
 
@@ -221,6 +225,17 @@ def resumed(folder: Path, steps: int, checkpoint: Path, **options: Any) -> list[
     return task.losses
 
 
+def by_hand(folder: Path, weighs: bool, **options: Any) -> list[float]:
+    """Two steps that step their optimiser themselves: the loss of the second, the largest entry of each parameter."""
+    task = ManualTask(weighs)
+    for block in task.decoder.blocks:
+        block.dropout = 0.0
+    fit = trainer(folder, max_steps=2, **options)
+    fit.fit(task, Loaders(8))
+    entries = [getattr(p, "full_tensor", lambda p=p: p)().detach().abs().max().item() for p in task.parameters()]
+    return [float(fit.callback_metrics["train"]), *entries]
+
+
 class Trouble(pl.Callback):
     """What one rank does in the middle of its second step."""
 
@@ -303,6 +318,7 @@ def two(folder: Path, checkpoint: Path) -> None:
     found: dict[str, Any] = {"resumed": resumed(folder, 6, checkpoint, devices=2, strategy=strategy(2))}
     found["twenty"] = twenty_steps(folder, devices=2, strategy=strategy())
     found["our task"] = our_task(folder, devices=2, strategy=strategy())
+    found["by hand"] = [by_hand(folder, weighs, devices=2, strategy=strategy()) for weighs in (True, False)]
     found["unshared"], found["unshared_by_hand"] = unshared(folder)
     (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
     trouble(folder, 1, partial(os._exit, 7), devices=2)

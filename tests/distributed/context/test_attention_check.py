@@ -34,7 +34,7 @@ def test_a_model_whose_attention_is_its_own_is_refused_at_its_first_step(two, na
 
 
 def test_the_refusal_names_the_layer_of_transformers(two):
-    said = two.found("unshared")[0]["a Llama on our attention"]["trained"]
+    said = two.found("unshared")[0]["a layer of a Llama on our attention"]["trained"]
     assert "transformers' LlamaAttention: attention of 23 keys" in said
     assert "2 devices hold 23 of a sequence's 45 tokens each" in said
 

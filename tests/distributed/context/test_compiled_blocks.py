@@ -10,9 +10,11 @@ import pytorch_lightning as pl
 import strategy_ranks
 import torch
 from strategy_ranks import CONTEXT, VOCABULARY, Loaders, trainer
+from unshared_models import OfTransformers
 
 import flashtrain
 from flashtrain.distributed.context.heads import HeadsAndRings
+from flashtrain.integrations import register_with_transformers
 from flashtrain.models import GPT2, GPT2Config, MemorySavings
 from flashtrain.tasks import LanguageModel
 
@@ -70,3 +72,30 @@ def test_blocks_compile_around_attention_and_a_new_batch_compiles_nothing(kind, 
     assert found.frames[0] > 0
     assert found.frames == [found.frames[0]] * STEPS
     assert len(calls) == STEPS * LAYERS * calls_a_layer  # selective checkpointing computes attention once
+
+
+def test_layers_of_a_transformers_model_compile_around_attention(tmp_path):
+    strategy_ranks.quiet()
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+
+    def steps(compiled: bool) -> Record:
+        torch.manual_seed(3)
+        model = OfTransformers(register_with_transformers())
+        for layer in model.model.model.layers:
+            if compiled:
+                layer.compile(backend="aot_eager")
+        record = Record()
+        one = flashtrain.ContextParallelStrategy(way="ring", timeout_seconds=None)
+        task = strategy_ranks.of(model, strategy_ranks.PlainTask())
+        try:
+            trainer(tmp_path, max_steps=STEPS, devices=1, strategy=one, callbacks=[record]).fit(task, Loaders(40))
+        finally:
+            torch.distributed.destroy_process_group()
+        return record
+
+    expected = steps(compiled=False).losses
+    found = steps(compiled=True)
+    assert found.losses == pytest.approx(expected, rel=1e-6)
+    assert found.frames[0] > 0
+    assert found.frames == [found.frames[0]] * STEPS

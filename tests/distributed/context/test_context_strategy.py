@@ -61,6 +61,13 @@ def test_our_language_model_logs_what_one_process_logs(two, tmp_path):
         assert rank == pytest.approx(expected, rel=1e-5)  # Lightning keeps logged numbers in float32
 
 
+def test_a_step_that_steps_its_optimiser_itself_need_not_weight_its_loss(two, tmp_path):
+    expected = strategy_ranks.by_hand(tmp_path, weighs=False)
+    for of_rank in two.found("by hand"):
+        for found in of_rank:
+            assert found == pytest.approx(expected, rel=1e-6)
+
+
 def test_a_stuck_rank_ends_the_job_and_is_named(four):
     assert four.codes == [EXIT_CODE] * 4
     assert all("rank 2 of 4 is stuck at a batch" in output for output in four.outputs)
@@ -142,6 +149,20 @@ def test_a_batch_is_dealt_by_name():
     assert torch.equal(sequence.positions(8, torch.device("cpu")), torch.arange(8)[None])
     with pytest.raises(UserError, match="7 tokens on a rank that holds 8 of 16"):
         sequence.positions(7, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("told", ["position_ids", "cu_seq_lens_q"])
+def test_work_is_balanced_by_the_documents_of_transformers_batches(told):
+    ids = torch.tensor([[0] * 30 + [1] * 34])
+    given = {
+        "position_ids": torch.cat([torch.arange(30), torch.arange(34)])[None],
+        "cu_seq_lens_q": torch.tensor([0, 30, 64]),
+    }
+    expected, _ = deal_batch({"tokens": ids, "documents": ids}, Alone(), BatchNames())
+    found, _ = deal_batch({"tokens": ids, told: given[told]}, Alone(), BatchNames())
+    plain, _ = deal_batch({"tokens": ids, told: given[told]}, Alone(), BatchNames(documents=None))
+    assert torch.equal(found["tokens"], expected["tokens"])
+    assert not torch.equal(found["tokens"], plain["tokens"])
 
 
 def test_losses_are_weighted_by_the_labels_that_count():

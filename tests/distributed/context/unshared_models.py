@@ -18,16 +18,21 @@ from flashtrain_kernels import flash_attn_func
 VOCABULARY, WIDTH, HEADS = 29, 16, 2
 
 
+def llama(implementation: str) -> transformers.LlamaForCausalLM:
+    """A tiny one on our registered attention, on torch's, or on its own."""
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=24, num_hidden_layers=1,
+        num_attention_heads=HEADS, num_key_value_heads=HEADS, pad_token_id=0,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM._from_config(config, attn_implementation=implementation)
+
+
 class OfTransformers(nn.Module):
-    """A tiny Llama on our registered attention, on torch's, or on its own."""
+    """A whole model of transformers'."""
 
     def __init__(self, implementation: str) -> None:
         super().__init__()
-        config = transformers.LlamaConfig(
-            vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=24, num_hidden_layers=1,
-            num_attention_heads=HEADS, num_key_value_heads=HEADS, pad_token_id=0,
-        )  # fmt: skip
-        self.model = transformers.LlamaForCausalLM._from_config(config, attn_implementation=implementation)
+        self.model = llama(implementation)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.model(input_ids=tokens, use_cache=False).logits
@@ -55,6 +60,19 @@ def heads(x: Tensor) -> Tensor:
 class Sdpa(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(heads(x), heads(x), heads(x), is_causal=True).transpose(1, 2).flatten(2)
+
+
+class LayerOfTransformers(nn.Module):
+    """One layer of a transformers model on our attention, without the model that knows its tokens' positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        whole = llama(register_with_transformers()).model
+        self.attention, self.rotary = whole.layers[0].self_attn, whole.rotary_emb
+
+    def forward(self, x: Tensor) -> Tensor:
+        angles = self.rotary(x, torch.arange(x.shape[1])[None])
+        return self.attention(hidden_states=x, position_embeddings=angles, attention_mask=None)[0]
 
 
 class MultiHead(nn.Module):
@@ -93,7 +111,7 @@ class Averaged(nn.Module):
 
 
 UNSHARED: dict[str, Callable[[], nn.Module]] = {
-    "a Llama on our attention": lambda: OfTransformers(register_with_transformers()),
+    "a layer of a Llama on our attention": lambda: Mixing(LayerOfTransformers()),
     "a Llama on torch's": partial(OfTransformers, "sdpa"),
     "a Llama on its own": partial(OfTransformers, "eager"),
     "scaled_dot_product_attention": lambda: Mixing(Sdpa()),

@@ -1,0 +1,292 @@
+"""transformers' models where devices share a sequence: what a model makes of its tokens alone is made of all of them.
+
+A model is given this device's tokens (models/cache.py) and counts their positions from 0, finds packed documents in
+them, looks for the largest position (dynamic rotary scaling), and shifts labels by one. A hook before the forward of
+every model that is built for our attention, one around such rotary embeddings, and a loss function put that right, so
+that a program calls the model as it would on one device. Without a spread sequence they do nothing.
+
+B batch, S sequence, n tokens of it on this device.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from flashtrain.errors import UserError
+from flashtrain.models.cache import SpreadSequence, spread_sequence
+
+UNDER = "under context parallelism"
+# Layers whose tokens see each other by attention alone.
+ATTENDING = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
+COUNTS_FROM_0 = re.compile(r"if position_ids is None:\n(?:.*\n){0,6}?\s+position_ids = torch\.arange\(")
+COUNTS_REAL_TOKENS = re.compile(r"position_ids = .*cumsum|create_position_ids_from")  # padding's are left out
+SHIFTING = ("ForCausalLM", "ForConditionalGeneration")
+BY_TOKEN = ("ForMaskedLM", "ForTokenClassification")  # losses that shift nothing
+
+
+class Inputs(NamedTuple):
+    """What a model was given last, of the whole sequence. positions: (B or 1, S); None: 0, 1, ... padding: (B, S), 0
+    for padded keys; None: none is said."""
+
+    positions: Tensor | None
+    padding: Tensor | None
+
+
+_INPUTS: WeakKeyDictionary[Any, Inputs] = WeakKeyDictionary()
+# Of tensors (B, n) the whole ones (B, S), so that they are gathered once; None for positions 0, 1, ...
+_WHOLE = WeakTensorKeyDictionary()
+_SEEN: WeakSet[nn.Module] = WeakSet()  # models that were looked at
+
+
+def inputs_of(spread: SpreadSequence) -> Inputs | None:
+    """What the latest model was given; None where none was called since the batch was dealt."""
+    return _INPUTS.get(spread)
+
+
+def whole_of(spread: SpreadSequence, part: Tensor) -> Tensor | None:
+    """part (B, n) of all devices, (B, S); None for positions that count the sequence's tokens."""
+    if part not in _WHOLE:
+        _WHOLE[part] = spread.gathered(part)
+    return _WHOLE[part]
+
+
+def share_inputs(model: nn.Module) -> None:
+    """Let a transformers model compute with this device's part of a sequence as with the whole."""
+    if _share not in model._forward_pre_hooks.values():
+        model.register_forward_pre_hook(_share, with_kwargs=True)
+
+
+def share_sequences() -> None:
+    """Let transformers shift the labels, and find the documents, of whole sequences."""
+    from transformers import masking_utils
+    from transformers.loss import loss_utils
+
+    functions: Any = masking_utils
+    if not hasattr(functions.find_packed_sequence_indices, "of_whole"):
+        functions.find_packed_sequence_indices = _finds_in_whole(functions.find_packed_sequence_indices)
+    losses: dict[str, Any] = loss_utils.LOSS_MAPPING
+    for name in SHIFTING:
+        if not hasattr(losses[name], "of_whole"):
+            losses[name] = _of_whole(losses[name])
+
+
+def _share(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
+    spread = spread_sequence()
+    return None if spread is None else _shared(spread, model, args, kwargs)
+
+
+@torch.compiler.disable
+def _shared(
+    spread: SpreadSequence, model: Any, args: tuple, kwargs: dict[str, Any]
+) -> tuple[tuple, dict[str, Any]] | None:
+    """The arguments of a model's forward, all by name, with this device's positions among them."""
+    names = list(inspect.signature(model.forward).parameters)
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    tokens = given.get("input_ids")
+    tokens = given.get("inputs_embeds") if tokens is None else tokens
+    # What is given other tokens computes on them alone: an encoder of images, a judge of a text of its own.
+    if "position_ids" not in names or not isinstance(tokens, Tensor) or tokens.shape[1] != spread.held:
+        return None
+    _check(model, spread, given)
+    positions = _part_and_whole(spread, given.get("position_ids"), "position_ids", tokens)
+    if positions is None:
+        kind: type = type(model)
+        _check_counting(kind)
+        positions = spread.positions(spread.held, tokens.device), None
+        _WHOLE[positions[0]] = None
+    padding = _part_and_whole(spread, given.get("attention_mask"), "attention_mask", tokens)
+    given["position_ids"] = positions[0]
+    if padding is not None:
+        given["attention_mask"] = padding[0]
+    _INPUTS[spread] = Inputs(positions[1], None if padding is None else padding[1])
+    return (), given
+
+
+def _part_and_whole(
+    spread: SpreadSequence, given: Any, name: str, tokens: Tensor
+) -> tuple[Tensor, Tensor | None] | None:
+    """This device's part of what the model was given under a name, and all of it; None where nothing was."""
+    if given is None:
+        return None
+    if not isinstance(given, Tensor) or given.dim() != 2 or given.shape[1] not in (spread.held, spread.length):
+        what = f"of the shape {tuple(given.shape)}" if isinstance(given, Tensor) else f"of type {type(given).__name__}"
+        raise UserError(
+            f"{name} {what} {UNDER}. Possible: a tensor (B, S) of the batch, which is dealt as its tokens are, or none."
+        )
+    if given.shape[1] == spread.held:
+        return given, whole_of(spread, given)
+    part = spread.dealt(given)  # (1, S), which a strategy takes for no part of a batch of several rows
+    _WHOLE[part] = given
+    return part, given
+
+
+def _check(model: nn.Module, spread: SpreadSequence, given: dict[str, Any]) -> None:
+    """UserError for what a device's part of a sequence does not allow."""
+    past = given.get("past_key_values")
+    if past is not None and past.get_seq_length() > 0:
+        raise UserError(f"past_key_values with tokens in them {UNDER}. Possible: none, all of the sequence at once.")
+    if given.get("labels") is not None:
+        _check_loss(model)
+    if model not in _SEEN:
+        _check_layers(model)
+        for module in model.modules():
+            if _scales_with_length(module) and _add_longest not in module._forward_pre_hooks.values():
+                module.register_forward_pre_hook(_add_longest, with_kwargs=True)
+                module.register_forward_hook(_drop_longest)
+        _SEEN.add(model)
+    scale = getattr(model.config, "floor_scale", None)
+    if getattr(model.config, "attn_temperature_tuning", False) and scale is not None and spread.length >= scale:
+        raise UserError(
+            f"{type(model).__name__} scales its queries by positions that it counts on each device itself {UNDER}. "
+            f"Possible: attn_temperature_tuning=False in its configuration, or less than {scale} tokens."
+        )
+
+
+def _check_layers(model: nn.Module) -> None:
+    """UserError for a model whose tokens see each other in other ways than by attention."""
+    from transformers import PreTrainedModel
+
+    config: Any = model.config
+    kinds = {*(getattr(config, "layer_types", None) or ()), *(getattr(config, "layers_block_type", None) or ())}
+    other = ", ".join(sorted(map(str, kinds - ATTENDING)))
+    innermost = not any(isinstance(module, PreTrainedModel) and module is not model for module in model.modules())
+    convolves = innermost and any(isinstance(module, nn.Conv1d) for module in model.modules())
+    if other or convolves or getattr(model, "_is_stateful", False):
+        raise UserError(
+            f"{type(model).__name__} has layers that mix tokens in other ways than by attention "
+            f"({other or 'states or convolutions'}) {UNDER}: each device would mix its own alone. Possible: a model "
+            "of attention layers, or another strategy (fsdp, ddp)."
+        )
+
+
+# --- positions --------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _check_counting(model_class: type) -> None:
+    """UserError for a model that makes its positions in a way of its own; the source of its ancestors is read."""
+    sources = "".join(source_of(kind.__module__) for kind in model_class.__mro__ if hasattr(kind, "config_class"))
+    if not COUNTS_FROM_0.search(sources) or COUNTS_REAL_TOKENS.search(sources):
+        raise UserError(
+            f"{model_class.__name__} makes positions of its tokens in a way of its own {UNDER}. Possible: position_ids "
+            "(B, S) in the batch, given to the model."
+        )
+
+
+def source_of(module: str) -> str:
+    """The text of a module that is loaded; "" where it has none."""
+    try:
+        return inspect.getsource(sys.modules[module])
+    except (KeyError, OSError, TypeError):  # a notebook's, an interpreter's, a test's
+        return ""
+
+
+def _scales_with_length(module: nn.Module) -> bool:
+    """Whether rotary embeddings depend on the largest position."""
+    kinds = getattr(module, "rope_type", None)
+    kinds = kinds.values() if isinstance(kinds, dict) else (kinds,)
+    return any(isinstance(kind, str) and ("dynamic" in kind or kind == "longrope") for kind in kinds)
+
+
+def _add_longest(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
+    """One more position for rotary embeddings (x, position_ids, ...): the largest of the whole sequence."""
+    spread = spread_sequence()
+    if spread is None:
+        return None
+    by_name = "position_ids" in kwargs
+    part: Tensor = kwargs["position_ids"] if by_name else args[1]
+    whole = whole_of(spread, part)
+    last = part.new_tensor(spread.length - 1) if whole is None else whole.max()
+    longer = torch.cat((part, last.to(part).expand(part.shape[0], 1)), 1)
+    if by_name:
+        return args, {**kwargs, "position_ids": longer}
+    return (args[0], longer, *args[2:]), kwargs
+
+
+def _drop_longest(module: nn.Module, args: tuple, output: Any) -> Any:
+    return None if spread_sequence() is None else tree_map(lambda x: x[:, :-1], output)
+
+
+# --- documents --------------------------------------------------------------------------------------------------------
+
+
+def documents_of(positions: Tensor) -> Tensor | None:
+    """(B, S) ids of the documents that transformers finds in positions (B, S); None where it finds one a row."""
+    from transformers.masking_utils import find_packed_sequence_indices as found
+
+    whole: Any = getattr(found, "of_whole", found)
+    return whole(positions)
+
+
+def _finds_in_whole(find: Callable[[Tensor], Tensor | None]) -> Callable[[Tensor], Tensor | None]:
+    """transformers' search for documents, which it leaves out where it has a cache or a mask of padding: of a device's
+    part, whether there are any in the whole sequence."""
+
+    @wraps(find)
+    def in_whole(position_ids: Tensor) -> Tensor | None:
+        spread = spread_sequence()
+        inputs = None if spread is None else inputs_of(spread)
+        if spread is None or inputs is None or position_ids.shape[1] != spread.held:
+            return find(position_ids)
+        packed = inputs.positions is not None and find(inputs.positions) is not None
+        return torch.zeros_like(position_ids) if packed else None
+
+    in_whole.of_whole = find  # type: ignore[attr-defined]
+    return in_whole
+
+
+# --- losses -----------------------------------------------------------------------------------------------------------
+
+
+def _of_whole(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A loss of transformers that shifts labels, within the whole sequence."""
+    names = list(inspect.signature(loss).parameters)
+
+    @wraps(loss)
+    def of_whole(*args: Any, **kwargs: Any) -> Tensor:
+        spread = spread_sequence()
+        if spread is None:
+            return loss(*args, **kwargs)
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        if given.get("num_items_in_batch") is not None:
+            raise UserError(
+                f"num_items_in_batch {UNDER}, where the strategy weights what a step returns as the mean over the "
+                "device's labels. Possible: none."
+            )
+        if given.get("shift_labels") is None:
+            given["shift_labels"] = spread.next_labels(given["labels"])
+        return loss(**given)
+
+    of_whole.of_whole = True  # type: ignore[attr-defined]
+    return of_whole
+
+
+def _check_loss(model: Any) -> None:
+    """UserError for a model that would shift, or pool, labels on each device by itself."""
+    kind: type = type(model)
+    of_whole = hasattr(model.loss_function, "of_whole") and "self.loss_function(" in _forward_source(kind)
+    if not of_whole and getattr(model, "loss_type", None) not in BY_TOKEN:
+        raise UserError(
+            f"labels given to {type(model).__name__}, which computes its loss in a way of its own, {UNDER}. Possible: "
+            "the loss of its logits in your own step, with labels that are shifted before a batch is dealt."
+        )
+
+
+@cache
+def _forward_source(model_class: type) -> str:
+    forward: Any = getattr(model_class, "forward", None)
+    try:
+        return inspect.getsource(forward)
+    except (OSError, TypeError):
+        return ""

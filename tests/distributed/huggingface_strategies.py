@@ -1,0 +1,71 @@
+"""What each of two gloo ranks does for test_huggingface_strategies.py; run as a script, which forks them.
+
+    python huggingface_strategies.py FOLDER
+
+FOLDER/origin gets a tiny Llama's weights. Each rank writes FOLDER/NAME/RANK.json for the scenarios of SCENARIOS.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+import transformers
+from huggingface_fitting import SIZES, STEPS, Reads, fit
+from ranks import fork
+
+from flashtrain.distributed.sharding import full_state_dict
+from flashtrain.distributed.strategies import make_strategy
+from flashtrain.training.checkpoints import SaveLast, find_resumable
+
+# Strategy, whether adapters are trained, whether the weights come from the folder.
+SCENARIOS = {
+    "ddp": ("ddp", False, True),
+    "fsdp": ("fsdp", False, True),
+    "random": ("fsdp", False, False),
+    "lora": ("fsdp", True, True),
+    "lora-ddp": ("ddp", True, True),
+}
+
+
+def scenario(folder: Path, name: str) -> None:
+    warnings.filterwarnings("ignore")
+    strategy, lora, read = SCENARIOS[name]
+    origin = folder.parent / "origin" if read else None
+    reads = Reads()
+    reads.watch()
+
+    def train(*callbacks, steps: int, resume: Path | None = None):
+        chosen = make_strategy(strategy, devices=2, accelerator="cpu")
+        options = {"devices": 2, "strategy": chosen, "max_steps": steps}
+        return fit(folder, origin, *callbacks, lora=lora, resume=resume, **options)
+
+    whole = train(SaveLast(folder / "whole"), steps=STEPS)
+    weights = full_state_dict(whole.model)
+    if os.environ["RANK"] == "0":
+        torch.save(weights, folder / "weights.pt")
+    begun = train(SaveLast(folder / "part"), steps=3)
+    resumed = train(SaveLast(folder / "part"), steps=STEPS, resume=find_resumable(folder / "part"))
+    result = {"losses": whole.losses, "parts": begun.losses + resumed.losses, "reads": reads.sizes}
+    result["kept"] = sorted(weights)
+    (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(result))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def main(folder: Path) -> None:
+    torch.manual_seed(1)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
+    model.save_pretrained(folder / "origin", max_shard_size="20KB")
+    for name in SCENARIOS:
+        own = folder / name
+        own.mkdir()
+        (own / "codes.json").write_text(json.dumps(fork(2, scenario, own, name)))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,172 @@
+"""What a transformers model is given where devices share a sequence, and what is refused in a line before that."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_models
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from flashtrain.distributed.context.layout import make_layout
+from flashtrain.distributed.context.sequence import ContextSequence
+from flashtrain.errors import UserError
+from flashtrain.integrations import register_with_transformers
+from flashtrain.models.cache import spread_over
+from flashtrain_kernels import masks
+
+LENGTH, ROWS, DEGREE = 16, 2, 2
+HELD = LENGTH // DEGREE
+UNDER = "under context parallelism"
+
+
+class Part(ContextSequence):
+    """The second of two devices' part, of a sequence of which all is known here; attention is noted and passed over."""
+
+    def __init__(self, *whole: Tensor) -> None:
+        group: Any = SimpleNamespace(size=DEGREE, rank=1)
+        super().__init__(make_layout("contiguous", masks.causal(LENGTH), DEGREE), group, tokens=ROWS * LENGTH)
+        self.known = whole
+        self.asked: list[dict[str, Any]] = []
+
+    def gathered(self, part: Tensor) -> Tensor:
+        return next(x for x in self.known if torch.equal(self.dealt(x), part))
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        self.asked.append(options)
+        return q
+
+
+def ours(kind: str = "llama", **changes: Any) -> nn.Module:
+    return huggingface_models.build(kind, register_with_transformers(), **changes).train()
+
+
+def of_config(config: Any) -> nn.Module:
+    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation=register_with_transformers())
+
+
+def tokens() -> Tensor:
+    return huggingface_models.tokens(ROWS, HELD)
+
+
+def positions_seen(model: nn.Module, **inputs: Any) -> Tensor:
+    seen = []
+    model.model.rotary_emb.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.append(kwargs.get("position_ids", args[-1])), with_kwargs=True
+    )
+    with spread_over(Part()):
+        model(**inputs)
+    return seen[0]
+
+
+def test_positions_that_are_not_given_count_the_sequence() -> None:
+    assert torch.equal(positions_seen(ours(), input_ids=tokens()), torch.arange(HELD, LENGTH)[None])
+
+
+def test_a_row_of_positions_for_all_rows_is_dealt() -> None:
+    given = 3 * torch.arange(LENGTH)[None]
+    found = positions_seen(ours(), input_ids=tokens(), position_ids=given)
+    assert torch.equal(found, given[:, HELD:])
+
+
+def test_without_a_shared_sequence_nothing_changes() -> None:
+    model = ours()
+    expected = model(input_ids=tokens()).logits
+    assert torch.equal(model(tokens(), position_ids=torch.arange(HELD)[None]).logits, expected)
+
+
+def test_documents_windows_and_padding_are_the_whole_sequences() -> None:
+    model = ours("qwen2", sliding_window=5)
+    starts = huggingface_models.positions([3, 7, 6])
+    part = Part(starts)
+    with spread_over(part):
+        model(tokens(), position_ids=starts[:, HELD:], use_cache=False)
+    windowed, full = (asked["mask"].dense()[0] for asked in part.asked)
+    ids = torch.tensor([0] * 3 + [1] * 7 + [2] * 6)
+    causal = masks.document(ids[None], causal=True)
+    assert torch.equal(full, causal.dense()[0])
+    near = (torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)) < 5
+    assert torch.equal(windowed, causal.dense()[0] & near)
+
+    padding = huggingface_models.padding(LENGTH, [16, 11], "left")
+    part = Part(padding)
+    with spread_over(part):
+        ours()(tokens(), attention_mask=padding[:, HELD:])
+    first, second = (asked["mask"] for asked in part.asked)
+    assert first is second  # a mask for all layers of a kind
+    assert torch.equal(first.dense()[1], masks.causal(LENGTH).dense()[0] & padding[1].bool())
+
+
+def test_labels_are_shifted_over_the_end_of_a_part_and_counted() -> None:
+    labels = torch.arange(ROWS * LENGTH).view(ROWS, LENGTH)
+    labels[0, 10:] = -100
+    part = Part(labels)
+    shifted = part.next_labels(part.dealt(labels))
+    assert torch.equal(shifted[1], torch.tensor([*range(25, 32), -100]))
+    assert float(part.weight) == DEGREE * 8 / 24  # 1 + 7 of 9 + 15
+
+
+def refused(part: Part, model: nn.Module, **inputs: Any) -> str:
+    with spread_over(part), pytest.raises(UserError) as caught:
+        model(**{"input_ids": tokens(), **inputs})
+    assert "\n" not in str(caught.value)
+    assert UNDER in str(caught.value)
+    assert "Possible: " in str(caught.value)
+    return str(caught.value)
+
+
+def a_cache() -> Any:
+    cache = transformers.DynamicCache()
+    cache.update(torch.ones(ROWS, 2, 3, 8), torch.ones(ROWS, 2, 3, 8), 0)
+    return cache
+
+
+MIDDLE = torch.tensor([[1, 1, 0, 1] * 4] * ROWS)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"attention_mask": torch.ones(ROWS, 1, HELD, HELD)}, r"attention_mask of the shape (2, 1, 8, 8)"),
+        ({"attention_mask": MIDDLE[:, HELD:]}, "padding between tokens"),
+        ({"position_ids": torch.zeros(3, ROWS, HELD)}, "position_ids of the shape (3, 2, 8)"),
+        ({"past_key_values": a_cache()}, "past_key_values with tokens in them"),
+        ({"labels": tokens(), "num_items_in_batch": 5}, "num_items_in_batch"),
+        ({"cu_seq_lens_q": torch.tensor([0, 9, 16]), "cu_seq_lens_k": torch.tensor([0, 9, 16])}, "that end at 16"),
+    ],
+)
+def test_what_a_part_cannot_be_told_is_refused(inputs: dict[str, Any], message: str) -> None:
+    assert message in refused(Part(MIDDLE, torch.ones(ROWS, LENGTH)), ours(), **inputs)
+
+
+SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+def test_a_model_whose_layers_mix_tokens_in_other_ways_is_refused() -> None:
+    config = transformers.Qwen3NextConfig(**SIZES, num_key_value_heads=2, layer_types=["linear_attention"] * 2)
+    said = refused(Part(), of_config(config))
+    assert "Qwen3NextForCausalLM has layers that mix tokens in other ways than by attention (linear_attention)" in said
+    jamba = transformers.JambaConfig(**SIZES, num_key_value_heads=2, use_mamba_kernels=False, num_experts=2)
+    assert "JambaForCausalLM has layers that mix tokens" in refused(Part(), of_config(jamba))
+
+
+def test_positions_and_losses_of_a_models_own_making_are_refused() -> None:
+    opt = of_config(transformers.OPTConfig(**{**SIZES, "word_embed_proj_dim": 32}, ffn_dim=48))
+    assert "OPTForCausalLM makes positions of its tokens in a way of its own" in refused(Part(), opt)
+    config = huggingface_models.llama(num_labels=3)
+    judge = transformers.LlamaForSequenceClassification._from_config(
+        config, attn_implementation=register_with_transformers()
+    )
+    said = refused(Part(), judge, labels=torch.zeros(ROWS, dtype=torch.long))
+    assert "labels given to LlamaForSequenceClassification, which computes its loss in a way of its own" in said
+
+
+def test_queries_that_are_scaled_by_positions_of_a_device_are_refused() -> None:
+    config = transformers.Llama4TextConfig(
+        **SIZES, num_key_value_heads=2, head_dim=8, intermediate_size_mlp=24, num_local_experts=2,
+        no_rope_layers=[1, 0], floor_scale=16,
+    )  # fmt: skip
+    assert "less than 16 tokens" in refused(Part(), of_config(config))
