@@ -36,7 +36,7 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> int:
 
 
 def _export(trained: TrainedModel) -> int:
-    """Write the weights as safetensors: in Hugging Face's GPT-2 layout where the model is one, else in our own."""
+    """Write the weights as safetensors: in a layout of Hugging Face's where one can hold the model, else in our own."""
     shape = trained.model.shape
     context = shape.context if shape is not None and shape.positions == "learned" else None
     with new_folder(trained.folder, "export") as folder:
