@@ -107,7 +107,7 @@ def write_folder(
             _replace(folder / name, partial(save_file, stored, metadata={"format": "pt"}))
         for name, content in texts.items():
             text = json.dumps(content, indent=2, sort_keys=True) + "\n"
-            _replace(folder / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))
+            _replace(folder / name, partial(Path.write_text, data=text, encoding="utf-8"))
         for earlier in (folder / INDEX, folder / WEIGHTS, *folder.glob(SHARD.format(0, 0).replace("00000", "?????"))):
             if earlier.name not in names and earlier.name not in texts:
                 earlier.unlink(missing_ok=True)

@@ -29,7 +29,7 @@ KINDS = {
 
 @pytest.fixture(autouse=True)
 def float64(monkeypatch) -> None:
-    """transformers computes norms and angles in float32 whatever the model's type: here as its formulas say, exactly."""
+    """transformers computes norms and angles in float32 whatever the model's type: here exactly."""
 
     def norm(self, x):
         return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
@@ -56,9 +56,7 @@ def make(family: str = "modern", **changes) -> GPT2:
 
 
 def read_by_transformers(folder):
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float64, attn_implementation="sdpa"
-    )
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="sdpa")
     return model.eval()
 
 

@@ -79,8 +79,8 @@ def check_family(settings: Settings) -> None:
 def starting_weights(settings: Settings) -> tuple[GPT2Config, dict[str, torch.Tensor]]:
     """Configuration and weights that `weights` names, with the settings' dropout.
 
-    A Hugging Face GPT-2, Llama or Starcoder2 (folder or .safetensors file), an export of ours in its own layout, or a run folder or
-    checkpoint (its best weights). Raises UserError for anything else.
+    A Hugging Face GPT-2, Llama or Starcoder2 (folder or .safetensors file), an export of ours in its own layout, or a
+    run folder or checkpoint (its best weights). Raises UserError for anything else.
     """
     path = Path(str(settings.weights)).expanduser()
     if path.suffix == ".ckpt" or (path / CONFIG_FILE).is_file():
