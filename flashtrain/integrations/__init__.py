@@ -7,10 +7,11 @@ sdpa_routing.py sends torch's scaled_dot_product_attention calls through our ker
 huggingface_gpt2.py reads and writes GPT-2 as transformers stores it (load_gpt2, save_gpt2, and differences_from_gpt2,
 which says what a model has that transformers' GPT-2 cannot hold), huggingface_llama.py decoders with rotary positions
 in Llama's and Starcoder2's layouts (load_llama, save_llama; load_decoder and save_decoder choose among all three),
-huggingface_bert.py BERT (load_bert, save_bert, differences_from_bert) and classifiers on it (save_bert_classifier); weight_files.py writes any flashtrain model as
-safetensors with its configuration and reads it back (save_weights, load_weights; exported_by_flashtrain tells such a
-folder from transformers'), and says how far a file's word on its model is believed; huggingface_tokenizers.py writes a
-tokenizer beside them that AutoTokenizer reads (save_tokenizer). The names below are imported when first used.
+huggingface_bert.py BERT (load_bert, save_bert, differences_from_bert) and classifiers on it (save_bert_classifier);
+weight_files.py writes any flashtrain model as safetensors with its configuration and reads it back (save_weights,
+load_weights; exported_by_flashtrain tells such a folder from transformers'), and says how far a file's word on its
+model is believed; huggingface_tokenizers.py writes a tokenizer beside them that AutoTokenizer reads (save_tokenizer).
+The names below are imported when first used.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from flashtrain.errors import UserError
-from flashtrain.integrations.huggingface_llama import LAYOUTS, layout_of, load_llama, save_llama
 from flashtrain.integrations.weight_files import (
     CONFIG,
     check_tensors,
@@ -139,6 +138,8 @@ def save_decoder(model: nn.Module, folder: Path, *, end_of_text: int | None = No
     if not differences_from_gpt2(model.config):
         save_gpt2(model, folder, end_of_text=end_of_text)
         return "Hugging Face's GPT-2 layout: transformers.GPT2LMHeadModel.from_pretrained reads it"
+    from flashtrain.integrations.huggingface_llama import layout_of, save_llama  # for those who have one
+
     layout = layout_of(model.config)
     if layout is not None:
         save_llama(model, folder, end_of_text=end_of_text)
@@ -149,6 +150,8 @@ def save_decoder(model: nn.Module, folder: Path, *, end_of_text: int | None = No
 
 def load_decoder(folder_or_file: str | Path, *, vocab_rows: int | None = None) -> tuple[GPT2Config, dict[str, Tensor]]:
     """As load_gpt2, for each of transformers' layouts that save_decoder writes. UserError as there."""
+    from flashtrain.integrations.huggingface_llama import LAYOUTS, load_llama
+
     path = Path(folder_or_file).expanduser()
     file = (path if path.is_dir() else path.parent) / CONFIG
     kind = read_json(file).get("model_type") if file.is_file() else None
