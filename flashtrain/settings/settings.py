@@ -141,6 +141,11 @@ class Settings:
             raise UserError(f"target_accuracy={self.target_accuracy} must be above 0, and at most 1.")
         if self.optimizer.name == "lamb" and self.shards_weights:
             raise UserError("optimizer=lamb cannot train sharded weights: choose trainer.strategy=ddp, or adamw.")
+        if self.trainer.checkpoint == "sharded" and not self.shards_weights:
+            raise UserError(
+                f"trainer.checkpoint=sharded: with trainer.strategy={self.strategy} every device has the whole model. "
+                "Possible: trainer.strategy=fsdp or context, or trainer.checkpoint=file."
+            )
         if self.context_parallel is not None:
             at_least("context_parallel", self.context_parallel, 1)
         if self.mode in ("train", "plan"):  # others may name it: their settings are those of a trained checkpoint

@@ -27,10 +27,12 @@ MIB = 2**20
 
 
 def strategy_options(settings: Settings, folder: Path) -> dict[str, Any]:
-    """What ContextParallelStrategy is made with for a run in `folder`; nothing for another strategy."""
+    """What the strategy of a run in `folder` is made with, beside its devices."""
+    checkpoint = {"checkpoint": settings.trainer.checkpoint}
     if not settings.shares_sequences:
-        return {}
+        return checkpoint
     return {
+        **checkpoint,
         "context_parallel_size": settings.context_degree,
         "way": settings.trainer.context_way,
         "layout": settings.trainer.context_layout,
