@@ -1,24 +1,33 @@
 """What gloo ranks do for test_sharded_checkpoints.py; run as a script, which forks them for each scenario.
 
 python sharded_ranks.py FOLDER
-python sharded_ranks.py FOLDER endless       two ranks that write checkpoints until they are killed
 """
 
 from __future__ import annotations
 
+import errno
 import json
+import multiprocessing
 import os
+import shutil
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
+import pytorch_lightning as pl
 import torch
-from ranks import fork
+from ranks import _rank, fork, job
 from tiny_training import TinyData, TinyTask, tiny_trainer
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
 from flashtrain.distributed import FullyShardedStrategy, full_state_dict
+from flashtrain.errors import UserError
 from flashtrain.training import sharded
 from flashtrain.training.checkpoints import AtomicCheckpointIO, SaveLast, checkpoint_callbacks
+
+KILLS = 6
 
 
 class TiedTask(TinyTask):
@@ -78,59 +87,100 @@ def four(folder: Path, checkpoint: Path) -> None:
     write(folder, {"resumed": resumed.losses})
 
 
-def full(folder: Path) -> None:
-    """The disk is full for the second rank's second checkpoint; the same once more, but for the first rank's pointer."""
+def going_on(folder: Path) -> None:
+    """A checkpoint of step 1 is written no sooner than after step 3; which weights are in it?"""
+    later, real = threading.Event(), sharded.ShardWriter._write
+    waited: list[bool] = []
+
+    def late(self: Any, *arguments: Any) -> None:
+        waited.append(later.wait(60))
+        real(self, *arguments)
+
+    class Watch(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *arguments: Any) -> None:
+            if trainer.global_step == 1:
+                weights = full_state_dict(pl_module.model)
+                if weights:
+                    torch.save(weights, folder / "weights.pt")
+            if trainer.global_step == 3:
+                later.set()
+
+    sharded.ShardWriter._write = late  # type: ignore[method-assign]
+    fit(folder, 2, Watch(), OneSave(folder / "last.ckpt"), max_steps=4)
+    write(folder, {"waited": waited})
+
+
+class OneSave(pl.Callback):
+    """Writes one checkpoint after the first step."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *arguments: Any) -> None:
+        if trainer.global_step == 1:
+            trainer.save_checkpoint(self.path)
+
+
+def full_disk(folder: Path) -> None:
+    """The disk is full for the second rank's part of the second checkpoint; then for the first rank's current.json."""
     found = {}
-    real, take_place = sharded._write_through, sharded._take_place
-    for name in ("shards", "current"):
-        path = folder / name / "last.ckpt"
+    owners = {"part": (HuggingFaceStorageWriter, "write_data"), "current": (sharded, "_take_place")}
+    for name, (owner, function) in owners.items():
+        real, calls = getattr(owner, function), []
 
-        def no_space(*arguments: Any) -> None:
-            raise OSError(28, "No space left on device")
+        def second(*arguments: Any, real: Any = real, calls: list[int] = calls, name: str = name) -> Any:
+            calls.append(1)
+            if len(calls) == 2 and (name == "current" or os.environ["RANK"] == "1"):
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return real(*arguments)
 
-        def second(*arguments: Any, name: str = name) -> None:
-            second.calls += 1  # type: ignore[attr-defined]
-            (no_space if second.calls == 2 else take_place)(*arguments)  # type: ignore[attr-defined]
-
-        second.calls = 0  # type: ignore[attr-defined]
-        if name == "current":
-            sharded._take_place = second
-        elif os.environ["RANK"] == "1":
-            from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
-
-            write_data = HuggingFaceStorageWriter.write_data
-
-            def write_twice(self: Any, *arguments: Any, write_data: Any = write_data) -> Any:
-                second.calls += 1  # type: ignore[attr-defined]
-                return no_space() if second.calls == 2 else write_data(self, *arguments)  # type: ignore[attr-defined]
-
-            HuggingFaceStorageWriter.write_data = write_twice
+        setattr(owner, function, second)
         try:
-            fit(folder, 2, SaveLast(path.parent, 1), max_steps=6)
-        except BaseException as error:
-            found[name] = f"{type(error).__name__}: {error}"
-    sharded._write_through, sharded._take_place = real, take_place
+            fit(folder, 2, SaveLast(folder / name, 1), max_steps=6)
+        except UserError as error:
+            found[name] = str(error)
+        finally:
+            setattr(owner, function, real)
     write(folder, found)
 
 
-def endless(folder: Path) -> None:
-    fit(folder, 2, SaveLast(folder / "run", 1), max_steps=5000)
+def endless(folder: Path, resume: bool) -> None:
+    path = folder / "run" / "last.ckpt"
+    fit(folder, 2, SaveLast(path.parent, 1), max_steps=100_000, resume=path if resume else None)
+
+
+def killed(folder: Path) -> None:
+    """Both ranks are killed while they write one checkpoint after another; what each left is in FOLDER/NUMBER."""
+    forking, path = multiprocessing.get_context("fork"), folder / "run" / "last.ckpt"
+    for number in range(KILLS):
+        before = sharded.current(path).name if number else None
+        shared = job(2)
+        ranks = [
+            forking.Process(target=_rank, args=(rank, shared, endless, folder, (number > 0,))) for rank in range(2)
+        ]
+        for rank in ranks:
+            rank.start()
+        patience = time.monotonic() + 60
+        while time.monotonic() < patience and (not sharded.is_sharded(path) or sharded.current(path).name == before):
+            time.sleep(0.01)
+        time.sleep(0.02 + 0.037 * number)  # somewhere in the writing of a later one
+        for rank in ranks:
+            rank.kill()
+        for rank in ranks:
+            rank.join()
+        shutil.copytree(folder / "run", folder / str(number))
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    if sys.argv[2:] == ["endless"]:
-        fork(2, endless, folder)
-        return
-    for function, ranks, arguments in (
-        (two, 2, ()),
-        (four, 4, (folder / "two" / "run" / "last.ckpt",)),
-        (full, 2, ()),
-    ):
+    last = folder / "two" / "run" / "last.ckpt"
+    for function, ranks, arguments in ((two, 2, ()), (four, 4, (last,)), (going_on, 2, ()), (full_disk, 2, ())):
         place = folder / function.__name__
         place.mkdir()
         codes = fork(ranks, function, place, *arguments)
         (place / "codes.json").write_text(json.dumps(codes))
+    (folder / "killed").mkdir()
+    killed(folder / "killed")
 
 
 if __name__ == "__main__":
