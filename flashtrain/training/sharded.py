@@ -241,7 +241,7 @@ def _mapped(value: Any, function: Callable[[str, torch.Tensor], Any], name: str 
     if isinstance(value, torch.Tensor):
         return function(name, value)
     if isinstance(value, Mapping):
-        return {key: _mapped(one, function, f"{name}/{key}") for key, one in value.items()}
+        return {key: _mapped(one, function, f"{name}/{key}" if name else key) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
         mapped = [_mapped(one, function, f"{name}/{index}") for index, one in enumerate(value)]
         return tuple(mapped) if isinstance(value, tuple) else mapped
