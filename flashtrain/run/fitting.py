@@ -155,7 +155,12 @@ def make_trainer(
         devices=options.devices,
         num_nodes=options.nodes,
         strategy=make_strategy(
-            settings.strategy, options.devices, options.nodes, accelerator, **strategy_options(settings, folder)
+            settings.strategy,
+            options.devices,
+            options.nodes,
+            accelerator,
+            options.checkpoint,
+            **strategy_options(settings, folder),
         ),
         precision=hardware.precision,  # type: ignore[arg-type]
         max_steps=options.steps,

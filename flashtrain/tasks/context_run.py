@@ -27,12 +27,10 @@ MIB = 2**20
 
 
 def strategy_options(settings: Settings, folder: Path) -> dict[str, Any]:
-    """What the strategy of a run in `folder` is made with, beside its devices."""
-    checkpoint = {"checkpoint": settings.trainer.checkpoint}
+    """What ContextParallelStrategy is made with for a run in `folder`; nothing for another strategy."""
     if not settings.shares_sequences:
-        return checkpoint
+        return {}
     return {
-        **checkpoint,
         "context_parallel_size": settings.context_degree,
         "way": settings.trainer.context_way,
         "layout": settings.trainer.context_layout,
