@@ -12,7 +12,7 @@ from flashtrain.errors import UserError
 from flashtrain.integrations import save_tokenizer
 from flashtrain.integrations.huggingface_gpt2 import save_decoder
 from flashtrain.models import GPT2, GPT2Config
-from flashtrain.tasks.language.lm_eval import Scorer, register_with_lm_eval
+from flashtrain.tasks.language.lm_eval import Scorer, main, register_with_lm_eval
 from flashtrain.tasks.language.trained import load_trained
 
 QUESTIONS = [
@@ -179,6 +179,29 @@ def test_lm_eval_finds_the_figures_of_its_own_model_on_our_export(trained, tasks
         for metric, value in figures.items():
             if isinstance(value, float):
                 assert ours[name][metric] == pytest.approx(value, rel=1e-5), (name, metric)
+
+
+def test_the_command_of_the_guide_runs_a_checkpoint(trained, tasks, monkeypatch, capsys) -> None:
+    pytest.importorskip("lm_eval")
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    words = [
+        "--model",
+        "flashtrain",
+        "--model_args",
+        f"checkpoint={trained}",
+        "--tasks",
+        "choice",
+        "--batch_size",
+        "auto",
+    ]
+    monkeypatch.setattr("sys.argv", ["lm_eval", *words, "--include_path", str(tasks)])
+    assert main() == 0
+    assert "|choice|" in capsys.readouterr().out
+    monkeypatch.setattr(
+        "sys.argv", ["lm_eval", *words[:3], "checkpoint=nowhere", *words[4:], "--include_path", str(tasks)]
+    )
+    assert main() == 2
+    assert "flashtrain: checkpoint=nowhere does not exist" in capsys.readouterr().err
 
 
 def flat(answers) -> list[float]:

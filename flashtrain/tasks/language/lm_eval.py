@@ -13,6 +13,7 @@ Shapes: B batch, S sequence, V rows of the embedding table.
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -151,13 +152,17 @@ class Scorer:
             yield logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
 
 
-@cache
 def register_with_lm_eval() -> type:
     """Make `model="flashtrain"` known to lm_eval; returns its class. Twice is no mistake.
 
-    Its arguments: checkpoint (a run folder or a checkpoint in one), batch_size, max_length, device ("cpu" or "cuda";
-    None: the best there is). UserError: lm_eval is not installed.
+    Its arguments: checkpoint (a run folder or a checkpoint in one), batch_size, max_length, device ("cpu"; else the
+    best there is). UserError: lm_eval is not installed.
     """
+    return _language_model()
+
+
+@cache
+def _language_model() -> type:
     try:
         import lm_eval.models  # noqa: F401 - where its own names are registered
         from lm_eval.api.model import TemplateLM
@@ -177,8 +182,7 @@ def register_with_lm_eval() -> type:
             max_batch_size: int | None = None,
         ) -> None:
             super().__init__()
-            kind = "auto" if device is None else "cpu" if str(device) == "cpu" else "gpu"
-            hardware = detect_hardware(kind)
+            hardware = detect_hardware("cpu" if str(device) == "cpu" else "auto")  # lm_eval asks for cuda everywhere
             trained = load_trained(str(checkpoint), attention=hardware.attention)
             self.checkpoint = trained.checkpoint
             model = move(trained.model, hardware.kind, hardware.precision)
@@ -240,8 +244,18 @@ def register_with_lm_eval() -> type:
     return FlashtrainLM
 
 
-if __name__ == "__main__":
-    register_with_lm_eval()
-    from lm_eval.__main__ import cli_evaluate
+def main() -> int:
+    """lm_eval's command, which then knows flashtrain. Returns the exit status."""
+    try:
+        register_with_lm_eval()
+        from lm_eval.__main__ import cli_evaluate
 
-    cli_evaluate()
+        cli_evaluate()
+    except UserError as error:
+        print(f"flashtrain: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
