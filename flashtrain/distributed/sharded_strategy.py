@@ -78,6 +78,10 @@ class ShardsCheckpoints(ModelParallelStrategy):
             self.finish_checkpoint()  # nothing goes on
         return None
 
+    def remove_checkpoint(self, filepath: str | Path) -> None:
+        self.finish_checkpoint()  # what takes its place is whole before it goes
+        super().remove_checkpoint(filepath)
+
     def finish_checkpoint(self) -> None:
         """Wait for the checkpoint that is being written. UserError: it could not be, on any rank."""
         if self._writer is not None:

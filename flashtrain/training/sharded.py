@@ -108,9 +108,7 @@ def load(folder: Path, plain: Mapping[str, Any], tensors: dict[str, torch.Tensor
         if name not in told or told[name].shape != tensor.shape:
             there = f"of shape {tuple(told[name].shape)}" if name in told else "missing"
             raise UserError(f"{folder} is of another model: {name} is {there}, and {tuple(tensor.shape)} here.")
-    stored = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-    for name in tensors:
-        _check_chunks(name, told[name], stored.get(name))
+    _check_shards(folder, {name: told[name] for name in tensors})
     try:
         with _unwarned():
             # Each rank reads what it needs by itself: nothing is exchanged.
@@ -192,6 +190,8 @@ class ShardWriter:
             with _unwarned():
                 dcp.save(tensors, storage_writer=writer, process_group=self._group, no_dist=not several)
             if first:
+                with _named("the first process does not see all parts of it (several machines need a disk that all of them see)"):
+                    _check_shards(folder, tensors)
                 _write_through(folder / PLAIN, values)
                 _take_place(home, path, generation)
         except (CheckpointException, OSError, UserError) as error:  # the former of any rank's
@@ -248,14 +248,27 @@ def _mapped(value: Any, function: Callable[[str, torch.Tensor], Any], name: str 
     return value
 
 
-def _check_chunks(name: str, told: torch.Tensor, stored: Any) -> None:
-    """ValueError unless the shards of a tensor are of its shape and type, and together as large as it is."""
-    if stored is None:
-        raise ValueError(f"its shards have no {name}")
-    if stored.size != told.shape or stored.properties.dtype != told.dtype:
-        raise ValueError(f"{name} is not what its shards hold")
-    if sum(chunk.sizes.numel() for chunk in stored.chunks) != told.numel():
-        raise ValueError(f"shards of {name} are missing")
+def _check_shards(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """ValueError unless each tensor's shards are of its shape and type, and together as large as it is."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+    found: Mapping[str, Any] = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    for name, tensor in tensors.items():
+        if name not in found:
+            raise ValueError(f"its shards have no {name}")
+        stored = found[name]
+        if stored.size != tensor.shape or stored.properties.dtype != tensor.dtype:
+            raise ValueError(f"{name} is not what its shards hold")
+        if sum(chunk.sizes.numel() for chunk in stored.chunks) != tensor.numel():
+            raise ValueError(f"shards of {name} are missing")
+
+
+@contextlib.contextmanager
+def _named(what: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise UserError(f"{what}: {error}") from error
 
 
 def _write_through(path: Path, content: bytes) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 from flashtrain.errors import UserError
 from flashtrain.training import sharded
@@ -124,6 +125,21 @@ def test_a_kill_before_or_after_each_write_leaves_a_whole_checkpoint(tmp_path, m
         assert torch.equal(found["state_dict"]["model.weight"], torch.full((3, 4), float(step)))
         assert found["optimizer_states"][0]["state"][0]["step"] == step
     assert find_resumable(tmp_path) == last
+
+
+def test_parts_that_the_first_process_does_not_see_are_no_checkpoint(last, monkeypatch) -> None:
+    """Another machine has written them to a disk of its own."""
+    real = dcp.save
+
+    def saved_elsewhere(*arguments, **options) -> None:
+        real(*arguments, **options)
+        for file in last.glob("8-0/*.safetensors"):
+            file.unlink()
+
+    monkeypatch.setattr(dcp, "save", saved_elsewhere)
+    with pytest.raises(UserError, match=r"could not write .*several machines need a disk that all of them see"):
+        write(last, 8)
+    assert read_checkpoint(last)["global_step"] == 7
 
 
 # Written by somebody else
