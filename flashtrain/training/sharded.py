@@ -19,7 +19,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,8 @@ def load(folder: Path, plain: Mapping[str, Any], tensors: dict[str, torch.Tensor
             raise UserError(f"{folder} is of another model: {name} is {there}, and {tuple(tensor.shape)} here.")
     _check_shards(folder, {name: told[name] for name in tensors})
     try:
-        with _unwarned():
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             # Each rank reads what it needs by itself: nothing is exchanged.
             dcp.load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
     except CheckpointException as error:  # no Exception
@@ -187,11 +189,9 @@ class ShardWriter:
         writer = HuggingFaceStorageWriter(str(folder), _files(tensors), save_distributed=True)
         problem: str | None = None
         try:
-            with _unwarned():
-                dcp.save(tensors, storage_writer=writer, process_group=self._group, no_dist=not several)
+            dcp.save(tensors, storage_writer=writer, process_group=self._group, no_dist=not several)
             if first:
-                with _named("the first process does not see all parts of it (several machines need a disk that all of them see)"):
-                    _check_shards(folder, tensors)
+                _check_written(folder, tensors)
                 _write_through(folder / PLAIN, values)
                 _take_place(home, path, generation)
         except (CheckpointException, OSError, UserError) as error:  # the former of any rank's
@@ -201,7 +201,7 @@ class ShardWriter:
             dist.broadcast_object_list(said, group=self._group, group_src=0)
             problem = problem or said[0]
         if problem is not None:
-            if first:
+            if first and not (is_sharded(home) and current(home) == folder):
                 shutil.rmtree(folder, ignore_errors=True)
             raise UserError(problem)
 
@@ -263,12 +263,14 @@ def _check_shards(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
             raise ValueError(f"shards of {name} are missing")
 
 
-@contextlib.contextmanager
-def _named(what: str) -> Iterator[None]:
+def _check_written(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """UserError unless what all ranks have written lies there."""
     try:
-        yield
+        _check_shards(folder, tensors)
     except ValueError as error:
-        raise UserError(f"{what}: {error}") from error
+        raise UserError(
+            f"{error} (the first process must see what all write: several machines need a disk in common)"
+        ) from error
 
 
 def _write_through(path: Path, content: bytes) -> None:
@@ -296,13 +298,3 @@ def _line(error: BaseException, path: Path) -> str:
         return f"the disk is full: could not write checkpoint {path}; {kept}"
     reason = (cause.strerror if cause is not None else None) or " ".join(str(failures[0]).split())[:200]
     return f"could not write checkpoint {path}: {reason}; {kept}"
-
-
-@contextlib.contextmanager
-def _unwarned() -> Iterator[None]:
-    """Without torch's warnings that a single process saves by itself."""
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield

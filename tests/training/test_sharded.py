@@ -137,9 +137,20 @@ def test_parts_that_the_first_process_does_not_see_are_no_checkpoint(last, monke
             file.unlink()
 
     monkeypatch.setattr(dcp, "save", saved_elsewhere)
-    with pytest.raises(UserError, match=r"could not write .*several machines need a disk that all of them see"):
+    with pytest.raises(UserError, match=r"could not write .*several machines need a disk in common"):
         write(last, 8)
     assert read_checkpoint(last)["global_step"] == 7
+
+
+def test_what_fails_after_the_new_one_has_taken_its_place_loses_nothing(last, monkeypatch) -> None:
+    def fails(folder: Path) -> None:
+        if (last / "8-0" / "plain.ckpt").is_file() and sharded.current(last).name == "8-0":
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(sharded, "_flush_folder", fails)
+    with pytest.raises(UserError, match=r"could not write checkpoint .*Input/output error"):
+        write(last, 8)
+    assert read_checkpoint(last)["global_step"] == 8
 
 
 # Written by somebody else
