@@ -160,7 +160,7 @@ def load_decoder(folder_or_file: str | Path, *, vocab_rows: int | None = None) -
             f"{path} holds another architecture ({CONFIG} says {shown(kind)}). Possible: model_type gpt2, "
             f"{', '.join(LAYOUTS)}."
         )
-    load = load_llama if kind in LAYOUTS else load_gpt2
+    load = load_gpt2 if kind in ("gpt2", None) else load_llama
     return load(folder_or_file, vocab_rows=vocab_rows)
 
 

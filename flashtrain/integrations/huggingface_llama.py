@@ -178,8 +178,8 @@ def _our_config(
         raise UserError(
             f"{where}: head_dim={shown(content['head_dim'])} in {CONFIG}. Possible: hidden_size / num_attention_heads."
         )
-    biases = {content.get(entry, layout.biases == ("use_bias",)) for entry in layout.biases}
-    if len(biases) > 1 or (layout.ours["norm"] == "layernorm" and biases != {True}):
+    biases = [content.get(entry, layout.ours["norm"] == "layernorm") for entry in layout.biases]
+    if any(bias != biases[0] for bias in biases) or (layout.ours["norm"] == "layernorm" and biases != [True]):
         raise UserError(f"{where}: {' and '.join(layout.biases)} in {CONFIG}. Possible: biases in all layers or none.")
     given = {
         "vocab_size": sizes["vocab_size"],
@@ -191,7 +191,7 @@ def _our_config(
         "embed": embed,
         "ffn": sizes["intermediate_size"],
         **layout.ours,
-        "bias": biases.pop(),
+        "bias": biases[0],
         "tie_embeddings": content.get("tie_word_embeddings", layout.architecture != "LlamaForCausalLM"),
         "rope_base": rope.get("rope_theta", content.get("rope_theta", 10000.0)),
     }

@@ -71,7 +71,8 @@ def test_a_llama_of_transformers_is_a_start_of_a_modern_model(rotary, tmp_path) 
     save_llama(rotary, tmp_path, end_of_text=256)
     model = start("model=modern", f"weights={tmp_path}", "context=256", "model.rope_factor=4")
     tokens = torch.arange(64)[None]
-    assert torch.equal(start(f"weights={tmp_path}", "context=64")(tokens), rotary(tokens))
+    same = start(f"weights={tmp_path}", "context=64", "model.vocab_rows=null")
+    assert torch.equal(same(tokens), rotary(tokens))
     assert (model.config.norm, model.config.context, model.config.rope_factor) == ("rmsnorm", 256, 4)
 
 
