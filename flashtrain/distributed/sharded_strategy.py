@@ -17,7 +17,7 @@ from flashtrain.training.checkpoints import read_checkpoint, readable_checkpoint
 
 log = logging.getLogger(__name__)
 
-LARGE = 10**9  # parameters, from which on "auto" leaves a checkpoint in shards: one file of 12 GB with AdamW's states
+LARGE = 10**9  # trained parameters from which on "auto" writes shards: one file would have 12 GB with AdamW's states
 
 
 class ShardsCheckpoints(ModelParallelStrategy):
@@ -38,7 +38,7 @@ class ShardsCheckpoints(ModelParallelStrategy):
     def _save_distributed_checkpoint(self) -> bool:
         if self._asked is None and self.model is not None:
             parameters = list(self.model.parameters())
-            large = sum(parameter.numel() for parameter in parameters) >= LARGE
+            large = sum(parameter.numel() for parameter in parameters if parameter.requires_grad) >= LARGE
             self._asked = large and all(_is_plain(tensor) for tensor in parameters + self._held_by_optimizers())
         return bool(self._asked)
 
@@ -109,7 +109,8 @@ class ShardsCheckpoints(ModelParallelStrategy):
         with readable_checkpoint_errors(folder / sharded.PLAIN, path):
             sharded.load(folder, plain, tensors)
             checkpoint = sharded.joined(plain, tensors)
-        module.load_state_dict(here["state_dict"])  # its own memory, which has been filled; for what hooks into loading
+        strict = self.lightning_module is None or self.lightning_module.strict_loading
+        module.load_state_dict(here["state_dict"], strict=strict)  # its own memory, filled: for what hooks into loading
         for optimizer, state in zip(self.optimizers, checkpoint.pop("optimizer_states", []), strict=False):
             set_optimizer_state_dict(module, optimizer, state)
         checkpoint.pop("state_dict")

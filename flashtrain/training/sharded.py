@@ -79,10 +79,12 @@ def split(
         return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
     parts = {part: checkpoint[part] for part in PARTS if part in checkpoint}
-    if tied and "state_dict" in parts:
-        parts["state_dict"] = {name: one for name, one in parts["state_dict"].items() if name not in tied}
+    state = parts.get("state_dict", {})
+    tied = {name: other for name, other in (tied or {}).items() if name in state and other in state}
+    if tied:
+        parts["state_dict"] = {name: one for name, one in state.items() if name not in tied}
     plain = {**checkpoint, **_mapped(parts, taken)}
-    return ({**plain, TIED: dict(tied)} if tied else plain), tensors
+    return ({**plain, TIED: tied} if tied else plain), tensors
 
 
 def joined(plain: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:

@@ -71,6 +71,18 @@ def test_without_the_optimizers_their_shapes_are_known(last) -> None:
         assert state.shape == (3, 4)
 
 
+def test_weights_of_two_names_are_kept_once_and_those_that_are_not_saved_are_no_matter(tmp_path) -> None:
+    saved = checkpoint(1)
+    saved["state_dict"]["model.head"] = saved["state_dict"]["model.weight"]
+    tied = {"model.head": "model.weight", "model.frozen_head": "model.frozen_table", "model.scale": "model.frozen"}
+    plain, tensors = sharded.split(saved, tied)
+    assert "state_dict/model.head" not in tensors
+    assert "state_dict/model.scale" in tensors
+    joined = sharded.joined(plain, tensors)
+    assert joined["state_dict"].keys() == saved["state_dict"].keys()
+    assert joined["state_dict"]["model.head"] is joined["state_dict"]["model.weight"]
+
+
 def test_the_next_one_takes_its_place_and_is_alone(last) -> None:
     write(last, 7)
     write(last, 9)
