@@ -28,7 +28,16 @@ from flashtrain.command.compose import compose_settings
 from flashtrain.data.tokenizers import BPETokenizer, ByteTokenizer, WordPieceTokenizer, gpt2_tokenizer, load_tokenizer
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import write_config
-from flashtrain.integrations import load_bert, load_gpt2, load_weights, save_bert, save_gpt2, save_weights
+from flashtrain.integrations import (
+    load_bert,
+    load_decoder,
+    load_gpt2,
+    load_weights,
+    save_bert,
+    save_gpt2,
+    save_llama,
+    save_weights,
+)
 from flashtrain.models.bert import Bert
 from flashtrain.models.bert_encoder import BertConfig
 from flashtrain.models.classifier import Classifier
@@ -36,6 +45,8 @@ from flashtrain.models.classifier_config import ClassifierConfig
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.tasks.language.trained import load_trained, starting_weights
 from flashtrain.tasks.masked_language.build import read_bert
+from flashtrain.training import sharded
+from flashtrain.training.checkpoints import read_checkpoint
 from flashtrain_recipes.arena.weights import SavedClassifier, read_classifier, write_classifier
 
 ADDRESS_SPACE = 6 * 2**30
@@ -81,6 +92,8 @@ def cases(folder: Path) -> list[Case]:
             found.append((f"{part.name} of {name}", part, lambda: read(folder / name)))
 
     export("gpt2", lambda p: save_gpt2(decoder, p), load_gpt2)
+    modern = GPT2(GPT2Config.of_size("demo", "modern", vocab_size=61, context=16), "sdpa")
+    export("llama", lambda p: save_llama(modern, p), load_decoder)
     export("bert-weights", lambda p: save_bert(encoder, p), load_bert)
     export("ours", lambda p: save_weights(decoder, p), load_weights)
     index = {"weight_map": dict.fromkeys(["a", "b"], "model.safetensors")}
@@ -89,6 +102,18 @@ def cases(folder: Path) -> list[Case]:
     path = folder / "shards" / "model.safetensors.index.json"
     settings.weights = str(folder / "shards")
     found.append(("index of shards", path, lambda: starting_weights(settings)))
+    parts, writer = folder / "parts.ckpt", sharded.ShardWriter()
+    states = [{"state": {"weight": {"step": torch.ones(())}}, "param_groups": [{"lr": 0.1, "params": ["weight"]}]}]
+    whole = {
+        "state_dict": {"weight": torch.ones(64, 4)},
+        "optimizer_states": states,
+        "global_step": 3,
+        "flashtrain": {"name": "x"},
+    }
+    writer.start(*sharded.split(whole), parts, "3-0")
+    writer.finish()
+    for part in (parts / "current.json", *sorted((parts / "3-0").iterdir())):
+        found.append((f"{part.name} of shards", part, lambda: read_checkpoint(parts, optimizers=True)))
     bpe = BPETokenizer.train(["the quick brown fox "] * 9, 290)
     export("bytes-tokenizer", ByteTokenizer().save, load_tokenizer)
     export("bpe-tokenizer", bpe.save, load_tokenizer)

@@ -212,7 +212,7 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert "the quick " in capsys.readouterr().out
 
 
-# Commands that are none of flashtrain's: .ci/run and whoever sets up a checkout run them.
+# Commands that are none of flashtrain's: .ci/run, other tests and whoever sets up a checkout run them.
 OTHERS = (
     r"(python3|\.venv/bin/python|python) -m (venv|pytest)\b",
     r"git clone ",
@@ -222,6 +222,7 @@ OTHERS = (
     r"lint-imports$",
     r"mkdocs (build --strict|serve)$",
     r"bash \.ci/run$",
+    r"python -m flashtrain\.tasks\.language\.lm_eval --model flashtrain ",  # by tests/tasks/test_lm_eval.py
 )
 
 

@@ -137,7 +137,7 @@ TRAINING_RULES = (
     Rule("trainer", either(does(TRAIN, "evaluate"), measures("trainer")), _NOT_MEASURED),
     _of_trainer(
         "steps devices nodes strategy context_way context_layout timeout_seconds log_every validate_every "
-        "checkpoint_every max_minutes callbacks",
+        "checkpoint_every checkpoint max_minutes callbacks",
         either(trains(), runs_a_training),
     ),
     _of_trainer("micro_batch compile tokens_per_step", either(does(TRAIN, "evaluate"), runs_a_training)),

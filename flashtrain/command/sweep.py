@@ -216,7 +216,7 @@ def _has_more(folder: Path, count: int) -> bool:
 def _job_words(job: list[str], folder: Path, group: str) -> list[str]:
     """The command's words for one job, which goes on where it has left a checkpoint."""
     words = list(job)
-    if (folder / CHECKPOINTS / LAST).is_file():
+    if (folder / CHECKPOINTS / LAST).exists():
         words = [*(word for word in job if not word.startswith("resume=")), "resume=auto"]
     return [*words, f"logger.group={quoted(group)}", f"hydra.run.dir={quoted(str(folder))}"]
 

@@ -24,6 +24,7 @@ from flashtrain.registry import registered
 from flashtrain.settings.groups import (
     ACCELERATORS,
     CHECKPOINTING,
+    CHECKPOINTS,
     CONTEXT_LAYOUTS,
     CONTEXT_WAYS,
     DECODER_SIZES,
@@ -49,6 +50,7 @@ _CHOICES: dict[str, Sequence[str]] = {
     "model.positions": POSITIONS,
     "model.residual": RESIDUALS,
     "model.size": DECODER_SIZES,
+    "trainer.checkpoint": CHECKPOINTS,
     "trainer.context_layout": CONTEXT_LAYOUTS,
     "trainer.context_way": CONTEXT_WAYS,
     "trainer.strategy": STRATEGIES,

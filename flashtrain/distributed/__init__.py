@@ -1,7 +1,8 @@
 """Training on several devices: which Lightning strategy a name stands for, and how a model is sharded.
 
-`strategies` (make_strategy, DataParallelStrategy, FullyShardedStrategy, STRATEGIES), `sharding` (shard,
-full_state_dict), and `context`, whose devices share each sequence. The names below are imported when first used: ranks
+`strategies` (make_strategy, DataParallelStrategy, STRATEGIES), `sharded_strategy` (FullyShardedStrategy, and the
+checkpoints of all that shard a model), `sharding` (shard, full_state_dict), and `context`, whose devices share each
+sequence. The names below are imported when first used: ranks
 that only compute (context_benchmark) start without Lightning.
 """
 
@@ -12,17 +13,17 @@ from typing import TYPE_CHECKING
 from flashtrain.package import import_when_used
 
 if TYPE_CHECKING:
+    from flashtrain.distributed.sharded_strategy import FullyShardedStrategy as FullyShardedStrategy
     from flashtrain.distributed.sharding import full_state_dict as full_state_dict
     from flashtrain.distributed.sharding import shard as shard
     from flashtrain.distributed.strategies import DataParallelStrategy as DataParallelStrategy
-    from flashtrain.distributed.strategies import FullyShardedStrategy as FullyShardedStrategy
     from flashtrain.distributed.strategies import make_strategy as make_strategy
 
 _HOMES = {
     "full_state_dict": "sharding",
     "shard": "sharding",
     "DataParallelStrategy": "strategies",
-    "FullyShardedStrategy": "strategies",
+    "FullyShardedStrategy": "sharded_strategy",
     "make_strategy": "strategies",
 }
 __all__ = [*_HOMES]

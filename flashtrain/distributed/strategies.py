@@ -7,40 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
-from pytorch_lightning.strategies import DDPStrategy, ModelParallelStrategy, Strategy
+from pytorch_lightning.strategies import DDPStrategy, Strategy
 from torch import nn
 from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
 from flashtrain.errors import UserError, unknown
-from flashtrain.training.checkpoints import readable_checkpoint_errors
-
-
-class FullyShardedStrategy(ModelParallelStrategy):
-    """FSDP2 over all devices: weights, gradients and optimiser states divided among them, one copy in all.
-
-    The LightningModule shards itself in `configure_model` (`flashtrain.distributed.sharding.shard`). Works on CPUs
-    with gloo, and on one device. Checkpoints are single files, gathered on rank 0 and written through the Trainer's
-    checkpoint plugin (so whole or not at all), read with weights_only=True by every rank, and can be resumed on
-    another number of devices; rank 0's host memory must hold weights and optimiser states once.
-    """
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(data_parallel_size="auto", tensor_parallel_size=1, save_distributed_checkpoint=False, **kwargs)
-
-    def setup_environment(self) -> None:
-        # Lightning's "auto" is the number of machines; here every device of every machine holds a shard.
-        self._data_parallel_size = self.num_nodes * self.num_processes
-        super().setup_environment()
-
-    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-        with readable_checkpoint_errors(Path(checkpoint_path)):
-            return super().load_checkpoint(checkpoint_path, weights_only=True)
-
 
 # MiB of gradients that are reduced together. Compiled code is cut at every bucket: with torch's 25 two H200s trained
 # GPT-2 124M at 0.92 of twice one's speed, with these at 0.96 (recipes/results/gpt2-two-gpus-h200.json).
@@ -69,6 +44,12 @@ class DataParallelStrategy(DDPStrategy):
         return DistributedDataParallel(model, device_ids=self.determine_ddp_device_ids(), **self._ddp_kwargs)
 
 
+def _fully_sharded(**options: Any) -> Strategy:
+    from flashtrain.distributed.sharded_strategy import FullyShardedStrategy
+
+    return FullyShardedStrategy(**options)
+
+
 def _context(**options: Any) -> Strategy:
     from flashtrain.distributed.context.strategy import ContextParallelStrategy  # a dozen files, for those who need it
 
@@ -76,15 +57,18 @@ def _context(**options: Any) -> Strategy:
     if timeout is not None:
         # The watchdog names who is stuck, so it must end the job before a collective gives up.
         options["timeout"] = max(default_pg_timeout, timedelta(seconds=2 * timeout))
-    # Single files, as fsdp's: written whole or not at all, and read by everything else.
-    return ContextParallelStrategy(save_distributed_checkpoint=False, **options)
+    return ContextParallelStrategy(**options)
 
 
 STRATEGIES: dict[str, Callable[..., Strategy]] = {
     "ddp": DataParallelStrategy,
-    "fsdp": FullyShardedStrategy,
+    "fsdp": _fully_sharded,
     "context": _context,
 }
+
+
+SHARDING = ("fsdp", "context")
+CHECKPOINTS = {"auto": None, "file": False, "sharded": True}  # as ShardsCheckpoints has it
 
 
 def make_strategy(
@@ -92,6 +76,7 @@ def make_strategy(
     devices: int | str | list[int] = 1,
     num_nodes: int = 1,
     accelerator: str = "auto",
+    checkpoint: str = "file",
     **options: Any,
 ) -> Strategy | str:
     """The strategy to give to Lightning's Trainer, with the same devices, num_nodes and accelerator.
@@ -99,6 +84,7 @@ def make_strategy(
     name: "auto" is Lightning's single-device strategy for one device and "ddp" for more; "ddp" keeps a copy of the
     model on each device (gloo on CPUs, NCCL on GPUs); "fsdp" shards it (FSDP2); "context" shards it too, and every
     sequence among devices. options: of "context", those of ContextParallelStrategy.
+    checkpoint: of "fsdp" and "context", a name of CHECKPOINTS.
     devices: as Trainer's: a number, "auto" or -1 for all, a list or "0,1" for certain ones.
     Raises UserError for an unknown name or a number of devices below 1.
     """
@@ -109,6 +95,10 @@ def make_strategy(
         return "auto" if count == 1 else DataParallelStrategy()
     if name not in STRATEGIES:
         raise unknown("strategy", name, ("auto", *STRATEGIES))
+    if checkpoint not in CHECKPOINTS:
+        raise unknown("kind of checkpoint", checkpoint, CHECKPOINTS)
+    if name in SHARDING:
+        options["save_distributed_checkpoint"] = CHECKPOINTS[checkpoint]
     return STRATEGIES[name](**options)
 
 

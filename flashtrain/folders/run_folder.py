@@ -37,7 +37,7 @@ from flashtrain.files.foreign_files import MIB, literal, read_json_object, read_
 from flashtrain.folders.run_lock import hold, is_first_of_job, is_held_by_job, let_go, slurm_job, try_hold
 from flashtrain.registry import component, registered
 from flashtrain.settings.settings import Settings, typed_settings
-from flashtrain.training.checkpoints import BEST, LAST
+from flashtrain.training.checkpoints import BEST, LAST, checkpoint_exists
 
 CONFIG_FILE = "config.yaml"
 SUMMARY_FILE = "summary.json"
@@ -188,7 +188,7 @@ def find_checkpoint(given: str, *, prefer: str, setting: str = "checkpoint") -> 
     if _is_file(path / CONFIG_FILE):
         order = (LAST, BEST) if prefer == LAST else (BEST, LAST)
         for name in order:
-            if _is_file(path / CHECKPOINTS / name):
+            if checkpoint_exists(path / CHECKPOINTS / name):
                 return path, path / CHECKPOINTS / name
         raise UserError(f"the run in {path} left no checkpoint yet.")
     folder = path.parent.parent
@@ -248,7 +248,7 @@ def _of_the_same(folders: Iterable[Path], settings: Settings) -> Iterator[tuple[
 
 
 def _is_unfinished(folder: Path) -> bool:
-    return _is_file(folder / CHECKPOINTS / LAST) and read_summary(folder).get("status") != FINISHED
+    return checkpoint_exists(folder / CHECKPOINTS / LAST) and read_summary(folder).get("status") != FINISHED
 
 
 def _what_is_trained(settings: Settings) -> dict[str, Any]:

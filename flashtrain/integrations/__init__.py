@@ -8,11 +8,13 @@ its layers, huggingface_numbers.py counts);
 sdpa_routing.py sends torch's scaled_dot_product_attention calls through our kernels (route_sdpa).
 
 huggingface_gpt2.py reads and writes GPT-2 as transformers stores it (load_gpt2, save_gpt2, and differences_from_gpt2,
-which says what a model has that transformers' GPT-2 cannot hold), huggingface_bert.py BERT (load_bert, save_bert,
-differences_from_bert) and classifiers on it (save_bert_classifier); weight_files.py writes any flashtrain model as
-safetensors with its configuration and reads it back (save_weights, load_weights; exported_by_flashtrain tells such a
-folder from transformers'), and says how far a file's word on its model is believed; huggingface_tokenizers.py writes a
-tokenizer beside them that AutoTokenizer reads (save_tokenizer). The names below are imported when first used.
+which says what a model has that transformers' GPT-2 cannot hold), huggingface_llama.py decoders with rotary positions
+in Llama's and Starcoder2's layouts (load_llama, save_llama; load_decoder and save_decoder choose among all three),
+huggingface_bert.py BERT (load_bert, save_bert, differences_from_bert) and classifiers on it (save_bert_classifier);
+weight_files.py writes any flashtrain model as safetensors with its configuration and reads it back (save_weights,
+load_weights; exported_by_flashtrain tells such a folder from transformers'), and says how far a file's word on its
+model is believed; huggingface_tokenizers.py writes a tokenizer beside them that AutoTokenizer reads (save_tokenizer).
+The names below are imported when first used.
 """
 
 from __future__ import annotations
@@ -34,9 +36,12 @@ if TYPE_CHECKING:
     from flashtrain.integrations.huggingface_bert import save_bert_classifier as save_bert_classifier
     from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder as HuggingFaceDecoder
     from flashtrain.integrations.huggingface_gpt2 import differences_from_gpt2 as differences_from_gpt2
+    from flashtrain.integrations.huggingface_gpt2 import load_decoder as load_decoder
     from flashtrain.integrations.huggingface_gpt2 import load_gpt2 as load_gpt2
     from flashtrain.integrations.huggingface_gpt2 import save_decoder as save_decoder
     from flashtrain.integrations.huggingface_gpt2 import save_gpt2 as save_gpt2
+    from flashtrain.integrations.huggingface_llama import load_llama as load_llama
+    from flashtrain.integrations.huggingface_llama import save_llama as save_llama
     from flashtrain.integrations.huggingface_model import huggingface_decoder as huggingface_decoder
     from flashtrain.integrations.huggingface_tokenizers import save_tokenizer as save_tokenizer
     from flashtrain.integrations.sdpa_routing import route_sdpa as route_sdpa
@@ -54,11 +59,14 @@ _HOMES = {
     "save_bert": "huggingface_bert",
     "save_bert_classifier": "huggingface_bert",
     "differences_from_gpt2": "huggingface_gpt2",
+    "load_decoder": "huggingface_gpt2",
     "load_gpt2": "huggingface_gpt2",
     "save_decoder": "huggingface_gpt2",
     "save_gpt2": "huggingface_gpt2",
     "HuggingFaceDecoder": "huggingface_decoder",
     "huggingface_decoder": "huggingface_model",
+    "load_llama": "huggingface_llama",
+    "save_llama": "huggingface_llama",
     "save_tokenizer": "huggingface_tokenizers",
     "route_sdpa": "sdpa_routing",
     "exported_by_flashtrain": "weight_files",

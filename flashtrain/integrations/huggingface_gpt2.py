@@ -24,8 +24,10 @@ from flashtrain.integrations.weight_files import (
     described_config,
     read_architecture,
     read_folder,
+    read_json,
     save_weights,
     shapes_of,
+    shown,
     write_folder,
 )
 from flashtrain.models.block import EPSILON
@@ -86,7 +88,8 @@ def save_gpt2(model: GPT2, folder: str | Path, *, end_of_text: int | None = None
     """Writes a GPT-2 for transformers: folder/model.safetensors and folder/config.json; returns the folder.
 
     end_of_text: that token's id, for config.json (None: GPT-2's own 50256 when the vocabulary is GPT-2's, else none).
-    UserError: a model that transformers' GPT-2 cannot hold (the modern family, rotary positions), an unwritable folder.
+    UserError: a model that transformers' GPT-2 cannot hold (the modern family, rotary positions: save_llama writes
+    them), an unwritable folder.
     """
     config = model.config
     differences = differences_from_gpt2(config)
@@ -124,19 +127,41 @@ def save_gpt2(model: GPT2, folder: str | Path, *, end_of_text: int | None = None
         "tie_word_embeddings": config.tie_embeddings,
         "dtype": str(model.token_embedding.weight.dtype).removeprefix("torch."),
     }
-    return write_folder(folder, content, tensors)
+    return write_folder(folder, content, tensors, end_of_text=end_of_text)
 
 
 def save_decoder(model: nn.Module, folder: Path, *, end_of_text: int | None = None) -> str:
-    """Write a decoder as safetensors: in transformers' GPT-2 layout where it is one, else in our own. Returns which, in
-    words. UserError: a model that neither layout knows."""
+    """Write a decoder as safetensors: in the layout of transformers' that can hold it (GPT-2's, Llama's, Starcoder2's),
+    else in our own. Returns which, in words. UserError: a model that no layout knows."""
     if not isinstance(model, GPT2):
         raise UserError(f"{type(model).__name__} cannot be exported: only flashtrain's own models can.")
     if not differences_from_gpt2(model.config):
         save_gpt2(model, folder, end_of_text=end_of_text)
         return "Hugging Face's GPT-2 layout: transformers.GPT2LMHeadModel.from_pretrained reads it"
+    from flashtrain.integrations.huggingface_llama import layout_of, save_llama  # for those who have one
+
+    layout = layout_of(model.config)
+    if layout is not None:
+        save_llama(model, folder, end_of_text=end_of_text)
+        return f"Hugging Face's {layout.title()} layout: transformers.AutoModelForCausalLM.from_pretrained reads it"
     save_weights(model, folder)
     return "flashtrain's own layout: flashtrain.integrations.load_weights reads it"
+
+
+def load_decoder(folder_or_file: str | Path, *, vocab_rows: int | None = None) -> tuple[GPT2Config, dict[str, Tensor]]:
+    """As load_gpt2, for each of transformers' layouts that save_decoder writes. UserError as there."""
+    from flashtrain.integrations.huggingface_llama import LAYOUTS, load_llama
+
+    path = Path(folder_or_file).expanduser()
+    file = (path if path.is_dir() else path.parent) / CONFIG
+    kind = read_json(file).get("model_type") if file.is_file() else None
+    if kind not in ("gpt2", *LAYOUTS, None):
+        raise UserError(
+            f"{path} holds another architecture ({CONFIG} says {shown(kind)}). Possible: model_type gpt2, "
+            f"{', '.join(LAYOUTS)}."
+        )
+    load = load_gpt2 if kind in ("gpt2", None) else load_llama
+    return load(folder_or_file, vocab_rows=vocab_rows)
 
 
 def differences_from_gpt2(config: GPT2Config) -> list[str]:

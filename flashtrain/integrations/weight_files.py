@@ -22,6 +22,7 @@ import json
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -36,7 +37,10 @@ from flashtrain.files import foreign_files
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+SHARD = "model-{:05d}-of-{:05d}.safetensors"
+SHARD_BYTES = 5 * 10**9  # of one weights file; transformers' and the hub's own size
 CONFIG = "config.json"
+GENERATION = "generation_config.json"
 SHOWN = 80  # characters of a value from a file that a message shows
 
 
@@ -72,21 +76,63 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         raise UserError(f"{file} cannot be read as safetensors: {_one_line(error)}.") from error
 
 
-def write_folder(folder: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Path:
-    """Writes config.json and model.safetensors (tensors from any device), each whole or not at all; returns the folder.
+def write_folder(
+    folder: str | Path,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    *,
+    end_of_text: int | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> Path:
+    """Writes config.json and the weights (tensors from any device), each file whole or not at all; returns the folder.
 
-    UserError: the folder cannot be made or written, or the disk is full; earlier files there then stay as they were.
+    The weights are model.safetensors, or files of at most shard_bytes each (a larger tensor is one alone) with their
+    index, as transformers has them. end_of_text: of a model that generates, for generation_config.json (None: no such
+    file). UserError: the folder cannot be made or written, or the disk is full; earlier files there stay as they were.
     """
     folder = Path(folder).expanduser()
-    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+    shards = _shards(tensors, shard_bytes)
+    names = [WEIGHTS] if len(shards) == 1 else [SHARD.format(n + 1, len(shards)) for n in range(len(shards))]
+    texts = {CONFIG: config}
+    if end_of_text is not None:
+        texts[GENERATION] = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}
+    if len(shards) > 1:
+        weight_map = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
+        total = sum(tensor.nbytes for tensor in tensors.values())
+        texts[INDEX] = {"metadata": {"total_size": total}, "weight_map": weight_map}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _replace(folder / WEIGHTS, lambda path: save_file(contiguous, path, metadata={"format": "pt"}))
-        _replace(folder / CONFIG, lambda path: path.write_text(text, encoding="utf-8"))
+        for name, shard in zip(names, shards, strict=True):
+            stored = {key: _compact(tensors[key]) for key in shard}
+            _replace(folder / name, partial(save_file, stored, metadata={"format": "pt"}))
+        for name, content in texts.items():
+            text = json.dumps(content, indent=2, sort_keys=True) + "\n"
+            _replace(folder / name, partial(Path.write_text, data=text, encoding="utf-8"))
+        for earlier in (folder / INDEX, folder / WEIGHTS, *folder.glob(SHARD.format(0, 0).replace("00000", "?????"))):
+            if earlier.name not in names and earlier.name not in texts:
+                earlier.unlink(missing_ok=True)
     except (OSError, SafetensorError) as error:
         raise UserError(f"weights cannot be written to {folder}: {_one_line(error)}.") from error
     return folder
+
+
+def _shards(tensors: Mapping[str, Tensor], most: int) -> list[list[str]]:
+    """The tensors' names, in their order, in files of at most so many bytes each; one list where there is nothing."""
+    shards: list[list[str]] = [[]]
+    held = 0
+    for name, tensor in tensors.items():
+        if shards[-1] and held + tensor.nbytes > most:
+            shards.append([])
+            held = 0
+        shards[-1].append(name)
+        held += tensor.nbytes
+    return shards
+
+
+def _compact(tensor: Tensor) -> Tensor:
+    """The tensor on the CPU in memory of its own: safetensors takes no two parts of one."""
+    tensor = tensor.detach().cpu().contiguous()
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def read_json(path: Path) -> dict[str, Any]:

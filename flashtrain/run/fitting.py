@@ -179,7 +179,12 @@ def _strategy(settings: Settings, accelerator: str, folder: Path) -> Strategy | 
     from flashtrain.distributed.strategies import make_strategy
 
     return make_strategy(
-        settings.strategy, options.devices, options.nodes, accelerator, **strategy_options(settings, folder)
+        settings.strategy,
+        options.devices,
+        options.nodes,
+        accelerator,
+        options.checkpoint,
+        **strategy_options(settings, folder),
     )
 
 

@@ -424,6 +424,7 @@ class GenerateSettings:
 
 OPTIMIZER_STATES = ("full", "8bit", "host")
 STRATEGIES = ("auto", "ddp", "fsdp", "context")
+CHECKPOINTS = ("auto", "file", "sharded")
 # What flashtrain.distributed.context knows, by name: importing it takes seconds, and mistakes are told at once.
 CONTEXT_WAYS = ("auto", "all-to-all", "all-gather", "ring", "hybrid")
 CONTEXT_LAYOUTS = ("balanced", "head-tail", "contiguous")
@@ -482,6 +483,9 @@ class TrainerSettings:
 
     validation_micro_batch: samples at once in a language model's validation, which keeps nothing for a backward (None:
     micro_batch, for which compiled code is there already).
+    checkpoint: of strategy=fsdp and context, "file" (one, gathered and written by the first device's process while
+    training waits), "sharded" (a folder to which every process writes its part while training goes on; several machines
+    need a disk that all of them see) or "auto" (sharded from a thousand million parameters on).
     max_minutes: after so long (from the command's start) the run writes its checkpoint and ends; resume=auto goes on.
     context_way, context_layout, timeout_seconds: of strategy=context, one sequence over several devices: how attention
     is shared (flashtrain/distributed/context/ways.py), who holds which tokens (layout.py), and after how long without
@@ -503,6 +507,7 @@ class TrainerSettings:
     log_every: int = 10  # steps between two logged rows
     validate_every: int = 100  # steps between two validations
     checkpoint_every: int = 100  # steps between two checkpoints
+    checkpoint: str = "auto"  # auto | file | sharded
     max_minutes: float | None = None
     callbacks: list[str] = field(default_factory=list)  # names registered with flashtrain.register("callback", ...)
 
@@ -520,6 +525,7 @@ class TrainerSettings:
         if self.max_minutes is not None and not self.max_minutes > 0:
             raise UserError(f"trainer.max_minutes={self.max_minutes} must be above 0.")
         one_of("trainer.strategy", self.strategy, STRATEGIES)
+        one_of("trainer.checkpoint", self.checkpoint, CHECKPOINTS)
         one_of("trainer.context_way", self.context_way, CONTEXT_WAYS)
         one_of("trainer.context_layout", self.context_layout, CONTEXT_LAYOUTS)
         if self.timeout_seconds is not None and not self.timeout_seconds > 0:

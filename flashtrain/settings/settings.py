@@ -159,6 +159,11 @@ class Settings:
                 "optimizer.states=host is for weights that lie whole on a device; sharded ones are divided among all: "
                 "choose trainer.strategy=ddp, or optimizer.states=8bit."
             )
+        if self.trainer.checkpoint == "sharded" and not self.shards_weights:
+            raise UserError(
+                f"trainer.checkpoint=sharded: with trainer.strategy={self.strategy} every device has the whole model. "
+                "Possible: trainer.strategy=fsdp or context, or trainer.checkpoint=file."
+            )
         if self.context_parallel is not None:
             at_least("context_parallel", self.context_parallel, 1)
         if self.mode in ("train", "plan"):  # others may name it: their settings are those of a trained checkpoint

@@ -1,7 +1,7 @@
 """Checkpoints that survive: written whole or not at all, read without running code, found again for resuming.
 
 A run folder's `checkpoints/` holds `last.ckpt` (every N optimiser steps and at the end; what resuming continues from)
-and `best.ckpt` (lowest validation loss). Both are single files under every strategy, FSDP2 included.
+and `best.ckpt` (lowest validation loss). Both are single files, or folders of what every rank wrote (sharded.py).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import copy
 import os
 import pickle
+import shutil
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,19 +49,19 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(
         self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
     ) -> dict[str, Any]:
-        checkpoint = read_checkpoint(path, map_location=map_location)
+        checkpoint = read_checkpoint(path, map_location=map_location, optimizers=True)
         rebuild_paths(checkpoint, Path(path).absolute().parent)
         return checkpoint
 
 
 def rebuild_paths(checkpoint: dict[str, Any], folder: Path) -> None:
     """Let no path in a loaded checkpoint's callbacks be believed: Lightning's ModelCheckpoint deletes the file that a
-    better one replaces, wherever its state says that it lies. Of each path the last name is kept, as a .ckpt file in
-    `folder`, the checkpoint's own, where there is such a file."""
+    better one replaces, wherever its state says that it lies. Of each path the last name is kept, as a checkpoint in
+    `folder`, the checkpoint's own, where there is one of that name."""
 
     def here(path: Any) -> str:
         name = Path(path).name if isinstance(path, str) and "\0" not in path else ""
-        return str(folder / name) if name.endswith(".ckpt") and (folder / name).is_file() else ""
+        return str(folder / name) if name.endswith(".ckpt") and checkpoint_exists(folder / name) else ""
 
     callbacks = checkpoint.get("callbacks")
     for state in callbacks.values() if isinstance(callbacks, dict) else ():
@@ -89,7 +90,7 @@ def save_atomically(checkpoint: dict[str, Any], path: Path) -> None:
             torch.save(checkpoint, file)
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(path)
+        _replace(partial, path)
     except (OSError, RuntimeError) as problem:
         cause = next(os_errors(problem), None)
         if cause is None:
@@ -102,12 +103,57 @@ def save_atomically(checkpoint: dict[str, Any], path: Path) -> None:
         raise UserError(f"could not write checkpoint {path}: {cause.strerror or cause}; {kept}") from problem
 
 
-def read_checkpoint(path: str | Path, map_location: Any = "cpu", *, mmap: bool = False) -> dict[str, Any]:
-    """The dictionary in a checkpoint file, by torch.load with weights_only=True. mmap: read tensors when they are used.
+def _replace(file: Path, path: Path) -> None:
+    """Move a whole checkpoint file to its place, also where a run whose ranks wrote a folder had its own there."""
+    if not path.is_dir() or not checkpoint_exists(path):
+        file.replace(path)
+        return
+    earlier = path.with_name(f"{path.name}.earlier")
+    shutil.rmtree(earlier, ignore_errors=True)
+    path.rename(earlier)
+    file.replace(path)
+    shutil.rmtree(earlier, ignore_errors=True)
 
-    Raises UserError where the file is missing, damaged, no checkpoint, or holds anything but tensors and plain values.
+
+def checkpoint_exists(path: Path) -> bool:
+    """Whether there is a checkpoint of this name that may be read, a file or a folder that is whole."""
+    try:
+        if not path.is_dir():
+            return path.is_file()
+        from flashtrain.training.sharded import is_sharded  # here and below: where there is such a folder
+
+        return is_sharded(path)
+    except OSError:
+        return False
+
+
+def read_checkpoint(
+    path: str | Path, map_location: Any = "cpu", *, mmap: bool = False, optimizers: bool = False
+) -> dict[str, Any]:
+    """The dictionary in a checkpoint, by torch.load with weights_only=True. mmap: read tensors when they are used.
+
+    Of a folder of shards the weights are put together in host memory, with `optimizers` the optimisers' states too;
+    what is not (with mmap neither) has its shape alone, on the meta device.
+    Raises UserError where it is missing, damaged, no checkpoint, or holds anything but tensors and plain values.
     """
-    with readable_checkpoint_errors(Path(path)):
+    path = Path(path)
+    if not path.is_dir():
+        return _read_file(path, map_location, mmap)
+    from flashtrain.training import sharded
+
+    folder = sharded.current(path)
+    plain = _read_file(folder / sharded.PLAIN, "cpu", False)
+    if mmap:
+        return plain
+    with readable_checkpoint_errors(folder / sharded.PLAIN, path):
+        checkpoint = sharded.whole(folder, plain, sharded.PARTS if optimizers else sharded.PARTS[:1])
+        if optimizers and checkpoint.get("optimizer_states"):
+            checkpoint["optimizer_states"] = [sharded.numbered(one) for one in checkpoint["optimizer_states"]]
+    return checkpoint
+
+
+def _read_file(path: Path, map_location: Any, mmap: bool) -> dict[str, Any]:
+    with readable_checkpoint_errors(path):
         try:
             checkpoint = torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
         except pickle.UnpicklingError:
@@ -122,14 +168,18 @@ def read_checkpoint(path: str | Path, map_location: Any = "cpu", *, mmap: bool =
 
 
 @contextlib.contextmanager
-def readable_checkpoint_errors(path: Path) -> Iterator[None]:
-    """Turns what torch.load(path, weights_only=True) raises inside the `with` into one-line UserErrors."""
+def readable_checkpoint_errors(path: Path, named: Path | None = None) -> Iterator[None]:
+    """Turns what torch.load(path, weights_only=True) raises inside the `with` into one-line UserErrors.
+
+    named: the folder of shards, to name, whose plain values the file has; what reading the shards raises is turned too.
+    """
     if path.is_dir():
         raise UserError(f"{path} is a folder, not a checkpoint file; give one of its .ckpt files")
     if not path.is_file():
         raise UserError(f"there is no checkpoint {path}{_nearby(path)}")
     try:
         _check_archive(path)
+        path = named or path
         yield
     except UserError:
         raise
@@ -198,7 +248,7 @@ def find_resumable(folder: str | Path) -> Path | None:
     folder = Path(folder)
     if not folder.is_dir():
         return None
-    found = [path for path in folder.rglob(LAST) if path.is_file() and _is_whole(path)]
+    found = [path for path in folder.rglob(LAST) if _is_whole(path)]
     return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
@@ -254,7 +304,7 @@ class BestCheckpoint(ModelCheckpoint):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         score = _score(state_dict.get("best_model_score"))
-        if score is not None and self._path.is_file():
+        if score is not None and checkpoint_exists(self._path):
             self._holds(score)
 
     def keep_if_best(self, trainer: pl.Trainer) -> None:
@@ -266,7 +316,7 @@ class BestCheckpoint(ModelCheckpoint):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        if self.best_model_score is None or not self._path.is_file():
+        if self.best_model_score is None or not checkpoint_exists(self._path):
             return
         held = self._held()
         if held is not None and self.check_monitor_top_k(trainer, held):
@@ -390,7 +440,9 @@ def _score(value: Any) -> torch.Tensor | None:
 
 
 def _is_whole(path: Path) -> bool:
-    """A complete torch archive: its directory, which a zip keeps at the end, is there."""
+    """A complete torch archive (its directory, which a zip keeps at the end, is there), or folder of shards."""
+    if not path.is_file():
+        return checkpoint_exists(path)
     try:
         with zipfile.ZipFile(path) as archive:
             return any(name.endswith("data.pkl") for name in archive.namelist())

@@ -84,12 +84,14 @@ def test_ranks_stop_together_when_time_is_up_and_one_process_goes_on(
     tiny_runs: TinyRuns, one_process, tmp_path
 ) -> None:
     done = tiny_runs.command(
-        *STEPS, f"output={tmp_path}", "trainer.devices=2", "context_parallel=2", "trainer.max_minutes=0.001"
-    )
+        *STEPS, f"output={tmp_path}", "trainer.devices=2", "context_parallel=2", "trainer.max_minutes=0.001",
+        "trainer.checkpoint=sharded",
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "trainer.max_minutes are over at step 1" in done.stdout + done.stderr
     (folder,) = (tmp_path / "gpt2").iterdir()
     assert json.loads((folder / "summary.json").read_text())["status"] == "stopped"
+    assert (folder / "checkpoints" / "last.ckpt" / "current.json").is_file()  # a folder that both ranks wrote
     assert read_checkpoint(folder / "checkpoints" / "last.ckpt")["global_step"] == 1
     one_device = compose_settings([*tiny_runs.settings_words(*STEPS), "trainer.strategy=context"])
     assert find_unfinished(tmp_path / "gpt2", one_device) == folder  # what resume=auto goes on with

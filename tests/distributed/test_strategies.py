@@ -9,7 +9,8 @@ import torch
 from distributed_ranks import of_ranks
 from tiny_training import TinyData, TinyTask, tiny_trainer
 
-from flashtrain.distributed.strategies import DataParallelStrategy, FullyShardedStrategy, device_count, make_strategy
+from flashtrain.distributed import FullyShardedStrategy
+from flashtrain.distributed.strategies import DataParallelStrategy, device_count, make_strategy
 from flashtrain.errors import UserError
 from flashtrain.training.checkpoints import AtomicCheckpointIO, find_resumable, read_weights
 

@@ -13,7 +13,7 @@ from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import settle
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import read_summary
-from flashtrain.integrations import save_gpt2, save_weights
+from flashtrain.integrations import save_gpt2, save_llama, save_weights
 from flashtrain.models import GPT2, GPT2Config
 from flashtrain.models.positions import stretched
 from flashtrain.run.train import check_same_model
@@ -73,6 +73,15 @@ def test_an_export_of_ours_is_a_start_too_and_a_longer_context_is_pointed_out(ex
     assert "model.rope_factor=4 would slow their rotary angles" in caplog.text
     assert (model.config.context, model.config.rope_factor) == (256, 1.0)
     assert torch.equal(model.token_embedding.weight, rotary.token_embedding.weight)
+
+
+def test_a_llama_of_transformers_is_a_start_of_a_modern_model(rotary, tmp_path) -> None:
+    save_llama(rotary, tmp_path, end_of_text=256)
+    model = start("model=modern", f"weights={tmp_path}", "context=256", "model.rope_factor=4")
+    tokens = torch.arange(64)[None]
+    same = start(f"weights={tmp_path}", "context=64", "model.vocab_rows=null")
+    assert torch.equal(same(tokens), rotary(tokens))
+    assert (model.config.norm, model.config.context, model.config.rope_factor) == ("rmsnorm", 256, 4)
 
 
 def test_the_base_is_scaled_as_asked_and_nothing_is_pointed_out(exported, caplog) -> None:

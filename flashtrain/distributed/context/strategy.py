@@ -13,18 +13,15 @@ gradients and optimiser states over all of them.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from lightning_fabric.utilities.load import _METADATA_FILENAME
-from pytorch_lightning.strategies import ModelParallelStrategy
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor
 
@@ -39,16 +36,16 @@ from flashtrain.distributed.context.sequence import (
 )
 from flashtrain.distributed.context.watchdog import Watchdog
 from flashtrain.distributed.context.ways import AUTO, WAYS, choose_way
+from flashtrain.distributed.sharded_strategy import ShardsCheckpoints
 from flashtrain.distributed.sharding import DATA_PARALLEL, LAYER_NAMES, blocks_of, shard
 from flashtrain.errors import UserError, unknown
 from flashtrain.models.attention import Attention
 from flashtrain.models.cache import spread_over
-from flashtrain.training.checkpoints import readable_checkpoint_errors
 
 DATA, CONTEXT = "data", "context"
 
 
-class ContextParallelStrategy(ModelParallelStrategy):
+class ContextParallelStrategy(ShardsCheckpoints):
     """Deals every sequence of a batch to `context_parallel_size` devices, exactly: the losses are one device's.
 
     context_parallel_size: devices that share a sequence; None: all of them. The others hold other samples.
@@ -59,8 +56,9 @@ class ContextParallelStrategy(ModelParallelStrategy):
     transformers model: it shifts them. causal: what the work is balanced for.
     timeout_seconds: after which a stuck rank ends the job, a dead one within a minute (watchdog.py); None: no watching.
     on_failure: called with the line that names that rank, on each of the others, before the process ends.
-    save_distributed_checkpoint: a folder written by all ranks (torch.distributed.checkpoint), or one file gathered on
-    rank 0; either can be resumed on another number of devices and at another degree.
+    save_distributed_checkpoint: a folder written by all ranks while training goes on, one file gathered on rank 0
+    (False), or the one for large models and the other for small (None); see ShardsCheckpoints. Either can be resumed on
+    another number of devices and at another degree, and cannot run code.
     check_attention: refuse, in the first step of training, validation, test and prediction, a step without any
     attention that the devices share, or with attention to one device's own part (sequence.py). False for a model
     whose tokens are not to see each other, or only those of their device.
@@ -89,12 +87,17 @@ class ContextParallelStrategy(ModelParallelStrategy):
         causal: bool = True,
         timeout_seconds: float | None = 1800.0,
         on_failure: Callable[[str], None] | None = None,
-        save_distributed_checkpoint: bool = True,
+        save_distributed_checkpoint: bool | None = True,
         check_attention: bool = True,
         **options: Any,
     ) -> None:
         # The base class's sizes describe another mesh, which is never made.
-        super().__init__(1, 1, save_distributed_checkpoint=save_distributed_checkpoint, **options)
+        super().__init__(
+            data_parallel_size=1,
+            tensor_parallel_size=1,
+            save_distributed_checkpoint=save_distributed_checkpoint,
+            **options,
+        )
         if context_parallel_size is not None and context_parallel_size < 1:
             raise UserError(f"context_parallel {context_parallel_size}. Possible: 1 or more.")
         if way not in (AUTO, *WAYS):
@@ -286,7 +289,7 @@ class ContextParallelStrategy(ModelParallelStrategy):
     def _spread(self) -> AbstractContextManager[None]:
         return spread_over(self.sequence)
 
-    @contextlib.contextmanager
+    @contextmanager
     def _logged_over_labels(self) -> Iterator[None]:
         """Within it, means that the module logs of all ranks are those over all labels."""
         module, sequence = self.lightning_module, self.sequence
@@ -329,14 +332,8 @@ class ContextParallelStrategy(ModelParallelStrategy):
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-        """A file is read with weights_only=True and cannot run code; a folder's .metadata is unpickled by torch: load
-        folders that you trust only."""
         self._mark("loading a checkpoint")
-        path = Path(checkpoint_path)
-        # A folder is written rank by rank, and its file of plain values last.
-        whole_folder = (path / _METADATA_FILENAME).is_file()
-        with contextlib.nullcontext() if whole_folder else readable_checkpoint_errors(path):
-            return super().load_checkpoint(checkpoint_path, weights_only=True)
+        return super().load_checkpoint(checkpoint_path, weights_only)
 
     def _mark(self, doing: str) -> None:
         if self.watchdog is not None:

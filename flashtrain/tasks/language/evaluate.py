@@ -60,7 +60,7 @@ def _text(data: DataSettings) -> dict[str, Any]:
 
 
 def _export(trained: TrainedModel) -> dict[str, Any]:
-    """Write the weights as safetensors: in Hugging Face's GPT-2 layout where the model is one, else in our own."""
+    """Write the weights as safetensors: in a layout of Hugging Face's where one can hold the model, else in our own."""
     shape = trained.model.shape
     context = shape.context if shape is not None and shape.positions == "learned" else None
     with new_folder(trained.folder, "export") as folder:

@@ -13,7 +13,7 @@ from flashtrain.announce import say
 from flashtrain.data.tokenizers import Tokenizer, load_tokenizer
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import BEST, CONFIG_FILE, TOKENIZER, find_checkpoint, read_settings
-from flashtrain.integrations import exported_by_flashtrain, load_gpt2, load_weights
+from flashtrain.integrations import exported_by_flashtrain, load_decoder, load_weights
 from flashtrain.integrations.weight_files import (
     check_stored,
     check_vocabulary,
@@ -134,8 +134,8 @@ def fit_to_run(settings: Settings, given: Collection[str]) -> list[str]:
 def starting_weights(settings: Settings) -> tuple[GPT2Config, dict[str, torch.Tensor]]:
     """Configuration and weights that `weights` names, with the settings' dropout.
 
-    A Hugging Face GPT-2 (folder or .safetensors file), an export of ours in its own layout, or a run folder or
-    checkpoint (its best weights). Raises UserError for anything else.
+    A Hugging Face GPT-2, Llama or Starcoder2 (folder or .safetensors file), an export of ours in its own layout, or a
+    run folder or checkpoint (its best weights). Raises UserError for anything else.
     """
     path = Path(str(settings.weights)).expanduser()
     if _is_of_run(path):
@@ -143,7 +143,7 @@ def starting_weights(settings: Settings) -> tuple[GPT2Config, dict[str, torch.Te
     elif exported_by_flashtrain(path):
         config, state = load_weights(path)
     else:
-        config, state = load_gpt2(path, vocab_rows=settings.model.vocab_rows)
+        config, state = load_decoder(path, vocab_rows=settings.model.vocab_rows)
     return replace(config, dropout=settings.model.dropout), state
 
 

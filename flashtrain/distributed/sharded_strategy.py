@@ -1,0 +1,179 @@
+"""FSDP2 over all devices as a Lightning strategy, and the checkpoints of every strategy that shards a model."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning.strategies import ModelParallelStrategy, Strategy
+from torch import nn
+
+from flashtrain.errors import UserError
+from flashtrain.training import sharded
+from flashtrain.training.checkpoints import read_checkpoint, readable_checkpoint_errors, rebuild_paths
+
+log = logging.getLogger(__name__)
+
+LARGE = 10**9  # trained parameters from which on "auto" writes shards: one file would have 12 GB with AdamW's states
+
+
+class ShardsCheckpoints(ModelParallelStrategy):
+    """Writes checkpoints as single files, gathered on rank 0 and written through the Trainer's checkpoint plugin, or as
+    folders of what each rank holds (training/sharded.py), and reads both on any number of devices.
+
+    save_distributed_checkpoint: folders (True), files (False), or files for models below LARGE parameters (None). A
+    folder is written while training goes on; the next checkpoint, and the end of the fit, wait until it is whole.
+    """
+
+    def __init__(self, *, save_distributed_checkpoint: bool | None, **options: Any) -> None:
+        self._writer: sharded.ShardWriter | None = None
+        self._asked: bool | None = None
+        super().__init__(**options)
+        self._asked = save_distributed_checkpoint
+
+    @property
+    def _save_distributed_checkpoint(self) -> bool:
+        if self._asked is None and self.model is not None:
+            parameters = list(self.model.parameters())
+            large = sum(parameter.numel() for parameter in parameters if parameter.requires_grad) >= LARGE
+            self._asked = large and all(_is_plain(tensor) for tensor in parameters + self._held_by_optimizers())
+        return bool(self._asked)
+
+    @_save_distributed_checkpoint.setter
+    def _save_distributed_checkpoint(self, asked: bool | None) -> None:  # Lightning's own __init__ sets it
+        self._asked = asked
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        if not self._save_distributed_checkpoint:
+            return super().lightning_module_state_dict()
+        from torch.distributed.checkpoint.state_dict import get_model_state_dict
+
+        return get_model_state_dict(self._whole_module)
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        if not self._save_distributed_checkpoint:
+            return super().optimizer_state(optimizer)
+        from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+        return get_optimizer_state_dict(self._whole_module, getattr(optimizer, "_optimizer", optimizer))
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
+        path = Path(self.broadcast(filepath))
+        self.finish_checkpoint()
+        if not self._save_distributed_checkpoint:
+            return Strategy.save_checkpoint(self, checkpoint, path, storage_options)
+        plain, tensors = sharded.split(checkpoint, _tied(self._whole_module))
+        odd = next((name for name, tensor in tensors.items() if not _is_plain(tensor)), None)
+        if odd is not None:
+            raise UserError(f"{odd} is of a kind that no shard holds. Possible: trainer.checkpoint=file.")
+        if self._writer is None:
+            self._writer = sharded.ShardWriter()
+        generation = self.broadcast(sharded.next_generation(path, checkpoint.get("global_step", 0)))
+        self._writer.start(plain, tensors, path, generation)
+        trainer = self.lightning_module.trainer if self.lightning_module is not None else None
+        if trainer is None or trainer.state.fn != "fit" or trainer.state.status != "running":
+            self.finish_checkpoint()  # nothing goes on
+        return None
+
+    def remove_checkpoint(self, filepath: str | Path) -> None:
+        self.finish_checkpoint()  # what takes its place is whole before it goes
+        super().remove_checkpoint(filepath)
+
+    def finish_checkpoint(self) -> None:
+        """Wait for the checkpoint that is being written. UserError: it could not be, on any rank."""
+        if self._writer is not None:
+            self._writer.finish()
+
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+        """A file or a folder of shards: neither can run code. UserError: it is damaged, or of another model."""
+        path = Path(self.broadcast(checkpoint_path))
+        self.finish_checkpoint()
+        if not path.is_dir():
+            with readable_checkpoint_errors(path):
+                return super().load_checkpoint(path, weights_only=True)
+        from torch.distributed.checkpoint.state_dict import (
+            get_model_state_dict,
+            get_optimizer_state_dict,
+            set_optimizer_state_dict,
+        )
+
+        plain = read_checkpoint(path, mmap=True)
+        folder, module = sharded.current(path), self._whole_module
+        here: dict[str, Any] = {"state_dict": get_model_state_dict(module)}
+        if self.optimizers:
+            here["optimizer_states"] = [get_optimizer_state_dict(module, optimizer) for optimizer in self.optimizers]
+        _, tensors = sharded.split(here, _tied(module))
+        with readable_checkpoint_errors(folder / sharded.PLAIN, path):
+            sharded.load(folder, plain, tensors)
+            checkpoint = sharded.joined(plain, tensors)
+        strict = self.lightning_module is None or self.lightning_module.strict_loading
+        module.load_state_dict(here["state_dict"], strict=strict)  # its own memory, filled: for what hooks into loading
+        for optimizer, state in zip(self.optimizers, checkpoint.pop("optimizer_states", []), strict=False):
+            set_optimizer_state_dict(module, optimizer, state)
+        checkpoint.pop("state_dict")
+        rebuild_paths(checkpoint, path.absolute().parent)
+        return checkpoint
+
+    def teardown(self) -> None:
+        fails = sys.exc_info()[0] is not None  # something else ends the fit: that is what is told
+        try:
+            self.finish_checkpoint()
+        except (UserError, RuntimeError) as error:
+            if not fails:
+                raise
+            log.warning("%s", error)
+        finally:
+            super().teardown()
+
+    @property
+    def _whole_module(self) -> nn.Module:
+        if self.model is None:
+            raise RuntimeError("the strategy has no module yet")
+        return self.model
+
+    def _held_by_optimizers(self) -> list[torch.Tensor]:
+        states = [state for optimizer in self.optimizers for state in optimizer.state.values()]
+        return [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+
+
+class FullyShardedStrategy(ShardsCheckpoints):
+    """FSDP2 over all devices: weights, gradients and optimiser states divided among them, one copy in all.
+
+    The LightningModule shards itself in `configure_model` (`flashtrain.distributed.sharding.shard`). Works on CPUs
+    with gloo, and on one device. Checkpoints: see ShardsCheckpoints; for a single file rank 0's host memory must hold
+    weights and optimiser states once. Both are resumed on another number of devices.
+    """
+
+    def __init__(self, save_distributed_checkpoint: bool | None = False, **options: Any) -> None:
+        super().__init__(
+            data_parallel_size="auto",
+            tensor_parallel_size=1,
+            save_distributed_checkpoint=save_distributed_checkpoint,
+            **options,
+        )
+
+    def setup_environment(self) -> None:
+        # Lightning's "auto" is the number of machines; here every device of every machine holds a shard.
+        self._data_parallel_size = self.num_nodes * self.num_processes
+        super().setup_environment()
+
+
+def _tied(module: nn.Module) -> dict[str, str]:
+    """Names of weights that are the same as one named before, as a tied head's: the name -> the first one."""
+    first: dict[int, str] = {}
+    tied: dict[str, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        name = name.replace("_orig_mod.", "")
+        known = first.setdefault(id(parameter), name)
+        if known != name:
+            tied[name] = known
+    return tied
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether safetensors can hold it: not an 8-bit optimiser's state, say, which is a class of its own."""
+    local = getattr(tensor, "_local_tensor", tensor)
+    return type(local) in (torch.Tensor, nn.Parameter)

@@ -1,0 +1,302 @@
+"""Checkpoints that are folders, for models that no single process should hold: every rank writes its own part of the
+tensors, while training goes on.
+
+    last.ckpt/
+      current.json      which of the folders beside it is the checkpoint
+      120-0/            that of step 120: plain.ckpt, and every rank's shards as safetensors files
+
+torch.distributed.checkpoint plans, writes and reads the shards, and joins them for any other number of ranks. Its own
+form of them is unpickled when it is read, which can run code; here they are safetensors, and plain.ckpt, which has
+all else and where tensors belong, is read as every checkpoint file is. current.json is replaced in one step once a new
+folder is whole on the disk: a run that is killed at any moment leaves the one before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flashtrain.errors import UserError
+from flashtrain.files.disk import FULL, os_errors
+from flashtrain.files.foreign_files import read_json_object
+
+CURRENT = "current.json"
+PLAIN = "plain.ckpt"
+BESIDE = ".parts"  # ends the name under which a first one is written where a file has the checkpoint's
+TIED = "tied_weights"  # of plain.ckpt: names of weights that are another's, and whose
+PARTS = ("state_dict", "optimizer_states")  # of a checkpoint: whose tensors are sharded
+FILE_BYTES = 2**31  # of one file's tensors, of all ranks together: what is written at once is copied in host memory
+_GENERATION = re.compile(r"\d{1,15}-\d{1,9}")
+
+
+def is_sharded(path: str | Path) -> bool:
+    """Whether a checkpoint of this kind lies there, whole."""
+    try:
+        return (current(path) / PLAIN).is_file()
+    except UserError:
+        return False
+
+
+def current(path: str | Path) -> Path:
+    """The folder of the checkpoint that is whole. UserError: none is there, or current.json names none of its own."""
+    file = Path(path) / CURRENT
+    if not file.is_file():
+        raise UserError(f"{path} is a folder, not a checkpoint file; give one of its .ckpt files")
+    name = read_json_object(file, 4096).get("folder")
+    if not isinstance(name, str) or _GENERATION.fullmatch(name) is None:
+        raise UserError(f"{file} is damaged: it names no checkpoint beside it.")
+    return Path(path) / name
+
+
+def next_generation(path: Path, step: int) -> str:
+    """A name for the next checkpoint of this step in the folder, which none there has."""
+    taken = {entry.name for place in (path, _beside(path)) if place.is_dir() for entry in place.iterdir()}
+    return next(name for name in (f"{step}-{number}" for number in range(10**9)) if name not in taken)
+
+
+def split(
+    checkpoint: Mapping[str, Any], tied: Mapping[str, str] | None = None
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """(checkpoint with its sharded tensors on the meta device, where they have a shape alone; these tensors by name).
+
+    tied: names of weights that are the same as another's, such as those of a tied head: only the other is kept.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+
+    def taken(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        tensors[name] = tensor
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+    parts = {part: checkpoint[part] for part in PARTS if part in checkpoint}
+    state = parts.get("state_dict", {})
+    tied = {name: other for name, other in (tied or {}).items() if name in state and other in state}
+    if tied:
+        parts["state_dict"] = {name: one for name, one in state.items() if name not in tied}
+    plain = {**checkpoint, **_mapped(parts, taken)}
+    return ({**plain, TIED: tied} if tied else plain), tensors
+
+
+def joined(plain: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """The checkpoint whose tensors were split off, with those that are given; the others stay on the meta device."""
+    parts = {part: plain[part] for part in PARTS if part in plain}
+    checkpoint = {**plain, **_mapped(parts, lambda name, tensor: tensors.get(name, tensor))}
+    for name, other in plain.get(TIED, {}).items():
+        checkpoint["state_dict"][name] = checkpoint["state_dict"][other]
+    return checkpoint
+
+
+def load(folder: Path, plain: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+    """Read these tensors, each by its name, from the shards into their own memory: a DTensor's local part alone.
+
+    UserError: a tensor that the checkpoint has not, or has in another shape. Raises errors of many kinds for shards
+    that are damaged, before memory is taken for what they claim.
+    """
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+    _, told = split(plain)
+    for name, tensor in tensors.items():
+        if name not in told or told[name].shape != tensor.shape:
+            there = f"of shape {tuple(told[name].shape)}" if name in told else "missing"
+            raise UserError(f"{folder} is of another model: {name} is {there}, and {tuple(tensor.shape)} here.")
+    _check_shards(folder, {name: told[name] for name in tensors})
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            # Each rank reads what it needs by itself: nothing is exchanged.
+            dcp.load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+    except CheckpointException as error:  # no Exception
+        raise ValueError(" ".join(str(one) for one, _ in error.failures.values())) from error
+
+
+def whole(folder: Path, plain: Mapping[str, Any], parts: tuple[str, ...] = PARTS) -> dict[str, Any]:
+    """The checkpoint with the tensors of these parts whole in host memory. Errors as `load`."""
+    _, told = split({part: plain[part] for part in parts if part in plain})
+    held = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    if sum(tensor.nbytes for tensor in told.values()) > held:
+        raise ValueError(f"its tensors would take more than the {held:,} bytes of its shards")
+    tensors = {name: torch.zeros(tensor.shape, dtype=tensor.dtype) for name, tensor in told.items()}
+    load(folder, plain, tensors)
+    return joined(plain, tensors)
+
+
+def numbered(optimizer_state: Mapping[str, Any]) -> dict[str, Any]:
+    """An optimiser's state whose parameters have names as the optimiser's own, in which they have numbers."""
+    groups = optimizer_state["param_groups"]
+    names = [name for group in groups for name in group["params"]]
+    number = {name: index for index, name in enumerate(names)}
+    return {
+        "state": {number[name]: state for name, state in optimizer_state["state"].items()},
+        "param_groups": [{**group, "params": [number[name] for name in group["params"]]} for group in groups],
+    }
+
+
+class ShardWriter:
+    """Writes checkpoints of this kind, one at a time, in a thread. Every rank has one and calls it alike.
+
+    Tensors are copied to host memory (page-locked for a GPU's, and kept for the next) before `start` returns, so that
+    training may go on. A checkpoint takes its place once every rank has written its part. What goes wrong is raised by
+    `finish`, on every rank.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._running: Future[None] | None = None
+        self._stager: Any = None
+        self._group: Any = None
+
+    def start(self, plain: Mapping[str, Any], tensors: dict[str, torch.Tensor], path: Path, generation: str) -> None:
+        """Begin to write `generation` of the checkpoint `path`; finish() comes before the next one."""
+        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+        self.finish()
+        if self._stager is None:
+            on_gpu = any(tensor.is_cuda for tensor in tensors.values())
+            self._stager = DefaultStager(StagingOptions(on_gpu, False, False, on_gpu))
+            if torch.distributed.is_initialized():  # the thread's messages must not come between the training's
+                self._group = torch.distributed.new_group(backend="gloo")
+        staged = self._stager.stage(tensors)
+        values = io.BytesIO()
+        torch.save(dict(plain), values)
+        self._running = self._thread.submit(self._write, values.getvalue(), staged, path, generation)
+
+    def finish(self) -> None:
+        """Wait for what is being written. UserError: it could not be; the checkpoint before is as it was."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.result()
+
+    def _write(self, values: bytes, tensors: dict[str, torch.Tensor], path: Path, generation: str) -> None:
+        import torch.distributed as dist
+        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.api import CheckpointException
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+
+        several = self._group is not None
+        first = not several or dist.get_rank() == 0
+        home = _beside(path) if path.is_file() else path
+        folder = home / generation
+        writer = HuggingFaceStorageWriter(str(folder), _files(tensors), save_distributed=True)
+        problem: str | None = None
+        try:
+            dcp.save(tensors, storage_writer=writer, process_group=self._group, no_dist=not several)
+            if first:
+                _check_written(folder, tensors)
+                _write_through(folder / PLAIN, values)
+                _take_place(home, path, generation)
+        except (CheckpointException, OSError, UserError) as error:  # the former of any rank's
+            problem = _line(error, path)
+        if several:
+            said = [problem]
+            dist.broadcast_object_list(said, group=self._group, group_src=0)
+            problem = problem or said[0]
+        if problem is not None:
+            if first and not (is_sharded(home) and current(home) == folder):
+                shutil.rmtree(folder, ignore_errors=True)
+            raise UserError(problem)
+
+
+def _take_place(home: Path, path: Path, generation: str) -> None:
+    """Let `generation`, which is whole, be the checkpoint; then what was there before goes."""
+    _flush_folder(home / generation)
+    unfinished = home / f".{CURRENT}"
+    _write_through(unfinished, json.dumps({"folder": generation}).encode())
+    unfinished.replace(home / CURRENT)
+    _flush_folder(home)
+    if home != path:  # a file of this name was written by a run that gathered it; it has whole successors by now
+        path.unlink()
+        home.rename(path)
+    for entry in path.iterdir():
+        if entry.name != generation and _GENERATION.fullmatch(entry.name) and not entry.is_symlink():
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(path.name + BESIDE)
+
+
+def _files(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """In which of its files a rank writes its part of each tensor, the same on all ranks; counted from 1."""
+    number, held, files = 1, 0, {}
+    for name, tensor in tensors.items():
+        if held and held + tensor.nbytes > FILE_BYTES:
+            number, held = number + 1, 0
+        files[name] = number
+        held += tensor.nbytes
+    return files
+
+
+def _mapped(value: Any, function: Callable[[str, torch.Tensor], Any], name: str = "") -> Any:
+    """A copy of nested dictionaries and lists in which function(name, tensor) stands in place of every tensor."""
+    if isinstance(value, torch.Tensor):
+        return function(name, value)
+    if isinstance(value, Mapping):
+        return {key: _mapped(one, function, f"{name}/{key}" if name else key) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        mapped = [_mapped(one, function, f"{name}/{index}") for index, one in enumerate(value)]
+        return tuple(mapped) if isinstance(value, tuple) else mapped
+    return value
+
+
+def _check_shards(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """ValueError unless each tensor's shards are of its shape and type, and together as large as it is."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+    found: Mapping[str, Any] = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    for name, tensor in tensors.items():
+        if name not in found:
+            raise ValueError(f"its shards have no {name}")
+        stored = found[name]
+        if stored.size != tensor.shape or stored.properties.dtype != tensor.dtype:
+            raise ValueError(f"{name} is not what its shards hold")
+        if sum(chunk.sizes.numel() for chunk in stored.chunks) != tensor.numel():
+            raise ValueError(f"shards of {name} are missing")
+
+
+def _check_written(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """UserError unless what all ranks have written lies there."""
+    try:
+        _check_shards(folder, tensors)
+    except ValueError as error:
+        raise UserError(
+            f"{error} (the first process must see what all write: several machines need a disk in common)"
+        ) from error
+
+
+def _write_through(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _flush_folder(folder: Path) -> None:
+    """Have the names in a folder on the disk, where the system lets a folder be opened."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _line(error: BaseException, path: Path) -> str:
+    kept = f"the earlier {path.name} is intact" if path.exists() else "no earlier one existed"
+    failures = [one for one, _ in getattr(error, "failures", {}).values()] or [error]
+    cause = next((found for one in failures for found in os_errors(one)), None)
+    if cause is not None and cause.errno in FULL:
+        return f"the disk is full: could not write checkpoint {path}; {kept}"
+    reason = (cause.strerror if cause is not None else None) or " ".join(str(failures[0]).split())[:200]
+    return f"could not write checkpoint {path}: {reason}; {kept}"

@@ -1,0 +1,103 @@
+"""Checkpoints in shards: two gloo ranks write them while they train, and any number goes on from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from distributed_ranks import launch_once, of_ranks
+from sharded_ranks import KILLS, TiedTask
+from tiny_training import TinyData, tiny_trainer
+
+from flashtrain.training.checkpoints import AtomicCheckpointIO, find_resumable, read_checkpoint, read_weights
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """What sharded_ranks.py wrote: a folder of each of its scenarios."""
+    return launch_once("sharded_ranks.py", tmp_path_factory, worker_id)
+
+
+def one_process(folder: Path, steps: int, resume: Path | None = None) -> list[float]:
+    """The losses of the same global batches of 8 samples on one device."""
+    task = TiedTask()
+    trainer = tiny_trainer(folder, max_steps=steps, plugins=[AtomicCheckpointIO()])
+    trainer.fit(task, datamodule=TinyData(batch_size=8), ckpt_path=resume)
+    return task.losses
+
+
+def mean_of(found: list[dict], key: str) -> list[float]:
+    return [sum(losses) / len(losses) for losses in zip(*(rank[key] for rank in found), strict=True)]
+
+
+def test_a_resumed_run_equals_the_uninterrupted_one(ranks) -> None:
+    for rank in of_ranks(ranks / "two", 2):
+        assert rank["began"] == rank["losses"][:6]
+        assert rank["resumed"] == rank["losses"][6:]
+
+
+def test_a_run_may_change_between_files_and_folders(ranks) -> None:
+    for rank in of_ranks(ranks / "two", 2):
+        assert rank["folders"] == [False, True, False, True]
+        assert rank["switched"] == rank["losses"]
+    assert [path.name for path in (ranks / "two" / "switched").iterdir()] == ["last.ckpt"]
+
+
+def test_four_ranks_go_on_from_two_and_one_from_four(ranks, tmp_path) -> None:
+    expected = one_process(tmp_path, 10)
+    found = of_ranks(ranks / "four", 4)
+    assert mean_of(found, "resumed") == pytest.approx(expected[6:8], rel=1e-4)
+    from_four = one_process(tmp_path, 10, resume=ranks / "four" / "run" / "last.ckpt")
+    assert from_four == pytest.approx(expected[8:], rel=1e-4)
+    from_two = one_process(tmp_path, 10, resume=ranks / "two" / "run" / "last.ckpt")
+    assert from_two == pytest.approx(expected[6:], rel=1e-4)
+
+
+def test_last_and_best_are_folders_of_one_whole_checkpoint_each(ranks) -> None:
+    folder = ranks / "two" / "run"
+    assert sorted(path.name for path in folder.iterdir()) == ["best.ckpt", "last.ckpt"]
+    assert find_resumable(folder) == folder / "last.ckpt"
+    for name in ("best.ckpt", "last.ckpt"):
+        assert sorted(path.name for path in (folder / name).iterdir()) == ["6-0", "current.json"]
+        assert read_checkpoint(folder / name, mmap=True)["global_step"] == 6
+
+
+def test_its_weights_are_read_whole_tied_ones_under_both_names(ranks) -> None:
+    gathered = torch.load(ranks / "two" / "weights.pt", weights_only=True)
+    saved = read_weights(ranks / "two" / "run" / "last.ckpt", prefix="model.")
+    assert gathered.keys() == saved.keys()
+    assert all(torch.equal(gathered[name], saved[name]) for name in saved)
+    assert torch.equal(saved["head.weight"], saved["embedding.weight"])
+
+
+def test_training_goes_on_while_a_checkpoint_of_an_earlier_step_is_written(ranks) -> None:
+    assert [rank["waited"] for rank in of_ranks(ranks / "going_on", 2)] == [[True], [True]]
+    then = torch.load(ranks / "going_on" / "weights.pt", weights_only=True)
+    checkpoint = read_checkpoint(ranks / "going_on" / "last.ckpt")
+    assert checkpoint["global_step"] == 1
+    assert all(torch.equal(then[name], checkpoint["state_dict"][f"model.{name}"]) for name in then)
+
+
+def test_a_full_disk_is_one_line_on_every_rank_and_loses_nothing(ranks) -> None:
+    for rank in of_ranks(ranks / "full_disk", 2):
+        assert rank.keys() == {"part", "current"}
+        for name, line in rank.items():
+            last = ranks / "full_disk" / name / "last.ckpt"
+            assert line == f"the disk is full: could not write checkpoint {last}; the earlier last.ckpt is intact"
+            assert sorted(path.name for path in last.iterdir()) == ["1-0", "current.json"]
+            assert read_checkpoint(last)["global_step"] == 1
+
+
+def test_a_kill_at_any_moment_leaves_the_last_whole_checkpoint(ranks, tmp_path) -> None:
+    steps = []
+    for number in range(KILLS):
+        last = ranks / "killed" / str(number) / "last.ckpt"
+        checkpoint = read_checkpoint(last, optimizers=True)
+        steps.append(checkpoint["global_step"])
+        (optimizer,) = checkpoint["optimizer_states"]
+        assert {int(state["step"]) for state in optimizer["state"].values()} == {steps[-1]}  # of one step, all of it
+    assert steps == sorted(set(steps))  # each run went on from what the one before had left
+    expected = one_process(tmp_path, steps[0] + 2)
+    resumed = one_process(tmp_path, steps[0] + 2, resume=ranks / "killed" / "0" / "last.ckpt")
+    assert resumed == pytest.approx(expected[steps[0] :], rel=1e-3)

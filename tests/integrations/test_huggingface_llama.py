@@ -1,0 +1,166 @@
+"""model=modern in Llama's layout and GPT-2 with rotary positions in Starcoder2's, both ways, against transformers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from transformers.models.llama import modeling_llama
+from transformers.models.starcoder2 import modeling_starcoder2
+
+from flashtrain.errors import UserError
+from flashtrain.integrations import load_decoder, load_llama, save_llama, save_weights
+from flashtrain.integrations.huggingface_gpt2 import save_decoder
+from flashtrain.models import GPT2, GPT2Config
+
+TOKENS = torch.randint(0, 61, (2, 16), generator=torch.Generator().manual_seed(1))
+KINDS = {
+    "modern": {},
+    "untied": {"tie_embeddings": False},
+    "biased": {"bias": True},
+    "longer": {"rope_base": 500.0, "rope_factor": 4.0},
+    "all heads": {"kv_heads": 4},
+}
+
+
+@pytest.fixture(autouse=True)
+def float64(monkeypatch) -> None:
+    """transformers computes norms and angles in float32 whatever the model's type: here exactly."""
+
+    def norm(self, x):
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
+
+    def angles(self, x, position_ids):
+        size = self.config.head_dim if hasattr(self.config, "head_dim") else None
+        size = size or self.config.hidden_size // self.config.num_attention_heads
+        exponent = torch.arange(0, size, 2, dtype=torch.float64) / size
+        turned = position_ids[..., None].double() * self.config.rope_parameters["rope_theta"] ** -exponent
+        return torch.cat((turned, turned), dim=-1).cos().to(x), torch.cat((turned, turned), dim=-1).sin().to(x)
+
+    monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "forward", norm)
+    monkeypatch.setattr(modeling_llama.LlamaRotaryEmbedding, "forward", angles)
+    monkeypatch.setattr(modeling_starcoder2.Starcoder2RotaryEmbedding, "forward", angles)
+
+
+def make(family: str = "modern", **changes) -> GPT2:
+    torch.manual_seed(0)
+    config = GPT2Config.of_size("demo", family, vocab_size=61, context=16, positions="rotary")
+    model = GPT2(replace(config, **changes), attention="sdpa").double().eval()
+    for parameter in model.parameters():  # biases and norms too: an untouched zero or one could hide a mix-up
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    return model
+
+
+def read_by_transformers(folder):
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="sdpa")
+    return model.eval()
+
+
+def read_by_us(folder) -> GPT2:
+    config, state = load_decoder(folder)
+    model = GPT2(config, attention="sdpa").double().eval()
+    model.load_state_dict(state)
+    return model
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_modern_model_is_a_llama_with_the_same_logits(tmp_path, kind) -> None:
+    model = make(**KINDS[kind])
+    assert "Llama layout" in save_decoder(model, tmp_path, end_of_text=60)
+    theirs = read_by_transformers(tmp_path)
+    assert type(theirs) is transformers.LlamaForCausalLM
+    assert (theirs.config.vocab_size, theirs.config.eos_token_id, theirs.generation_config.eos_token_id) == (61, 60, 60)
+    assert (theirs(TOKENS).logits - model(TOKENS)[..., :61]).abs().max().item() < 1e-10
+    assert torch.equal(read_by_us(tmp_path)(TOKENS), model(TOKENS))
+
+
+@pytest.mark.parametrize("kind", ["modern", "untied", "longer"])
+def test_gpt2_with_rotary_positions_is_a_starcoder2_with_the_same_logits(tmp_path, kind) -> None:
+    model = make("gpt2", **KINDS[kind])
+    assert "Starcoder2 layout" in save_decoder(model, tmp_path)
+    theirs = read_by_transformers(tmp_path)
+    assert type(theirs) is transformers.Starcoder2ForCausalLM
+    assert (theirs(TOKENS).logits - model(TOKENS)[..., :61]).abs().max().item() < 1e-10
+    assert torch.equal(read_by_us(tmp_path)(TOKENS), model(TOKENS))
+
+
+@pytest.mark.parametrize(("attention_bias", "tied"), [(False, True), (True, False)])
+def test_transformers_own_llama_comes_in_and_goes_out_as_it_was(tmp_path, attention_bias, tied) -> None:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=16, rms_norm_eps=1e-5, rope_parameters={"rope_theta": 777.0,
+        "rope_type": "default"}, attention_bias=attention_bias, mlp_bias=attention_bias, tie_word_embeddings=tied,
+        bos_token_id=1, eos_token_id=60,
+    )  # fmt: skip
+    theirs = transformers.LlamaForCausalLM(config).double().eval()
+    for parameter in theirs.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = read_by_us(tmp_path / "theirs")
+    assert (ours.config.rope_base, ours.config.vocab_rows) == (777.0, 64)
+    assert (ours(TOKENS)[..., :61] - theirs(TOKENS).logits).abs().max().item() < 1e-10
+    save_llama(ours, tmp_path / "ours", end_of_text=60)
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "ours"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_large_weights_are_several_files_which_both_read(tmp_path) -> None:
+    model = make()
+    save_llama(model, tmp_path, shard_bytes=10**6)
+    shards = sorted(tmp_path.glob("model-*.safetensors"))
+    assert len(shards) > 2
+    assert all(shard.stat().st_size < 1.1 * 10**6 for shard in shards)
+    assert not (tmp_path / "model.safetensors").exists()
+    assert (read_by_transformers(tmp_path)(TOKENS).logits - model(TOKENS)[..., :61]).abs().max().item() < 1e-10
+    assert torch.equal(read_by_us(tmp_path)(TOKENS), model(TOKENS))
+    save_llama(model, tmp_path)  # one file again: nothing of the shards is left to be read instead
+    assert [path.name for path in tmp_path.glob("model*")] == ["model.safetensors"]
+    assert torch.equal(read_by_us(tmp_path)(TOKENS), model(TOKENS))
+
+
+def test_what_no_layout_of_transformers_holds_is_written_in_our_own(tmp_path) -> None:
+    model = GPT2(replace(make().config, positions="learned"), attention="sdpa")
+    assert "flashtrain's own layout" in save_decoder(model, tmp_path)
+    with pytest.raises(UserError, match=r"positions=learned, norm=rmsnorm .* Possible: save_weights"):
+        save_llama(model, tmp_path)
+    save_weights(model, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "mamba"}, "config.json says mamba.. Possible: model_type gpt2, llama, starcoder2"),
+        ({"rms_norm_eps": 1e-6}, "rms_norm_eps=1e-06 in config.json. Possible: 1e-05"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "rope_type=llama3 .* Possible: default"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": "x"}}, "rope_base is x. Possible: a finite number"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "linear"}}, "rope_scaling=a dict"),
+        ({"hidden_act": "gelu"}, "hidden_act=gelu in config.json. Possible: silu"),
+        ({"head_dim": 16}, "head_dim=16 in config.json"),
+        ({"mlp_bias": True}, "attention_bias and mlp_bias .* biases in all layers or none"),
+        ({"num_hidden_layers": 5}, "has no tensor 'model.layers.4.input_layernorm.weight'"),
+        ({"num_key_value_heads": 2}, r"'model.layers.0.self_attn.k_proj.weight' has shape \(32, 128\) where"),
+        ({"num_key_value_heads": "2"}, "kv_heads is 2. Possible: a whole number"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused_in_one_line(tmp_path, changes, message) -> None:
+    save_llama(make(), tmp_path)
+    path = tmp_path / "config.json"
+    content = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
+    with pytest.raises(UserError, match=message) as caught:
+        load_decoder(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_one_weights_file_with_its_configuration_beside_is_read(tmp_path) -> None:
+    model = make()
+    save_llama(model, tmp_path)
+    config, state = load_llama(tmp_path / "model.safetensors", vocab_rows=61)
+    assert config.vocab_rows == 61
+    assert torch.equal(state["token_embedding.weight"], model.token_embedding.weight[:61])
