@@ -67,6 +67,8 @@ def plain_integer(value: Any) -> Any:
     """numpy's integers, and a tensor's, as Python's."""
     if isinstance(value, (int, float, torch.SymInt)) or not hasattr(value, "__index__"):
         return value
+    if isinstance(value, Tensor) and (value.numel() != 1 or value.dtype not in (torch.int32, torch.int64)):
+        return value
     return operator.index(value)
 
 

@@ -202,11 +202,11 @@ def flash_attn_varlen_func(
         check_qkv(q, k, v, _Q_PACKED, "(Tk, K, D)")
         _check_packing(packing, q.shape[0], k.shape[0], q.device)
     else:
+        check_block_table(block_table)
         check_qkv(q, k, v, _Q_PACKED, "(pages, page size, K, D)")
         check_flag("causal", causal)
         window_size = plain_window(window_size)
         check_window("window_size", window_size)
-        check_block_table(block_table, k)
         _check_packing(packing, q.shape[0], block_table.numel() * k.shape[1], q.device)
         k, v, mask = paged(q, k, v, packing, block_table, mask, causal, window_size)
         causal, window_size = False, (-1, -1)

@@ -171,7 +171,7 @@ def _check_tensors(
     if block_table is not None:
         if batch_index is not None:
             raise ValueError("cache_batch_idx must be None with block_table, which says where each sequence lies")
-        check_block_table(block_table, k_cache, batch)
+        check_block_table(block_table, batch, k_cache)
         return block_table, block_table.shape[1] * k_cache.shape[1]
     caches = k_cache.shape[0]
     if batch_index is None:
@@ -186,16 +186,18 @@ def _check_tensors(
     return index[:, None], k_cache.shape[1]
 
 
-def check_block_table(block_table: Any, pages: Tensor, sequences: int | None = None) -> None:
+def check_block_table(block_table: Any, sequences: int | None = None, pages: Tensor | None = None) -> None:
     """block_table (N, M) int32 of pages (P, L, K, D)."""
     if not isinstance(block_table, Tensor):
         raise TypeError(f"block_table must be an int32 tensor (sequences, pages), not {type(block_table).__name__}")
     if block_table.dtype != torch.int32:
         raise TypeError(f"block_table must be int32, not {dtype_name(block_table.dtype)}")
-    check_device("block_table", block_table, pages.device)
     if block_table.dim() != 2 or sequences not in (None, block_table.shape[0]):
         of = "" if sequences is None else f" = ({sequences}, ...)"
         raise ValueError(f"block_table must have the shape (sequences, pages){of}, not {tuple(block_table.shape)}")
+    if pages is None:
+        return
+    check_device("block_table", block_table, pages.device)
     if block_table.shape[1] > 0 and pages.shape[0] == 0:
         raise ValueError("block_table must name pages, and there are none")
 
@@ -353,7 +355,7 @@ def paged(
     Each sequence has as many rows as its row of block_table (N, M) has room for, seen or not.
     """
     cu_q, cu_k, _, longest = packing
-    check_block_table(block_table, k, cu_k.shape[0] - 1)
+    check_block_table(block_table, cu_k.shape[0] - 1, k)
     if mask is not None:
         raise ValueError("mask must be None with block_table, whose keys this call packs")
     room, total = block_table.shape[1] * k.shape[1], block_table.numel() * k.shape[1]

@@ -18,7 +18,7 @@ import triton.language as tl
 
 from ...environment import INTERPRETED
 from .launch import Launch, ceil_div
-from .tiles import has_nan, is_finite
+from .tiles import CAREFUL_BLOCK, has_nan, is_finite
 
 # The row maximum of a row that has seen nothing yet. Finite, so that exp2(-inf - maximum) is 0 and never NaN.
 _NOTHING = tl.constexpr(-3.0e38)
@@ -111,7 +111,7 @@ def append_kernel(
 @triton.jit
 def _over_keys(
     q, first, past, k_base, v_base, k_strides, v_strides, table, size, pages, pad, length, low, high, position, slope,
-    scale_log2, cap_in, cap_log2, CAREFUL: tl.constexpr, C: tl.constexpr,
+    scale_log2, cap_in, cap_log2, CAREFUL: tl.constexpr, STEP: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """The sums, maxima and products of the keys [first, past). CAREFUL: with masked values that are not finite kept
     out, and how many such each number of the output sees, which is else 0."""
@@ -122,8 +122,8 @@ def _over_keys(
     row_sum = tl.zeros([ROWS], tl.float32)
     row_max = tl.full([ROWS], _NOTHING, tl.float32)
     d = tl.arange(0, C.block_d)[None, :]
-    for start in tl.range(first, past, C.keys):
-        key = start + tl.arange(0, C.keys)
+    for start in tl.range(first, past, STEP):
+        key = start + tl.arange(0, STEP)
         inside = key < length
         page, place = _page_and_row(table, key + pad, inside, size, pages, C.paged)
         mask = inside[:, None] & (d < C.head_dim)
@@ -206,13 +206,13 @@ def attend_kernel(
     table += batch * table_row
     acc, row_sum, row_max, _ = _over_keys(
         q_tile, first, past, k_base, v_base, k_strides, v_strides, table, size, pages, pad, length, low, high, position,
-        slope, scale_log2, cap_in, cap_log2, False, C,
+        slope, scale_log2, cap_in, cap_log2, False, C.keys, C,
     )  # fmt: skip
     if C.left or C.right:  # else every key is seen  # noqa: SIM102 - the first is decided while compiling
         if has_nan(acc):
             acc, row_sum, row_max, reached = _over_keys(
                 q_tile, first, past, k_base, v_base, k_strides, v_strides, table, size, pages, pad, length, low, high,
-                position, slope, scale_log2, cap_in, cap_log2, True, C,
+                position, slope, scale_log2, cap_in, cap_log2, True, CAREFUL_BLOCK, C,
             )  # fmt: skip
             acc = tl.where(reached > 0, float("nan"), acc)
 
