@@ -38,8 +38,8 @@ def launches() -> Iterator[tuple[str, Launch]]:
         if rotary:
             yield "append", append_launch(new, new, cache, cache, lengths, table, bool(page), *turn)
         made = attend_launches(
-            q, cache, cache, lengths, None, table, bool(page), seqlen_q, *turn, 0.1, left, right, softcap, slopes,
-            8 if seqlen_q == 1 else 1, q, empty(4, heads, seqlen_q, dtype=torch.float32),
+            q, empty(4, heads, seqlen_q, dtype=torch.float32), q, cache, cache, lengths, None, table, bool(page),
+            seqlen_q, *turn, 0.1, left, right, softcap, slopes, 8 if seqlen_q == 1 else 1,
         )  # fmt: skip
         yield from zip(("attend", "join"), made, strict=False)
 

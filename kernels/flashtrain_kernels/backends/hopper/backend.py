@@ -45,7 +45,7 @@ def _unavailable(index: int) -> str | None:
         return None
     installed = ".".join(map(str, release))
     if release in COMPILED and os.environ.get(TRY) == "1":
-        _LOGGER.warning("flashtrain_kernels runs its Hopper kernels with Triton %s, with which none ever ran", installed)
+        _LOGGER.warning("flashtrain_kernels runs its Hopper kernels by Triton %s, with which none ever ran", installed)
         return None
     proven = " and ".join(".".join(map(str, numbers)) for numbers in RELEASES)
     reason = f"they were run with the Gluon of Triton {proven}, installed is {installed}"

@@ -282,10 +282,9 @@ def append_launch(
 
 
 def attend_launches(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, lengths: torch.Tensor, leftpad: torch.Tensor | None,
+    out: torch.Tensor, lse: torch.Tensor, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, lengths: torch.Tensor, leftpad: torch.Tensor | None,
     table: torch.Tensor, paged: bool, added: int, cos: torch.Tensor | None, sin: torch.Tensor | None,
     interleaved: bool, scale: float, left: int, right: int, softcap: float, slopes: torch.Tensor | None, splits: int,
-    out: torch.Tensor, lse: torch.Tensor,
 ) -> list[Launch]:  # fmt: skip
     """The launches that fill out (B, Sq, H, D) and lse (B, H, Sq): of all keys, or of `splits` parts and their join."""
     batch, seqlen_q, heads, head_dim = q.shape
@@ -360,6 +359,6 @@ def attend(q: torch.Tensor, *call: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Allocate and compute (out, lse); the arguments are `attend_launches`'s."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
-    for launch in attend_launches(q, *call, out, lse):
+    for launch in attend_launches(out, lse, q, *call):
         launch.run()
     return out, lse
