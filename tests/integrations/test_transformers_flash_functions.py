@@ -1,4 +1,4 @@
-"""transformers' own flash-attention path with our functions where flash-attn's would be: what it passes them, they take.
+"""transformers' own flash-attention path, with our functions where flash-attn's would be, takes what it passes them.
 
 Against attention by torch on the same tensors: plain, padded, packed rows, windows, soft caps, sinks, a paged cache.
 """

@@ -282,9 +282,10 @@ def append_launch(
 
 
 def attend_launches(
-    out: torch.Tensor, lse: torch.Tensor, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, lengths: torch.Tensor, leftpad: torch.Tensor | None,
-    table: torch.Tensor, paged: bool, added: int, cos: torch.Tensor | None, sin: torch.Tensor | None,
-    interleaved: bool, scale: float, left: int, right: int, softcap: float, slopes: torch.Tensor | None, splits: int,
+    out: torch.Tensor, lse: torch.Tensor, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
+    lengths: torch.Tensor, leftpad: torch.Tensor | None, table: torch.Tensor, paged: bool, added: int,
+    cos: torch.Tensor | None, sin: torch.Tensor | None, interleaved: bool, scale: float, left: int, right: int,
+    softcap: float, slopes: torch.Tensor | None, splits: int,
 ) -> list[Launch]:  # fmt: skip
     """The launches that fill out (B, Sq, H, D) and lse (B, H, Sq): of all keys, or of `splits` parts and their join."""
     batch, seqlen_q, heads, head_dim = q.shape
