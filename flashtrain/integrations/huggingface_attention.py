@@ -243,7 +243,7 @@ def attention(
         position_bias = None if position_bias is None else position_bias[..., :seqlen_q]
     if within:
         asked = with_documents(asked, query, others)
-    result = flash_attn_func(
+    out = flash_attn_func(
         query,
         key,
         value,
@@ -254,12 +254,9 @@ def attention(
         softcap=softcap or 0.0,
         bias=_bias(asked.bias, position_bias, query),
         mask=asked.mask,
-        return_lse=s_aux is not None,
+        learnable_sink=s_aux,
     )
-    if s_aux is None:
-        out = cast(Tensor, result)
-    else:
-        out = _with_sinks(*cast(tuple[Tensor, Tensor], result), s_aux)
+    out = cast(Tensor, out)  # without a log-sum-exp beside it
     return out[..., :width].reshape(batch, seqlen_q, -1, width).contiguous(), None
 
 
@@ -351,15 +348,6 @@ def _bias(mask_bias: Tensor | None, position_bias: Tensor | None, query: Tensor)
     else:
         bias = mask_bias + position_bias
     return bias if bias is None or bias.dtype == torch.float32 else bias.to(query.dtype)
-
-
-def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
-    """Attention with one more score a row, `sinks` (H,), whose value is 0: the others' share of the softmax shrinks.
-
-    out: (B, Sq, H, D); lse: (B, H, Sq). share = exp(lse) / (exp(lse) + exp(sink)) = sigmoid(lse - sink).
-    """
-    share = torch.sigmoid(lse - sinks.to(lse.dtype)[None, :, None])
-    return out * share.transpose(1, 2)[..., None].to(out.dtype)
 
 
 def _refuse(others: dict[str, Any]) -> None:

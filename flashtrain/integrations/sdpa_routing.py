@@ -109,7 +109,7 @@ class route_sdpa(TorchFunctionMode):  # noqa: N801  (used like a function: with 
         q, k, v = _arguments(*args, **kwargs)
         if _reason(q, k, v, self.devices) is not None:
             return F.scaled_dot_product_attention(*args, **kwargs)
-        return flashtrain_kernels.scaled_dot_product_attention(*_autocast(args), **_autocast_named(kwargs))
+        return flashtrain_kernels.scaled_dot_product_attention(*args, **kwargs)
 
     def _decided(self, *args: Any, **kwargs: Any) -> Tensor:
         """One call: by our kernels, or by torch with the reason counted."""
@@ -127,7 +127,7 @@ class route_sdpa(TorchFunctionMode):  # noqa: N801  (used like a function: with 
             reason = _reason(q, k, v, routing.devices)
             if reason is None:
                 try:
-                    out = flashtrain_kernels.scaled_dot_product_attention(*_autocast(args), **_autocast_named(kwargs))
+                    out = flashtrain_kernels.scaled_dot_product_attention(*args, **kwargs)
                 except (TypeError, ValueError) as refusal:  # raised before anything is launched
                     reason = f"refused: {refusal}"
                 else:
@@ -178,15 +178,6 @@ def _computed_in(x: Tensor) -> torch.dtype:
     if torch.is_autocast_enabled(x.device.type) and x.dtype in DTYPES:
         return torch.get_autocast_dtype(x.device.type)
     return x.dtype
-
-
-def _autocast(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The leading query, key and value in the dtype torch would compute in; the mask stays as it is."""
-    return tuple(x.to(_computed_in(x)) if place < 3 else x for place, x in enumerate(args))
-
-
-def _autocast_named(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {name: x.to(_computed_in(x)) if name in ("query", "key", "value") else x for name, x in kwargs.items()}
 
 
 def _unchecked(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
     flash_attn_func, ..._qkvpacked_func, ..._kvpacked_func      (B, S, H, D), with flash-attn 2.8's signatures
     flash_attn_varlen_func, and the packed two of it            sequences packed into one row, (T, H, D)
+    flash_attn_with_kvcache                                     a few new tokens over a cache, forward only
     scaled_dot_product_attention                                torch's signature, (..., H, S, D)
     merge_attention                                             partial results through their log-sum-exp
     attention_forward, attention_backward                       the two passes apart, over a part of the keys
@@ -27,6 +28,7 @@ from .flash_attn import (
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
 )
+from .kvcache import flash_attn_with_kvcache
 from .loss_head import LINEAR_CROSS_ENTROPY, linear_cross_entropy
 from .masks import (
     BlockMask,
@@ -65,6 +67,7 @@ __all__ = [
     "flash_attn_varlen_func",
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
     "gelu_feed_forward",
     "linear_cross_entropy",
     "masks",

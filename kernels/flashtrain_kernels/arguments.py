@@ -5,6 +5,8 @@ N sequences.
 """
 
 import math
+import operator
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +19,9 @@ from .remembered import values_of
 
 MAX_HEAD_DIM = 256
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+Window = Sequence[int | None] | Tensor  # two integers
 
 
 class Sizes(NamedTuple):
@@ -35,6 +40,36 @@ class Sizes(NamedTuple):
 
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def autocasted(*tensors: Any) -> tuple[Any, ...]:
+    """The tensors as torch's own attention takes them: under torch.autocast in its dtype, float64 as it is."""
+    return tuple([_autocasted(x) for x in tensors])
+
+
+def _autocasted(x: Any) -> Any:
+    if not isinstance(x, Tensor) or x.dtype not in _DTYPES[:3] or x.device.type == "meta":
+        return x
+    device = x.device.type
+    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+
+
+def plain_window(window_size: Any) -> Any:
+    """A pair of integers in whatever form as a tuple of them, None as -1. Other things stay, for the check."""
+    if isinstance(window_size, Tensor) and window_size.shape == (2,) and not window_size.is_floating_point():
+        window_size = window_size.tolist()
+    if not isinstance(window_size, (tuple, list)):
+        return window_size
+    return tuple([-1 if side is None else plain_integer(side) for side in window_size])
+
+
+def plain_integer(value: Any) -> Any:
+    """numpy's integers, and a tensor's, as Python's."""
+    if isinstance(value, (int, float, torch.SymInt)) or not hasattr(value, "__index__"):
+        return value
+    if isinstance(value, Tensor) and (value.numel() != 1 or value.dtype not in (torch.int32, torch.int64)):
+        return value
+    return operator.index(value)
 
 
 def check_tensor(name: str, x: Any, layout: str, packed: int | None = None) -> None:
@@ -60,7 +95,7 @@ def check_same(name: str, x: Tensor, other_name: str, other: Tensor) -> None:
     if x.dtype != other.dtype:
         raise TypeError(
             f"{name} has dtype {dtype_name(x.dtype)} and {other_name} has {dtype_name(other.dtype)}: they must be the "
-            "same (under autocast, cast them before the call)"
+            "same (torch.autocast makes them so)"
         )
     check_device(name, x, other.device, other_name)
 
@@ -124,8 +159,7 @@ def check_flag(name: str, value: Any) -> None:
 def check_length(name: str, value: Any) -> None:
     """A number of tokens: an integer, 0 or more."""
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
-        hint = " (a tensor's is x.item())" if isinstance(value, Tensor) else ""
-        raise TypeError(f"{name} must be an integer, not {type(value).__name__}{hint}")
+        raise TypeError(f"{name} must be an integer, not {type(value).__name__}")
     if value < 0:
         raise ValueError(f"{name} must be 0 or more, not {value}")
 
@@ -186,6 +220,19 @@ def check_alibi(slopes: Any, sizes: Sizes, mask: Any) -> None:
             f"alibi_slopes must have the shape (H,) = ({heads},) or (sequences, H) = ({rows}, {heads}), "
             f"not {tuple(slopes.shape)}"
         )
+
+
+def check_sink(sink: Any, sizes: Sizes) -> None:
+    """learnable_sink: (H,), floating."""
+    if sink is None:
+        return
+    if not isinstance(sink, Tensor):
+        raise TypeError(f"learnable_sink must be a tensor (H,), not {type(sink).__name__}")
+    if sink.dtype not in _DTYPES:
+        raise TypeError(f"learnable_sink must be float16, bfloat16 or float32, not {dtype_name(sink.dtype)}")
+    check_device("learnable_sink", sink, sizes.device)
+    if tuple(sink.shape) != (sizes.heads,):
+        raise ValueError(f"learnable_sink must have the shape (H,) = ({sizes.heads},), not {tuple(sink.shape)}")
 
 
 def check_bias(bias: Any, sizes: Sizes) -> None:
@@ -251,7 +298,6 @@ def check_cu_seqlens(
     The values are checked where they can be read without harm: always on the CPU; on a GPU once for each tensor, and
     not while torch.compile traces or a CUDA graph is captured.
     """
-    check_length(longest_name, longest)
     if not isinstance(cu_seqlens, Tensor):
         raise TypeError(f"{name} must be an int32 tensor (N + 1,), not {type(cu_seqlens).__name__}")
     if cu_seqlens.dtype != torch.int32:
@@ -260,6 +306,12 @@ def check_cu_seqlens(
         raise ValueError(f"{name} must have the shape (N + 1,) for N sequences, not {tuple(cu_seqlens.shape)}")
     check_device(name, cu_seqlens, device)
     values = values_of(cu_seqlens, _lengths)
+    if isinstance(longest, Tensor) and longest.numel() == 1 and longest.dtype in (torch.int32, torch.int64):
+        read = None if values is None else values_of(longest, lambda x: x)
+        longest = 0 if read is None else read[0]
+        values = None if read is None else values
+    longest = plain_integer(longest)
+    check_length(longest_name, longest)
     if values is None:
         return
     first, least, most, last = values

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import logsigmoid, scaled_dot_product_attention
 
 from . import autograd, dispatch, masks, reference
 from .arguments import (
@@ -22,7 +22,9 @@ from .arguments import (
     check_flag,
     check_mask,
     check_seed,
+    check_sink,
     check_softcap,
+    plain_window,
     softmax_scale_or_default,
 )
 from .environment import constant
@@ -59,6 +61,9 @@ def attention_by_torch(
     Where one of these is asked for the reference computes, which stores the whole matrix.
     """
     _say_once(q.device.type)
+    if torch.is_autocast_enabled(q.device.type):  # the inputs are cast; a bias in float32 stays so
+        with torch.autocast(q.device.type, enabled=False):
+            return attention_by_torch(q, k, v, options, with_lse)
     if with_lse or options.softcap > 0 or options.dropout_p > 0:
         # The operators exist for the CPU and CUDA; elsewhere autograd calls the same functions directly.
         if q.device.type in ("cpu", "cuda"):
@@ -118,8 +123,8 @@ class Packing(NamedTuple):
 
     cu_seqlens_q: Tensor
     cu_seqlens_k: Tensor
-    max_seqlen_q: int
-    max_seqlen_k: int
+    max_seqlen_q: int | Tensor
+    max_seqlen_k: int | Tensor
 
 
 def sizes_of(q: Tensor, k: Tensor, packing: Packing | None = None) -> Sizes:
@@ -135,7 +140,7 @@ def options_of(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: Any = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -152,6 +157,7 @@ def options_of(
     flags = {"causal": causal, "deterministic": deterministic}
     for name, value in {**flags, "return_attn_probs": return_attn_probs, "return_lse": return_lse}.items():
         check_flag(name, value)
+    window_size = plain_window(window_size)
     check_window("window_size", window_size)
     check_softcap(softcap)
     check_seed(dropout_seed, sizes.device)
@@ -228,7 +234,7 @@ def attend(
     dropout_p: float,
     softmax_scale: float | None,
     causal: bool,
-    window_size: tuple[int, int],
+    window_size: Any,
     softcap: float,
     alibi_slopes: Tensor | None,
     deterministic: bool,
@@ -237,18 +243,23 @@ def attend(
     mask: Any,
     dropout_seed: int | Tensor | None,
     return_lse: bool,
+    sink: Tensor | None,
 ) -> Result:
     """flash-attn's call on tensors that are checked, (q, k, v), (q, kv) or (qkv,), and with `packing` are packed rows.
 
     Returns out, or (out, lse), or flash-attn's (out, lse, S_dmask); the lse of a packed row is (H, T).
     """
+    sizes = sizes_of(tensors[0], tensors[-1], packing)
+    check_sink(sink, sizes)
     options = options_of(
-        sizes_of(tensors[0], tensors[-1], packing), packing, dropout_p, softmax_scale, causal, window_size, softcap,
-        alibi_slopes, deterministic, return_attn_probs, bias, mask, dropout_seed, return_lse,
+        sizes, packing, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        return_attn_probs, bias, mask, dropout_seed, return_lse,
     )  # fmt: skip
     if packing is not None:
         tensors = tuple([x[None] for x in tensors])
-    out, lse = run(tensors, options, return_lse or return_attn_probs)
+    out, lse = run(tensors, options, return_lse or return_attn_probs or sink is not None)
+    if sink is not None and lse is not None:
+        out, lse = with_sink(out, lse, sink)
     shown_out, shown_lse = out, lse
     if packing is not None:
         shown_out, shown_lse = out[0], None if lse is None else lse[0]
@@ -258,6 +269,19 @@ def attend(
         return shown_out, shown_lse
     q, k, _ = apart(tensors)
     return shown_out, shown_lse, signed_probabilities(q, k, lse, options, packing)
+
+
+def with_sink(out: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention with one more score in each row, `sink` (H,), whose value is nothing: from that without it.
+
+    out: (B, Sq, H, D); lse: (B, H, Sq). The keys' share of the softmax is exp(lse) / (exp(lse) + exp(sink)), which
+    autograd differentiates; the kernels' backward takes the log-sum-exp's gradient.
+    """
+    sink = sink.to(lse.dtype)[:, None]
+    hidden = lse == -torch.inf  # no key: exp(-inf) / exp(sink) = 0, also where the sink is -inf
+    above = torch.where(hidden, 0.0, lse - sink)
+    share = torch.where(hidden, 0.0, torch.sigmoid(above)).transpose(1, 2)[..., None]
+    return (out * share).to(out.dtype), torch.where(hidden, sink, lse - logsigmoid(above))
 
 
 @torch.no_grad()
@@ -281,7 +305,7 @@ def signed_probabilities(q: Tensor, k: Tensor, lse: Tensor, options: Options, pa
     return torch.where((real_queries[:, :, None] & real_keys[:, None, :])[:, None], apart, 0.0)
 
 
-def _places(cu_seqlens: Tensor, longest: int, total: int) -> tuple[Tensor, Tensor]:
+def _places(cu_seqlens: Tensor, longest: int | Tensor, total: int) -> tuple[Tensor, Tensor]:
     """(N, longest): the index of each sequence's tokens in the packed row, and which of them exist."""
-    index = cu_seqlens[:-1, None] + torch.arange(longest, device=cu_seqlens.device)
+    index = cu_seqlens[:-1, None] + torch.arange(int(longest), device=cu_seqlens.device)
     return index.clamp(max=max(total - 1, 0)), index < cu_seqlens[1:, None]

@@ -8,12 +8,25 @@ K key/value heads, D head dimension.
 import inspect
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from .arguments import check_cu_seqlens, check_packed, check_q_and_kv, check_qkv
+from .arguments import (
+    Window,
+    autocasted,
+    check_cu_seqlens,
+    check_flag,
+    check_packed,
+    check_q_and_kv,
+    check_qkv,
+    check_sink,
+    plain_window,
+)
 from .calls import Packing, Result, attend, options_of, sizes_of
 from .dispatch import explained
+from .kvcache import check_block_table, paged
 from .masks import BlockMask, Mask
+from .masks.constructors import check_window
 from .options import Options
 
 _Q, _K = "(B, Sq, H, D)", "(B, Sk, K, D)"
@@ -27,7 +40,7 @@ def flash_attn_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -37,6 +50,7 @@ def flash_attn_func(
     mask: Mask | BlockMask | None = None,
     dropout_seed: int | Tensor | None = None,
     return_lse: bool = False,
+    learnable_sink: Tensor | None = None,
 ) -> Result:
     """Exact attention without the score matrix (FlashAttention, arXiv 2205.14135; FlashAttention-2, arXiv 2307.08691).
 
@@ -44,12 +58,13 @@ def flash_attn_func(
     and meaning are flash-attn 2.8's; what follows the * is ours.
 
     q: (B, Sq, H, D); k, v: (B, Sk, K, D) with H a multiple of K (query head h reads key head h // (H / K)), D from 1
-        to 256; float16, bfloat16 or float32 (on CPU tensors also float64), all three alike. Any strides; only a last
-        dimension that is not contiguous is copied.
+        to 256; float16, bfloat16 or float32 (on CPU tensors also float64), all three alike, as they are or as
+        torch.autocast makes them. Any strides; only a last dimension that is not contiguous is copied.
     dropout_p: probability in [0, 1) of dropping an attention weight; the kept ones are divided by 1 - dropout_p.
     softmax_scale: positive; default 1 / sqrt(D).
     causal: aligned bottom-right: query i stands at key position i + Sk - Sq and sees the keys up to there.
     window_size: (left, right), inclusive: a query at key position p sees the keys p - left to p + right; -1: no bound.
+        Any two integers: a tuple, a list, or a tensor (a GPU's is waited for); None, as flash-attn 4 has it, is -1.
     softcap: scores become softcap * tanh(score / softcap); 0: none (Gemma 2, arXiv 2408.00118).
     alibi_slopes: (H,) or (B, H) float32: slope * |p - j| is subtracted from the scores (ALiBi, arXiv 2108.12409). With
         a Mask the rows of (N, H) go by its sequences, and positions are the mask's.
@@ -66,16 +81,19 @@ def flash_attn_func(
         recomputation under activation checkpointing repeats it. One weight's draw depends on the seed and its
         (sequence, head, query, key) alone.
     return_lse: also return the natural-log row log-sum-exp (B, H, Sq), float32 (float64 for float64), differentiable.
+    learnable_sink: (H,), floating: one more score in each row of a head, whose value is nothing (gpt-oss; the name is
+        flash-attn 4's). The log-sum-exp holds it too, so a query that sees no key has the sink's. Has a gradient.
 
     Returns out (B, Sq, H, D) in q's dtype, or (out, lse). A query that sees no key gives output 0, log-sum-exp -inf
     and no gradient. Masked keys contribute nothing, whatever they hold.
     Raises TypeError or ValueError that names the argument, what it was and what it may be, before anything runs.
     """
+    q, k, v = autocasted(q, k, v)
     check_qkv(q, k, v, _Q, _K)
     return attend(
         (q, k, v), None,
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, bias,
-        mask, dropout_seed, return_lse,
+        mask, dropout_seed, return_lse, learnable_sink,
     )  # fmt: skip
 
 
@@ -85,7 +103,7 @@ def flash_attn_kvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -95,13 +113,15 @@ def flash_attn_kvpacked_func(
     mask: Mask | BlockMask | None = None,
     dropout_seed: int | Tensor | None = None,
     return_lse: bool = False,
+    learnable_sink: Tensor | None = None,
 ) -> Result:
     """`flash_attn_func` on q (B, Sq, H, D) and kv (B, Sk, 2, K, D); kv's gradient is one tensor, without copies."""
+    q, kv = autocasted(q, kv)
     check_q_and_kv(q, kv, _Q, "(B, Sk, 2, K, D)")
     return attend(
         (q, kv), None,
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, bias,
-        mask, dropout_seed, return_lse,
+        mask, dropout_seed, return_lse, learnable_sink,
     )  # fmt: skip
 
 
@@ -110,7 +130,7 @@ def flash_attn_qkvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -120,13 +140,15 @@ def flash_attn_qkvpacked_func(
     mask: Mask | BlockMask | None = None,
     dropout_seed: int | Tensor | None = None,
     return_lse: bool = False,
+    learnable_sink: Tensor | None = None,
 ) -> Result:
     """`flash_attn_func` on qkv (B, S, 3, H, D), as one projection gives it; its gradient is one tensor too."""
+    (qkv,) = autocasted(qkv)
     check_packed(qkv, "(B, S, 3, H, D)")
     return attend(
         (qkv,), None,
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, bias,
-        mask, dropout_seed, return_lse,
+        mask, dropout_seed, return_lse, learnable_sink,
     )  # fmt: skip
 
 
@@ -136,34 +158,37 @@ def flash_attn_varlen_func(
     v: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
+    max_seqlen_q: int | Tensor,
+    max_seqlen_k: int | Tensor,
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-    block_table: None = None,
+    block_table: Tensor | None = None,
     *,
     bias: Tensor | None = None,
     mask: Mask | None = None,
     dropout_seed: int | Tensor | None = None,
     return_lse: bool = False,
+    learnable_sink: Tensor | None = None,
 ) -> Result:
     """`flash_attn_func` on N sequences packed one after the other; a query sees keys of its own sequence only.
 
     q: (Tq, H, D); k, v: (Tk, K, D).
     cu_seqlens_q, cu_seqlens_k: (N + 1,) int32 on q's device: 0, then where each sequence's queries and keys end. Tokens
         past the last end belong to no sequence: they see nothing, and get output 0.
-    max_seqlen_q, max_seqlen_k: the longest sequence's length, or more. Only the shape of S_dmask depends on them.
+    max_seqlen_q, max_seqlen_k: the longest sequence's length, or more; an integer, or a tensor of one. Only the shape
+        of S_dmask depends on them.
     causal, window_size: aligned bottom-right within each sequence. alibi_slopes: (H,) or (N, H).
     bias: broadcasts to (1, H, Tq, Tk).
     mask: a Mask of the packed row instead of the one that cu_seqlens, causal and window_size say, which must then stay
         at their defaults: masks.varlen(...).planned(D, dtype), made once a batch, saves each layer making its own.
-    block_table: only None: a paged key/value cache is not supported.
+    block_table: (N, pages) int32: k and v are pages (number of pages, page size, K, D) of any size, and a sequence's
+        keys lie in its row's pages one after the other. They are gathered first, with a gradient.
     Dropout draws for each weight what it would unpacked, with N sequences as the batch.
 
     Returns out (Tq, H, D), with return_lse (out, lse (H, Tq)), with return_attn_probs (out, lse, S_dmask) where S_dmask
@@ -171,14 +196,24 @@ def flash_attn_varlen_func(
     Raises TypeError or ValueError that names the argument. The values of cu_seqlens are checked on a CPU; on a GPU,
     where that means waiting for it, once for each tensor, and not under torch.compile or CUDA graph capture.
     """
-    check_qkv(q, k, v, _Q_PACKED, "(Tk, K, D)")
-    if block_table is not None:
-        raise ValueError(f"block_table must be None (paged caches are not supported), not {type(block_table).__name__}")
-    packing = _checked(Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), q, k)
+    q, k, v = autocasted(q, k, v)
+    packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    if block_table is None:
+        check_qkv(q, k, v, _Q_PACKED, "(Tk, K, D)")
+        _check_packing(packing, q.shape[0], k.shape[0], q.device)
+    else:
+        check_block_table(block_table)
+        check_qkv(q, k, v, _Q_PACKED, "(pages, page size, K, D)")
+        check_flag("causal", causal)
+        window_size = plain_window(window_size)
+        check_window("window_size", window_size)
+        _check_packing(packing, q.shape[0], block_table.numel() * k.shape[1], q.device)
+        k, v, mask = paged(q, k, v, packing, block_table, mask, causal, window_size)
+        causal, window_size = False, (-1, -1)
     return attend(
         (q, k, v), packing,
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, bias,
-        mask, dropout_seed, return_lse,
+        mask, dropout_seed, return_lse, learnable_sink,
     )  # fmt: skip
 
 
@@ -187,12 +222,12 @@ def flash_attn_varlen_kvpacked_func(
     kv: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
+    max_seqlen_q: int | Tensor,
+    max_seqlen_k: int | Tensor,
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -202,25 +237,28 @@ def flash_attn_varlen_kvpacked_func(
     mask: Mask | None = None,
     dropout_seed: int | Tensor | None = None,
     return_lse: bool = False,
+    learnable_sink: Tensor | None = None,
 ) -> Result:
     """`flash_attn_varlen_func` on q (Tq, H, D) and kv (Tk, 2, K, D); kv's gradient is one tensor, without copies."""
+    q, kv = autocasted(q, kv)
     check_q_and_kv(q, kv, _Q_PACKED, "(Tk, 2, K, D)")
-    packing = _checked(Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), q, kv)
+    packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    _check_packing(packing, q.shape[0], kv.shape[0], q.device)
     return attend(
         (q, kv), packing,
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, bias,
-        mask, dropout_seed, return_lse,
+        mask, dropout_seed, return_lse, learnable_sink,
     )  # fmt: skip
 
 
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor,
     cu_seqlens: Tensor,
-    max_seqlen: int,
+    max_seqlen: int | Tensor,
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -230,28 +268,29 @@ def flash_attn_varlen_qkvpacked_func(
     mask: Mask | None = None,
     dropout_seed: int | Tensor | None = None,
     return_lse: bool = False,
+    learnable_sink: Tensor | None = None,
 ) -> Result:
     """`flash_attn_varlen_func` on qkv (T, 3, H, D), with one cu_seqlens; its gradient is one tensor, without copies."""
+    (qkv,) = autocasted(qkv)
     check_packed(qkv, "(T, 3, H, D)")
     check_cu_seqlens("cu_seqlens", cu_seqlens, qkv.shape[0], qkv.device, "max_seqlen", max_seqlen)
     packing = Packing(cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
     return attend(
         (qkv,), packing,
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, bias,
-        mask, dropout_seed, return_lse,
+        mask, dropout_seed, return_lse, learnable_sink,
     )  # fmt: skip
 
 
-def _checked(packing: Packing, q: Tensor, k: Tensor) -> Packing:
+def _check_packing(packing: Packing, tokens_q: int, tokens_k: int, device: torch.device) -> None:
     cu_q, cu_k, longest_q, longest_k = packing
-    check_cu_seqlens("cu_seqlens_q", cu_q, q.shape[0], q.device, "max_seqlen_q", longest_q)
-    check_cu_seqlens("cu_seqlens_k", cu_k, k.shape[0], q.device, "max_seqlen_k", longest_k)
+    check_cu_seqlens("cu_seqlens_q", cu_q, tokens_q, device, "max_seqlen_q", longest_q)
+    check_cu_seqlens("cu_seqlens_k", cu_k, tokens_k, device, "max_seqlen_k", longest_k)
     if cu_q.shape != cu_k.shape:
         raise ValueError(
             "cu_seqlens_q and cu_seqlens_k must be of as many sequences, "
             f"not of {cu_q.shape[0] - 1} and {cu_k.shape[0] - 1}"
         )
-    return packing
 
 
 def explain(q: Tensor, k: Tensor, v: Tensor, *positional: Any, **options: Any) -> str:
@@ -261,14 +300,18 @@ def explain(q: Tensor, k: Tensor, v: Tensor, *positional: Any, **options: Any) -
     """
     given = inspect.signature(flash_attn_func).bind(q, k, v, *positional, **options).arguments
     asked = {name: value for name, value in given.items() if name not in ("q", "k", "v")}
+    q, k, v = autocasted(q, k, v)
     check_qkv(q, k, v, _Q, _K)
     if asked.get("dropout_seed") is None:
         asked["dropout_seed"] = 0  # fixed, so that explaining draws nothing from torch's generator
-    call = options_of(sizes_of(q, k), **asked)
-    return explained(q, k, v, call, _in_words(asked.get("causal", False), asked.get("window_size", (-1, -1)), call))
+    sizes, sink = sizes_of(q, k), asked.pop("learnable_sink", None)
+    check_sink(sink, sizes)
+    call = options_of(sizes, **asked)
+    window = plain_window(asked.get("window_size", (-1, -1)))
+    return explained(q, k, v, call, _in_words(asked.get("causal", False), window, call, sink is not None))
 
 
-def _in_words(causal: bool, window_size: tuple[int, int], options: Options) -> str:
+def _in_words(causal: bool, window_size: tuple[int, int], options: Options, sinks: bool) -> str:
     mask = options.mask
     if isinstance(mask, Mask):
         intervals = "one interval" if mask.queries.shape[0] == 5 else "two intervals"
@@ -280,10 +323,11 @@ def _in_words(causal: bool, window_size: tuple[int, int], options: Options) -> s
         words = []
     asked = {
         "causal": causal,
-        f"window {tuple(window_size)}": tuple(window_size) != (-1, -1),
+        f"window {window_size}": window_size != (-1, -1),
         "softcap": options.softcap > 0,
         "ALiBi": options.alibi_slopes is not None,
         "bias": options.bias is not None,
         "dropout": options.dropout_p > 0,
+        "sinks": sinks,
     }
     return ", ".join(words + [name for name, true in asked.items() if true]) or "full attention"

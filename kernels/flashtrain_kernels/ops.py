@@ -31,11 +31,12 @@ from .options import SCHEMA, Options, Packed, unpack
 def forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
     """(out, lse), contiguous."""
     if not dispatch.runs_kernels(q.device):
-        out, lse = reference.forward_from(q, k, v, options)
+        with torch.autocast(q.device.type, enabled=False):  # its products are in the tensors' own dtype
+            out, lse = reference.forward_from(q, k, v, options)
         return out.contiguous(), lse.contiguous()
-    _check_interpreter(q.dtype)
-    call = Call(_unit_stride(q), _unit_stride(k), _unit_stride(v), options)
-    with _on(q.device):
+    check_interpreter(q.dtype)
+    call = Call(unit_stride(q), unit_stride(k), unit_stride(v), options)
+    with on_device(q.device):
         return dispatch.backend_for(call, "forward").forward(call)
 
 
@@ -54,16 +55,17 @@ def backward(
     """Fill gradients = (dq, dk, dv), any strides whose last is 1, and dbias, contiguous, unless it is None."""
     dq, dk, dv = gradients
     if not dispatch.runs_kernels(q.device):
-        computed = reference.backward_from(dout, dlse, q, k, v, out, lse, options, dbias is not None)
+        with torch.autocast(q.device.type, enabled=False):
+            computed = reference.backward_from(dout, dlse, q, k, v, out, lse, options, dbias is not None)
         for target, gradient in zip((dq, dk, dv, dbias), computed, strict=True):
             if target is not None and gradient is not None:
                 target.copy_(gradient)
         return
-    call = Call(_unit_stride(q), _unit_stride(k), _unit_stride(v), options)
-    dout, dlse = _unit_stride(dout), None if dlse is None else dlse.contiguous()
-    with _on(q.device):
+    call = Call(unit_stride(q), unit_stride(k), unit_stride(v), options)
+    dout, dlse = unit_stride(dout), None if dlse is None else dlse.contiguous()
+    with on_device(q.device):
         chosen = dispatch.backend_for(call, "backward")
-        chosen.backward(call, dout, dlse, _unit_stride(out), lse.contiguous(), (dq, dk, dv), dbias)
+        chosen.backward(call, dout, dlse, unit_stride(out), lse.contiguous(), (dq, dk, dv), dbias)
 
 
 def empty(like: Tensor) -> Tensor:
@@ -71,17 +73,17 @@ def empty(like: Tensor) -> Tensor:
     return torch.empty(like.shape, dtype=like.dtype, device=like.device)
 
 
-def _unit_stride(x: Tensor) -> Tensor:
+def unit_stride(x: Tensor) -> Tensor:
     """The kernels take any strides but the last, which must be 1 (an expanded gradient has 0 there): copy only then."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
-def _on(device: torch.device) -> contextlib.AbstractContextManager:
+def on_device(device: torch.device) -> contextlib.AbstractContextManager:
     """Triton launches on the current device: make it the tensors' own."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
-def _check_interpreter(dtype: torch.dtype) -> None:
+def check_interpreter(dtype: torch.dtype) -> None:
     if dispatch.INTERPRETED and dtype == torch.bfloat16:
         raise ValueError(
             "Triton's interpreter multiplies bfloat16 wrongly: use float16 or float32 with TRITON_INTERPRET=1"

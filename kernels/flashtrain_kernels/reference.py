@@ -32,6 +32,7 @@ def attention(
     dropout_p: float = 0.0,
     dropout_seed: int | Tensor | None = None,
     return_lse: bool = False,
+    learnable_sink: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`flash_attn_func` with every option by keyword, nothing checked, in plain PyTorch; differentiable once.
 
@@ -51,6 +52,10 @@ def attention(
         mask=mask,
     )
     out, lse = apply(q, k, v, options)
+    if learnable_sink is not None:  # one more score, whose value is nothing
+        total = torch.logaddexp(lse, learnable_sink.to(lse.dtype)[:, None])
+        out = (out * torch.exp(lse - total).transpose(1, 2)[..., None]).to(q.dtype)
+        lse = total
     return (out, lse) if return_lse else out
 
 

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from .arguments import (
     MAX_HEAD_DIM,
+    autocasted,
     broadcasts,
     check_device,
     check_dropout,
@@ -38,7 +39,8 @@ def scaled_dot_product_attention(
     """softmax(query key^T * scale + attn_mask) value, as torch.nn.functional.scaled_dot_product_attention.
 
     query: (..., H, Sq, D); key: (..., K, Sk, D); value: (..., K, Sk, Dv); leading dimensions broadcast; two or three
-        dimensions are read as one head. float16, bfloat16 or float32 (on CPU tensors also float64). D, Dv up to 256.
+        dimensions are read as one head. float16, bfloat16 or float32 (on CPU tensors also float64), or what
+        torch.autocast makes of them. D, Dv up to 256.
     attn_mask: broadcasts to (..., H, Sq, Sk): bool, True where a query sees a key, or query's dtype or float32, added
         to the scores (with a gradient). Not together with is_causal.
     dropout_p: probability in [0, 1), applied whenever it is above 0; its seed is drawn from torch's generator, its
@@ -50,6 +52,7 @@ def scaled_dot_product_attention(
     Returns (..., H, Sq, Dv) in query's dtype. A query that sees no key gives 0.
     Raises TypeError or ValueError that names the argument, what it was and what it may be.
     """
+    query, key, value = autocasted(query, key, value)
     _check_tensors(query, key, value)
     check_dropout(dropout_p)
     check_flag("is_causal", is_causal)
@@ -137,6 +140,8 @@ def _bias(attn_mask: Any, query: Tensor, key: Tensor, leading: tuple[int, ...], 
     """attn_mask as a bias (B or 1, H or 1, Sq or 1, Sk or 1), no larger than it came."""
     if not isinstance(attn_mask, Tensor):
         raise TypeError(f"attn_mask must be a tensor or None, not {type(attn_mask).__name__}")
+    if attn_mask.dtype == torch.float16:
+        (attn_mask,) = autocasted(attn_mask)
     if attn_mask.dtype not in (torch.bool, query.dtype, torch.float32):
         wanted = dict.fromkeys(["bool", dtype_name(query.dtype), "float32"])
         raise TypeError(f"attn_mask must be {' or '.join(wanted)}, not {dtype_name(attn_mask.dtype)}")

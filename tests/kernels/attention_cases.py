@@ -32,15 +32,16 @@ class Case(NamedTuple):
     alibi: str = ""
     bias: tuple[int, int, int, int] | None = None
     dropout: float = 0.0
+    sinks: bool = False
 
     def __str__(self) -> str:
         parts = [f"B{self.batch}-Sq{self.seqlen_q}-Sk{self.seqlen_k}-H{self.heads}/{self.kv_heads}-D{self.head_dim}"]
         parts += [self.mask.replace(" ", "_")] + ["softcap"] * bool(self.softcap) + [self.alibi] * bool(self.alibi)
         bias = "" if self.bias is None else "bias" + "".join("1" if size else "*" for size in self.bias)
-        return "-".join([*parts, *[bias] * bool(bias), *["dropout"] * bool(self.dropout)])
+        return "-".join([*parts, *[bias] * bool(bias), *["dropout"] * bool(self.dropout), *["sinks"] * self.sinks])
 
     def inputs(self, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> list[torch.Tensor]:
-        """q, k, v and, if there is one, the bias: leaves that want gradients."""
+        """q, k, v and, if there are any, the bias and the sinks: leaves that want gradients."""
         generator = torch.Generator().manual_seed(seed)
         whole = (self.batch, self.heads, self.seqlen_q, self.seqlen_k)
         shapes = [
@@ -50,11 +51,12 @@ class Case(NamedTuple):
         ]
         if self.bias is not None:
             shapes.append(tuple(size or full for size, full in zip(self.bias, whole, strict=True)))
+        shapes += [(self.heads,)] * self.sinks
         made = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
         return [x.to(device=device, dtype=dtype).requires_grad_() for x in made]
 
     def options(self, device: str = "cpu") -> dict[str, Any]:
-        """The keyword arguments, but for the bias, which is an input."""
+        """The keyword arguments, but for the bias and the sinks, which are inputs."""
         given: dict[str, Any] = self._mask(device)
         if self.softcap:
             given["softcap"] = self.softcap
@@ -105,8 +107,9 @@ class Case(NamedTuple):
 
 def run(attention: Any, inputs: list[torch.Tensor], options: dict[str, Any], through_lse: bool = True) -> dict:
     """out, lse and every gradient; the loss uses the log-sum-exp too, where it is finite."""
-    q, k, v, *bias = inputs
-    out, lse = attention(q, k, v, **options, bias=bias[0] if bias else None, return_lse=True)
+    q, k, v, *others = inputs
+    others = {"learnable_sink" if x.dim() == 1 else "bias": x for x in others}
+    out, lse = attention(q, k, v, **options, **others, return_lse=True)
     generator = torch.Generator().manual_seed(7)
     dout = torch.randn(out.shape, generator=generator).to(out.device, out.dtype)
     dlse = torch.randn(lse.shape, generator=generator).to(lse.device, lse.dtype)
@@ -114,7 +117,7 @@ def run(attention: Any, inputs: list[torch.Tensor], options: dict[str, Any], thr
     if through_lse:
         loss = loss + torch.where(lse.isfinite(), lse * dlse, 0.0).sum()
     gradients = torch.autograd.grad(loss, inputs)
-    names = ("dq", "dk", "dv", "dbias")[: len(inputs)]
+    names = ("dq", "dk", "dv", *(f"d{name}" for name in others))
     return {"out": out.detach(), "lse": lse.detach(), **dict(zip(names, gradients, strict=True))}
 
 

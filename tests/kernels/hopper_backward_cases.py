@@ -87,10 +87,10 @@ def compiled_rows(names: list[str]) -> Iterator[dict[str, Any]]:
 SPILLS = {("two intervals", 128): 48, ("permuted", 128): 48}
 
 
-def faults(row: dict[str, Any]) -> list[str]:
-    """What is wrong with a row, which is nothing, it is hoped."""
+def faults(row: dict[str, Any], spills: int = 0) -> list[str]:
+    """What is wrong with a row, which is nothing, it is hoped. spills: instructions that are let pass in any case."""
     found = []
-    if row["spills"] > SPILLS.get((row["feature"], row["head_dim"]), 0):
+    if row["spills"] > max(spills, SPILLS.get((row["feature"], row["head_dim"]), 0)):
         found.append("registers spilled")
     if row["shared"] > 232_448:
         found.append("too much shared memory")
@@ -105,10 +105,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*", default=list(FEATURES))
     parser.add_argument("--strict", action="store_true", help="fail where a row has faults")
+    parser.add_argument("--spills", type=int, default=0, help="spill instructions a kernel that are no fault")
     chosen = parser.parse_args()
     wrong = 0
     for row in compiled_rows(chosen.names):
-        row["faults"] = faults(row)
+        row["faults"] = faults(row, chosen.spills)
         print(json.dumps(row), flush=True)
         wrong += bool(row["faults"])
     if chosen.strict and wrong:

@@ -81,14 +81,13 @@ def rows(features: list[str]) -> Iterator[dict[str, Any]]:
             "wgmma": compiled.wgmma, "tma": compiled.tma,
             "serialised": serialised(said),
         }  # fmt: skip
-        row["faults"] = faults(row)
         yield row
 
 
-def faults(row: dict[str, Any]) -> list[str]:
-    """What is wrong with a row, which is nothing, it is hoped."""
+def faults(row: dict[str, Any], spills: int = 0) -> list[str]:
+    """What is wrong with a row, which is nothing, it is hoped. spills: instructions that are let pass in any case."""
     found = []
-    if row["spills"] > SPILLS.get((row["feature"], row["head_dim"]), 0):
+    if row["spills"] > max(spills, SPILLS.get((row["feature"], row["head_dim"]), 0)):
         found.append("registers spilled")
     if row["shared"] > SHARED_MEMORY:
         found.append("too much shared memory")
@@ -103,9 +102,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("features", nargs="*", default=list(dict.fromkeys(case[0] for case in CASES)))
     parser.add_argument("--strict", action="store_true", help="fail where a row has faults")
+    parser.add_argument("--spills", type=int, default=0, help="spill instructions a kernel that are no fault")
     chosen = parser.parse_args()
     wrong = 0
     for row in rows(chosen.features):
+        row["faults"] = faults(row, chosen.spills)
         print(json.dumps(row), flush=True)
         wrong += bool(row["faults"])
     if chosen.strict and wrong:

@@ -300,6 +300,22 @@ def test_one_document_that_is_not_finite_leaves_the_others_alone():
             torch.testing.assert_close(one[:, :25], other[:, :25])
 
 
+# --- sinks -----------------------------------------------------------------------------------------------------------
+SINKS = [
+    Case(2, 37, 45, 4, 2, 16, "causal", sinks=True), Case(1, 40, 8, 3, 1, 16, "causal", sinks=True),
+    Case(2, 45, 45, 2, 1, 24, "window", softcap=3.0, sinks=True),
+    Case(2, 45, 45, 2, 2, 16, "causal document", dropout=0.3, sinks=True),
+    Case(1, 37, 45, 4, 4, 16, "blocks", alibi="alibi", bias=(1, 0, 0, 0), sinks=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SINKS, ids=str)
+def test_every_feature_with_sinks(case):
+    inputs = case.inputs(torch.float32)
+    with dispatch.force("portable", SMALL):
+        assert_close(ours(case, inputs), expected(case, inputs), 5e-5)
+
+
 # --- memory layout ---------------------------------------------------------------------------------------------------
 def test_any_strides():
     case = Case(2, 33, 33, 2, 2, 16, "causal")

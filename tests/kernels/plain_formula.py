@@ -18,8 +18,11 @@ def window_pairs(seqlen_q: int, seqlen_k: int, left: int = -1, right: int = -1, 
     return pairs
 
 
-def plain_attention(q, k, v, *, scale=None, seen=None, softcap=0.0, slopes=None, bias=None, kept=None, p=0.0):
-    """(out (B, Sq, H, D), lse (B, H, Sq)). seen, kept: bool, broadcast to (B, H, Sq, Sk); slopes (H,) or (B, H)."""
+def plain_attention(
+    q, k, v, *, scale=None, seen=None, softcap=0.0, slopes=None, bias=None, kept=None, p=0.0, sink=None
+):  # fmt: skip
+    """(out (B, Sq, H, D), lse (B, H, Sq)). seen, kept: bool, broadcast to (B, H, Sq, Sk); slopes (H,) or (B, H); sink
+    (H,): the score of one more key, whose value is nothing."""
     seqlen_q, seqlen_k, group = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
     keys, values = k.repeat_interleave(group, 2), v.repeat_interleave(group, 2)
     scores = torch.einsum("bihd,bjhd->bhij", q, keys) * (q.shape[-1] ** -0.5 if scale is None else scale)
@@ -32,8 +35,11 @@ def plain_attention(q, k, v, *, scale=None, seen=None, softcap=0.0, slopes=None,
         scores = scores + bias
     if seen is not None:
         scores = scores.masked_fill(~seen, -torch.inf)
+    if sink is not None:
+        scores = torch.cat((scores, sink[:, None, None].expand(*scores.shape[:3], 1)), -1)
     lse = torch.logsumexp(scores, -1)
     weights = torch.softmax(scores, -1).nan_to_num(0.0)  # NaN: a row that sees nothing
+    weights = weights[..., :seqlen_k]
     if kept is not None:
         weights = weights * kept / (1 - p)
     return torch.einsum("bhij,bjhd->bihd", weights, values), lse

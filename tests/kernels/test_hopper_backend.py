@@ -57,7 +57,20 @@ def test_a_release_whose_gluon_differs_is_named_in_one_logged_line(release, gpu,
         reason = hopper.unavailable(CUDA)
     assert f"installed is {release[0]}.{release[1]}" in reason
     assert "3.6 and 3.7" in reason
+    assert ("FLASHTRAIN_KERNELS_TRY_HOPPER=1" in reason) == (release < (4, 0))
+    assert "0.6 to 0.75 times the speed" in caplog.text
     assert [record.getMessage().count("\n") for record in caplog.records] == [0]
+
+
+@pytest.mark.parametrize("release", [(3, 8), (3, 9)])
+def test_releases_that_only_compile_the_kernels_are_used_where_that_is_asked_for(release, gpu, monkeypatch, caplog):
+    gpu(release=release)
+    monkeypatch.setenv("FLASHTRAIN_KERNELS_TRY_HOPPER", "1")
+    with caplog.at_level(logging.WARNING):
+        assert hopper.unavailable(CUDA) is None
+    assert "with which none ever ran" in caplog.text
+    monkeypatch.setattr(environment, "release", lambda: (4, 0))
+    assert "installed is 4.0" in hopper.unavailable(CUDA)
 
 
 @pytest.mark.parametrize("release", [(3, 6), (3, 7)])

@@ -17,7 +17,7 @@ FLASH_ATTN = {
     "dropout_p": 0.0, "softmax_scale": None, "causal": False, "window_size": (-1, -1), "softcap": 0.0,
     "alibi_slopes": None, "deterministic": False, "return_attn_probs": False,
 }  # fmt: skip
-OURS = {"bias": None, "mask": None, "dropout_seed": None, "return_lse": False}
+OURS = {"bias": None, "mask": None, "dropout_seed": None, "return_lse": False, "learnable_sink": None}
 
 
 def kept_pairs(q, k, v, p, seed, **options):
@@ -29,6 +29,7 @@ def kept_pairs(q, k, v, p, seed, **options):
 # --- features, alone and in pairs ------------------------------------------------------------------------------------
 BIAS = torch.randn(1, 4, 6, 9, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 BIAS[0, 1, 2, 3] = -torch.inf
+SINK = torch.tensor([0.3, -2.0, 5.0, -torch.inf], dtype=torch.float64)
 IDS = torch.tensor([[0, 0, 0, 1, 1, 2]])
 # Each as the call's options and as the textbook's.
 FEATURES = {
@@ -40,6 +41,7 @@ FEATURES = {
     "alibi a row": ({"alibi_slopes": torch.arange(8).reshape(2, 4) / 7},) * 2,
     "bias": ({"bias": BIAS}, {"bias": BIAS}),
     "dropout": ({"dropout_p": 0.4, "dropout_seed": 11}, {"p": 0.4}),
+    "sinks": ({"learnable_sink": SINK}, {"sink": SINK}),
     "mask": ({"mask": masks.sliding_window(9, (2, 1)).select(torch.arange(3, 9), torch.arange(9))},
              {"seen": window_pairs(6, 9, 2, 1)}),
 }  # fmt: skip
@@ -63,6 +65,9 @@ def test_every_feature_and_every_pair_of_features(names, with_lse):
     if "bias" in options:
         options["bias"] = formula["bias"] = BIAS.clone().requires_grad_()
         inputs = (*inputs, options["bias"])
+    if "learnable_sink" in options:
+        options["learnable_sink"] = formula["sink"] = SINK.clone().requires_grad_()
+        inputs = (*inputs, options["learnable_sink"])
     if "dropout_p" in options:
         generator = {"p": 0.4, "seed": 11}
         masked = {"mask": options["mask"]} if "mask" in options else {}
@@ -83,11 +88,15 @@ def test_every_feature_and_every_pair_of_features(names, with_lse):
     window=st.tuples(st.integers(-1, 7), st.integers(-1, 7)),
     causal=st.booleans(),
     with_lse=st.booleans(),
+    sinks=st.booleans(),
 )
-def test_any_lengths_heads_and_windows(seqlen_q, seqlen_k, head_dim, heads, window, causal, with_lse):
+def test_any_lengths_heads_windows_and_sinks(seqlen_q, seqlen_k, head_dim, heads, window, causal, with_lse, sinks):
     inputs = tensors(1, seqlen_q, seqlen_k, *heads, head_dim)
-    got = fk.flash_attn_func(*inputs, causal=causal, window_size=window, return_lse=with_lse)
-    wanted = plain_attention(*inputs, seen=window_pairs(seqlen_q, seqlen_k, *window, causal))
+    sink = torch.randn(heads[0], dtype=torch.float64, requires_grad=True) if sinks else None
+    options = {"causal": causal, "window_size": window, "learnable_sink": sink}
+    got = fk.flash_attn_func(*inputs, **options, return_lse=with_lse)
+    wanted = plain_attention(*inputs, seen=window_pairs(seqlen_q, seqlen_k, *window, causal), sink=sink)
+    inputs = (*inputs, sink) if sinks else inputs
     assert_same(got if with_lse else (got,), wanted if with_lse else wanted[:1], inputs)
 
 
@@ -144,6 +153,24 @@ def test_what_return_attn_probs_returns():
     assert probabilities[..., 0, 4:].eq(0).all()
 
 
+def test_a_query_that_sees_nothing_has_the_sinks_log_sum_exp_and_gives_its_gradient_to_it():
+    inputs = tensors(seqlen_q=9, seqlen_k=4)
+    sink = SINK.clone().requires_grad_()
+    out, lse = fk.flash_attn_func(*inputs, causal=True, learnable_sink=sink, return_lse=True)
+    assert out[:, :5].eq(0).all()
+    assert torch.equal(lse[:, :, :5], sink[:, None].expand(2, 4, 5))
+    gradients = torch.autograd.grad(lse[:, :, :5].sum(), (*inputs, sink))
+    assert [x.abs().sum().item() for x in gradients] == [0, 0, 0, 40]
+    same = fk.flash_attn_func(*inputs, causal=True, learnable_sink=torch.full((4,), -torch.inf).double())
+    assert torch.equal(same, fk.flash_attn_func(*inputs, causal=True, return_lse=True)[0])
+
+
+def test_the_probabilities_of_a_call_with_sinks_sum_to_what_the_sinks_leave():
+    q, k, v = tensors()
+    _, lse, shown = fk.flash_attn_func(q, k, v, 0.5, learnable_sink=SINK, return_attn_probs=True)
+    torch.testing.assert_close(shown.abs().sum(-1), 1 - torch.exp(SINK[:, None] - lse))
+
+
 def test_deterministic_is_accepted():
     q, k, v = tensors()
     assert torch.equal(fk.flash_attn_func(q, k, v, deterministic=True), fk.flash_attn_func(q, k, v))
@@ -153,7 +180,9 @@ def test_deterministic_is_accepted():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"causal": True, "softcap": 2.0}, {"dropout_p": 0.3, "dropout_seed": 4}], ids=str
+    "options",
+    [{}, {"causal": True, "softcap": 2.0}, {"dropout_p": 0.3, "dropout_seed": 4}, {"learnable_sink": SINK}],
+    ids=str,
 )
 @pytest.mark.parametrize("implementation", ["torch", "reference"])
 def test_packed_equals_unpacked(options, implementation):

@@ -15,7 +15,7 @@ FLASH_ATTN = {
     "dropout_p": 0.0, "softmax_scale": None, "causal": False, "window_size": (-1, -1), "softcap": 0.0,
     "alibi_slopes": None, "deterministic": False, "return_attn_probs": False,
 }  # fmt: skip
-OURS = {"bias": None, "mask": None, "dropout_seed": None, "return_lse": False}
+OURS = {"bias": None, "mask": None, "dropout_seed": None, "return_lse": False, "learnable_sink": None}
 
 
 def cumulative(lengths):
@@ -227,10 +227,14 @@ MISTAKES = [
     ({"cu_seqlens_k": cumulative([3, 5])}, ValueError, "cu_seqlens_k must end at .* tokens, 7, or before, not at 8"),
     ({"cu_seqlens_k": cumulative([3, 3, 1])}, ValueError, "must be of as many sequences, not of 2 and 3"),
     ({"max_seqlen_q": 3}, ValueError, "max_seqlen_q must be at least the longest sequence's 4 tokens, not 3"),
-    ({"max_seqlen_k": torch.tensor(4)}, TypeError, r"max_seqlen_k must be an integer, not Tensor .*item"),
+    ({"max_seqlen_k": torch.tensor(3)}, ValueError, "max_seqlen_k must be at least the longest .* 4 tokens, not 3"),
+    ({"max_seqlen_k": torch.tensor(4.0)}, TypeError, "max_seqlen_k must be an integer, not Tensor"),
     ({"max_seqlen_q": 4.0}, TypeError, "max_seqlen_q must be an integer, not float"),
     ({"max_seqlen_q": -4}, ValueError, "max_seqlen_q must be 0 or more, not -4"),
-    ({"block_table": torch.zeros(1)}, ValueError, "block_table must be None"),
+    ({"block_table": torch.zeros(1)}, TypeError, "block_table must be int32, not float32"),
+    ({"block_table": torch.zeros(1).int()}, ValueError, r"block_table must have the shape \(sequences, pages\)"),
+    ({"block_table": torch.zeros(2, 1).int()}, ValueError, r"k must have the shape \(pages, page size, K, D\)"),
+    ({"block_table": torch.zeros(2, 1).int(), "k": X[:, None], "v": X[:, None]}, ValueError, "end at .* 2, or before"),
     ({"causal": 1}, TypeError, "causal must be True or False, not 1"),
     ({"window_size": (-2, 0)}, ValueError, "window_size must be 0 or more"),
     ({"alibi_slopes": torch.ones(3, 2)}, ValueError, r"\(sequences, H\) = \(2, 2\), not \(3, 2\)"),

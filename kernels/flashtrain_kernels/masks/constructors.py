@@ -6,7 +6,7 @@ index, and a token of no document sees nothing. `documents` may be Documents or 
 Bm = B and lies on their device. Nothing waits for the device. All raise TypeError or ValueError naming the argument.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -100,7 +100,7 @@ def check_length(name: str, length: int) -> None:
         raise ValueError(f"{name} must be 0 or more, not {length}")
 
 
-def check_window(name: str, window: tuple[int, int]) -> None:
+def check_window(name: str, window: Any) -> None:
     if not isinstance(window, (tuple, list)) or len(window) != 2:
         raise TypeError(f"{name} must be two integers (left, right), not {window!r}")
     for side in window:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from ..portable.tiles import Bounds
 from .backward_consumers import narrow_consumer, wide_consumer
@@ -36,6 +36,7 @@ from .backward_schedule import (
     work_of,
 )
 from .dq_short import NOTES, note_whole
+from .releases import load_tile
 
 
 class Choices(NamedTuple):
@@ -82,8 +83,8 @@ def _producer(descs, memory, bars, call, D: gl.constexpr, C: gl.constexpr):
         await_release(LOADED + pair, turn >= 2)
         full = kv_full.index(pair)
         mbarrier.expect(full, 2 * C.keys * D * 2)
-        tma.async_copy_global_to_shared(k_desc, [batch, first_key, first_head // C.group, 0], full, k_smem.index(pair))
-        tma.async_copy_global_to_shared(v_desc, [batch, first_key, first_head // C.group, 0], full, v_smem.index(pair))
+        load_tile(k_desc, [batch, first_key, first_head // C.group, 0], full, k_smem.index(pair))
+        load_tile(v_desc, [batch, first_key, first_head // C.group, 0], full, v_smem.index(pair))
         turn += 1  # noqa: SIM113 - no enumerate() in a kernel
         count, member, tiles = first_step(walk, C.kind, C.tiles, C.group)
         i = 0
@@ -94,8 +95,8 @@ def _producer(descs, memory, bars, call, D: gl.constexpr, C: gl.constexpr):
             await_release(RING + stage, step >= C.stages)
             full = q_full.index(stage)
             mbarrier.expect(full, BLOCK_Q * D * 2 + 2 * BLOCK_Q * 4)
-            tma.async_copy_global_to_shared(q_desc, [batch, tile * BLOCK_Q, head, 0], full, q_ring.index(stage))
-            tma.async_copy_global_to_shared(row_desc, [place * (2 * BLOCK_Q)], full, row_ring.index(stage))
+            load_tile(q_desc, [batch, tile * BLOCK_Q, head, 0], full, q_ring.index(stage))
+            load_tile(row_desc, [place * (2 * BLOCK_Q)], full, row_ring.index(stage))
             if D == 64:
                 slot = stage
             else:
@@ -103,7 +104,7 @@ def _producer(descs, memory, bars, call, D: gl.constexpr, C: gl.constexpr):
                 await_release(RING + C.stages + slot, step >= 2)
             full = do_full.index(slot)
             mbarrier.expect(full, BLOCK_Q * D * 2)
-            tma.async_copy_global_to_shared(do_desc, [batch, tile * BLOCK_Q, head, 0], full, do_ring.index(slot))
+            load_tile(do_desc, [batch, tile * BLOCK_Q, head, 0], full, do_ring.index(slot))
             stage = gl.where(stage + 1 == C.stages, 0, stage + 1)
             step += 1
             i, member, tiles = next_step(i, member, tiles, walk, C.kind, C.tiles, C.group)

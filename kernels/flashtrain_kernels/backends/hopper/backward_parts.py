@@ -11,6 +11,7 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from .assembly import opaque
 from .backward_schedule import BAND, BLOCK_K, BLOCK_Q, noted, work_of
+from .releases import reinterpreted
 
 HALF = gl.constexpr(64)
 # Numbers of hardware barriers, of which Triton uses the first few: between the warpgroups, one a stage of a ring, and
@@ -162,7 +163,7 @@ def store_keys(pointer, stride, value, left, staging, WG: gl.constexpr, D: gl.co
         value = gl.convert_layout(value, layout)
     else:
         SWIZZLED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-        place = staging._reinterpret(pointer.dtype.element_ty, [HALF, D], SWIZZLED)
+        place = reinterpreted(staging, pointer.dtype.element_ty, [HALF, D], SWIZZLED)
         place.store(value)
         value = place.load(layout)
     gl.store(pointer + row.to(gl.int64) * stride + column, value, mask=row < left)

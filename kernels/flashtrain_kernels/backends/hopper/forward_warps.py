@@ -24,6 +24,7 @@ from .assembly import (
 )
 from .forward_recompute_nonfinite import attend_again
 from .forward_schedule import hide, pieces_of, place, rounds, work_item
+from .releases import load_tile, store_tile
 
 # The row maximum of a row that has seen nothing yet. Finite, so that exp2(-inf - maximum) is 0 and never NaN.
 _NOTHING = gl.constexpr(-3.0e38)
@@ -37,7 +38,7 @@ def _fetch(descriptor, place_in_tensor, full, empty, buffer, number, C: gl.const
     slot = number % C.stages
     mbarrier.wait(empty.index(slot), ((number // C.stages) & 1) ^ 1)
     mbarrier.expect(full.index(slot), C.block_k * C.block_d * 2)
-    tma.async_copy_global_to_shared(descriptor, place_in_tensor, full.index(slot), buffer.index(slot))
+    load_tile(descriptor, place_in_tensor, full.index(slot), buffer.index(slot))
 
 
 @gluon.jit
@@ -63,7 +64,7 @@ def produce(arguments, F: gl.constexpr, C: gl.constexpr):
         for w in gl.static_range(CONSUMERS):
             mbarrier.wait(q_empty.index(place_q + w), free)
             mbarrier.expect(q_full.index(place_q + w), C.rows * C.block_d * 2)
-            tma.async_copy_global_to_shared(
+            load_tile(
                 q_desc,
                 [batch, first_query + w * C.rows, head, 0],
                 q_full.index(place_q + w),
@@ -148,7 +149,7 @@ def _finish(acc, row_sum, row_max, lse_ptrs, inside, buffer, descriptor, place_o
     tma.store_wait(0)
     buffer.reshape([ROWS, BLOCK_D]).store(out.to(buffer.dtype))
     hopper.fence_async_shared()
-    tma.async_copy_shared_to_global(descriptor, place_out, buffer)
+    store_tile(descriptor, place_out, buffer)
 
 
 @gluon.jit

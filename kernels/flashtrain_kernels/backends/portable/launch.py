@@ -44,7 +44,7 @@ class Launch:
 
     def run(self) -> None:
         """Launch, unless there is nothing to compute (CUDA refuses an empty grid)."""
-        if self.grid[0] == 0:
+        if 0 in self.grid:
             return
         if not isinstance(self.kernel, JITFunction):  # Triton's interpreter
             self.kernel[self.grid](*self.args, **self.constants, **self.options)

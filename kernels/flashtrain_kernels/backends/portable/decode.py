@@ -1,0 +1,365 @@
+"""The kernels under flash_attn_with_kvcache: append to a cache, attend to it in parts of the keys, join the parts.
+
+B batch, Sq queries, Sn new keys, H query heads, K key/value heads, G = H / K, D head dimension (BLOCK_D: padded to a
+power of two). A cache is P pages of L rows (P, L, K, D); a table (B, M) names the pages of each sequence.
+
+A program attends with ROWS of the Sq * G rows that share a key head: query-major, so that one new token of 8 query
+heads a key head fills 8 of 16 rows, and reads its keys once (grouped-query decoding). With few programs the keys are
+cut into parts, whose outputs in float32 are joined by their log-sum-exp (Flash-Decoding).
+"""
+
+import math
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from ...environment import INTERPRETED
+from .launch import Launch, ceil_div
+from .tiles import CAREFUL_BLOCK, has_nan, is_finite
+
+# The row maximum of a row that has seen nothing yet. Finite, so that exp2(-inf - maximum) is 0 and never NaN.
+_NOTHING = tl.constexpr(-3.0e38)
+_LOG2E = math.log2(math.e)
+NEW_ROWS = 16  # keys that a program appends
+NOT_SPECIALISED = ["sequences", "seqlen_q", "added", "size", "pages", "columns", "left", "right", "splits", "table_row"]
+
+
+class Constants(NamedTuple):
+    """What the kernels are compiled for. rotary: R, or 0. precision: how `tl.dot` multiplies float32."""
+
+    group: int
+    head_dim: int
+    block_d: int
+    rows: int
+    keys: int
+    paged: bool
+    leftpad: bool
+    rotary: int
+    interleaved: bool
+    left: bool
+    right: bool
+    softcap: bool
+    alibi: bool
+    precision: str
+
+
+@triton.jit
+def _page_and_row(table, row, inside, size, pages, PAGED: tl.constexpr):
+    """Where rows of a sequence lie. Wherever the table points, it is in the cache."""
+    if PAGED:
+        page = tl.load(table + row // size, mask=inside, other=0)
+        place = row % size
+    else:
+        page = tl.load(table)
+        place = row
+    return tl.minimum(tl.maximum(page, 0), pages - 1).to(tl.int64), place.to(tl.int64)
+
+
+@triton.jit
+def _load_turned(pointers, inside, at, cos, sin, cos_row, sin_row, C: tl.constexpr):
+    """Rows (n, BLOCK_D) from pointers (n,), 0 where not `inside`, their first R numbers turned by position `at`."""
+    d = tl.arange(0, C.block_d)[None, :]
+    real = inside[:, None]
+    x = tl.load(pointers[:, None] + d, mask=real & (d < C.head_dim), other=0.0)
+    if C.rotary > 0:
+        HALF: tl.constexpr = C.rotary // 2
+        if C.interleaved:
+            first = d % 2 == 0
+            partner = tl.where(first, d + 1, d - 1)
+            angle = d // 2
+        else:
+            first = d < HALF
+            partner = tl.where(first, d + HALF, d - HALF)
+            angle = tl.where(first, d, d - HALF)
+        turned = real & (d < C.rotary)
+        other = tl.load(pointers[:, None] + partner, mask=turned, other=0.0).to(tl.float32)
+        c = tl.load(cos + at[:, None] * cos_row + angle, mask=turned, other=1.0).to(tl.float32)
+        s = tl.load(sin + at[:, None] * sin_row + angle, mask=turned, other=0.0).to(tl.float32)
+        x = (x.to(tl.float32) * c + tl.where(first, -other, other) * s).to(x.dtype)
+    return x
+
+
+@triton.jit(do_not_specialize=NOT_SPECIALISED)
+def append_kernel(
+    k, v, k_cache, v_cache, lengths, table, cos, sin, k_strides, v_strides, k_cache_strides, v_cache_strides,
+    cos_row, sin_row, angles, table_row, added, size, pages, columns, C: tl.constexpr,
+):  # fmt: skip
+    """Programs (B, K, tiles of new keys): write k, turned, and v to the rows from lengths[b] on."""
+    batch = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1).to(tl.int64)
+    new = tl.program_id(2) * C.rows + tl.arange(0, C.rows)
+    row = tl.load(lengths + batch) + new
+    inside = (new < added) & (row >= 0) & (row < size * columns)
+    page, place = _page_and_row(table + batch * table_row, row, inside, size, pages, C.paged)
+    new = new.to(tl.int64)
+    at = tl.minimum(row, angles - 1).to(tl.int64)
+    k_pointers = k + batch * k_strides[0] + new * k_strides[1] + head * k_strides[2]
+    tile = _load_turned(k_pointers, inside, at, cos, sin, cos_row, sin_row, C)
+    d = tl.arange(0, C.block_d)[None, :]
+    mask = inside[:, None] & (d < C.head_dim)
+    k_rows = k_cache + page * k_cache_strides[0] + place * k_cache_strides[1] + head * k_cache_strides[2]
+    tl.store(k_rows[:, None] + d, tile, mask=mask)
+    v_pointers = v + batch * v_strides[0] + new * v_strides[1] + head * v_strides[2]
+    values = tl.load(v_pointers[:, None] + d, mask=mask, other=0.0)
+    v_rows = v_cache + page * v_cache_strides[0] + place * v_cache_strides[1] + head * v_cache_strides[2]
+    tl.store(v_rows[:, None] + d, values, mask=mask)
+
+
+@triton.jit
+def _over_keys(
+    q, first, past, k_base, v_base, k_strides, v_strides, table, size, pages, pad, length, low, high, position, slope,
+    scale_log2, cap_in, cap_log2, CAREFUL: tl.constexpr, STEP: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """The sums, maxima and products of the keys [first, past). CAREFUL: with masked values that are not finite kept
+    out, and how many such each number of the output sees, which is else 0."""
+    ROWS: tl.constexpr = C.rows
+    BLOCK_D: tl.constexpr = C.block_d
+    acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
+    reached = tl.zeros([ROWS, BLOCK_D], tl.float32)
+    row_sum = tl.zeros([ROWS], tl.float32)
+    row_max = tl.full([ROWS], _NOTHING, tl.float32)
+    d = tl.arange(0, C.block_d)[None, :]
+    for start in tl.range(first, past, STEP):
+        key = start + tl.arange(0, STEP)
+        inside = key < length
+        page, place = _page_and_row(table, key + pad, inside, size, pages, C.paged)
+        mask = inside[:, None] & (d < C.head_dim)
+        k = tl.load((k_base + page * k_strides[0] + place * k_strides[1])[:, None] + d, mask=mask, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision=C.precision)
+        if C.softcap:
+            scores = (1.0 - 2.0 / (1.0 + tl.exp(2.0 * scores * cap_in))) * cap_log2
+        else:
+            scores = scores * scale_log2
+        if C.alibi:
+            scores -= slope[:, None] * tl.abs(position[:, None] - key[None, :]).to(tl.float32)
+        seen = (key[None, :] >= low[:, None]) & (key[None, :] < high[:, None])
+        scores = tl.where(seen, scores, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(scores, 1))
+        weights = tl.exp2(scores - new_max[:, None])
+        rescale = tl.exp2(row_max - new_max)
+        row_sum = row_sum * rescale + tl.sum(weights, 1)
+        row_max = new_max
+        v = tl.load((v_base + page * v_strides[0] + place * v_strides[1])[:, None] + d, mask=mask, other=0.0)
+        if CAREFUL:
+            wrong = tl.where(is_finite(v), 0.0, 1.0).to(v.dtype)
+            reached = tl.dot(seen.to(v.dtype), wrong, reached, input_precision=C.precision)
+            v = tl.where(is_finite(v), v, 0.0).to(v.dtype)
+        acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision=C.precision)
+    return acc, row_sum, row_max, reached
+
+
+@triton.jit(do_not_specialize=NOT_SPECIALISED)
+def attend_kernel(
+    q, k_cache, v_cache, out, lse, lengths, leftpad, table, cos, sin, slopes, q_strides, k_strides, v_strides,
+    cos_row, sin_row, angles, slope_row, table_row, sequences, seqlen_q, added, size, pages, columns, left, right,
+    splits, scale_log2, cap_in, cap_log2, C: tl.constexpr,
+):  # fmt: skip
+    """Programs (B * K, parts of the keys, tiles of rows): out (splits, B, Sq, H, D), lse (splits, B, H, Sq)."""
+    ROWS: tl.constexpr = C.rows
+    split = tl.program_id(1)
+    kv_heads = tl.num_programs(0) // sequences
+    batch = (tl.program_id(0) // kv_heads).to(tl.int64)
+    kv_head = (tl.program_id(0) % kv_heads).to(tl.int64)
+    first_row = tl.program_id(2) * C.rows
+    row = first_row + tl.arange(0, C.rows)
+    query = row // C.group
+    head = kv_head * C.group + row % C.group
+    real = query < seqlen_q
+
+    filled = tl.load(lengths + batch)
+    pad = 0
+    if C.leftpad:
+        pad = tl.maximum(tl.load(leftpad + batch), 0)
+    length = tl.maximum(tl.minimum(filled + added, size * columns) - pad, 0)
+    position = length - seqlen_q + query
+    low = tl.zeros([ROWS], tl.int32)
+    high = tl.where(real, length, 0)
+    first, past = 0, length
+    first_query = first_row // C.group
+    last_query = tl.minimum((first_row + C.rows - 1) // C.group, seqlen_q - 1)
+    if C.left:
+        low = tl.maximum(position - left, 0)
+        first = tl.maximum(length - seqlen_q + first_query - left, 0)
+    if C.right:
+        high = tl.where(real, tl.minimum(position + right + 1, length), 0)
+        past = tl.maximum(tl.minimum(length - seqlen_q + last_query + right + 1, length), 0)
+    # This program's part: whole tiles, as many as the others'.
+    first = first // C.keys * C.keys
+    share = tl.cdiv(tl.cdiv(tl.maximum(past - first, 0), C.keys), splits) * C.keys
+    first += split * share
+    past = tl.minimum(first + share, past)
+
+    q_pointers = q + batch * q_strides[0] + query.to(tl.int64) * q_strides[1] + head * q_strides[2]
+    at = filled + tl.zeros([ROWS], tl.int32)
+    if C.left or C.right:
+        at += query
+    at = tl.minimum(tl.maximum(at, 0), angles - 1).to(tl.int64)
+    q_tile = _load_turned(q_pointers, real, at, cos, sin, cos_row, sin_row, C)
+    slope = tl.zeros([ROWS], tl.float32)
+    if C.alibi:
+        slope = tl.load(slopes + batch * slope_row + head, mask=real, other=0.0) * 1.4426950408889634
+    k_base = k_cache + kv_head * k_strides[2]
+    v_base = v_cache + kv_head * v_strides[2]
+    table += batch * table_row
+    acc, row_sum, row_max, _ = _over_keys(
+        q_tile, first, past, k_base, v_base, k_strides, v_strides, table, size, pages, pad, length, low, high, position,
+        slope, scale_log2, cap_in, cap_log2, False, C.keys, C,
+    )  # fmt: skip
+    if C.left or C.right:  # else every key is seen  # noqa: SIM102 - the first is decided while compiling
+        if has_nan(acc):
+            acc, row_sum, row_max, reached = _over_keys(
+                q_tile, first, past, k_base, v_base, k_strides, v_strides, table, size, pages, pad, length, low, high,
+                position, slope, scale_log2, cap_in, cap_log2, True, CAREFUL_BLOCK, C,
+            )  # fmt: skip
+            acc = tl.where(reached > 0, float("nan"), acc)
+
+    empty = row_sum == 0
+    total = tl.where(empty, 1.0, row_sum)
+    heads = kv_heads * C.group
+    at_row = ((split * sequences + batch) * seqlen_q + query) * heads + head
+    d = tl.arange(0, C.block_d)[None, :]
+    tl.store(
+        out + at_row[:, None] * C.head_dim + d, (acc / total[:, None]).to(out.dtype.element_ty),
+        mask=real[:, None] & (d < C.head_dim),
+    )  # fmt: skip
+    natural = tl.where(empty, float("-inf"), (row_max + tl.log2(total)) * 0.6931471805599453)
+    tl.store(lse + ((split * sequences + batch) * heads + head) * seqlen_q + query, natural, mask=real)
+
+
+@triton.jit(do_not_specialize=["rows", "seqlen_q", "heads", "splits"])
+def join_kernel(
+    parts, part_lse, out, lse, rows, seqlen_q, heads, splits, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    SPLITS: tl.constexpr,
+):  # fmt: skip
+    """A program for each row of out (B, Sq, H, D): sum of exp(lse_i - lse) out_i, lse = log(sum of exp(lse_i))."""
+    row = tl.program_id(0).to(tl.int64)
+    head = row % heads
+    query = row // heads % seqlen_q
+    batch = row // heads // seqlen_q
+    at_lse = (batch * heads + head) * seqlen_q + query
+    split = tl.arange(0, SPLITS)
+    real = split < splits
+    split = split.to(tl.int64)
+    each = tl.load(part_lse + split * rows + at_lse, mask=real, other=float("-inf"))
+    highest = tl.max(each, 0)
+    highest = tl.where(highest == float("-inf"), 0.0, highest)
+    weights = tl.exp(each - highest)
+    total = tl.sum(weights, 0)
+    safe = tl.where(total == 0, 1.0, total)
+    d = tl.arange(0, BLOCK_D)
+    mask = d < HEAD_DIM
+    pointers = parts + (split * rows + row)[:, None] * HEAD_DIM + d[None, :]
+    each_out = tl.load(pointers, mask=real[:, None] & mask[None, :], other=0.0)
+    joined = tl.sum(each_out * (weights / safe)[:, None], 0)
+    tl.store(out + row * HEAD_DIM + d, joined.to(out.dtype.element_ty), mask=mask)
+    tl.store(lse + at_lse, tl.where(total == 0, float("-inf"), highest + tl.log(safe)))
+
+
+def append_launch(
+    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, lengths: torch.Tensor,
+    table: torch.Tensor, paged: bool, cos: torch.Tensor | None, sin: torch.Tensor | None, interleaved: bool,
+) -> Launch:  # fmt: skip
+    """k, v (B, Sn, K, D) into the caches (P, L, K, D), from row lengths (B,) of the sequences on."""
+    batch, added, kv_heads, head_dim = k.shape
+    constants = Constants(
+        1, head_dim, _padded(head_dim), NEW_ROWS, 0, paged, False, 0 if cos is None else 2 * cos.shape[1], interleaved,
+        False, False, False, False, "",
+    )  # fmt: skip
+    return Launch(
+        kernel=append_kernel,
+        grid=(batch, kv_heads, ceil_div(added, NEW_ROWS)),
+        args=(
+            k, v, k_cache, v_cache, lengths, table, *_rotary(cos, sin, k), k.stride()[:3], v.stride()[:3],
+            k_cache.stride()[:3], v_cache.stride()[:3], *_rotary_rows(cos, sin), table.stride(0), added,
+            k_cache.shape[1], k_cache.shape[0], table.shape[1],
+        ),
+        constants={"C": constants},
+        options={"num_warps": 4},
+    )  # fmt: skip
+
+
+def attend_launches(
+    out: torch.Tensor, lse: torch.Tensor, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
+    lengths: torch.Tensor, leftpad: torch.Tensor | None, table: torch.Tensor, paged: bool, added: int,
+    cos: torch.Tensor | None, sin: torch.Tensor | None, interleaved: bool, scale: float, left: int, right: int,
+    softcap: float, slopes: torch.Tensor | None, splits: int,
+) -> list[Launch]:  # fmt: skip
+    """The launches that fill out (B, Sq, H, D) and lse (B, H, Sq): of all keys, or of `splits` parts and their join."""
+    batch, seqlen_q, heads, head_dim = q.shape
+    kv_heads = k_cache.shape[2]
+    group, block_d, exact = heads // kv_heads, _padded(head_dim), q.dtype == torch.float32
+    rows = seqlen_q * group
+    tile = 16 if rows <= 16 or block_d > 128 or exact else 64
+    keys = 32 if block_d > 128 or exact else 64
+    constants = Constants(
+        group, head_dim, block_d, tile, keys, paged, leftpad is not None, 0 if cos is None else 2 * cos.shape[1],
+        interleaved, left >= 0, right >= 0, softcap > 0, slopes is not None,
+        ("ieee" if INTERPRETED else "tf32x3") if exact else "tf32",
+    )  # fmt: skip
+    programs = ceil_div(rows, tile) * batch * kv_heads
+    capacity = table.shape[1] * k_cache.shape[1]
+    if splits == 0:
+        splits = splits_for(programs, ceil_div(capacity, keys), q.device)
+    parts, part_lse = out, lse
+    if splits > 1:
+        parts = torch.empty((splits, *out.shape), dtype=torch.float32, device=q.device)
+        part_lse = torch.empty((splits, *lse.shape), dtype=torch.float32, device=q.device)
+    first = Launch(
+        kernel=attend_kernel,
+        grid=(batch * kv_heads, splits, ceil_div(rows, tile)),
+        args=(
+            q, k_cache, v_cache, parts, part_lse, lengths, lengths if leftpad is None else leftpad, table,
+            *_rotary(cos, sin, q), lse if slopes is None else slopes, q.stride()[:3], k_cache.stride()[:3],
+            v_cache.stride()[:3], *_rotary_rows(cos, sin),
+            0 if slopes is None or slopes.dim() == 1 or slopes.shape[0] == 1 else slopes.stride(0), table.stride(0),
+            batch, seqlen_q, added, k_cache.shape[1], k_cache.shape[0], table.shape[1], max(left, 0), max(right, 0),
+            splits, scale * _LOG2E, scale / softcap if softcap else 0.0, softcap * _LOG2E,
+        ),
+        constants={"C": constants},
+        options={"num_warps": 4 if tile * block_d <= 2048 else 8, "num_stages": 3 if tile == 16 else 2},
+    )  # fmt: skip
+    if splits == 1:
+        return [first]
+    count = batch * seqlen_q * heads
+    return [first, Launch(
+        kernel=join_kernel,
+        grid=(count,),
+        args=(parts, part_lse, out, lse, count, seqlen_q, heads, splits),
+        constants={"HEAD_DIM": head_dim, "BLOCK_D": block_d, "SPLITS": 1 << (splits - 1).bit_length()},
+        options={"num_warps": 4 if splits * block_d > 4096 else 1},
+    )]  # fmt: skip
+
+
+def splits_for(programs: int, tiles: int, device: torch.device) -> int:
+    """Into how many parts to cut the keys: two programs a multiprocessor, and four tiles of keys or more in each."""
+    return max(1, min(ceil_div(2 * _multiprocessors(device), max(programs, 1)), tiles // 4, 128))
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+
+
+def _padded(head_dim: int) -> int:
+    return max(16, 1 << (head_dim - 1).bit_length())
+
+
+def _rotary(cos: torch.Tensor | None, sin: torch.Tensor | None, unused: torch.Tensor) -> tuple:
+    return (unused, unused) if cos is None or sin is None else (cos, sin)
+
+
+def _rotary_rows(cos: torch.Tensor | None, sin: torch.Tensor | None) -> tuple[int, int, int]:
+    """The strides of their rows, and how many there are."""
+    return (0, 0, 1) if cos is None or sin is None else (cos.stride(0), sin.stride(0), cos.shape[0])
+
+
+def attend(q: torch.Tensor, *call: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Allocate and compute (out, lse); the arguments are `attend_launches`'s."""
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
+    for launch in attend_launches(out, lse, q, *call):
+        launch.run()
+    return out, lse

@@ -1,0 +1,410 @@
+"""Attention over a cache of keys and values, for generating text: flash-attn's function, forward only; and keys in
+pages for its packed sequences.
+
+Two operators: `append_to_cache` rotates new keys and writes them with their values; `attend_to_cache` rotates the
+queries and attends. On a GPU they are the kernels of backends/portable/decode.py; elsewhere plain PyTorch here.
+
+B batch, Sq queries, Sn new keys, H query heads, K key/value heads, D head dimension, R rotated dimensions of D. A
+cache is P pages of L rows: (P, L, K, D). A table (B, M) says which pages hold a sequence's keys, one after the other;
+a cache without pages is the same with one page a sequence, M = 1. C = M * L is what a sequence has room for.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import dispatch, masks, reference
+from .arguments import (
+    Sizes,
+    Window,
+    autocasted,
+    check_alibi,
+    check_device,
+    check_flag,
+    check_head_dim,
+    check_length,
+    check_same,
+    check_sink,
+    check_softcap,
+    check_tensor,
+    dtype_name,
+    plain_integer,
+    plain_window,
+    softmax_scale_or_default,
+)
+from .calls import Packing, with_sink
+from .masks import HIGH, LOW, POSITION, START, Mask
+from .masks.constructors import check_window
+from .ops import check_interpreter, on_device, unit_stride
+from .options import Options
+from .remembered import values_of
+
+MOST_SPLITS = 128
+
+
+@torch.no_grad()
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+    *,
+    learnable_sink: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention of a few new tokens over a cache, which k and v join first, in place. Exact; without a gradient.
+
+    Names, order, defaults and meaning are flash-attn 2.8's; what follows the * is ours.
+
+    q: (B, Sq, H, D). k_cache, v_cache: (caches, C, K, D) or, with block_table, pages (P, L, K, D) of any length L; of
+        q's dtype, with a last stride of 1.
+    k, v: (B, Sn, K, D), written to the rows from cache_seqlens on; both or neither. What does not fit is not written.
+    rotary_cos, rotary_sin: (C or more, R / 2), floating: with k, queries and new keys are rotated (RoFormer, arXiv
+        2104.09864) by their row in the cache: a new key by its own; query i by cache_seqlens + i, where neither causal
+        nor a window is asked for by cache_seqlens.
+    cache_seqlens: how many rows of each sequence are filled before k: an integer, or (B,) int32. None: all C.
+    cache_batch_idx: (B,) int32: which cache each sequence has; None: its own number. Not with block_table.
+    cache_leftpad: (B,) int32: how many of a sequence's first rows hold nothing; None: 0.
+    block_table: (B, M) int32: the pages of each sequence. Entries past its end may be anything.
+    causal, window_size, alibi_slopes: aligned bottom-right, the last query at the last key, as in `flash_attn_func`.
+    rotary_interleaved: dimensions 0 and 1, 2 and 3, ... turn together; else 0 and R / 2, 1 and R / 2 + 1, ...
+    num_splits: into how many parts a sequence's keys are cut, computed side by side and joined by their log-sum-exp:
+        1 to 128; 0: as many as fill the GPU.
+    softmax_scale, softcap, learnable_sink: as in `flash_attn_func`.
+
+    Returns out (B, Sq, H, D), or with return_softmax_lse (out, lse (B, H, Sq) float32). A query that sees no key gives
+    0 and -inf. Raises TypeError or ValueError naming the argument; lengths are checked on a CPU, while on a GPU, which
+    is not waited for, those past C count as C.
+    """
+    q, k, v = autocasted(q, k, v)
+    table, capacity = _check_tensors(q, k_cache, v_cache, k, v, cache_batch_idx, block_table)
+    sizes = Sizes(
+        q.shape[0], q.shape[1], capacity, q.shape[2], k_cache.shape[2], q.shape[3], q.shape[0], q.dtype, q.device
+    )
+    scale = softmax_scale_or_default(softmax_scale, sizes.head_dim)
+    for name, flag in (
+        ("causal", causal),
+        ("rotary_interleaved", rotary_interleaved),
+        ("return_softmax_lse", return_softmax_lse),
+    ):
+        check_flag(name, flag)
+    window_size = plain_window(window_size)
+    check_window("window_size", window_size)
+    check_softcap(softcap)
+    check_alibi(alibi_slopes, sizes, None)
+    check_sink(learnable_sink, sizes)
+    num_splits = plain_integer(num_splits)
+    check_length("num_splits", num_splits)
+    if num_splits > MOST_SPLITS:
+        raise ValueError(f"num_splits must be at most {MOST_SPLITS}, not {num_splits}")
+    added = 0 if k is None else k.shape[1]
+    lengths = _lengths(cache_seqlens, sizes, added, k is not None)
+    if cache_leftpad is not None:
+        cache_leftpad = _rows("cache_leftpad", cache_leftpad, sizes)
+    _check_rotary(rotary_cos, rotary_sin, sizes, k is not None)
+    rotary = (rotary_cos, rotary_sin, rotary_interleaved)
+    left, right = window_size[0], 0 if causal else window_size[1]
+    paged = block_table is not None
+    if k is not None and v is not None:
+        _of_device(q, _append_op, append)(k, v, k_cache, v_cache, lengths, table, paged, *rotary)
+    out, lse = _of_device(q, _attend_op, attend)(
+        q, k_cache, v_cache, lengths, cache_leftpad, table, paged, added, *rotary, scale, left, right, float(softcap),
+        alibi_slopes, num_splits,
+    )  # fmt: skip
+    if learnable_sink is not None:
+        out, lse = with_sink(out, lse, learnable_sink)
+    return (out, lse) if return_softmax_lse else out
+
+
+# --- what is given ---------------------------------------------------------------------------------------------------
+
+
+def _check_tensors(
+    q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, batch_index: Any, block_table: Any
+) -> tuple[Tensor, int]:
+    """The table (B, M) of the cache and its C."""
+    check_tensor("q", q, "(B, Sq, H, D)")
+    layout = "(caches, C, K, D)" if block_table is None else "(pages, page size, K, D)"
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        check_tensor(name, cache, layout)
+        check_same(name, cache, "q", q)
+        if cache.shape != k_cache.shape:
+            raise ValueError(
+                f"k_cache and v_cache must have the same shape, not {tuple(k_cache.shape)} and {tuple(v_cache.shape)}"
+            )
+        if cache.stride(-1) != 1 and cache.shape[-1] > 1:
+            raise ValueError(f"{name} must have a last stride of 1, as it is written in place, not {cache.stride(-1)}")
+    batch, heads, head_dim = q.shape[0], q.shape[2], q.shape[3]
+    kv_heads = k_cache.shape[2]
+    check_head_dim(head_dim)
+    if k_cache.shape[3] != head_dim:
+        raise ValueError(f"q and k_cache must have the same head dimension, not {head_dim} and {k_cache.shape[3]}")
+    if kv_heads < 1 or heads < 1 or heads % kv_heads != 0:
+        raise ValueError(f"q's heads must be a multiple of k_cache's heads, not {heads} and {kv_heads}")
+    if (k is None) != (v is None):
+        raise ValueError("k and v must be given together, or neither")
+    for name, x in (("k", k), ("v", v)):
+        if x is None:
+            continue
+        check_tensor(name, x, "(B, Sn, K, D)")
+        check_same(name, x, "q", q)
+        if tuple(x.shape) != (batch, k.shape[1], kv_heads, head_dim):
+            raise ValueError(
+                f"{name} must have the shape (B, Sn, K, D) = ({batch}, {k.shape[1]}, {kv_heads}, {head_dim}), "
+                f"not {tuple(x.shape)}"
+            )
+    if block_table is not None:
+        if batch_index is not None:
+            raise ValueError("cache_batch_idx must be None with block_table, which says where each sequence lies")
+        check_block_table(block_table, batch, k_cache)
+        return block_table, block_table.shape[1] * k_cache.shape[1]
+    caches = k_cache.shape[0]
+    if batch_index is None:
+        if caches != batch:
+            raise ValueError(f"k_cache must be of q's {batch} sequences (or give cache_batch_idx), not of {caches}")
+        return torch.arange(batch, device=q.device, dtype=torch.int32)[:, None], k_cache.shape[1]
+    sizes = Sizes(batch, 0, 0, 0, 0, 0, batch, q.dtype, q.device)
+    index = _rows("cache_batch_idx", batch_index, sizes)
+    found = values_of(index, lambda x: torch.stack([x.amin(), x.amax()])) if q.device.type == "cpu" and batch else None
+    if found is not None and not 0 <= found[0] <= found[1] < caches:
+        raise ValueError(f"cache_batch_idx must be of the {caches} caches, from 0, not from {found[0]} to {found[1]}")
+    return index[:, None], k_cache.shape[1]
+
+
+def check_block_table(block_table: Any, sequences: int | None = None, pages: Tensor | None = None) -> None:
+    """block_table (N, M) int32 of pages (P, L, K, D)."""
+    if not isinstance(block_table, Tensor):
+        raise TypeError(f"block_table must be an int32 tensor (sequences, pages), not {type(block_table).__name__}")
+    if block_table.dtype != torch.int32:
+        raise TypeError(f"block_table must be int32, not {dtype_name(block_table.dtype)}")
+    if block_table.dim() != 2 or sequences not in (None, block_table.shape[0]):
+        of = "" if sequences is None else f" = ({sequences}, ...)"
+        raise ValueError(f"block_table must have the shape (sequences, pages){of}, not {tuple(block_table.shape)}")
+    if pages is None:
+        return
+    check_device("block_table", block_table, pages.device)
+    if block_table.shape[1] > 0 and pages.shape[0] == 0:
+        raise ValueError("block_table must name pages, and there are none")
+
+
+def _rows(name: str, x: Any, sizes: Sizes) -> Tensor:
+    """(B,) integers, as int32."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be an int32 tensor (B,), not {type(x).__name__}")
+    if x.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name} must be int32, not {dtype_name(x.dtype)}")
+    check_device(name, x, sizes.device)
+    if tuple(x.shape) != (sizes.batch,):
+        raise ValueError(f"{name} must have the shape (B,) = ({sizes.batch},), not {tuple(x.shape)}")
+    return x.to(torch.int32)
+
+
+def _lengths(cache_seqlens: Any, sizes: Sizes, added: int, appends: bool) -> Tensor:
+    """(B,) int32: the filled rows before the new ones."""
+    if cache_seqlens is None:
+        if appends:
+            raise ValueError("cache_seqlens must be given with k and v: it says where they go")
+        cache_seqlens = sizes.seqlen_k
+    if not isinstance(cache_seqlens, Tensor):
+        cache_seqlens = plain_integer(cache_seqlens)
+        check_length("cache_seqlens", cache_seqlens)
+        most: int | None = cache_seqlens
+        lengths = torch.full((sizes.batch,), cache_seqlens, dtype=torch.int32, device=sizes.device)
+    else:
+        lengths = _rows("cache_seqlens", cache_seqlens, sizes)
+        # Read on a CPU only: a GPU's change at every token, so that each call would wait for it.
+        on_cpu = sizes.device.type == "cpu" and sizes.batch > 0
+        found = values_of(lengths, lambda x: torch.stack([x.amin(), x.amax()])) if on_cpu else None
+        if found is not None and found[0] < 0:
+            raise ValueError(f"cache_seqlens must be 0 or more, not {found[0]}")
+        most = None if found is None else found[1]
+    if most is not None and most + added > sizes.seqlen_k:
+        new = f" and {added} new ones" if appends else ""
+        raise ValueError(
+            f"cache_seqlens must fit the cache: {most} rows{new} are more than the {sizes.seqlen_k} that k_cache (with "
+            "block_table: the pages of a sequence) has"
+        )
+    return lengths
+
+
+def _check_rotary(cos: Any, sin: Any, sizes: Sizes, appends: bool) -> None:
+    if (cos is None) != (sin is None):
+        raise ValueError("rotary_cos and rotary_sin must be given together, or neither")
+    if cos is None:
+        return
+    if not appends:
+        raise ValueError("rotary_cos and rotary_sin must be None without k and v, the keys that they rotate")
+    for name, x in (("rotary_cos", cos), ("rotary_sin", sin)):
+        check_tensor(name, x, "(C, R / 2)")
+        check_device(name, x, sizes.device)
+        if x.shape != cos.shape or x.shape[0] < sizes.seqlen_k or not 1 <= x.shape[1] <= sizes.head_dim // 2:
+            raise ValueError(
+                f"{name} must have the shape (C, R / 2), with {sizes.seqlen_k} rows or more and at most "
+                f"{sizes.head_dim // 2} columns, rotary_sin as rotary_cos, not {tuple(x.shape)}"
+            )
+
+
+# --- in plain PyTorch ------------------------------------------------------------------------------------------------
+
+
+def _places(rows: Tensor, table: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
+    """Where rows (B, n) of the sequences lie: page and row in the page, held within the cache."""
+    size, most = cache.shape[1], cache.shape[0] - 1
+    rows = rows.clamp(0, max(table.shape[1] * size - 1, 0)).long()
+    return table.long().gather(1, rows // size).clamp(0, most), rows % size
+
+
+def rotated(x: Tensor, positions: Tensor, cos: Tensor | None, sin: Tensor | None, interleaved: bool) -> Tensor:
+    """x (B, S, heads, D) with its first R dimensions turned by positions (B, S); computed in float32 or x's own."""
+    if cos is None or sin is None:
+        return x
+    exact = torch.promote_types(x.dtype, torch.float32)
+    half, at = cos.shape[1], positions.clamp(0, cos.shape[0] - 1).long()
+    c, s = cos[at][:, :, None].to(exact), sin[at][:, :, None].to(exact)
+    first, rest = x[..., : 2 * half].to(exact), x[..., 2 * half :]
+    if interleaved:
+        a, b = first[..., 0::2], first[..., 1::2]
+        turned = torch.stack((a * c - b * s, b * c + a * s), -1).flatten(-2)
+    else:
+        a, b = first[..., :half], first[..., half:]
+        turned = torch.cat((a * c - b * s, b * c + a * s), -1)
+    return torch.cat((turned.to(x.dtype), rest), -1)
+
+
+def append(
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, table: Tensor, paged: bool,
+    cos: Tensor | None, sin: Tensor | None, interleaved: bool,
+) -> None:  # fmt: skip
+    """Write k, rotated, and v to the rows from `lengths` on."""
+    if dispatch.runs_kernels(k.device):
+        from .backends.portable import decode  # Triton is imported only where it is used
+
+        k, v, lengths, table = map(unit_stride, (k, v, lengths, table))
+        if cos is not None and sin is not None:
+            cos, sin = unit_stride(cos), unit_stride(sin)
+        if k.numel():
+            with on_device(k.device):
+                decode.append_launch(k, v, k_cache, v_cache, lengths, table, paged, cos, sin, interleaved).run()
+        return
+    rows = lengths[:, None] + torch.arange(k.shape[1], device=k.device)
+    fits = (rows >= 0) & (rows < table.shape[1] * k_cache.shape[1])
+    page, row = (x[fits] for x in _places(rows, table, k_cache))
+    k_cache[page, row] = rotated(k, rows, cos, sin, interleaved)[fits]
+    v_cache[page, row] = v[fits]
+
+
+def attend(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, leftpad: Tensor | None, table: Tensor, paged: bool,
+    added: int, cos: Tensor | None, sin: Tensor | None, interleaved: bool, scale: float, left: int, right: int,
+    softcap: float, slopes: Tensor | None, splits: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(out (B, Sq, H, D), lse (B, H, Sq)), contiguous. left, right: the window, -1 for no bound."""
+    if dispatch.runs_kernels(q.device):
+        from .backends.portable import decode
+
+        check_interpreter(q.dtype)
+        q, lengths, table = map(unit_stride, (q, lengths, table))
+        leftpad, cos, sin, slopes = (x if x is None else unit_stride(x) for x in (leftpad, cos, sin, slopes))
+        with on_device(q.device):
+            return decode.attend(
+                q, k_cache, v_cache, lengths, leftpad, table, paged, added, cos, sin, interleaved, scale, left, right,
+                softcap, slopes, splits,
+            )  # fmt: skip
+    batch, seqlen_q = q.shape[:2]
+    capacity = table.shape[1] * k_cache.shape[1]
+    query = torch.arange(seqlen_q, device=q.device)[None]
+    moves = query if left >= 0 or right >= 0 else query * 0
+    turned = rotated(q, lengths[:, None] + moves, cos, sin, interleaved)
+    pad = torch.zeros_like(lengths) if leftpad is None else leftpad.clamp(min=0)
+    length = ((lengths + added).clamp(max=capacity) - pad).clamp(min=0)[:, None]
+    position = (length - seqlen_q + query).expand(batch, seqlen_q)
+    low = torch.zeros_like(position) if left < 0 else (position - left).clamp(min=0)
+    high = length.expand_as(position) if right < 0 else torch.minimum(position + right + 1, length)
+    sequence = torch.arange(batch, device=q.device)[:, None].expand_as(position)
+    rows = torch.stack((low, torch.maximum(low, high), position, torch.zeros_like(position), sequence)).int()
+    page, row = _places(pad[:, None] + torch.arange(capacity, device=q.device), table, k_cache)
+    options = Options(scale, softcap=softcap, alibi_slopes=slopes, mask=Mask(rows, None, capacity))
+    with torch.autocast(q.device.type, enabled=False):
+        out, lse = reference.forward_from(turned, k_cache[page, row], v_cache[page, row], options)
+    return out.contiguous(), lse.contiguous()
+
+
+# --- packed sequences whose keys lie in pages ------------------------------------------------------------------------
+
+
+def paged(
+    q: Tensor, k: Tensor, v: Tensor, packing: Packing, block_table: Any, mask: Any, causal: bool, window_size: Any
+) -> tuple[Tensor, Tensor, Mask]:
+    """k and v (pages, page size, K, D) as packed rows, and who sees what there. The rest is checked.
+
+    Each sequence has as many rows as its row of block_table (N, M) has room for, seen or not.
+    """
+    cu_q, cu_k, _, longest = packing
+    check_block_table(block_table, cu_k.shape[0] - 1, k)
+    if mask is not None:
+        raise ValueError("mask must be None with block_table, whose keys this call packs")
+    room, total = block_table.shape[1] * k.shape[1], block_table.numel() * k.shape[1]
+    if isinstance(longest, int) and longest > room:
+        raise ValueError(f"block_table must have pages for max_seqlen_k = {longest} keys, not for {room}")
+    made = masks.varlen(cu_q, cu_k, q.shape[0], total, causal=causal, window=window_size)
+    # From where a sequence's keys would lie without gaps to where they do.
+    moved = torch.arange(block_table.shape[0], device=q.device, dtype=torch.int32) * room - cu_k[:-1]
+    places = torch.arange(q.shape[0], device=q.device, dtype=torch.int32)
+    shift = moved[(torch.searchsorted(cu_q, places, right=True) - 1).clamp(0, moved.shape[0] - 1)]
+    rows = made.queries.clone()
+    for row in (LOW, HIGH, POSITION, START):
+        rows[row] += shift
+    pages = (
+        block_table.long().clamp(0, max(k.shape[0] - 1, 0)).flatten()
+    )  # what is past a sequence's end may be anything
+    return k[pages].flatten(0, 1), v[pages].flatten(0, 1), Mask(rows, None, total)
+
+
+# --- the operators ---------------------------------------------------------------------------------------------------
+_DEVICES = ("cpu", "cuda")
+_ROTARY = "Tensor? cos, Tensor? sin, bool interleaved"
+_SCHEMAS = {
+    "append_to_cache": "(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor lengths, Tensor table, "
+    f"bool paged, {_ROTARY}) -> ()",
+    "attend_to_cache": "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor lengths, Tensor? leftpad, Tensor table, "
+    f"bool paged, SymInt added, {_ROTARY}, float scale, SymInt left, SymInt right, float softcap, Tensor? slopes, "
+    "int splits) -> (Tensor, Tensor)",
+}
+for _name, _function in (("append_to_cache", append), ("attend_to_cache", attend)):
+    torch.library.define(f"flashtrain_kernels::{_name}", _SCHEMAS[_name], tags=torch.Tag.pt2_compliant_tag)
+    torch.library.impl(f"flashtrain_kernels::{_name}", _DEVICES, _function)
+
+
+@torch.library.register_fake("flashtrain_kernels::append_to_cache")
+def _append_fake(*_: Any) -> None:
+    return None
+
+
+@torch.library.register_fake("flashtrain_kernels::attend_to_cache")
+def _attend_fake(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    exact = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return q.new_empty(q.shape), q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=exact)
+
+
+_append_op = torch.ops.flashtrain_kernels.append_to_cache.default
+_attend_op = torch.ops.flashtrain_kernels.attend_to_cache.default
+
+
+def _of_device(q: Tensor, operator: Any, function: Any) -> Any:
+    """The operators exist for the CPU and CUDA; elsewhere the same functions are called directly."""
+    return operator if q.device.type in _DEVICES else function

@@ -1,0 +1,166 @@
+"""flash_attn_with_kvcache and keys in pages: on a CPU by plain PyTorch, in Triton's interpreter, compiled ahead of
+time, and what is said of mistakes."""
+
+import inspect
+
+import pytest
+import torch
+from child_process import assert_passes_in_the_interpreter, compiled_rows
+from kvcache_cases import ALONE, Case, expected
+
+import flashtrain_kernels as fk
+
+FLASH_ATTN = {
+    "q": None, "k_cache": None, "v_cache": None, "k": None, "v": None, "rotary_cos": None, "rotary_sin": None,
+    "cache_seqlens": None, "cache_batch_idx": None, "cache_leftpad": None, "block_table": None, "softmax_scale": None,
+    "causal": False, "window_size": (-1, -1), "softcap": 0.0, "rotary_interleaved": True, "alibi_slopes": None,
+    "num_splits": 0, "return_softmax_lse": False,
+}  # fmt: skip
+
+
+def test_parameters_and_defaults_are_flash_attns():
+    parameters = inspect.signature(fk.flash_attn_with_kvcache).parameters
+    given = {
+        name: None if p.default is p.empty else p.default for name, p in parameters.items() if p.kind != p.KEYWORD_ONLY
+    }
+    assert list(given.items()) == list(FLASH_ATTN.items())
+
+
+@pytest.mark.parametrize("case", ALONE, ids=str)
+def test_every_feature_equals_the_formula_and_the_cache_is_written(case):
+    arguments = case.arguments(torch.float64)
+    wanted = expected(case, arguments)
+    out, lse = fk.flash_attn_with_kvcache(**arguments)
+    torch.testing.assert_close(out, wanted["out"])
+    torch.testing.assert_close(lse, wanted["lse"])
+    for name in ("k_cache", "v_cache"):
+        torch.testing.assert_close(arguments[name], wanted[name])
+
+
+def test_one_token_after_another_is_attention_over_them_all():
+    q, k, v = (torch.randn(2, 9, heads, 8, dtype=torch.float64) for heads in (4, 2, 2))
+    whole = fk.flash_attn_func(q, k, v, causal=True, window_size=(4, 0))
+    caches = torch.zeros(2, 12, 2, 8).double(), torch.zeros(2, 12, 2, 8).double()
+    for i in range(9):
+        one = slice(i, i + 1)
+        out = fk.flash_attn_with_kvcache(
+            q[:, one], *caches, k[:, one], v[:, one], cache_seqlens=i, causal=True, window_size=[4, 0]
+        )
+        torch.testing.assert_close(out, whole[:, one])
+
+
+def test_a_cache_that_is_full_needs_no_length_and_sinks_join():
+    q, cache = torch.randn(2, 3, 4, 8).double(), torch.randn(2, 6, 2, 8).double()
+    sink = torch.randn(4).double()
+    got = fk.flash_attn_with_kvcache(q, cache, cache, causal=True, learnable_sink=sink, return_softmax_lse=True)
+    wanted = fk.flash_attn_func(q, cache, cache, causal=True, learnable_sink=sink, return_lse=True)
+    for one, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_under_torch_compile_with_lengths_that_change():
+    case = Case(seqlen_q=2, new=2, causal=True, rotary=8)
+    compiled = torch.compile(fk.flash_attn_with_kvcache, backend="aot_eager", fullgraph=True)
+    for seed in range(2):
+        arguments = case.arguments(torch.float64, seed)
+        wanted = expected(case, arguments)
+        out, _ = compiled(**arguments)
+        torch.testing.assert_close(out, wanted["out"])
+        torch.testing.assert_close(arguments["k_cache"], wanted["k_cache"])
+
+
+Q, CACHE, NEW = torch.zeros(2, 1, 4, 8), torch.zeros(2, 6, 2, 8), torch.zeros(2, 1, 2, 8)
+TABLE = torch.zeros(2, 3, dtype=torch.int32)
+MISTAKES = [
+    ({"q": Q[0]}, ValueError, r"q must have the shape \(B, Sq, H, D\)"),
+    ({"k_cache": CACHE[0]}, ValueError, r"k_cache must have the shape \(caches, C, K, D\)"),
+    ({"v_cache": CACHE[:, :5]}, ValueError, "k_cache and v_cache must have the same shape"),
+    ({"k_cache": CACHE.half()}, TypeError, "k_cache has dtype float16 and q has float32"),
+    (
+        {"v_cache": CACHE.transpose(2, 3).contiguous().transpose(2, 3)},
+        ValueError,
+        "v_cache must have a last stride of 1",
+    ),
+    ({"k_cache": CACHE[:1], "v_cache": CACHE[:1]}, ValueError, "k_cache must be of q's 2 sequences .*, not of 1"),
+    ({"q": Q[:, :, :3]}, ValueError, "q's heads must be a multiple of k_cache's heads, not 3 and 2"),
+    ({"k": NEW}, ValueError, "k and v must be given together"),
+    ({"k": NEW, "v": NEW}, ValueError, "cache_seqlens must be given with k and v"),
+    (
+        {"k": NEW[:1], "v": NEW, "cache_seqlens": 1},
+        ValueError,
+        r"k must have the shape \(B, Sn, K, D\) = \(2, 1, 2, 8\)",
+    ),
+    ({"k": NEW, "v": NEW, "cache_seqlens": 6}, ValueError, "cache_seqlens must fit the cache: 6 rows and 1 new ones"),
+    (
+        {"cache_seqlens": torch.tensor([7, 1])},
+        ValueError,
+        "cache_seqlens must fit the cache: 7 rows are more than the 6",
+    ),
+    ({"cache_seqlens": torch.tensor([-1, 1])}, ValueError, "cache_seqlens must be 0 or more, not -1"),
+    ({"cache_seqlens": torch.ones(3).int()}, ValueError, r"cache_seqlens must have the shape \(B,\) = \(2,\)"),
+    ({"cache_seqlens": torch.ones(2)}, TypeError, "cache_seqlens must be int32, not float32"),
+    ({"cache_seqlens": 1.5}, TypeError, "cache_seqlens must be an integer, not float"),
+    ({"cache_batch_idx": torch.tensor([0, 2])}, ValueError, "cache_batch_idx must be of the 2 caches, .* from 0 to 2"),
+    ({"block_table": TABLE, "cache_batch_idx": torch.tensor([0, 1])}, ValueError, "cache_batch_idx must be None with"),
+    ({"block_table": TABLE.long()}, TypeError, "block_table must be int32, not int64"),
+    ({"block_table": TABLE[:1]}, ValueError, r"block_table must have the shape \(sequences, pages\) = \(2, ...\)"),
+    ({"block_table": TABLE, "cache_seqlens": 19}, ValueError, "block_table: the pages of a sequence.* has"),
+    ({"rotary_cos": torch.ones(6, 4)}, ValueError, "rotary_cos and rotary_sin must be given together"),
+    ({"rotary_cos": torch.ones(6, 4), "rotary_sin": torch.ones(6, 4)}, ValueError, "must be None without k and v"),
+    ({"causal": 1}, TypeError, "causal must be True or False"),
+    ({"num_splits": 129}, ValueError, "num_splits must be at most 128, not 129"),
+    ({"num_splits": -1}, ValueError, "num_splits must be 0 or more"),
+    ({"learnable_sink": torch.zeros(3)}, ValueError, r"learnable_sink must have the shape \(H,\) = \(4,\)"),
+]
+
+
+@pytest.mark.parametrize(("changes", "error", "message"), MISTAKES, ids=[mistake[2][:50] for mistake in MISTAKES])
+def test_a_mistake_is_named(changes, error, message):
+    with pytest.raises(error, match=message):
+        fk.flash_attn_with_kvcache(**{"q": Q, "k_cache": CACHE, "v_cache": CACHE, **changes})
+
+
+@pytest.mark.parametrize("columns", [3, 5])
+def test_rotary_tables_too_short_or_too_wide_are_named(columns):
+    angle = torch.ones(5 if columns == 3 else 6, columns)
+    with pytest.raises(ValueError, match=r"rotary_cos must have the shape \(C, R / 2\), with 6 rows or more"):
+        fk.flash_attn_with_kvcache(Q, CACHE, CACHE, NEW, NEW, angle, angle, cache_seqlens=1)
+
+
+# --- packed sequences whose keys lie in pages ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_size": (2, 1), "alibi": True}], ids=str)
+def test_packed_sequences_over_pages_equal_those_over_rows_gradients_too(options):
+    options = dict(options)
+    lengths_q, lengths_k, size = [3, 0, 5], [7, 4, 5], 4
+    cu_q, cu_k = (torch.tensor([0, *lengths]).cumsum(0).int() for lengths in (lengths_q, lengths_k))
+    if options.pop("alibi", False):
+        options["alibi_slopes"] = torch.rand(3, 4)
+    table = torch.tensor([[5, 2], [0, -1], [1, 3]], dtype=torch.int32)  # 0 holds all of the second sequence
+    q = torch.randn(8, 4, 8, dtype=torch.float64, requires_grad=True)
+    pages = torch.randn(2, 6, size, 2, 8, dtype=torch.float64, requires_grad=True)
+    rows = [pages[:, table[n].long()].flatten(1, 2)[:, :length] for n, length in enumerate(lengths_k)]
+    k, v = torch.cat(rows, 1)
+    wanted = fk.flash_attn_varlen_func(q, k, v, cu_q, cu_k, 5, 7, **options, return_lse=True)
+    got = fk.flash_attn_varlen_func(q, *pages, cu_q, cu_k, 5, 7, **options, block_table=table, return_lse=True)
+    weight = torch.randn_like(wanted[0])
+    for one, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(one, other)
+    of_wanted = torch.autograd.grad((wanted[0] * weight).sum(), (q, pages))
+    for one, other in zip(torch.autograd.grad((got[0] * weight).sum(), (q, pages)), of_wanted, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+# --- the kernels without a GPU ---------------------------------------------------------------------------------------
+
+
+def test_the_kernels_equal_the_formula_in_the_interpreter():
+    assert_passes_in_the_interpreter("interpreter_kvcache_cases.py")
+
+
+@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])
+def test_the_kernels_compile_without_spills(capability):
+    rows = compiled_rows("kvcache_compile_cases.py", str(capability))
+    assert [row for row in rows if row["spills"] or row["shared"] > 101_376] == []
+    assert len(rows) == 12
