@@ -6,17 +6,14 @@ it small: steps, samples and tokens are few. None may end in a traceback or anot
 
 from __future__ import annotations
 
-import collections
-import importlib.util
 import itertools
 import json
-import os
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
+from as_a_reader import succeeds
 from published_commands import ROOT, shell_blocks
 
 pytestmark = pytest.mark.slow
@@ -41,6 +38,9 @@ PAGES = (
     "docs/start-from-weights.md",
     "docs/longer-context.md",
     "docs/several-gpus.md",
+    "docs/add-a-mask.md",
+    "docs/hugging-face.md",
+    "docs/chat.md",
 )
 # Of a page's numbers those that a CPU needs minutes for -> what is tried in their place.
 NUMBERS = {
@@ -65,41 +65,6 @@ NUMBERS = {
 def newest(folder: str) -> str:
     """The run that a page's `runs/NAME/...` stands for."""
     return str(max((path for path in Path(folder).iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime))
-
-
-def run(words: list[str], environment: dict[str, str]) -> tuple[int, str]:
-    """`python -m flashtrain` with these words: in a fork of this process, which has imported what takes seconds."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(read)
-        for stream in (1, 2):
-            os.dup2(write, stream)
-        sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
-        sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
-        os.environ.update(environment)
-        sys.argv = ["flashtrain", *words]
-        sys.modules["__main__"].__spec__ = importlib.util.find_spec("flashtrain.__main__")  # how jobs are started
-        status = 70
-        try:
-            from flashtrain.__main__ import main
-
-            main()
-            status = 0
-        except SystemExit as end:
-            status = end.code if isinstance(end.code, int) else 1
-        except BaseException:  # noqa: BLE001 - told, and the fork ends
-            import traceback
-
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
-    os.close(write)
-    with os.fdopen(read, encoding="utf-8", errors="replace") as output:
-        text = output.read()
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text
 
 
 def adapted(line: str, own: dict[str, str]) -> tuple[dict[str, str], list[str]] | None:
@@ -170,16 +135,10 @@ def test_the_commands_of_a_page_work_one_after_the_other(page: str, home: Path) 
     }
     if page == "docs/start-from-weights.md":  # it begins where a reader has trained a BERT
         small = ["bert.size=tiny", "context=32", "trainer.steps=2", "masked.token_budget=256", "data.tokenizer=bytes"]
-        status, output = run(["recipe=bert", "data=files", "data.path=novels", *small], {})
-        assert status == 0, output
+        succeeds(["recipe=bert", "data=files", "data.path=novels", *small])
     for typed in shell_blocks()[page]:
         command = adapted(typed, own)
         if command is None:
             continue
-        status, output = run(command[1], command[0])
-        told = f"{typed}\nas {shlex.join(command[1])}\n{output}"
-        assert status == 0, told
-        assert "Traceback" not in output, told
-        lines = collections.Counter(line for line in output.splitlines() if len(line.strip()) > 40)
-        many = "-m" in command[1] or "recipe=gpt2-long" in command[1]
-        assert many or max(lines.values(), default=0) <= 1, told  # each of several trainings says it
+        environment, words = command
+        succeeds(words, environment, several="-m" in words or "recipe=gpt2-long" in words)

@@ -151,6 +151,7 @@ class TextDataModule(ResumableDataModule):
         self.cache_dir = Path(cache_dir) if cache_dir is not None else None
         self._cache: TokenCache | None = None
         self._split: Split | None = None
+        self._split_of: tuple[TokenCache, float, int] | None = None
         self._check()
 
     def prepare_data(self) -> None:
@@ -171,8 +172,10 @@ class TextDataModule(ResumableDataModule):
         """Open the token file and split it. Again only after another context or fraction was set."""
         self.prepare_data()
         context = self.context if self.split_context is None else max(self.context, self.split_context)
-        split = getattr(self.cache, "split", None) or partial(split_documents, self.cache.offsets)
-        self._split = split(fraction=self.validation_fraction, context=context)
+        wanted = (self.cache, self.validation_fraction, context)
+        if self._split_of != wanted:  # Lightning sets up once more, and a split has something to say
+            split = getattr(self.cache, "split", None) or partial(split_documents, self.cache.offsets)
+            self._split, self._split_of = split(fraction=self.validation_fraction, context=context), wanted
 
     @property
     def cache(self) -> TokenCache:

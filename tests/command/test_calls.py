@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import logging
 import os
@@ -172,7 +173,7 @@ def test_settings_are_the_commands_words(given: dict[str, Any], words: list[str]
     [
         ({"recipe": "gtp2"}, "unknown recipe 'gtp2'. Did you mean 'gpt2'"),
         ({"trainer": {"stpes": 3}}, "unknown setting 'trainer.stpes'. Did you mean 'trainer.steps'"),
-        ({"context": object()}, "context is a object. Possible: None, bool, int"),
+        ({"context": datetime.date(2026, 1, 2)}, "context is a date. Possible: None, bool, int"),
         ({"context": 33}, "no multiple of context=33"),
         ({"data": {"source": "files", "path": "nowhere.txt"}}, "nowhere.txt"),
         ({"mode": "evaluate"}, "mode=evaluate is no training: call flashtrain.evaluate."),
