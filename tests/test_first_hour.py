@@ -75,7 +75,8 @@ def test_no_dead_end_in_the_first_hour(
     # A model and a mask.
     Path("train.py").write_text(OWN_MODEL)
     latin = (*texts, "data.encoding=latin-1")
-    own = subprocess.run([sys.executable, "train.py", *SMALL, *latin, "model=tiny"], capture_output=True, text=True)
+    command = [sys.executable, "train.py", *SMALL, *latin, "model=tiny", "trainer.micro_batch=8"]
+    own = subprocess.run(command, capture_output=True, text=True)
     assert own.returncode == 0, own.stdout + own.stderr
     succeeds([*SMALL, *latin, "mask=window", "mask.window=8"])
 

@@ -149,11 +149,13 @@ def room(settings: Settings, hardware: Hardware) -> Room:
 
 
 def _of_unknown_model(settings: Settings, model: Trainable, samples: int) -> Batching:
-    name, micro_batch, memory = type(model).__name__, settings.trainer.micro_batch, settings.memory
+    name, micro_batch, memory = f"model={settings.model.name}", settings.trainer.micro_batch, settings.memory
     if memory.checkpointing not in (AUTO, "none") or memory.offload or memory.ffn_chunk or memory.loss_chunk:
         raise UserError(f"{name} has no memory savings: only flashtrain's own models have; choose memory=none.")
     if micro_batch is None:
-        raise UserError(f"the memory of {name} is not known: say trainer.micro_batch=...")
+        raise UserError(
+            f"the memory of {name} is not known: say trainer.micro_batch=..., the samples that fit at a time."
+        )
     return Batching(micro_batch, samples // micro_batch, None)
 
 
