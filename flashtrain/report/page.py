@@ -87,15 +87,16 @@ _HEAD = """<!doctype html>
 """
 
 
-def write_page(folder: str | Path) -> Path:
+def write_page(folder: str | Path, row: Row | None = None) -> Path:
     """Write FOLDER/report.html of a run, of a sweep or study, or of any folder with runs below it, and return its path.
 
-    A part that cannot be drawn says why in its place. Raises UserError where there is no run, or the page cannot be
-    written.
+    row: of a run whose summary.json is still to be written. A part that cannot be drawn says why in its place. Raises
+    UserError where there is no run, or the page cannot be written.
     """
     folder = Path(folder)
     rows = rows_below(folder)
     own = rows.pop(0) if (folder / SUMMARY).is_file() or (folder / CONFIG).is_file() else None
+    own = row or own
     parts = [
         _head(folder, own, rows),
         _section("Curves", lambda: _curves(folder)),
