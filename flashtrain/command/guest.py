@@ -39,7 +39,12 @@ def as_a_guest(*, quiet: bool) -> Iterator[None]:
             announce.log.addHandler(handler)
         if announce.log.level == logging.NOTSET:
             announce.log.setLevel(logging.INFO)  # for the run's own log file
-        yield
+        try:
+            yield
+        except SystemExit as end:
+            if isinstance(end.__context__, KeyboardInterrupt):  # Lightning's Trainer makes the one of the other
+                raise KeyboardInterrupt from None
+            raise
 
 
 def _random_states() -> Callable[[], None]:

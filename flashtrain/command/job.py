@@ -302,6 +302,11 @@ def _log_file(folder: Path) -> Iterator[None]:
     root.addHandler(handler)
     try:
         yield
+    except (Exception, KeyboardInterrupt) as error:  # told elsewhere by whoever asked for the run
+        line, traced = str(error) or type(error).__name__, None if isinstance(error, UserError | Stopped) else error
+        exception = None if traced is None else (type(traced), traced, traced.__traceback__)
+        handler.handle(logging.LogRecord(log.name, logging.ERROR, __file__, 0, "%s", (line,), exception))
+        raise
     finally:
         root.removeHandler(handler)
         handler.close()

@@ -220,6 +220,17 @@ def test_a_second_ctrl_c_ends_at_once_and_can_be_caught(tiny: dict[str, Any], at
     assert state_of_the_process() == before
 
 
+def test_ctrl_c_in_an_evaluation_can_be_caught(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(flashtrain.LanguageModel, "validation_step", interrupted)
+    before = state_of_the_process()
+    with pytest.raises(KeyboardInterrupt):
+        flashtrain.evaluate(trained)
+    assert state_of_the_process() == before
+
+
 def test_sigterm_leaves_a_checkpoint_and_is_then_the_programs(tiny: dict[str, Any], at: Any) -> None:
     received: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
@@ -245,6 +256,9 @@ def test_a_run_that_fails_raises_and_says_so_in_its_row(tiny: dict[str, Any], at
     rows = [json.loads(path.read_text()) for path in sorted(Path(tiny["output"]).glob("gpt2/*/summary.json"))]
     assert [row["status"] for row in rows] == ["failed", "failed"]
     assert rows[0]["error"] == "ZeroDivisionError: of a callback"
+    first, second = sorted(Path(tiny["output"]).glob("gpt2/*/"))
+    assert "ZeroDivisionError: of a callback" in (first / "flashtrain.log").read_text()
+    assert rows[1]["error"] in (second / "flashtrain.log").read_text()
 
 
 @pytest.fixture
