@@ -298,8 +298,9 @@ def _log_file(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(disk_line(error) or f"cannot write {path}: {error.strerror}.") from error
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    root = logging.getLogger()
-    root.addHandler(handler)
+    loggers = [logging.getLogger(), *([] if log.propagate else [log])]
+    for logger in loggers:
+        logger.addHandler(handler)
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:  # told elsewhere by whoever asked for the run
@@ -308,7 +309,8 @@ def _log_file(folder: Path) -> Iterator[None]:
         handler.handle(logging.LogRecord(log.name, logging.ERROR, __file__, 0, "%s", (line,), exception))
         raise
     finally:
-        root.removeHandler(handler)
+        for logger in loggers:
+            logger.removeHandler(handler)
         handler.close()
 
 

@@ -100,6 +100,23 @@ def test_a_run_is_the_commands_bit_for_bit_says_nothing_and_leaves_the_process_a
     assert Path(run) == run.folder
 
 
+def test_it_is_quiet_beside_handlers_that_a_notebook_came_with_but_for_warnings(
+    tiny: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    handler = logging.StreamHandler(sys.stdout)
+    logging.getLogger().addHandler(handler)
+    try:
+        for key in ("model.size", "model.vocab_rows"):  # asks for a model: without it the recipe's demo is trained here
+            del tiny[key]
+        flashtrain.train(**{**tiny, "trainer.steps": 1})
+    finally:
+        logging.getLogger().removeHandler(handler)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith("no NVIDIA GPU found here: training the recipe's small demo model instead")
+    assert err.count("\n") == 1
+
+
 def test_not_quiet_it_says_what_the_command_says(
     tiny: dict[str, Any], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
