@@ -32,14 +32,20 @@ def as_a_guest(*, quiet: bool) -> Iterator[None]:
         after.enter_context(warnings.catch_warnings())
         after.enter_context(announce.quietly(quiet))
         GlobalHydra.instance().clear()  # the caller may be a Hydra program itself
-        if not logging.getLogger().handlers and not announce.log.handlers:
+        announce.log.propagate = announce.log.propagate and not quiet  # to handlers that notebooks come with
+        if not announce.log.handlers and (quiet or not logging.getLogger().handlers):
             handler = logging.StreamHandler(sys.stderr if quiet else sys.stdout)
             handler.setLevel(logging.WARNING if quiet else logging.INFO)
             handler.setFormatter(logging.Formatter("%(message)s"))
             announce.log.addHandler(handler)
         if announce.log.level == logging.NOTSET:
             announce.log.setLevel(logging.INFO)  # for the run's own log file
-        yield
+        try:
+            yield
+        except SystemExit as end:
+            if isinstance(end.__context__, KeyboardInterrupt):  # Lightning's Trainer makes the one of the other
+                raise KeyboardInterrupt from None
+            raise
 
 
 def _random_states() -> Callable[[], None]:

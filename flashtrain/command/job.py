@@ -238,8 +238,9 @@ def _run_held(settings: Settings, folder: Path, *, overrides: list[str], started
         # Whichever rank fails says so: the first one may wait for it, and be ended by the launcher.
         if (status != STOPPED or is_first_rank()) and read_summary(folder).get("status", RUNNING) == RUNNING:
             with contextlib.suppress(UserError):  # a full disk takes no row either; what led here has been said
-                write_summary(folder, failed_row(settings, hardware, overrides, status, error))
-                write_report(folder)
+                row = failed_row(settings, hardware, overrides, status, error)
+                write_report(folder, row)
+                write_summary(folder, row)
 
     try:
         mode = mode_of(settings)
@@ -271,20 +272,21 @@ def _run_held(settings: Settings, folder: Path, *, overrides: list[str], started
             raise UserError(told) from error
         raise
     if is_first_rank():
+        write_report(folder, row)
         write_summary(folder, row)
-        write_report(folder)
         if settings.mode == "train":
             task_of(settings).say(row, folder, settings)
     _leave_ranks()
     return row
 
 
-def write_report(folder: Path) -> None:
-    """The folder's report.html. Whatever goes wrong in it is said in a line: what it shows is done."""
+def write_report(folder: Path, row: dict[str, Any] | None = None) -> None:
+    """The folder's report.html, before the summary that says that all is done (row: what that will say). Whatever goes
+    wrong in it is said in a line."""
     from flashtrain.report.page import write_page
 
     try:
-        write_page(folder)
+        write_page(folder, row)
     except Exception as problem:  # noqa: BLE001 - as said
         say(f"no report.html: {' '.join(str(problem).split())[:300] or type(problem).__name__}")
 
@@ -303,12 +305,19 @@ def _log_file(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(disk_line(error) or f"cannot write {path}: {error.strerror}.") from error
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    root = logging.getLogger()
-    root.addHandler(handler)
+    loggers = [logging.getLogger(), *([] if log.propagate else [log])]
+    for logger in loggers:
+        logger.addHandler(handler)
     try:
         yield
+    except (Exception, KeyboardInterrupt) as error:  # told elsewhere by whoever asked for the run
+        line, traced = str(error) or type(error).__name__, None if isinstance(error, UserError | Stopped) else error
+        exception = None if traced is None else (type(traced), traced, traced.__traceback__)
+        handler.handle(logging.LogRecord(log.name, logging.ERROR, __file__, 0, "%s", (line,), exception))
+        raise
     finally:
-        root.removeHandler(handler)
+        for logger in loggers:
+            logger.removeHandler(handler)
         handler.close()
 
 

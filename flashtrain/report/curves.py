@@ -25,7 +25,7 @@ from flashtrain.report.figures import INK, LOG_FROM, colour, lowest, style, tick
 from flashtrain.report.formats import figure_text
 from flashtrain.training.loggers import STEP, read_metrics
 
-MOST_BYTES = 64 * MIB  # of a metrics.csv that is drawn: a second of reading
+MOST_BYTES = 16 * MIB  # of a metrics.csv that is drawn: 150,000 rows, and a second or two
 MOST_LINES = 6  # of a panel
 _POINTS = 600  # of a line; a longer one is thinned
 _FEW = 30  # points that are marked each

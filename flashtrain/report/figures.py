@@ -32,6 +32,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 LOG_FROM = 40
 
 TICKS = 7  # labels of an axis
+_LEGEND = 110  # letters of a line of the legend, where each name has its marker before it
 
 # Of a panel's height: from one line of failed jobs' crosses to the next.
 _CROSSES_APART = 0.075
@@ -107,7 +108,7 @@ def line_figure(
         axis.apply(panel)
         _mark_failures(panel, lines, axis, measure)
     if title:
-        figure.suptitle(figure_text(title), fontsize=10, color=INK)
+        figure.suptitle("\n".join(map(figure_text, title.splitlines())), fontsize=10, color=INK)
     if len(lines) > 1:
         handles = [
             Line2D([], [], color=colour(i), marker=marker(i), markersize=5, label=figure_text(n))
@@ -116,7 +117,7 @@ def line_figure(
         figure.legend(
             handles=handles,
             loc="outside lower center",
-            ncols=min(len(lines), 4 if max(map(len, lines)) < 25 else 3),  # so that long names fit
+            ncols=max(1, min(len(lines), 4, _LEGEND // (max(map(len, lines)) + 8))),  # so that long names fit
             frameon=False,
             fontsize=8.5,
             labelcolor=INK,

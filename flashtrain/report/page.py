@@ -21,7 +21,18 @@ from flashtrain.files.disk import write_atomically
 from flashtrain.files.foreign_files import MIB, read_bytes, read_text, read_yaml
 from flashtrain.folders.run_folder import SAMPLE
 from flashtrain.report.formats import cell, heading
-from flashtrain.report.rows import CONFIG, RESULT, SUMMARY, Row, has_failed, read_result, rows_below, status_text
+from flashtrain.report.rows import (
+    CONFIG,
+    RESULT,
+    SUMMARY,
+    Row,
+    collect_summaries,
+    has_failed,
+    own_row,
+    read_result,
+    status_text,
+    trainings_of,
+)
 from flashtrain.report.sweep import sweep_table, with_overrides
 from flashtrain.report.table import Table, make_table
 from flashtrain.training.loggers import METRICS
@@ -87,15 +98,15 @@ _HEAD = """<!doctype html>
 """
 
 
-def write_page(folder: str | Path) -> Path:
+def write_page(folder: str | Path, row: Row | None = None) -> Path:
     """Write FOLDER/report.html of a run, of a sweep or study, or of any folder with runs below it, and return its path.
 
-    A part that cannot be drawn says why in its place. Raises UserError where there is no run, or the page cannot be
-    written.
+    row: of a run whose summary.json is still to be written. A part that cannot be drawn says why in its place. Raises
+    UserError where there is no run, or the page cannot be written.
     """
     folder = Path(folder)
-    rows = rows_below(folder)
-    own = rows.pop(0) if (folder / SUMMARY).is_file() or (folder / CONFIG).is_file() else None
+    own = row or own_row(folder)
+    rows = collect_summaries(folder) if own is None else trainings_of(folder)
     parts = [
         _head(folder, own, rows),
         _section("Curves", lambda: _curves(folder)),

@@ -119,13 +119,14 @@ def collect_summaries(folder: str | Path) -> list[Row]:
     return rows
 
 
-def rows_below(folder: Path) -> list[Row]:
-    """The same of a folder that may be a run and hold others, as a study does: its own row first, where it is one."""
-    if not _is_run(folder):
-        return collect_summaries(folder)
-    # what a run keeps beside its files is no run
-    below = [row for row in _rows_below(folder) if _is_run(folder / str(row["run"]))]
-    return [_summary_row(folder, folder.name), *below]
+def own_row(folder: Path) -> Row | None:
+    """The row of the folder's own run; None where it is none."""
+    return _summary_row(folder, folder.name) if _is_run(folder) else None
+
+
+def trainings_of(folder: Path) -> list[Row]:
+    """The rows of the runs in a run's folder, as a study has them; what a run keeps beside its files is none."""
+    return [row for row in _rows_below(folder) if _is_run(folder / str(row["run"]))]
 
 
 def _rows_below(folder: Path) -> list[Row]:

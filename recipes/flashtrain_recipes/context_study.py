@@ -156,8 +156,9 @@ class ContextStudy(ABC):
             write_result(folder / RESULT, self.settings.recipe, self._command(rows), rows)
             self._report(folder, rows)
             failed = [row for row in rows if has_failed(row) and row.get("status") != OUT_OF_MEMORY]
-            write_summary(folder, {**planned, **_status(failed), **self.best(rows, started)})
-            write_report(folder)
+            row = {**planned, **_status(failed), **self.best(rows, started)}
+            write_report(folder, row)
+            write_summary(folder, row)
             return 1 if failed else 0
 
     @contextmanager

@@ -101,6 +101,23 @@ def test_a_run_is_the_commands_bit_for_bit_says_nothing_and_leaves_the_process_a
     assert Path(run) == run.folder
 
 
+def test_it_is_quiet_beside_handlers_that_a_notebook_came_with_but_for_warnings(
+    tiny: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    handler = logging.StreamHandler(sys.stdout)
+    logging.getLogger().addHandler(handler)
+    try:
+        for key in ("model.size", "model.vocab_rows"):  # asks for a model: without it the recipe's demo is trained here
+            del tiny[key]
+        flashtrain.train(**{**tiny, "trainer.steps": 1})
+    finally:
+        logging.getLogger().removeHandler(handler)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith("no NVIDIA GPU found here: training the recipe's small demo model instead")
+    assert err.count("\n") == 1
+
+
 def test_not_quiet_it_says_what_the_command_says(
     tiny: dict[str, Any], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +238,21 @@ def test_a_second_ctrl_c_ends_at_once_and_can_be_caught(tiny: dict[str, Any], at
     assert state_of_the_process() == before
 
 
+def test_ctrl_c_in_an_evaluation_can_be_caught(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(flashtrain.LanguageModel, "validation_step", interrupted)
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # in a shell's background it may be
+    try:
+        before = state_of_the_process()
+        with pytest.raises(KeyboardInterrupt):
+            flashtrain.evaluate(trained)
+        assert state_of_the_process() == before
+    finally:
+        signal.signal(signal.SIGINT, ignored)
+
+
 def test_sigterm_leaves_a_checkpoint_and_is_then_the_programs(tiny: dict[str, Any], at: Any) -> None:
     received: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
@@ -246,6 +278,9 @@ def test_a_run_that_fails_raises_and_says_so_in_its_row(tiny: dict[str, Any], at
     rows = [json.loads(path.read_text()) for path in sorted(Path(tiny["output"]).glob("gpt2/*/summary.json"))]
     assert [row["status"] for row in rows] == ["failed", "failed"]
     assert rows[0]["error"] == "ZeroDivisionError: of a callback"
+    first, second = sorted(Path(tiny["output"]).glob("gpt2/*/"))
+    assert "ZeroDivisionError: of a callback" in (first / "flashtrain.log").read_text()
+    assert rows[1]["error"] in (second / "flashtrain.log").read_text()
 
 
 @pytest.fixture

@@ -143,3 +143,14 @@ def test_a_key_that_no_row_has_is_refused(tmp_path: Path, x: str, y: str, group:
 )
 def test_lengths_are_labelled_in_powers_of_1024(value: int, label: str):
     assert tokens_label(value) == label
+
+
+def test_a_title_of_two_lines_and_long_names_stay_within_the_figure(tmp_path: Path, drawn: list):
+    names = [f"an implementation with a long name, number {number}" for number in range(5)]
+    rows = [row(context, implementation=name) for name in names for context in (1024, 2048)]
+    line_figure(rows, "context", "mfu", "implementation", tmp_path / "a.png", title="what was measured\non what")
+    (figure,) = drawn
+    assert figure._suptitle.get_text() == "what was measured\non what"
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.width
