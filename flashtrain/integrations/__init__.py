@@ -1,7 +1,8 @@
 """The borders to other programs: Hugging Face models and weights, torch's attention calls, flashtrain's own weights.
 
 huggingface_attention.py lets transformers models run on our attention (register_with_transformers, document_lengths),
-with huggingface_masks.py for their masks and huggingface_rules.py for what of both is understood, and refused;
+with huggingface_masks.py for their masks, huggingface_rules.py for what of both is understood, and refused, and
+huggingface_context.py for sequences that several devices share;
 sdpa_routing.py sends torch's scaled_dot_product_attention calls through our kernels (route_sdpa).
 
 huggingface_gpt2.py reads and writes GPT-2 as transformers stores it (load_gpt2, save_gpt2, and differences_from_gpt2,
