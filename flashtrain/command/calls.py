@@ -144,11 +144,11 @@ def generate(run: Any, prompt: Any = "", max_new_tokens: int | None = None, **op
     """
     if isinstance(run, nn.Module):
         return generate_tokens(run, prompt, max_new_tokens, **options)  # type: ignore[arg-type]
-    written = {**options, **({} if max_new_tokens is None else {"max_new_tokens": max_new_tokens})}
+    asked_for = {**options, **({} if max_new_tokens is None else {"max_new_tokens": max_new_tokens})}
     with as_a_guest(quiet=True):
         if isinstance(run, Loaded):
-            return _continued(run, prompt, written)
-        asked = _of(run, {_OF_WRITING.get(name, name): value for name, value in written.items()}, mode="generate")
+            return _continued(run, prompt, asked_for)
+        asked = _of(run, {_OF_WRITING.get(name, name): value for name, value in asked_for.items()}, mode="generate")
         asked.prompt = prompt
         return modes.of_checkpoint(asked)["text"]
 
@@ -244,7 +244,7 @@ def _refuse_study(asked: Settings) -> None:
 
 def _continued(loaded: Loaded, prompt: str, options: Mapping[str, Any]) -> str:
     """What the loaded model, as it is now, writes after the prompt."""
-    from flashtrain.tasks.language.prepare import continue_text
+    from flashtrain.tasks.language.evaluate import written
 
     unknown = set(options) - {*_OF_WRITING, "seed"}
     if unknown:
@@ -257,8 +257,8 @@ def _continued(loaded: Loaded, prompt: str, options: Mapping[str, Any]) -> str:
     own = {_OF_WRITING[name].partition(".")[2]: value for name, value in options.items() if name in _OF_WRITING}
     how = replace(loaded.settings.generate, **own)
     how.check()
-    text = prompt or loaded.settings.data.first_words
-    return continue_text(loaded.model, loaded.tokenizer, text, how, seed=options.get("seed", loaded.settings.seed))
+    seed = options.get("seed", loaded.settings.seed)
+    return written(loaded.model, loaded.tokenizer, loaded.settings.having(generate=how, prompt=prompt, seed=seed))
 
 
 def _in_a_process(words: list[str], folder: Path, *, quiet: bool) -> Stopped | None:

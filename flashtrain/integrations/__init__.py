@@ -1,7 +1,8 @@
 """The borders to other programs: Hugging Face models and weights, torch's attention calls, flashtrain's own weights.
 
 huggingface_attention.py lets transformers models run on our attention (register_with_transformers, document_lengths),
-with huggingface_masks.py for their masks and huggingface_rules.py for what of both is understood, and refused;
+with huggingface_masks.py for their masks, huggingface_rules.py for what of both is understood, and refused, and
+huggingface_context.py for sequences that several devices share;
 huggingface_decoder.py trains a transformers decoder like one of ours (HuggingFaceDecoder; huggingface_model.py builds
 one from a folder or a name of the hub, huggingface_folder.py reads and writes it, huggingface_layers.py saves memory in
 its layers, huggingface_numbers.py counts);

@@ -44,8 +44,8 @@ class Inputs(NamedTuple):
 
 
 _INPUTS: WeakKeyDictionary[Any, Inputs] = WeakKeyDictionary()
-# Of tensors (B, n) the whole ones (B, S), so that they are gathered once; None for positions 0, 1, ...
-_WHOLE = WeakTensorKeyDictionary()
+# Of a sequence's tensors (B, n) the whole ones (B, S), so that they are gathered once; None for positions 0, 1, ...
+_WHOLE: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 _SEEN: WeakSet[nn.Module] = WeakSet()  # models that were looked at
 
 
@@ -56,9 +56,10 @@ def inputs_of(spread: SpreadSequence) -> Inputs | None:
 
 def whole_of(spread: SpreadSequence, part: Tensor) -> Tensor | None:
     """part (B, n) of all devices, (B, S); None for positions that count the sequence's tokens."""
-    if part not in _WHOLE:
-        _WHOLE[part] = spread.gathered(part)
-    return _WHOLE[part]
+    known = _WHOLE.setdefault(spread, WeakTensorKeyDictionary())
+    if part not in known:
+        known[part] = spread.gathered(part)
+    return known[part]
 
 
 def share_inputs(model: nn.Module) -> None:
@@ -99,12 +100,13 @@ def _shared(
     if "position_ids" not in names or not isinstance(tokens, Tensor) or tokens.shape[1] != spread.held:
         return None
     _check(model, spread, given)
+    known = _WHOLE.setdefault(spread, WeakTensorKeyDictionary())
     positions = _part_and_whole(spread, given.get("position_ids"), "position_ids", tokens)
     if positions is None:
         kind: type = type(model)
         _check_counting(kind)
         positions = spread.positions(spread.held, tokens.device), None
-        _WHOLE[positions[0]] = None
+        known[positions[0]] = None
     padding = _part_and_whole(spread, given.get("attention_mask"), "attention_mask", tokens)
     given["position_ids"] = positions[0]
     if padding is not None:
@@ -127,17 +129,12 @@ def _part_and_whole(
     if given.shape[1] == spread.held:
         return given, whole_of(spread, given)
     part = spread.dealt(given)  # (1, S), which a strategy takes for no part of a batch of several rows
-    _WHOLE[part] = given
+    _WHOLE[spread][part] = given
     return part, given
 
 
 def _check(model: nn.Module, spread: SpreadSequence, given: dict[str, Any]) -> None:
     """UserError for what a device's part of a sequence does not allow."""
-    past = given.get("past_key_values")
-    if past is not None and past.get_seq_length() > 0:
-        raise UserError(f"past_key_values with tokens in them {UNDER}. Possible: none, all of the sequence at once.")
-    if given.get("labels") is not None:
-        _check_loss(model)
     if model not in _SEEN:
         _check_layers(model)
         for module in model.modules():
@@ -145,6 +142,11 @@ def _check(model: nn.Module, spread: SpreadSequence, given: dict[str, Any]) -> N
                 module.register_forward_pre_hook(_add_longest, with_kwargs=True)
                 module.register_forward_hook(_drop_longest)
         _SEEN.add(model)
+    past = given.get("past_key_values")
+    if past is not None and past.get_seq_length() > 0:
+        raise UserError(f"past_key_values with tokens in them {UNDER}. Possible: none, all of the sequence at once.")
+    if given.get("labels") is not None:
+        _check_loss(model)
     scale = getattr(model.config, "floor_scale", None)
     if getattr(model.config, "attn_temperature_tuning", False) and scale is not None and spread.length >= scale:
         raise UserError(

@@ -313,8 +313,11 @@ def _sequence(rules: Rules | None, batch: int, seqlen_q: int, device: torch.devi
 
 def _head_dim(config: Any) -> int | None:
     """The layers' head dimension, for the plan; None where the configuration does not say (each layer then plans)."""
-    given = getattr(config, "head_dim", None)
-    hidden, heads = getattr(config, "hidden_size", None), getattr(config, "num_attention_heads", None)
+    try:
+        given = getattr(config, "head_dim", None)
+        hidden, heads = getattr(config, "hidden_size", None), getattr(config, "num_attention_heads", None)
+    except RuntimeError:  # transformers' answer where it differs from layer to layer (Gemma 4)
+        return None
     if isinstance(given, int):
         return given
     return hidden // heads if isinstance(hidden, int) and isinstance(heads, int) else None

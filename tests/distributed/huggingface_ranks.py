@@ -67,6 +67,12 @@ def _llama4(heads: int) -> Any:
     )  # fmt: skip
 
 
+def _gemma4(heads: int) -> Any:
+    """Heads of other sizes in every other layer."""
+    sizes = _sizes(heads, **_BOTH, global_head_dim=8, vocab_size_per_layer_input=VOCABULARY)
+    return transformers.Gemma4TextConfig(**sizes, hidden_size_per_layer_input=8)
+
+
 MODELS = {
     "llama": lambda heads: transformers.LlamaConfig(**_sizes(heads)),
     "qwen3": lambda heads: transformers.Qwen3Config(**_sizes(heads)),
@@ -79,12 +85,13 @@ MODELS = {
     "olmo2": lambda heads: transformers.Olmo2Config(**_sizes(heads)),
     "gpt2": _gpt2,
 }
-# How positions become angles, and masks of chunks.
+# How positions become angles, masks of chunks, and layers that differ.
 MORE = {
     "llama, dynamic": _llama(rope_type="dynamic"),
     "llama, yarn": _llama(rope_type="yarn"),
     "llama, llama3": _llama(rope_type="llama3", low_freq_factor=1.0, high_freq_factor=4.0),
     "llama4": _llama4,
+    "gemma4": _gemma4,
 }
 BATCHES = ("plain", "packed", "packed, no cache", "padded", "lengths")
 
@@ -117,7 +124,7 @@ def cases(everything: bool = False) -> Iterator[Case]:
         if way != "hybrid" and number % 3 == 0:
             yield Case(model, way, layout, batch, 2)
     for number, model in enumerate(MORE):
-        yield Case(model, WAYS[number], "contiguous", BATCHES[number % 2])
+        yield Case(model, WAYS[number % 4], "contiguous", BATCHES[number % 2])
 
 
 def batch_of(kind: str) -> dict[str, Any]:

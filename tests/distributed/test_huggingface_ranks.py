@@ -11,7 +11,7 @@ from ranks import run_script
 
 EXACT = 1e-10
 # Layers of one kind share what is made ready for them: two where windows, or chunks, alternate with none.
-KINDS = {"gemma3": 2, "gemma2": 2, "gpt_oss": 2, "llama4": 2}
+KINDS = {"gemma3": 2, "gemma2": 2, "gpt_oss": 2, "llama4": 2, "gemma4": 2}
 
 
 def wrong(found: list[dict], mine: list[Case]) -> list[str]:

@@ -201,13 +201,11 @@ class ContextParallelStrategy(ShardsCheckpoints):
         for module in self._module.modules():
             if isinstance(module, Attention):
                 found[module.heads, module.kv_heads, module.head_dim] = None
-            config = getattr(module, "config", None)
-            heads = getattr(config, "num_attention_heads", None)
+            heads = _number(module, "num_attention_heads")
             # A transformers model that reads tokens: a part of it that reads images shares nothing.
-            if hasattr(module, LAYER_NAMES) and hasattr(config, "vocab_size") and isinstance(heads, int):
-                kv_heads = getattr(config, "num_key_value_heads", None)
-                head_dim = getattr(config, "head_dim", None) or getattr(config, "hidden_size", heads) // heads
-                found[heads, kv_heads if isinstance(kv_heads, int) else heads, head_dim] = None
+            if hasattr(module, LAYER_NAMES) and _number(module, "vocab_size") and heads:
+                head_dim = _number(module, "head_dim") or (_number(module, "hidden_size") or heads) // heads
+                found[heads, _number(module, "num_key_value_heads") or heads, head_dim] = None
         return list(found)
 
     @property
@@ -338,6 +336,15 @@ class ContextParallelStrategy(ShardsCheckpoints):
     def _mark(self, doing: str) -> None:
         if self.watchdog is not None:
             self.watchdog.mark(doing)
+
+
+def _number(module: Any, name: str) -> int | None:
+    """A whole number of a transformers model's configuration; None where it has none, or one for each layer."""
+    try:
+        found = getattr(getattr(module, "config", None), name, None)
+    except RuntimeError:  # its answer where layers differ (Gemma 4)
+        return None
+    return found if isinstance(found, int) else None
 
 
 def _broke_off(exception: BaseException) -> bool:

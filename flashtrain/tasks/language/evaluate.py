@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from flashtrain.announce import say
-from flashtrain.data.tokenizers import known_end
+from flashtrain.data.tokenizers import Tokenizer, known_end
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import new_folder, read_settings
 from flashtrain.integrations import save_decoder, save_tokenizer
+from flashtrain.models.trainable import Trainable
 from flashtrain.settings.groups import DataSettings
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import LanguageModel
@@ -29,11 +30,7 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
         return _export(trained)
     trained.model = move(trained.model, hardware.kind, hardware.precision)
     if settings.mode == "generate":
-        prompt = settings.prompt or settings.data.first_words
-        mask = make_mask(settings)
-        own: dict[str, Any] = {"mask": mask, "chat": settings.data.source == CHAT}
-        text = continue_text(trained.model, trained.tokenizer, prompt, settings.generate, seed=settings.seed, **own)
-        return {"text": text}
+        return {"text": written(trained.model, trained.tokenizer, settings)}
     data = make_data(settings, hardware)
     if settings.data.tokenizer == "bpe":  # trained on this text, if it is the run's
         same = _text(settings.data) == _text(read_settings(trained.folder).data)
@@ -51,6 +48,13 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
     perplexity = float(torch.exp(torch.tensor(loss)))
     say(f"{trained.checkpoint} (step {trained.step}): held-out loss {loss:.4f}, perplexity {perplexity:.2f}")
     return {"validation_loss": loss, "perplexity": perplexity}
+
+
+def written(model: Trainable, tokenizer: Tokenizer, settings: Settings) -> str:
+    """What a trained model writes after the prompt, as the settings say, under its mask and by its chat template."""
+    prompt = settings.prompt or settings.data.first_words
+    own: dict[str, Any] = {"mask": make_mask(settings), "chat": settings.data.source == CHAT}
+    return continue_text(model, tokenizer, prompt, settings.generate, seed=settings.seed, **own)
 
 
 def _text(data: DataSettings) -> dict[str, Any]:
