@@ -160,7 +160,7 @@ class ChatSource:
                 continue
             kept += 1
             group += [piece for piece in found if piece.text]
-            characters += sum(len(piece.text) + sum(piece.places) for piece in found)
+            characters += sum(2 * len(piece.text) for piece in found)
             if characters >= GROUP_CHARACTERS or len(group) >= GROUP_DOCUMENTS:
                 yield self._encoded(group)
                 group, characters = [], 0
