@@ -186,7 +186,7 @@ class ChatTemplate:
             raise UserError("it has no message of the assistant to learn. Possible: one, or data.train_on=all.")
         if MARKS_ANSWERS.search(self._template(tools)):
             spans = self._marked_spans(messages, tools)
-            begin = _shared_text(self._render(messages[:first], tools), whole) if first else 0
+            begin = self._shared_text(self._render(messages[:first], tools), whole) if first else 0
             found = [Piece(whole, tuple(span for span in spans if begin <= span[0] < span[1]))]
         else:
             found = self._by_prefixes(messages, tools, answers, whole)
@@ -202,13 +202,24 @@ class ChatTemplate:
             # Of a conversation that the assistant begins, its header is learnt too: templates refuse to render nothing.
             before = self._render(messages[:at], tools, prompt=True) if at else ""
             end = whole if at == len(messages) - 1 else self._render(messages[: at + 1], tools)
+            if not whole.startswith(end):
+                # A template may close what ends here: with the prompt for a further answer it does not.
+                end = end[: self._shared_text(end, self._render(messages[: at + 1], tools, prompt=True))]
             ends.append(end)
-            spans.append((_shared_text(before, end), len(end)))
+            spans.append((self._shared_text(before, end), len(end)))
         if all(whole.startswith(end) for end in ends):
             return [Piece(whole, tuple(span for span in spans if span[0] < span[1]))]
         self.rewritten += 1
         found = [Piece(end, (span,)) for end, span in zip(ends, spans, strict=True) if span[0] < span[1]]
         return [piece._replace(goes_on=at > 0) for at, piece in enumerate(found)]
+
+    def _shared_text(self, one: str, other: str) -> int:
+        """How many characters both begin with, in whole tokens where they part."""
+        if other.startswith(one):
+            return len(one)
+        ids, more = self._ids([one, other])
+        begin = self.tokenizer.decode(ids[: _shared(ids, more)])
+        return len(begin) if one.startswith(begin) else len(os.path.commonprefix((one, other)))  # noqa: RUF071 - texts
 
     def _template(self, tools: list[Any] | None) -> str:
         """The template's text; a tokenizer may have one of its own for tools."""
@@ -294,14 +305,6 @@ def _tools(row: Mapping[str, Any]) -> list[Any] | None:
     if given is not None and (not isinstance(given, list) or not all(isinstance(one, dict) for one in given)):
         raise UserError("its tools are no list of objects. Possible: a JSON schema for each.")
     return given or None
-
-
-def _shared_text(one: str, other: str) -> int:
-    """How many characters both begin with."""
-    if other.startswith(one):
-        return len(one)
-    differ = (at for at, (x, y) in enumerate(zip(one, other, strict=False)) if x != y)
-    return next(differ, min(len(one), len(other)))
 
 
 def _shared(one: np.ndarray, other: np.ndarray) -> int:
