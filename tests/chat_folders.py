@@ -55,6 +55,11 @@ OPENED = """\
 {%- if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}
 {%- if add_generation_prompt %}{{ '[assistant]<think>' }}{% endif %}"""
 
+# What ends without a prompt for an answer is closed.
+CLOSED = """\
+{%- for message in messages %}{{ '<|im_start|>' + message.role + ':' + message.content + '<|im_end|>' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant:' }}{% else %}{{ eos_token }}{% endif %}"""
+
 SPECIAL = (
     "<|begin|>", "<|end|>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
     "[INST]", "[/INST]",

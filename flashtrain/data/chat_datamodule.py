@@ -30,7 +30,7 @@ from flashtrain.data.tokenizers import Tokenizer, huggingface_tokenizer
 from flashtrain.errors import UserError, one_of
 
 TOO_LONG = ("cut", "drop", "refuse")
-LOOKED_THROUGH = 128  # conversations, at least, for what fills a step's rows up: few long ones leave much of them empty
+LOOKED_THROUGH = 128  # conversations, for what fills a step's rows up: few long ones leave much of them empty
 
 
 class ChatDataModule(TextDataModule):
@@ -145,6 +145,7 @@ class ChatDataModule(TextDataModule):
         self._check()
         samples = self._chats(self.documents[0])
         world_size, rank = self._place()
+        looked_through = min(0.5, LOOKED_THROUGH / len(samples))  # of an epoch
         rows = self.batch_size * self.accumulate * world_size
         plan = TokenBudgetPlan(
             len(samples),
@@ -153,7 +154,7 @@ class ChatDataModule(TextDataModule):
             rows=rows,
             cost=COST,
             seed=self.seed,
-            look_ahead=max(2.0, LOOKED_THROUGH * samples.tokens / len(samples) / (rows * self.context)),
+            look_ahead=max(2.0, looked_through * samples.tokens / (rows * self.context)),
             tolerance=np.inf,  # rows are filled first, and evened as far as that allows
         )
         sampler = TokenBudgetSampler(

@@ -17,7 +17,7 @@ from flashtrain.data.chat_template import ChatTemplate, Piece
 from flashtrain.data.hub_source import HubSource, datasets_library, reading_errors
 from flashtrain.data.sources import LONGEST, FilesSource
 from flashtrain.data.text_files import json_lines, one_line, parquet_errors
-from flashtrain.data.token_builder import GROUP_CHARACTERS, GROUP_DOCUMENTS, Encoded
+from flashtrain.data.token_builder import GROUP_CHARACTERS, GROUP_DOCUMENTS, Marked
 from flashtrain.data.tokenizers import Tokenizer
 from flashtrain.errors import UserError, unknown
 from flashtrain.files.foreign_files import UnpackedSize, too_long
@@ -137,7 +137,7 @@ class ChatSource:
     def documents(self) -> Iterator[str]:
         raise UserError("conversations have no text without a chat template. Possible: data=files or data=hub.")
 
-    def encoded(self, tokenizer: Tokenizer) -> Iterator[Encoded]:
+    def encoded(self, tokenizer: Tokenizer) -> Iterator[Marked]:
         """See token_builder.MarkedSource. The tokenizer is the template's own.
 
         UserError: a broken row, or more of them than may be skipped; the first of them is named.
@@ -160,7 +160,7 @@ class ChatSource:
                 continue
             kept += 1
             group += [piece for piece in found if piece.text]
-            characters += sum(len(piece.text) + sum(piece.places) for piece in found)
+            characters += sum(2 * len(piece.text) for piece in found)
             if characters >= GROUP_CHARACTERS or len(group) >= GROUP_DOCUMENTS:
                 yield self._encoded(group)
                 group, characters = [], 0
@@ -168,9 +168,9 @@ class ChatSource:
             yield self._encoded(group)
         self._tell(kept + len(broken), broken, self.template.rewritten - before)
 
-    def _encoded(self, group: list[Piece]) -> Encoded:
+    def _encoded(self, group: list[Piece]) -> Marked:
         tokens, marks = zip(*self.template.encode(group), strict=True)
-        return Encoded(tokens, marks, sum(len(piece.text.encode("utf-8", errors="replace")) for piece in group))
+        return Marked(tokens, marks, sum(len(piece.text.encode("utf-8", errors="replace")) for piece in group))
 
     def _tell(self, rows: int, broken: list[UserError], rewritten: int) -> None:
         if len(broken) > self.skip_broken * rows:

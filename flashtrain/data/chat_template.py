@@ -6,9 +6,10 @@ ends with it: where the second departs from the first, the answer begins. What e
 conversation. A template that rewrites earlier turns (one that strips their thinking, say) fails that, and each answer
 becomes a document of its own, of what the model is shown when it gives that answer.
 
-Places are found in characters and counted in tokens: the tokens of the text up to a place must begin those of the whole
-text, as the model is given them to answer. Where they do not (a line feed of the header and one of the answer may be
-one token), the parts between the places become tokens each by itself.
+Places are found in characters. The parts between them become tokens each by itself, as a model is given the tokens of
+what comes before its answer. Together these must read as the whole text's do. Where they do not, since the tokenizer
+begins every text with a space, the whole text's tokens are taken: what comes before a place must have tokens that begin
+them, and a token across the place is learnt.
 """
 
 from __future__ import annotations
@@ -53,8 +54,18 @@ class Piece(NamedTuple):
 
     @property
     def places(self) -> list[int]:
-        """Where, within the text, something to be learnt begins or ends."""
-        return [place for span in self.learnt for place in span if 0 < place < len(self.text)]
+        """Where, within the text, something to be learnt begins or ends, in order."""
+        return sorted({place for span in self.learnt for place in span if 0 < place < len(self.text)})
+
+    @property
+    def ends(self) -> list[int]:
+        """Where the parts between those places end."""
+        return [*self.places, len(self.text)]
+
+    @property
+    def parts(self) -> list[str]:
+        """The text between those places."""
+        return [self.text[begin:end] for begin, end in pairwise([0, *self.ends])]
 
 
 class ChatTemplate:
@@ -116,20 +127,26 @@ class ChatTemplate:
 
     def encode(self, pieces: Sequence[Piece]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Of each piece its tokens, int64, and their marks, uint8 (see token_cache). All are encoded at once."""
-        texts = {piece.text[:place]: 0 for piece in pieces for place in [*piece.places, len(piece.text)]}
-        ids = dict(zip(texts, self._ids(list(texts)), strict=True))
-        return [self._marked(piece, ids) for piece in pieces]
+        parts = iter(self._ids([part for piece in pieces for part in piece.parts]))
+        return [self._marked(piece, [next(parts) for _ in piece.ends]) for piece in pieces]
 
     def prompt(self, text: str) -> list[int]:
         """The tokens after which the model answers a user who says this. UserError: there is no template."""
         rendered = self._render([{"role": "user", "content": text}], None, prompt=True)
         return self._ids([rendered])[0].tolist()
 
-    def _marked(self, piece: Piece, ids: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        tokens, counts = self._counted(piece, ids)
+    def _marked(self, piece: Piece, parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """parts: the tokens of each part by itself."""
+        tokens = np.concatenate(parts)
+        ends = np.cumsum([len(part) for part in parts]).tolist()
+        counts = {end: (count, count) for end, count in zip(piece.ends, ends, strict=True)}
+        if len(parts) > 1 and (read := self.tokenizer.decode(tokens)) != piece.text:
+            (whole,) = self._ids([piece.text])
+            if read != self.tokenizer.decode(whole):  # a tokenizer that begins every text with a space
+                tokens, counts = whole, self._counted(piece, whole)
         marks = np.zeros(len(tokens), dtype=np.uint8)
         for begin, end in piece.learnt:
-            marks[counts[begin][0] : counts[end][1]] = LABELLED
+            marks[counts[begin][0] if begin else 0 : counts[end][1]] = LABELLED
         if piece.plain:
             tokens = np.concatenate((self._before, tokens, [self.tokenizer.end_of_text])).astype(np.int64)
             marks = np.concatenate((np.zeros(len(self._before)), marks, [LABELLED])).astype(np.uint8)
@@ -137,23 +154,13 @@ class ChatTemplate:
             marks[:1] |= GOES_ON
         return tokens, marks
 
-    def _counted(self, piece: Piece, ids: Mapping[str, np.ndarray]) -> tuple[np.ndarray, dict[int, tuple[int, int]]]:
-        """The piece's tokens; for each place how many lie before it, without and with one that lies across."""
-        tokens, text = ids[piece.text], piece.text
-        counts = {0: (0, 0), len(text): (len(tokens), len(tokens))}
-        for place in piece.places:
-            shared = _shared(ids[text[:place]], tokens)
-            counts[place] = shared, shared + (shared < len(ids[text[:place]]))
-        if all(first == last for first, last in counts.values()):
-            return tokens, counts
-        # Of the whole text the tokens are others than of what the model is given to answer: each part by itself.
-        places = sorted(counts)
-        parts = self._ids([text[begin:end] for begin, end in pairwise(places)])
-        joined = np.concatenate(parts)
-        if self.tokenizer.decode(joined) != self.tokenizer.decode(tokens):
-            return tokens, counts  # a tokenizer that begins every text with a space
-        sizes = np.cumsum([0, *map(len, parts)]).tolist()
-        return joined, {place: (size, size) for place, size in zip(places, sizes, strict=True)}
+    def _counted(self, piece: Piece, whole: np.ndarray) -> dict[int, tuple[int, int]]:
+        """For each place how many of the text's tokens lie before it, without and with one that lies across."""
+        counts = {len(piece.text): (len(whole), len(whole))}
+        for place, ids in zip(piece.places, self._ids([piece.text[:place] for place in piece.places]), strict=True):
+            shared = _shared(ids, whole)
+            counts[place] = shared, shared + (shared < len(ids))
+        return counts
 
     def _ids(self, texts: list[str]) -> list[np.ndarray]:
         with rust_threads():
@@ -179,7 +186,7 @@ class ChatTemplate:
             raise UserError("it has no message of the assistant to learn. Possible: one, or data.train_on=all.")
         if MARKS_ANSWERS.search(self._template(tools)):
             spans = self._marked_spans(messages, tools)
-            begin = _shared_text(self._render(messages[:first], tools), whole) if first else 0
+            begin = self._shared_text(self._render(messages[:first], tools), whole) if first else 0
             found = [Piece(whole, tuple(span for span in spans if begin <= span[0] < span[1]))]
         else:
             found = self._by_prefixes(messages, tools, answers, whole)
@@ -195,13 +202,24 @@ class ChatTemplate:
             # Of a conversation that the assistant begins, its header is learnt too: templates refuse to render nothing.
             before = self._render(messages[:at], tools, prompt=True) if at else ""
             end = whole if at == len(messages) - 1 else self._render(messages[: at + 1], tools)
+            if not whole.startswith(end):
+                # A template may close what ends here: with the prompt for a further answer it does not.
+                end = end[: self._shared_text(end, self._render(messages[: at + 1], tools, prompt=True))]
             ends.append(end)
-            spans.append((_shared_text(before, end), len(end)))
+            spans.append((self._shared_text(before, end), len(end)))
         if all(whole.startswith(end) for end in ends):
             return [Piece(whole, tuple(span for span in spans if span[0] < span[1]))]
         self.rewritten += 1
         found = [Piece(end, (span,)) for end, span in zip(ends, spans, strict=True) if span[0] < span[1]]
         return [piece._replace(goes_on=at > 0) for at, piece in enumerate(found)]
+
+    def _shared_text(self, one: str, other: str) -> int:
+        """How many characters both begin with, in whole tokens where they part."""
+        if other.startswith(one):
+            return len(one)
+        ids, more = self._ids([one, other])
+        begin = self.tokenizer.decode(ids[: _shared(ids, more)])
+        return len(begin) if one.startswith(begin) else len(os.path.commonprefix((one, other)))  # noqa: RUF071 - texts
 
     def _template(self, tools: list[Any] | None) -> str:
         """The template's text; a tokenizer may have one of its own for tools."""
@@ -287,12 +305,6 @@ def _tools(row: Mapping[str, Any]) -> list[Any] | None:
     if given is not None and (not isinstance(given, list) or not all(isinstance(one, dict) for one in given)):
         raise UserError("its tools are no list of objects. Possible: a JSON schema for each.")
     return given or None
-
-
-def _shared_text(one: str, other: str) -> int:
-    """How many characters both begin with."""
-    differ = (at for at, (x, y) in enumerate(zip(one, other, strict=False)) if x != y)
-    return next(differ, min(len(one), len(other)))
 
 
 def _shared(one: np.ndarray, other: np.ndarray) -> int:

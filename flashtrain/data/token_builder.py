@@ -23,7 +23,6 @@ from flashtrain.data.sources import TextSource
 from flashtrain.data.token_cache import (
     FORMAT,
     MARKS,
-    TOKENS,
     CacheMeta,
     DamagedCacheError,
     Expected,
@@ -46,11 +45,11 @@ SECONDS_BETWEEN_LINES = 10.0
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Encoded(NamedTuple):
-    """Some documents as they are written: tokens, and marks (see token_cache) or None; text_bytes of their texts."""
+class Marked(NamedTuple):
+    """Some documents as they are written: of each its tokens and marks (see token_cache); bytes of their texts."""
 
     tokens: Sequence[np.ndarray]
-    marks: Sequence[np.ndarray] | None
+    marks: Sequence[np.ndarray]
     text_bytes: int
 
 
@@ -58,8 +57,8 @@ class Encoded(NamedTuple):
 class MarkedSource(Protocol):
     """A TextSource that makes its own tokens, each with a mark."""
 
-    def encoded(self, tokenizer: Tokenizer) -> Iterator[Encoded]:
-        """Groups of documents, always in the same order, none of them empty."""
+    def encoded(self, tokenizer: Tokenizer) -> Iterator[Marked]:
+        """Groups of documents, always in the same order. No group and no document is empty."""
         ...
 
 
@@ -74,7 +73,8 @@ def open_or_build(
     """
     fingerprint = source.fingerprint()
     folder = folder_of(fingerprint, tokenizer, cache_dir)
-    expected = Expected(fingerprint, tokenizer_key(tokenizer), tokenizer, isinstance(source, MarkedSource))
+    expected = Expected(fingerprint, tokenizer_key(tokenizer), tokenizer)
+    expected = expected._replace(marked=isinstance(source, MarkedSource))
     found = open_checked(folder, expected)
     if found is not None:
         return found
@@ -104,9 +104,10 @@ def build(source: TextSource, tokenizer: TokenizerSpec | Tokenizer, folder: Path
         made = make_tokenizer(tokenizer, source) if isinstance(tokenizer, TokenizerSpec) else tokenizer
         made.save(part / "tokenizer")
         with _ProgressLine(f"tokenizing {source.describe()}", source.approximate_bytes()) as progress:
-            groups = source.encoded(made) if isinstance(source, MarkedSource) else _encoded(source.documents(), made)
-            written.dtype, written.begun = _dtype(made), time.monotonic()
-            _write_tokens(groups, part, written, progress)
+            if isinstance(source, MarkedSource):
+                _write_marked(source.encoded(made), made, part, written, progress)
+            else:
+                _write_tokens(source.documents(), made, part, written, progress)
         if not written.documents:
             raise UserError(f"{source.describe()} holds no text: the corpus is empty.")
         if source.fingerprint() != fingerprint:
@@ -164,18 +165,45 @@ class _Written:
         return f"{self.tokens / max(1e-9, time.monotonic() - self.begun) / 1e6:,.2f}M tokens/s"
 
 
-def _write_tokens(groups: Iterable[Encoded], part: Path, written: _Written, progress: _ProgressLine) -> None:
+def _write_tokens(
+    documents: Iterable[str], tokenizer: Tokenizer, part: Path, written: _Written, progress: _ProgressLine
+) -> None:
+    written.dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
+    written.begun = time.monotonic()
     offsets = array("q", [0])
-    with (part / TOKENS).open("wb") as file:
+    end = np.array([tokenizer.end_of_text], dtype=written.dtype)
+    groups = _groups(documents)
+    group = next(groups, None)
+    with ThreadPoolExecutor(1, "flashtrain-reads") as reader, (part / "tokens.bin").open("wb") as file:
+        while group is not None:
+            # The tokenizers library lets other threads go on: the next group is read while it encodes on all cores.
+            coming = reader.submit(next, groups, None)
+            arrays = []
+            for ids in tokenizer.encode_batch(group):
+                arrays += [ids.astype(written.dtype), end]
+                written.tokens += len(ids) + 1
+                offsets.append(written.tokens)
+            written.text_bytes += sum(len(text.encode("utf-8", errors="replace")) for text in group)
+            _write(file, np.concatenate(arrays))
+            written.documents += len(group)
+            progress.update(written)
+            group = coming.result()
+    np.save(part / "documents.npy", np.frombuffer(offsets, dtype=np.int64), allow_pickle=False)
+
+
+def _write_marked(
+    groups: Iterable[Marked], tokenizer: Tokenizer, part: Path, written: _Written, progress: _ProgressLine
+) -> None:
+    written.dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
+    offsets = array("q", [0])
+    with (part / "tokens.bin").open("wb") as file, (part / MARKS).open("wb") as marks:
         for group in groups:
             for ids in group.tokens:
                 written.tokens += len(ids)
                 offsets.append(written.tokens)
             written.text_bytes += group.text_bytes
-            _write(file, np.concatenate([ids.astype(written.dtype, copy=False) for ids in group.tokens]))
-            if group.marks is not None:
-                with (part / MARKS).open("ab") as marks:
-                    _write(marks, np.concatenate(group.marks))
+            _write(file, np.concatenate(group.tokens).astype(written.dtype))
+            _write(marks, np.concatenate(group.marks))
             written.documents += len(group.tokens)
             progress.update(written)
     np.save(part / "documents.npy", np.frombuffer(offsets, dtype=np.int64), allow_pickle=False)
@@ -183,24 +211,6 @@ def _write_tokens(groups: Iterable[Encoded], part: Path, written: _Written, prog
 
 def _write(file: IO[bytes], tokens: np.ndarray) -> None:
     file.write(tokens.tobytes())
-
-
-def _dtype(tokenizer: Tokenizer) -> str:
-    return "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
-
-
-def _encoded(documents: Iterable[str], tokenizer: Tokenizer) -> Iterator[Encoded]:
-    """Each document's tokens, closed by end_of_text."""
-    end = np.array([tokenizer.end_of_text], dtype=_dtype(tokenizer))
-    groups = _groups(documents)
-    group = next(groups, None)
-    with ThreadPoolExecutor(1, "flashtrain-reads") as reader:
-        while group is not None:
-            # The tokenizers library lets other threads go on: the next group is read while it encodes on all cores.
-            coming = reader.submit(next, groups, None)
-            tokens = [np.concatenate((ids.astype(end.dtype), end)) for ids in tokenizer.encode_batch(group)]
-            yield Encoded(tokens, None, sum(len(text.encode("utf-8", errors="replace")) for text in group))
-            group = coming.result()
 
 
 def _groups(documents: Iterable[str]) -> Iterator[list[str]]:

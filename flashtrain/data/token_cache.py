@@ -42,10 +42,11 @@ SAMPLED_BLOCKS = 256
 BLOCK = 64 * 2**10
 
 
-TOKENS, DOCUMENTS, META, MARKS = "tokens.bin", "documents.npy", "meta.json", "marks.bin"
+TOKENS, DOCUMENTS, META = "tokens.bin", "documents.npy", "meta.json"
+DTYPES = ("uint16", "uint32")
+MARKS = "marks.bin"
 LABELLED = 1  # of a token: it is one to learn
 GOES_ON = 2  # of a document's first token: the document is of the same conversation as the one before
-DTYPES = ("uint16", "uint32")
 
 
 class DamagedCacheError(Exception):

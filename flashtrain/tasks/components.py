@@ -142,7 +142,7 @@ def build_chat(settings: DataSettings) -> TextSource:
         split=settings.split,
         text_column=settings.text_column,
         config=settings.config,
-        streaming=settings.streaming,
+        streaming=settings.streaming is not False,
     )
 
 

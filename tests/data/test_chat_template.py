@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from chat_folders import CHATML, LLAMA3, MARKED, MISTRAL, OPENED, THINKING, save_tokenizer_folder
+from chat_folders import CHATML, CLOSED, LLAMA3, MARKED, MISTRAL, OPENED, THINKING, save_tokenizer_folder
 from transformers import AutoTokenizer
 
 from flashtrain.data.chat_template import ChatTemplate, read_template
@@ -58,8 +58,9 @@ def whole(template: ChatTemplate, row: dict) -> list[str]:
         (LLAMA3, ["Hi there<|eot_id|>", "It is 4.<|eot_id|>"]),
         (MISTRAL, [" Hi there<|end|>", " It is 4.<|end|>"]),
         (OPENED, ["Hi there<|end|>", "It is 4.<|end|>"]),
+        (CLOSED, ["Hi there<|im_end|>", "It is 4.<|im_end|><|end|>"]),
     ],
-    ids=["chatml", "marked", "llama3", "mistral", "opened"],
+    ids=["chatml", "marked", "llama3", "mistral", "opened", "closed"],
 )
 def test_what_the_assistant_says_is_learnt_and_nothing_else(make, jinja, answers):
     template = make(jinja)

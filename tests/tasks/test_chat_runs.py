@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from chat_folders import CHATML, save_tokenizer_folder
+from chat_folders import CHATML, LLAMA3, save_tokenizer_folder
 from tiny_runs import TINY, TinyRuns
 
 from flashtrain.command import modes
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import settle
 from flashtrain.errors import UserError
+from flashtrain.registry import registered
 from flashtrain.spec import task_of
 from flashtrain.tasks.language.trained import load_trained
 
@@ -144,3 +145,29 @@ def test_several_devices_train_as_one_does(runs, finished, devices):
 def read_metrics(folder: Path) -> list[float]:
     rows = list(csv.DictReader((folder / "metrics.csv").open()))
     return [float(row[name]) for name in ("train_loss", "validation_loss") for row in rows if row.get(name)]
+
+
+@pytest.mark.skipif("huggingface" not in registered("model"), reason="there is no model=huggingface yet")
+@pytest.mark.parametrize("adapter", ["null", "lora"])
+def test_the_recipe_trains_evaluates_and_exports_a_transformers_model(runs, tmp_path, adapter, caplog):
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    folder = save_tokenizer_folder(tmp_path / "llama", LLAMA3)
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(**shape, vocab_size=272, max_position_embeddings=256)).save_pretrained(folder)
+    words = [
+        f"model.path={folder}",
+        f"model.adapter={adapter}",
+        f"data.path={runs.folder / 'chats.jsonl'}",
+        "context=96",
+    ]
+    small = ["hardware=cpu", "logger=none", "trainer.steps=2", "trainer.tokens_per_step=768", "generate.tokens=4"]
+    run = TinyRuns(tmp_path, ["recipe=sft", *small, *words, f"data.cache_dir={tmp_path}", f"output={tmp_path}"])
+    status, finished = run.run("sft")
+    assert status == 0
+    with caplog.at_level("INFO"):
+        assert run_mode("mode=evaluate", f"checkpoint={finished}") == 0
+    assert "held-out loss" in caplog.text
+    assert run_mode("mode=export", f"checkpoint={finished}") == 0
+    assert AutoTokenizer.from_pretrained(finished / "export").chat_template == LLAMA3
+    assert AutoModelForCausalLM.from_pretrained(finished / "export").config.vocab_size == 272
