@@ -60,7 +60,12 @@ def make_task(settings: Settings, hardware: Hardware, model: Trainable, descript
 def make_data(settings: Settings, hardware: Hardware) -> TextDataModule:
     """The data module of these settings; its micro-batch is set once the model is known."""
     asked = settings.data.validation_tokens
-    return TextDataModule(
+    module: type[TextDataModule] = TextDataModule
+    if settings.data.streaming:
+        from flashtrain.data.streaming import StreamingDataModule
+
+        module = StreamingDataModule
+    return module(
         make_source(settings),
         make_tokenizer_spec(settings),
         settings.context,
