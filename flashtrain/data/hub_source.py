@@ -9,6 +9,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -94,9 +95,10 @@ class HubSource:
         count = getattr(rows, "num_shards", 1) if self.max_documents is None else 1
         if not isinstance(count, int) or count < 2:
             return [self.documents]
-        return [
-            lambda number=number: self._texts(rows.shard(num_shards=count, index=number)) for number in range(count)
-        ]
+        return [partial(self._of_shard, rows, count, number) for number in range(count)]
+
+    def _of_shard(self, rows: Any, count: int, number: int) -> Iterator[str]:
+        return self._texts(rows.shard(num_shards=count, index=number))
 
     def _texts(self, rows: Any) -> Iterator[str]:
         count = 0

@@ -116,10 +116,9 @@ class StreamingDataModule(TextDataModule):
         return None
 
     def describe(self) -> str:
-        return (
-            f"{self.source.describe()} | {self.tokenizer.describe()} | streamed in {len(self._shards):,} parts, nothing "
-            f"is written; the first {len(self._held_out):,} documents, {self.validation_tokens:,} tokens, are held out"
-        )
+        held_out = f"the first {len(self._held_out):,} documents, {self.validation_tokens:,} tokens, held out"
+        parts = f"streamed in {len(self._shards):,} parts, nothing is written"
+        return f"{self.source.describe()} | {self.tokenizer.describe()} | {parts} | {held_out}"
 
     def train_dataloader(self) -> StreamLoader:  # type: ignore[override]
         """The run's micro-batches for this device, from the step that the trainer stands at."""

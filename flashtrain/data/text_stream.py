@@ -121,7 +121,7 @@ class TextStream:
             which = own[order[place]]
             left_out = self.held_out[which] if self.held_out else 0
             for number, text in enumerate(self.shards[which]()):
-                mine = by_shard or number % self.world_size == self.rank
+                mine = by_shard or (number + which) % self.world_size == self.rank
                 if text and mine and number >= left_out and (place > shard or number >= first):
                     yield (place, number), text
 
