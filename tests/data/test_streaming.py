@@ -250,7 +250,8 @@ def fit(resume=None, callbacks=()):
     run.fit(model, data, ckpt_path=resume)
     return run, model.seen
 
-run, whole = fit(callbacks=[ModelCheckpoint(folder + "/saved", every_n_train_steps=3, save_top_k=-1, filename="{step}")])
+saving = ModelCheckpoint(folder + "/saved", every_n_train_steps=3, save_top_k=-1, filename="{step}")
+run, whole = fit(callbacks=[saving])
 _, resumed = fit(folder + "/saved/step=3.ckpt")
 with open(f"{folder}/rank{run.global_rank}.json", "w") as file:
     json.dump({"whole": whole, "resumed": resumed}, file)
