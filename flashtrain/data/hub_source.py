@@ -8,7 +8,8 @@ import importlib
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -87,7 +88,20 @@ class HubSource:
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def documents(self) -> Iterator[str]:
+        return self._texts(self._load())
+
+    def shards(self) -> list[Callable[[], Iterator[str]]]:
+        """The documents of each shard that the dataset lies in, to be read apart."""
         rows = self._load()
+        count = getattr(rows, "num_shards", 1) if self.max_documents is None else 1
+        if not isinstance(count, int) or count < 2:
+            return [self.documents]
+        return [partial(self._of_shard, rows, count, number) for number in range(count)]
+
+    def _of_shard(self, rows: Any, count: int, number: int) -> Iterator[str]:
+        return self._texts(rows.shard(num_shards=count, index=number))
+
+    def _texts(self, rows: Any) -> Iterator[str]:
         count = 0
         try:
             for row in islice(rows, self.max_documents):

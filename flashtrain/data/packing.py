@@ -209,32 +209,15 @@ class PackedSamples(Dataset[Batch]):
         """The Batch of these samples, in this order. Raises IndexError for one that does not exist."""
         size = self.context
         window = np.empty((len(samples), size + 1), dtype=np.int64)
-        # A document's first token is marked in its row: a running sum then numbers the documents, and a running
-        # maximum of the marked columns says where each began.
-        begun = np.zeros((len(samples), size), dtype=np.int32)
-        crossings = []
+        ends = []
         for row, sample in enumerate(samples):
             if not 0 <= sample < len(self):
                 raise IndexError(f"sample {sample} of {len(self)}")
             begin = sample * size
             self._read(begin, window[row])
             check_ids(window[row], self.vocab_size, self.tokens_path)
-            ends = self._document_ends(begin)
-            begun[row, ends[ends < size]] = 1
-            crossings.append(ends - 1)
-        labels = window[:, 1:].copy()
-        columns = np.arange(size, dtype=np.int32)
-        positions = np.tile(columns, (len(samples), 1))
-        if self.document_mask:
-            positions -= np.maximum.accumulate(begun * columns, axis=1)
-            for row, columns_before_end in enumerate(crossings):
-                labels[row, columns_before_end] = IGNORED_LABEL
-        return Batch(
-            tokens=torch.from_numpy(window[:, :-1].copy()),
-            labels=torch.from_numpy(labels),
-            documents=torch.from_numpy(begun.cumsum(axis=1, dtype=np.int32)),
-            positions=torch.from_numpy(positions),
-        )
+            ends.append(self._document_ends(begin))
+        return packed_batch(window, ends, self.document_mask)
 
     def _document_ends(self, begin: int) -> np.ndarray:
         """Where documents end in the row that begins here in the stream: columns 1 to S."""
@@ -260,3 +243,27 @@ class PackedSamples(Dataset[Batch]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_tokens": None}
+
+
+def packed_batch(window: np.ndarray, ends: Sequence[np.ndarray], document_mask: bool) -> Batch:
+    """The Batch of rows of tokens. window: (B, S + 1) int64. ends: of each row, the columns, 1 to S, that follow a
+    document's last token."""
+    size = window.shape[1] - 1
+    # A document's first token is marked in its row: a running sum then numbers the documents, and a running
+    # maximum of the marked columns says where each began.
+    begun = np.zeros((len(window), size), dtype=np.int32)
+    for row, crossed in enumerate(ends):
+        begun[row, crossed[crossed < size]] = 1
+    labels = window[:, 1:].copy()
+    columns = np.arange(size, dtype=np.int32)
+    positions = np.tile(columns, (len(window), 1))
+    if document_mask:
+        positions -= np.maximum.accumulate(begun * columns, axis=1)
+        for row, crossed in enumerate(ends):
+            labels[row, crossed - 1] = IGNORED_LABEL
+    return Batch(
+        tokens=torch.from_numpy(window[:, :-1].copy()),
+        labels=torch.from_numpy(labels),
+        documents=torch.from_numpy(begun.cumsum(axis=1, dtype=np.int32)),
+        positions=torch.from_numpy(positions),
+    )

@@ -13,7 +13,8 @@ import os
 import platform
 import re
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -90,15 +91,22 @@ class FilesSource:
             raise UserError(f"cannot read {error.filename or base}: {one_line(error)}.") from error
 
     def documents(self) -> Iterator[str]:
+        for path in self._files():
+            yield from self._of_file(path)
+
+    def shards(self) -> list[Callable[[], Iterator[str]]]:
+        """The documents of each file, to be read apart."""
+        return [partial(self._of_file, path) for path in self._files()]
+
+    def _of_file(self, path: Any) -> Iterator[str]:
         # Clients of far file systems have errors of their own.
         errors: tuple[type[Exception], ...] = BROKEN_FILE_ERRORS if self.address is None else (Exception,)
-        for path in self._files():
-            try:
-                yield from self._read(path)
-            except UserError:
-                raise
-            except errors as error:
-                raise UserError(f"cannot read {path}: {one_line(error)}.") from error
+        try:
+            yield from self._read(path)
+        except UserError:
+            raise
+        except errors as error:
+            raise UserError(f"cannot read {path}: {one_line(error)}.") from error
 
     def approximate_bytes(self) -> int:
         ratio = (TYPICAL_RATIO.get(path.suffix.lower(), 1.0) * path.stat().st_size for path in self._files())

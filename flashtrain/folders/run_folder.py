@@ -131,6 +131,9 @@ def read_settings(folder: Path) -> Settings:
         raise UserError(f"{folder} is no run folder: it holds no {CONFIG_FILE}.")
     content = read_yaml(path)
     if isinstance(content, dict):
+        data = content.get("data")
+        if isinstance(data, dict) and "mixture" not in data and data.get("streaming") is True:
+            data["streaming"] = None  # of an earlier run, to which it meant: while downloading
         for name in registered("settings"):
             _complete(content.get(name), component("settings", name))
     try:

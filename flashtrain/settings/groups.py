@@ -34,7 +34,7 @@ HEEDED_BY = {
     "name": "data=hub",
     "config": "data=hub",
     "split": "data=files or data=hub",
-    "streaming": "data=hub",
+    "streaming": "data=files or data=hub",
     "text_column": "data=files or data=hub",
     "encoding": "data=files",
     "longest_document": "data=files",
@@ -132,9 +132,12 @@ class DataSettings:
     validation_tokens: held-out tokens of each validation (None: at most 524,288, and a tenth of the training's time).
     split_context: hold out as for samples of this length (None: `context`): see TextDataModule. encoding: of text files
     (any of Python's text encodings). longest_document: bytes, uncompressed, of a text file or a line of .jsonl.
-    Of data=chat: train_on: the tokens whose loss counts. chat_template: a file with a Jinja template in place of the
-    tokenizer's own. too_long: a conversation longer than `context` is cut, dropped or refused. skip_broken: the share
-    of the rows that may be broken, and are left out with a line; 0 refuses the first.
+    train_on: of data=chat: the tokens whose loss counts. chat_template: of data=chat: a file with a Jinja template in
+    place of the tokenizer's own. too_long: of data=chat: a conversation longer than `context` is cut, dropped or
+    refused. skip_broken: of data=chat: the share of the rows that may be broken, and are left out with a line; 0
+    refuses the first.
+    streaming: of data=files and hub: true: text becomes tokens while it is trained on, and nothing is written; null: a
+    token file is written first, of data=hub while it is downloaded; false (data=hub): a copy of the dataset is.
     """
 
     source: str = "stdlib"
@@ -148,7 +151,7 @@ class DataSettings:
     text_column: str = "text"  # the field of .jsonl lines, .parquet rows and hub datasets that holds the text
     encoding: str = UTF_8
     longest_document: int = DEFAULT_LONGEST
-    streaming: bool = True  # of data=hub: read while downloading, or download first
+    streaming: bool | None = None
     include_tests: bool = True  # of data=stdlib: with the standard library's tests
     tokenizer: str = "bpe"  # bytes | bpe (trained on the text) | gpt2 | a folder | huggingface (of model.path) | none
     vocab_size: int = 50257  # tokens of data.tokenizer=bpe and none
@@ -202,8 +205,9 @@ class DataSettings:
         if (self.vocab is None) != (self.merges is None):
             raise UserError("data.vocab and data.merges belong together: give both files, or neither to use the hub's.")
         for name in unheeded(self):
+            by = "data=hub" if (name, self.streaming) == ("streaming", False) else HEEDED_BY[name]
             raise UserError(
-                f"data.{name}={getattr(self, name)} is for {HEEDED_BY[name]}, and this is data={self.source} "
+                f"data.{name}={getattr(self, name)} is for {by}, and this is data={self.source} "
                 f"data.tokenizer={self.tokenizer}: leave it out."
             )
         between("data.validation_fraction", self.validation_fraction, 0.0, 0.5)
@@ -252,6 +256,11 @@ class DataSettings:
             raise unknown("data.tokenizer", self.tokenizer, TOKENIZERS, listed=listed)
         if self.tokenizer == "none" and self.source != "tokens":
             raise UserError(f"data.tokenizer=none is for data=tokens, and data={self.source} is text.")
+        if self.streaming and self.tokenizer == "bpe":
+            raise UserError(
+                "data.streaming=true makes tokens while it trains, and data.tokenizer=bpe is trained before that: "
+                "choose gpt2, bytes or a folder with tokenizer.json."
+            )
         if self.source != "tokens":
             at_least("data.vocab_size", self.vocab_size, 257)
         elif self.tokenizer == "bpe":
@@ -276,7 +285,8 @@ def unheeded(data: DataSettings) -> list[str]:
     if data.source == "chat":
         heeded += ["data=files", "data=hub"]  # it reads the files, tables and datasets that they read
     ours = data.source in SOURCES
-    return [
+    only_hub = ["streaming"] if data.streaming is False and data.source == "files" else []
+    return only_hub + [
         name
         for name in changed
         if not any(word in HEEDED_BY[name].split(" or ") for word in heeded)

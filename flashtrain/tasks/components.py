@@ -116,7 +116,7 @@ def build_hub(settings: DataSettings) -> TextSource:
         split=settings.split,
         text_column=settings.text_column,
         config=settings.config,
-        streaming=settings.streaming,
+        streaming=settings.streaming is not False,
         options=settings.options,
     )
 

@@ -88,7 +88,12 @@ def make_data(settings: Settings, hardware: Hardware, own: Tokenizer | None = No
     source = make_source(settings)
     tokenizer = own if own is not None and told.tokenizer == "bpe" else make_tokenizer_spec(settings)
     if told.source != CHAT:
-        return TextDataModule(source, tokenizer, settings.context, split_context=told.split_context, **options)
+        module: type[TextDataModule] = TextDataModule
+        if told.streaming:
+            from flashtrain.data.streaming import StreamingDataModule
+
+            module = StreamingDataModule
+        return module(source, tokenizer, settings.context, split_context=told.split_context, **options)
     from flashtrain.data.chat_datamodule import ChatDataModule
     from flashtrain.data.chat_template import read_template
 

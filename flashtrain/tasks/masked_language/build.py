@@ -279,6 +279,8 @@ def check_context(config: BertConfig, context: int, where: str) -> None:
 
 def make_masked_data(settings: Settings, hardware: Hardware) -> MaskedTextDataModule:
     """The data module of these settings; its token_budget and accumulate are set once the model is known."""
+    if settings.data.streaming:
+        raise UserError("data.streaming=true trains language models: BERT's samples are pieces of a token file.")
     asked = settings.masked
     budget = asked.token_budget or max(settings.context, tokens_per_device(settings))
     return MaskedTextDataModule(

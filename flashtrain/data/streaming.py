@@ -1,0 +1,149 @@
+"""The LightningDataModule of text that is streamed (text_stream: how)."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, cast
+
+import numpy as np
+from torch.utils.data import DataLoader
+
+from flashtrain.data.datamodule import TextDataModule
+from flashtrain.data.packing import Batch, PackedSamples, Spans
+from flashtrain.data.sources import TextSource
+from flashtrain.data.text_stream import Shard, StreamedBatches, StreamLoader, TextStream, shards_of
+from flashtrain.data.token_cache import TokenCache
+from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, make_tokenizer
+from flashtrain.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+class _InMemory:
+    """Held-out tokens, as PackedSamples maps them."""
+
+    def __init__(self, tokens: np.ndarray) -> None:
+        self._tokens = tokens
+
+    def mapped(self) -> np.ndarray:
+        return self._tokens
+
+
+class StreamingDataModule(TextDataModule):
+    """A TextDataModule without a token file: text_stream says how. Its tokenizer is not trained on the text.
+
+    The first documents are held out: as many as validation_samples need, and at most validation_fraction of the text
+    where its size is known. num_workers and cache_dir are not used.
+    """
+
+    def __init__(self, source: Any, tokenizer: str | TokenizerSpec | Tokenizer = "bytes", *more: Any, **options: Any):
+        super().__init__(source, tokenizer, *more, **options)
+        if isinstance(self.tokenizer_spec, TokenizerSpec) and self.tokenizer_spec.kind == "bpe":
+            raise UserError("text that is streamed trains no tokenizer: choose bytes, gpt2 or a tokenizer's folder.")
+        self._made: Tokenizer | None = None
+        self._shards: list[Shard] = []
+        self._held_out: list[np.ndarray] = []
+        self._left_out: tuple[int, ...] = ()
+        self._stream_loader: StreamLoader | None = None
+
+    def prepare_data(self) -> None:
+        """Make the tokenizer, and read what is held out."""
+        if self._made is not None:
+            return
+        if not isinstance(self.source, TextSource):
+            raise UserError(f"what is streamed is text, and the source is {self.source.describe()}.")
+        spec = self.tokenizer_spec
+        self._made = make_tokenizer(spec, self.source) if isinstance(spec, TokenizerSpec) else spec
+        self._shards = shards_of(self.source)
+        self._hold_out()
+
+    def setup(self, stage: str | None = None) -> None:
+        self.prepare_data()
+
+    def _hold_out(self) -> None:
+        """Take documents from the first shard on. All devices take the same."""
+        wanted = self.validation_samples * self.context + 1 if self.validation_fraction else 0
+        size = cast(TextSource, self.source).approximate_bytes() if wanted else 0
+        room = float("inf") if size is None else self.validation_fraction * size  # bytes
+        tokens = 0
+        left_out = [0] * len(self._shards)
+        for number, shard in enumerate(self._shards):
+            for text in shard():
+                if tokens >= wanted or room <= 0:
+                    break
+                left_out[number] += 1
+                room -= len(text.encode("utf-8", errors="replace"))
+                if text:
+                    ids = self.tokenizer.encode_batch([text])[0]
+                    self._held_out.append(np.concatenate([ids, [self.tokenizer.end_of_text]]).astype(np.int64))
+                    tokens += len(ids) + 1
+            if tokens >= wanted or room <= 0:
+                break
+        if tokens < self.context + 1:
+            if wanted:
+                log.warning("the streamed text has no document to spare for validation with context=%s", self.context)
+            self._held_out, left_out = [], []
+        self._left_out = tuple(left_out)
+
+    @property
+    def cache(self) -> TokenCache:
+        raise UserError("data.streaming=true has no token file, which this needs: leave it out.")
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        if self._made is None:
+            raise UserError("the data is not read yet: call setup() first.")
+        return self._made
+
+    @property
+    def train_tokens(self) -> int:
+        """Nobody knows: 0."""
+        return 0
+
+    @property
+    def validation_tokens(self) -> int:
+        return sum(map(len, self._held_out))
+
+    @property
+    def held_out_rows(self) -> int:
+        return min(self.validation_samples, len(self._held_out_samples())) if self._held_out else 0
+
+    @property
+    def epochs_seen(self) -> float:
+        return float(self._stream_loader.epochs) if self._stream_loader is not None else 0.0
+
+    def epochs_of_parts(self, samples: int) -> str | None:
+        return None
+
+    def describe(self) -> str:
+        held_out = f"the first {len(self._held_out):,} documents, {self.validation_tokens:,} tokens, held out"
+        parts = f"streamed in {len(self._shards):,} parts, nothing is written"
+        return f"{self.source.describe()} | {self.tokenizer.describe()} | {parts} | {held_out}"
+
+    def train_dataloader(self) -> StreamLoader:  # type: ignore[override]
+        """The run's micro-batches for this device, from the step that the trainer stands at."""
+        self._check()
+        world_size, rank = self._place()
+        stream = TextStream(self._shards, self.tokenizer, self.seed, rank, world_size, self._left_out)
+        self._stream_loader = StreamLoader(
+            StreamedBatches(stream, self.context, self.document_mask),
+            batch_size=self.batch_size,
+            total_steps=self.total_steps,
+            accumulate=self.accumulate,
+            trainer=self.trainer,
+            pin_memory=self._pin_memory(),
+        )
+        return self._stream_loader
+
+    def val_dataloader(self) -> DataLoader[Batch] | list[DataLoader[Batch]]:
+        self._check()
+        if not self._held_out:
+            return []
+        batch_size = self.validation_batch or self.batch_size
+        return self._once(self._held_out_samples(), self.validation_samples, batch_size)
+
+    def _held_out_samples(self) -> PackedSamples:
+        ends = np.cumsum([len(document) for document in self._held_out])
+        spans = Spans(np.concatenate([[0], ends[:-1]]), ends)
+        tokens = _InMemory(np.concatenate(self._held_out))
+        return PackedSamples(tokens, "int64", spans, self.context, self.document_mask)
