@@ -149,6 +149,7 @@ class TextDataModule(ResumableDataModule):
         self.cache_dir = Path(cache_dir) if cache_dir is not None else None
         self._cache: TokenCache | None = None
         self._split: Split | None = None
+        self._split_by: tuple[float, int] | None = None
         self._check()
 
     def prepare_data(self) -> None:
@@ -160,7 +161,12 @@ class TextDataModule(ResumableDataModule):
         """Open the token file and split it. Again only after another context or fraction was set."""
         self.prepare_data()
         context = self.context if self.split_context is None else max(self.context, self.split_context)
-        self._split = split_documents(self.cache.offsets, fraction=self.validation_fraction, context=context)
+        if self._split is None or self._split_by != (
+            self.validation_fraction,
+            context,
+        ):  # else it says what it did again
+            self._split = split_documents(self.cache.offsets, fraction=self.validation_fraction, context=context)
+            self._split_by = (self.validation_fraction, context)
 
     @property
     def cache(self) -> TokenCache:
