@@ -161,12 +161,10 @@ class TextDataModule(ResumableDataModule):
         """Open the token file and split it. Again only after another context or fraction was set."""
         self.prepare_data()
         context = self.context if self.split_context is None else max(self.context, self.split_context)
-        if self._split is None or self._split_by != (
-            self.validation_fraction,
-            context,
-        ):  # else it says what it did again
+        by = (self.validation_fraction, context)
+        if self._split_by != by:  # the same again would say again what could not be held out
             self._split = split_documents(self.cache.offsets, fraction=self.validation_fraction, context=context)
-            self._split_by = (self.validation_fraction, context)
+            self._split_by = by
 
     @property
     def cache(self) -> TokenCache:
