@@ -1,49 +1,88 @@
-"""What `python -m flashtrain --help` prints: the recipes with a line each, and how settings are given."""
+"""What `python -m flashtrain --help` prints: the recipes with a line each, every mode with an example, and settings."""
 
 from __future__ import annotations
 
 from flashtrain.files.disk import recipe_description, recipe_files
-from flashtrain.settings.groups import LOGGERS
+from flashtrain.settings.groups import LOGGERS, MASKS
 from flashtrain.settings.settings import mode_names
 
 TEXT = """\
 usage: python -m flashtrain recipe=NAME [setting=value ...]
 
-Recipes:
+Recipes
 {recipes}
 
-Often used settings:
-  context=2048                    tokens a sample
+Modes
+{modes}
+  sweep      python -m flashtrain -m recipe=gpt2 context=1024,2048,4096
+             a fresh process a job, then one table and one figure
+
+Model and text
   model.size=355m                 demo, 124m, 355m, 774m, 1.3b, 1.5b; model=modern for RMSNorm, SwiGLU, rotary, GQA
+  context=2048                    tokens a sample
+  data=files data.path=FOLDER     your own .txt, .md, .jsonl, .parquet; data=hub data.name=... for a hub dataset
+  data.tokenizer=bpe              bytes, bpe (trained on the text), gpt2
+  weights=RUN                     start from a run of yours, with its tokenizer; or from a Hugging Face folder
+  mask=window mask.window=1024    {masks}; mask.documents=true stays within documents
+
+Machine and memory
   attention=flash                 flash (our kernels), sdpa (torch's), standard (stores the S x S matrix)
   memory=auto                     none, selective, full: how much of a block stays for the backward; auto: what fits
-  data=files data.path=FOLDER     your own .txt, .md, .jsonl, .parquet; data=hub data.name=... for a hub dataset
-  trainer.steps=500               with trainer.tokens_per_step=65536, trainer.devices=8, trainer.strategy=ddp|fsdp
+  trainer.devices=8               with trainer.strategy=ddp|fsdp, trainer.nodes=2
   context_parallel=8              each sequence over 8 of the devices (trainer.strategy=context)
-  logger={loggers}         resume=auto goes on with an unfinished run
-  mode={modes}
-  benchmark.rows=anchors          recipe=attention-benchmark: grid, anchors, paper, features, block-sparse; with
-                                  benchmark.seqlens=[1024,4096] .masks=[causal,window-1024] .max_seconds=420 ...
-  benchmark.shapes=[16x128]       recipe=long-context-benchmark: with .degrees=[2,8] .ways=[ring] .layouts=[balanced]
-  lengths.contexts=[1024,4096]    recipe=gpt2-long: trains each, scores all on the same held-out tokens
-  passkey.lengths=[1024,4096]     mode=passkey checkpoint=RUN: is a number hidden in a long text found again?
-  benchmark.models=[124m]         recipe=gpt2-speed and context-speed, with .contexts=[1024,4096] .batches=[16,32]
-                                  .weights=[fp32,bf16] .implementations=[flashtrain,pytorch,hf-eager] .max_seconds=540
+  hardware.demo=never             the recipe in full where there is no GPU; hardware=cpu leaves a GPU alone
+
+The run
+  trainer.steps=500               with trainer.tokens_per_step=65536, trainer.max_minutes=60
+  resume=auto                     goes on with an unfinished run; resume=RUN with that one
+  logger=[tensorboard,wandb]      one or several of {loggers}
+  output=runs seed=0              where run folders are made; of the weights, the order of samples and dropout
+
+Of some recipes
   bert.size=base                  recipe=bert: with .family=bert, masked.unit=sentence .layout=padded,
                                   masked.token_budget=32768, optimizer=lamb, target_accuracy=0.7
   finetune.data=files             recipe=finetune weights=BERT: with .path=FOLDER .target=labels|class|tokens
+  benchmark.models=[124m]         recipe=gpt2-speed and context-speed, with .contexts=[1024,4096] .batches=[16,32]
+                                  .weights=[fp32,bf16] .implementations=[flashtrain,pytorch,hf-eager] .max_seconds=540
+  benchmark.rows=anchors          recipe=attention-benchmark: grid, anchors, paper, features, block-sparse; with
+                                  benchmark.seqlens=[1024,4096] .masks=[causal,window-1024] .max_seconds=420 ...
+  benchmark.shapes=[16x128]       recipe=long-context-benchmark: with .degrees=[2,8] .ways=[ring] .layouts=[balanced]
   pathfinder.side=256             recipe=pathfinder-preview: also .seed=1 .contour=easy .preview=24 (images drawn)
-  -m context=1024,2048,4096       a sweep: one fresh process a job, then one table and one figure
 
 python -m flashtrain cache lists the token files that were made of texts; cache clear KEY, or all, removes them.
-Everything that can be set: python -m flashtrain recipe=NAME --cfg job, or flashtrain/settings/settings.py.
+Everything that can be set: python -m flashtrain recipe=NAME --cfg job, or docs/settings.md.
 Your own recipes: a folder of YAML files named in the environment variable FLASHTRAIN_RECIPES.\
 """
 
+# An example of each mode, and what it does; a mode that a program registered has neither here, and is named.
+EXAMPLES = {
+    "train": ("recipe=gpt2", "train; a folder below runs/ has the settings, the metrics, checkpoints and a summary"),
+    "plan": ("recipe=gpt2 mode=plan", "parameters, memory and time; nothing is started"),
+    "evaluate": ("mode=evaluate checkpoint=RUN", "the held-out loss, or accuracy"),
+    "generate": ('mode=generate checkpoint=RUN prompt="def main"', "text, with generate.tokens=120"),
+    "export": ("mode=export checkpoint=RUN", "weights and tokenizer that transformers reads"),
+    "benchmark": ("recipe=gpt2-speed", "a recipe that measures: one table, contenders in turns"),
+    "lengths": ("recipe=gpt2-long lengths.contexts=[1024,4096]", "trains each, scores all on the same held-out tokens"),
+    "passkey": (
+        "mode=passkey checkpoint=RUN passkey.lengths=[1024,4096]",
+        "is a number hidden in a long text found again?",
+    ),
+    "preview": ("recipe=pathfinder-preview", "a recipe that draws its data"),
+}
+
 
 def help_text() -> str:
-    """The help, with the recipes found now."""
+    """The help, with the recipes and modes found now."""
     files = recipe_files()
     width = max(len(name) for name in files) + 2 if files else 0
     recipes = "\n".join(f"  recipe={name:<{width}}{recipe_description(path)}" for name, path in sorted(files.items()))
-    return TEXT.format(recipes=recipes or "  none found", loggers="|".join(LOGGERS), modes="|".join(mode_names()))
+    modes = []
+    for name in mode_names():
+        example, does = EXAMPLES.get(name, (f"recipe=NAME mode={name}", ""))
+        modes += [f"  {name:<10} python -m flashtrain {example}", *([f"             {does}"] if does else [])]
+    return TEXT.format(
+        recipes=recipes or "  none found",
+        modes="\n".join(modes),
+        loggers=", ".join(LOGGERS),
+        masks=", ".join(MASKS),
+    )

@@ -20,7 +20,6 @@ from tokenizers import Tokenizer as RustTokenizer
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
 from flashtrain.files.foreign_files import parse_json, read_json_object, read_text
-from flashtrain.files.hub import work_offline_where_unreachable
 
 log = logging.getLogger(__name__)
 
@@ -260,6 +259,8 @@ def _gpt2_files(vocab: str | os.PathLike[str] | None, merges: str | os.PathLike[
 
 
 def _download(name: str) -> str:
+    from flashtrain.files.hub import work_offline_where_unreachable
+
     work_offline_where_unreachable()
     import huggingface_hub  # a dependency of tokenizers; imported here since it is slow
     import huggingface_hub.errors

@@ -93,8 +93,8 @@ class ResumableDataModule(pl.LightningDataModule):
 class TextDataModule(ResumableDataModule):
     """Packed batches (flashtrain.data.packing.Batch) of a corpus for next-token training.
 
-    source: "stdlib" (the Python standard library's source), the path of a file or folder of text, or a TextSource or
-        TokenSource.
+    source: "stdlib" (the Python standard library's source), "files" with path=, the path of a file or folder of text
+        itself, or a TextSource or TokenSource.
     tokenizer: "bytes", "bpe" (trained on the corpus), "gpt2", a folder's path (tokenizers.huggingface_tokenizer), a
         TokenizerSpec, or a Tokenizer.
     context: S, in tokens. batch_size: B, rows of a micro-batch on each device.
@@ -123,6 +123,7 @@ class TextDataModule(ResumableDataModule):
         context: int = 256,
         batch_size: int = 8,
         *,
+        path: str | os.PathLike[str] | None = None,
         total_steps: int = 100,
         accumulate: int = 1,
         seed: int = 0,
@@ -135,7 +136,7 @@ class TextDataModule(ResumableDataModule):
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
-        self.source = make_source(source)
+        self.source = make_source(source, path)
         self.tokenizer_spec = TokenizerSpec(tokenizer) if isinstance(tokenizer, str) else tokenizer
         self.context = context
         self.batch_size = batch_size

@@ -296,8 +296,17 @@ class StandardLibrarySource:
         return sorted(found)
 
 
-def make_source(source: str | os.PathLike[str] | TextSource | TokenSource) -> TextSource | TokenSource:
-    """A source from its short form: "stdlib", or the path of a file or folder of text. A TextSource stays itself."""
+def make_source(
+    source: str | os.PathLike[str] | TextSource | TokenSource, path: str | os.PathLike[str] | None = None
+) -> TextSource | TokenSource:
+    """A source from its short form: "stdlib", "files" with a path, or the path of a file or folder of text itself. A
+    TextSource stays itself. UserError: a path with another source, or "files" without one."""
+    if path is not None and source != "files":
+        raise UserError(f"path={path} is for source='files', and this is source={source!r}: leave one of them out.")
+    if source == "files" and (path is not None or not Path("files").exists()):
+        if path is None:
+            raise UserError("source='files' needs path=..., a file or folder of text.")
+        return FilesSource(path)
     if isinstance(source, (str, os.PathLike)):
         if os.fspath(source) == "stdlib":
             return StandardLibrarySource()
@@ -305,6 +314,6 @@ def make_source(source: str | os.PathLike[str] | TextSource | TokenSource) -> Te
     if isinstance(source, (TextSource, TokenSource)):
         return source
     raise UserError(
-        f"source={source!r} is no source of text: give 'stdlib', a path, or an object with describe(), "
-        "fingerprint(), documents() and approximate_bytes()."
+        f"source={source!r} is no source of text: give 'files' with path=..., 'stdlib', a path, or an object with "
+        "describe(), fingerprint(), documents() and approximate_bytes()."
     )

@@ -285,9 +285,8 @@ def typed_settings(config: DictConfig) -> Settings:
 
     Raises UserError naming the setting for an unknown key or a value of the wrong type. Does not call check().
     """
-    schema = OmegaConf.structured(settings_class())
     try:
-        merged = OmegaConf.merge(schema, config)
+        merged = OmegaConf.merge(_schema(), config)
         settings = OmegaConf.to_object(merged)
     except ConfigKeyError as error:
         raise unknown_setting(str(error.full_key)) from error
@@ -311,7 +310,7 @@ def first_line(error: BaseException) -> str:
 
 def settings_config(settings: Settings) -> DictConfig:
     """Settings as a configuration that can be changed; `${...}` in a text is that text and asks for nothing."""
-    config = OmegaConf.merge(OmegaConf.structured(settings_class()), literal(asdict(settings)))
+    config = OmegaConf.merge(_schema(), literal(asdict(settings)))
     if not isinstance(config, DictConfig):
         raise TypeError(f"expected a DictConfig, built {type(config).__name__}")
     return config
@@ -328,9 +327,16 @@ def unknown_setting(given: str) -> UserError:
     return unknown("setting", given, names, listed=beside)
 
 
-def setting_names() -> list[str]:
+@cache
+def setting_names() -> tuple[str, ...]:
     """Every dotted setting name, groups' own settings included."""
-    return _dotted(OmegaConf.structured(settings_class()))
+    return tuple(_dotted(_schema()))
+
+
+@cache
+def _schema() -> DictConfig:
+    """The settings' types and defaults. Made once, since that takes long; merging copies it."""
+    return OmegaConf.structured(settings_class())
 
 
 def _dotted(config: DictConfig, prefix: str = "") -> list[str]:

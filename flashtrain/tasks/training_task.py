@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map
 from flashtrain.errors import UserError
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.optimizers import adamw
+from flashtrain.training.progress import make_progress
 from flashtrain.training.steps import clip_gradients, gradient_scale
 
 LOSSES_KEPT = 64
@@ -155,7 +156,7 @@ def evaluating_trainer(hardware: Hardware) -> pl.Trainer:
         logger=False,
         enable_checkpointing=False,
         enable_model_summary=False,
-        enable_progress_bar=False,
+        callbacks=[make_progress()],
     )
 
 

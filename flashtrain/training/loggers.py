@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import importlib.util
 import io
@@ -9,8 +10,9 @@ import netrc
 import os
 import re
 import secrets
+import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -387,13 +389,29 @@ def _wandb(
     return _AnnouncedWandb(name=name, save_dir=run_dir, project=project, **options)
 
 
+@contextlib.contextmanager
+def _without_launch() -> Iterator[None]:
+    """A run begins without what W&B Launch's inputs are read by, which takes a second to import and notes its absence
+    in a log of W&B's own. In a program that uses Launch, or was launched, it is there already or is wanted."""
+    name = "wandb.sdk.launch"
+    if name in sys.modules or any(variable.startswith("WANDB_LAUNCH") for variable in os.environ):
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment] # an import that fails at once
+    try:
+        yield
+    finally:
+        sys.modules.pop(name, None)
+
+
 class _AnnouncedWandb(WandbLogger):
     """Says where the run is to be seen, once it has begun online."""
 
     @property
     def experiment(self) -> Any:
         begins = self._experiment is None and not getattr(rank_zero_only, "rank", 0)
-        run = super().experiment
+        with _without_launch() if begins else contextlib.nullcontext():
+            run = super().experiment
         if begins and self._wandb_init.get("mode") == "online":
             say(f"Weights & Biases: {run.url}")
         return run

@@ -10,7 +10,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ProgressBar
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from flashtrain.announce import is_quiet
 from flashtrain.training.steps import OptimizerStepCounter, log_interval
@@ -105,7 +105,8 @@ class _StepProgress(ProgressBar):
         self._validation_told = now
         done, total = batch_idx + 1, trainer.num_val_batches[dataloader_idx]
         left = clock((now - self._validation_began) / done * (total - done))
-        self._advance_validation(f"step {trainer.global_step} validating {done}/{total} {left} left")
+        step = f"step {trainer.global_step} " if trainer.state.fn == "fit" else ""
+        self._advance_validation(f"{step}validating {done}/{total} {left} left")
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._enabled and not trainer.sanity_checking and trainer.state.fn == "fit":
@@ -185,6 +186,34 @@ class TerminalProgress(_StepProgress):
         self._console = console or Console(stderr=True)
         self._bar: Progress | None = None
         self._task: TaskID | None = None
+        self._validation: Progress | None = None  # the bar of a validation that is no part of a fit
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        super().on_validation_start(trainer, pl_module)
+        if self._enabled and trainer.state.fn == "validate":
+            columns = (
+                TextColumn("validating {task.completed:.0f}/{task.total:.0f}"),
+                BarColumn(),
+                TimeRemainingColumn(),
+            )
+            self._validation = Progress(*columns, console=self._console, transient=True)
+            self._validation.add_task("", total=sum(trainer.num_val_batches))
+            self._validation.start()
+
+    def on_validation_batch_end(self, *arguments: Any, **named: Any) -> None:
+        if self._validation is None:
+            super().on_validation_batch_end(*arguments, **named)
+        else:
+            self._validation.advance(self._validation.task_ids[0])
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._stop_validation()
+        super().on_validation_end(trainer, pl_module)
+
+    def _stop_validation(self) -> None:
+        if self._validation is not None:
+            self._validation.stop()
+            self._validation = None
 
     def _begin(self, trainer: pl.Trainer) -> None:
         total = total_steps(trainer)
@@ -209,8 +238,6 @@ class TerminalProgress(_StepProgress):
     def _advance_validation(self, reading: str) -> None:
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, description=reading)
-        else:  # a validation after the fit
-            self._say(reading)
 
     def _say(self, line: str) -> None:
         self._console.print(line, highlight=False)
@@ -220,6 +247,7 @@ class TerminalProgress(_StepProgress):
             self._console.print(*args, highlight=False)
 
     def _stop(self) -> None:
+        self._stop_validation()
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -12,8 +13,13 @@ from pathlib import Path
 import pytest
 from tiny_runs import ROOT, TinyRuns, flashtrain_command
 
+from flashtrain.command.command_help import EXAMPLES, help_text
+from flashtrain.command.compose import compose_settings
+from flashtrain.command.given import check_all_heeded
 from flashtrain.command.sweep import run_sweep
+from flashtrain.command.words import plain_words
 from flashtrain.errors import UserError
+from flashtrain.settings.settings import mode_names
 
 
 def test_help_lists_the_recipes_with_a_line_each(tmp_path) -> None:
@@ -21,6 +27,18 @@ def test_help_lists_the_recipes_with_a_line_each(tmp_path) -> None:
     assert done.returncode == 0
     assert "recipe=gpt2" in done.stdout
     assert "GPT-2 124M on real text" in done.stdout
+
+
+def test_help_has_an_example_of_every_mode_that_is_taken_as_it_stands() -> None:
+    assert set(EXAMPLES) == set(mode_names())
+    for mode, (example, _) in EXAMPLES.items():
+        assert f"  {mode:<10} python -m flashtrain {example}\n" in help_text()
+        words = plain_words(shlex.split(example))
+        assert any(word.startswith(("recipe=", "checkpoint=")) for word in words)
+        if "checkpoint=RUN" not in words:
+            settings = compose_settings(words)
+            check_all_heeded(settings, words)
+            assert settings.mode == mode
 
 
 def test_a_misspelt_recipe_is_one_line_and_status_2(tmp_path) -> None:

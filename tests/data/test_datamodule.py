@@ -165,6 +165,16 @@ def test_validation_reads_a_fixed_count_of_samples_whatever_the_micro_batch(data
         assert sum(len(batch["tokens"]) for batch in module.val_dataloader()) == 24
 
 
+def test_what_could_not_be_held_out_is_said_once(data, caplog):
+    module = data(["a" * 600], context=16)
+    module.setup()  # as Lightning does again
+    module.setup()
+    assert caplog.text.count("no whole document can be held out") == 1
+    module.validation_fraction = 0.2
+    module.setup()
+    assert caplog.text.count("no whole document can be held out") == 2
+
+
 def test_the_document_mask_reaches_the_batches(data):
     module = data(document_mask=True, context=200)
     module.setup()

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from flashtrain.data import sources
+from flashtrain.data.datamodule import TextDataModule
 from flashtrain.data.sources import FilesSource, StandardLibrarySource, make_source
 from flashtrain.errors import UserError
 
@@ -71,3 +72,17 @@ def test_short_forms_name_the_usual_sources(tmp_path, list_source):
     assert make_source(own) is own
     with pytest.raises(UserError, match="'stdlib', a path, or an object"):
         make_source(42)
+
+
+def test_files_are_named_with_their_path_as_the_setting_is(tmp_path, monkeypatch):
+    (tmp_path / "novel.txt").write_text("Once upon a time. " * 100)
+    module = TextDataModule("files", "bytes", 16, path=tmp_path / "novel.txt", cache_dir=tmp_path / "cache")
+    module.setup()
+    assert module.describe().startswith(f"file {tmp_path / 'novel.txt'} | bytes")
+    with pytest.raises(UserError, match=r"source='files' needs path=\.\.\."):
+        TextDataModule("files")
+    with pytest.raises(UserError, match=r"path=novel\.txt is for source='files', and this is source='stdlib'"):
+        TextDataModule(path="novel.txt")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "files").mkdir()
+    assert make_source("files").describe() == "files in files"  # a folder of that name

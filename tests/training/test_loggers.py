@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 
 import matplotlib.image
 import pytest
@@ -150,11 +151,13 @@ def test_a_file_from_elsewhere_names_no_run_but_a_plain_one(tmp_path, content):
 
 def test_wandb_says_nothing_itself(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("WANDB_SILENT", raising=False)
+    monkeypatch.delitem(sys.modules, "wandb.sdk.launch", raising=False)
     made = make_loggers("wandb", tmp_path, mode="offline", config={"context": 8})
     made[1].log_metrics({"loss": 1.0}, step=0)
     log_summary(made, {"loss": 1.0})
     close_loggers(made)
     assert "".join(capsys.readouterr()) == ""
+    assert "wandb.sdk.launch" not in sys.modules  # a second of imports
 
 
 def test_several_loggers_at_once_are_told_the_same(tmp_path):

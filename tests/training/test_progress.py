@@ -75,6 +75,15 @@ def test_a_terminal_gets_one_bar_over_the_optimiser_steps(tmp_path):
     assert "tokens/s" in shown
 
 
+def test_a_validation_alone_has_a_bar_of_its_own_that_goes(tmp_path):
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=120)
+    progress = TerminalProgress(console=console)
+    tiny_trainer(tmp_path, progress, limit_val_batches=1).validate(TinyTask(), datamodule=TinyData(), verbose=False)
+    assert re.search(r"validating 0/\d+", screen.getvalue())
+    assert progress._validation is None
+
+
 def test_the_kind_follows_where_the_output_goes():
     assert isinstance(make_progress(terminal=True), TerminalProgress)
     assert isinstance(make_progress(terminal=False), LineProgress)

@@ -39,7 +39,6 @@ from flashtrain.tasks.components import (
     vocabulary_of,
 )
 from flashtrain.tasks.context_run import check_model, check_shape, context_columns, describe_context, plan_lines
-from flashtrain.tasks.language.trained import check_tokens, model_of_weights, run_of_weights, weights_at_context
 from flashtrain.tasks.training_task import metric
 from flashtrain.training.callbacks import describe_validation, held_out_samples
 from flashtrain.training.hardware import Hardware, duration, expected_rate
@@ -113,8 +112,7 @@ def make_data(settings: Settings, hardware: Hardware, own: Tokenizer | None = No
 def prepare(settings: Settings, hardware: Hardware) -> Prepared:
     """A language model, its data and its task. UserError: for what the user can mend."""
     build_model = model_builder(settings)
-    run = None if settings.weights is None else run_of_weights(settings)
-    data = make_data(settings, hardware, None if run is None else load_tokenizer(run / TOKENIZER))
+    data = make_data(settings, hardware, tokenizer_of_weights(settings))
     data.prepare_data()
     data.setup()
     model = build_model(vocab_size=data.tokenizer.vocab_size, attention=hardware.attention)
@@ -155,6 +153,16 @@ def prepare(settings: Settings, hardware: Hardware) -> Prepared:
     )
 
 
+def tokenizer_of_weights(settings: Settings) -> Tokenizer | None:
+    """That of the run whose weights the training starts from; None where they are no run's."""
+    if settings.weights is None:
+        return None
+    from flashtrain.tasks.language.trained import run_of_weights
+
+    run = run_of_weights(settings)
+    return None if run is None else load_tokenizer(run / TOKENIZER)
+
+
 def model_builder(settings: Settings) -> Callable[..., Trainable]:
     """build(vocab_size=, attention=) -> the model to train: with random weights, or starting from `weights` (see
     trained.starting_weights), at `context`.
@@ -162,6 +170,8 @@ def model_builder(settings: Settings) -> Callable[..., Trainable]:
     What the weights or the model's own settings cannot serve raises UserError here, before any text is read.
     """
     if settings.weights is not None:
+        from flashtrain.tasks.language.trained import check_tokens, model_of_weights, weights_at_context
+
         start = weights_at_context(settings)
         check_shape(settings, start[0])
         if settings.data.tokenizer not in ("bpe", "huggingface"):  # whose tokens are known later
@@ -290,6 +300,8 @@ def plan_language(settings: Settings, hardware: Hardware) -> str:
     vocab_size = vocabulary_of(settings.data)
     build_model: Callable[..., Trainable] = partial(make_model, settings, vocab_size=vocab_size)
     if settings.weights is not None:
+        from flashtrain.tasks.language.trained import weights_at_context
+
         config, _ = weights_at_context(settings)
         build_model = partial(GPT2, config, residual=settings.model.residual)
     with torch.device("meta"):
