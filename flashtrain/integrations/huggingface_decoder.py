@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,22 +32,26 @@ from flashtrain_kernels import Mask, linear_cross_entropy
 from flashtrain_kernels.masks import HIGH, LOW
 
 IGNORED = -100
+BLOCKS_OF_4_BITS = 64 * 256
 
 
 class HuggingFaceDecoder(Trainable):
     """A transformers model for causal language modelling as a Trainable; its weights have transformers' own names.
 
     module: the model, on the meta device where its weights are yet to be read. origin: the folder, or the hub's name,
-    that has them (None: they are drawn at random, or there). residual: see GPT2; the embeddings are cast.
+    that has them (None: they are drawn at random, or there). residual: see GPT2; the embeddings are cast. quantize:
+    "nf4" keeps the matrices beside adapters in 4 bits (Dettmers et al. 2023, "QLoRA"), by torchao.
     """
 
     module: Any
 
-    def __init__(self, module: Any, *, origin: str | None = None, residual: str = "weights") -> None:
+    def __init__(
+        self, module: Any, *, origin: str | None = None, residual: str = "weights", quantize: str | None = None
+    ) -> None:
         super().__init__()
         # Its parts are this module's own, so that states have transformers' names, also where FSDP2 looks for them.
         self.__dict__["_modules"], self.__dict__["module"] = module._modules, module
-        self.origin, self.residual = origin, residual
+        self.origin, self.residual, self.quantize = origin, residual, quantize
         self.blocks = decoder_layers(module)
         self.layers = [Layer(block) for block in self.blocks]
         self.head = head_of(module)
@@ -76,7 +81,8 @@ class HuggingFaceDecoder(Trainable):
 
     @property
     def shape(self) -> HuggingFaceShape:
-        return shape_of(self.module)
+        shape = shape_of(self.module)
+        return shape if self.quantize is None else replace(shape, quantized=sum(map(_size_in_4_bits, self.adapters)))
 
     @property
     def recomputes_blocks(self) -> bool:
@@ -120,11 +126,21 @@ class HuggingFaceDecoder(Trainable):
         """Give a model on the meta device its weights: from where it came, or at random. UserError: they do not fit."""
         if not any(one.device.type == "meta" for one in self.parameters()):
             return
+        # In full they are not to be on the device all at once.
+        place = device if self.quantize is None else torch.device("cpu")
         with self._without_adapters():
             if self.origin is None:
-                folders.random_weights(self.module, self.blocks, device)
+                folders.random_weights(self.module, self.blocks, place)
             else:
-                folders.read_weights(self.module, folders.folder_of(self.origin, "*.safetensors*"), device)
+                folders.read_weights(self.module, folders.folder_of(self.origin, "*.safetensors*"), place)
+        for adapted in self.adapters if self.quantize is not None else []:
+            if _size_in_4_bits(adapted):
+                from torchao.quantization import to_nf4
+
+                base = adapted[1].get_base_layer()
+                base.weight = nn.Parameter(to_nf4(base.weight.detach().to(device)), requires_grad=False)
+        if place != device:
+            self.to(device)
         for _, layer in self.adapters:
             with folders.whole(layer, device):
                 for name in layer.lora_A:
@@ -200,8 +216,11 @@ class HuggingFaceDecoder(Trainable):
     def save(self, folder: Path) -> str:
         """Write the model as from_pretrained reads it, adapters added into the weights; returns how, in words."""
         adapted = self.adapters
-        for _, layer in adapted:
-            layer.merge()
+        for one in adapted:
+            if self.quantize is not None and _size_in_4_bits(one):  # added to what was trained with
+                base = one[1].get_base_layer()
+                base.weight = nn.Parameter(base.weight.detach().get_original_weight(), requires_grad=False)
+            one[1].merge()
         origin = None if self.origin is None else folders.folder_of(self.origin)
         with self._without_adapters():
             self.module._hf_peft_config_loaded = False
@@ -252,6 +271,12 @@ class Cache:
         from transformers import DynamicCache
 
         self.held = DynamicCache(config=self.config)
+
+
+def _size_in_4_bits(adapted: tuple[str, Any]) -> int:
+    """The numbers of an adapted layer's matrix that fit torchao's blocks of blocks; else 0, and it stays as it is."""
+    weight = adapted[1].get_base_layer().weight
+    return weight.numel() if weight.numel() % BLOCKS_OF_4_BITS == 0 else 0
 
 
 def _trained_alone(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:

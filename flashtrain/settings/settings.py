@@ -146,6 +146,10 @@ class Settings:
                 "optimizer.states=host is for weights that lie whole on a device; sharded ones are divided among all: "
                 "choose trainer.strategy=ddp, or optimizer.states=8bit."
             )
+        if self.model.quantize is not None and self.shards_weights:
+            raise UserError(
+                f"model.quantize={self.model.quantize} keeps whole weights on each device: choose trainer.strategy=ddp."
+            )
         if self.context_parallel is not None:
             at_least("context_parallel", self.context_parallel, 1)
         if self.mode in ("train", "plan"):  # others may name it: their settings are those of a trained checkpoint

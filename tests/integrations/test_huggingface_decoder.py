@@ -9,13 +9,14 @@ import huggingface_models as tiny
 import pytest
 import torch
 import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashtrain.errors import UserError
 from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
 from flashtrain.integrations.huggingface_model import huggingface_decoder
 from flashtrain.integrations.huggingface_numbers import Head
 from flashtrain.models.memory_savings import MemorySavings
-from flashtrain_kernels import masks
+from flashtrain_kernels import FORWARDS, masks
 
 DOCUMENTS = [7, 1, 11, 5]  # packed into a row
 SAVINGS = [
@@ -185,6 +186,76 @@ def test_text_is_written_with_a_cache_as_without(tmp_path: Path) -> None:
     pieces = [ours(part, cache=cache, last_only=True) for part in ids.split([8, 1, 3], 1)]
     assert cache.length == 12
     torch.testing.assert_close(pieces[-1], ours(ids)[:, -1:])
+
+
+LORA = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
+
+
+def test_matrices_in_4_bits_are_trained_beside_and_merged_as_they_were(tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    sizes = {**tiny._LLAMA_LIKE, "eos_token_id": 1, "hidden_size": 128, "intermediate_size": 128}
+    ours = huggingface_decoder(config="llama", changes=sizes, lora=LORA, quantize="nf4")
+    assert ours.shape.quantized == 2 * (2 * 128 * 128 + 3 * 128 * 128)  # k and v are of too few numbers
+    ours.materialise(CPU)
+    weight = ours.blocks[0].mlp.up_proj.base_layer.weight
+    assert type(weight).__name__ == "NF4Tensor"
+    ours.train().save_memory(MemorySavings("selective"))
+    ids = tiny.tokens(2, 13)
+    optimizer = torch.optim.AdamW([one for one in ours.parameters() if one.requires_grad], lr=1e-2)
+    losses = []
+    for _ in range(5):
+        loss = ours.loss(ids, labels_of(ids))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    assert all(".lora_" in name for name in gradients(ours))
+    trained = ours.eval()(ids)
+    ours.save(tmp_path)
+    back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    torch.testing.assert_close(back(ids).logits, trained, rtol=0, atol=1e-4)
+    with pytest.raises(UserError, match=r"add model\.adapter=lora"):
+        huggingface_decoder(config="llama", changes=sizes, quantize="nf4")
+
+
+class Counted(TorchDispatchMode):
+    """Counts how often attention was computed forward."""
+
+    calls = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls += func in FORWARDS or ("scaled_dot_product" in func.name() and "backward" not in func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("savings", "each"), [("none", 1), ("selective", 1), ("full", 2)])
+def test_selective_checkpointing_does_not_compute_attention_again(savings: str, each: int) -> None:
+    ours, _ = pair("llama")
+    ours.train().save_memory(MemorySavings(savings))
+    ids = tiny.tokens(1, 13)
+    with Counted() as counted:
+        ours.loss(ids, labels_of(ids)).backward()
+    assert counted.calls == each * len(ours.blocks)
+
+
+@pytest.mark.slow  # compiles
+@pytest.mark.parametrize("savings", [MemorySavings(), MemorySavings("selective"), MemorySavings("full")])
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_layers_that_are_compiled_give_the_same(kind: str, savings: MemorySavings, monkeypatch) -> None:
+    monkeypatch.undo()  # what stands in for torch's functions, and compiled code passes by
+    found = []
+    ids, positions = tiny.tokens(1, sum(DOCUMENTS)), tiny.positions(DOCUMENTS)
+    for compiled in (False, True):
+        ours, _ = pair(kind)
+        ours.train().save_memory(savings)
+        if compiled:
+            torch._dynamo.reset()
+            ours.compile_blocks(dynamic=False, fullgraph=True, backend="aot_eager")
+        ours.loss(ids, labels_of(ids), positions=positions).backward()
+        found.append(gradients(ours))
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=0, atol=1e-10, msg=name)
 
 
 def flops(kind: str, context: int, **changes) -> float:

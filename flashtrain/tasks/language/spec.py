@@ -106,7 +106,7 @@ def _transformers(settings: Settings) -> bool:
 RULES = (
     Rule("model.path model.config model.adapter", _transformers, "model=huggingface (recipe=hf)"),
     Rule(
-        "model.adapter_rank model.adapter_alpha model.adapter_targets model.adapter_dropout",
+        "model.adapter_rank model.adapter_alpha model.adapter_targets model.adapter_dropout model.quantize",
         lambda settings: settings.model.adapter is not None,
         "model.adapter=lora",
     ),
