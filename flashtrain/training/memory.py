@@ -138,11 +138,12 @@ def estimate_memory(
     in, and `quantized` of them in 4 bits. outside: those of no block (None: V*E). states: of the optimiser, "full",
     "8bit" or on the "host". kv_width: K*D of grouped-query attention, query_width: H*D (None: E). gated: a SwiGLU
     feed-forward, which keeps one tensor of width F more. checkpointing, offload, ffn_chunk, loss_chunk: as in
-    MemorySavings. attention: "standard" adds its S x S matrices. residual: "weights" or "compute", as GPT2's. master_weights: float32 copies of
-    half-precision weights, to which the optimiser's states then belong. rotary: positions turn queries and keys, whose
-    turned copies are kept beside the projection that the values lie in. shards: devices that weights, gradients and
-    optimiser states are divided among (FSDP2). context_degree: devices that share each sequence, so that one computes a
-    part of its tokens. exchange: bytes that a layer's attention holds beside, for what they send each other.
+    MemorySavings. attention: "standard" adds its S x S matrices. residual: "weights" or "compute", as GPT2's.
+    master_weights: float32 copies of half-precision weights, to which the optimiser's states then belong. rotary:
+    positions turn queries and keys, whose turned copies are kept beside the projection that the values lie in. shards:
+    devices that weights, gradients and optimiser states are divided among (FSDP2). context_degree: devices that share
+    each sequence, so that one computes a part of its tokens. exchange: bytes that a layer's attention holds beside, for
+    what they send each other.
     Raises UserError for an unknown name or a number below 1.
     """
     if precision not in PRECISIONS:
