@@ -85,6 +85,11 @@ class HuggingFaceDecoder(Trainable):
         return shape if self.quantize is None else replace(shape, quantized=sum(map(_size_in_4_bits, self.adapters)))
 
     @property
+    def output_weight(self) -> Tensor:
+        """The output head's matrix (V, E)."""
+        return self.module.get_output_embeddings().weight
+
+    @property
     def recomputes_blocks(self) -> bool:
         """Always: layers are compiled one by one, as what is between them is transformers' own program."""
         return True
@@ -132,7 +137,7 @@ class HuggingFaceDecoder(Trainable):
             if self.origin is None:
                 folders.random_weights(self.module, self.blocks, place)
             else:
-                folders.read_weights(self.module, folders.folder_of(self.origin, "*.safetensors*"), place)
+                folders.read_weights(self.module, folders.folder_of(self.origin, "model*.safetensors"), place)
         for adapted in self.adapters if self.quantize is not None else []:
             if _size_in_4_bits(adapted):
                 from torchao.quantization import to_nf4
@@ -197,7 +202,7 @@ class HuggingFaceDecoder(Trainable):
         hidden = self.hidden(tokens, positions=positions)
         return linear_cross_entropy(
             hidden if self.head.scale == 1 else hidden * self.head.scale,
-            self.module.get_output_embeddings().weight,
+            self.output_weight,
             labels,
             ignore_index=IGNORED,
             chunk=self.savings.loss_chunk,

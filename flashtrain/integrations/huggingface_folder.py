@@ -24,6 +24,7 @@ from flashtrain.integrations.weight_files import CONFIG, INDEX, LARGEST, files_o
 
 DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model")  # all of a repository but its weights
 MOST_LAYERS = 1024  # of a configuration without weights beside it, which bear it out
+MOST_COUNTED = 2**17  # heads, experts: what a model may make one after another
 OTHER_MIXERS = r"Mamba|SSM|DeltaNet|ShortConv|Rwkv|Recurrent|Linear\w*Attention|LightningAttention"
 PATIENCE = 3  # seconds that the hub has for an answer
 
@@ -92,8 +93,9 @@ def read_config(path: str, changes: Mapping[str, Any], setting: str = "model.pat
             f"{setting}={path} holds quantised weights, which cannot be trained. Possible: the same model in bfloat16."
         )
     for name, value in content.items():
-        if type(value) is int and abs(value) > LARGEST:
-            raise UserError(f"{setting}={path}: {name} in {CONFIG} is {shown(value)}. Possible: up to {LARGEST:,}.")
+        most = MOST_COUNTED if name.startswith("num_") else LARGEST
+        if type(value) is int and abs(value) > most:
+            raise UserError(f"{setting}={path}: {name} in {CONFIG} is {shown(value)}. Possible: up to {most:,}.")
     content.pop("auto_map", None)
     rest = {name: value for name, value in content.items() if name != "model_type"}
     try:

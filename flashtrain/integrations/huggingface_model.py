@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def huggingface_decoder(
             )
     except UserError:
         raise
-    except (ValueError, TypeError, RuntimeError, AttributeError) as error:
+    except (ValueError, TypeError, RuntimeError, AttributeError, ArithmeticError, LookupError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{given}: transformers cannot build its model ({reason}).") from error
     folders.check_architecture(module, decoder_layers(module), given)
@@ -126,11 +127,17 @@ def _stretch(config: Any, context: int | None, base: float | None, factor: float
     if context is None or trained is None or context <= trained:
         return
     if base is None and factor is None and rotary.get("rope_type", "default") == "default":
-        say(
+        _say_once(
             f"context={context} is {context / trained:g} times the {trained} that {where} was trained with; "
             f"model.rope_factor={context / trained:g} would slow its rotary angles for it."
         )
     config.max_position_embeddings = context
+
+
+@cache
+def _say_once(line: str) -> None:
+    """The settings are checked, and later built."""
+    say(line)
 
 
 def build(settings: Any, *, vocab_size: int, context: int, attention: str) -> HuggingFaceDecoder:

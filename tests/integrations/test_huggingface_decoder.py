@@ -191,6 +191,36 @@ def test_text_is_written_with_a_cache_as_without(tmp_path: Path) -> None:
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
 
 
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "gpt2"])
+def test_adapters_have_the_gradients_that_peft_gives_them_in_transformers_model(kind: str) -> None:
+    peft = pytest.importorskip("peft")
+    models = tiny.pair(kind, torch.float64)
+    for model in models:
+        model.add_adapter(peft.LoraConfig(**LORA))
+        torch.manual_seed(1)
+        for name, one in model.named_parameters():
+            if ".lora_" in name:
+                one.data = 0.3 * torch.randn(one.shape, dtype=torch.float64)
+    ours, eager = HuggingFaceDecoder(models[0]), models[1]
+    ids = tiny.tokens(1, sum(DOCUMENTS))
+    labels = labels_of(ids)
+    expected = eager_loss(eager, ids, labels)
+    expected.backward()
+    wanted = gradients(eager)
+    assert all(".lora_" in name for name in wanted)
+    ours.train()
+    for savings in SAVINGS:
+        ours.save_memory(savings)
+        ours.zero_grad()
+        loss = ours.loss(ids, labels, positions=tiny.positions(DOCUMENTS))
+        loss.backward()
+        assert loss.item() == pytest.approx(expected.item(), abs=1e-10)
+        found = gradients(ours)
+        assert found.keys() == wanted.keys()
+        for name, gradient in wanted.items():
+            torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-10, msg=f"{name} {savings}")
+
+
 def test_matrices_in_4_bits_are_trained_beside_and_merged_as_they_were(tmp_path: Path) -> None:
     pytest.importorskip("torchao")
     sizes = {**tiny._LLAMA_LIKE, "eos_token_id": 1, "hidden_size": 128, "intermediate_size": 128}
@@ -289,7 +319,8 @@ def save_config(folder: Path, **content) -> str:
         ({"model_type": "lama"}, "unknown kind of decoder in transformers 'lama'. Did you mean 'llama'"),
         ({"model_type": "mine", "auto_map": {}}, "its model is code of its own, which is not run"),
         ({}, "config.json names no model_type"),
-        ({"model_type": "llama", "num_hidden_layers": 10**9}, "layers of width"),
+        ({"model_type": "llama", "num_hidden_layers": 5000}, "5000 layers of width"),
+        ({"model_type": "mixtral", "num_local_experts": 10**9}, "num_local_experts in config.json is 1000000000"),
         ({"model_type": "llama", "vocab_size": 2**40}, "vocab_size in config.json is 1099511627776"),
         ({"model_type": "llama", "hidden_size": "wide"}, "config.json describes no llama"),
         ({"model_type": "llama", "quantization_config": {"bits": 4}}, "holds quantised weights"),
