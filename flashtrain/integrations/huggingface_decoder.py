@@ -181,8 +181,7 @@ class HuggingFaceDecoder(Trainable):
 
     def hidden(self, tokens: Tensor, *, positions: Tensor | None = None) -> Tensor:
         """The states (B, S, E) that lm_head reads, of packed documents where positions (B, S) begin anew."""
-        if positions is None:
-            positions = next_positions(tokens.shape[1], None, tokens.device).expand(tokens.shape[0], -1)
+        positions = _counted(tokens) if positions is None else positions
         return self.module.base_model(input_ids=tokens, position_ids=positions, use_cache=False).last_hidden_state
 
     def loss(
@@ -193,8 +192,7 @@ class HuggingFaceDecoder(Trainable):
         if mask is not None:
             _check_mask(mask, positions)
         if self.head is None:  # not known: whole logits, by the model's own head
-            if positions is None:
-                positions = next_positions(tokens.shape[1], None, tokens.device).expand(tokens.shape[0], -1)
+            positions = _counted(tokens) if positions is None else positions
             logits = self.module(input_ids=tokens, position_ids=positions, use_cache=False).logits
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             total = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
@@ -241,7 +239,7 @@ class HuggingFaceDecoder(Trainable):
     def save_adapters(self, folder: Path) -> None:
         """Write the adapters alone, as peft reads them: PeftModel.from_pretrained(model, folder)."""
         self.module._hf_peft_config_loaded = True
-        self.module.save_pretrained(folder)
+        folders.save_folder(self.module, folder, None)
 
     def fill(self, weights: Mapping[str, Tensor]) -> None:
         """Take these weights, as a checkpoint has them, on the CPU; what it leaves out is read from the origin."""
@@ -276,6 +274,11 @@ class Cache:
         from transformers import DynamicCache
 
         self.held = DynamicCache(config=self.config)
+
+
+def _counted(tokens: Tensor) -> Tensor:
+    """Where the tokens (B, S) stand in their rows, or, of a row that devices share, in all of it."""
+    return next_positions(tokens.shape[1], None, tokens.device).expand(tokens.shape[0], -1)
 
 
 def _size_in_4_bits(adapted: tuple[str, Any]) -> int:

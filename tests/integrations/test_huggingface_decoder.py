@@ -188,6 +188,22 @@ def test_text_is_written_with_a_cache_as_without(tmp_path: Path) -> None:
     torch.testing.assert_close(pieces[-1], ours(ids)[:, -1:])
 
 
+@pytest.mark.parametrize(("residual", "kept"), [("weights", torch.float32), ("compute", torch.bfloat16)])
+def test_the_sum_of_all_branches_is_kept_in_the_type_that_was_asked_for(residual: str, kept: torch.dtype) -> None:
+    sizes = {**tiny._LLAMA_LIKE, "eos_token_id": 1}
+    ours = huggingface_decoder(config="llama", changes=sizes, residual=residual)
+    ours.materialise(CPU)
+    between = []
+    ours.blocks[1].register_forward_pre_hook(lambda module, given: between.append(given[0].dtype))
+    ids = tiny.tokens(1, 13)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = ours.loss(ids, labels_of(ids))
+    loss.backward()
+    assert between == [kept]
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(ours.loss(ids, labels_of(ids)).item(), rel=1e-2)
+
+
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
 
 

@@ -93,9 +93,10 @@ class LanguageTask(Task):
 
     def demo_line(self, full: Settings, demo: Settings, where: str) -> str:
         trained = f"{demo.data.tokenizer} as tokens, {contexts_words(demo)}"
+        own = demo.model.label == full.model.label  # the command names the model that is trained
+        what = "as the recipe's demo does" if own else "the recipe's small demo model instead"
         return (
-            f"training the recipe's small demo model instead ({trained}). For the recipe in full "
-            f"({full.model.label}, {contexts_words(full)}), {where}"
+            f"training {what} ({trained}). For the recipe in full ({full.model.label}, {contexts_words(full)}), {where}"
         )
 
 
