@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,22 +32,26 @@ from flashtrain_kernels import Mask, linear_cross_entropy
 from flashtrain_kernels.masks import HIGH, LOW
 
 IGNORED = -100
+BLOCKS_OF_4_BITS = 64 * 256
 
 
 class HuggingFaceDecoder(Trainable):
     """A transformers model for causal language modelling as a Trainable; its weights have transformers' own names.
 
     module: the model, on the meta device where its weights are yet to be read. origin: the folder, or the hub's name,
-    that has them (None: they are drawn at random, or there). residual: see GPT2; the embeddings are cast.
+    that has them (None: they are drawn at random, or there). residual: see GPT2; the embeddings are cast. quantize:
+    "nf4" keeps the matrices beside adapters in 4 bits (Dettmers et al. 2023, "QLoRA"), by torchao.
     """
 
     module: Any
 
-    def __init__(self, module: Any, *, origin: str | None = None, residual: str = "weights") -> None:
+    def __init__(
+        self, module: Any, *, origin: str | None = None, residual: str = "weights", quantize: str | None = None
+    ) -> None:
         super().__init__()
         # Its parts are this module's own, so that states have transformers' names, also where FSDP2 looks for them.
         self.__dict__["_modules"], self.__dict__["module"] = module._modules, module
-        self.origin, self.residual = origin, residual
+        self.origin, self.residual, self.quantize = origin, residual, quantize
         self.blocks = decoder_layers(module)
         self.layers = [Layer(block) for block in self.blocks]
         self.head = head_of(module)
@@ -76,7 +81,13 @@ class HuggingFaceDecoder(Trainable):
 
     @property
     def shape(self) -> HuggingFaceShape:
-        return shape_of(self.module)
+        shape = shape_of(self.module)
+        return shape if self.quantize is None else replace(shape, quantized=sum(map(_size_in_4_bits, self.adapters)))
+
+    @property
+    def output_weight(self) -> Tensor:
+        """The output head's matrix (V, E)."""
+        return self.module.get_output_embeddings().weight
 
     @property
     def recomputes_blocks(self) -> bool:
@@ -120,11 +131,21 @@ class HuggingFaceDecoder(Trainable):
         """Give a model on the meta device its weights: from where it came, or at random. UserError: they do not fit."""
         if not any(one.device.type == "meta" for one in self.parameters()):
             return
+        # In full they are not to be on the device all at once.
+        place = device if self.quantize is None else torch.device("cpu")
         with self._without_adapters():
             if self.origin is None:
-                folders.random_weights(self.module, self.blocks, device)
+                folders.random_weights(self.module, self.blocks, place)
             else:
-                folders.read_weights(self.module, folders.folder_of(self.origin, "*.safetensors*"), device)
+                folders.read_weights(self.module, folders.folder_of(self.origin, "model*.safetensors"), place)
+        for adapted in self.adapters if self.quantize is not None else []:
+            if _size_in_4_bits(adapted):
+                from torchao.quantization import to_nf4
+
+                base = adapted[1].get_base_layer()
+                base.weight = nn.Parameter(to_nf4(base.weight.detach().to(device)), requires_grad=False)
+        if place != device:
+            self.to(device)
         for _, layer in self.adapters:
             with folders.whole(layer, device):
                 for name in layer.lora_A:
@@ -160,8 +181,7 @@ class HuggingFaceDecoder(Trainable):
 
     def hidden(self, tokens: Tensor, *, positions: Tensor | None = None) -> Tensor:
         """The states (B, S, E) that lm_head reads, of packed documents where positions (B, S) begin anew."""
-        if positions is None:
-            positions = next_positions(tokens.shape[1], None, tokens.device).expand(tokens.shape[0], -1)
+        positions = _counted(tokens) if positions is None else positions
         return self.module.base_model(input_ids=tokens, position_ids=positions, use_cache=False).last_hidden_state
 
     def loss(
@@ -172,8 +192,7 @@ class HuggingFaceDecoder(Trainable):
         if mask is not None:
             _check_mask(mask, positions)
         if self.head is None:  # not known: whole logits, by the model's own head
-            if positions is None:
-                positions = next_positions(tokens.shape[1], None, tokens.device).expand(tokens.shape[0], -1)
+            positions = _counted(tokens) if positions is None else positions
             logits = self.module(input_ids=tokens, position_ids=positions, use_cache=False).logits
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             total = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
@@ -181,7 +200,7 @@ class HuggingFaceDecoder(Trainable):
         hidden = self.hidden(tokens, positions=positions)
         return linear_cross_entropy(
             hidden if self.head.scale == 1 else hidden * self.head.scale,
-            self.module.get_output_embeddings().weight,
+            self.output_weight,
             labels,
             ignore_index=IGNORED,
             chunk=self.savings.loss_chunk,
@@ -200,8 +219,11 @@ class HuggingFaceDecoder(Trainable):
     def save(self, folder: Path) -> str:
         """Write the model as from_pretrained reads it, adapters added into the weights; returns how, in words."""
         adapted = self.adapters
-        for _, layer in adapted:
-            layer.merge()
+        for one in adapted:
+            if self.quantize is not None and _size_in_4_bits(one):  # added to what was trained with
+                base = one[1].get_base_layer()
+                base.weight = nn.Parameter(base.weight.detach().get_original_weight(), requires_grad=False)
+            one[1].merge()
         origin = None if self.origin is None else folders.folder_of(self.origin)
         with self._without_adapters():
             self.module._hf_peft_config_loaded = False
@@ -217,7 +239,7 @@ class HuggingFaceDecoder(Trainable):
     def save_adapters(self, folder: Path) -> None:
         """Write the adapters alone, as peft reads them: PeftModel.from_pretrained(model, folder)."""
         self.module._hf_peft_config_loaded = True
-        self.module.save_pretrained(folder)
+        folders.save_folder(self.module, folder, None)
 
     def fill(self, weights: Mapping[str, Tensor]) -> None:
         """Take these weights, as a checkpoint has them, on the CPU; what it leaves out is read from the origin."""
@@ -252,6 +274,17 @@ class Cache:
         from transformers import DynamicCache
 
         self.held = DynamicCache(config=self.config)
+
+
+def _counted(tokens: Tensor) -> Tensor:
+    """Where the tokens (B, S) stand in their rows, or, of a row that devices share, in all of it."""
+    return next_positions(tokens.shape[1], None, tokens.device).expand(tokens.shape[0], -1)
+
+
+def _size_in_4_bits(adapted: tuple[str, Any]) -> int:
+    """The numbers of an adapted layer's matrix that fit torchao's blocks of blocks; else 0, and it stays as it is."""
+    weight = adapted[1].get_base_layer().weight
+    return weight.numel() if weight.numel() % BLOCKS_OF_4_BITS == 0 else 0
 
 
 def _trained_alone(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:

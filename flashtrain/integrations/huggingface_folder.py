@@ -24,6 +24,7 @@ from flashtrain.integrations.weight_files import CONFIG, INDEX, LARGEST, files_o
 
 DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model")  # all of a repository but its weights
 MOST_LAYERS = 1024  # of a configuration without weights beside it, which bear it out
+MOST_COUNTED = 2**17  # heads, experts: what a model may make one after another
 OTHER_MIXERS = r"Mamba|SSM|DeltaNet|ShortConv|Rwkv|Recurrent|Linear\w*Attention|LightningAttention"
 PATIENCE = 3  # seconds that the hub has for an answer
 
@@ -92,8 +93,9 @@ def read_config(path: str, changes: Mapping[str, Any], setting: str = "model.pat
             f"{setting}={path} holds quantised weights, which cannot be trained. Possible: the same model in bfloat16."
         )
     for name, value in content.items():
-        if type(value) is int and abs(value) > LARGEST:
-            raise UserError(f"{setting}={path}: {name} in {CONFIG} is {shown(value)}. Possible: up to {LARGEST:,}.")
+        most = MOST_COUNTED if name.startswith("num_") else LARGEST
+        if type(value) is int and abs(value) > most:
+            raise UserError(f"{setting}={path}: {name} in {CONFIG} is {shown(value)}. Possible: up to {most:,}.")
     content.pop("auto_map", None)
     rest = {name: value for name, value in content.items() if name != "model_type"}
     try:
@@ -137,19 +139,12 @@ def read_weights(model: Any, folder: Path, device: torch.device) -> None:
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import convert_and_load_state_dict_in_model
     from transformers.modeling_utils import LoadStateDictConfig
-    from transformers.utils import logging
 
     trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     conversions: Any = get_model_conversion_mapping(model)
     options = LoadStateDictConfig(device_map={"": device}, weight_mapping=conversions)
-    bar = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        with opened_weights(folder) as tensors:
-            told, _ = convert_and_load_state_dict_in_model(model, tensors, options)
-    finally:
-        if bar:
-            logging.enable_progress_bar()
+    with opened_weights(folder) as tensors, without_bars():
+        told, _ = convert_and_load_state_dict_in_model(model, tensors, options)
     optional = [*(model._keys_to_ignore_on_load_missing or ()), *map(re.escape, model.all_tied_weights_keys)]
     missing = sorted(name for name in told.missing_keys if not any(re.search(one, name) for one in optional))
     odd = sorted(name for name, *_ in told.mismatched_keys)
@@ -197,6 +192,20 @@ def random_weights(model: Any, layers: Iterable[nn.Module], device: torch.device
                     if id(module) not in done:
                         model._init_weights(module)
                         done.add(id(module))
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """transformers shows no progress of its own."""
+    from transformers.utils import logging
+
+    shown_before = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown_before:
+            logging.enable_progress_bar()
 
 
 @contextmanager
@@ -260,7 +269,8 @@ def save_folder(model: Any, folder: Path, origin: Path | None) -> None:
     origin: the folder that it was read from, whose tokenizer, chat template and generation_config.json are kept.
     """
     try:
-        model.save_pretrained(folder)
+        with without_bars():
+            model.save_pretrained(folder)
         beside = [] if origin is None else [file for pattern in DESCRIPTIONS for file in origin.glob(pattern)]
         for file in beside:
             if file.name not in (CONFIG, INDEX):

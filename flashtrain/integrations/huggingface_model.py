@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from flashtrain.models.positions import rotary_base_for
 
 ATTENTIONS = {"flash": None, "sdpa": "sdpa", "standard": "eager"}  # transformers' own names; None is ours
 ADAPTERS = ("lora",)
+QUANTIZED = ("nf4",)
 
 
 def huggingface_decoder(
@@ -32,12 +34,14 @@ def huggingface_decoder(
     rope_base: float | None = None,
     rope_factor: float | None = None,
     lora: Mapping[str, Any] | None = None,
+    quantize: str | None = None,
 ) -> HuggingFaceDecoder:
     """The model in a folder or of the hub, or one of a configuration with weights yet to be drawn; no weights are read.
 
     path: a folder, or a hub's name. config: in its place, a config.json, its folder, or a model type ("llama").
     changes: entries of the configuration, or experts_implementation. context: tokens of a sequence (None: any).
     rope_base, rope_factor: of rotary positions, as in GPT2Config. lora: peft's LoraConfig, to train adapters alone.
+    quantize: "nf4", to keep the matrices beside adapters in 4 bits.
     UserError: no such model, or one that cannot be trained so.
     """
     import transformers
@@ -67,13 +71,29 @@ def huggingface_decoder(
             )
     except UserError:
         raise
-    except (ValueError, TypeError, RuntimeError, AttributeError) as error:
+    except (ValueError, TypeError, RuntimeError, AttributeError, ArithmeticError, LookupError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{given}: transformers cannot build its model ({reason}).") from error
     folders.check_architecture(module, decoder_layers(module), given)
     if lora is not None:
         _add_adapters(module, lora, str(path or config))
-    return HuggingFaceDecoder(module, origin=path, residual=residual)
+    if quantize is not None:
+        _check_quantize(quantize, lora)
+    return HuggingFaceDecoder(module, origin=path, residual=residual, quantize=quantize)
+
+
+def _check_quantize(quantize: str, lora: Mapping[str, Any] | None) -> None:
+    if quantize not in QUANTIZED:
+        raise unknown("way to quantise", quantize, QUANTIZED)
+    if lora is None:
+        raise UserError(f"model.quantize={quantize} keeps weights that are not trained: add model.adapter=lora.")
+    try:
+        from torchao.quantization import to_nf4  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            f"model.quantize={quantize} needs the package torchao, version 0.18 or later: "
+            "pip install 'flashtrain[low-bit]'."
+        ) from error
 
 
 def _add_adapters(module: Any, lora: Mapping[str, Any], name: str) -> None:
@@ -107,11 +127,17 @@ def _stretch(config: Any, context: int | None, base: float | None, factor: float
     if context is None or trained is None or context <= trained:
         return
     if base is None and factor is None and rotary.get("rope_type", "default") == "default":
-        say(
+        _say_once(
             f"context={context} is {context / trained:g} times the {trained} that {where} was trained with; "
             f"model.rope_factor={context / trained:g} would slow its rotary angles for it."
         )
     config.max_position_embeddings = context
+
+
+@cache
+def _say_once(line: str) -> None:
+    """The settings are checked, and later built."""
+    say(line)
 
 
 def build(settings: Any, *, vocab_size: int, context: int, attention: str) -> HuggingFaceDecoder:
@@ -139,6 +165,7 @@ def build(settings: Any, *, vocab_size: int, context: int, attention: str) -> Hu
         rope_base=settings.rope_base,
         rope_factor=settings.rope_factor,
         lora=lora,
+        quantize=settings.quantize,
     )
     known = model.shape.vocab_rows
     if vocab_size > known:

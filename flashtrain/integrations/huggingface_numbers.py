@@ -22,7 +22,7 @@ class HuggingFaceShape:
 
     ffn: the inner width that a token passes, of all experts that it is sent to. activation: "swiglu" where two inner
     matrices read the input, else "gelu". positions: "rotary" or "learned". frozen: parameters that get no gradient.
-    outside: parameters of no layer.
+    outside: parameters of no layer. quantized: of the frozen ones, those in 4 bits.
     """
 
     vocab_size: int
@@ -38,6 +38,7 @@ class HuggingFaceShape:
     head_dim: int
     frozen: int
     outside: int
+    quantized: int = 0
 
 
 def shape_of(module: Any) -> HuggingFaceShape:

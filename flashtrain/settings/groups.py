@@ -94,6 +94,7 @@ class ModelSettings:
     adapter_alpha: float | None = None  # null: twice the rank
     adapter_targets: str = "all-linear"  # or names of layers, a comma between two: q_proj,v_proj
     adapter_dropout: float = 0.0  # a probability, of what an adapter reads
+    quantize: str | None = None  # nf4: what an adapter leaves as it is in 4 bits, by torchao
     options: dict[str, Any] = field(default_factory=dict)
 
     @property

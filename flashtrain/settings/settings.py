@@ -164,6 +164,10 @@ class Settings:
                 f"trainer.checkpoint=sharded: with trainer.strategy={self.strategy} every device has the whole model. "
                 "Possible: trainer.strategy=fsdp or context, or trainer.checkpoint=file."
             )
+        if self.model.quantize is not None and self.shards_weights:
+            raise UserError(
+                f"model.quantize={self.model.quantize} keeps whole weights on each device: choose trainer.strategy=ddp."
+            )
         if self.context_parallel is not None:
             at_least("context_parallel", self.context_parallel, 1)
         if self.mode in ("train", "plan"):  # others may name it: their settings are those of a trained checkpoint

@@ -103,6 +103,7 @@ def estimator(settings: Settings, hardware: Hardware, model: Trainable, shape: D
             query_width=shape.heads * shape.head_dim,
             gated=shape.activation in GATED,
             frozen=getattr(shape, "frozen", 0),
+            quantized=getattr(shape, "quantized", 0),
             outside=getattr(shape, "outside", None),
             states=settings.optimizer.states,
             precision=hardware.precision,

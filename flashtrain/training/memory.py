@@ -45,6 +45,7 @@ OUTSIDE_TENSORS = 1  # the input of the one norm that is in no block, in the wei
 HEAD_STATES_KEPT = 4  # a head that predicts tokens: input, before and after its activation, after its norm
 ATTENTIONS = ("flash", "sdpa", "standard")
 
+BYTES_OF_4_BITS = 0.5 + 1 / 64  # with a scale of a byte for 64 numbers
 FIXED_BYTES = int(0.5 * GIB)  # CUDA context, cuBLAS workspaces, the allocator's rounding
 FREE_SHARE = 0.9  # of the free memory that the estimate may fill
 
@@ -114,6 +115,7 @@ def estimate_memory(
     query_width: int | None = None,
     gated: bool = False,
     frozen: int = 0,
+    quantized: int = 0,
     outside: int | None = None,
     states: str = "full",
     precision: str = "bf16-mixed",
@@ -133,14 +135,15 @@ def estimate_memory(
     """Memory of one training step with AdamW, in bytes on one device.
 
     parameters: P, all of them; frozen: of these, the ones that get no gradient, in half precision where any is computed
-    in; outside: those of no block (None: V*E). states: of the optimiser, "full", "8bit" or on the "host".
-    kv_width: K*D of grouped-query attention, query_width: H*D (None: E). gated: a SwiGLU feed-forward, which keeps one
-    tensor of width F more. checkpointing, offload, ffn_chunk, loss_chunk: as in MemorySavings. attention:
-    "standard" adds its S x S matrices. residual: "weights" or "compute", as GPT2's. master_weights: float32 copies of
-    half-precision weights, to which the optimiser's states then belong. rotary: positions turn queries and keys, whose
-    turned copies are kept beside the projection that the values lie in. shards: devices that weights, gradients and
-    optimiser states are divided among (FSDP2). context_degree: devices that share each sequence, so that one computes a
-    part of its tokens. exchange: bytes that a layer's attention holds beside, for what they send each other.
+    in, and `quantized` of them in 4 bits. outside: those of no block (None: V*E). states: of the optimiser, "full",
+    "8bit" or on the "host". kv_width: K*D of grouped-query attention, query_width: H*D (None: E). gated: a SwiGLU
+    feed-forward, which keeps one tensor of width F more. checkpointing, offload, ffn_chunk, loss_chunk: as in
+    MemorySavings. attention: "standard" adds its S x S matrices. residual: "weights" or "compute", as GPT2's.
+    master_weights: float32 copies of half-precision weights, to which the optimiser's states then belong. rotary:
+    positions turn queries and keys, whose turned copies are kept beside the projection that the values lie in. shards:
+    devices that weights, gradients and optimiser states are divided among (FSDP2). context_degree: devices that share
+    each sequence, so that one computes a part of its tokens. exchange: bytes that a layer's attention holds beside, for
+    what they send each other.
     Raises UserError for an unknown name or a number below 1.
     """
     if precision not in PRECISIONS:
@@ -178,13 +181,13 @@ def estimate_memory(
     each_state = {"full": 4 if masters else weight, "8bit": 1, "host": 0}[states]
     updated = ADAMW_STATES * each_state + (4 if masters and states != "host" else 0)
     trained, of_frozen = parameters - frozen, 2 if copy or weight < 4 else weight
+    stored = trained * weight + (frozen - quantized) * of_frozen + int(quantized * BYTES_OF_4_BITS)
     # Sharded weights are gathered for one block at a time while the next one's are on their way, and for the embedding.
     inside = parameters if outside is None else parameters - outside
     outside = vocab_rows * embed if outside is None else outside
     gathered = trained if shards == 1 else min(parameters, 2 * inside // layers + outside)
     return MemoryEstimate(
-        weights=(trained * weight + frozen * of_frozen) // shards
-        + gathered * (copy if shards == 1 or copy else weight),
+        weights=stored // shards + gathered * (copy if shards == 1 or copy else weight),
         gradients=trained * weight // shards,
         optimizer=updated * trained // shards,
         activations=int(tokens * (layers * kept + 2 * stream)),  # embedding output and final norm too

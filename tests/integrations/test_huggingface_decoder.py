@@ -9,13 +9,14 @@ import huggingface_models as tiny
 import pytest
 import torch
 import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashtrain.errors import UserError
 from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
 from flashtrain.integrations.huggingface_model import huggingface_decoder
 from flashtrain.integrations.huggingface_numbers import Head
 from flashtrain.models.memory_savings import MemorySavings
-from flashtrain_kernels import masks
+from flashtrain_kernels import FORWARDS, masks
 
 DOCUMENTS = [7, 1, 11, 5]  # packed into a row
 SAVINGS = [
@@ -187,6 +188,122 @@ def test_text_is_written_with_a_cache_as_without(tmp_path: Path) -> None:
     torch.testing.assert_close(pieces[-1], ours(ids)[:, -1:])
 
 
+@pytest.mark.parametrize(("residual", "kept"), [("weights", torch.float32), ("compute", torch.bfloat16)])
+def test_the_sum_of_all_branches_is_kept_in_the_type_that_was_asked_for(residual: str, kept: torch.dtype) -> None:
+    sizes = {**tiny._LLAMA_LIKE, "eos_token_id": 1}
+    ours = huggingface_decoder(config="llama", changes=sizes, residual=residual)
+    ours.materialise(CPU)
+    between = []
+    ours.blocks[1].register_forward_pre_hook(lambda module, given: between.append(given[0].dtype))
+    ids = tiny.tokens(1, 13)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = ours.loss(ids, labels_of(ids))
+    loss.backward()
+    assert between == [kept]
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(ours.loss(ids, labels_of(ids)).item(), rel=1e-2)
+
+
+LORA = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "gpt2"])
+def test_adapters_have_the_gradients_that_peft_gives_them_in_transformers_model(kind: str) -> None:
+    peft = pytest.importorskip("peft")
+    models = tiny.pair(kind, torch.float64)
+    for model in models:
+        model.add_adapter(peft.LoraConfig(**LORA))
+        torch.manual_seed(1)
+        for name, one in model.named_parameters():
+            if ".lora_" in name:
+                one.data = 0.3 * torch.randn(one.shape, dtype=torch.float64)
+    ours, eager = HuggingFaceDecoder(models[0]), models[1]
+    ids = tiny.tokens(1, sum(DOCUMENTS))
+    labels = labels_of(ids)
+    expected = eager_loss(eager, ids, labels)
+    expected.backward()
+    wanted = gradients(eager)
+    assert all(".lora_" in name for name in wanted)
+    ours.train()
+    for savings in SAVINGS:
+        ours.save_memory(savings)
+        ours.zero_grad()
+        loss = ours.loss(ids, labels, positions=tiny.positions(DOCUMENTS))
+        loss.backward()
+        assert loss.item() == pytest.approx(expected.item(), abs=1e-10)
+        found = gradients(ours)
+        assert found.keys() == wanted.keys()
+        for name, gradient in wanted.items():
+            torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-10, msg=f"{name} {savings}")
+
+
+def test_matrices_in_4_bits_are_trained_beside_and_merged_as_they_were(tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    sizes = {**tiny._LLAMA_LIKE, "eos_token_id": 1, "hidden_size": 128, "intermediate_size": 128}
+    ours = huggingface_decoder(config="llama", changes=sizes, lora=LORA, quantize="nf4")
+    assert ours.shape.quantized == 2 * (2 * 128 * 128 + 3 * 128 * 128)  # k and v are of too few numbers
+    ours.materialise(CPU)
+    weight = ours.blocks[0].mlp.up_proj.base_layer.weight
+    assert type(weight).__name__ == "NF4Tensor"
+    ours.train().save_memory(MemorySavings("selective"))
+    ids = tiny.tokens(2, 13)
+    optimizer = torch.optim.AdamW([one for one in ours.parameters() if one.requires_grad], lr=1e-2)
+    losses = []
+    for _ in range(5):
+        loss = ours.loss(ids, labels_of(ids))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    assert all(".lora_" in name for name in gradients(ours))
+    trained = ours.eval()(ids)
+    ours.save(tmp_path)
+    back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    torch.testing.assert_close(back(ids).logits, trained, rtol=0, atol=1e-4)
+    with pytest.raises(UserError, match=r"add model\.adapter=lora"):
+        huggingface_decoder(config="llama", changes=sizes, quantize="nf4")
+
+
+class Counted(TorchDispatchMode):
+    """Counts how often attention was computed forward."""
+
+    calls = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls += func in FORWARDS or ("scaled_dot_product" in func.name() and "backward" not in func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("savings", "each"), [("none", 1), ("selective", 1), ("full", 2)])
+def test_selective_checkpointing_does_not_compute_attention_again(savings: str, each: int) -> None:
+    ours, _ = pair("llama")
+    ours.train().save_memory(MemorySavings(savings))
+    ids = tiny.tokens(1, 13)
+    with Counted() as counted:
+        ours.loss(ids, labels_of(ids)).backward()
+    assert counted.calls == each * len(ours.blocks)
+
+
+@pytest.mark.slow  # compiles
+@pytest.mark.parametrize("savings", [MemorySavings(), MemorySavings("selective"), MemorySavings("full")])
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_layers_that_are_compiled_give_the_same(kind: str, savings: MemorySavings, monkeypatch) -> None:
+    monkeypatch.undo()  # what stands in for torch's functions, and compiled code passes by
+    found = []
+    ids, positions = tiny.tokens(1, sum(DOCUMENTS)), tiny.positions(DOCUMENTS)
+    for compiled in (False, True):
+        ours, _ = pair(kind)
+        ours.train().save_memory(savings)
+        if compiled:
+            torch._dynamo.reset()
+            ours.compile_blocks(dynamic=False, fullgraph=True, backend="aot_eager")
+        ours.loss(ids, labels_of(ids), positions=positions).backward()
+        found.append(gradients(ours))
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=0, atol=1e-10, msg=name)
+
+
 def flops(kind: str, context: int, **changes) -> float:
     return huggingface_decoder(config=kind, changes={**tiny._LLAMA_LIKE, "eos_token_id": 1, **changes}).flops_per_token(
         context
@@ -218,7 +335,8 @@ def save_config(folder: Path, **content) -> str:
         ({"model_type": "lama"}, "unknown kind of decoder in transformers 'lama'. Did you mean 'llama'"),
         ({"model_type": "mine", "auto_map": {}}, "its model is code of its own, which is not run"),
         ({}, "config.json names no model_type"),
-        ({"model_type": "llama", "num_hidden_layers": 10**9}, "layers of width"),
+        ({"model_type": "llama", "num_hidden_layers": 5000}, "5000 layers of width"),
+        ({"model_type": "mixtral", "num_local_experts": 10**9}, "num_local_experts in config.json is 1000000000"),
         ({"model_type": "llama", "vocab_size": 2**40}, "vocab_size in config.json is 1099511627776"),
         ({"model_type": "llama", "hidden_size": "wide"}, "config.json describes no llama"),
         ({"model_type": "llama", "quantization_config": {"bits": 4}}, "holds quantised weights"),

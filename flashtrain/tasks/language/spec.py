@@ -127,9 +127,10 @@ class LanguageTask(Task):
     def demo_line(self, full: Settings, demo: Settings, where: str) -> str:
         tokens = "the file's own tokens" if demo.data.source == "tokens" else f"{demo.data.tokenizer} as tokens"
         trained = f"{tokens}, {contexts_words(demo)}"
+        own = demo.model.label == full.model.label  # the command names the model that is trained
+        what = "as the recipe's demo does" if own else "the recipe's small demo model instead"
         return (
-            f"training the recipe's small demo model instead ({trained}). For the recipe in full "
-            f"({full.model.label}, {contexts_words(full)}), {where}"
+            f"training {what} ({trained}). For the recipe in full ({full.model.label}, {contexts_words(full)}), {where}"
         )
 
 
@@ -148,7 +149,7 @@ RULES = (
     Rule("mask.prefix", _masked_by("prefix"), "mask=prefix"),
     Rule("model.path model.config model.adapter", _transformers, "model=huggingface (recipe=hf)"),
     Rule(
-        "model.adapter_rank model.adapter_alpha model.adapter_targets model.adapter_dropout",
+        "model.adapter_rank model.adapter_alpha model.adapter_targets model.adapter_dropout model.quantize",
         lambda settings: settings.model.adapter is not None,
         "model.adapter=lora",
     ),

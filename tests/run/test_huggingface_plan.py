@@ -1,0 +1,82 @@
+"""What a transformers model needs of a GPU, from its configuration alone: no weight is there to be read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from flashtrain.command.compose import compose_settings
+from flashtrain.tasks.batching import Batching, choose_batching
+from flashtrain.tasks.components import make_model
+from flashtrain.tasks.language.prepare import plan_language
+from flashtrain.training.hardware import Hardware
+from flashtrain.training.memory import GIB
+
+H200 = Hardware(
+    "cuda", "NVIDIA H200", 2, (9, 0), 139 * GIB, 139 * GIB, 989e12, "bf16-mixed", "flash", 960 * GIB
+)  # fmt: skip
+QWEN3_8B = {
+    "model_type": "qwen3",
+    "head_dim": 128,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "max_position_embeddings": 40960,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 8,
+    "tie_word_embeddings": False,
+    "vocab_size": 151936,
+}
+PARAMETERS = 8_190_735_360
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("qwen3-8b") / "config.json"
+    path.write_text(json.dumps(QWEN3_8B))
+    return path
+
+
+def settings_of(config: Path, *words: str):
+    own = (f"model.config={config}", "data.tokenizer=gpt2", "context=32768", "trainer.tokens_per_step=65536")
+    return compose_settings(["recipe=hf", *own, *words])
+
+
+def batching(config: Path, *words: str) -> Batching:
+    settings = settings_of(config, *words)
+    with torch.device("meta"):
+        model = make_model(settings, vocab_size=50257, attention="flash")
+    model.keep_in(H200.precision)
+    return choose_batching(settings, H200, model)
+
+
+def test_weights_and_states_are_divided_among_devices(config: Path) -> None:
+    found = batching(config, "trainer.devices=2", "trainer.strategy=fsdp").estimate
+    assert found.gradients == PARAMETERS * 4 // 2
+    assert found.optimizer == PARAMETERS * 8 // 2
+    embeddings = 2 * 151936 * 4096 + 4096  # the head is no part of them, and the last norm is in no layer
+    gathered = 2 * (PARAMETERS - embeddings) // 36 + embeddings
+    assert found.weights == PARAMETERS * 4 // 2 + gathered * 2
+    assert batching(
+        config, "trainer.devices=2", "trainer.strategy=fsdp", "optimizer.states=8bit"
+    ).estimate.optimizer == (PARAMETERS * 2 // 2)
+
+
+def test_adapters_leave_the_weights_in_half_precision_and_without_gradients(config: Path) -> None:
+    lora = batching(config, "model.adapter=lora").estimate
+    trained = 36 * 16 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 12288))  # two thin matrices each, rank 16
+    assert lora.gradients == trained * 4
+    assert lora.weights == PARAMETERS * 2 + trained * (4 + 2)
+    pytest.importorskip("torchao")
+    quantized = batching(config, "model.adapter=lora", "model.quantize=nf4").estimate
+    assert lora.weights - quantized.weights == pytest.approx(1.484375 * (PARAMETERS - 2 * 151936 * 4096), rel=1e-3)
+
+
+def test_a_plan_says_what_would_be_trained_and_reads_no_weights(config: Path) -> None:
+    text = plan_language(settings_of(config, "memory=full", "trainer.devices=2", "trainer.strategy=fsdp"), H200)
+    assert text.startswith("qwen3-8b0: 8190.7M parameters, context 32768, attention flash")
+    assert "full checkpointing" in text
+    assert "nothing was started" in text
