@@ -133,7 +133,9 @@ def _made_by_transformers(folder: Path) -> str:
         return made.backend_tokenizer.to_str()
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"transformers makes no tokenizer of the files in {folder}: {reason}") from error
+        raise UserError(
+            f"no {FILE} in {folder}, and transformers makes no tokenizer of its other files: {reason}"
+        ) from error
 
 
 def _end_of_text(folder: Path, tokenizer: RustTokenizer, config: dict[str, Any]) -> int:

@@ -13,8 +13,8 @@ from flashtrain.announce import say
 from flashtrain.errors import UserError, unknown
 from flashtrain.integrations import huggingface_folder as folders
 from flashtrain.integrations.huggingface_attention import register_with_transformers
-from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
 from flashtrain.integrations.huggingface_layers import decoder_layers
+from flashtrain.integrations.huggingface_trainable import HuggingFaceDecoder
 from flashtrain.integrations.weight_files import CONFIG
 from flashtrain.models.positions import rotary_base_for
 

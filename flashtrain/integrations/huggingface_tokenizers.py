@@ -50,9 +50,6 @@ def save_tokenizer(
     UserError: an unwritable folder.
     """
     folder = Path(folder)
-    if isinstance(tokenizer, HuggingFaceTokenizer):
-        tokenizer.save(folder)
-        return READ
     library = _library_form(tokenizer, special)
     if library is None:
         return "it has no tokenizer that transformers could read"

@@ -152,6 +152,11 @@ def as_trainable(model: nn.Module) -> Trainable:
     return model if isinstance(model, Trainable) else _Wrapped(model)
 
 
+def inner(model: Trainable) -> nn.Module:
+    """The module that as_trainable was given."""
+    return model.module if isinstance(model, _Wrapped) else model
+
+
 class _Wrapped(Trainable):
     """Any module as a Trainable. Its weights keep their names: state_dict is the module's own."""
 

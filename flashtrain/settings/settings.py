@@ -164,6 +164,10 @@ class Settings:
                 f"trainer.checkpoint=sharded: with trainer.strategy={self.strategy} every device has the whole model. "
                 "Possible: trainer.strategy=fsdp or context, or trainer.checkpoint=file."
             )
+        if self.trainer.checkpoint == "sharded" and self.optimizer.states == "8bit":
+            raise UserError(
+                "trainer.checkpoint=sharded has no form for optimizer.states=8bit. Possible: trainer.checkpoint=file."
+            )
         if self.model.quantize is not None and self.shards_weights:
             raise UserError(
                 f"model.quantize={self.model.quantize} keeps whole weights on each device: choose trainer.strategy=ddp."

@@ -9,7 +9,7 @@ from typing import Any
 from flashtrain.errors import UserError
 from flashtrain.models.block import GATED
 from flashtrain.models.memory_savings import MemorySavings
-from flashtrain.models.trainable import DecoderShape, Trainable
+from flashtrain.models.trainable import DecoderShape, Trainable, inner
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.context_run import exchange_bytes_of
 from flashtrain.training.hardware import Hardware
@@ -150,7 +150,7 @@ def room(settings: Settings, hardware: Hardware) -> Room:
 
 
 def _of_unknown_model(settings: Settings, model: Trainable, samples: int) -> Batching:
-    name, micro_batch, memory = f"model={settings.model.name}", settings.trainer.micro_batch, settings.memory
+    name, micro_batch, memory = type(inner(model)).__name__, settings.trainer.micro_batch, settings.memory
     if memory.checkpointing not in (AUTO, "none") or memory.offload or memory.ffn_chunk or memory.loss_chunk:
         raise UserError(f"{name} has no memory savings: only flashtrain's own models have; choose memory=none.")
     if micro_batch is None:

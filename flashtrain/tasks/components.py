@@ -232,9 +232,10 @@ def build_prefix_mask(
     return masks.prefix_lm(torch.full((1,), int(settings.prefix or 0), device=device), seqlen=seqlen)
 
 
-def make_mask(settings: Settings) -> MaskMaker | None:
-    """What LanguageModel and generate make each batch's mask by; None where the model's own causal rule is the mask."""
-    if settings.mask.name in ("causal", "document") and not settings.within_documents:
+def make_mask(settings: Settings, *, packed: bool = True) -> MaskMaker | None:
+    """What LanguageModel and generate make each batch's mask by; None where the model's own causal rule is the mask.
+    packed: rows may hold several documents."""
+    if settings.mask.name in ("causal", "document") and not (packed and settings.within_documents):
         return None
     own = replace(settings.mask, documents=settings.within_documents)
     return partial(component("mask", own.name), own)
@@ -243,7 +244,7 @@ def make_mask(settings: Settings) -> MaskMaker | None:
 def attended_context(settings: Settings) -> int:
     """The context of causal rows whose tokens see as many tokens on average as the mask shows them in a row of one
     document: what FLOPs are counted at. How long the documents are is not known before they are read."""
-    make = None if settings.mask.name in ("causal", "document") else make_mask(settings)
+    make = make_mask(settings, packed=False)
     if make is None:
         return settings.context
     from flashtrain.distributed.context.layout import visible_keys

@@ -12,9 +12,9 @@ import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashtrain.errors import UserError
-from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
 from flashtrain.integrations.huggingface_model import huggingface_decoder
 from flashtrain.integrations.huggingface_numbers import Head
+from flashtrain.integrations.huggingface_trainable import HuggingFaceDecoder
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain_kernels import FORWARDS, masks
 

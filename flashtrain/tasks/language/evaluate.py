@@ -53,7 +53,7 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
 def written(model: Trainable, tokenizer: Tokenizer, settings: Settings) -> str:
     """What a trained model writes after the prompt, as the settings say, under its mask and by its chat template."""
     prompt = settings.prompt or settings.data.first_words
-    own: dict[str, Any] = {"mask": make_mask(settings), "chat": settings.data.source == CHAT}
+    own: dict[str, Any] = {"mask": make_mask(settings, packed=False), "chat": settings.data.source == CHAT}
     return continue_text(model, tokenizer, prompt, settings.generate, seed=settings.seed, **own)
 
 

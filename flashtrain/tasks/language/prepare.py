@@ -264,7 +264,7 @@ def _sample(
         return None
     prompt = settings.prompt or settings.data.first_words
     model.to(hardware.kind)  # Lightning leaves the weights in main memory when a fit ends
-    own: dict[str, Any] = {"mask": make_mask(settings), "chat": settings.data.source == CHAT}
+    own: dict[str, Any] = {"mask": make_mask(settings, packed=False), "chat": settings.data.source == CHAT}
     text = continue_text(model, data.tokenizer, prompt, settings.generate, seed=settings.seed, **own)
     return text if first else None
 

@@ -144,6 +144,11 @@ def _transformers(settings: Settings) -> bool:
 
 RULES = (
     Rule("mask", either(does(TRAIN, CHECKPOINT, task="mask"), measures("mask")), "language models"),
+    Rule(
+        "mask",
+        lambda settings: not _transformers(settings) or settings.mask.name in ("causal", "document"),
+        "flashtrain's own decoders; a transformers model has masks of its own, and mask=document",
+    ),
     Rule("mask.window", _masked_by("window"), "mask=window"),
     Rule("mask.chunk", _masked_by("chunked"), "mask=chunked"),
     Rule("mask.prefix", _masked_by("prefix"), "mask=prefix"),

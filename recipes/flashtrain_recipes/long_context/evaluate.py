@@ -197,7 +197,7 @@ def score_run(
     if not trained.model.generates:
         raise UserError(f"{type(trained.model).__name__} cannot be scored: only flashtrain's decoders can.")
     model = cast(GPT2, move(trained.model, hardware.kind, hardware.precision))
-    dtype, mask = autocast_dtype(hardware.precision), make_mask(read_settings(trained.folder))
+    dtype, mask = autocast_dtype(hardware.precision), make_mask(read_settings(trained.folder), packed=False)
     whole, sliding = (
         score_windows(model, windows, context=context, scored=scored, stride=step, autocast=dtype, mask=mask).numpy()
         for step in (None, stride)

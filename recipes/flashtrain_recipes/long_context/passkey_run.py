@@ -147,7 +147,7 @@ def evaluate_passkey(settings: Settings, hardware: Hardware) -> list[Row]:
 
     def answer(prompts: Tensor, count: int) -> Tensor:
         with torch.autocast(hardware.kind, dtype=dtype, enabled=dtype is not None):
-            return greedy(model, prompts.to(hardware.kind), count, make_mask(settings)).cpu()
+            return greedy(model, prompts.to(hardware.kind), count, make_mask(settings, packed=False)).cpu()
 
     found = passkey_rows(
         answer,
