@@ -235,8 +235,10 @@ class TextDataModule(ResumableDataModule):
 
     def epochs_of_parts(self, samples: int) -> str | None:
         """How often so many samples read each source of a mixture, in words; None of a single source. Needs setup()."""
-        found: Any = self._samples(self.split.training)
-        return found.epochs(samples) if hasattr(found, "epochs") else None
+        if getattr(self.cache, "samples", None) is None:
+            return None
+        mixed: Any = self._samples(self.split.training)
+        return mixed.epochs(samples)
 
     def _samples(self, spans: Spans) -> PackedSamples:
         cache = self.cache

@@ -137,7 +137,7 @@ def test_mistakes_are_one_line(folder, tmp_path, monkeypatch):
         '{"tokenizer_class": "X", "auto_map": {"AutoTokenizer": ["a.X", null]}}'
     )
     (folder / "a.py").write_text("raise SystemExit('ran')")
-    fails("transformers makes no tokenizer of the files in")
+    fails("transformers makes no tokenizer of its other files")
     (folder / "tokenizer_config.json").unlink()
     (folder / "chat_template.jinja").unlink()
     fails("no tokenizer in .*: it has no tokenizer.json")

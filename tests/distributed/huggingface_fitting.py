@@ -61,6 +61,10 @@ class Data(pl.LightningDataModule):
 class Task(LanguageModel):
     losses: list[float]
 
+    def configure_model(self) -> None:
+        torch.manual_seed(0)  # adapters are drawn here, whatever the process has drawn before
+        super().configure_model()
+
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         loss = super().training_step(batch, batch_idx)
         self.losses.append(loss.item())

@@ -196,7 +196,7 @@ def test_mistakes_are_said_in_a_line_before_any_text_is_read(runs: TinyRuns, lla
     (speechless / "tokenizer.json").unlink()
     assert "no tokenizer.json in" in refused(runs, caplog, f"model.path={speechless}")
     save_tokenizer(speechless, end="</s>")
-    assert "names no eos_token" in refused(runs, caplog, f"model.path={speechless}")
+    assert "which its tokenizer_config.json calls eos_token" in refused(runs, caplog, f"model.path={speechless}")
     assert "no such folder" in refused(runs, caplog, "model.path=no/such/folder/there")
     assert "needs model.path" in refused(runs, caplog, "model.path=null", "data.tokenizer=bytes", "hardware.demo=never")
     assert "leave one of them out" in refused(runs, caplog, "model.config=llama")
