@@ -118,9 +118,6 @@ class DataSettings:
     validation_tokens: held-out tokens of each validation (None: at most 524,288, and a tenth of the training's time).
     split_context: hold out as for samples of this length (None: `context`): see TextDataModule. encoding: of text files
     (any of Python's text encodings). longest_document: bytes, uncompressed, of a text file or a line of .jsonl.
-    Of data=chat: train_on: the tokens whose loss counts. chat_template: a file with a Jinja template in place of the
-    tokenizer's own. too_long: a conversation longer than `context` is cut, dropped or refused. skip_broken: the share
-    of the rows that may be broken, and are left out with a line; 0 refuses the first.
     """
 
     source: str = "stdlib"
@@ -143,10 +140,10 @@ class DataSettings:
     split_context: int | None = None
     workers: int | None = None
     cache_dir: str | None = None  # where token files lie; null: FLASHTRAIN_CACHE, else the user's cache folder
-    train_on: str = "assistant"  # assistant | all
-    chat_template: str | None = None
-    too_long: str = "cut"  # cut | drop | refuse
-    skip_broken: float = 0.0
+    train_on: str = "assistant"  # of data=chat: assistant | all, the tokens whose loss counts
+    chat_template: str | None = None  # of data=chat: a file with a Jinja template in place of the tokenizer's own
+    too_long: str = "cut"  # of data=chat: cut | drop | refuse, a conversation longer than the context
+    skip_broken: float = 0.0  # of data=chat: share of rows that may be broken and are left out; 0 refuses the first
     options: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
 
 from flashtrain.announce import say
 from flashtrain.data.datamodule import TextDataModule
-from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, make_tokenizer
+from flashtrain.data.tokenizers import Tokenizer
 from flashtrain.distributed.sharding import full_state_dict
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import FAMILIES
@@ -59,39 +59,45 @@ def make_task(settings: Settings, hardware: Hardware, model: Trainable, descript
 
 def make_data(settings: Settings, hardware: Hardware) -> TextDataModule:
     """The data module of these settings; its micro-batch is set once the model is known."""
-    asked, told = settings.data.validation_tokens, settings.data
-    options: dict[str, Any] = {
-        "batch_size": settings.samples_per_step // settings.data_ranks,
-        "total_steps": settings.trainer.steps,
-        "seed": settings.seed,
-        "document_mask": told.document_mask,
-        "validation_fraction": told.validation_fraction,
-        "validation_samples": held_out_samples(
+    asked = settings.data.validation_tokens
+    module: Callable[..., TextDataModule] = TextDataModule
+    if settings.data.source == CHAT:
+        module = _chat_module(settings)
+    return module(
+        make_source(settings),
+        make_tokenizer_spec(settings),
+        settings.context,
+        batch_size=settings.samples_per_step // settings.data_ranks,
+        total_steps=settings.trainer.steps,
+        seed=settings.seed,
+        document_mask=settings.data.document_mask,
+        validation_fraction=settings.data.validation_fraction,
+        split_context=settings.data.split_context,
+        validation_samples=held_out_samples(
             None if asked is None else max(1, asked // settings.context),
             settings.trainer.validate_every,
             settings.samples_per_step,
             most=max(1, MOST_VALIDATION_TOKENS // settings.context),
         ),
-        "validation_batch": settings.trainer.validation_micro_batch,
-        "num_workers": loader_workers(told.workers, hardware),
-        "cache_dir": told.cache_dir,
-    }
-    source, tokenizer = make_source(settings), make_tokenizer_spec(settings)
-    if told.source != CHAT:
-        return TextDataModule(source, tokenizer, settings.context, split_context=told.split_context, **options)
+        validation_batch=settings.trainer.validation_micro_batch,
+        num_workers=loader_workers(settings.data.workers, hardware),
+        cache_dir=settings.data.cache_dir,
+    )
+
+
+def _chat_module(settings: Settings) -> Callable[..., TextDataModule]:
+    """ChatDataModule with what only conversations heed."""
     from flashtrain.data.chat_datamodule import ChatDataModule
     from flashtrain.data.chat_template import read_template
 
-    return ChatDataModule(
-        cast(Any, source),
-        make_tokenizer(tokenizer, source) if isinstance(tokenizer, TokenizerSpec) else tokenizer,
-        settings.context,
+    told = settings.data
+    return partial(
+        ChatDataModule,
         template=read_template(told.chat_template),
         train_on=told.train_on,
         text_column=told.text_column,
         too_long=told.too_long,
         skip_broken=told.skip_broken,
-        **options,
     )
 
 
