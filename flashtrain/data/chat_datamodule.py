@@ -26,7 +26,7 @@ from flashtrain.data.packing import ChatBatch, Split
 from flashtrain.data.token_budget import TokenBudgetPlan
 from flashtrain.data.token_budget_loader import TokenBudgetLoader, TokenBudgetSampler
 from flashtrain.data.token_cache import GOES_ON
-from flashtrain.data.tokenizers import Tokenizer, huggingface_tokenizer
+from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, huggingface_tokenizer
 from flashtrain.errors import UserError, one_of
 
 TOO_LONG = ("cut", "drop", "refuse")
@@ -50,7 +50,7 @@ class ChatDataModule(TextDataModule):
     def __init__(
         self,
         source: str | os.PathLike[str] | ChatRows,
-        tokenizer: str | os.PathLike[str] | Tokenizer,
+        tokenizer: str | os.PathLike[str] | TokenizerSpec | Tokenizer,
         context: int = 4096,
         batch_size: int = 1,
         *,
@@ -64,7 +64,8 @@ class ChatDataModule(TextDataModule):
     ) -> None:
         one_of("data.too_long", too_long, TOO_LONG)
         rows = ChatFiles(source) if isinstance(source, str | os.PathLike) else source
-        made = huggingface_tokenizer(tokenizer) if isinstance(tokenizer, str | os.PathLike) else tokenizer
+        folder = tokenizer.kind if isinstance(tokenizer, TokenizerSpec) else tokenizer
+        made = huggingface_tokenizer(folder) if isinstance(folder, str | os.PathLike) else folder
         self.template = ChatTemplate(made, template=template, train_on=train_on, text_column=text_column)
         self.too_long = too_long
         self._documents: tuple[ChatDocuments, ChatDocuments] | None = None

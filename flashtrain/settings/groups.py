@@ -164,10 +164,10 @@ class DataSettings:
     split_context: int | None = None
     workers: int | None = None
     cache_dir: str | None = None  # where token files lie; null: FLASHTRAIN_CACHE, else the user's cache folder
-    train_on: str = "assistant"  # assistant | all
-    chat_template: str | None = None
-    too_long: str = "cut"  # cut | drop | refuse
-    skip_broken: float = 0.0
+    train_on: str = "assistant"  # of data=chat: assistant | all, the tokens whose loss counts
+    chat_template: str | None = None  # of data=chat: a file with a Jinja template in place of the tokenizer's own
+    too_long: str = "cut"  # of data=chat: cut | drop | refuse, a conversation longer than the context
+    skip_broken: float = 0.0  # of data=chat: share of rows that may be broken and are left out; 0 refuses the first
     options: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
 
 from flashtrain.announce import say
 from flashtrain.data.datamodule import TextDataModule
-from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, known_end, load_tokenizer, make_tokenizer
+from flashtrain.data.tokenizers import Tokenizer, known_end, load_tokenizer
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
 from flashtrain.folders.run_folder import SAMPLE, TOKENIZER
@@ -21,7 +21,7 @@ from flashtrain.models.gpt2 import FAMILIES, GPT2
 from flashtrain.models.trainable import Trainable
 from flashtrain.models.trained_decoders import MaskMaker, generate
 from flashtrain.registry import component
-from flashtrain.settings.groups import GenerateSettings
+from flashtrain.settings.groups import DataSettings, GenerateSettings
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Prepared
 from flashtrain.tasks import LanguageModel
@@ -67,45 +67,47 @@ def make_task(settings: Settings, hardware: Hardware, model: Trainable, descript
 def make_data(settings: Settings, hardware: Hardware, own: Tokenizer | None = None) -> TextDataModule:
     """The data module of these settings; its micro-batch is set once the model is known. own: the tokenizer of a run,
     in place of the one that the settings would train on this text."""
-    asked, told = settings.data.validation_tokens, settings.data
-    options: dict[str, Any] = {
-        "batch_size": settings.samples_per_step // settings.data_ranks,
-        "total_steps": settings.trainer.steps,
-        "seed": settings.seed,
-        "document_mask": settings.within_documents,
-        "validation_fraction": told.validation_fraction,
-        "validation_samples": held_out_samples(
+    asked = settings.data.validation_tokens
+    return _module(settings.data)(
+        make_source(settings),
+        own if own is not None and settings.data.tokenizer == "bpe" else make_tokenizer_spec(settings),
+        settings.context,
+        batch_size=settings.samples_per_step // settings.data_ranks,
+        total_steps=settings.trainer.steps,
+        seed=settings.seed,
+        document_mask=settings.within_documents,
+        validation_fraction=settings.data.validation_fraction,
+        split_context=settings.data.split_context,
+        validation_samples=held_out_samples(
             None if asked is None else max(1, asked // settings.context),
             settings.trainer.validate_every,
             settings.samples_per_step,
             most=max(1, MOST_VALIDATION_TOKENS // settings.context),
         ),
-        "validation_batch": settings.trainer.validation_micro_batch,
-        "num_workers": loader_workers(told.workers, hardware),
-        "cache_dir": told.cache_dir,
-    }
-    source = make_source(settings)
-    tokenizer = own if own is not None and told.tokenizer == "bpe" else make_tokenizer_spec(settings)
-    if told.source != CHAT:
-        module: type[TextDataModule] = TextDataModule
-        if told.streaming:
-            from flashtrain.data.streaming import StreamingDataModule
+        validation_batch=settings.trainer.validation_micro_batch,
+        num_workers=loader_workers(settings.data.workers, hardware),
+        cache_dir=settings.data.cache_dir,
+    )
 
-            module = StreamingDataModule
-        return module(source, tokenizer, settings.context, split_context=told.split_context, **options)
+
+def _module(told: DataSettings) -> Callable[..., TextDataModule]:
+    """The data module of a source, with what it alone heeds."""
+    if told.source != CHAT and not told.streaming:
+        return TextDataModule
+    if told.source != CHAT:
+        from flashtrain.data.streaming import StreamingDataModule
+
+        return StreamingDataModule
     from flashtrain.data.chat_datamodule import ChatDataModule
     from flashtrain.data.chat_template import read_template
 
-    return ChatDataModule(
-        cast(Any, source),
-        make_tokenizer(tokenizer, cast(Any, source)) if isinstance(tokenizer, TokenizerSpec) else tokenizer,
-        settings.context,
+    return partial(
+        ChatDataModule,
         template=read_template(told.chat_template),
         train_on=told.train_on,
         text_column=told.text_column,
         too_long=told.too_long,
         skip_broken=told.skip_broken,
-        **options,
     )
 
 
