@@ -24,7 +24,7 @@ from .assembly import (
 )
 from .forward_recompute_nonfinite import attend_again
 from .forward_schedule import hide, pieces_of, place, rounds, work_item
-from .releases import load_tile, store_tile
+from .releases import AGAIN, load_tile, store_tile
 
 # The row maximum of a row that has seen nothing yet. Finite, so that exp2(-inf - maximum) is 0 and never NaN.
 _NOTHING = gl.constexpr(-3.0e38)
@@ -264,7 +264,7 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
         if gl.max((nothing != nothing).to(gl.int32), 0) > 0:
             for number in range(0, rounds(work, PAIRED)):
                 batch, head, first_query = work_item(number, work, TILE_Q, PAIRED)
-                COLUMNS: gl.constexpr = min(BLOCK_D, 128)  # what the registers hold
+                COLUMNS: gl.constexpr = min(BLOCK_D, AGAIN)  # what the registers hold
                 LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
                 o_rows = first_query + W * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
                 for part in gl.static_range(BLOCK_D // COLUMNS):

@@ -1,5 +1,6 @@
 """What differs between the releases of Triton whose Gluon the kernels are written for, in one place."""
 
+from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
@@ -10,6 +11,10 @@ if release() >= (3, 8):
     load_tile, store_tile = tma.async_load, tma.async_store
 else:
     load_tile, store_tile = tma.async_copy_global_to_shared, tma.async_copy_shared_to_global
+
+# Columns of the output that a forward pass holds while it computes again because of a NaN: with more, 3.8 takes
+# registers from the fast loop.
+AGAIN = gl.constexpr(32 if release() == (3, 8) else 128)
 
 
 @builtin
