@@ -98,6 +98,10 @@ class HuggingFaceDecoder(Trainable):
     def generates(self) -> bool:
         return True
 
+    @property
+    def shares_sequences(self) -> bool:
+        return True  # huggingface_context.py refuses the models that cannot
+
     def train(self, mode: bool = True) -> HuggingFaceDecoder:
         object.__setattr__(self.module, "training", mode)
         return super().train(mode)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flashtrain.errors import UserError
+from flashtrain.models.attention import Attention
 from flashtrain.models.memory_savings import MemorySavings
 
 if TYPE_CHECKING:
@@ -102,6 +103,12 @@ class Trainable(nn.Module):
     def generates(self) -> bool:
         """Whether it writes text: new_cache, and a forward that takes `cache` and `last_only`, as GPT2's does."""
         return False
+
+    @property
+    def shares_sequences(self) -> bool:
+        """Whether all its attention asks the spread sequence in force (models/cache.py), so that devices may share
+        one."""
+        return any(isinstance(module, Attention) for module in self.modules())
 
     def new_cache(self, tokens: int | None = None) -> KeyValueCache:
         """An empty cache of keys and values for so many tokens (None: its context)."""

@@ -46,14 +46,15 @@ def check_model(settings: Settings, model: Trainable) -> None:
     """Raise UserError for a model whose attention would see one device's tokens only, or cannot be shared so."""
     if not settings.shares_sequences:
         return
-    attentions = [module for module in model.modules() if isinstance(module, Attention)]
-    if not attentions:
+    if not model.shares_sequences:
         raise UserError(
             f"model={settings.model.name} ({type(model).__name__}) has no flashtrain.Attention, so a sequence cannot "
-            "be shared among devices: choose model=gpt2 or modern, or trainer.strategy=fsdp."
+            "be shared among devices: choose model=gpt2, modern or huggingface, or trainer.strategy=fsdp."
         )
-    for attention in attentions:
+    for attention in (module for module in model.modules() if isinstance(module, Attention)):
         _choice(settings, attention.heads, attention.kv_heads, attention.head_dim, 1)
+    if model.shape is not None:
+        check_shape(settings, model.shape)
 
 
 def attention_choice(settings: Settings, hardware: Hardware, shape: DecoderShape, micro_batch: int) -> Choice:

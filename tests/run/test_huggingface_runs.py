@@ -123,6 +123,23 @@ def test_a_stopped_run_that_is_resumed_equals_the_uninterrupted_one_bit_for_bit(
     assert all(torch.equal(value, expected[name]) for name, value in state(resumed).items())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [(), ("model.adapter=lora", "model.adapter_rank=4")], ids=["full", "lora"])
+def test_two_devices_share_each_sequence_and_learn_what_one_does(words: tuple[str, ...], runs: TinyRuns) -> None:
+    words = (*words, "data.document_mask=true", "trainer.compile=false", "hardware.precision=32-true")
+    status, one = runs.run("one-device", *words)
+    assert status == 0
+    both = ("trainer.devices=2", "context_parallel=2", f"output={runs.folder / 'two-devices'}")
+    ended = runs.command(*words, *both)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (two,) = (runs.folder / "two-devices" / "hf").iterdir()
+    assert summary(two)["train_loss"] == pytest.approx(summary(one)["train_loss"], rel=1e-5)
+    assert summary(two)["validation_loss"] == pytest.approx(summary(one)["validation_loss"], rel=1e-5)
+    mine, theirs = state(one), state(two)
+    assert mine.keys() == theirs.keys()
+    assert all(torch.allclose(value, mine[name], atol=1e-4) for name, value in theirs.items())
+
+
 def test_a_checkpoint_is_evaluated_and_writes_text(trained: Path, adapted: Path, caplog, capsys) -> None:
     for folder in (trained, adapted):
         caplog.clear()
