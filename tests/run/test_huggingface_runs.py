@@ -126,13 +126,14 @@ def test_a_stopped_run_that_is_resumed_equals_the_uninterrupted_one_bit_for_bit(
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("model.adapter=lora", "model.adapter_rank=4")], ids=["full", "lora"])
 def test_two_devices_share_each_sequence_and_learn_what_one_does(words: tuple[str, ...], runs: TinyRuns) -> None:
+    kind = "lora" if words else "full"
     words = (*words, "data.document_mask=true", "trainer.compile=false", "hardware.precision=32-true")
-    status, one = runs.run("one-device", *words)
+    status, one = runs.run(f"one-device-{kind}", *words)
     assert status == 0
-    both = ("trainer.devices=2", "context_parallel=2", f"output={runs.folder / 'two-devices'}")
+    both = ("trainer.devices=2", "context_parallel=2", f"output={runs.folder / f'two-{kind}'}")
     ended = runs.command(*words, *both)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    (two,) = (runs.folder / "two-devices" / "hf").iterdir()
+    (two,) = (runs.folder / f"two-{kind}" / "hf").iterdir()
     assert summary(two)["train_loss"] == pytest.approx(summary(one)["train_loss"], rel=1e-5)
     assert summary(two)["validation_loss"] == pytest.approx(summary(one)["validation_loss"], rel=1e-5)
     mine, theirs = state(one), state(two)
