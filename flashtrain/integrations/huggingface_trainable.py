@@ -135,6 +135,12 @@ class HuggingFaceDecoder(Trainable):
         """Give a model on the meta device its weights: from where it came, or at random. UserError: they do not fit."""
         if not any(one.device.type == "meta" for one in self.parameters()):
             return
+        # What has been drawn before differs with the number of devices: what is drawn here is the seed's alone.
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(torch.initial_seed())
+            self._materialise(device)
+
+    def _materialise(self, device: torch.device) -> None:
         # In full they are not to be on the device all at once.
         place = device if self.quantize is None else torch.device("cpu")
         with self._without_adapters():
