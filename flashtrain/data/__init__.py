@@ -3,12 +3,12 @@
 In the order the text travels: `sources` and `hub_source` (TextSource, StandardLibrarySource, FilesSource, HubSource,
 SavedDataset, make_source), `text_files` (what they read), `tokenizers`, `bpe` and `huggingface_tokenizer` (Tokenizer,
 TokenizerSpec, ByteTokenizer, BPETokenizer, WordPieceTokenizer, gpt2_tokenizer, huggingface_tokenizer, make_tokenizer,
-load_tokenizer), `token_builder` and `token_cache` (TokenCache, open_or_build), `cache_contents` (what they left), `packing` (Split, split_documents, PackedSamples, Batch), `loader` (StepSampler,
-ResumableLoader) and `datamodule` (TextDataModule), the LightningDataModule that puts them together and is all that most
-programs need.
+load_tokenizer), `token_builder` and `token_cache` (TokenCache, open_or_build), `cache_contents` (what they left),
+`packing` (Split, split_documents, PackedSamples, Batch), `loader` (StepSampler, ResumableLoader) and `datamodule`
+(TextDataModule), the LightningDataModule that puts them together and is all that most programs need.
 
-Tokens may come otherwise, too: `token_files` (TokenFiles: somebody else's), `mixture` (MixtureSource: several sources by
-weight), `streaming` and `text_stream` (StreamingDataModule: without a token file).
+Tokens may come otherwise, too: `token_files` (TokenFiles: somebody else's), `mixture` (MixtureSource: several sources
+by weight), `streaming` and `text_stream` (StreamingDataModule: without a token file).
 
 Masked language models read the same token file in samples of their real lengths: `masking` (Pieces, split_pieces,
 mask_tokens, MaskedBatch), `masked_samples` (MaskedSamples), `token_budget` (Cost, share_out, TokenBudgetPlan),
