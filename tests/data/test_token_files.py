@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flashtrain.command.compose import compose_settings
+from flashtrain.command.compose import apply_demo, compose_settings
 from flashtrain.data import token_files
 from flashtrain.data.datamodule import TextDataModule
 from flashtrain.data.masked_datamodule import MaskedTextDataModule
@@ -189,3 +189,9 @@ def test_settings_are_checked_before_a_file_is(words, message):
     data = [] if words[:1] == ["data=stdlib"] else ["data=tokens"]
     with pytest.raises(UserError, match=message):
         compose_settings(["recipe=gpt2", *data, *words])
+
+
+def test_a_demo_keeps_the_files_own_tokens():
+    words = ["recipe=gpt2", "data=tokens", "data.path=x", "data.vocab_size=65"]
+    demo = apply_demo(compose_settings(words), words).data
+    assert (demo.tokenizer, demo.vocab_size, demo.first_words) == ("none", 65, "0")
