@@ -15,6 +15,7 @@ Recipes:
 Often used settings:
   context=2048                    tokens a sample
   model.size=355m                 demo, 124m, 355m, 774m, 1.3b, 1.5b; model=modern for RMSNorm, SwiGLU, rotary, GQA
+  model.path=FOLDER               recipe=hf: a transformers decoder, or a hub name; model.adapter=lora trains LoRA
   attention=flash                 flash (our kernels), sdpa (torch's), standard (stores the S x S matrix)
   memory=auto                     none, selective, full: how much of a block stays for the backward; auto: what fits
   data=files data.path=FOLDER     your own .txt, .md, .jsonl, .parquet; data=hub data.name=... for a hub dataset
