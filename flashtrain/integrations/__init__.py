@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from flashtrain.integrations.huggingface_gpt2 import load_gpt2 as load_gpt2
     from flashtrain.integrations.huggingface_gpt2 import save_decoder as save_decoder
     from flashtrain.integrations.huggingface_gpt2 import save_gpt2 as save_gpt2
-    from flashtrain.integrations.huggingface_model import huggingface_decoder as huggingface_decoder
+    from flashtrain.integrations.huggingface_model import transformers_decoder as transformers_decoder
     from flashtrain.integrations.huggingface_tokenizers import save_tokenizer as save_tokenizer
     from flashtrain.integrations.sdpa_routing import route_sdpa as route_sdpa
     from flashtrain.integrations.weight_files import exported_by_flashtrain as exported_by_flashtrain
@@ -58,7 +58,7 @@ _HOMES = {
     "save_decoder": "huggingface_gpt2",
     "save_gpt2": "huggingface_gpt2",
     "HuggingFaceDecoder": "huggingface_decoder",
-    "huggingface_decoder": "huggingface_model",
+    "transformers_decoder": "huggingface_model",
     "save_tokenizer": "huggingface_tokenizers",
     "route_sdpa": "sdpa_routing",
     "exported_by_flashtrain": "weight_files",
