@@ -19,6 +19,7 @@ Modes
 
 Model and text
   model.size=355m                 demo, 124m, 355m, 774m, 1.3b, 1.5b; model=modern for RMSNorm, SwiGLU, rotary, GQA
+  model.path=FOLDER               recipe=hf: a transformers decoder, or a hub name; model.adapter=lora trains LoRA
   context=2048                    tokens a sample
   data=files data.path=FOLDER     your own .txt, .md, .jsonl, .parquet; data=hub data.name=... for a hub dataset
   data.tokenizer=bpe              bytes, bpe (trained on the text), gpt2

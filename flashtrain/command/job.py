@@ -101,7 +101,7 @@ def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False)
 
 
 # Whoever gives one of these has a model in mind that the demo's would stand in the way of.
-_OF_A_MODEL = {"model", "model.name", "model.size", "bert.size", "weights"}
+_OF_A_MODEL = {"model", "model.name", "model.size", "model.path", "model.config", "bert.size", "weights"}
 
 
 def _for_context(hardware: Hardware) -> Hardware:

@@ -3,7 +3,7 @@
 huggingface_attention.py lets transformers models run on our attention (register_with_transformers, document_lengths),
 with huggingface_masks.py for their masks, huggingface_rules.py for what of both is understood, and refused, and
 huggingface_context.py for sequences that several devices share;
-huggingface_trainable.py trains a transformers decoder like one of ours (HuggingFaceDecoder; huggingface_model.py builds
+huggingface_decoder.py trains a transformers decoder like one of ours (HuggingFaceDecoder; huggingface_model.py builds
 one from a folder or a name of the hub, huggingface_folder.py reads and writes it, huggingface_layers.py saves memory in
 its layers, huggingface_numbers.py counts);
 sdpa_routing.py sends torch's scaled_dot_product_attention calls through our kernels (route_sdpa).
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from flashtrain.integrations.huggingface_bert import load_bert as load_bert
     from flashtrain.integrations.huggingface_bert import save_bert as save_bert
     from flashtrain.integrations.huggingface_bert import save_bert_classifier as save_bert_classifier
+    from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder as HuggingFaceDecoder
     from flashtrain.integrations.huggingface_gpt2 import differences_from_gpt2 as differences_from_gpt2
     from flashtrain.integrations.huggingface_gpt2 import load_decoder as load_decoder
     from flashtrain.integrations.huggingface_gpt2 import load_gpt2 as load_gpt2
@@ -42,9 +43,8 @@ if TYPE_CHECKING:
     from flashtrain.integrations.huggingface_gpt2 import save_gpt2 as save_gpt2
     from flashtrain.integrations.huggingface_llama import load_llama as load_llama
     from flashtrain.integrations.huggingface_llama import save_llama as save_llama
-    from flashtrain.integrations.huggingface_model import huggingface_decoder as huggingface_decoder
+    from flashtrain.integrations.huggingface_model import transformers_decoder as transformers_decoder
     from flashtrain.integrations.huggingface_tokenizers import save_tokenizer as save_tokenizer
-    from flashtrain.integrations.huggingface_trainable import HuggingFaceDecoder as HuggingFaceDecoder
     from flashtrain.integrations.sdpa_routing import route_sdpa as route_sdpa
     from flashtrain.integrations.weight_files import exported_by_flashtrain as exported_by_flashtrain
     from flashtrain.integrations.weight_files import load_weights as load_weights
@@ -64,10 +64,10 @@ _HOMES = {
     "load_gpt2": "huggingface_gpt2",
     "save_decoder": "huggingface_gpt2",
     "save_gpt2": "huggingface_gpt2",
-    "HuggingFaceDecoder": "huggingface_trainable",
-    "huggingface_decoder": "huggingface_model",
+    "HuggingFaceDecoder": "huggingface_decoder",
     "load_llama": "huggingface_llama",
     "save_llama": "huggingface_llama",
+    "transformers_decoder": "huggingface_model",
     "save_tokenizer": "huggingface_tokenizers",
     "route_sdpa": "sdpa_routing",
     "exported_by_flashtrain": "weight_files",

@@ -13,8 +13,8 @@ from flashtrain.announce import say
 from flashtrain.errors import UserError, unknown
 from flashtrain.integrations import huggingface_folder as folders
 from flashtrain.integrations.huggingface_attention import register_with_transformers
+from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
 from flashtrain.integrations.huggingface_layers import decoder_layers
-from flashtrain.integrations.huggingface_trainable import HuggingFaceDecoder
 from flashtrain.integrations.weight_files import CONFIG
 from flashtrain.models.positions import rotary_base_for
 
@@ -23,7 +23,7 @@ ADAPTERS = ("lora",)
 QUANTIZED = ("nf4",)
 
 
-def huggingface_decoder(
+def transformers_decoder(
     path: str | None = None,
     *,
     config: str | None = None,
@@ -155,7 +155,7 @@ def build(settings: Any, *, vocab_size: int, context: int, attention: str) -> Hu
             "lora_dropout": settings.adapter_dropout,
             "target_modules": targets[0] if targets == ["all-linear"] else targets,
         }
-    model = huggingface_decoder(
+    model = transformers_decoder(
         settings.path,
         config=settings.config,
         changes=settings.options,

@@ -11,7 +11,7 @@ from tiny_training import ResumableLoader, tiny_trainer
 from torch.utils.data import DataLoader
 
 from flashtrain.integrations import huggingface_folder
-from flashtrain.integrations.huggingface_model import huggingface_decoder
+from flashtrain.integrations.huggingface_model import transformers_decoder
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.tasks import LanguageModel
 from flashtrain.training.checkpoints import AtomicCheckpointIO
@@ -83,7 +83,7 @@ def fit(
     torch.manual_seed(0)
     path = None if origin is None else str(origin)
     config = "llama" if origin is None else None
-    model = huggingface_decoder(
+    model = transformers_decoder(
         path, config=config, changes=SIZES if origin is None else None, lora=LORA if lora else None
     )
     model.keep_in("64-true")  # by itself: Lightning's FSDP2 knows no such precision

@@ -12,9 +12,9 @@ import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashtrain.errors import UserError
-from flashtrain.integrations.huggingface_model import huggingface_decoder
+from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
+from flashtrain.integrations.huggingface_model import transformers_decoder
 from flashtrain.integrations.huggingface_numbers import Head
-from flashtrain.integrations.huggingface_trainable import HuggingFaceDecoder
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain_kernels import FORWARDS, masks
 
@@ -106,7 +106,7 @@ def test_packed_documents_have_transformers_own_loss_and_gradients_with_every_sa
 )
 def test_the_loss_in_pieces_knows_what_the_model_does_to_its_logits(kind, changes, head) -> None:
     sizes = {name: value for name, value in tiny._LLAMA_LIKE.items() if value is not None}
-    ours = huggingface_decoder(config=kind, changes={**sizes, **changes}, attention="standard")
+    ours = transformers_decoder(config=kind, changes={**sizes, **changes}, attention="standard")
     ours.materialise(CPU)
     ours.double()
     assert ours.head == head
@@ -156,7 +156,7 @@ def test_weights_of_a_folder_are_read_onto_a_model_without_any(kind: str, tmp_pa
     eager = tiny.build(kind, "eager", torch.float32)
     eager.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    ours = huggingface_decoder(str(tmp_path))
+    ours = transformers_decoder(str(tmp_path))
     assert {one.device.type for one in ours.parameters()} == {"meta"}
     ours.materialise(CPU)
     ids = tiny.tokens(1, 9)
@@ -169,7 +169,7 @@ def test_random_weights_are_those_of_the_class_and_of_the_seed() -> None:
     drawn = []
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
-        ours = huggingface_decoder(config="llama", changes=changes)
+        ours = transformers_decoder(config="llama", changes=changes)
         ours.materialise(CPU)
         drawn.append(ours.state_dict())
     name = "model.layers.1.mlp.up_proj.weight"
@@ -191,7 +191,7 @@ def test_text_is_written_with_a_cache_as_without(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("residual", "kept"), [("weights", torch.float32), ("compute", torch.bfloat16)])
 def test_the_sum_of_all_branches_is_kept_in_the_type_that_was_asked_for(residual: str, kept: torch.dtype) -> None:
     sizes = {**tiny._LLAMA_LIKE, "eos_token_id": 1}
-    ours = huggingface_decoder(config="llama", changes=sizes, residual=residual)
+    ours = transformers_decoder(config="llama", changes=sizes, residual=residual)
     ours.materialise(CPU)
     between = []
     ours.blocks[1].register_forward_pre_hook(lambda module, given: between.append(given[0].dtype))
@@ -240,7 +240,7 @@ def test_adapters_have_the_gradients_that_peft_gives_them_in_transformers_model(
 def test_matrices_in_4_bits_are_trained_beside_and_merged_as_they_were(tmp_path: Path) -> None:
     pytest.importorskip("torchao")
     sizes = {**tiny._LLAMA_LIKE, "eos_token_id": 1, "hidden_size": 128, "intermediate_size": 128}
-    ours = huggingface_decoder(config="llama", changes=sizes, lora=LORA, quantize="nf4")
+    ours = transformers_decoder(config="llama", changes=sizes, lora=LORA, quantize="nf4")
     assert ours.shape.quantized == 2 * (2 * 128 * 128 + 3 * 128 * 128)  # k and v are of too few numbers
     ours.materialise(CPU)
     weight = ours.blocks[0].mlp.up_proj.base_layer.weight
@@ -262,7 +262,7 @@ def test_matrices_in_4_bits_are_trained_beside_and_merged_as_they_were(tmp_path:
     back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     torch.testing.assert_close(back(ids).logits, trained, rtol=0, atol=1e-4)
     with pytest.raises(UserError, match=r"add model\.adapter=lora"):
-        huggingface_decoder(config="llama", changes=sizes, quantize="nf4")
+        transformers_decoder(config="llama", changes=sizes, quantize="nf4")
 
 
 class Counted(TorchDispatchMode):
@@ -305,9 +305,9 @@ def test_layers_that_are_compiled_give_the_same(kind: str, savings: MemorySaving
 
 
 def flops(kind: str, context: int, **changes) -> float:
-    return huggingface_decoder(config=kind, changes={**tiny._LLAMA_LIKE, "eos_token_id": 1, **changes}).flops_per_token(
-        context
-    )
+    return transformers_decoder(
+        config=kind, changes={**tiny._LLAMA_LIKE, "eos_token_id": 1, **changes}
+    ).flops_per_token(context)
 
 
 def test_flops_count_windows_active_experts_and_no_table_that_is_looked_up() -> None:
@@ -344,7 +344,7 @@ def save_config(folder: Path, **content) -> str:
 )
 def test_a_model_that_cannot_be_trained_is_refused_in_a_line(content, said, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=said) as refused:
-        huggingface_decoder(config=save_config(tmp_path, **content))
+        transformers_decoder(config=save_config(tmp_path, **content))
     assert len(str(refused.value)) < 400
     assert "\n" not in str(refused.value)
 
@@ -354,29 +354,29 @@ def test_a_folder_without_safetensors_and_weights_of_another_model_are_refused(t
     model.config.save_pretrained(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"a pickle")
     with pytest.raises(UserError, match=r"no model\.safetensors in"):
-        huggingface_decoder(str(tmp_path))
+        transformers_decoder(str(tmp_path))
     tiny.build("llama", "eager", intermediate_size=40).save_pretrained(tmp_path)
     model.config.save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"of another model: 'model\.layers\.0\.mlp.*has another shape"):
-        huggingface_decoder(str(tmp_path)).materialise(CPU)
+        transformers_decoder(str(tmp_path)).materialise(CPU)
     tiny.build("llama", "eager", num_hidden_layers=1).save_pretrained(tmp_path)
     model.config.save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"'model\.layers\.1.* is missing, and so of 8 others"):
-        huggingface_decoder(str(tmp_path)).materialise(CPU)
+        transformers_decoder(str(tmp_path)).materialise(CPU)
 
 
 @pytest.mark.parametrize("name", ["no/such/folder", "someone/some-model"])
 def test_a_name_that_is_no_folder_is_refused_soon_where_the_hub_does_not_answer(name, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(UserError, match=rf"model\.path={name}: no such folder"):
-        huggingface_decoder(name)
+        transformers_decoder(name)
 
 
 def test_positions_that_are_too_few_are_refused_and_rotary_ones_stretched(caplog) -> None:
     changes = {k: v for k, v in tiny._LLAMA_LIKE.items() if v is not None}
     with pytest.raises(UserError, match="longer than the 64 learned positions"):
-        huggingface_decoder(config="gpt2", changes={"n_positions": 64, "n_embd": 32, "n_head": 2}, context=128)
-    longer = huggingface_decoder(config="llama", changes=changes, context=128, rope_factor=2.0)
+        transformers_decoder(config="gpt2", changes={"n_positions": 64, "n_embd": 32, "n_head": 2}, context=128)
+    longer = transformers_decoder(config="llama", changes=changes, context=128, rope_factor=2.0)
     assert longer.config.max_position_embeddings == 128
     assert longer.config.rope_parameters["rope_theta"] > 10000
 

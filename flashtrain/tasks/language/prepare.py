@@ -196,6 +196,7 @@ def model_builder(settings: Settings) -> Callable[..., Trainable]:
 
 def describe_model(model: Trainable, settings: Settings, *, vocab_size: int) -> dict[str, Any]:
     """What a checkpoint says of its model, in plain values: enough to rebuild it and to notice another one."""
+    # The shape first: a transformers model's configuration is a dataclass too, and holds more than plain values.
     told = [one for one in (model.shape, getattr(model, "config", None)) if is_dataclass(one)]
     shape = asdict(told[0]) if told and not isinstance(told[0], type) else {}
     return {"name": settings.model.name, "size": settings.model.size, "vocab_size": vocab_size, "shape": shape}

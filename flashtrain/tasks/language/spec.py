@@ -118,19 +118,13 @@ class LanguageTask(Task):
         if "trainer.tokens_per_step" not in given:
             # The demo's step is for its own context: of another one it is whole samples too.
             demo.trainer.tokens_per_step = demo.context * max(1, -(-demo.trainer.tokens_per_step // demo.context))
-        if not {"model.path", "model.config"}.isdisjoint(given):  # the user's model in place of the demo's
-            demo.model.options = {k: v for k, v in demo.model.options.items() if f"model.options.{k}" in given}
-            demo.model.config = demo.model.config if "model.config" in given else None
-            if "model.path" in given and "data.tokenizer" not in given:
-                demo.data.tokenizer = "huggingface"
 
     def demo_line(self, full: Settings, demo: Settings, where: str) -> str:
         tokens = "the file's own tokens" if demo.data.source == "tokens" else f"{demo.data.tokenizer} as tokens"
         trained = f"{tokens}, {contexts_words(demo)}"
-        own = demo.model.label == full.model.label  # the command names the model that is trained
-        what = "as the recipe's demo does" if own else "the recipe's small demo model instead"
         return (
-            f"training {what} ({trained}). For the recipe in full ({full.model.label}, {contexts_words(full)}), {where}"
+            f"training the recipe's small demo model instead ({trained}). For the recipe in full "
+            f"({full.model.label}, {contexts_words(full)}), {where}"
         )
 
 

@@ -1,6 +1,6 @@
 """Any decoder of transformers whose attention asks transformers' interface, trained like one of ours.
 
-    model = huggingface_decoder("Qwen3-0.6B")             # a folder, or a name of the hub; no weights are read yet
+    model = transformers_decoder("Qwen3-0.6B")             # a folder, or a name of the hub; no weights are read yet
     model.materialise(torch.device("cuda"))               # now they are; sharded before this, each rank reads its part
     loss = model.loss(tokens, labels, positions=positions)
 
