@@ -12,6 +12,7 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 from as_a_reader import succeeds
 from published_commands import ROOT, shell_blocks
@@ -29,6 +30,7 @@ TRAINING = {
     "data.path": "novels",
     "data.validation_fraction": "0.2",
 }
+TEMPLATE = "{% for one in messages %}<{{ one.role }}>{{ one.content }}\n{% endfor %}"
 FINE_TUNING = {"trainer.steps": "2", "finetune.batch": "2", "context": "32"}
 RESUMED = itertools.count(1)
 PAGES = (
@@ -48,6 +50,9 @@ NUMBERS = {
     "context=1048576": "context=64",
     "trainer.tokens_per_step=1048576": "trainer.tokens_per_step=128",
     "context=16384": "context=256",
+    "context=131072": "context=64",
+    "trainer.tokens_per_step=131072": "trainer.tokens_per_step=256",
+    "context=65536": "context=64",
     "context=8192": "context=2048",
     "context=4096": "context=256",
     "trainer.tokens_per_step=65536": "trainer.tokens_per_step=2048",
@@ -79,10 +84,16 @@ def adapted(line: str, own: dict[str, str]) -> tuple[dict[str, str], list[str]] 
         text = text.replace(told, mine)
     text = re.sub(r"=(runs/[\w-]+)/\.\.\.", lambda run: f"={newest(run[1])}", text)
     words = shlex.split(text)
+    if words[:1] == ["cache"]:
+        return {}, [word.replace("KEY", "all") for word in words]
     keys = {word.split("=", 1)[0] for word in words}
     if not keys & {"mode", "checkpoint"}:
-        small = FINE_TUNING if "recipe=finetune" in words else TRAINING
+        small = {name: value for name, value in TRAINING.items() if "recipe=sft" not in words or name[:4] != "data"}
+        small = FINE_TUNING if "recipe=finetune" in words else small
+        keys |= {"data.path"} & small.keys() if "data" in keys else set()
         words += [f"{key}={value}" for key, value in small.items() if key not in keys]
+        if "recipe=sft" in words and "context" not in keys:
+            words.append("context=64")
         if "recipe=gpt2-long" in words and "lengths.contexts" not in keys:
             words += ["lengths.contexts=[64,256]", "lengths.window=256"]
         if "resume" in keys:  # further each time
@@ -96,7 +107,9 @@ def adapted(line: str, own: dict[str, str]) -> tuple[dict[str, str], list[str]] 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a reader has texts in a folder, a recipe, and a GPT-2 that somebody saved with transformers."""
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+    from flashtrain.data.bpe import byte_level_without_merges
 
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")  # a clone's
     (tmp_path / "novels").mkdir()
@@ -105,6 +118,17 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / "novels" / f"{number}.txt").write_text(line * 60)
     config = GPT2Config(vocab_size=257, n_positions=1024, n_embd=32, n_layer=1, n_head=2)
     GPT2LMHeadModel(config).save_pretrained(tmp_path / "somebodys-gpt2")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    llama = LlamaConfig(**sizes, vocab_size=257, max_position_embeddings=256, bos_token_id=256, eos_token_id=256)
+    LlamaForCausalLM(llama).save_pretrained(tmp_path / "somebodys-llama")
+    (tmp_path / "somebodys-llama" / "tokenizer.json").write_text(byte_level_without_merges().to_str())
+    kind = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>", "chat_template": TEMPLATE}
+    (tmp_path / "somebodys-llama" / "tokenizer_config.json").write_text(json.dumps(kind))
+    spoken = [{"role": role, "content": f"{role} speaks"} for role in ("user", "assistant")]
+    (tmp_path / "chats.jsonl").write_text("\n".join(json.dumps({"messages": spoken}) for _ in range(60)))
+    (tmp_path / "numbers").mkdir()
+    (np.arange(5000, dtype=np.uint16) % 65).tofile(tmp_path / "numbers" / "all.bin")
+    np.save(tmp_path / "tokens.npy", np.arange(5000, dtype=np.uint16) % 65)
     (tmp_path / "reviews").mkdir()
     reviews = [
         json.dumps({"text": f"review {number}", "labels": ["good" if number % 2 else "bad"]}) for number in range(40)
@@ -126,16 +150,22 @@ def test_the_commands_of_a_page_work_one_after_the_other(page: str, home: Path) 
     own = {
         "finetune.path=FOLDER": "finetune.path=reviews",
         "weights=RUN_OR_HUGGING_FACE_FOLDER": "weights=runs/bert/...",
+        "data=tokens data.path=FOLDER": "data=tokens data.path=numbers",
         "FOLDER": "novels",
         "BOOKS": "novels",
         "GPT2_novels": "somebodys-gpt2",
         "context-16384": "context-256",
         "checkpoint=RUN": "checkpoint=runs/gpt2/...",
+        "weights=RUN ": "weights=runs/gpt2/... ",
+        "novels_OR_HUB_NAME": "somebodys-llama",
+        "model.path=MODEL": "model.path=somebodys-llama",
+        "CONFIG_JSON": "somebodys-llama/config.json",
         "data.tokenizer=gpt2": "data.tokenizer=bytes",
     }
-    if page == "docs/start-from-weights.md":  # it begins where a reader has trained a BERT
+    if page == "docs/start-from-weights.md":  # it begins where a reader has trained a BERT and a GPT-2
         small = ["bert.size=tiny", "context=32", "trainer.steps=2", "masked.token_budget=256", "data.tokenizer=bytes"]
         succeeds(["recipe=bert", "data=files", "data.path=novels", *small])
+        succeeds(adapted("python -m flashtrain recipe=gpt2", own)[1])
     for typed in shell_blocks()[page]:
         command = adapted(typed, own)
         if command is None:
