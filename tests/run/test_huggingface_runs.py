@@ -226,6 +226,7 @@ def test_mistakes_are_said_in_a_line_before_any_text_is_read(runs: TinyRuns, lla
 def test_states_of_8_bits_train_on_exactly_and_their_checkpoint_is_read_without_them(
     runs: TinyRuns, monkeypatch
 ) -> None:
+    pytest.importorskip("torchao")  # an extra of its own, which CI does not install
     words = ("optimizer.states=8bit", "optimizer.learning_rate=0.001")
     status, whole = runs.run("whole-8bit", *words)
     assert status == 0
