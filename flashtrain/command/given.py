@@ -216,7 +216,10 @@ def unheeded_settings(settings: Settings, words: Sequence[str]) -> dict[str, Rul
     named = [key_of(one) for one in overrides if one.is_sweep_override() or one.value() is not None]
     found = {name: rule for name in named if (rule := _broken_rule(name, settings))}
     if found and settings.demo and settings.hardware.demo != "never" and not settings.is_demo:
-        demo = apply_demo(settings, words)
+        try:
+            demo = apply_demo(settings, words)
+        except UserError:  # it does not go with what the words name, so it would not run in the recipe's place
+            return found
         found = {name: rule for name, rule in found.items() if _broken_rule(name, demo)}
     return found
 

@@ -243,3 +243,9 @@ def test_every_published_command_is_heeded_whole(command: str, runs: dict[str, P
     monkeypatch.chdir(ROOT)
     for words in ways(command, runs):
         check(words)
+
+
+def test_a_mask_of_flashtrains_own_decoders_is_refused_for_a_transformers_model() -> None:
+    words = ["recipe=hf", "model.path=somewhere", "mask=window", "mask.window=4"]
+    with pytest.raises(UserError, match=r"mask changes nothing with recipe=hf .* flashtrain's own decoders"):
+        check_all_heeded(compose_settings(words), words)
