@@ -53,25 +53,29 @@ def test_the_operators_pass_torchs_checks():
     ("rows", "embed", "ffn"), [((1000,), 768, 3072), ((3, 37), 64, 136), ((1,), 8, 8), ((4096,), 1024, 4096)]
 )
 def test_on_a_gpu_gelu_is_part_of_the_products_and_no_less_exact(path, monkeypatch, dtype, rows, embed, ffn):
-    tensors = inputs(torch.float32, "cuda", rows, embed, ffn)
-    exact_tensors = [tensor.detach().double().requires_grad_() for tensor in tensors]
-    exact = plain(*exact_tensors)
-    wanted = [exact, *torch.autograd.grad(exact.square().sum(), exact_tensors)]
     used = []
     for name in ("linear_gelu", "product_times_gelu_gradient"):
         original = getattr(cublaslt, name)
         monkeypatch.setattr(cublaslt, name, lambda *a, original=original, name=name: (used.append(name), original(*a)))
 
-    def errors(function):
+    def squared_errors(function, tensors, wanted):
         with torch.autocast("cuda", dtype=dtype):
             out = function(*tensors)
         got = [out, *torch.autograd.grad(out.float().square().sum(), tensors)]
-        return [((a - b).norm() / b.norm()).item() for a, b in zip(got, wanted, strict=True)]
+        return torch.stack([((a - b).norm() / b.norm()).square() for a, b in zip(got, wanted, strict=True)])
 
-    ours = errors(gelu_feed_forward)
-    assert used == ["linear_gelu", "product_times_gelu_gradient"]
-    for our_error, their_error in zip(ours, errors(plain), strict=True):
-        assert our_error <= 1.5 * their_error + 1e-4
+    # Eight numbers round as they happen to: their errors are compared over many draws.
+    draws = 64 if embed == 8 else 1
+    ours = theirs = 0.0
+    for _ in range(draws):
+        tensors = inputs(torch.float32, "cuda", rows, embed, ffn)
+        exact_tensors = [tensor.detach().double().requires_grad_() for tensor in tensors]
+        exact = plain(*exact_tensors)
+        wanted = [exact, *torch.autograd.grad(exact.square().sum(), exact_tensors)]
+        ours = ours + squared_errors(gelu_feed_forward, tensors, wanted)
+        theirs = theirs + squared_errors(plain, tensors, wanted)
+    assert used == ["linear_gelu", "product_times_gelu_gradient"] * draws
+    assert ((ours / draws).sqrt() <= 1.5 * (theirs / draws).sqrt() + 1e-4).all()
 
 
 @pytest.mark.gpu
