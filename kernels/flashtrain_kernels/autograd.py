@@ -14,7 +14,7 @@ jacrev and nesting work, for q, k, v, the packed tensors and the bias. What the 
 vmap does not map) is not copied where strides allow. Within vmap a bias's gradient is per sample, as every tensor's is:
 it takes n times the bias, also where the samples share that.
 
-One call a sample, one after the other as a loop would run them: dropout, whose random numbers go by the sequence's
+One call a sample, one after the other as a loop would run them: packed sequences without a Mask; dropout, whose random numbers go by the sequence's
 number, which joining would change; slopes that vmap maps beside a Mask, by whose sequences they go; a BlockMask that
 vmap maps, or of more than one row.
 
@@ -107,7 +107,7 @@ def _joined_mask(options: Packed, dims: Any, samples: int, batch: int) -> dict[s
 
 
 def _goes_one_by_one(options: Packed, dims: Any) -> bool:
-    if options.dropout_p > 0:
+    if options.dropout_p > 0 or options.cu_seqlens_q is not None:
         return True
     if options.mask_queries is not None:
         return dims.alibi_slopes is not None

@@ -25,7 +25,7 @@ from .arguments import (
 from .calls import Packing, Result, attend, options_of, sizes_of
 from .dispatch import explained
 from .kvcache import check_block_table, paged
-from .masks import BlockMask, Mask
+from .masks import BlockMask, Mask, Sequences
 from .masks.constructors import check_window
 from .options import Options
 
@@ -317,6 +317,8 @@ def _in_words(causal: bool, window_size: tuple[int, int], options: Options, sink
         intervals = "one interval" if mask.queries.shape[0] == 5 else "two intervals"
         order = "" if mask.keys is None else " and keys in an order of their own"
         words = [f"mask with {intervals} a query{order}"]
+    elif isinstance(mask, Sequences):
+        words = ["packed sequences"]
     elif mask is not None:
         words = [f"block mask of {mask.block_size[0]}x{mask.block_size[1]} blocks"]
     else:
