@@ -14,9 +14,9 @@ jacrev and nesting work, for q, k, v, the packed tensors and the bias. What the 
 vmap does not map) is not copied where strides allow. Within vmap a bias's gradient is per sample, as every tensor's is:
 it takes n times the bias, also where the samples share that.
 
-One call a sample, one after the other as a loop would run them: packed sequences without a Mask; dropout, whose random numbers go by the sequence's
+One call a sample, one after the other as a loop would run them: dropout, whose random numbers go by the sequence's
 number, which joining would change; slopes that vmap maps beside a Mask, by whose sequences they go; a BlockMask that
-vmap maps, or of more than one row.
+vmap maps, or of more than one row; packed sequences of which no Mask is made.
 
 Limits: no second derivative (hessian), no forward mode (jvp, jacfwd), no torch.func.functionalize: each raises.
 """

@@ -32,7 +32,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, 
     """(out, lse), contiguous."""
     if not dispatch.runs_kernels(q.device):
         with torch.autocast(q.device.type, enabled=False):  # its products are in the tensors' own dtype
-            out, lse = reference.forward_from(q, k, v, options.with_mask())
+            out, lse = reference.forward_from(q, k, v, options)
         return out.contiguous(), lse.contiguous()
     check_interpreter(q.dtype)
     call = Call(unit_stride(q), unit_stride(k), unit_stride(v), options)
@@ -56,7 +56,6 @@ def backward(
     dq, dk, dv = gradients
     if not dispatch.runs_kernels(q.device):
         with torch.autocast(q.device.type, enabled=False):
-            options = options.with_mask()
             computed = reference.backward_from(dout, dlse, q, k, v, out, lse, options, dbias is not None)
         for target, gradient in zip((dq, dk, dv, dbias), computed, strict=True):
             if target is not None and gradient is not None:

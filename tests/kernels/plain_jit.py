@@ -1,4 +1,4 @@
-"""Kernels' arithmetic run as plain Python: a function of Triton or Gluon with numbers and NumPy arrays in place of tiles.
+"""Kernels' arithmetic as plain Python: a function of Triton or Gluon, with numbers and NumPy arrays in place of tiles.
 
 Gluon has no interpreter. What decides where a tile lies and what it visits is integers, though, and the very source of
 it can be run: `plain` gives a jitted function, and all that it calls, a language of a few functions on numbers.

@@ -1,5 +1,5 @@
-"""Packed sequences in the Hopper kernels, without a GPU: the very arithmetic that finds their tiles visits every visible
-pair once, hides every other, and stores each row once and nowhere else. And who gets these kernels.
+"""Packed sequences in the Hopper kernels, without a GPU: the very arithmetic that finds their tiles visits every
+visible pair once, hides every other, and stores each row once and nowhere else. And which calls get them.
 
 T tokens of a side, N sequences.
 """
@@ -175,7 +175,7 @@ def test_nothing_that_cu_seqlens_holds_makes_a_kernel_write_elsewhere(given_q, s
     cu = np.array([value % 400 for value in given_q] if small else given_q)
     find, sequence_of = plain(sequences.find), plain(sequences.sequence_of)
     for slot in range(sequences.slots(total, len(cu) - 1, 64)):
-        number, place = find(slot, lanes(128), Pointer(cu), len(cu) - 1, total, 64)
+        number, _ = find(slot, lanes(128), Pointer(cu), len(cu) - 1, total, 64)
         query, key, own = sequence_of(
             number, Pointer(cu), Pointer(cu), len(cu) - 1, bounds(total, total, (-1, 0)), False
         )

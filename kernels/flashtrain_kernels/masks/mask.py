@@ -171,7 +171,7 @@ class Sequences(NamedTuple):
     window: tuple[int, int]
 
     @property
-    def count(self) -> int:
+    def number(self) -> int:
         """N."""
         return self.cu_seqlens_q.shape[0] - 1
 

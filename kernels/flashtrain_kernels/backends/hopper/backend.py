@@ -96,7 +96,8 @@ def _is_faster_portable(q: Tensor, k: Tensor, options: Options) -> bool:
 
 def finds_sequences(device: torch.device, head_dim: int, dtype: torch.dtype, changed: bool) -> bool:
     """Do the kernels find packed sequences in cu_seqlens, in both passes? changed: by options that they do not have."""
-    width = 64 if head_dim == 64 else 128 if head_dim == 128 else 0  # noqa: SIM210 - constants, where it is symbolic
+    # Under torch.compile head_dim may be symbolic: comparisons make constants of it.
+    width = 64 if head_dim == 64 else 128 if head_dim == 128 else 0
     return width in SEQUENCES and not changed and _finds_sequences(device, dtype)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...masks import BlockMask, Mask, Sequences
 from ...options import Options
-from ..portable.launch import Launch, Table, ceil_div, features_of, mask_arguments, strides_of, table_of
+from ..portable.launch import Launch, ceil_div, features_of, mask_arguments, strides_of, table_of
 from .backward_kernel import Choices, backward_kernel
 from .backward_rows import FLAGS, finish_kernel, prepare_kernel
 from .backward_schedule import BAND, BLOCK_K, BLOCK_Q, BLOCKS, PLAN
@@ -58,7 +58,7 @@ def choices(q: Tensor, k: Tensor, options: Options, gradients: tuple[Tensor, ...
     mask = options.mask
     kind, tiles, intervals, key_positions, queries = BAND.value, 1, 0, False, q.shape[1]
     if isinstance(mask, Sequences):
-        queries //= mask.count
+        queries //= mask.number
     elif isinstance(mask, Mask):
         kind, intervals, key_positions = PLAN.value, 1 if mask.queries.shape[0] == 5 else 2, mask.keys is not None
     elif isinstance(mask, BlockMask):
@@ -139,7 +139,7 @@ def backward_launches(
     query_tiles, key_tiles = tiles_of_queries(seqlen_q, options), ceil_div(seqlen_k, KEYS) * (KEYS // keys)
     packed = options.mask if isinstance(options.mask, Sequences) else None
     if packed is not None:
-        query_tiles, key_tiles = slots(seqlen_q, packed.count, QUERIES), slots(seqlen_k, packed.count, KEYS)
+        query_tiles, key_tiles = slots(seqlen_q, packed.number, QUERIES), slots(seqlen_k, packed.number, KEYS)
     places = batch * heads * query_tiles
     items = key_tiles * batch * kv_heads
     constants = choices(q, k, options, gradients)
@@ -156,14 +156,8 @@ def backward_launches(
     scale_log2 = options.scale * math.log2(math.e)
     warps = 4 if head_dim <= 128 else 8
     mask = options.mask
-    if packed is None:
-        mask_given = mask_arguments(mask, lse)
-        of_queries, of_keys = table_of(mask, lse, "dq"), table_of(mask, lse, "dkdv")
-        cu_seqlens_q, sequences = lse, 0
-    else:  # N is the plane; where keys end is the table's rows, and where queries end its blocks
-        cu_seqlens_q, sequences = packed.cu_seqlens_q, packed.count
-        mask_given = (lse, sequences, 0, lse, 0)
-        of_queries = of_keys = Table(packed.cu_seqlens_k, 0, 0, 0, cu_seqlens_q)
+    mask_given, of_keys = mask_arguments(mask, lse), table_of(mask, lse, "dkdv")
+    cu_seqlens_q, sequences = (lse, 0) if packed is None else (packed.cu_seqlens_q, packed.number)
     prepare = Launch(
         kernel=prepare_kernel,
         grid=(places,),
@@ -203,7 +197,7 @@ def backward_launches(
         args=(
             work, rows, flags, q, k, v, dout, dq, dk, dv, *map(strides_of, (q, k, v, dout, dq, dk, dv)),
             options.scale, scale_log2, places, heads, seqlen_q, seqlen_k, options.left or 0, options.right or 0,
-            query_tiles, key_tiles * keys // KEYS, *mask_given, *of_queries, *of_keys,
+            query_tiles, key_tiles * keys // KEYS, *mask_given, *table_of(mask, lse, "dq"), *of_keys,
         ),
         constants={
             "CAREFUL": masked, "WHOLE": constants.whole, "PACKED": constants.packed, "GROUP": constants.group,

@@ -24,8 +24,9 @@ def prepare_kernel(
     PACKED: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """rows: of each tile 64 base-2 log-sum-exps (+inf for rows that see nothing and for padding: weight 0), then 64
-    deltas, rowsum(dO * O) - dLSE. PACKED: tiles are slots of packed sequences, whose queries end as cu_ptr says. Also sets dQ's workspace to 0, or with WHOLE the tile's flag, if the call is CAREFUL
-    (see finish_kernel) and so has any.
+    deltas, rowsum(dO * O) - dLSE. Also sets dQ's workspace to 0, or with WHOLE the tile's flag, if the call is CAREFUL
+    (see finish_kernel) and so has any. PACKED: tiles are slots (sequences.py) of sequences whose queries end where
+    cu_ptr says.
     """
     tile = tl.program_id(0) % query_tiles
     head_index = tl.program_id(0) // query_tiles
@@ -172,12 +173,14 @@ def finish_kernel(
     v_strides, dout_strides, dq_strides, dk_strides, dv_strides, scale, scale_log2, places, heads, seqlen_q, seqlen_k,
     band_left, band_right, query_tiles, key_tiles, mask_ptr, mask_plane, stride_mask, positions_ptr, stride_positions,
     table_ptr, stride_tb, stride_th, stride_tr, list_ptr, keys_table_ptr, stride_ub, stride_uh, stride_ur,
-    keys_list_ptr, CAREFUL: tl.constexpr, WHOLE: tl.constexpr, PACKED: tl.constexpr, GROUP: tl.constexpr, F: tl.constexpr,
-    D: tl.constexpr,
+    keys_list_ptr, CAREFUL: tl.constexpr, WHOLE: tl.constexpr, PACKED: tl.constexpr, GROUP: tl.constexpr,
+    F: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """dQ from its float32 workspace: scaled, in its dtype and place. CAREFUL: pairs may be masked, so a NaN need not be
     one; then the tile is computed again, and so are those of dK and dV, by programs of their own, that are flagged.
 
+    PACKED: tiles of both sides are slots. table_ptr and keys_table_ptr say where sequences' keys end, the lists where
+    their queries do, and mask_plane is N.
     WHOLE: dQ is where it belongs. Then each program looks at some flags, first those of tiles of dK and dV, then dQ's.
     """
     inputs = Inputs(

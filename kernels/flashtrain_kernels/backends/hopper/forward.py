@@ -32,8 +32,8 @@ L2_BYTES = 24 << 20
 
 class Constants(NamedTuple):
     """What the kernel is compiled for besides the mask: of a ForwardTile, and the head dimension, padded too, query
-    heads a key head, tiles a block of a block-sparse mask, whether tiles of queries come in pairs, and whether sequences
-    are packed."""
+    heads a key head, tiles a block of a block-sparse mask, whether tiles of queries come in pairs, and whether
+    sequences are packed."""
 
     consumers: int
     rows: int
@@ -145,8 +145,8 @@ def forward_launch(
     block_d = max(16, 1 << (head_dim - 1).bit_length())
     tiles, keys_together = ceil_div(seqlen_q, tile.consumers * tile.rows), seqlen_k
     if packed is not None:
-        tiles = slots(seqlen_q, packed.count, tile.consumers * tile.rows)
-        keys_together = ceil_div(seqlen_k, packed.count)
+        tiles = slots(seqlen_q, packed.number, tile.consumers * tile.rows)
+        keys_together = ceil_div(seqlen_k, packed.number)
     group = heads // k.shape[2]
     paired = tile.paired and features.right and not (features.left or features.intervals or features.block_q)
     section = 1

@@ -82,10 +82,14 @@ def attend_again(
             score = gl.zeros([ROWS], gl.float32, layout=gl.SliceLayout(1, NARROW))
             for d in range(0, C.head_dim + zero, 16):
                 there = narrow_column + d < C.head_dim
-                k = gl.load(k_base + (keys_at + key).to(gl.int64) * k_stride + d + narrow_column, mask=there & real, other=0.0)
+                k = gl.load(
+                    k_base + (keys_at + key).to(gl.int64) * k_stride + d + narrow_column, mask=there & real, other=0.0
+                )
                 q = gl.load(q_tile + d, mask=q_real & there[None, :], other=0.0)
                 score += gl.sum(q.to(gl.float32) * k.to(gl.float32)[None, :], 1)
-            v = gl.load(v_base + (keys_at + key).to(gl.int64) * v_stride + column, mask=inside & real, other=0.0).to(gl.float32)
+            v = gl.load(v_base + (keys_at + key).to(gl.int64) * v_stride + column, mask=inside & real, other=0.0).to(
+                gl.float32
+            )
             seen = sees(row, key, bounds, mask_rows, F) & real
             score = gl.where(seen, gl.convert_layout(score, gl.SliceLayout(1, LAYOUT)), float("-inf"))
             new_max = gl.maximum(row_max, score * scale)

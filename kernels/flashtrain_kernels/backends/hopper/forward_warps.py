@@ -161,7 +161,7 @@ def _finish(acc, row_sum, row_max, lse_ptrs, inside, buffer, descriptor, place_o
 
 @gluon.jit
 def _store_rows(buffer, place_out, left, origins, C: gl.constexpr):
-    """Store the first `left` rows of a tile: the next ones are another sequence's, which the copy engine would write."""
+    """Store the first `left` rows of a tile: the copy engine would write the next sequence's, too."""
     ROWS: gl.constexpr = C.rows
     BLOCK_D: gl.constexpr = C.block_d
     WIDE: gl.constexpr = BLOCK_D // 8

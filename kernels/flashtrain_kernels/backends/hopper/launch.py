@@ -17,7 +17,7 @@ from triton.backends.nvidia import driver
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from ...masks import AnyMask, Sequences
+from ...masks import AnyMask
 from ..portable import launch as portable
 from ..portable.launch import Launch
 
@@ -26,11 +26,9 @@ def mask_arguments(mask: AnyMask | None, unused: Tensor, kernel: str) -> tuple[A
     """Mask.queries, the table of tiles, the list of blocks; the table's strides by batch row, head and tile; the
     strides of Mask.queries by batch row and number. unused: a tensor to stand for absent ones.
 
-    kernel: "forward", "dq" or "dkdv", whose table of the plan is passed. Of packed sequences: where their keys end is
-    the table, where their queries end the list, and the last number is N.
+    kernel: "forward", "dq" or "dkdv", whose table of the plan is passed. Of Sequences: where their keys end is the
+    table, where their queries end the list, and the last number is N.
     """
-    if isinstance(mask, Sequences):
-        return (unused, mask.cu_seqlens_k, mask.cu_seqlens_q, 0, 0, 0, 0, mask.count)
     queries, plane, stride_rows, _, _ = portable.mask_arguments(mask, unused)
     table = portable.table_of(mask, unused, kernel)
     return (queries, table.rows, table.blocks, table.batch, table.head, table.row, stride_rows, plane)
