@@ -8,8 +8,15 @@ import importlib.util
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import flashtrain_kernels as fk
+from flashtrain_kernels import autograd, dispatch, ops
+from flashtrain_kernels import calls as calls_module
+from flashtrain_kernels.masks import Mask, Sequences
+from flashtrain_kernels.options import Options, pack, unpack
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
@@ -184,3 +191,92 @@ def test_nothing_that_cu_seqlens_holds_makes_a_kernel_write_elsewhere(given_q, s
         assert key >= 0
         assert query + own.seqlen_q <= total
         assert key + own.seqlen_k <= total
+
+
+# Which calls go by boundaries, and that all around the kernels understands them: by the reference, on a CPU.
+
+
+def calls(**options):
+    """Outputs and gradients of the three packed forms, for sequences of which one has no queries and one no keys."""
+    made = torch.Generator().manual_seed(3)
+    qkv = torch.randn(13, 3, 4, 6, generator=made, dtype=torch.float64, requires_grad=True)
+    kv = torch.randn(15, 2, 2, 6, generator=made, dtype=torch.float64, requires_grad=True)
+    cu_q, cu_k = (torch.tensor(ends, dtype=torch.int32) for ends in ([0, 3, 3, 7, 12], [0, 5, 9, 9, 13]))
+    q = qkv[:, 0]
+    for out, lse in (
+        fk.flash_attn_varlen_func(q, *kv.unbind(1), cu_q, cu_k, 9, 9, return_lse=True, **options),
+        fk.flash_attn_varlen_kvpacked_func(q, kv, cu_q, cu_k, 9, 9, return_lse=True, **options),
+        fk.flash_attn_varlen_qkvpacked_func(qkv, cu_q, 9, return_lse=True, **options),
+    ):
+        loss = (out * torch.arange(6)).sum() + torch.where(lse.isfinite(), lse, 0.0).sum()
+        yield from (out, lse, *torch.autograd.grad(loss, (qkv, kv), allow_unused=True))
+
+
+@pytest.fixture
+def by_boundaries(monkeypatch):
+    """Pretend that the kernels find sequences, and count the masks made of them."""
+    made = []
+    of_mask = Sequences.mask
+    monkeypatch.setattr(dispatch, "finds_sequences", lambda *_: True)
+    monkeypatch.setattr(Sequences, "mask", lambda self: made.append(1) or of_mask(self))
+    with dispatch.force("reference"):
+        yield made
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_size": (2, 1)}, {"window_size": (-1, 0)}], ids=str)
+def test_a_call_by_boundaries_gives_what_its_mask_gives(options, monkeypatch):
+    with dispatch.force("reference"):
+        wanted = list(calls(**options))
+        monkeypatch.setattr(dispatch, "finds_sequences", lambda *_: True)
+        got = list(calls(**options))
+    assert len(got) == len(wanted) == 12
+    for a, b in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def sizes_and_packing():
+    cu = torch.tensor([0, 3, 7], dtype=torch.int32)
+    q = torch.zeros(8, 2, 16)
+    packing = calls_module.Packing(cu, cu, 4, 4)
+    return calls_module.sizes_of(q, q, packing), packing, cu
+
+
+def test_no_mask_is_made_before_the_kernels_run(by_boundaries):
+    sizes, packing, cu = sizes_and_packing()
+    options = calls_module.options_of(sizes, packing, causal=True)
+    assert options.mask == Sequences(cu, cu, 8, 8, (-1, 0))
+    assert by_boundaries == []
+    again = unpack(pack(options))
+    assert (again.mask, again.left, again.right) == (options.mask, None, 0)
+
+
+def test_a_mask_of_packed_sequences_is_left_for_its_boundaries_and_its_parts_are_not(by_boundaries):
+    sizes, packing, cu = sizes_and_packing()
+    mask = fk.masks.varlen(cu, cu, 8, 8, window=(2, 1)).planned(64, torch.bfloat16)
+    options = calls_module.options_of(sizes, packing, mask=mask)
+    assert options.mask == Sequences(cu, cu, 8, 8, (2, 1))
+    assert (options.left, options.right) == (-2, 1)
+    part = mask.select(torch.arange(8).flip(0), torch.arange(8))
+    assert part.sequences is None
+    assert isinstance(calls_module.options_of(sizes, packing, mask=part).mask, Mask)
+    two_rows = calls_module.options_of(sizes._replace(batch=2), mask=mask)
+    assert isinstance(two_rows.mask, Mask)
+
+
+def test_operators_take_sequences_as_torch_library_wants(by_boundaries):
+    cu = torch.tensor([0, 3, 7], dtype=torch.int32)
+    q, k, v = (torch.randn(1, 8, 2, 16, requires_grad=True) for _ in range(3))
+    options = Options(0.25).by_boundaries(Sequences(cu, cu, 8, 8, (-1, 0)))
+    torch.library.opcheck(ops.FORWARD, (q, k, v, *pack(options)))
+
+
+def test_vmap_and_grad_take_them_one_by_one(by_boundaries):
+    cu = torch.tensor([[0, 3, 7], [0, 5, 8]], dtype=torch.int32)
+    q = torch.randn(2, 8, 2, 16, dtype=torch.float64)
+
+    def loss(q, cu):
+        options = Options(0.25).by_boundaries(Sequences(cu, cu, 8, 8, (-1, 0)))
+        return autograd.attention((q[None], q[None], q[None]), options)[0].square().sum()
+
+    wanted = torch.stack([torch.func.grad(loss)(q[i], cu[i]) for i in range(2)])
+    torch.testing.assert_close(torch.vmap(torch.func.grad(loss))(q, cu), wanted)
