@@ -182,11 +182,12 @@ def test_nothing_that_cu_seqlens_holds_makes_a_kernel_write_elsewhere(given_q, s
     cu = np.array([value % 400 for value in given_q] if small else given_q)
     find, sequence_of = plain(sequences.find), plain(sequences.sequence_of)
     for slot in range(sequences.slots(total, len(cu) - 1, 64)):
-        number, _ = find(slot, lanes(128), Pointer(cu), len(cu) - 1, total, 64)
+        number, place = find(slot, lanes(128), Pointer(cu), len(cu) - 1, total, 64)
         query, key, own = sequence_of(
             number, Pointer(cu), Pointer(cu), len(cu) - 1, bounds(total, total, (-1, 0)), False
         )
         assert 0 <= number < len(cu)
+        assert place >= 0
         assert query >= 0
         assert key >= 0
         assert query + own.seqlen_q <= total

@@ -7,7 +7,7 @@ it grows with n, so that the sequence of a slot is found by a search. The host k
 + N + 1, as the tokens past the last end count as one more sequence, whose other side is empty: they see nothing.
 
 N sequences, T tokens of a side. cu_ptr: (N + 1,) int32. What it holds is held within [0, T]: nothing it says makes a
-kernel read or write elsewhere. The functions serve Triton's kernels and Gluon's.
+kernel read or write elsewhere (where it decreases, what comes out is undefined). The functions serve Triton's kernels and Gluon's.
 """
 
 import triton
@@ -50,7 +50,8 @@ def find(slot, lanes, cu_ptr, sequences, tokens, TILE: tl.constexpr):
         skipped = (tl.maximum(tl.sum(before.to(tl.int32), 0), 1) - 1) * stride
         first += skipped
         span = tl.minimum(stride, span - skipped)
-    return first, slot - first_slot(first, begin_of(first, cu_ptr, sequences, tokens), TILE)
+    # Not below 0, where cu_seqlens decreases.
+    return first, tl.maximum(slot - first_slot(first, begin_of(first, cu_ptr, sequences, tokens), TILE), 0)
 
 
 @triton.jit
