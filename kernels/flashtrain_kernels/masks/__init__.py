@@ -54,7 +54,6 @@ __all__ = [
     "POSITION",
     "SEQUENCE",
     "START",
-    "AnyMask",
     "BlockMask",
     "Documents",
     "Mask",

@@ -7,7 +7,8 @@ it grows with n, so that the sequence of a slot is found by a search. The host k
 + N + 1, as the tokens past the last end count as one more sequence, whose other side is empty: they see nothing.
 
 N sequences, T tokens of a side. cu_ptr: (N + 1,) int32. What it holds is held within [0, T]: nothing it says makes a
-kernel read or write elsewhere (where it decreases, what comes out is undefined). The functions serve Triton's kernels and Gluon's.
+kernel read or write elsewhere; where it decreases, what comes out is undefined. The functions serve Triton's kernels
+and Gluon's.
 """
 
 import triton
