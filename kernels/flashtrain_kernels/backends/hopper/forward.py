@@ -149,6 +149,7 @@ def forward_launch(
         keys_together = ceil_div(seqlen_k, packed.number)
     group = heads // k.shape[2]
     paired = tile.paired and features.right and not (features.left or features.intervals or features.block_q)
+    paired = paired and packed is None
     section = 1
     if paired:
         section = (tiles + 1) // 2
