@@ -107,7 +107,8 @@ def _measured_tile(q: Tensor, k: Tensor, options: Options) -> ForwardTile:
     if isinstance(mask, Mask):
         return _SMALL[width]._replace(programs=0)
     if isinstance(mask, Sequences):
-        return PACKED[width][0 if keys >= PACKED_LONG * mask.number else 1]
+        short = keys < PACKED_LONG * mask.number or (width == 64 and options.left is not None)
+        return PACKED[width][short]
     if isinstance(mask, BlockMask):
         return _TWO[width] if min(mask.block_size) >= 128 else _SMALL[width]._replace(programs=0)
     if options.left is not None:
