@@ -9,6 +9,7 @@ import importlib.util
 import numpy as np
 import pytest
 import torch
+from child_process import assert_passes_in_the_interpreter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -192,6 +193,10 @@ def test_nothing_that_cu_seqlens_holds_makes_a_kernel_write_elsewhere(given_q, s
         assert key >= 0
         assert query + own.seqlen_q <= total
         assert key + own.seqlen_k <= total
+
+
+def test_gradients_computed_again_because_of_a_nan_are_right():
+    assert_passes_in_the_interpreter("interpreter_packed_cases.py")
 
 
 # Which calls go by boundaries, and that all around the kernels understands them: by the reference, on a CPU.
