@@ -6,7 +6,7 @@ T tokens of a side, H query heads, K key/value heads, D head dimension.
 
 import pytest
 import torch
-from gpu_checks import DEVICE, NEEDS_GPU, assert_written_within_the_guards, error, guarded_allocations
+from gpu_checks import DEVICE, NEEDS_GPU, assert_written_within_the_guards, captured, error, guarded_allocations
 
 import flashtrain_kernels as fk
 from flashtrain_kernels import dispatch, masks, reference
@@ -206,15 +206,7 @@ def test_torch_compile_and_a_cuda_graph_take_other_boundaries():
         return list(results(inputs, (cu, cu), dout, dlse, causal=True).values())
 
     compiled = torch.compile(lambda q, k, v, cu: fk.flash_attn_varlen_func(q, k, v, cu, cu, 517, 517, causal=True))
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outputs = step()
+    graph, outputs = captured(step)
     for ends in ([0, 100, 100, 517], [0, 3, 259, 500], [0, 0, 0, 0]):
         cu.copy_(torch.tensor(ends))
         graph.replay()
