@@ -16,7 +16,7 @@ it takes n times the bias, also where the samples share that.
 
 One call a sample, one after the other as a loop would run them: dropout, whose random numbers go by the sequence's
 number, which joining would change; slopes that vmap maps beside a Mask, by whose sequences they go; a BlockMask that
-vmap maps, or of more than one row.
+vmap maps, or of more than one row; packed sequences of which no Mask is made.
 
 Limits: no second derivative (hessian), no forward mode (jvp, jacfwd), no torch.func.functionalize: each raises.
 """
@@ -107,7 +107,7 @@ def _joined_mask(options: Packed, dims: Any, samples: int, batch: int) -> dict[s
 
 
 def _goes_one_by_one(options: Packed, dims: Any) -> bool:
-    if options.dropout_p > 0:
+    if options.dropout_p > 0 or options.cu_seqlens_q is not None:
         return True
     if options.mask_queries is not None:
         return dims.alibi_slopes is not None

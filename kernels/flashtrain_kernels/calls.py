@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, scaled_dot_product_attention
 
-from . import autograd, dispatch, masks, reference
+from . import autograd, dispatch, reference
 from .arguments import (
     Sizes,
     check_alibi,
@@ -28,8 +28,8 @@ from .arguments import (
     softmax_scale_or_default,
 )
 from .environment import constant
-from .masks import SEQUENCE, Mask
-from .masks.constructors import check_window
+from .masks import SEQUENCE, Mask, Sequences
+from .masks.constructors import check_window, sequences
 from .ops import apart
 from .options import Options, band, seed_tensor
 
@@ -169,10 +169,8 @@ def options_of(
 
     left, right = None, None
     if packing is not None and mask is None:
-        mask = masks.varlen(
-            packing.cu_seqlens_q, packing.cu_seqlens_k, sizes.seqlen_q, sizes.seqlen_k, causal=causal,
-            window=(window_size[0], window_size[1]),
-        )  # fmt: skip
+        window = (window_size[0], 0 if causal else window_size[1])
+        mask = sequences(packing.cu_seqlens_q, packing.cu_seqlens_k, sizes.seqlen_q, sizes.seqlen_k, window)
     elif not isinstance(mask, Mask):
         left, right = band(sizes.seqlen_q, sizes.seqlen_k, causal, window_size)
     if alibi_slopes is not None and alibi_slopes.dim() == 2 and alibi_slopes.shape[0] == 1:
@@ -189,13 +187,18 @@ def options_of(
         mask=mask,
         deterministic=deterministic,
     )
-    return replace(options, mask=_ready(mask, options, sizes)) if isinstance(mask, Mask) else options
+    packed = mask.sequences if isinstance(mask, Mask) else mask
+    if isinstance(packed, Sequences):
+        if sizes.batch == 1 and dispatch.finds_sequences(sizes.device, sizes.head_dim, sizes.dtype, options):
+            return options.by_boundaries(packed)
+        options = options.with_mask()
+    return replace(options, mask=_ready(options.mask, options, sizes)) if isinstance(options.mask, Mask) else options
 
 
 def _ready(mask: Mask, options: Options, sizes: Sizes) -> Mask:
     """The mask with its plan, where kernels will read it, and with numbered sequences where they count."""
     if dispatch.implementation_for(sizes.device.type) != "torch":
-        mask = mask.planned(sizes.head_dim, sizes.dtype, rich=options.rich)
+        mask = mask._replace(sequences=None).planned(sizes.head_dim, sizes.dtype, rich=options.rich)
     slopes = options.alibi_slopes
     if options.dropout_p > 0 or (slopes is not None and slopes.dim() == 2):
         mask = _numbered_by_row(mask, sizes)

@@ -80,8 +80,12 @@ def backend_for(call: Call, direction: Direction) -> Backend:
 
 
 def plan_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool) -> tuple[int, ...] | None:
-    """The tile sizes that `Mask.planned` plans for: the first backend's that has some; None where no kernels run."""
-    if not runs_kernels(mask.queries.device):
+    """The tile sizes that `Mask.planned` plans for: the first backend's that has some; None where no kernels run, or
+    where they will find the mask's sequences by themselves."""
+    device = mask.queries.device
+    if not runs_kernels(device):
+        return None
+    if mask.sequences is not None and hopper.finds_sequences(device, head_dim, dtype, rich):
         return None
     for backend in BACKENDS:
         blocks = backend.plan_blocks(mask, head_dim, dtype, rich)
@@ -91,6 +95,13 @@ def plan_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool) -> tu
 
 
 register_plan_blocks(plan_blocks)
+
+
+def finds_sequences(device: torch.device, head_dim: int, dtype: torch.dtype, options: Options) -> bool:
+    """Do packed sequences stay as they are in this call, as its kernels find them themselves? Else a Mask is made."""
+    if implementation_for(device.type) != "portable" or not runs_kernels(device):
+        return False
+    return hopper.finds_sequences(device, head_dim, dtype, options.rich or options.deterministic)
 
 
 def explained(q: Tensor, k: Tensor, v: Tensor, options: Options, features: str) -> str:

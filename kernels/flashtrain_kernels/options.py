@@ -6,13 +6,13 @@ B batch, Sq queries, Sk keys, H query heads.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .masks import BlockMask, Mask, Plan
+from .masks import AnyMask, BlockMask, Mask, Plan, Sequences
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class Options:
     seed, and what is added to the sequence and head numbers that the random numbers are keyed by.
     bias: (B or 1, H or 1, Sq or 1, Sk or 1), added to the scores; -inf hides a pair.
     alibi_slopes: (H,) or (B, H) float32: slope * |p - j| is subtracted, p being the query's position among the keys.
-    mask: a Mask (which holds its own bounds: left and right are None) or a BlockMask (with the band it was built for).
+    mask: a Mask (which holds its own bounds: left and right are None), a BlockMask (with the band it was built for), or
+    Sequences (whose window is left and right, counted from each sequence's diagonal).
     deterministic: the backward gives the same bits every time (the portable kernels always do); torch's own switch for
     this, torch.use_deterministic_algorithms, counts too (backends/hopper/backend.py).
     """
@@ -38,7 +39,7 @@ class Options:
     bias: Tensor | None = None
     alibi_slopes: Tensor | None = None
     seed: Tensor | None = None
-    mask: Mask | BlockMask | None = None
+    mask: AnyMask | None = None
     deterministic: bool = False
 
     @property
@@ -46,6 +47,17 @@ class Options:
         """Do scores or weights change on the way (softcap, ALiBi, bias, dropout)? See tile_table.VARIANTS."""
         changed = self.bias is not None or self.alibi_slopes is not None
         return changed or self.softcap > 0 or self.dropout_p > 0
+
+    def by_boundaries(self, sequences: Sequences) -> Options:
+        """The same call with packed sequences that are not made a Mask."""
+        left, right = sequences.window
+        return replace(self, mask=sequences, left=-left if left >= 0 else None, right=right if right >= 0 else None)
+
+    def with_mask(self) -> Options:
+        """The same call with a Mask made of packed sequences, if it has such: what most code understands."""
+        if not isinstance(self.mask, Sequences):
+            return self
+        return replace(self, mask=self.mask.mask()._replace(sequences=None), left=None, right=None)
 
 
 # flash-attn's arguments in this form: causal and window as a band, a dropout seed as a tensor.
@@ -85,8 +97,9 @@ class Packed(NamedTuple):
     """The options as the operators' arguments, in their order: torch.library knows tensors and numbers, no Mask.
 
     mask_queries, mask_keys: of a Mask. forward_table, dq_table, dkdv_table: of its plan; of a BlockMask, query_rows for
-    the first and key_rows for the last. query_blocks, key_blocks: of a BlockMask. mask_sizes: of a Mask, Sk and the
-    plan's blocks; of a BlockMask, the block's two sizes, Sq and Sk.
+    the first and key_rows for the last. query_blocks, key_blocks: of a BlockMask. cu_seqlens_q, cu_seqlens_k: of
+    Sequences. mask_sizes: of a Mask, Sk and the plan's blocks; of a BlockMask, the block's two sizes, Sq and Sk; of
+    Sequences, Sq and Sk.
     """
 
     bias: Tensor | None
@@ -99,6 +112,8 @@ class Packed(NamedTuple):
     dkdv_table: Tensor | None
     query_blocks: Tensor | None
     key_blocks: Tensor | None
+    cu_seqlens_q: Tensor | None
+    cu_seqlens_k: Tensor | None
     scale: float
     left: int | None
     right: int | None
@@ -109,7 +124,7 @@ class Packed(NamedTuple):
 
 
 # The operators' schema of the above, and how many of its members are tensors.
-TENSORS = 10
+TENSORS = 12
 SCHEMA = (
     ", ".join(f"Tensor? {name}" for name in Packed._fields[:TENSORS])
     + ", float scale, SymInt? left, SymInt? right, float softcap, float dropout_p, bool deterministic"
@@ -121,8 +136,8 @@ def pack(options: Options) -> Packed:
     """The options as an operator's arguments."""
     mask = options.mask
     packed = Packed(
-        options.bias, options.alibi_slopes, options.seed, None, None, None, None, None, None, None, options.scale,
-        options.left, options.right, options.softcap, options.dropout_p, options.deterministic, [],
+        options.bias, options.alibi_slopes, options.seed, None, None, None, None, None, None, None, None, None,
+        options.scale, options.left, options.right, options.softcap, options.dropout_p, options.deterministic, [],
     )  # fmt: skip
     if isinstance(mask, Mask):
         packed = packed._replace(mask_queries=mask.queries, mask_keys=mask.keys, mask_sizes=[mask.seqlen_k])
@@ -132,6 +147,9 @@ def pack(options: Options) -> Packed:
         return packed._replace(
             forward_table=forward, dq_table=dq, dkdv_table=dkdv, mask_sizes=[mask.seqlen_k, *blocks]
         )  # fmt: skip
+    if isinstance(mask, Sequences):
+        sizes = [mask.seqlen_q, mask.seqlen_k]
+        return packed._replace(cu_seqlens_q=mask.cu_seqlens_q, cu_seqlens_k=mask.cu_seqlens_k, mask_sizes=sizes)
     if mask is not None:
         return packed._replace(
             forward_table=mask.query_rows,
@@ -151,8 +169,11 @@ def unpack(packed: Sequence[Any]) -> Options:
     )
 
 
-def _mask(p: Packed) -> Mask | BlockMask | None:
+def _mask(p: Packed) -> AnyMask | None:
     sizes, forward, dkdv = p.mask_sizes, p.forward_table, p.dkdv_table
+    if p.cu_seqlens_q is not None and p.cu_seqlens_k is not None:
+        window = (-1 if p.left is None else -p.left, -1 if p.right is None else p.right)
+        return Sequences(p.cu_seqlens_q, p.cu_seqlens_k, sizes[0], sizes[1], window)
     if p.mask_queries is not None:
         plan = None
         if forward is not None and p.dq_table is not None and dkdv is not None:

@@ -198,6 +198,7 @@ class _Places(NamedTuple):
 
 def visible_mask(seqlen_q: int, seqlen_k: int, options: Options, device: torch.device | str) -> Tensor:
     """The pairs that band, mask and bias let through: bool, (B or 1, H or 1, Sq or 1, Sk or 1)."""
+    options = options.with_mask()
     seen = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=device)
     query = torch.arange(seqlen_q, device=device)[:, None]
     key = torch.arange(seqlen_k, device=device)[None, :]
@@ -207,7 +208,7 @@ def visible_mask(seqlen_q: int, seqlen_k: int, options: Options, device: torch.d
         seen = seen & (key <= query + options.right)
     if isinstance(options.mask, Mask):
         seen = seen & options.mask.dense()[:, None]
-    elif options.mask is not None:
+    elif isinstance(options.mask, BlockMask):
         seen = seen & options.mask.dense()
     if options.bias is not None:
         seen = seen & (options.bias != -torch.inf)

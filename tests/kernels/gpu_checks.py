@@ -170,3 +170,17 @@ def even_weights(batch: int, seqlen_q: int, seqlen_k: int, heads: int, **options
     kept by dropout."""
     q, k = (torch.zeros(batch, n, heads, 64, device=DEVICE, dtype=torch.float16) for n in (seqlen_q, seqlen_k))
     return weights_seen(lambda *qkv: flash_attn_func(*qkv, **options), q, k)
+
+
+def captured(step: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A CUDA graph of step(), and its outputs. step runs before, so that nothing is compiled during the capture."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = step()
+    return graph, outputs

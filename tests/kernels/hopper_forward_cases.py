@@ -18,7 +18,7 @@ from ahead_of_time import compile_gluon_launch, serialised
 
 from flashtrain_kernels.backends.hopper import backward, forward_tiles
 from flashtrain_kernels.backends.hopper.forward import forward_launch
-from flashtrain_kernels.masks import Mask, Plan
+from flashtrain_kernels.masks import Mask, Plan, Sequences
 from flashtrain_kernels.masks.block_sparse import BlockMask
 from flashtrain_kernels.options import Options
 
@@ -45,6 +45,10 @@ def options(feature: str, length: int) -> Options:
     if feature in plain:
         left, right = plain[feature]
         return Options(0.125, left=left, right=right)
+    if feature.startswith("packed"):
+        ends = empty(9, dtype=torch.int32)
+        window = {"packed": (-1, 0), "packed full": (-1, -1), "packed window": (256, 0)}[feature]
+        return Options(0.125).by_boundaries(Sequences(ends, ends, length, length, window))
     if feature == "blocks":
         return Options(0.125, right=0, mask=blocks(length))
     return Options(0.125, mask=intervals(2 if feature == "two intervals" else 1, length))
@@ -57,11 +61,16 @@ CASES = [
     ("blocks", 64, 4096, 1), ("full", 128, 512, 1), ("full", 128, 4096, 1), ("causal", 128, 512, 4),
     ("causal", 128, 4096, 4), ("causal", 128, 32768, 1), ("window", 128, 4096, 1), ("intervals", 128, 4096, 1),
     ("two intervals", 128, 4096, 1), ("blocks", 128, 4096, 1), ("causal", 72, 512, 1), ("full", 256, 4096, 1),
-    ("causal", 256, 4096, 1), ("window", 256, 4096, 1),
+    ("causal", 256, 4096, 1), ("window", 256, 4096, 1), ("packed", 64, 2048, 1), ("packed", 64, 32768, 4),
+    ("packed", 128, 2048, 4), ("packed", 128, 32768, 1), ("packed full", 64, 32768, 1), ("packed full", 128, 32768, 1),
+    ("packed window", 64, 32768, 1), ("packed window", 128, 32768, 4),
 ]  # fmt: skip
 SHARED_MEMORY = 232_448  # bytes that one block may use
 # Spilling instructions that are let pass: outside the loop over keys, in setting up a tile and in the pass after a NaN.
-SPILLS = {("causal", 72): 8, ("causal", 256): 60, ("window", 256): 105}
+SPILLS = {
+    ("causal", 72): 8, ("causal", 256): 60, ("window", 256): 105, ("packed", 64): 9, ("packed full", 64): 9,
+    ("packed window", 64): 9,
+}  # fmt: skip
 
 
 def rows(features: list[str]) -> Iterator[dict[str, Any]]:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from attention_cases import Case, ours
-from gpu_checks import DEVICE, NEEDS_GPU, even_weights, weights_seen
+from gpu_checks import DEVICE, NEEDS_GPU, captured, even_weights, weights_seen
 from torch.utils.checkpoint import checkpoint
 
 import flashtrain_kernels as fk
@@ -93,20 +93,6 @@ def test_recomputation_draws_the_same():
         gradients.append(torch.autograd.grad(out.float().sum(), inputs))
     for one, other in zip(*gradients, strict=True):
         assert torch.equal(one, other)
-
-
-def captured(step):
-    """A CUDA graph of step(), and its outputs. step runs before, so that nothing is compiled during the capture."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outputs = step()
-    return graph, outputs
 
 
 def test_a_cuda_graph_draws_by_the_seed_that_its_tensor_holds_when_it_is_replayed():

@@ -187,3 +187,25 @@ def test_forcing_the_portable_kernels_is_a_reason(gpu):
     gpu()
     with dispatch.force("portable"):
         assert hopper.unavailable(CUDA) == "portable is forced"
+
+
+@pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (100, 0)], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_packed_sequences_are_served_in_both_passes_wherever_no_mask_is_made_of_them(head_dim, window, gpu):
+    gpu()
+    cu = torch.zeros(4, dtype=torch.int32)
+    q, k, v = tensors(head_dim=head_dim)
+    assert hopper.finds_sequences(CUDA, head_dim, q.dtype, False)
+    options = Options(0.125).by_boundaries(masks.Sequences(cu, cu, 1024, 1024, window))
+    assert [hopper.serves(Call(q, k, v, options), way) for way in ("forward", "backward")] == [None, None]
+    rows = [x.expand(2, -1, -1, -1) for x in (q, k, v)]
+    assert "more than one row" in hopper.serves(Call(*rows, options), "forward")
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "changed"),
+    [(96, BF16, False), (256, BF16, False), (64, torch.float32, False), (64, BF16, True)],
+)
+def test_of_other_packed_sequences_a_mask_is_made(head_dim, dtype, changed, gpu):
+    gpu()
+    assert not hopper.finds_sequences(CUDA, head_dim, dtype, changed)

@@ -25,15 +25,16 @@ class Call(NamedTuple):
 
     def readied(self, plan_blocks: PlanBlocks) -> Options:
         """The options as kernels read them: contiguous tensors, and a Mask planned for the backend's tiles."""
-        mask, slopes = self.options.mask, self.options.alibi_slopes
+        options = self.options.with_mask()
+        mask, slopes = options.mask, options.alibi_slopes
         if isinstance(mask, Mask):
             keys = None if mask.keys is None else mask.keys.contiguous()
             mask = mask._replace(queries=mask.queries.contiguous(), keys=keys)
-            blocks = plan_blocks(mask, self.q.shape[3], self.q.dtype, self.options.rich)
+            blocks = plan_blocks(mask, self.q.shape[3], self.q.dtype, options.rich)
             mask = mask if blocks is None else mask.planned_for(blocks)
         elif slopes is None:
-            return self.options  # most calls; a copy would cost several microseconds
-        return replace(self.options, mask=mask, alibi_slopes=None if slopes is None else slopes.contiguous())
+            return options  # most calls; a copy would cost several microseconds
+        return replace(options, mask=mask, alibi_slopes=None if slopes is None else slopes.contiguous())
 
 
 class Backend(Protocol):

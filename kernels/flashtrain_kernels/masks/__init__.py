@@ -41,8 +41,10 @@ from .constructors import (
     sliding_window,
     varlen,
 )
-from .mask import Mask, Plan
+from .mask import Mask, Plan, Sequences
 from .rows import HIGH, HIGH2, LOW, LOW2, POSITION, SEQUENCE, START
+
+AnyMask = Mask | BlockMask | Sequences
 
 __all__ = [
     "HIGH",
@@ -56,6 +58,7 @@ __all__ = [
     "Documents",
     "Mask",
     "Plan",
+    "Sequences",
     "block_causal",
     "block_mask",
     "causal",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import operators, rows
-from .mask import Mask
+from .mask import Mask, Sequences
 from .operators import document_rows, packed_rows
 from .rows import reach, stacked
 
@@ -174,7 +174,16 @@ def varlen(
     check_length("total_k", total_k)
     check_window("window", window)
     left, right = (window[0], 0) if causal else window
+    if cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32:
+        return sequences(cu_seqlens_q, cu_seqlens_k, total_q, total_k, (left, right)).mask()
     return Mask(packed_rows(cu_seqlens_q, cu_seqlens_k, total_q, total_k, left, right), None, total_k)
+
+
+def sequences(
+    cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, total_q: int, total_k: int, window: tuple[int, int]
+) -> Sequences:
+    """The Sequences of arguments that are checked; cu_seqlens are int32."""
+    return Sequences(cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous(), total_q, total_k, (window[0], window[1]))
 
 
 def document(documents: Documents | Tensor, *, causal: bool) -> Mask:

@@ -25,6 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .operators import packed_rows
 from .rows import HIGH, HIGH2, LOW, LOW2
 
 COLUMNS = 16
@@ -155,6 +156,31 @@ def _runs(chosen: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return starts.sum(-1), torch.stack(first, -1), torch.stack(length, -1)
 
 
+class Sequences(NamedTuple):
+    """Sequences packed into one row, by where they end: a mask that is not made, for kernels that need no more.
+
+    cu_seqlens_q, cu_seqlens_k: (N + 1,) int32, contiguous: 0, then where each sequence's queries and keys end.
+    seqlen_q, seqlen_k: Sq and Sk of the row; tokens past the last end see nothing and are not seen.
+    window: (left, right), -1 for no bound, aligned bottom-right within each sequence.
+    """
+
+    cu_seqlens_q: Tensor
+    cu_seqlens_k: Tensor
+    seqlen_q: int
+    seqlen_k: int
+    window: tuple[int, int]
+
+    @property
+    def number(self) -> int:
+        """N."""
+        return self.cu_seqlens_q.shape[0] - 1
+
+    def mask(self) -> "Mask":
+        """The Mask of them, Bm = 1, made on their device."""
+        rows = packed_rows(self.cu_seqlens_q, self.cu_seqlens_k, self.seqlen_q, self.seqlen_k, *self.window)
+        return Mask(rows, None, self.seqlen_k, sequences=self)
+
+
 class Mask(NamedTuple):
     """Which keys each query sees, as at most two intervals of key positions a query.
 
@@ -169,6 +195,7 @@ class Mask(NamedTuple):
     plan: the tiles to visit, from `planned`.
     band: (left, right) where the mask is that window over one sequence, -1 for no bound, and nothing else, as
         `masks.causal` makes it: a caller may then do without the mask. None: not known to be.
+    sequences: where the mask is that of packed sequences, as `masks.varlen` makes it: kernels may then do without it.
 
     Positions are absolute, so the same mask serves a sequence in any order and any part of one: `select`.
     A NamedTuple of tensors, so torch.compile and activation checkpointing pass it through. The functions of
@@ -180,6 +207,7 @@ class Mask(NamedTuple):
     seqlen_k: int
     plan: Plan | None = None
     band: tuple[int, int] | None = None
+    sequences: Sequences | None = None
 
     def dense(self) -> Tensor:
         """(Bm, Sq, Sk) bool, True where a query sees a key. For tests and small sizes: it is the whole matrix."""
@@ -194,7 +222,7 @@ class Mask(NamedTuple):
         return seen
 
     def select(self, queries: Tensor, keys: Tensor) -> "Mask":
-        """The mask of some of the queries and keys, in the order given: dense() indexed in both, without a plan.
+        """The mask of some of the queries and keys, in the order given: dense() indexed in both, and nothing more.
 
         queries: (n,) and keys: (m,) integer indices on the mask's device, within Sq and Sk (not checked: that would
         wait for the device). For context parallelism: a rank's own queries and the keys in the order it holds them.
@@ -211,8 +239,8 @@ class Mask(NamedTuple):
     def planned(self, head_dim: int, dtype: torch.dtype, *, rich: bool = False) -> "Mask":
         """This mask with the plan for attention of this head dimension and dtype; itself where nothing is to be done.
 
-        Every kernel call needs a plan and makes one where it is missing: call this once a batch and give the result
-        to every layer. Waits for nothing.
+        Kernel calls need a plan and make one where it is missing (but for packed sequences that the Hopper kernels
+        find by themselves): call this once a batch and give the result to every layer. Waits for nothing.
         """
         blocks = None if _plan_blocks is None else _plan_blocks(self, head_dim, dtype, rich)
         return self if blocks is None else self.planned_for(blocks)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ... import environment
 from ...environment import constant
-from ...masks import Mask
+from ...masks import Mask, Sequences
 from ...options import Options
 from .. import Call, Direction
 from ..portable import tile_table
@@ -24,6 +24,8 @@ RELEASES = ((3, 6), (3, 7))
 # With these they compile, partly with spilled registers, and were never run: nobody gets them without asking.
 COMPILED = ((3, 8), (3, 9))
 TRY = "FLASHTRAIN_KERNELS_TRY_HOPPER"
+# Head dimensions at which packed sequences are found on the device in both passes, and no mask is made of them.
+SEQUENCES = (64, 128)
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -92,6 +94,19 @@ def _is_faster_portable(q: Tensor, k: Tensor, options: Options) -> bool:
     return causal and q.shape[3] == 64 and max(q.shape[1], k.shape[1]) <= 512
 
 
+def finds_sequences(device: torch.device, head_dim: int, dtype: torch.dtype, changed: bool) -> bool:
+    """Do the kernels find packed sequences in cu_seqlens, in both passes? changed: by options that they do not have."""
+    # Under torch.compile head_dim may be symbolic: comparisons make constants of it.
+    width = 64 if head_dim == 64 else 128 if head_dim == 128 else 0
+    return width in SEQUENCES and not changed and _finds_sequences(device, dtype)
+
+
+@constant
+def _finds_sequences(device: torch.device, dtype: torch.dtype) -> bool:
+    nondeterministic = not torch.are_deterministic_algorithms_enabled()
+    return dtype.itemsize == 2 and nondeterministic and unavailable(device) is None
+
+
 def plan_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool) -> tuple[int, ...] | None:
     """The tile sizes to plan a mask for: of these kernels in the passes that they will serve, else of the portable."""
     # Under torch.compile head_dim may be symbolic: comparisons make constants of it.
@@ -120,8 +135,12 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     from .forward import forward as run
     from .forward_tiles import forward_tile
 
-    options = call.readied(plan_blocks)
+    options = _readied(call)
     return run(call.q, call.k, call.v, options, forward_tile(call.q, call.k, options))
+
+
+def _readied(call: Call) -> Options:
+    return call.options if isinstance(call.options.mask, Sequences) else call.readied(plan_blocks)
 
 
 def backward(
@@ -136,7 +155,7 @@ def backward(
     """Fill the gradients. dbias is None: calls with a bias are not served."""
     from .backward import backward as run
 
-    run(dout, dlse, call.q, call.k, call.v, out, lse, call.readied(plan_blocks), gradients)
+    run(dout, dlse, call.q, call.k, call.v, out, lse, _readied(call), gradients)
 
 
 def describe(call: Call, direction: Direction) -> str:

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...masks import BlockMask, Mask
+from ...masks import BlockMask, Mask, Sequences
 from ...options import Options
 from ..portable.launch import Launch, ceil_div, features_of, mask_arguments, strides_of, table_of
 from .backward_kernel import Choices, backward_kernel
 from .backward_rows import FLAGS, finish_kernel, prepare_kernel
 from .backward_schedule import BAND, BLOCK_K, BLOCK_Q, BLOCKS, PLAN
 from .launch import descriptor, multiprocessors, run, why_not, workspace
+from .sequences import slots
 
 QUERIES, KEYS = BLOCK_Q.value, BLOCK_K.value
 PLANNED = (QUERIES, KEYS)  # the tiles that masks are planned for
@@ -26,6 +27,8 @@ SHORT_KEYS, SHORT_FILL, FILL = 512, 0.85, 0.95
 # From how many queries on dQ is computed a tile late at D = 128, as measured (kernels/OPTIMISATION.md): the fewer tiles
 # an item has, the more its longer first and last ones weigh.
 LATE_QUERIES = 512
+# Of packed sequences, how many heads' items lie together: an uneven end is short where many do. Unmeasured.
+PACKED_HEADS = {64: 16, 128: 8}
 
 
 def serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
@@ -35,6 +38,8 @@ def serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | 
         return f"head dimension {q.shape[3]}"
     if q.shape[3] == 256 and mask is not None:
         return "a mask with head dimension 256"
+    if isinstance(mask, Sequences) and q.shape[0] != 1:
+        return "packed sequences in more than one row"
     if options.rich:
         return "softcap, ALiBi, bias or dropout"
     if isinstance(mask, Mask) and mask.plan is not None and mask.plan.blocks[4:6] != (QUERIES, KEYS):
@@ -51,8 +56,10 @@ def serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | 
 def choices(q: Tensor, k: Tensor, options: Options, gradients: tuple[Tensor, ...]) -> Choices:
     """What the kernel is compiled for."""
     mask = options.mask
-    kind, tiles, intervals, key_positions = BAND.value, 1, 0, False
-    if isinstance(mask, Mask):
+    kind, tiles, intervals, key_positions, queries = BAND.value, 1, 0, False, q.shape[1]
+    if isinstance(mask, Sequences):
+        queries //= mask.number
+    elif isinstance(mask, Mask):
         kind, intervals, key_positions = PLAN.value, 1 if mask.queries.shape[0] == 5 else 2, mask.keys is not None
     elif isinstance(mask, BlockMask):
         kind, tiles = BLOCKS.value, mask.block_size[0] // QUERIES
@@ -69,7 +76,8 @@ def choices(q: Tensor, k: Tensor, options: Options, gradients: tuple[Tensor, ...
         block_rows=mask.block_size[1] if isinstance(mask, BlockMask) else KEYS,
         aligned=all(number % 8 == 0 for x in gradients for number in (*x.stride()[:3], x.data_ptr() // 2)),
         whole=has_whole_heads(q, k, options),
-        late=q.shape[3] == 128 and kind == BAND.value and options.left is None and q.shape[1] >= LATE_QUERIES,
+        late=q.shape[3] == 128 and kind == BAND.value and options.left is None and queries >= LATE_QUERIES,
+        packed=isinstance(mask, Sequences),
     )
 
 
@@ -103,6 +111,8 @@ def _heads_together(key_tiles: int, head_dim: int, options: Options) -> int:
 
     A program gets every 132nd item: the group should not repeat in step with that.
     """
+    if isinstance(options.mask, Sequences):
+        return PACKED_HEADS[head_dim]
     if options.right is None or options.left is not None or (head_dim == 128 and key_tiles <= 8):
         return 1
     least = ceil_div(264, key_tiles)
@@ -127,11 +137,14 @@ def backward_launches(
     keys = keys_of_item(head_dim)
     # An even number of items of 64 keys: the last kernel counts in pairs of them.
     query_tiles, key_tiles = tiles_of_queries(seqlen_q, options), ceil_div(seqlen_k, KEYS) * (KEYS // keys)
+    packed = options.mask if isinstance(options.mask, Sequences) else None
+    if packed is not None:
+        query_tiles, key_tiles = slots(seqlen_q, packed.number, QUERIES), slots(seqlen_k, packed.number, KEYS)
     places = batch * heads * query_tiles
     items = key_tiles * batch * kv_heads
     constants = choices(q, k, options, gradients)
     programs = min(multiprocessors(q.device), items) if head_dim == 64 else items
-    masked = constants.left or constants.right or constants.kind != BAND.value
+    masked = constants.left or constants.right or constants.kind != BAND.value or packed is not None
     # Tiles of queries' statistics; dQ in float32; does a NaN come out for 64 keys (or a tile of queries)?
     rows = torch.empty(places * 2 * QUERIES, dtype=torch.float32, device=q.device)
     tiles = programs * query_tiles if constants.whole else places
@@ -144,14 +157,18 @@ def backward_launches(
     warps = 4 if head_dim <= 128 else 8
     mask = options.mask
     mask_given, of_keys = mask_arguments(mask, lse), table_of(mask, lse, "dkdv")
+    cu_seqlens_q, sequences = (lse, 0) if packed is None else (packed.cu_seqlens_q, packed.number)
     prepare = Launch(
         kernel=prepare_kernel,
         grid=(places,),
         args=(
             out, dout, lse, lse if dlse is None else dlse, rows, work, flags, strides_of(out), strides_of(dout),
-            heads, seqlen_q, query_tiles, halves,
+            heads, seqlen_q, query_tiles, halves, cu_seqlens_q, sequences,
         ),
-        constants={"HAS_DLSE": dlse is not None, "CAREFUL": masked, "WHOLE": constants.whole, "D": head_dim},
+        constants={
+            "HAS_DLSE": dlse is not None, "CAREFUL": masked, "WHOLE": constants.whole, "PACKED": constants.packed,
+            "D": head_dim,
+        },
         options={"num_warps": warps},
     )  # fmt: skip
     target: Any = workspace(work, (128, 32)) if head_dim == 128 else work
@@ -183,8 +200,8 @@ def backward_launches(
             query_tiles, key_tiles * keys // KEYS, *mask_given, *table_of(mask, lse, "dq"), *of_keys,
         ),
         constants={
-            "CAREFUL": masked, "WHOLE": constants.whole, "GROUP": constants.group, "F": features_of(options),
-            "D": head_dim,
+            "CAREFUL": masked, "WHOLE": constants.whole, "PACKED": constants.packed, "GROUP": constants.group,
+            "F": features_of(options), "D": head_dim,
         },
         options={"num_warps": warps},
     )  # fmt: skip

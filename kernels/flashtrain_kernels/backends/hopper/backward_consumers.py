@@ -72,7 +72,7 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
         key = first_key + WG * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, mma))[:, None]
         position = key
         if C.key_positions:
-            position = gl.load(masks.positions + key, mask=key < call.bounds.seqlen_k, other=-2147483648)
+            position = gl.load(masks.positions + key, mask=key < walk.bounds.seqlen_k, other=-2147483648)
         count, member, tiles = first_step(walk, C.kind, C.tiles, C.group)
         if count > 0:
             i = 0
@@ -102,7 +102,7 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                 lse2 = rows.slice(0, BLOCK_Q).load(gl.SliceLayout(0, mma))
                 s = s * call.scale_log2 - lse2[None, :]
                 if masked:
-                    s = hide(s, tile, key, position, call.bounds, masks, C.left, C.right, C.intervals, mma)
+                    s = hide(s, tile, key, position, walk.bounds, masks, C.left, C.right, C.intervals, mma)
                 if LATE:
                     dp = warpgroup_mma(v, do.permute((1, 0)), zero_s, use_acc=False, is_async=True)
                 p = exp2_few(s)
@@ -181,7 +181,7 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
     key = first_key + WG * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, mma))[:, None]
     position = key
     if C.key_positions:
-        position = gl.load(masks.positions + key, mask=key < call.bounds.seqlen_k, other=-2147483648)
+        position = gl.load(masks.positions + key, mask=key < walk.bounds.seqlen_k, other=-2147483648)
     count, member, tiles = first_step(walk, C.kind, C.tiles, C.group)
     if count > 0:
         i = 0
@@ -212,7 +212,7 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
             lse2 = rows.slice(0, BLOCK_Q).load(gl.SliceLayout(0, mma))
             s = s * call.scale_log2 - lse2[None, :]
             if masked:
-                s = hide(s, tile, key, position, call.bounds, masks, C.left, C.right, C.intervals, mma)
+                s = hide(s, tile, key, position, walk.bounds, masks, C.left, C.right, C.intervals, mma)
             if LATE:
                 dp = warpgroup_mma(
                     left_keys(v_smem, never, WG, D), do.permute((1, 0)), zero_s, use_acc=False, is_async=True

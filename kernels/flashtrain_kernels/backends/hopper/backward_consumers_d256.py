@@ -111,7 +111,7 @@ def score_consumer(memory, bars, call, C: gl.constexpr):
             lse2 = row_ring.index(slot).slice(0, BLOCK_Q).load(gl.SliceLayout(0, mma))
             s = s * call.scale_log2 - lse2[None, :]
             if masked:
-                s = hide(s, tile, key, key, call.bounds, masks, C.left, C.right, C.intervals, mma)
+                s = hide(s, tile, key, key, walk.bounds, masks, C.left, C.right, C.intervals, mma)
             p = exp2_few(s)
             _await_if(TAKEN, j > 0)
             p_smem.store(in_register_order(p, BLOCK_Q))

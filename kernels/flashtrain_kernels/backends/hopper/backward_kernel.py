@@ -48,6 +48,7 @@ class Choices(NamedTuple):
     gives the keys' positions. block_rows: keys of a row of the table of tiles. aligned: the strides and addresses of
     the gradients are multiples of 8 numbers. whole: at D = 64 a program has whole heads, and their dQ is its own
     (dq_short). late: at D = 128 dQ is computed a tile late (backward_consumers).
+    packed: sequences are packed (sequences.py).
     """
 
     stages: int
@@ -63,6 +64,7 @@ class Choices(NamedTuple):
     aligned: bool = False
     whole: bool = False
     late: bool = False
+    packed: bool = False
 
 
 @gluon.jit
@@ -83,8 +85,9 @@ def _producer(descs, memory, bars, call, D: gl.constexpr, C: gl.constexpr):
         await_release(LOADED + pair, turn >= 2)
         full = kv_full.index(pair)
         mbarrier.expect(full, 2 * C.keys * D * 2)
-        load_tile(k_desc, [batch, first_key, first_head // C.group, 0], full, k_smem.index(pair))
-        load_tile(v_desc, [batch, first_key, first_head // C.group, 0], full, v_smem.index(pair))
+        key = walk.keys_at + first_key
+        load_tile(k_desc, [batch, key, first_head // C.group, 0], full, k_smem.index(pair))
+        load_tile(v_desc, [batch, key, first_head // C.group, 0], full, v_smem.index(pair))
         turn += 1  # noqa: SIM113 - no enumerate() in a kernel
         count, member, tiles = first_step(walk, C.kind, C.tiles, C.group)
         i = 0
@@ -95,7 +98,8 @@ def _producer(descs, memory, bars, call, D: gl.constexpr, C: gl.constexpr):
             await_release(RING + stage, step >= C.stages)
             full = q_full.index(stage)
             mbarrier.expect(full, BLOCK_Q * D * 2 + 2 * BLOCK_Q * 4)
-            load_tile(q_desc, [batch, tile * BLOCK_Q, head, 0], full, q_ring.index(stage))
+            query = walk.queries_at + tile * BLOCK_Q
+            load_tile(q_desc, [batch, query, head, 0], full, q_ring.index(stage))
             load_tile(row_desc, [place * (2 * BLOCK_Q)], full, row_ring.index(stage))
             if D == 64:
                 slot = stage
@@ -104,7 +108,7 @@ def _producer(descs, memory, bars, call, D: gl.constexpr, C: gl.constexpr):
                 await_release(RING + C.stages + slot, step >= 2)
             full = do_full.index(slot)
             mbarrier.expect(full, BLOCK_Q * D * 2)
-            load_tile(do_desc, [batch, tile * BLOCK_Q, head, 0], full, do_ring.index(slot))
+            load_tile(do_desc, [batch, query, head, 0], full, do_ring.index(slot))
             stage = gl.where(stage + 1 == C.stages, 0, stage + 1)
             step += 1
             i, member, tiles = next_step(i, member, tiles, walk, C.kind, C.tiles, C.group)
@@ -135,7 +139,7 @@ def backward_kernel(
     row_desc: (B H query_tiles 128,) float32: of each query tile 64 base-2 log-sum-exps, then 64 deltas.
     flags_ptr: (B K key_tiles 2,) int32: does a NaN come out for these 64 keys? Only where pairs may be masked.
     target: dQ's float32 workspace, 64 D numbers a query tile, set to 0; at D = 128 as a descriptor of rows of 32.
-    mask_ptr to list_ptr: see portable/launch.py.
+    mask_ptr to list_ptr: see portable/launch.py, and backward_launches for packed sequences.
     dq_ptr: (B, Sq, H, D), stored with C.whole only. Then target has a head's tiles for one program after the
     other, and flags_ptr one number more for each tile of queries.
     """
@@ -173,7 +177,7 @@ def backward_kernel(
         notes, 0, (stride_dkb // PART, stride_dks // PART, stride_dkh // PART, stride_dvb // PART, stride_dvs // PART,
             stride_dvh // PART),
     )  # fmt: skip
-    if C.kind != BAND:
+    if C.kind != BAND or C.packed:
         note(notes, 6, (stride_tb, stride_th, stride_tr, mask_plane, stride_mask, stride_positions))
     if C.whole:
         strides = (stride_dqb, stride_dqs, stride_dqh)

@@ -181,13 +181,15 @@ def noted_stride(notes, PLACE: gl.constexpr, C: gl.constexpr):
 @gluon.jit
 def store_results(dk, dv, item, call, notes, staging, WG: gl.constexpr, D: gl.constexpr, C: gl.constexpr):
     """dK, dV, and whether they hold a NaN that may come from a masked pair."""
-    _walk, _masks, first_key, head_place = work_of(opaque(item), call, notes, C)
+    walk, _masks, first_key, head_place = work_of(opaque(item), call, notes, C)
     batch = head_place // call.heads
     kv_head = head_place % call.heads // C.group
-    if C.left or C.right or C.kind != BAND:
-        place = ((batch * (call.heads // C.group) + kv_head) * call.key_tiles + first_key // BLOCK_K) * 2 + WG
+    tile = walk.item_tile if C.packed else first_key // BLOCK_K
+    if C.left or C.right or C.kind != BAND or C.packed:
+        place = ((batch * (call.heads // C.group) + kv_head) * call.key_tiles + tile) * 2 + WG
         gl.store(call.flags + place, has_nan(dk, dv))
-    left = call.bounds.seqlen_k - first_key
+    left = walk.bounds.seqlen_k - first_key
+    first_key += walk.keys_at
     stride = noted_stride(notes, 1, C)
     base = call.dk + batch * noted_stride(notes, 0, C) + first_key * stride + kv_head * noted_stride(notes, 2, C)
     store_keys(base, stride, dk * (call.scale_log2 * 0.6931471805599453), left, staging, WG, D)

@@ -11,19 +11,22 @@ import triton.language as tl
 from ..portable.launch import Table
 from ..portable.tiles import Bounds, Strided
 from .backward_recompute_nonfinite import Inputs, keys_again, queries_again
+from .sequences import LANES, begin_of, find, first_slot, sequence_of
 
 BLOCK_Q = tl.constexpr(64)
 FLAGS = tl.constexpr(128)  # that a program of the last kernel looks at
 
 
-@triton.jit(do_not_specialize=["heads", "seqlen_q", "query_tiles", "flags_before"])
+@triton.jit(do_not_specialize=["heads", "seqlen_q", "query_tiles", "flags_before", "sequences"])
 def prepare_kernel(
     out_ptr, dout_ptr, lse_ptr, dlse_ptr, rows_ptr, dq_ptr, flags_ptr, out_strides, dout_strides, heads, seqlen_q,
-    query_tiles, flags_before, HAS_DLSE: tl.constexpr, CAREFUL: tl.constexpr, WHOLE: tl.constexpr, D: tl.constexpr,
+    query_tiles, flags_before, cu_ptr, sequences, HAS_DLSE: tl.constexpr, CAREFUL: tl.constexpr, WHOLE: tl.constexpr,
+    PACKED: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """rows: of each tile 64 base-2 log-sum-exps (+inf for rows that see nothing and for padding: weight 0), then 64
     deltas, rowsum(dO * O) - dLSE. Also sets dQ's workspace to 0, or with WHOLE the tile's flag, if the call is CAREFUL
-    (see finish_kernel) and so has any.
+    (see finish_kernel) and so has any. PACKED: tiles are slots (sequences.py) of sequences whose queries end where
+    cu_ptr says.
     """
     tile = tl.program_id(0) % query_tiles
     head_index = tl.program_id(0) // query_tiles
@@ -32,6 +35,10 @@ def prepare_kernel(
     row = tl.arange(0, BLOCK_Q)
     query = tile * BLOCK_Q + row
     real = query < seqlen_q
+    if PACKED:
+        number, within = find(tile, tl.arange(0, LANES), cu_ptr, sequences, seqlen_q, BLOCK_Q)
+        query = begin_of(number, cu_ptr, sequences, seqlen_q) + within * BLOCK_Q + row
+        real = query < begin_of(number + 1, cu_ptr, sequences, seqlen_q)
     column = tl.arange(0, D)[None, :]
     position = query.to(tl.int64)[:, None]
     of_out = Strided(out_ptr, *out_strides)
@@ -92,35 +99,65 @@ class OfKeys(NamedTuple):
 
 
 @triton.jit
-def _store_queries(program, dq, inputs, target, D: tl.constexpr):
+def _moved(x, rows):
+    """The tensor from a row on."""
+    return Strided(x.pointer + rows.to(tl.int64) * x.row, x.batch, x.row, x.head)
+
+
+@triton.jit
+def _of_sequence(number, inputs, cu_q_ptr, cu_k_ptr, OF_KEYS: tl.constexpr):
+    """(what is read, first query, first key) of a packed sequence by itself. inputs.plane: N."""
+    query, key, bounds = sequence_of(number, cu_q_ptr, cu_k_ptr, inputs.plane, inputs.bounds, OF_KEYS)
+    rows = inputs.rows + first_slot(number, query, BLOCK_Q).to(tl.int64) * (2 * BLOCK_Q)
+    own = Inputs(
+        _moved(inputs.q, query), _moved(inputs.k, key), _moved(inputs.v, key), _moved(inputs.dout, query), rows,
+        inputs.heads, bounds, inputs.scale_log2, inputs.query_tiles, inputs.mask, inputs.plane, inputs.stride_mask,
+        inputs.positions, inputs.stride_positions,
+    )  # fmt: skip
+    return own, query, key
+
+
+@triton.jit
+def _store_queries(program, first_query, dq, inputs, target, D: tl.constexpr):
     """Store a tile of dQ."""
     head_index = program // inputs.query_tiles
     batch = (head_index // inputs.heads).to(tl.int64)
     base = target.pointer + batch * target.batch + (head_index % inputs.heads).to(tl.int64) * target.head
-    query = program % inputs.query_tiles * BLOCK_Q + tl.arange(0, BLOCK_Q)
-    _store(base, target.row, query, inputs.bounds.seqlen_q, dq, D)
+    _store(base, target.row, first_query + tl.arange(0, BLOCK_Q), inputs.bounds.seqlen_q, dq, D)
 
 
 @triton.jit
-def _queries_again(program, inputs, table, D: tl.constexpr, GROUP: tl.constexpr, F: tl.constexpr):
+def _queries_again(program, first_query, inputs, table, D: tl.constexpr, GROUP: tl.constexpr, F: tl.constexpr):
     """A tile of dQ computed again, not scaled."""
-    first_query = program % inputs.query_tiles * BLOCK_Q
     return queries_again(first_query, program // inputs.query_tiles, inputs, table, D, GROUP, F)
 
 
 @triton.jit
-def _keys_again(half, scale, of_keys, D: tl.constexpr, GROUP: tl.constexpr, F: tl.constexpr):
+def _keys_again(
+    half, scale, of_keys, D: tl.constexpr, GROUP: tl.constexpr, F: tl.constexpr, PACKED: tl.constexpr
+):  # fmt: skip
     """Compute 64 keys' dK and dV again, and store them."""
     dk_to = of_keys.dk
     dv_to = of_keys.dv
-    kv_heads = of_keys.inputs.heads // GROUP
+    inputs = of_keys.inputs
+    kv_heads = inputs.heads // GROUP
     head_index = half // (2 * of_keys.key_tiles)
     batch = (head_index // kv_heads).to(tl.int64)
     kv_head = (head_index % kv_heads).to(tl.int64)
     first_key = (half % (2 * of_keys.key_tiles)) * 64
-    dk, dv = keys_again(first_key, batch, kv_head, of_keys.inputs, of_keys.table, D, GROUP, F)
+    if PACKED:
+        cu_q_ptr = of_keys.table.blocks
+        cu_k_ptr = of_keys.table.rows
+        slot = half % (2 * of_keys.key_tiles) // 2
+        lanes = tl.arange(0, LANES)
+        number, tile = find(slot, lanes, cu_k_ptr, inputs.plane, inputs.bounds.seqlen_k, 2 * BLOCK_Q)
+        inputs, _, keys_at = _of_sequence(number, inputs, cu_q_ptr, cu_k_ptr, True)
+        first_key = tile * (2 * BLOCK_Q) + half % 2 * BLOCK_Q
+        dk_to = _moved(dk_to, keys_at)
+        dv_to = _moved(dv_to, keys_at)
+    dk, dv = keys_again(first_key, batch, kv_head, inputs, of_keys.table, D, GROUP, F)
     key = first_key + tl.arange(0, 64)
-    seqlen_k = of_keys.inputs.bounds.seqlen_k
+    seqlen_k = inputs.bounds.seqlen_k
     _store(dk_to.pointer + batch * dk_to.batch + kv_head * dk_to.head, dk_to.row, key, seqlen_k, dk * scale, D)
     _store(dv_to.pointer + batch * dv_to.batch + kv_head * dv_to.head, dv_to.row, key, seqlen_k, dv, D)
 
@@ -136,11 +173,14 @@ def finish_kernel(
     v_strides, dout_strides, dq_strides, dk_strides, dv_strides, scale, scale_log2, places, heads, seqlen_q, seqlen_k,
     band_left, band_right, query_tiles, key_tiles, mask_ptr, mask_plane, stride_mask, positions_ptr, stride_positions,
     table_ptr, stride_tb, stride_th, stride_tr, list_ptr, keys_table_ptr, stride_ub, stride_uh, stride_ur,
-    keys_list_ptr, CAREFUL: tl.constexpr, WHOLE: tl.constexpr, GROUP: tl.constexpr, F: tl.constexpr, D: tl.constexpr,
+    keys_list_ptr, CAREFUL: tl.constexpr, WHOLE: tl.constexpr, PACKED: tl.constexpr, GROUP: tl.constexpr,
+    F: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """dQ from its float32 workspace: scaled, in its dtype and place. CAREFUL: pairs may be masked, so a NaN need not be
     one; then the tile is computed again, and so are those of dK and dV, by programs of their own, that are flagged.
 
+    PACKED: tiles of both sides are slots. table_ptr and keys_table_ptr say where sequences' keys end, the lists where
+    their queries do, and mask_plane is N.
     WHOLE: dQ is where it belongs. Then each program looks at some flags, first those of tiles of dK and dV, then dQ's.
     """
     inputs = Inputs(
@@ -163,16 +203,25 @@ def finish_kernel(
             for flag in tl.range(first, tl.minimum(first + FLAGS, halves + places), num_stages=1):
                 if tl.load(flags_ptr + flag) != 0:
                     if flag < halves:
-                        _keys_again(flag, scale, of_keys, D, GROUP, F)
+                        _keys_again(flag, scale, of_keys, D, GROUP, F, PACKED)
                     else:
-                        dq = _queries_again(flag - halves, inputs, table, D, GROUP, F)
-                        _store_queries(flag - halves, dq * scale, inputs, dq_target, D)
+                        first_query = (flag - halves) % query_tiles * BLOCK_Q
+                        dq = _queries_again(flag - halves, first_query, inputs, table, D, GROUP, F)
+                        _store_queries(flag - halves, first_query, dq * scale, inputs, dq_target, D)
     elif program < places:
         dq = unfolded(tl.load(work_ptr + program.to(tl.int64) * (BLOCK_Q * D) + tl.arange(0, BLOCK_Q * D)), D)
+        own = inputs
+        target = dq_target
+        tile = program % query_tiles
+        if PACKED:
+            number, tile = find(tile, tl.arange(0, LANES), list_ptr, mask_plane, seqlen_q, BLOCK_Q)
+            own, queries_at, _ = _of_sequence(number, inputs, list_ptr, table_ptr, False)
+            target = _moved(dq_target, queries_at)
+        first_query = tile * BLOCK_Q
         if CAREFUL:  # noqa: SIM102 - decided while compiling; while running
             if _has_nan(dq):
-                dq = _queries_again(program, inputs, table, D, GROUP, F)
-        _store_queries(program, dq * scale, inputs, dq_target, D)
+                dq = _queries_again(program, first_query, own, table, D, GROUP, F)
+        _store_queries(program, first_query, dq * scale, own, target, D)
     elif CAREFUL:  # noqa: SIM102
         if tl.load(flags_ptr + program - places) != 0:
-            _keys_again(program - places, scale, of_keys, D, GROUP, F)
+            _keys_again(program - places, scale, of_keys, D, GROUP, F, PACKED)

@@ -1,12 +1,18 @@
 """Which tiles of queries the fused backward kernel visits for an item, and where the item is.
 
 Sq queries, Sk keys. A tile is 64 queries; an item is 128 keys of a key/value head (64 at D = 256).
+
+Of packed sequences (C.packed) items and tiles are slots (sequences.py). A walk then speaks of slots of queries, so that
+the workspaces' places are as ever, and its Bounds count queries from slot 0: the consumers know nothing of sequences.
 """
 
 from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+
+from ..portable.tiles import Bounds
+from .sequences import LANES, find, first_slot, sequence_of
 
 BLOCK_Q = gl.constexpr(64)
 BLOCK_K = gl.constexpr(128)
@@ -18,8 +24,8 @@ BLOCKS = gl.constexpr(2)
 
 class Call(NamedTuple):
     """What all items share. heads: H. all_heads: B K. heads_together: how many heads' items are sorted by tiles of
-    keys. mask, positions, table, blocks: Mask.queries, Mask.keys, the table of tiles and the list of blocks.
-    dk, dv, flags: the results."""
+    keys. mask, positions, table, blocks: Mask.queries, Mask.keys, the table of tiles and the list of blocks; of packed
+    sequences, table and blocks are where their keys and queries end. dk, dv, flags: the results."""
 
     scale_log2: Any
     heads: Any
@@ -49,13 +55,19 @@ class Reach(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """How an item's tiles are found: by its Reach, or in a row of a table and a list. tail: the item goes past Sk."""
+    """How an item's tiles are found: by its Reach, or in a row of a table and a list. tail: the item goes past Sk.
+    bounds: the item's. queries_at, keys_at: where the rows of tile 0 and key 0 are; 0 but for packed sequences.
+    item_tile: the item's place among call.key_tiles."""
 
     reach: Any
     tail: Any
     row: Any
     stride_head: Any
     blocks: Any
+    bounds: Any
+    queries_at: Any
+    keys_at: Any
+    item_tile: Any
 
 
 class Masks(NamedTuple):
@@ -67,7 +79,9 @@ class Masks(NamedTuple):
 
 
 @gluon.jit
-def band_tiles(first_key, bounds, LEFT: gl.constexpr, RIGHT: gl.constexpr, KEYS: gl.constexpr):
+def band_tiles(
+    first_key, bounds, LEFT: gl.constexpr, RIGHT: gl.constexpr, KEYS: gl.constexpr, PACKED: gl.constexpr
+):  # fmt: skip
     """The query tiles [first, past) that see the keys [first_key, first_key + KEYS); those in [first_full, past_full)
     need no mask. Without bounds programs begin at different tiles, so that they do not all add to the same dQ at once.
     """
@@ -92,9 +106,11 @@ def band_tiles(first_key, bounds, LEFT: gl.constexpr, RIGHT: gl.constexpr, KEYS:
     if first_key + KEYS > bounds.seqlen_k:  # dQ would see keys past Sk
         first_full = past
         past_full = past
+    if PACKED:
+        past = gl.where(first_key < bounds.seqlen_k, past, first)
     start = first
     if not (LEFT or RIGHT):
-        start = (2 * first_key // KEYS) % past
+        start = (2 * first_key // KEYS) % (gl.maximum(past, 1) if PACKED else past)
     return Reach(first, first_full, past_full, past, start)
 
 
@@ -224,6 +240,15 @@ def work_of(item, call, notes, C: gl.constexpr):
         head_index = group * call.heads_together + place % together
     batch = head_index // (call.heads // C.group)
     kv_head = head_index % (call.heads // C.group)
+    bounds = call.bounds
+    queries_at = 0
+    keys_at = 0
+    item_tile = key_tile
+    if C.packed:
+        lanes = gl.arange(0, LANES, layout=gl.BlockedLayout([LANES // 32], [32], [gl.num_warps()], [0]))
+        sequences = noted(notes, 9).to(gl.int32)
+        number, key_tile = find(key_tile, lanes, call.table, sequences, bounds.seqlen_k, C.keys)
+        queries_at, keys_at, bounds = sequence_of(number, call.blocks, call.table, sequences, bounds, True)
     first_key = key_tile * C.keys
     row = call.table
     stride_head = first_key.to(gl.int64)
@@ -238,6 +263,15 @@ def work_of(item, call, notes, C: gl.constexpr):
         plane = noted(notes, 9)
         mask += batch * noted(notes, 10)
         position += batch * noted(notes, 11)
-    reach = band_tiles(first_key, call.bounds, C.left, C.right, C.keys)
-    walk = Walk(reach, first_key + C.keys > call.bounds.seqlen_k, row, stride_head, call.blocks)
+    reach = band_tiles(first_key, bounds, C.left, C.right, C.keys, C.packed)
+    tail = first_key + C.keys > bounds.seqlen_k
+    if C.packed:
+        slot = first_slot(number, queries_at, BLOCK_Q)
+        reach = Reach(
+            slot + reach.first, slot + reach.first_full, slot + reach.past_full, slot + reach.past, slot + reach.start
+        )
+        before = slot * BLOCK_Q
+        bounds = Bounds(bounds.seqlen_q + before, bounds.seqlen_k, bounds.left - before, bounds.right - before)
+        queries_at -= before
+    walk = Walk(reach, tail, row, stride_head, call.blocks, bounds, queries_at, keys_at, item_tile)
     return walk, Masks(mask, plane, position), first_key, batch * call.heads + kv_head * C.group

@@ -12,6 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from ...masks import Sequences
 from ...options import Options
 from ..portable.launch import Launch, ceil_div, features_of
 from ..portable.tiles import Bounds
@@ -20,6 +21,7 @@ from .forward_schedule import MaskTables, Work, divisor
 from .forward_tiles import ForwardTile, serves_forward
 from .forward_warps import consume, produce
 from .launch import descriptor, mask_arguments, multiprocessors, run
+from .sequences import slots
 
 __all__ = ["ForwardTile", "forward", "forward_launch", "serves_forward"]
 
@@ -30,7 +32,8 @@ L2_BYTES = 24 << 20
 
 class Constants(NamedTuple):
     """What the kernel is compiled for besides the mask: of a ForwardTile, and the head dimension, padded too, query
-    heads a key head, tiles a block of a block-sparse mask, and whether tiles of queries come in pairs."""
+    heads a key head, tiles a block of a block-sparse mask, whether tiles of queries come in pairs, and whether
+    sequences are packed."""
 
     consumers: int
     rows: int
@@ -45,6 +48,7 @@ class Constants(NamedTuple):
     group: int
     tiles: int
     paired: bool
+    packed: bool = False
 
 
 NOT_SPECIALISED = [
@@ -90,7 +94,7 @@ def forward_kernel(
     work = Work(heads, total, section, tiles, block_m, block_s, section_m, section_s, heads_m, heads_s)
     bounds = Bounds(seqlen_q, seqlen_k, band_left, band_right)
     mask = MaskTables(table_ptr, stride_tb, stride_th, stride_tr, stride_rows, plane)
-    if F.left or F.right or F.intervals or F.block_q:
+    if F.left or F.right or F.intervals or F.block_q or C.packed:
         # Rarely read, so it lies in shared memory: every argument of a worker is a register for the whole kernel.
         origins = gl.allocate_shared_memory(gl.int64, [16, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
         note(origins, 0, q_ptr, q_desc)
@@ -133,19 +137,24 @@ def forward_launch(
     tile: ForwardTile,
 ) -> Launch:
     """The launch that fills out (B, Sq, H, D) and lse (B, H, Sq) from q (B, Sq, H, D), k, v (B, Sk, K, D)."""
+    packed = options.mask if isinstance(options.mask, Sequences) else None
     batch, seqlen_q, heads, head_dim = q.shape
     seqlen_k = k.shape[1]
     features = features_of(options)
     mask = mask_arguments(options.mask, lse, "forward")
     block_d = max(16, 1 << (head_dim - 1).bit_length())
-    tiles = ceil_div(seqlen_q, tile.consumers * tile.rows)
+    tiles, keys_together = ceil_div(seqlen_q, tile.consumers * tile.rows), seqlen_k
+    if packed is not None:
+        tiles = slots(seqlen_q, packed.number, tile.consumers * tile.rows)
+        keys_together = ceil_div(seqlen_k, packed.number)
     group = heads // k.shape[2]
     paired = tile.paired and features.right and not (features.left or features.intervals or features.block_q)
+    paired = paired and packed is None
     section = 1
     if paired:
         section = (tiles + 1) // 2
-    elif features.right or features.intervals:
-        section = section_of(batch * heads, max(1, L2_BYTES // (4 * seqlen_k * head_dim)) * group)
+    elif features.right or features.intervals or packed is not None:
+        section = section_of(batch * heads, max(1, L2_BYTES // (4 * keys_together * head_dim)) * group)
     divisors = (*divisor(tiles * section), *divisor(section), *divisor(heads))
     total = batch * heads * (section if paired else tiles)
     programs = min(total, tile.programs * multiprocessors(q.device)) if tile.programs else total
@@ -153,6 +162,7 @@ def forward_launch(
     constants = Constants(
         tile.consumers, tile.rows, tile.block_k, tile.stages, tile.q_stages, tile.turns, tile.tight,
         tile.registers, head_dim, block_d, group, max(1, features.block_k // tile.block_k), paired,
+        packed is not None,
     )  # fmt: skip
     return Launch(
         kernel=forward_kernel,

@@ -10,7 +10,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .assembly import exp2_few, opaque
-from .forward_schedule import interval_rows, pieces_of, place, sees
+from .forward_schedule import interval_rows, origin, pieces_of, place, sees
 
 _NOTHING = gl.constexpr(-3.0e38)
 
@@ -32,7 +32,7 @@ def _noted(origins, PLACE: gl.constexpr):
 
 
 @gluon.jit
-def _rows_of(origins, PLACE: gl.constexpr, batch, head, DTYPE: gl.constexpr):
+def rows_of(origins, PLACE: gl.constexpr, batch, head, DTYPE: gl.constexpr):
     """Where a head's first row is, and how far the next."""
     base = _noted(origins, PLACE).to(gl.pointer_type(DTYPE))
     base += batch.to(gl.int64) * _noted(origins, PLACE + 1) + head.to(gl.int64) * _noted(origins, PLACE + 3)
@@ -54,6 +54,8 @@ def attend_again(
     batch += zero
     first_query += zero
     row += zero
+    total_q = bounds.seqlen_q
+    batch, queries_at, keys_at, bounds = origin(batch, bounds, mask, list_ptr, C.packed)
     pieces = pieces_of(batch, head, first_query, bounds, mask, F, TILE_Q, BLOCK_K)
     mask_rows = interval_rows(row, batch, bounds, mask, rows_ptr, F)
     ROWS: gl.constexpr = C.rows
@@ -64,11 +66,11 @@ def attend_again(
     NARROW: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 16, 16])
     narrow_row = gl.convert_layout(row, gl.SliceLayout(1, NARROW))
     narrow_column = gl.arange(0, 16, layout=gl.SliceLayout(0, NARROW)) + zero
-    q_base, q_stride = _rows_of(origins, 0, batch, head, DTYPE)
-    q_tile = q_base + narrow_row.to(gl.int64)[:, None] * q_stride + narrow_column[None, :]
+    q_base, q_stride = rows_of(origins, 0, batch, head, DTYPE)
+    q_tile = q_base + (queries_at + narrow_row).to(gl.int64)[:, None] * q_stride + narrow_column[None, :]
     q_real = (narrow_row < bounds.seqlen_q)[:, None]
-    k_base, k_stride = _rows_of(origins, 4, batch, head // C.group, DTYPE)
-    v_base, v_stride = _rows_of(origins, 8, batch, head // C.group, DTYPE)
+    k_base, k_stride = rows_of(origins, 4, batch, head // C.group, DTYPE)
+    v_base, v_stride = rows_of(origins, 8, batch, head // C.group, DTYPE)
     acc = gl.zeros([ROWS, COLUMNS], gl.float32, layout=LAYOUT)
     row_sum = gl.zeros([ROWS], gl.float32, layout=gl.SliceLayout(1, LAYOUT))
     row_max = gl.full([ROWS], _NOTHING, gl.float32, layout=gl.SliceLayout(1, LAYOUT))
@@ -80,10 +82,14 @@ def attend_again(
             score = gl.zeros([ROWS], gl.float32, layout=gl.SliceLayout(1, NARROW))
             for d in range(0, C.head_dim + zero, 16):
                 there = narrow_column + d < C.head_dim
-                k = gl.load(k_base + key.to(gl.int64) * k_stride + d + narrow_column, mask=there & real, other=0.0)
+                k = gl.load(
+                    k_base + (keys_at + key).to(gl.int64) * k_stride + d + narrow_column, mask=there & real, other=0.0
+                )
                 q = gl.load(q_tile + d, mask=q_real & there[None, :], other=0.0)
                 score += gl.sum(q.to(gl.float32) * k.to(gl.float32)[None, :], 1)
-            v = gl.load(v_base + key.to(gl.int64) * v_stride + column, mask=inside & real, other=0.0).to(gl.float32)
+            v = gl.load(v_base + (keys_at + key).to(gl.int64) * v_stride + column, mask=inside & real, other=0.0).to(
+                gl.float32
+            )
             seen = sees(row, key, bounds, mask_rows, F) & real
             score = gl.where(seen, gl.convert_layout(score, gl.SliceLayout(1, LAYOUT)), float("-inf"))
             new_max = gl.maximum(row_max, score * scale)
@@ -97,12 +103,13 @@ def attend_again(
     weight = gl.where(empty, 1.0, row_sum)
     lse = gl.where(empty, float("-inf"), (row_max + gl.log2(weight)) * 0.6931471805599453)
     gl.store(
-        lse_ptr + (batch * work.heads + head).to(gl.int64) * bounds.seqlen_q + row, lse, mask=row < bounds.seqlen_q
-    )
+        lse_ptr + (batch * work.heads + head).to(gl.int64) * total_q + (queries_at + row), lse,
+        mask=row < bounds.seqlen_q,
+    )  # fmt: skip
     out = (
         _noted(origins, 3 * 4).to(gl.pointer_type(DTYPE))
-        + (batch.to(gl.int64) * bounds.seqlen_q * work.heads + head) * C.head_dim
+        + (batch.to(gl.int64) * total_q * work.heads + head) * C.head_dim
     )
     stored = (row < bounds.seqlen_q)[:, None] & inside[None, :]
-    places = out + row.to(gl.int64)[:, None] * (work.heads * C.head_dim) + column[None, :]
+    places = out + (queries_at + row).to(gl.int64)[:, None] * (work.heads * C.head_dim) + column[None, :]
     gl.store(places, (acc / weight[:, None]).to(DTYPE), mask=stored)

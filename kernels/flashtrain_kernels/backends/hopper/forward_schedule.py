@@ -4,6 +4,9 @@ it visits and sees.
 B batch, H query heads. Heads come in sections whose keys and values fit the L2 cache together; within one the late
 tiles of queries, which see most where there is a bound on the right, come first.
 
+Of packed sequences (C.packed) the tiles of each are its own, and their slots are in the place of tiles: sequences.py.
+Late slots come first: within a sequence the longest, and at last the shortest of all.
+
 With PAIRED a program instead takes the longest tile of a head with its shortest, the second longest with the second
 shortest, and so on: each pair costs the same, so that every program gets its share.
 
@@ -18,6 +21,7 @@ from triton.experimental.gluon import language as gl
 
 from ..portable.traversal import key_pieces, position_of_step
 from .assembly import opaque
+from .sequences import LANES, find, sequence_of
 
 
 class Work(NamedTuple):
@@ -38,7 +42,8 @@ class Work(NamedTuple):
 
 class MaskTables(NamedTuple):
     """Of a Mask or BlockMask: the table of tiles and its strides by batch row, head and tile; of Mask.queries the
-    stride of a batch row, and that of one of its numbers."""
+    stride of a batch row, and that of one of its numbers. Of packed sequences: where their keys end, as table, and N,
+    as plane (where their queries end is the list)."""
 
     table: Any
     batch: Any
@@ -85,11 +90,12 @@ def _place_in_round(number):
 
 
 @gluon.jit
-def work_item(number, work, TILE_Q: gl.constexpr, PAIRED: gl.constexpr):
+def work_item(number, work, bounds, mask, list_ptr, C: gl.constexpr):
     """(batch, head, first query) of this program's tile of queries of that number. A first query past Sq, which the odd
-    one out is paired with, is no work.
+    one out is paired with, is no work. C.packed: (sequence, head, first query within the sequence).
     """
-    if PAIRED:
+    TILE_Q: gl.constexpr = C.consumers * C.rows
+    if C.paired:
         index = gl.minimum((number // 2) * gl.num_programs(0) + gl.program_id(0), work.total - 1)
         pair = _divide(index, work.section_m, work.section_s)
         row = index - pair * work.section
@@ -102,7 +108,24 @@ def work_item(number, work, TILE_Q: gl.constexpr, PAIRED: gl.constexpr):
         pair = block * work.section + rest - row * work.section
         tile = work.tiles - 1 - row
     batch = _divide(pair, work.heads_m, work.heads_s)
-    return batch, pair - batch * work.heads, tile * TILE_Q
+    head = pair - batch * work.heads
+    if C.packed:
+        # Each warp searches by itself.
+        lanes = gl.arange(0, LANES, layout=gl.BlockedLayout([LANES // 32], [32], [gl.num_warps()], [0]))
+        batch, tile = find(tile, lanes, list_ptr, mask.plane, bounds.seqlen_q, TILE_Q)
+    return batch, head, tile * TILE_Q
+
+
+@gluon.jit
+def origin(batch, bounds, mask, list_ptr, PACKED: gl.constexpr):
+    """Where an item's queries and keys are counted from, and how many there are: (row of the batch, first query, first
+    key, Bounds)."""
+    first_query = 0
+    first_key = 0
+    if PACKED:
+        first_query, first_key, bounds = sequence_of(batch, list_ptr, mask.table, mask.plane, bounds, False)
+        batch = 0
+    return batch, first_query, first_key, bounds
 
 
 @gluon.jit

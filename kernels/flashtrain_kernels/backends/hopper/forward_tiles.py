@@ -5,7 +5,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ... import environment
-from ...masks import BlockMask, Mask
+from ...masks import BlockMask, Mask, Sequences
 from ...options import Options
 from .launch import why_not
 
@@ -49,6 +49,12 @@ _LARGE = {
     256: ForwardTile(2, 64, 64, 2, tight=True),
 }
 _MIDDLE = ForwardTile(1, 64, 128, 2, turns=False, programs=2, q_stages=2, cap=128)  # D = 64, short, no mask
+# Packed sequences, long and short ones on average; unmeasured. A program a tile: the GPU shares out what is uneven.
+PACKED = {
+    64: (_LARGE[64]._replace(programs=0, stages=2, q_stages=1), _SMALL[64]._replace(programs=0)),
+    128: (_LARGE[128]._replace(programs=0, stages=2, q_stages=1, tight=True), _SMALL[128]._replace(programs=0)),
+}
+PACKED_LONG = 512  # tokens
 # Tiles of 128 x 128, for blocks of that size and larger.
 _TWO = {64: ForwardTile(2, 64, 128, 3, q_stages=2, programs=1), 128: _LARGE[128]}
 
@@ -65,6 +71,8 @@ def serves_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | N
         return "the scale must be positive"
     if isinstance(options.mask, Mask) and options.mask.keys is not None:
         return "no masks with positions of keys"
+    if isinstance(options.mask, Sequences) and q.shape[0] != 1:
+        return "packed sequences in more than one row"
     if isinstance(options.mask, BlockMask) and min(options.mask.block_size) < 64:
         return "blocks of 64 and larger only"
     if not (q.numel() and k.numel()):
@@ -98,6 +106,9 @@ def _measured_tile(q: Tensor, k: Tensor, options: Options) -> ForwardTile:
         return _LARGE[256]
     if isinstance(mask, Mask):
         return _SMALL[width]._replace(programs=0)
+    if isinstance(mask, Sequences):
+        short = keys < PACKED_LONG * mask.number or (width == 64 and options.left is not None)
+        return PACKED[width][short]
     if isinstance(mask, BlockMask):
         return _TWO[width] if min(mask.block_size) >= 128 else _SMALL[width]._replace(programs=0)
     if options.left is not None:

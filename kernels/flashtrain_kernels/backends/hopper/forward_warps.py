@@ -22,8 +22,8 @@ from .assembly import (
     stores_done,
     unpacked,
 )
-from .forward_recompute_nonfinite import attend_again
-from .forward_schedule import hide, pieces_of, place, rounds, work_item
+from .forward_recompute_nonfinite import attend_again, rows_of
+from .forward_schedule import hide, origin, pieces_of, place, rounds, work_item
 from .releases import AGAIN, load_tile, store_tile
 
 # The row maximum of a row that has seen nothing yet. Finite, so that exp2(-inf - maximum) is 0 and never NaN.
@@ -55,10 +55,11 @@ def produce(arguments, F: gl.constexpr, C: gl.constexpr):
     PAIRED: gl.constexpr = C.paired
     taken = 0
     for number in range(0, rounds(work, PAIRED)):
-        batch, head, first_query = work_item(number, work, TILE_Q, PAIRED)
+        batch, head, first_query = work_item(number, work, bounds, mask, list_ptr, C)
+        batch, queries_at, keys_at, own = origin(batch, bounds, mask, list_ptr, C.packed)
         kv_head = head // C.group
-        pieces = pieces_of(batch, head, first_query, bounds, mask, F, TILE_Q, BLOCK_K)
-        count = gl.maximum(gl.where(first_query < bounds.seqlen_q, pieces.masked + pieces.full, 0), 1)
+        pieces = pieces_of(batch, head, first_query, own, mask, F, TILE_Q, BLOCK_K)
+        count = gl.maximum(gl.where(first_query < own.seqlen_q, pieces.masked + pieces.full, 0), 1)
         place_q = (number % C.q_stages) * C.consumers
         free = ((number // C.q_stages) & 1) ^ 1
         for w in gl.static_range(CONSUMERS):
@@ -66,14 +67,14 @@ def produce(arguments, F: gl.constexpr, C: gl.constexpr):
             mbarrier.expect(q_full.index(place_q + w), C.rows * C.block_d * 2)
             load_tile(
                 q_desc,
-                [batch, first_query + w * C.rows, head, 0],
+                [batch, queries_at + first_query + w * C.rows, head, 0],
                 q_full.index(place_q + w),
                 q_smem.index(place_q + w),
             )
-        before = place(0, pieces, list_ptr, F, TILES, BLOCK_K)
+        before = keys_at + place(0, pieces, list_ptr, F, TILES, BLOCK_K)
         _fetch(k_desc, [batch, before, kv_head, 0], k_full, k_empty, k_smem, taken, C)
         for step in range(1, count):
-            key = place(step, pieces, list_ptr, F, TILES, BLOCK_K)
+            key = keys_at + place(step, pieces, list_ptr, F, TILES, BLOCK_K)
             _fetch(k_desc, [batch, key, kv_head, 0], k_full, k_empty, k_smem, taken + step, C)
             _fetch(v_desc, [batch, before, kv_head, 0], v_full, v_empty, v_smem, taken + step - 1, C)
             before = key
@@ -136,8 +137,8 @@ def _operand(p, DTYPE: gl.constexpr, LAYOUT: gl.constexpr, C: gl.constexpr):
 
 
 @gluon.jit
-def _finish(acc, row_sum, row_max, lse_ptrs, inside, buffer, descriptor, place_out):
-    """Divide, and store the output and the log-sum-exp."""
+def _finish(acc, row_sum, row_max, lse_ptrs, inside, buffer, descriptor, place_out, left, origins, C: gl.constexpr):
+    """Divide, and store the output and the log-sum-exp. left: how many rows from here on are the sequence's."""
     ROWS: gl.constexpr = acc.shape[0]
     BLOCK_D: gl.constexpr = acc.shape[1]
     empty = row_sum == 0
@@ -149,7 +150,28 @@ def _finish(acc, row_sum, row_max, lse_ptrs, inside, buffer, descriptor, place_o
     tma.store_wait(0)
     buffer.reshape([ROWS, BLOCK_D]).store(out.to(buffer.dtype))
     hopper.fence_async_shared()
-    store_tile(descriptor, place_out, buffer)
+    if C.packed:
+        if left >= ROWS:
+            store_tile(descriptor, place_out, buffer)
+        else:
+            _store_rows(buffer, place_out, left, origins, C)
+    else:
+        store_tile(descriptor, place_out, buffer)
+
+
+@gluon.jit
+def _store_rows(buffer, place_out, left, origins, C: gl.constexpr):
+    """Store the first `left` rows of a tile: the copy engine would write the next sequence's, too."""
+    ROWS: gl.constexpr = C.rows
+    BLOCK_D: gl.constexpr = C.block_d
+    WIDE: gl.constexpr = BLOCK_D // 8
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [32 // WIDE, WIDE], [4, 1], [1, 0])
+    value = buffer.reshape([ROWS, BLOCK_D]).load(LAYOUT)
+    row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))[:, None]
+    column = gl.arange(0, BLOCK_D, layout=gl.SliceLayout(0, LAYOUT))[None, :]
+    base, stride = rows_of(origins, 12, place_out[0], place_out[2], buffer.dtype)
+    pointers = base + (place_out[1] + row).to(gl.int64) * stride + column
+    gl.store(pointers, value, mask=(row < left) & (column < C.head_dim))
 
 
 @gluon.jit
@@ -184,10 +206,11 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
     if C.turns and C.consumers - 1 == W:
         barrier_signal(_TURN, 256)
     nothing = gl.zeros([ROWS], gl.float32, layout=O_ROWS)
-    batch, head, first_query = work_item(0, work, TILE_Q, PAIRED)
+    batch, head, first_query = work_item(0, work, bounds, mask, list_ptr, C)
     for number in range(0, rounds(work, PAIRED)):
-        pieces = pieces_of(batch, head, first_query, bounds, mask, F, TILE_Q, BLOCK_K)
-        some = gl.where(first_query < bounds.seqlen_q, pieces.masked + pieces.full, 0)
+        batch, queries_at, _keys_at, own = origin(batch, bounds, mask, list_ptr, C.packed)
+        pieces = pieces_of(batch, head, first_query, own, mask, F, TILE_Q, BLOCK_K)
+        some = gl.where(first_query < own.seqlen_q, pieces.masked + pieces.full, 0)
         count = gl.maximum(some, 1)  # a tile of queries that sees nothing visits one tile, wholly hidden
         masked = gl.where(some == 0, 1, pieces.masked)
         row = first_query + W * ROWS + gl.arange(0, ROWS, layout=S_ROWS)
@@ -200,7 +223,7 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
         scores = hopper.warpgroup_mma_wait(0, [scores])
         mbarrier.arrive(k_empty.index(taken % C.stages), count=1)
         if masked > 0:
-            scores = hide(scores, row, 0, some > 0, item, bounds, mask, list_ptr, rows_ptr, F, TILE_Q, TILES)
+            scores = hide(scores, row, 0, some > 0, item, own, mask, list_ptr, rows_ptr, F, TILE_Q, TILES)
         row_max = gl.full([ROWS], _NOTHING, gl.float32, layout=S_ROWS)
         weights, rescale, row_max = _softmax(scores, row_max, scale)
         row_sum = _sums(weights, C)
@@ -220,7 +243,7 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
             scores = hopper.warpgroup_mma_wait(1, [scores])
             mbarrier.arrive(k_empty.index((taken + step) % C.stages), count=1)
             if step < masked:
-                scores = hide(scores, row, step, True, item, bounds, mask, list_ptr, rows_ptr, F, TILE_Q, TILES)
+                scores = hide(scores, row, step, True, item, own, mask, list_ptr, rows_ptr, F, TILE_Q, TILES)
             weights, rescale, row_max = _softmax(scores, row_max, scale)
             row_sum = _add(row_sum, rescale, weights, C)
             if C.tight:
@@ -241,29 +264,31 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
         acc = hopper.warpgroup_mma(_operand(p, DTYPE, P_LAYOUT, C), v, acc, is_async=True)
         if BLOCK_D <= 128:
             mbarrier.arrive(q_empty.index(place_q), count=1)
-        following = work_item(number + 1, work, TILE_Q, PAIRED)  # while the product runs
+        following = work_item(number + 1, work, bounds, mask, list_ptr, C)  # while the product runs
         acc = hopper.warpgroup_mma_wait(0, [acc])
         mbarrier.arrive(v_empty.index((taken - 1) % C.stages), count=1)
 
         if C.tight:
             row_sum = gl.convert_layout(gl.sum(row_sum, 1), S_ROWS)
-        place_out = [batch, first_query + W * ROWS, head, 0]
-        lse_base = lse_ptr + (batch * work.heads + head).to(gl.int64) * bounds.seqlen_q
-        inside = row < bounds.seqlen_q
-        if F.left or F.right or F.intervals or F.block_q:
+        place_out = [batch, queries_at + first_query + W * ROWS, head, 0]
+        lse_base = lse_ptr + (batch * work.heads + head).to(gl.int64) * bounds.seqlen_q + queries_at
+        inside = row < own.seqlen_q
+        if F.left or F.right or F.intervals or F.block_q or C.packed:
             nothing += gl.sum(acc * 0.0, 1)
-        _finish(acc, row_sum, row_max, lse_base + row, inside, out_smem.index(W), descriptors[3], place_out)
+        left = own.seqlen_q - first_query - W * ROWS
+        out = out_smem.index(W)
+        _finish(acc, row_sum, row_max, lse_base + row, inside, out, descriptors[3], place_out, left, origins, C)
         if BLOCK_D > 128:
             tma.store_wait(0)
             mbarrier.arrive(q_empty.index(place_q), count=1)
         batch, head, first_query = following
     tma.store_wait(0)
-    if F.left or F.right or F.intervals or F.block_q:
+    if F.left or F.right or F.intervals or F.block_q or C.packed:
         # A hidden value that is NaN or inf, perhaps: its weight is 0, and the product NaN. Rare, so looked at once.
         stores_done()
         if gl.max((nothing != nothing).to(gl.int32), 0) > 0:
             for number in range(0, rounds(work, PAIRED)):
-                batch, head, first_query = work_item(number, work, TILE_Q, PAIRED)
+                batch, head, first_query = work_item(number, work, bounds, mask, list_ptr, C)
                 COLUMNS: gl.constexpr = min(BLOCK_D, AGAIN)  # what the registers hold
                 LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
                 o_rows = first_query + W * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))

@@ -17,16 +17,17 @@ from triton.backends.nvidia import driver
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from ...masks import BlockMask, Mask
+from ...masks import AnyMask
 from ..portable import launch as portable
 from ..portable.launch import Launch
 
 
-def mask_arguments(mask: Mask | BlockMask | None, unused: Tensor, kernel: str) -> tuple[Any, ...]:
+def mask_arguments(mask: AnyMask | None, unused: Tensor, kernel: str) -> tuple[Any, ...]:
     """Mask.queries, the table of tiles, the list of blocks; the table's strides by batch row, head and tile; the
     strides of Mask.queries by batch row and number. unused: a tensor to stand for absent ones.
 
-    kernel: "forward", "dq" or "dkdv", whose table of the plan is passed.
+    kernel: "forward", "dq" or "dkdv", whose table of the plan is passed. Of Sequences: where their keys end is the
+    table, where their queries end the list, and the last number is N.
     """
     queries, plane, stride_rows, _, _ = portable.mask_arguments(mask, unused)
     table = portable.table_of(mask, unused, kernel)

@@ -14,7 +14,7 @@ import torch
 from triton.runtime.jit import JITFunction
 
 from ... import philox
-from ...masks import BlockMask, Mask
+from ...masks import AnyMask, BlockMask, Mask, Sequences
 from ...options import Options
 from .tile_table import Tile
 
@@ -239,8 +239,10 @@ def broadcast_strides(x: torch.Tensor) -> tuple[int, int, int, int]:
     return a, b, c, d
 
 
-def mask_arguments(mask: Mask | BlockMask | None, unused: torch.Tensor) -> tuple[Any, int, int, Any, int]:
-    """From Call.intervals to position_batch."""
+def mask_arguments(mask: AnyMask | None, unused: torch.Tensor) -> tuple[Any, int, int, Any, int]:
+    """From Call.intervals to position_batch. Of Sequences, which the Hopper kernels take: N in the place of plane."""
+    if isinstance(mask, Sequences):
+        return (unused, mask.number, 0, unused, 0)
     if not isinstance(mask, Mask):
         return (unused, 0, 0, unused, 0)
     one = mask.queries.shape[1] == 1
@@ -251,8 +253,10 @@ def mask_arguments(mask: Mask | BlockMask | None, unused: torch.Tensor) -> tuple
     )  # fmt: skip
 
 
-def table_of(mask: Mask | BlockMask | None, unused: torch.Tensor, kernel: str) -> Table:
-    """The table of one kernel: "forward", "dq" or "dkdv"."""
+def table_of(mask: AnyMask | None, unused: torch.Tensor, kernel: str) -> Table:
+    """The table of one kernel: "forward", "dq" or "dkdv". Of Sequences: as rows where keys end, as blocks queries."""
+    if isinstance(mask, Sequences):
+        return Table(mask.cu_seqlens_k, 0, 0, 0, mask.cu_seqlens_q)
     if isinstance(mask, Mask):
         if mask.plan is None:
             raise ValueError("the mask has no plan: call mask.planned(head_dim, dtype) first")

@@ -1,0 +1,58 @@
+"""The small kernels around the Hopper backward, on packed sequences in Triton's interpreter: what they make ready, and
+all gradients computed again as if a NaN had come out everywhere. Run by test_packed_sequences.py in its own process.
+
+T tokens of a side, N sequences, H query heads, K key/value heads, D head dimension.
+"""
+
+import math
+
+import pytest
+import torch
+
+from flashtrain_kernels import reference
+from flashtrain_kernels.backends.hopper.backward_rows import finish_kernel, prepare_kernel
+from flashtrain_kernels.backends.hopper.sequences import slots
+from flashtrain_kernels.backends.portable.launch import features_of, strides_of
+from flashtrain_kernels.masks import Sequences
+from flashtrain_kernels.options import Options
+
+CASES = [
+    ([(70, 70), (0, 5), (65, 66)], (3, 7), (-1, 0), 64, (2, 1)),
+    ([(70, 30), (9, 0), (20, 131)], (0, 70), (-1, -1), 64, (2, 2)),
+    ([(66, 90)], (5, 0), (20, 4), 128, (1, 1)),
+]
+
+
+@pytest.mark.parametrize(("pairs", "tails", "window", "head_dim", "heads"), CASES)
+def test_gradients_computed_again_are_the_references(pairs, tails, window, head_dim, heads):
+    ends = [torch.tensor([0, *[pair[side] for pair in pairs]]).cumsum(0).int() for side in (0, 1)]
+    totals, number = [int(ends[side][-1]) + tails[side] for side in (0, 1)], len(pairs)
+    shapes = [(1, totals[0], heads[0]), (1, totals[1], heads[1]), (1, totals[1], heads[1]), (1, totals[0], heads[0])]
+    q, k, v, dout = (torch.randn(*shape, head_dim, dtype=torch.float16) for shape in shapes)
+    options = Options(head_dim**-0.5).by_boundaries(Sequences(*ends, *totals, window))
+    exact = [x.double().requires_grad_() for x in (q, k, v)]
+    out, lse = reference.apply(*exact, options.with_mask())
+    wanted = torch.autograd.grad(out, exact, dout.double())
+
+    out, lse = out.detach().half(), lse.detach().float().contiguous()
+    query_tiles, key_tiles = slots(totals[0], number, 64), slots(totals[1], number, 128)
+    places, halves = heads[0] * query_tiles, 2 * key_tiles * heads[1]
+    rows, work = torch.full((places * 128,), torch.nan), torch.full((places * 64 * head_dim,), torch.nan)
+    prepare_kernel[(places,)](
+        out, dout, lse, lse, rows, work, rows, strides_of(out), strides_of(dout), heads[0], totals[0], query_tiles,
+        halves, ends[0], number, HAS_DLSE=False, CAREFUL=True, WHOLE=False, PACKED=True, D=head_dim,
+    )  # fmt: skip
+    assert work.eq(0).all()
+    assert not rows.isnan().any()
+    gradients = [torch.full_like(x, 55.0) for x in (q, k, v)]
+    work.fill_(torch.nan)
+    flags, scale_log2 = torch.ones(halves, dtype=torch.int32), options.scale * math.log2(math.e)
+    tables = (ends[1], 0, 0, 0, ends[0]) * 2
+    finish_kernel[(places + halves,)](
+        work, rows, flags, q, k, v, dout, *gradients, *map(strides_of, (q, k, v, dout, *gradients)), options.scale,
+        scale_log2, places, heads[0], *totals, options.left or 0, options.right or 0, query_tiles, key_tiles, lse,
+        number, 0, lse, 0, *tables, CAREFUL=True, WHOLE=False, PACKED=True, GROUP=heads[0] // heads[1],
+        F=features_of(options), D=head_dim,
+    )  # fmt: skip
+    for got, want in zip(gradients, wanted, strict=True):
+        torch.testing.assert_close(got.double(), want, atol=5e-3, rtol=5e-3)
