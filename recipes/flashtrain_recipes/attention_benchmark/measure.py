@@ -1,6 +1,7 @@
 """recipe=attention-benchmark: attention by every implementation, forward and backward, with the paper's two figures.
 
-Of one case every implementation is tried, then they take turns, and each gets a row a direction. The run's folder
+Of one case every implementation is tried, then they take turns, and each gets a row a direction. With rows=as-called a
+call is timed by itself with its launching, and what could not be measured is a row too. The run's folder
 (benchmark_runner/run.py) also has runtime.png, memory.png, ... where there are several lengths of a shape.
 """
 
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +29,7 @@ from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs, count
 from flashtrain_recipes.attention_benchmark.peers import Peer, choose_peers
 from flashtrain_recipes.attention_benchmark.peers.base import Attend
 from flashtrain_recipes.attention_benchmark.reference import Expected, expected
+from flashtrain_recipes.attention_benchmark.settings import AS_CALLED
 from flashtrain_recipes.benchmark_runner.measuring import (
     FEWEST_ROUNDS,
     OUT_OF_MEMORY,
@@ -44,6 +47,8 @@ from flashtrain_recipes.benchmark_runner.run import Benchmark, Run
 FORWARD, BACKWARD, PLAN = "forward", "backward", "plan"
 # Up to this length the time with launching is told too (of plans always): there it can be the longer one.
 _HOST_LENGTH = 512
+# What an H200 copies in a second, read and written: the most that decoding could read.
+COPY_GB_PER_SECOND = 4200
 
 
 @dataclass
@@ -54,7 +59,19 @@ class _Direction:
     peak_mib: float | None = None
     error: float | None = None
     milliseconds: list[float] = field(default_factory=list)
+    host_us: list[float] = field(default_factory=list)
     host: list[float] = field(default_factory=list)
+    queued: list[float] = field(default_factory=list)
+
+
+class _Work:
+    """One case's inputs and masks."""
+
+    def __init__(self, case: Case, device: torch.device, seed: int, cache_bytes: int) -> None:
+        self.case = case
+        self.context = Context(case, device)
+        self.visible = visible_pairs(case, device)
+        self.sets = make_sets(case, device, seed, cache_bytes)
 
 
 @dataclass
@@ -63,6 +80,7 @@ class _Entry:
 
     peer: Peer
     attend: Attend
+    work: _Work
     directions: dict[str, _Direction] = field(default_factory=dict)
 
 
@@ -70,13 +88,21 @@ class Measurement:
     """One case on one device. `run` gives its rows; what could not be measured is told to `note(title, reason)`."""
 
     def __init__(
-        self, case: Case, device: torch.device, clock: Clock, *, seed: int, directions: Sequence[str], note: Note
+        self,
+        case: Case,
+        device: torch.device,
+        clock: Clock,
+        *,
+        seed: int,
+        directions: Sequence[str],
+        note: Note,
+        as_called: bool = False,
     ) -> None:
-        self.case, self.clock, self.note = case, clock, note
-        self.wanted = directions
-        self.context = Context(case, device)
-        self.visible = visible_pairs(case, device)
-        self.sets = make_sets(case, device, seed, clock.cache_bytes)
+        self.case, self.clock, self.note, self.as_called = case, clock, note, as_called
+        self.wanted = directions_of(case, directions)
+        # The plain call comes first: its rows are made before those that tell their share of it.
+        todo = [case.plain, case] if case.beside else [case]
+        self.works = [_Work(one, device, seed, clock.cache_bytes) for one in todo]
         self.failed: list[Row] = []
 
     def run(self, peers: Sequence[Peer], effort: Effort, *, check: bool = True) -> list[Row]:
@@ -90,38 +116,52 @@ class Measurement:
         for peer in peers:
             if not peer.applies(self.case):
                 continue
-            if effort.is_over():
-                self.note(peer.title, "no time was left")
+            reason = peer.refuses(self.case)
+            if reason is not None:
+                self.note(peer.title, reason)
                 continue
-            entry = self._try(peer, wanted)
-            if entry is not None:
+            if effort.is_over():
+                self._fail(peer, self.wanted, "no time was left", "no time")
+                continue
+            for work in self.works:
+                entry = self._try(peer, work, wanted if work is self.works[-1] else None)
+                self.clock.release()
+                if entry is None:
+                    break
                 entries.append(entry)
-            self.clock.release()
         self._take_turns(entries, effort, began)
-        return [row for entry in entries for row in self._rows(entry)] + self.failed
+        plain, rows = {}, []
+        for entry in entries:
+            for row in self._rows(entry):
+                key = (row["implementation"], row["direction"])
+                for_each_dimension = row["milliseconds"] / row["head_dim"]
+                if entry.work is not self.works[-1]:
+                    plain[key] = for_each_dimension
+                    continue
+                if key in plain:
+                    row["of_plain"] = round(plain[key] / for_each_dimension, 4)
+                rows.append(row)
+        return rows + self.failed
 
     def _expected(self) -> Expected | None:
         try:
-            return expected(self.case, self.sets[0], self.context)
+            return expected(self.case, self.works[-1].sets[0], self.works[-1].context)
         except torch.OutOfMemoryError:
             self.note("the float64 reference", OUT_OF_MEMORY)
             return None
 
-    def _try(self, peer: Peer, wanted: Expected | None) -> _Entry | None:
+    def _try(self, peer: Peer, work: _Work, wanted: Expected | None) -> _Entry | None:
         """First calls: whether it runs, what it gives, what memory it needs, and how long it takes about."""
-        reason = peer.refuses(self.case)
-        if reason is not None:
-            self.note(peer.title, reason)
-            return None
         made: list[Attend] = []
 
         def begin() -> None:
-            made.append(peer.attend(self.case, self.context))
-            made[0](self.sets[0])
+            attend = peer.attend(work.case, work.context)
+            made.append(torch.no_grad()(attend) if work.case.page is not None else attend)
+            made[0](work.sets[0])
 
-        if not self._guarded(peer, FORWARD, begin):
+        if not self._guarded(peer, FORWARD, begin, self.wanted if self.as_called else None):
             return None
-        entry = _Entry(peer, made[0])
+        entry = _Entry(peer, made[0], work)
         steps = {FORWARD: self._begin_forward, BACKWARD: self._begin_backward}
         for direction in self.wanted:
             self._guarded(peer, direction, partial(steps[direction], entry, wanted))
@@ -130,14 +170,14 @@ class Measurement:
         return entry if entry.directions else None
 
     def _begin_forward(self, entry: _Entry, wanted: Expected | None) -> None:
-        one = self.sets[0]
+        one = entry.work.sets[0]
         error = None if wanted is None else wanted.error(entry.attend(one).detach())
         peak = self.clock.peak_mib(lambda: entry.attend(one))
         pace = self.clock.pace(self._forward_launches(entry))
         entry.directions[FORWARD] = _Direction(pace, peak, error)
 
     def _begin_backward(self, entry: _Entry, wanted: Expected | None) -> None:
-        one = self.sets[0]
+        one = entry.work.sets[0]
 
         def both() -> tuple[Tensor, ...]:
             return _gradients(entry.attend(one), entry.peer.leaves(one), one.dout, keep=False)
@@ -148,7 +188,7 @@ class Measurement:
         entry.directions[BACKWARD] = _Direction(pace, peak, error)
 
     def _begin_plan(self, entry: _Entry) -> None:
-        launch = entry.peer.plan(self.case, self.context)
+        launch = entry.peer.plan(entry.work.case, entry.work.context)
         if launch is not None:
             entry.directions[PLAN] = _Direction(self.clock.pace([launch]), self.clock.peak_mib(launch))
 
@@ -167,8 +207,12 @@ class Measurement:
     def _sample(self, entry: _Entry, direction: str) -> None:
         found = entry.directions[direction]
         launches = self._launches(entry, direction)
-        found.milliseconds.append(self.clock.sample(launches, found.pace))
-        if direction == PLAN or self.case.seqlen_q <= _HOST_LENGTH:
+        took = (self.clock.called if self.as_called else self.clock.queued)(launches, found.pace)
+        found.milliseconds.append(took.milliseconds)
+        found.host_us.append(took.host_us)
+        if self.case.page is not None:
+            found.queued.append(self.clock.queued(launches, found.pace).milliseconds)
+        if not self.as_called and (direction == PLAN or self.case.seqlen_q <= _HOST_LENGTH):
             host = self.clock.host_sample(launches, found.pace)
             found.host += [] if host is None else [host]
 
@@ -177,12 +221,12 @@ class Measurement:
             return self._forward_launches(entry)
         if direction == BACKWARD:
             return self._backward_launches(entry)
-        plan = entry.peer.plan(self.case, self.context)
+        plan = entry.peer.plan(entry.work.case, entry.work.context)
         return [plan] if plan is not None else []
 
     def _forward_launches(self, entry: _Entry) -> list[Launch]:
         """As in training: what the backward pass will need is kept."""
-        return [partial(entry.attend, one) for one in self.sets]
+        return [partial(entry.attend, one) for one in entry.work.sets]
 
     def _backward_launches(self, entry: _Entry) -> list[Launch]:
         """The forward passes are run here, untimed; only this implementation's results are held meanwhile."""
@@ -191,10 +235,15 @@ class Measurement:
             leaves = entry.peer.leaves(one)
             return lambda: _gradients(out, leaves, one.dout, keep=True)
 
-        return [launch(one, entry.attend(one)) for one in self.sets]
+        return [launch(one, entry.attend(one)) for one in entry.work.sets]
 
-    def _guarded(self, peer: Peer, direction: str, step: Callable[[], object]) -> bool:
-        """Whether the step worked. What went wrong is noted in one line; a broken GPU ends the run."""
+    def _guarded(
+        self, peer: Peer, direction: str, step: Callable[[], object], fails: Sequence[str] | None = None
+    ) -> bool:
+        """Whether the step worked. What went wrong is noted in one line; a broken GPU ends the case.
+
+        fails: the directions that then have no figure; None: this one.
+        """
         said: list[str] = []
         with warnings.catch_warnings(record=True) as caught, peer.within():
             warnings.simplefilter("always")
@@ -207,47 +256,59 @@ class Measurement:
                 said += [first_line(error), *_reasons(caught)]
         self.clock.release()
         self.clock.check()
-        self.note(peer.title, f"{direction}: {'; '.join(dict.fromkeys(said))}")
-        if said == [OUT_OF_MEMORY] and direction in self.wanted:
-            self.failed.append(self._row(peer, direction, None, None, None, status=OUT_OF_MEMORY))
+        self._fail(peer, fails or [direction], f"{direction}: {'; '.join(dict.fromkeys(said))}")
         return False
 
+    def _fail(self, peer: Peer, directions: Sequence[str], reason: str, status: str = "failed") -> None:
+        """Note why there is no figure: in rows too where memory was the reason, and of rows=as-called always."""
+        self.note(peer.title, reason)
+        status = OUT_OF_MEMORY if reason.endswith(f": {OUT_OF_MEMORY}") else status
+        if self.as_called or status == OUT_OF_MEMORY:
+            told = {"part": self.case.part, "status": status, "error": reason} if self.as_called else {"status": status}
+            kept = [direction for direction in directions if direction in self.wanted]
+            self.failed += [row_of(self.case, peer.title, direction, **told) for direction in kept]
+
     def _rows(self, entry: _Entry) -> list[Row]:
-        rows = []
+        rows, work = [], entry.work
         for direction, found in entry.directions.items():
             if not found.milliseconds:
                 continue
             milliseconds = statistics.median(found.milliseconds)
-            row = self._row(entry.peer, direction, milliseconds, found.peak_mib, found.error)
+            counted = flops(work.case, counted_pairs(work.case, work.visible), direction)
+            row = row_of(
+                work.case,
+                entry.peer.title,
+                direction,
+                milliseconds=round(milliseconds, 6),
+                host_us=round(statistics.median(found.host_us), 3),
+                tflops=round(counted / milliseconds / 1e9, 3) if direction != PLAN and milliseconds else None,
+                peak_memory_mib=None if found.peak_mib is None else round(found.peak_mib, 3),
+                error=found.error,
+            )
+            if work.case.kind not in ("full", "causal"):
+                row["density"] = round(work.visible / (work.case.seqlen_q * work.case.seqlen_k), 6)
+            if found.queued:
+                queued = statistics.median(found.queued)
+                rate = work.sets[0].k.nbytes * 2 / queued / 1e6
+                told = {"gpu_milliseconds": queued, "gb_per_second": rate, "bandwidth_share": rate / COPY_GB_PER_SECOND}
+                row |= {name: round(value, 6) for name, value in told.items()}
             if found.host:
                 row["host_milliseconds"] = round(statistics.median(found.host), 6)
+            if self.as_called:
+                row = {"part": self.case.part, **row}
             rows.append(row)
         return rows
 
-    def _row(
-        self,
-        peer: Peer,
-        direction: str,
-        milliseconds: float | None,
-        peak_mib: float | None,
-        error: float | None,
-        status: str = "",
-    ) -> Row:
-        case = self.case
-        counted = flops(case, counted_pairs(case, self.visible), direction)
-        has_rate = milliseconds is not None and direction != PLAN
-        row: Row = {
-            "implementation": peer.title,
-            "direction": direction,
-            **case.columns(),
-            "milliseconds": None if milliseconds is None else round(milliseconds, 6),
-            "tflops": round(counted / milliseconds / 1e9, 3) if has_rate and milliseconds else None,
-            "peak_memory_mib": None if peak_mib is None else round(peak_mib, 3),
-            "error": error,
-        }
-        if case.kind not in ("full", "causal"):
-            row["density"] = round(self.visible / (case.seqlen_q * case.seqlen_k), 6)
-        return {**row, "status": status} if status else row
+
+def directions_of(case: Case, asked: Sequence[str]) -> list[str]:
+    """Those of the directions asked for that the case has: a cache has no gradient."""
+    return [direction for direction in asked if direction == FORWARD or case.page is None]
+
+
+def row_of(case: Case, title: str, direction: str, **found: Any) -> Row:
+    """One implementation's row; without figures where `found` only says what happened."""
+    none = dict.fromkeys(("milliseconds", "tflops", "peak_memory_mib", "error"))
+    return {"implementation": title, "direction": direction, **case.columns(), **none, **found}
 
 
 def _gradients(out: Tensor, leaves: list[Tensor], dout: Tensor, *, keep: bool) -> tuple[Tensor, ...]:
@@ -268,7 +329,9 @@ class AttentionBenchmark(Benchmark):
         super().__init__(settings, hardware)
         self.todo = cases(self.asked)
         device = torch.device("cuda" if hardware.kind == "cuda" else "cpu")
-        self.peers, self.missing = choose_peers(self.asked.implementations, device)
+        self.as_called = self.asked.rows == "as-called"
+        names = self.asked.implementations or (list(AS_CALLED) if self.as_called else None)
+        self.peers, self.missing = choose_peers(names, device, matrices=not self.as_called)
 
     def line(self) -> str:
         asked = self.asked
@@ -279,7 +342,7 @@ class AttentionBenchmark(Benchmark):
         )
 
     def measure(self, number: int, effort: Effort, run: Run) -> list[Row]:
-        case, rows = self.todo[number], []
+        case = self.todo[number]
         try:
             measurement = Measurement(
                 case,
@@ -288,13 +351,37 @@ class AttentionBenchmark(Benchmark):
                 seed=self.settings.seed + number,
                 directions=self.asked.directions,
                 note=partial(run.note, str(case)),
+                as_called=self.as_called,
             )
             rows = measurement.run(self.peers, effort, check=self.asked.reference)
             del measurement
+            self.clock.release()
         except torch.OutOfMemoryError:
             run.note(str(case), "the inputs", OUT_OF_MEMORY)
-        self.clock.release()
+            rows = self._without_figures(case, OUT_OF_MEMORY, "the inputs") if self.as_called else []
+            self.clock.release()
+        except Exception as error:
+            if not self.as_called:
+                raise
+            # One that breaks the GPU takes the following cases along: each of them says so.
+            run.note(str(case), "the whole case", first_line(error))
+            rows = self._without_figures(case, "failed", first_line(error))
         return rows
+
+    def _without_figures(self, case: Case, status: str, reason: str) -> list[Row]:
+        told = {"part": case.part, "status": status, "error": reason}
+        title = self.peers[0].title if self.peers else "nothing"
+        return [row_of(case, title, direction, **told) for direction in directions_of(case, self.asked.directions)]
+
+    def not_begun(self, case: Case) -> list[Row]:
+        reason = f"benchmark.max_seconds={self.asked.max_seconds} were over"
+        return self._without_figures(case, "left out", reason) if self.as_called else []
+
+    def completed(self, run: Run) -> list[Row]:
+        """With rows=as-called those too that cannot be had here."""
+        missing = self.missing if self.as_called else {}
+        told = [{"part": "missing", "implementation": title, "status": "missing"} for title in missing]
+        return run.rows + [{**row, "error": missing[row["implementation"]]} for row in told]
 
     def told(self, rows: Sequence[Row]) -> str:
         return case_line(rows)
@@ -312,7 +399,7 @@ class AttentionBenchmark(Benchmark):
 
     def figures(self, run: Run) -> Iterator[tuple[str, Path]]:
         """Time and memory against length, where there are several lengths of a shape."""
-        if families(run.rows):
+        if not self.as_called and families(run.rows):
             for draw, name in ((runtime_figure, "runtime"), (memory_figure, "memory")):
                 if name == "runtime" or values_of(run.rows, "peak_memory_mib"):
                     yield name, draw(run.rows, run.folder / f"{name}.png")

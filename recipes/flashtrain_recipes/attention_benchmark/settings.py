@@ -9,14 +9,20 @@ from typing import NamedTuple
 from flashtrain.errors import UserError, at_least, between, one_of, unknown
 from flashtrain.registry import registered
 
-PRESETS = ("grid", "anchors", "paper", "features", "block-sparse")
+PRESETS = ("grid", "anchors", "paper", "features", "block-sparse", "as-called")
 DIRECTIONS = ("forward", "backward")
 DTYPES = ("bfloat16", "float16", "float32")
 
 # In the order of the tables.
 IMPLEMENTATIONS = (
-    "flashtrain", "flashtrain-packed", "flashtrain-planned", "flashtrain-portable", "sdpa-flash", "sdpa-cudnn",
-    "sdpa-efficient", "sdpa-math", "standard", "flex", "varlen-attn", "flash-attn", "flash-attn-4",
+    "flashtrain", "flashtrain-packed", "flashtrain-planned", "flashtrain-compiled", "flashtrain-portable", "sdpa-flash",
+    "sdpa-cudnn", "sdpa-efficient", "sdpa-math", "standard", "flex", "varlen-attn", "flash-attn", "flash-attn-3",
+    "flash-attn-4",
+)  # fmt: skip
+# Of rows=as-called, where none is named: what a program would call instead.
+AS_CALLED = (
+    "flashtrain", "flashtrain-planned", "flashtrain-compiled", "sdpa-flash", "sdpa-cudnn", "varlen-attn", "flash-attn",
+    "flash-attn-3", "flash-attn-4",
 )  # fmt: skip
 
 # Of whole training steps (benchmark.name=step), in the order of the tables.
