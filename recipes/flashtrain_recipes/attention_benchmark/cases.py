@@ -152,7 +152,7 @@ class Case:
         groups = "" if self.kv_heads == self.heads else f" ({self.kv_heads} KV)"
         extras = [self.features, f"dropout {self.dropout:g}" if self.dropout else ""]
         extras += [f"density {self.density:g}" if self.kind == "block-random" else ""]
-        extras += [] if self.page is None else [f"cache of {self.page or self.seqlen_k} a page"]
+        extras += [] if self.page is None else [f"cache in pages of {self.page}" if self.page else "cache"]
         told = ", ".join(part for part in (self.mask, *extras) if part)
         return f"B={self.batch} H={self.heads}{groups} S={self.seqlen_q}{keys} D={self.head_dim} {told}"
 

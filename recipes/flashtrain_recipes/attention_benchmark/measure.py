@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashtrain.announce import say
 from flashtrain.report.rows import values_of
 from flashtrain.report.table import Table
 from flashtrain.settings.settings import Settings
@@ -30,11 +31,13 @@ from flashtrain_recipes.attention_benchmark.peers import Peer, choose_peers
 from flashtrain_recipes.attention_benchmark.peers.base import Attend
 from flashtrain_recipes.attention_benchmark.reference import Expected, expected
 from flashtrain_recipes.attention_benchmark.settings import AS_CALLED
+from flashtrain_recipes.attention_benchmark.warm import Task, warm_up
 from flashtrain_recipes.benchmark_runner.measuring import (
     FEWEST_ROUNDS,
     OUT_OF_MEMORY,
     Clock,
     Effort,
+    Event,
     Launch,
     Note,
     Pace,
@@ -105,10 +108,13 @@ class Measurement:
         self.works = [_Work(one, device, seed, clock.cache_bytes) for one in todo]
         self.failed: list[Row] = []
 
-    def run(self, peers: Sequence[Peer], effort: Effort, *, check: bool = True) -> list[Row]:
+    def run(
+        self, peers: Sequence[Peer], effort: Effort, *, check: bool = True, broken: Mapping[Task, str] | None = None
+    ) -> list[Row]:
         """The rows of the implementations that could be measured, and of those that ran out of memory.
 
-        check: also compute the float64 reference, and each implementation's error against it.
+        check: also compute the float64 reference, and each implementation's error against it. broken: what must not be
+        called, with the reason.
         """
         began = time.monotonic()
         wanted = self._expected() if check and not self.case.dropout else None
@@ -119,6 +125,9 @@ class Measurement:
             reason = peer.refuses(self.case)
             if reason is not None:
                 self.note(peer.title, reason)
+                continue
+            if broken and (self.case, peer.name) in broken:
+                self._fail(peer, self.wanted, broken[self.case, peer.name])
                 continue
             if effort.is_over():
                 self._fail(peer, self.wanted, "no time was left", "no time")
@@ -330,6 +339,7 @@ class AttentionBenchmark(Benchmark):
         self.todo = cases(self.asked)
         device = torch.device("cuda" if hardware.kind == "cuda" else "cpu")
         self.as_called = self.asked.rows == "as-called"
+        self.broken: dict[Task, str] = {}
         names = self.asked.implementations or (list(AS_CALLED) if self.as_called else None)
         self.peers, self.missing = choose_peers(names, device, matrices=not self.as_called)
 
@@ -340,6 +350,21 @@ class AttentionBenchmark(Benchmark):
             f"attention benchmark: {len(self.todo)} cases (benchmark.rows={asked.rows}), {asked.dtype}, "
             f"{'+'.join(asked.directions)}, up to {asked.rounds} rounds{self.limit()}, on {self.hardware.name}: {names}"
         )
+
+    def events(self, run: Run) -> Generator[Event, None, None]:
+        """With rows=as-called on a GPU first everything once, in other processes."""
+        left = run.seconds_left()
+        seconds = self.asked.warm_seconds if left is None else min(self.asked.warm_seconds, left / 2)
+        if self.as_called and self.device.type == "cuda" and seconds > 0:
+            say(f"calling everything once, for {seconds:.0f} s at most")
+            tasks = [
+                (case, peer.name)
+                for case in self.todo
+                for peer in self.peers
+                if peer.applies(case) and peer.refuses(case) is None
+            ]
+            self.broken = warm_up(tasks, "cuda", seconds)
+        yield from super().events(run)
 
     def measure(self, number: int, effort: Effort, run: Run) -> list[Row]:
         case = self.todo[number]
@@ -353,7 +378,7 @@ class AttentionBenchmark(Benchmark):
                 note=partial(run.note, str(case)),
                 as_called=self.as_called,
             )
-            rows = measurement.run(self.peers, effort, check=self.asked.reference)
+            rows = measurement.run(self.peers, effort, check=self.asked.reference, broken=self.broken)
             del measurement
             self.clock.release()
         except torch.OutOfMemoryError:

@@ -1,5 +1,5 @@
-"""rows=as-called: each call by itself with its launching, features beside the plain call, a cache's rate; and what has no
-figure is a row that says why.
+"""rows=as-called: each call by itself with its launching, features beside the plain call, a cache's rate; and what has
+no figure is a row that says why.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from flashtrain.report import read_result
 from flashtrain.report.__main__ import main as report
 from flashtrain_recipes.attention_benchmark import cases as cases_module
 from flashtrain_recipes.attention_benchmark import measure as benchmark_run
+from flashtrain_recipes.attention_benchmark import warm
 from flashtrain_recipes.attention_benchmark.cases import Case, cases, document_lengths
 from flashtrain_recipes.attention_benchmark.measure import Measurement
+from flashtrain_recipes.attention_benchmark.peers import all_peers
 from flashtrain_recipes.attention_benchmark.settings import AS_CALLED, IMPLEMENTATIONS, BenchmarkSettings
 from flashtrain_recipes.benchmark_runner.measuring import Effort, Timed
 
@@ -125,6 +127,47 @@ def test_what_fails_is_a_row_with_its_reason_and_what_is_refused_a_note() -> Non
 def test_an_implementation_without_time_left_is_a_row() -> None:
     rows, _ = measure(SMALL, Named("late"), until=time.monotonic() - 1)
     assert [(row["direction"], row["status"]) for row in rows] == [("forward", "no time"), ("backward", "no time")]
+
+
+def test_what_broke_the_gpu_before_is_not_called_again() -> None:
+    calls: list[str] = []
+    bad = Named("bad", calls)
+    one = Measurement(
+        SMALL, CPU, Called(), seed=0, directions=("forward",), note=lambda *_: None, as_called=True
+    )  # fmt: skip
+    rows = one.run([bad, Named("good")], Effort(3), broken={(SMALL, "bad"): "an illegal memory access"})
+    assert [(row["implementation"], row["error"]) for row in rows if row.get("status")] == [
+        ("bad", "an illegal memory access")
+    ]  # fmt: skip
+    assert calls == []
+
+
+class Queue(list):
+    """What a process tells, kept in this one."""
+
+    put = list.append
+
+
+def test_each_case_is_called_once_in_both_directions_before(monkeypatch) -> None:
+    calls: list[str] = []
+    tasks = [(tiny(case), "a") for case in PUBLISHED[:4]]
+    monkeypatch.setattr(warm, "all_peers", lambda _: [Named("a", calls)])
+    monkeypatch.setattr(warm, "quieten", lambda: None)
+    told = Queue()
+    warm._work(1, [(replace(case, dtype_name="float32"), name) for case, name in tasks], 2, "cpu", told)
+    assert [(one[0], one[1]) for one in told] == [(1, 1), (1, 3)]
+    assert calls == ["a", "a"]
+    cache = replace(tiny(next(c for c in PUBLISHED if c.page)), dtype_name="float32")
+    warm.call_once(cache, all_peers("cpu")[0], CPU)
+
+
+@pytest.mark.slow  # a process imports torch
+def test_a_process_that_dies_names_what_it_called(monkeypatch) -> None:
+    case = replace(SMALL, mask="full")
+    assert warm.warm_up([(case, "flashtrain"), (case, "standard")], "cpu", 120, workers=1) == {}
+    # a name that nobody knows ends the process, as a crash in a kernel does
+    (reason,) = warm.warm_up([(case, "flashtrain"), (case, "nobody")], "cpu", 120, workers=1).values()
+    assert "its process ended with 1" in reason
 
 
 @pytest.fixture(scope="module")
