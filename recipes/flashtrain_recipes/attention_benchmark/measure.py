@@ -29,6 +29,7 @@ from flashtrain_recipes.attention_benchmark.figures import case_line, families, 
 from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs, counted_pairs, make_sets, visible_pairs
 from flashtrain_recipes.attention_benchmark.peers import Peer, choose_peers
 from flashtrain_recipes.attention_benchmark.peers.base import Attend
+from flashtrain_recipes.attention_benchmark.peers.pytorch import Sdpa
 from flashtrain_recipes.attention_benchmark.reference import Expected, expected
 from flashtrain_recipes.attention_benchmark.settings import AS_CALLED
 from flashtrain_recipes.attention_benchmark.warm import Task, warm_up
@@ -352,7 +353,7 @@ class AttentionBenchmark(Benchmark):
         )
 
     def events(self, run: Run) -> Generator[Event, None, None]:
-        """With rows=as-called on a GPU first everything once, in other processes."""
+        """With rows=as-called on a GPU first all that is compiled once, in other processes."""
         left = run.seconds_left()
         seconds = self.asked.warm_seconds if left is None else min(self.asked.warm_seconds, left / 2)
         if self.as_called and self.device.type == "cuda" and seconds > 0:
@@ -361,7 +362,7 @@ class AttentionBenchmark(Benchmark):
                 (case, peer.name)
                 for case in self.todo
                 for peer in self.peers
-                if peer.applies(case) and peer.refuses(case) is None
+                if not isinstance(peer, Sdpa) and peer.applies(case) and peer.refuses(case) is None
             ]
             self.broken = warm_up(tasks, "cuda", seconds)
         yield from super().events(run)

@@ -43,10 +43,9 @@ def warm_up(tasks: Sequence[Task], device: str, seconds: float, workers: int | N
     count = min(workers or os.cpu_count() or 1, _MOST_PROCESSES, len(tasks))
     until = time.monotonic() + seconds
     context: Any = torch.multiprocessing.get_context("spawn")  # CUDA allows no other
-    queue = context.SimpleQueue()
-    # The most important first: each begins with one of them.
+    queue, following = context.SimpleQueue(), context.Value("i", 0)
     processes = [
-        context.Process(target=_work, args=(number, list(tasks), count, device, queue), daemon=True)
+        context.Process(target=_work, args=(number, list(tasks), following, device, queue), daemon=True)
         for number in range(count)
     ]
     last: dict[int, _Told] = {}
@@ -68,7 +67,7 @@ def warm_up(tasks: Sequence[Task], device: str, seconds: float, workers: int | N
         for process in processes:
             if process.pid is not None:
                 process.kill()
-                process.join()
+                process.join(5.0)  # one whose GPU hangs may end later
     return broken
 
 
@@ -78,8 +77,11 @@ def _hear(queue: Any, last: dict[int, _Told]) -> None:
         last[told.worker] = told
 
 
-def _work(number: int, tasks: list[Task], count: int, device: str, queue: Any) -> None:
-    """One process: every count-th task. What merely fails says so when it is measured."""
+def _work(number: int, tasks: list[Task], following: Any, device: str, queue: Any) -> None:
+    """One process: always the task that nobody has begun yet. What merely fails says so when it is measured.
+
+    following: a shared integer, that task's number.
+    """
     quieten()
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # the others compile meanwhile
     peers = {peer.name: peer for peer in all_peers(torch.device(device).type)}
@@ -90,7 +92,11 @@ def _work(number: int, tasks: list[Task], count: int, device: str, queue: Any) -
         contextlib.redirect_stdout(nowhere),
         contextlib.redirect_stderr(nowhere),
     ):
-        for task in range(number, len(tasks), count):
+        while True:
+            with following.get_lock():
+                task, following.value = following.value, following.value + 1
+            if task >= len(tasks):
+                return
             case, name = tasks[task]
             queue.put(tuple(_Told(number, task, time.monotonic())))
             peer = peers[name]

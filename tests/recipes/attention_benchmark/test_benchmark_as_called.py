@@ -4,14 +4,18 @@ no figure is a row that says why.
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from test_benchmark_measure import CPU, Failing, Named, OneSample, Picky
 from test_benchmark_run import run
 
+from flashtrain.command.compose import compose_settings
+from flashtrain.command.job import settle
 from flashtrain.report import read_result
 from flashtrain.report.__main__ import main as report
 from flashtrain_recipes.attention_benchmark import cases as cases_module
@@ -22,6 +26,7 @@ from flashtrain_recipes.attention_benchmark.measure import Measurement
 from flashtrain_recipes.attention_benchmark.peers import all_peers
 from flashtrain_recipes.attention_benchmark.settings import AS_CALLED, IMPLEMENTATIONS, BenchmarkSettings
 from flashtrain_recipes.benchmark_runner.measuring import Effort, Timed
+from flashtrain_recipes.benchmark_runner.run import Run
 
 PUBLISHED = cases(BenchmarkSettings(name="attention", rows="as-called"))
 # The issue's rows that a peer leads: batch, heads, length, head dimension
@@ -154,11 +159,31 @@ def test_each_case_is_called_once_in_both_directions_before(monkeypatch) -> None
     monkeypatch.setattr(warm, "all_peers", lambda _: [Named("a", calls)])
     monkeypatch.setattr(warm, "quieten", lambda: None)
     told = Queue()
-    warm._work(1, [(replace(case, dtype_name="float32"), name) for case, name in tasks], 2, "cpu", told)
-    assert [(one[0], one[1]) for one in told] == [(1, 1), (1, 3)]
+    begun = multiprocessing.Value("i", 2)  # two tasks are other processes' already
+    warm._work(1, [(replace(case, dtype_name="float32"), name) for case, name in tasks], begun, "cpu", told)
+    assert [(one[0], one[1]) for one in told] == [(1, 2), (1, 3)]
     assert calls == ["a", "a"]
     cache = replace(tiny(next(c for c in PUBLISHED if c.page)), dtype_name="float32")
     warm.call_once(cache, all_peers("cpu")[0], CPU)
+
+
+def test_on_a_gpu_all_that_is_compiled_is_called_before_and_never_for_more_than_half_of_the_time(monkeypatch) -> None:
+    words = ["recipe=attention-benchmark", "benchmark.rows=as-called", "hardware=cpu", "hardware.demo=never"]
+    one = benchmark_run.AttentionBenchmark(*settle(compose_settings(words), words))
+    one.device = torch.device("cuda")
+    monkeypatch.setattr(benchmark_run.Benchmark, "events", lambda *_: iter(()))
+    seen: list = []
+    monkeypatch.setattr(benchmark_run, "warm_up", lambda *given: seen.append(given) or {given[0][0]: "broke"})
+    assert list(one.events(Run(Path(), "", (), [], time.monotonic() + 60))) == []
+    ((tasks, device, seconds),) = seen
+    assert tasks[:3] == [
+        (PUBLISHED[0], "flashtrain"),
+        (PUBLISHED[1], "flashtrain"),
+        (PUBLISHED[1], "flashtrain-planned"),
+    ]
+    assert not any(name.startswith("sdpa") for _, name in tasks)
+    assert (device, one.broken) == ("cuda", {tasks[0]: "broke"})
+    assert 25 < seconds <= 30
 
 
 @pytest.mark.slow  # a process imports torch
