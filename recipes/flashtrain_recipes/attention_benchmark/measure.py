@@ -46,7 +46,7 @@ from flashtrain_recipes.benchmark_runner.measuring import (
     first_line,
     in_turn,
 )
-from flashtrain_recipes.benchmark_runner.run import Benchmark, Run
+from flashtrain_recipes.benchmark_runner.run import EVERY_ROW, Benchmark, Run
 
 FORWARD, BACKWARD, PLAN = "forward", "backward", "plan"
 # Up to this length the time with launching is told too (of plans always): there it can be the longer one.
@@ -364,7 +364,10 @@ class AttentionBenchmark(Benchmark):
                 for peer in self.peers
                 if not isinstance(peer, Sdpa) and peer.applies(case) and peer.refuses(case) is None
             ]
-            self.broken = warm_up(tasks, "cuda", seconds)
+            try:
+                self.broken = warm_up(tasks, "cuda", seconds)
+            except OSError as error:  # no shared memory, no more processes: then they compile while measured
+                run.note(EVERY_ROW, "calling everything once", first_line(error))
         yield from super().events(run)
 
     def measure(self, number: int, effort: Effort, run: Run) -> list[Row]:
