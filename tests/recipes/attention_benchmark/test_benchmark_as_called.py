@@ -22,7 +22,7 @@ from flashtrain_recipes.attention_benchmark import cases as cases_module
 from flashtrain_recipes.attention_benchmark import measure as benchmark_run
 from flashtrain_recipes.attention_benchmark import warm
 from flashtrain_recipes.attention_benchmark.cases import Case, cases, document_lengths
-from flashtrain_recipes.attention_benchmark.measure import Measurement
+from flashtrain_recipes.attention_benchmark.one_case import Measurement
 from flashtrain_recipes.attention_benchmark.peers import all_peers
 from flashtrain_recipes.attention_benchmark.settings import AS_CALLED, IMPLEMENTATIONS, BenchmarkSettings
 from flashtrain_recipes.benchmark_runner.measuring import Effort, Timed

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from flashtrain_recipes.attention_benchmark.cases import Case
-from flashtrain_recipes.attention_benchmark.measure import Measurement
+from flashtrain_recipes.attention_benchmark.one_case import Measurement
 from flashtrain_recipes.attention_benchmark.peers.base import Peer
 from flashtrain_recipes.attention_benchmark.peers.pytorch import Standard
 from flashtrain_recipes.benchmark_runner.measuring import CpuClock, Effort, GpuClock, Pace, clock_for
