@@ -196,7 +196,8 @@ def _read_int(path: str) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-_DISTRIBUTIONS = ("torch", "triton", "pytorch-lightning", "flashtrain")
+# The last two are what benchmarks compare with.
+_DISTRIBUTIONS = ("torch", "triton", "pytorch-lightning", "flashtrain", "flash-attn", "flash-attn-4")
 
 
 def device_name() -> str:
@@ -209,7 +210,7 @@ def device_name() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of python, torch, triton, cuda, pytorch-lightning and flashtrain; what is not there is left out."""
+    """Versions of python, cuda and the distributions above; what is not there is left out."""
     found = {"python": platform.python_version()}
     for name in _DISTRIBUTIONS:
         try:

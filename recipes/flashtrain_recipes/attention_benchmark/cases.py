@@ -6,6 +6,8 @@ anchors       the attention shapes that flashtrain is held against other impleme
 paper         FlashAttention's own appendix: batch 16, 8 heads of 64, full
 features      dropout, softcap, ALiBi, bias and masks at 16K
 block-sparse  block masks of several densities from 4K to 64K beside full attention
+as-called     the public functions, each call by itself with its launching, the most important first: batches, packed
+              documents, windows; features beside the same call without them; a cache of keys and values, decoding
 
 B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension.
 """
@@ -32,6 +34,7 @@ from flashtrain_recipes.attention_benchmark.settings import (
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 BLOCK_SIZE = 128
 SOFTCAP = 30.0
+PAGE = 256  # keys of a cache's page: what every implementation takes
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,10 @@ class Case:
     mask: a name of settings.MASKS. documents: the lengths of one row's documents, whose sum is S, for masks that have
     them. density: of a random block mask, the share of blocks that are computed. softcap: 0, or the scores' bound.
     alibi: with the usual slopes. bias: "", "bias" or "bias gradient" (its gradient is computed too), of the shape
-    (1, H, Sq, Sk). plans: also measure how long making the mask takes.
+    (1, H, Sq, Sk). sinks: a learnable score in each row of a head. plans: also measure how long making the mask takes.
+    page: of a cache of keys and values that the queries are decoded with, forward only: keys a page, 0 without pages;
+    None: no cache. beside: measure it beside the same call without features, of this head dimension; 0: not.
+    compiled: measure ours under torch.compile too.
     """
 
     batch: int
@@ -59,6 +65,11 @@ class Case:
     alibi: bool = False
     bias: str = ""
     plans: bool = False
+    sinks: bool = False
+    deterministic: bool = False
+    page: int | None = None
+    beside: int = 0
+    compiled: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
@@ -96,10 +107,28 @@ class Case:
 
     @property
     def features(self) -> str:
-        """Softcap, ALiBi and bias in words; "" where the case has none."""
+        """Softcap, ALiBi, sinks, determinism and bias in words; "" where the case has none."""
         parts = [f"softcap {self.softcap:g}"] if self.softcap else []
         parts += ["ALiBi"] if self.alibi else []
+        parts += [word for word in self.extras if word != "pages"]
         return ", ".join([*parts, *([self.bias] if self.bias else [])])
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """What of the case an implementation must say that it has (Peer.extras)."""
+        asked = {"sinks": self.sinks, "deterministic": self.deterministic, "pages": bool(self.page)}
+        return tuple(word for word, wanted in asked.items() if wanted)
+
+    @property
+    def part(self) -> str:
+        """Which of the tables of rows=as-called the case is in."""
+        return "decoding" if self.page is not None else "features" if self.beside else "calls"
+
+    @property
+    def plain(self) -> Case:
+        """The call without features that the case is measured beside."""
+        features_off = replace(self, softcap=0.0, alibi=False, dropout=0.0, sinks=False, deterministic=False)
+        return replace(features_off, head_dim=self.beside, beside=0)
 
     def columns(self) -> dict[str, Any]:
         """The case as the columns of a row."""
@@ -114,6 +143,8 @@ class Case:
             "dropout": self.dropout,
             "dtype": self.dtype_name,
         }
+        if self.page is not None:
+            told["cache"] = f"pages of {self.page}" if self.page else "contiguous"
         return {**told, "features": self.features} if self.features else told
 
     def __str__(self) -> str:
@@ -121,6 +152,7 @@ class Case:
         groups = "" if self.kv_heads == self.heads else f" ({self.kv_heads} KV)"
         extras = [self.features, f"dropout {self.dropout:g}" if self.dropout else ""]
         extras += [f"density {self.density:g}" if self.kind == "block-random" else ""]
+        extras += [] if self.page is None else [f"cache in pages of {self.page}" if self.page else "cache"]
         told = ", ".join(part for part in (self.mask, *extras) if part)
         return f"B={self.batch} H={self.heads}{groups} S={self.seqlen_q}{keys} D={self.head_dim} {told}"
 
@@ -147,7 +179,7 @@ def cases(settings: BenchmarkSettings) -> list[Case]:
     if settings.rows != "grid":
         found = [case for case in found if _chosen(case, settings)]
     if settings.longest is not None:
-        found = [case for case in found if case.seqlen_q <= settings.longest]
+        found = [case for case in found if max(case.seqlen_q, case.seqlen_k) <= settings.longest]
     for case in found:
         if case.heads % case.kv_heads:
             raise UserError(f"benchmark.kv_heads={case.kv_heads} does not divide the {case.heads} heads of {case}.")
@@ -161,7 +193,7 @@ def _chosen(case: Case, settings: BenchmarkSettings) -> bool:
 
     Lengths of features and block-sparse are put in by the presets themselves.
     """
-    lengths = settings.seqlens if settings.rows in ("anchors", "paper") else None
+    lengths = settings.seqlens if settings.rows in ("anchors", "paper", "as-called") else None
     return (
         (lengths is None or case.seqlen_q in lengths)
         and (settings.head_dims is None or case.head_dim in settings.head_dims)
@@ -255,6 +287,47 @@ def _block_sparse(settings: BenchmarkSettings) -> list[Case]:
     return found
 
 
+def _as_called(settings: BenchmarkSettings) -> list[Case]:
+    documents = document_lengths(32768, low=300, high=6000)
+    long = Case(1, 16, 16384, 128, "causal")
+    beside, bert = replace(long, beside=128), Case(64, 16, 512, 64, "full")
+    cache = Case(8, 32, 1, 128, "full", kv_heads=8, seqlen_k=131072, page=0)
+    return [
+        Case(32, 12, 1024, 64, "causal", compiled=True),  # GPT-2 small
+        Case(1, 16, 32768, 128, "causal-varlen", documents=documents, compiled=True),
+        bert,  # BERT-large
+        Case(64, 16, 256, 128, "causal", compiled=True),
+        Case(32, 32, 512, 64, "causal"),
+        Case(1, 32, 32768, 64, "causal-varlen", documents=documents),
+        long,
+        Case(1, 64, 8192, 128, "causal", kv_heads=8),
+        Case(1, 32, 32768, 128, "causal-varlen", kv_heads=8, documents=documents),
+        Case(1, 32, 16384, 64, "causal"),
+        Case(1, 32, 16384, 64, "window-1024"),
+        Case(1, 16, 16384, 128, "window-1024"),
+        Case(1, 8, 16384, 256, "causal"),
+        replace(beside, softcap=SOFTCAP),
+        replace(beside, sinks=True),
+        replace(beside, dropout=0.1),
+        replace(beside, head_dim=96),
+        replace(beside, alibi=True),
+        replace(beside, deterministic=True),
+        replace(bert, dropout=0.1, beside=64),
+        # Kernels that are new may break the GPU for what follows: the least comes after them.
+        cache,
+        replace(cache, page=PAGE),
+        replace(cache, batch=1),
+        replace(cache, batch=1, page=PAGE),
+        replace(cache, batch=16),
+        replace(cache, batch=16, page=PAGE),
+        replace(long, mask="full"),
+        Case(2, 32, 8192, 128, "causal", kv_heads=8),  # Llama 8B
+        Case(1, 32, 16384, 64, "full"),
+        Case(4, 16, 4096, 128, "causal"),
+        Case(1, 16, 65536, 128, "causal"),
+    ]
+
+
 def _heads(settings: BenchmarkSettings, head_dim: int) -> int:
     """As asked, or FlashAttention-2's convention: a model of width 2048."""
     return settings.heads or max(1, 2048 // head_dim)
@@ -270,16 +343,20 @@ _PRESETS: dict[str, Callable[[BenchmarkSettings], list[Case]]] = {
     "paper": _paper,
     "features": _features,
     "block-sparse": _block_sparse,
+    "as-called": _as_called,
 }
 
 
-def document_lengths(total: int, count: int | None = None, seed: int = 0) -> tuple[int, ...]:
-    """Lengths of documents that fill `total` tokens: random from total/64 to total/8, always the same for a seed.
+def document_lengths(
+    total: int, count: int | None = None, seed: int = 0, *, low: int = 0, high: int = 0
+) -> tuple[int, ...]:
+    """Lengths of documents that fill `total` tokens: random, always the same for a seed.
 
-    count: how many; None: as many as it takes. Raises UserError where so many cannot have such lengths.
+    count: how many; None: as many as it takes. low, high: the range; 0: total/64 and total/8. Raises UserError where so
+    many cannot have such lengths.
     """
     draw = random.Random(seed)
-    low, high = max(1, total // 64), max(1, total // 8)
+    low, high = low or max(1, total // 64), high or max(1, total // 8)
     if count is None:
         count = max(1, round(2 * total / (low + high)))
     if not low * count <= total <= high * count:

@@ -31,11 +31,16 @@ PAPER_SHAPE = {"batch": 16, "heads": 8, "kv_heads": 8, "head_dim": 64, "mask": "
 _HEIGHT = 5.2
 _INCHES_A_SHAPE = 0.21
 _DOT_SHAPE = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim", "mask", "features", "dropout", "dtype")
-_SHAPE = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim", "mask", "density", "features", "dropout")
+_SHAPE = (
+    "batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim", "mask", "cache", "density", "features", "dropout",
+)  # fmt: skip
 _MEASURES = {
     "tflops": "TFLOP/s",
     "milliseconds": "milliseconds",
+    "host_us": "microseconds of the processor a call",
     "host_milliseconds": "milliseconds with launching",
+    "of_plain": "speed over the call without features",
+    "gb_per_second": "GB/s of keys and values",
     "peak_memory_mib": "peak memory, MiB beyond the inputs",
     "error": "largest error over the float64 reference's largest value",
 }
@@ -194,6 +199,7 @@ def _label(shape: tuple[Any, ...]) -> str:
 def tables(rows: Rows) -> list[Table]:
     """One wide table for each measure that the rows have."""
     found = []
+    rows = [row for row in rows if row.get("direction")]
     for measure, title in _MEASURES.items():
         kept = [row for row in rows if row.get(measure) is not None or (has_failed(row) and measure == "tflops")]
         if kept and values_of(kept, measure):

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from flashtrain.errors import UserError
 from flashtrain_kernels import block_sparse
-from flashtrain_recipes.attention_benchmark.cases import BLOCK_SIZE, Case
+from flashtrain_recipes.attention_benchmark.cases import BLOCK_SIZE, PAGE, Case
 
 Rule = Callable[[Tensor, Tensor], Tensor]
 
@@ -177,7 +177,7 @@ class Inputs:
     """One set: q (B, Sq, H, D), k and v (B, Sk, K, D), leaves that want gradients; dout like q.
 
     bias: (1, H, Sq, Sk) or None, the same tensor in every set; a leaf where the case wants its gradient.
-    slopes: (H,) float32 or None.
+    slopes: (H,) float32 or None. sink: (H,), a leaf, or None.
     """
 
     q: Tensor
@@ -186,6 +186,14 @@ class Inputs:
     dout: Tensor
     bias: Tensor | None = None
     slopes: Tensor | None = None
+    sink: Tensor | None = None
+
+    @cached_property
+    def pages(self) -> tuple[Tensor, Tensor, Tensor]:
+        """k and v as a cache in pages (pages, PAGE, K, D), shuffled, and where each is: (B, Sk / PAGE) int32."""
+        k, v = (x.detach().reshape(-1, PAGE, *x.shape[2:]) for x in (self.k, self.v))
+        order = torch.randperm(k.shape[0], device=k.device)
+        return k[order], v[order], order.argsort().to(torch.int32).view(self.k.shape[0], -1)
 
     @cached_property
     def qkv(self) -> Tensor:
@@ -233,6 +241,11 @@ class Context:
         """(documents of the batch + 1,) int32 on the device, the rows of the batch one after the other."""
         return starts(self.case.documents * self.case.batch, self.device)
 
+    @cached_property
+    def filled(self) -> Tensor:
+        """(B,) int32 on the device: how many keys of its cache each sequence has, all of them."""
+        return torch.full((self.case.batch,), self.case.seqlen_k, dtype=torch.int32, device=self.device)
+
     @property
     def longest(self) -> int:
         """The longest document, in tokens."""
@@ -250,13 +263,15 @@ def make_sets(case: Case, device: torch.device, seed: int, cache_bytes: int) -> 
         shape = (case.batch, length, heads, case.head_dim)
         return torch.randn(shape, generator=generator, device=device, dtype=case.dtype, requires_grad=leaf)
 
-    bias = slopes = None
+    bias = slopes = sink = None
     if case.bias:
         shape = (1, case.heads, case.seqlen_q, case.seqlen_k)
         bias = torch.randn(shape, generator=generator, device=device, dtype=case.dtype)
         bias.requires_grad_(case.bias == "bias gradient")
     if case.alibi:
         slopes = alibi_slopes(case.heads, device)
+    if case.sinks:
+        sink = torch.randn(case.heads, generator=generator, device=device, dtype=case.dtype, requires_grad=True)
     elements = case.batch * case.head_dim * (case.heads * case.seqlen_q + 2 * case.kv_heads * case.seqlen_k)
     wanted = math.ceil(2 * cache_bytes / (elements * case.dtype.itemsize))
     return [
@@ -267,6 +282,7 @@ def make_sets(case: Case, device: torch.device, seed: int, cache_bytes: int) -> 
             tensor(case.seqlen_q, case.heads, leaf=False),
             bias,
             slopes,
+            sink,
         )
         for _ in range(min(max(1, wanted), MOST_SETS))
     ]

@@ -1,264 +1,31 @@
 """recipe=attention-benchmark: attention by every implementation, forward and backward, with the paper's two figures.
 
-Of one case every implementation is tried, then they take turns, and each gets a row a direction. The run's folder
-(benchmark_runner/run.py) also has runtime.png, memory.png, ... where there are several lengths of a shape.
+One case is one_case.py's. The run's folder (benchmark_runner/run.py) also has runtime.png, memory.png, ... where there
+are several lengths of a shape. With rows=as-called what could not be measured is a row too.
 """
 
 from __future__ import annotations
 
-import statistics
-import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
+from flashtrain.announce import say
 from flashtrain.report.rows import values_of
 from flashtrain.report.table import Table
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware
-from flashtrain_recipes.attention_benchmark.cases import Case, cases, flops
+from flashtrain_recipes.attention_benchmark.cases import Case, cases
 from flashtrain_recipes.attention_benchmark.figures import case_line, families, memory_figure, runtime_figure, tables
-from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs, counted_pairs, make_sets, visible_pairs
-from flashtrain_recipes.attention_benchmark.peers import Peer, choose_peers
-from flashtrain_recipes.attention_benchmark.peers.base import Attend
-from flashtrain_recipes.attention_benchmark.reference import Expected, expected
-from flashtrain_recipes.benchmark_runner.measuring import (
-    FEWEST_ROUNDS,
-    OUT_OF_MEMORY,
-    Clock,
-    Effort,
-    Launch,
-    Note,
-    Pace,
-    Row,
-    first_line,
-    in_turn,
-)
-from flashtrain_recipes.benchmark_runner.run import Benchmark, Run
-
-FORWARD, BACKWARD, PLAN = "forward", "backward", "plan"
-# Up to this length the time with launching is told too (of plans always): there it can be the longer one.
-_HOST_LENGTH = 512
-
-
-@dataclass
-class _Direction:
-    """What was found of one implementation in one direction. milliseconds: a sample each."""
-
-    pace: Pace
-    peak_mib: float | None = None
-    error: float | None = None
-    milliseconds: list[float] = field(default_factory=list)
-    host: list[float] = field(default_factory=list)
-
-
-@dataclass
-class _Entry:
-    """One implementation at one case."""
-
-    peer: Peer
-    attend: Attend
-    directions: dict[str, _Direction] = field(default_factory=dict)
-
-
-class Measurement:
-    """One case on one device. `run` gives its rows; what could not be measured is told to `note(title, reason)`."""
-
-    def __init__(
-        self, case: Case, device: torch.device, clock: Clock, *, seed: int, directions: Sequence[str], note: Note
-    ) -> None:
-        self.case, self.clock, self.note = case, clock, note
-        self.wanted = directions
-        self.context = Context(case, device)
-        self.visible = visible_pairs(case, device)
-        self.sets = make_sets(case, device, seed, clock.cache_bytes)
-        self.failed: list[Row] = []
-
-    def run(self, peers: Sequence[Peer], effort: Effort, *, check: bool = True) -> list[Row]:
-        """The rows of the implementations that could be measured, and of those that ran out of memory.
-
-        check: also compute the float64 reference, and each implementation's error against it.
-        """
-        began = time.monotonic()
-        wanted = self._expected() if check and not self.case.dropout else None
-        entries = []
-        for peer in peers:
-            if not peer.applies(self.case):
-                continue
-            if effort.is_over():
-                self.note(peer.title, "no time was left")
-                continue
-            entry = self._try(peer, wanted)
-            if entry is not None:
-                entries.append(entry)
-            self.clock.release()
-        self._take_turns(entries, effort, began)
-        return [row for entry in entries for row in self._rows(entry)] + self.failed
-
-    def _expected(self) -> Expected | None:
-        try:
-            return expected(self.case, self.sets[0], self.context)
-        except torch.OutOfMemoryError:
-            self.note("the float64 reference", OUT_OF_MEMORY)
-            return None
-
-    def _try(self, peer: Peer, wanted: Expected | None) -> _Entry | None:
-        """First calls: whether it runs, what it gives, what memory it needs, and how long it takes about."""
-        reason = peer.refuses(self.case)
-        if reason is not None:
-            self.note(peer.title, reason)
-            return None
-        made: list[Attend] = []
-
-        def begin() -> None:
-            made.append(peer.attend(self.case, self.context))
-            made[0](self.sets[0])
-
-        if not self._guarded(peer, FORWARD, begin):
-            return None
-        entry = _Entry(peer, made[0])
-        steps = {FORWARD: self._begin_forward, BACKWARD: self._begin_backward}
-        for direction in self.wanted:
-            self._guarded(peer, direction, partial(steps[direction], entry, wanted))
-        if self.case.plans:
-            self._guarded(peer, PLAN, lambda: self._begin_plan(entry))
-        return entry if entry.directions else None
-
-    def _begin_forward(self, entry: _Entry, wanted: Expected | None) -> None:
-        one = self.sets[0]
-        error = None if wanted is None else wanted.error(entry.attend(one).detach())
-        peak = self.clock.peak_mib(lambda: entry.attend(one))
-        pace = self.clock.pace(self._forward_launches(entry))
-        entry.directions[FORWARD] = _Direction(pace, peak, error)
-
-    def _begin_backward(self, entry: _Entry, wanted: Expected | None) -> None:
-        one = self.sets[0]
-
-        def both() -> tuple[Tensor, ...]:
-            return _gradients(entry.attend(one), entry.peer.leaves(one), one.dout, keep=False)
-
-        error = None if wanted is None else wanted.gradient_error(*entry.peer.gradients(both()))
-        peak = self.clock.peak_mib(both)
-        pace = self.clock.pace(self._backward_launches(entry))
-        entry.directions[BACKWARD] = _Direction(pace, peak, error)
-
-    def _begin_plan(self, entry: _Entry) -> None:
-        launch = entry.peer.plan(self.case, self.context)
-        if launch is not None:
-            entry.directions[PLAN] = _Direction(self.clock.pace([launch]), self.clock.peak_mib(launch))
-
-    def _take_turns(self, entries: list[_Entry], effort: Effort, began: float) -> None:
-        """Rounds in which every implementation gives one sample a direction; who begins moves on by one a round."""
-        for number in range(effort.rounds):
-            if number >= FEWEST_ROUNDS and effort.is_late(began):
-                break
-            for direction in (FORWARD, BACKWARD, PLAN):
-                for entry in in_turn(entries, number):
-                    if direction in entry.directions:
-                        done = self._guarded(entry.peer, direction, partial(self._sample, entry, direction))
-                        if not done:
-                            del entry.directions[direction]
-
-    def _sample(self, entry: _Entry, direction: str) -> None:
-        found = entry.directions[direction]
-        launches = self._launches(entry, direction)
-        found.milliseconds.append(self.clock.sample(launches, found.pace))
-        if direction == PLAN or self.case.seqlen_q <= _HOST_LENGTH:
-            host = self.clock.host_sample(launches, found.pace)
-            found.host += [] if host is None else [host]
-
-    def _launches(self, entry: _Entry, direction: str) -> list[Launch]:
-        if direction == FORWARD:
-            return self._forward_launches(entry)
-        if direction == BACKWARD:
-            return self._backward_launches(entry)
-        plan = entry.peer.plan(self.case, self.context)
-        return [plan] if plan is not None else []
-
-    def _forward_launches(self, entry: _Entry) -> list[Launch]:
-        """As in training: what the backward pass will need is kept."""
-        return [partial(entry.attend, one) for one in self.sets]
-
-    def _backward_launches(self, entry: _Entry) -> list[Launch]:
-        """The forward passes are run here, untimed; only this implementation's results are held meanwhile."""
-
-        def launch(one: Inputs, out: Tensor) -> Launch:
-            leaves = entry.peer.leaves(one)
-            return lambda: _gradients(out, leaves, one.dout, keep=True)
-
-        return [launch(one, entry.attend(one)) for one in self.sets]
-
-    def _guarded(self, peer: Peer, direction: str, step: Callable[[], object]) -> bool:
-        """Whether the step worked. What went wrong is noted in one line; a broken GPU ends the run."""
-        said: list[str] = []
-        with warnings.catch_warnings(record=True) as caught, peer.within():
-            warnings.simplefilter("always")
-            try:
-                step()
-                return True
-            except torch.OutOfMemoryError:
-                said.append(OUT_OF_MEMORY)
-            except Exception as error:  # noqa: BLE001 - other people's kernels may raise anything; the others go on
-                said += [first_line(error), *_reasons(caught)]
-        self.clock.release()
-        self.clock.check()
-        self.note(peer.title, f"{direction}: {'; '.join(dict.fromkeys(said))}")
-        if said == [OUT_OF_MEMORY] and direction in self.wanted:
-            self.failed.append(self._row(peer, direction, None, None, None, status=OUT_OF_MEMORY))
-        return False
-
-    def _rows(self, entry: _Entry) -> list[Row]:
-        rows = []
-        for direction, found in entry.directions.items():
-            if not found.milliseconds:
-                continue
-            milliseconds = statistics.median(found.milliseconds)
-            row = self._row(entry.peer, direction, milliseconds, found.peak_mib, found.error)
-            if found.host:
-                row["host_milliseconds"] = round(statistics.median(found.host), 6)
-            rows.append(row)
-        return rows
-
-    def _row(
-        self,
-        peer: Peer,
-        direction: str,
-        milliseconds: float | None,
-        peak_mib: float | None,
-        error: float | None,
-        status: str = "",
-    ) -> Row:
-        case = self.case
-        counted = flops(case, counted_pairs(case, self.visible), direction)
-        has_rate = milliseconds is not None and direction != PLAN
-        row: Row = {
-            "implementation": peer.title,
-            "direction": direction,
-            **case.columns(),
-            "milliseconds": None if milliseconds is None else round(milliseconds, 6),
-            "tflops": round(counted / milliseconds / 1e9, 3) if has_rate and milliseconds else None,
-            "peak_memory_mib": None if peak_mib is None else round(peak_mib, 3),
-            "error": error,
-        }
-        if case.kind not in ("full", "causal"):
-            row["density"] = round(self.visible / (case.seqlen_q * case.seqlen_k), 6)
-        return {**row, "status": status} if status else row
-
-
-def _gradients(out: Tensor, leaves: list[Tensor], dout: Tensor, *, keep: bool) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(out, leaves, dout, retain_graph=keep)
-
-
-def _reasons(caught: Sequence[warnings.WarningMessage]) -> list[str]:
-    """Why SDPA found no kernel: it warns of each reason, under a line that says which kernel it is about."""
-    lines = [str(warning.message).split(" (Triggered")[0].splitlines()[0] for warning in caught]
-    noise = ("not used because", "runtime disabled")
-    return [line[:200] for line in lines if not any(words in line for words in noise)][:2]
+from flashtrain_recipes.attention_benchmark.one_case import Measurement, directions_of, row_of
+from flashtrain_recipes.attention_benchmark.peers import choose_peers
+from flashtrain_recipes.attention_benchmark.peers.pytorch import Sdpa
+from flashtrain_recipes.attention_benchmark.settings import AS_CALLED
+from flashtrain_recipes.attention_benchmark.warm import Task, warm_up
+from flashtrain_recipes.benchmark_runner.measuring import OUT_OF_MEMORY, Effort, Event, Row, first_line
+from flashtrain_recipes.benchmark_runner.run import EVERY_ROW, Benchmark, Run
 
 
 class AttentionBenchmark(Benchmark):
@@ -268,7 +35,10 @@ class AttentionBenchmark(Benchmark):
         super().__init__(settings, hardware)
         self.todo = cases(self.asked)
         device = torch.device("cuda" if hardware.kind == "cuda" else "cpu")
-        self.peers, self.missing = choose_peers(self.asked.implementations, device)
+        self.as_called = self.asked.rows == "as-called"
+        self.broken: dict[Task, str] = {}
+        names = self.asked.implementations or (list(AS_CALLED) if self.as_called else None)
+        self.peers, self.missing = choose_peers(names, device, matrices=not self.as_called)
 
     def line(self) -> str:
         asked = self.asked
@@ -278,8 +48,26 @@ class AttentionBenchmark(Benchmark):
             f"{'+'.join(asked.directions)}, up to {asked.rounds} rounds{self.limit()}, on {self.hardware.name}: {names}"
         )
 
+    def events(self, run: Run) -> Generator[Event, None, None]:
+        """With rows=as-called on a GPU first all that is compiled once, in other processes."""
+        left = run.seconds_left()
+        seconds = self.asked.warm_seconds if left is None else min(self.asked.warm_seconds, left / 2)
+        if self.as_called and self.device.type == "cuda" and seconds > 0:
+            say(f"calling everything once, for {seconds:.0f} s at most")
+            tasks = [
+                (case, peer.name)
+                for case in self.todo
+                for peer in self.peers
+                if not isinstance(peer, Sdpa) and peer.applies(case) and peer.refuses(case) is None
+            ]
+            try:
+                self.broken = warm_up(tasks, "cuda", seconds)
+            except OSError as error:  # no shared memory, no more processes: then they compile while measured
+                run.note(EVERY_ROW, "calling everything once", first_line(error))
+        yield from super().events(run)
+
     def measure(self, number: int, effort: Effort, run: Run) -> list[Row]:
-        case, rows = self.todo[number], []
+        case = self.todo[number]
         try:
             measurement = Measurement(
                 case,
@@ -288,13 +76,37 @@ class AttentionBenchmark(Benchmark):
                 seed=self.settings.seed + number,
                 directions=self.asked.directions,
                 note=partial(run.note, str(case)),
+                as_called=self.as_called,
             )
-            rows = measurement.run(self.peers, effort, check=self.asked.reference)
+            rows = measurement.run(self.peers, effort, check=self.asked.reference, broken=self.broken)
             del measurement
+            self.clock.release()
         except torch.OutOfMemoryError:
             run.note(str(case), "the inputs", OUT_OF_MEMORY)
-        self.clock.release()
+            rows = self._without_figures(case, OUT_OF_MEMORY, "the inputs") if self.as_called else []
+            self.clock.release()
+        except Exception as error:
+            if not self.as_called:
+                raise
+            # One that breaks the GPU takes the following cases along: each of them says so.
+            run.note(str(case), "the whole case", first_line(error))
+            rows = self._without_figures(case, "failed", first_line(error))
         return rows
+
+    def _without_figures(self, case: Case, status: str, reason: str) -> list[Row]:
+        told = {"part": case.part, "status": status, "error": reason}
+        title = self.peers[0].title if self.peers else "nothing"
+        return [row_of(case, title, direction, **told) for direction in directions_of(case, self.asked.directions)]
+
+    def not_begun(self, case: Case) -> list[Row]:
+        reason = f"benchmark.max_seconds={self.asked.max_seconds} were over"
+        return self._without_figures(case, "left out", reason) if self.as_called else []
+
+    def completed(self, run: Run) -> list[Row]:
+        """With rows=as-called those too that cannot be had here."""
+        missing = self.missing if self.as_called else {}
+        told = [{"part": "missing", "implementation": title, "status": "missing"} for title in missing]
+        return run.rows + [{**row, "error": missing[row["implementation"]]} for row in told]
 
     def told(self, rows: Sequence[Row]) -> str:
         return case_line(rows)
@@ -312,7 +124,7 @@ class AttentionBenchmark(Benchmark):
 
     def figures(self, run: Run) -> Iterator[tuple[str, Path]]:
         """Time and memory against length, where there are several lengths of a shape."""
-        if families(run.rows):
+        if not self.as_called and families(run.rows):
             for draw, name in ((runtime_figure, "runtime"), (memory_figure, "memory")):
                 if name == "runtime" or values_of(run.rows, "peak_memory_mib"):
                     yield name, draw(run.rows, run.folder / f"{name}.png")

@@ -56,7 +56,8 @@ def expected(case: Case, inputs: Inputs, context: Context) -> Expected:
             scores, slope = _scores(case, inputs, q_part, k, first + member, begin)
             scores = scores.masked_fill_(~seen, -torch.inf)
             # A row that sees nothing has no maximum: its weights are 0, not NaN.
-            p = torch.softmax(scores, dim=-1).nan_to_num_(nan=0.0)
+            sink = [] if inputs.sink is None else [inputs.sink[first + member].double().expand(end - begin, 1)]
+            p = torch.softmax(torch.cat([scores, *sink], dim=-1), dim=-1)[:, : case.seqlen_k].nan_to_num(nan=0.0)
             out[begin:end, member] = out_part = p @ v
             dv += p.T @ dout_part
             ds = p * (dout_part @ v.T - (dout_part * out_part).sum(-1, keepdim=True))

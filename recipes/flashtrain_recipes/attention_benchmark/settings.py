@@ -9,14 +9,20 @@ from typing import NamedTuple
 from flashtrain.errors import UserError, at_least, between, one_of, unknown
 from flashtrain.registry import registered
 
-PRESETS = ("grid", "anchors", "paper", "features", "block-sparse")
+PRESETS = ("grid", "anchors", "paper", "features", "block-sparse", "as-called")
 DIRECTIONS = ("forward", "backward")
 DTYPES = ("bfloat16", "float16", "float32")
 
 # In the order of the tables.
 IMPLEMENTATIONS = (
-    "flashtrain", "flashtrain-packed", "flashtrain-planned", "flashtrain-portable", "sdpa-flash", "sdpa-cudnn",
-    "sdpa-efficient", "sdpa-math", "standard", "flex", "varlen-attn", "flash-attn", "flash-attn-4",
+    "flashtrain", "flashtrain-packed", "flashtrain-planned", "flashtrain-compiled", "flashtrain-portable", "sdpa-flash",
+    "sdpa-cudnn", "sdpa-efficient", "sdpa-math", "standard", "flex", "varlen-attn", "flash-attn", "flash-attn-3",
+    "flash-attn-4",
+)  # fmt: skip
+# Of rows=as-called, where none is named: what a program would call instead.
+AS_CALLED = (
+    "flashtrain", "flashtrain-planned", "flashtrain-compiled", "sdpa-flash", "sdpa-cudnn", "varlen-attn", "flash-attn",
+    "flash-attn-3", "flash-attn-4",
 )  # fmt: skip
 
 # Of whole training steps (benchmark.name=step), in the order of the tables.
@@ -222,6 +228,8 @@ class BenchmarkSettings(StepSettings, ContextSettings):
     units, samples: of recipe=bert-speed: besides full rows of `contexts`, so many sequences of the lengths that these
     units of the text have; dropouts: each measured.
     implementations None: all that this device can have. rounds: how often every implementation takes its turn.
+    warm_seconds: of rows=as-called on a GPU: before measuring, processes beside each other call everything once, for so
+    long at most, so that compiled kernels are found on disk.
     max_seconds: begin nothing new after this long, so that a rented GPU is given back in time.
     """
 
@@ -246,6 +254,7 @@ class BenchmarkSettings(StepSettings, ContextSettings):
     dropouts: list[float] = field(default_factory=lambda: [0.0])
     rounds: int = 10
     max_seconds: float | None = None
+    warm_seconds: float = 60.0
     reference: bool = True  # also compute a float64 reference, and each implementation's error
 
     def check(self) -> None:
@@ -288,6 +297,7 @@ class BenchmarkSettings(StepSettings, ContextSettings):
             if given is not None:
                 at_least(f"benchmark.{setting}", given, 1)
         at_least("benchmark.tokens", self.tokens, 1)
+        at_least("benchmark.warm_seconds", self.warm_seconds, 0)
         at_least("benchmark.rounds", self.rounds, 1)
         between("benchmark.dropout", self.dropout, 0.0, 1.0, include_high=False)
         if self.heads and self.kv_heads and self.heads % self.kv_heads:

@@ -4,6 +4,7 @@ line. Nothing of Lightning: ranks that only compute import it.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ FEWEST_ROUNDS = 3
 # One sample: launches for this long, and not more than so many, which keeps them below what a GPU's queue holds.
 _SAMPLE_SECONDS = 0.010
 _MOST_LAUNCHES = 50
+_MOST_CALLS = 10  # of a sample in which each call is waited for
 _CLOCK_HZ = 2.0e9  # no GPU's multiprocessors run faster for long: a pause of this many cycles lasts a second at least
 _LONGEST_PAUSE = 0.1
 
@@ -76,6 +78,13 @@ class Pace:
     host_seconds: float
 
 
+class Timed(NamedTuple):
+    """One sample. host_us: microseconds of the processor a call, without waiting for the GPU; on a CPU all of it."""
+
+    milliseconds: float
+    host_us: float
+
+
 class CpuClock:
     """Wall-clock time on a CPU, where a call returns when it is done."""
 
@@ -93,6 +102,13 @@ class CpuClock:
         for number in range(pace.launches):
             launches[number % len(launches)]()
         return (time.perf_counter() - began) / pace.launches * 1e3
+
+    def queued(self, launches: Sequence[Launch], pace: Pace) -> Timed:
+        """`sample`: a CPU has no queue."""
+        milliseconds = self.sample(launches, pace)
+        return Timed(milliseconds, milliseconds * 1e3)
+
+    called = queued
 
     def host_sample(self, launches: Sequence[Launch], pace: Pace) -> float | None:
         """None: there is no second clock here."""
@@ -144,14 +160,35 @@ class GpuClock:
 
     def sample(self, launches: Sequence[Launch], pace: Pace) -> float:
         """Milliseconds of GPU time a launch, the mean of one sample; the launches take turns."""
+        return self.queued(launches, pace).milliseconds
+
+    def queued(self, launches: Sequence[Launch], pace: Pace) -> Timed:
+        """The GPU's time, launching hidden, and the processor's, which waits for nothing: means of one sample."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         pause_queue(pace.host_seconds * pace.launches)
         start.record()
+        began = time.perf_counter()
         for number in range(pace.launches):
             launches[number % len(launches)]()
+        host = time.perf_counter() - began
         end.record()
         torch.cuda.synchronize(self.device)
-        return start.elapsed_time(end) / pace.launches
+        return Timed(start.elapsed_time(end) / pace.launches, host / pace.launches * 1e6)
+
+    def called(self, launches: Sequence[Launch], pace: Pace) -> Timed:
+        """As a program calls it: events around each call on an idle GPU, launching counted; medians of one sample."""
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        took: list[Timed] = []
+        for number in range(min(pace.launches, _MOST_CALLS)):
+            torch.cuda.synchronize(self.device)
+            start.record()
+            began = time.perf_counter()
+            launches[number % len(launches)]()
+            host = time.perf_counter() - began
+            end.record()
+            torch.cuda.synchronize(self.device)
+            took.append(Timed(start.elapsed_time(end), host * 1e6))
+        return Timed(*(statistics.median(part) for part in zip(*took, strict=True)))
 
     def host_sample(self, launches: Sequence[Launch], pace: Pace) -> float:
         """Milliseconds a launch from the program's side, launching included: one after another, then waited for."""

@@ -37,6 +37,16 @@ def test_all_are_measured_in_both_directions_with_time_memory_and_a_small_error(
     assert all(row["host_milliseconds"] > 0 for row in rows)
 
 
+@pytest.mark.timeout(900)
+def test_calls_by_themselves_features_and_caches_have_the_processors_time_and_a_small_error(tmp_path) -> None:
+    words = ("benchmark.rows=as-called", "benchmark.seqlens=[1,256]", "benchmark.warm_seconds=90")
+    rows = rows_of("attention-benchmark", tmp_path, *words, "benchmark.implementations=[flashtrain,sdpa-flash]")
+    ours = [row for row in rows if row["implementation"] == "flashtrain"]
+    assert {row["part"] for row in ours} == {"calls", "decoding"}
+    assert all(row["host_us"] > 0 and row["milliseconds"] > 0 and row["error"] < 0.03 for row in ours)
+    assert all(row["gpu_milliseconds"] < 1.1 * row["milliseconds"] for row in ours if row["part"] == "decoding")
+
+
 def test_windows_documents_and_block_masks_run_by_ours_and_by_flex_attention(tmp_path) -> None:
     masks = "benchmark.masks=[window-256,causal-varlen,causal-document,prefix-lm,block-random]"
     words = ("benchmark.seqlens=[2048]", "benchmark.head_dims=[64]", "benchmark.densities=[0.25]", masks)

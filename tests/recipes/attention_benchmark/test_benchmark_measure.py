@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from flashtrain_recipes.attention_benchmark.cases import Case
-from flashtrain_recipes.attention_benchmark.measure import Measurement
+from flashtrain_recipes.attention_benchmark.one_case import Measurement
 from flashtrain_recipes.attention_benchmark.peers.base import Peer
 from flashtrain_recipes.attention_benchmark.peers.pytorch import Standard
 from flashtrain_recipes.benchmark_runner.measuring import CpuClock, Effort, GpuClock, Pace, clock_for
@@ -88,6 +88,22 @@ def test_a_gpu_sample_pauses_first_and_times_the_launches_alone(monkeypatch) -> 
     assert clock.cache_bytes == 50 * 2**20
 
 
+def test_a_call_by_itself_finds_an_idle_gpu_and_its_launching_counts(monkeypatch) -> None:
+    gpu = FakeGpu(monkeypatch)
+    took = GpuClock(torch.device("cuda")).called([gpu.launch], Pace(2, 0.001))
+    assert gpu.log == ["wait", "event", "launch", "event", "wait"] * 2
+    assert took.milliseconds == pytest.approx(2.0)
+    assert 0 < took.host_us < 1000
+
+
+def test_the_processors_time_of_queued_launches_waits_for_nothing(monkeypatch) -> None:
+    gpu = FakeGpu(monkeypatch)
+    monkeypatch.setattr(time, "perf_counter", lambda: gpu.now)
+    took = GpuClock(torch.device("cuda")).queued([gpu.launch], Pace(5, 0.001))
+    assert took.host_us == pytest.approx(2000.0)
+    assert gpu.log.index("wait") == len(gpu.log) - 1
+
+
 def test_a_gpus_pace_comes_from_a_few_launches_after_one_to_warm_up(monkeypatch) -> None:
     gpu = FakeGpu(monkeypatch)
     pace = GpuClock(torch.device("cuda")).pace([gpu.launch])
@@ -105,7 +121,7 @@ CASE = Case(2, 2, 32, 16, "causal", dtype_name="float32")
 CPU = torch.device("cpu")
 ROW_KEYS = {
     "implementation", "direction", "batch", "seqlen_q", "seqlen_k", "heads", "kv_heads", "head_dim", "mask", "dropout",
-    "dtype", "milliseconds", "tflops", "peak_memory_mib", "error",
+    "dtype", "milliseconds", "host_us", "tflops", "peak_memory_mib", "error",
 }  # fmt: skip
 
 
@@ -188,6 +204,7 @@ def test_each_implementation_has_a_row_a_direction_with_every_column() -> None:
     pairs = 32 * 32 / 2
     assert rows[0]["tflops"] == pytest.approx(4 * 2 * 2 * pairs * 16 / 2e-3 / 1e12, abs=5e-4)
     assert rows[0]["milliseconds"] == 2.0
+    assert rows[0]["host_us"] == 2000.0
     assert rows[0]["peak_memory_mib"] == 3.0
     assert all(row["error"] < 1e-5 for row in rows)
 

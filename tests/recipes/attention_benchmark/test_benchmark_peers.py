@@ -11,7 +11,7 @@ import torch
 from flashtrain_recipes.attention_benchmark.cases import Case, document_lengths
 from flashtrain_recipes.attention_benchmark.inputs import Context, make_sets
 from flashtrain_recipes.attention_benchmark.peers import all_peers, choose_peers
-from flashtrain_recipes.attention_benchmark.peers.flash_attn import FlashAttn, FlashAttn4
+from flashtrain_recipes.attention_benchmark.peers.flash_attn import FlashAttn, FlashAttn3, FlashAttn4
 from flashtrain_recipes.attention_benchmark.peers.ours import options
 from flashtrain_recipes.attention_benchmark.peers.pytorch import (
     VarlenAttn,
@@ -39,6 +39,8 @@ CASES = [
     Case(1, 2, 64, 16, "causal", softcap=2.0, dtype_name="float32"),
     Case(1, 2, 64, 16, "causal", alibi=True, dtype_name="float32"),
     Case(1, 2, 64, 16, "full", bias="bias gradient", dtype_name="float32"),
+    Case(2, 4, 64, 16, "causal", kv_heads=2, sinks=True, dtype_name="float32"),
+    Case(1, 2, 64, 16, "causal", deterministic=True, dtype_name="float32"),
     Case(1, 2, 512, 16, "block-random", density=0.5, dtype_name="float32"),
     Case(1, 2, 512, 16, "block-butterfly", dtype_name="float32"),
 ]
@@ -67,7 +69,7 @@ def test_what_a_cpu_cannot_have_is_named_with_its_reason() -> None:
                                              "sdpa-math", "standard"]  # fmt: skip
     assert set(missing) == {
         "flashtrain, portable", "torch SDPA, cuDNN", "torch SDPA, efficient", "FlexAttention", "torch varlen_attn",
-        "flash-attn", "flash-attn-4",
+        "flash-attn", "flash-attn-3", "flash-attn-4", "flashtrain, compiled",
     }  # fmt: skip
     assert missing["torch SDPA, cuDNN"] == "needs an NVIDIA GPU"
 
@@ -135,12 +137,15 @@ def test_documents_go_to_the_varlen_function_as_one_row(monkeypatch) -> None:
     ("peer", "case", "reason"),
     [
         (FlashAttn4(), Case(1, 2, 64, 16, "causal", dropout=0.1), "no dropout or ALiBi"),
+        (FlashAttn(), Case(1, 2, 64, 16, "causal", sinks=True), "no sinks"),
+        (FlashAttn4(), Case(1, 2, 64, 16, "causal", sinks=True, deterministic=True), None),
+        (all_peers()[5], Case(1, 2, 1, 16, "full", seqlen_k=512, page=256), "no pages"),
         (FlashAttn(), Case(1, 2, 64, 16, "prefix-lm"), "no such mask"),
         (FlashAttn(), Case(1, 2, 64, 16, "full", dtype_name="float32"), "no float32"),
         (VarlenAttn(), Case(1, 2, 6, 16, "varlen", documents=(6,), softcap=1.0), "no softcap, ALiBi, bias or dropout"),
     ],
 )
-def test_what_an_implementation_does_not_have_is_known_beforehand(peer, case: Case, reason: str) -> None:
+def test_what_an_implementation_does_not_have_is_known_beforehand(peer, case: Case, reason: str | None) -> None:
     assert peer.refuses(case) == reason
 
 
@@ -168,7 +173,7 @@ def test_flex_attention_scores_as_the_reference_does() -> None:
     from torch.nn.attention.flex_attention import flex_attention
 
     for case in CASES:
-        if not case.features:
+        if not case.features or case.extras:  # of extras it has none
             continue
         context, one = Context(case, CPU), make_sets(case, CPU, 0, 0)[0]
         q, k, v = (x.detach().transpose(1, 2) for x in (one.q, one.k, one.v))
@@ -177,12 +182,52 @@ def test_flex_attention_scores_as_the_reference_does() -> None:
         assert expected(case, one, context).error(out.detach().transpose(1, 2)) < 1e-5
 
 
+@pytest.mark.parametrize("page", [0, 256])
+def test_a_cache_is_decoded_with_whether_its_keys_lie_together_or_in_shuffled_pages(page: int) -> None:
+    case = Case(2, 4, 1, 16, "full", kv_heads=2, seqlen_k=768, page=page, dtype_name="float32")
+    context, one = Context(case, CPU), make_sets(case, CPU, 0, 0)[0]
+    wanted = expected(case, one, context)
+    peers = [peer for peer in choose_peers(None, CPU)[0] if peer.applies(case) and peer.refuses(case) is None]
+    assert {peer.name for peer in peers} >= ({"flashtrain"} if page else {"flashtrain", "sdpa-math", "standard"})
+    for peer in peers:
+        with torch.no_grad():
+            assert wanted.error(peer.attend(case, context)(one)) < 2e-5, peer.title
+
+
+def test_the_flash_attn_packages_get_a_cache_each_in_its_own_way(monkeypatch) -> None:
+    given: dict[str, dict] = {}
+
+    def told(name):
+        return lambda q, k, v, **words: given.update({name: {**words, "pages": k.shape[:2]}}) or q
+
+    for peer in (FlashAttn(), FlashAttn3(), FlashAttn4()):
+        FakeFlashAttn(monkeypatch, peer.module)
+        module = sys.modules[peer.module]
+        module.flash_attn_with_kvcache = module.flash_attn_varlen_func = told(peer.name)
+        call(peer, Case(2, 2, 1, 16, "full", seqlen_k=512, page=256, dtype_name="bfloat16"))
+    assert {name: set(words) for name, words in given.items()} == {
+        "flash-attn": {"softmax_scale", "cache_seqlens", "block_table", "pages"},
+        "flash-attn-3": {"softmax_scale", "cache_seqlens", "page_table", "pages"},
+        "flash-attn-4": {"softmax_scale", "seqused_k", "page_table", "pages"},
+    }
+    assert all(words["pages"] == (4, 256) for words in given.values())
+
+
+def test_a_package_whose_import_raises_anything_is_missing(monkeypatch) -> None:
+    def broken(self):
+        raise KeyError("sm_90")
+
+    monkeypatch.setattr(FlashAttn, "_import", broken)
+    assert FlashAttn4().missing(GPU) == "cannot be imported (KeyError: 'sm_90')"
+
+
 def test_ours_is_given_only_what_the_case_asks_for() -> None:
     case = Case(1, 2, 64, 16, "full", dtype_name="float32")
     one = make_sets(case, CPU, 0, 0)[0]
     assert options(case, one, None) == {}
     causal = Case(1, 2, 64, 16, "causal", dropout=0.1, softcap=30.0)
     assert options(causal, one, None) == {"causal": True, "dropout_p": 0.1, "softcap": 30.0}
+    assert options(Case(1, 2, 64, 16, "full", deterministic=True), one, None) == {"deterministic": True}
 
 
 def test_titles_on_a_gpu_name_flash_attention_2() -> None:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from flashtrain_recipes.attention_benchmark.peers.base import Peer
-from flashtrain_recipes.attention_benchmark.peers.flash_attn import FlashAttn, FlashAttn4
+from flashtrain_recipes.attention_benchmark.peers.flash_attn import FlashAttn, FlashAttn3, FlashAttn4
 from flashtrain_recipes.attention_benchmark.peers.ours import (
     Flashtrain,
+    FlashtrainCompiled,
     FlashtrainPacked,
     FlashtrainPlanned,
     FlashtrainPortable,
@@ -26,6 +27,7 @@ def all_peers(device_type: str = "cuda") -> list[Peer]:
         Flashtrain(),
         FlashtrainPacked(),
         FlashtrainPlanned(),
+        FlashtrainCompiled(),
         FlashtrainPortable(),
         Sdpa("sdpa-flash", flash, "FLASH_ATTENTION"),
         Sdpa("sdpa-cudnn", "torch SDPA, cuDNN", "CUDNN_ATTENTION"),
@@ -35,12 +37,21 @@ def all_peers(device_type: str = "cuda") -> list[Peer]:
         Flex(),
         VarlenAttn(),
         FlashAttn(),
+        FlashAttn3(),
         FlashAttn4(),
     ]
 
 
-def choose_peers(names: Sequence[str] | None, device: torch.device) -> tuple[list[Peer], dict[str, str]]:
-    """(the implementations that can run on the device, {title of each that cannot: why}). names None: all."""
+def choose_peers(
+    names: Sequence[str] | None, device: torch.device, *, matrices: bool = True
+) -> tuple[list[Peer], dict[str, str]]:
+    """(the implementations that can run on the device, {title of each that cannot: why}). names None: all.
+
+    matrices: whether torch's SDPA is given, as matrices, the masks that it has no name for.
+    """
     chosen = [peer for peer in all_peers(device.type) if names is None or peer.name in names]
+    for peer in chosen:
+        if isinstance(peer, Sdpa):
+            peer.matrices = peer.matrices and matrices
     missing = {peer.title: reason for peer in chosen if (reason := peer.missing(device)) is not None}
     return [peer for peer in chosen if peer.title not in missing], missing

@@ -24,6 +24,7 @@ class Peer(ABC):
 
     name: str
     title: str
+    extras: tuple[str, ...] = ()  # of Case.extras, those that the implementation has
 
     def missing(self, device: torch.device) -> str | None:
         """Why the implementation cannot be had on this device at all; None where it can."""
@@ -35,7 +36,8 @@ class Peer(ABC):
 
     def refuses(self, case: Case) -> str | None:
         """What of the case the implementation does not have, in words; None where it may be tried."""
-        return None
+        lacking = [word for word in case.extras if word not in self.extras]
+        return f"no {lacking[0]}" if lacking else None
 
     @abstractmethod
     def attend(self, case: Case, context: Context) -> Attend:
@@ -46,8 +48,8 @@ class Peer(ABC):
         return contextlib.nullcontext()
 
     def leaves(self, inputs: Inputs) -> list[Tensor]:
-        """The tensors that the backward pass differentiates for: q, k and v, and a bias that wants its gradient."""
-        extra = [inputs.bias] if inputs.bias is not None and inputs.bias.requires_grad else []
+        """The tensors that the backward pass differentiates for: q, k, v, and a bias and sink that want gradients."""
+        extra = [x for x in (inputs.bias, inputs.sink) if x is not None and x.requires_grad]
         return [inputs.q, inputs.k, inputs.v, *extra]
 
     def gradients(self, found: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,5 @@
-"""The flash-attn packages where they are installed: flash_attn (FlashAttention-2) and flash_attn.cute (flash-attn-4).
+"""The flash-attn packages where they are installed: flash_attn (FlashAttention-2), flash_attn_interface (3) and
+flash_attn.cute (flash-attn-4).
 
 B batch, S sequence, T packed tokens, H heads, D head dimension.
 """
@@ -18,23 +19,25 @@ from flashtrain_recipes.attention_benchmark.cases import Case
 from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs
 from flashtrain_recipes.attention_benchmark.peers.base import Attend, Peer, first
 from flashtrain_recipes.attention_benchmark.peers.pytorch import PACKED_KINDS
+from flashtrain_recipes.benchmark_runner.measuring import first_line
 
 _BY_ARGUMENT = ("full", "causal", "window")
 
 
 class FlashAttn(Peer):
-    """flash_attn.flash_attn_func, and flash_attn_varlen_func for documents."""
+    """flash_attn.flash_attn_func, flash_attn_varlen_func for documents, and flash_attn_with_kvcache."""
 
     name, title = "flash-attn", "flash-attn"
-    module = "flash_attn"
+    module, table = "flash_attn", "block_table"
+    extras: tuple[str, ...] = ("deterministic", "pages")
 
     def missing(self, device: torch.device) -> str | None:
         if device.type != "cuda":
             return "needs an NVIDIA GPU"
         try:
             self._import()
-        except (ImportError, OSError, AttributeError, RuntimeError) as error:  # built for another torch, for one
-            return f"cannot be imported ({str(error).splitlines()[0]})"
+        except Exception as error:  # noqa: BLE001 - built for another torch, for one: such imports raise anything
+            return f"cannot be imported ({first_line(error)})"
         return None
 
     def refuses(self, case: Case) -> str | None:
@@ -44,7 +47,7 @@ class FlashAttn(Peer):
             return "no float32"
         if case.bias:
             return "no bias"
-        return "no softcap with dropout" if case.softcap and case.dropout else None
+        return "no softcap with dropout" if case.softcap and case.dropout else super().refuses(case)
 
     def options(self, case: Case, inputs: Inputs) -> dict[str, Any]:
         """The keyword arguments of a call, without those that have their defaults."""
@@ -57,15 +60,29 @@ class FlashAttn(Peer):
             found["softcap"] = case.softcap
         if inputs.slopes is not None:
             found["alibi_slopes"] = inputs.slopes
+        if inputs.sink is not None:
+            found["learnable_sink"] = inputs.sink
+        if case.deterministic:
+            found["deterministic"] = True
         return found
 
     def attend(self, case: Case, context: Context) -> Attend:
         module = self._import()
+        if case.page is not None:
+            return self._cached(module, case, context)
         if case.kind in PACKED_KINDS:
             return self._packed(module.flash_attn_varlen_func, case, context)
 
         def attention(inputs: Inputs) -> Tensor:
             return first(module.flash_attn_func(inputs.q, inputs.k, inputs.v, **self.options(case, inputs)))
+
+        return attention
+
+    def _cached(self, module: ModuleType, case: Case, context: Context) -> Attend:
+        def attention(inputs: Inputs) -> Tensor:
+            k, v, table = inputs.pages if case.page else (inputs.k, inputs.v, None)
+            where = {"cache_seqlens": context.filled, self.table: table}
+            return first(module.flash_attn_with_kvcache(inputs.q, k, v, softmax_scale=case.scale, **where))
 
         return attention
 
@@ -89,13 +106,29 @@ class FlashAttn(Peer):
         return found
 
 
-class FlashAttn4(FlashAttn):
-    """flash_attn.cute: the same functions written in CuTe DSL, with fewer features."""
+class FlashAttn3(FlashAttn):
+    """flash_attn_interface: the functions for Hopper GPUs, with fewer features."""
+
+    name, title = "flash-attn-3", "flash-attn-3"
+    module, table = "flash_attn_interface", "page_table"
+
+    def refuses(self, case: Case) -> str | None:
+        return "no dropout or ALiBi" if case.dropout or case.alibi else super().refuses(case)
+
+
+class FlashAttn4(FlashAttn3):
+    """flash_attn.cute: the same functions written in CuTe DSL. It decodes by those for training."""
 
     name, title = "flash-attn-4", "flash-attn-4"
     module = "flash_attn.cute"
+    extras = ("sinks", "deterministic", "pages")
 
-    def refuses(self, case: Case) -> str | None:
-        if case.dropout or case.alibi:
-            return "no dropout or ALiBi"
-        return super().refuses(case)
+    def _cached(self, module: ModuleType, case: Case, context: Context) -> Attend:
+        def attention(inputs: Inputs) -> Tensor:
+            if not case.page:
+                return first(module.flash_attn_func(inputs.q, inputs.k, inputs.v, softmax_scale=case.scale))
+            k, v, table = inputs.pages
+            where = {"page_table": table, "seqused_k": context.filled}
+            return first(module.flash_attn_varlen_func(inputs.q, k, v, softmax_scale=case.scale, **where))
+
+        return attention

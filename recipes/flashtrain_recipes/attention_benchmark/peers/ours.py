@@ -27,17 +27,21 @@ from flashtrain_recipes.attention_benchmark.inputs import (
     starts,
 )
 from flashtrain_recipes.attention_benchmark.peers.base import Attend, Peer, first
+from flashtrain_recipes.attention_benchmark.peers.pytorch import fresh_compile
 
 # Masks that are arguments of the call; the others are made once a batch and given as mask=.
 _BY_ARGUMENT = ("full", "causal", "window")
 
 
 class Flashtrain(Peer):
-    """flash_attn_func, or flash_attn_varlen_func for the varlen masks."""
+    """flash_attn_func, flash_attn_varlen_func for the varlen masks, or flash_attn_with_kvcache."""
 
     name, title = "flashtrain", "flashtrain"
+    extras = ("sinks", "deterministic", "pages")
 
     def attend(self, case: Case, context: Context) -> Attend:
+        if case.page is not None:
+            return _cached(case, context)
         if case.is_varlen:
             return _varlen(case, context, None)
         mask = make_mask(case, context)
@@ -65,6 +69,24 @@ class FlashtrainPortable(Flashtrain):
 
     def within(self) -> contextlib.AbstractContextManager[None]:
         return dispatch.force("portable")
+
+
+class FlashtrainCompiled(Flashtrain):
+    """The same functions under torch.compile, compiled for each case's exact shape."""
+
+    name, title = "flashtrain-compiled", "flashtrain, compiled"
+
+    def missing(self, device: torch.device) -> str | None:
+        return None if device.type == "cuda" else "measured on GPUs only"
+
+    def applies(self, case: Case) -> bool:
+        return case.compiled
+
+    def attend(self, case: Case, context: Context) -> Attend:
+        attention = super().attend(case, context)
+        # A function of tensors, as in a model: what the benchmark does around the call is not looked at anew each time.
+        compiled = fresh_compile(lambda q, k, v: attention(Inputs(q, k, v, q)))
+        return lambda inputs: compiled(inputs.q, inputs.k, inputs.v)
 
 
 class FlashtrainPlanned(Peer):
@@ -127,6 +149,10 @@ def options(case: Case, inputs: Inputs, mask: Any) -> dict[str, Any]:
         found["alibi_slopes"] = inputs.slopes
     if inputs.bias is not None:
         found["bias"] = inputs.bias
+    if inputs.sink is not None:
+        found["learnable_sink"] = inputs.sink
+    if case.deterministic:
+        found["deterministic"] = True
     return found
 
 
@@ -181,6 +207,15 @@ def _block_mask(case: Case, context: Context) -> Any:
     if not isinstance(table, Tensor):
         raise TypeError(f"{case.mask} must have a table of blocks, not {type(table).__name__}")
     return block_sparse.block_mask(table, block_size=BLOCK_SIZE, seqlen_q=case.seqlen_q, seqlen_k=case.seqlen_k)
+
+
+def _cached(case: Case, context: Context) -> Attend:
+    def attention(inputs: Inputs) -> Tensor:
+        k, v, table = inputs.pages if case.page else (inputs.k, inputs.v, None)
+        function = flashtrain_kernels.flash_attn_with_kvcache
+        return first(function(inputs.q, k, v, cache_seqlens=context.filled, block_table=table))
+
+    return attention
 
 
 def _varlen(case: Case, context: Context, mask: Any) -> Attend:

@@ -26,6 +26,7 @@ class Standard(Peer):
     """Two matrix products with a softmax between them, each an operation of its own."""
 
     name, title = "standard", "standard attention"
+    extras = ("sinks", "deterministic")
 
     def attend(self, case: Case, context: Context) -> Attend:
         hidden = None if context.dense is None else ~context.dense
@@ -44,7 +45,9 @@ class Standard(Peer):
                 scores = scores + inputs.bias
             if hidden is not None:
                 scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
-            weights = torch.softmax(scores, dim=-1)
+            if inputs.sink is not None:
+                scores = torch.cat([scores, inputs.sink[:, None, None].expand(*scores.shape[:3], 1)], dim=-1)
+            weights = torch.softmax(scores, dim=-1)[..., : case.seqlen_k]
             if case.dropout:
                 weights = F.dropout(weights, case.dropout)
             return (weights @ v).transpose(1, 2)
@@ -60,6 +63,7 @@ class Sdpa(Peer):
 
     def __init__(self, name: str, title: str, backend: str) -> None:
         self.name, self.title, self.backend = name, title, backend
+        self.matrices = backend != "FLASH_ATTENTION"  # whether a mask may be given as a matrix
 
     def missing(self, device: torch.device) -> str | None:
         if not hasattr(SDPBackend, self.backend):
@@ -71,9 +75,9 @@ class Sdpa(Peer):
     def refuses(self, case: Case) -> str | None:
         if case.softcap:
             return "no softcap"
-        if self.backend == "FLASH_ATTENTION" and (case.alibi or case.bias or not _known_by_name(case)):
+        if not self.matrices and (case.alibi or case.bias or not _known_by_name(case)):
             return "takes no mask or bias besides causal"
-        return None
+        return super().refuses(case)
 
     def attend(self, case: Case, context: Context) -> Attend:
         backend = getattr(SDPBackend, self.backend)
@@ -133,7 +137,7 @@ class VarlenAttn(Peer):
     def refuses(self, case: Case) -> str | None:
         if case.features or case.dropout:
             return "no softcap, ALiBi, bias or dropout"
-        return None
+        return super().refuses(case)
 
     def attend(self, case: Case, context: Context) -> Attend:
         from torch.nn.attention.varlen import varlen_attn
@@ -169,12 +173,12 @@ class Flex(Peer):
         return None if importlib.util.find_spec("triton") else "needs triton"
 
     def refuses(self, case: Case) -> str | None:
-        return "no dropout" if case.dropout else None
+        return "no dropout" if case.dropout else super().refuses(case)
 
     def attend(self, case: Case, context: Context) -> Attend:
         from torch.nn.attention.flex_attention import flex_attention
 
-        compiled = _fresh_compile(flex_attention)
+        compiled = fresh_compile(flex_attention)
         block_mask = make_block_mask(case, context)
         grouped = case.heads != case.kv_heads
         made: list[Callable[..., Tensor] | None] = []  # one function for all calls, or each might compile anew
@@ -232,8 +236,8 @@ def score_function(case: Case, inputs: Inputs) -> Callable[..., Tensor] | None:
     return None
 
 
-def _fresh_compile(function: Callable[..., Any]) -> Callable[..., Any]:
-    """flex_attention compiled anew: earlier cases' code is dropped, or torch would one day run it uncompiled."""
+def fresh_compile(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function compiled anew: earlier cases' code is dropped, or torch would one day run it uncompiled."""
     import torch._functorch.config as functorch
 
     torch.compiler.reset()
