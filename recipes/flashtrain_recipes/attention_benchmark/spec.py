@@ -30,7 +30,8 @@ class Benchmark(Mode):
         if asked.name in ("step", "huggingface"):
             return both | {"model", "memory"}
         if asked.name == "huggingface-long":
-            return both | {"model", "memory", "context_parallel"}
+            own = {"context_parallel", "trainer.devices", "trainer.compile", "hardware.precision"}
+            return both | own | {"model", "memory"}
         if asked.name == "bert":
             return both | {"bert"} | (set() if asked.contexts else {"context"})
         return ()

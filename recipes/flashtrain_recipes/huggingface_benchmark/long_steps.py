@@ -89,25 +89,29 @@ class LongSteps(Benchmark):
 
     def plan_line(self, case: HuggingFaceCase) -> str:
         columns = self._columns(case)
-        told = {key: columns[key] for key in ("memory", "memory_estimate_gib", "host_estimate_gib", "planned_context")}
+        keys = ("memory", "memory_estimate_gib", "host_estimate_gib", "planned_context", "error")
+        told = {key: columns[key] for key in keys if columns.get(key) is not None}
         return f"{self.case_line(case)}: {', '.join(f'{key} {value}' for key, value in told.items())}"
 
     def measure(self, number: int, effort: Effort, run: Run) -> list[Row]:
         case = self.todo[number]
         columns = self._columns(case)
-        if case.model in self._full:
+        if "error" in columns:  # more is needed than there is, whatever is saved
+            found: Row = {}
+        elif case.model in self._full:
             why = f"not tried: a context of {self._full[case.model]:,} ran out of memory already"
-            found: Row = {"status": OUT_OF_MEMORY, "error": why}
+            found = {"status": OUT_OF_MEMORY, "error": why}
         else:
             found = _in_processes(run.folder.resolve(), number, run.seconds_left())
-        if found.get("status") == OUT_OF_MEMORY:
+        row = {**columns, **found}
+        if row.get("status") == OUT_OF_MEMORY:
             self._full.setdefault(case.model, case.context)
-        if "error" in found:
-            run.note(self.case_line(case), FLASHTRAIN, f"{found['status']}: {found['error']}")
-        return [{**columns, **found}]
+        if "error" in row:
+            run.note(self.case_line(case), FLASHTRAIN, f"{row['status']}: {row['error']}")
+        return [row]
 
     def not_begun(self, case: HuggingFaceCase) -> list[Row]:
-        return [{**self._columns(case), "status": NO_TIME}]
+        return [{"status": NO_TIME, **self._columns(case)}]
 
     def completed(self, run: Run) -> list[Row]:
         return [*run.rows, *self._largest(run.rows)]
@@ -128,18 +132,23 @@ class LongSteps(Benchmark):
     def _columns(self, case: HuggingFaceCase) -> Row:
         """What is known of a case beforehand."""
         settings, model = case.settings(), _model(case, self.settled)
-        batching = choose_batching(settings, self.settled, model)
-        estimate = batching.estimate
-        return {
+        columns = {
             "implementation": FLASHTRAIN, "model": case.model, "context": case.context, "batch": 1,
             "devices": settings.trainer.devices, "precision": self.settled.precision,
             **context_columns(settings, self.settled, model, 1),
-            "memory": batching.savings.describe() or "none",
-            "memory_estimate_gib": None if estimate is None else round(estimate.total / GIB, 2),
-            "host_estimate_gib": None if estimate is None else round(estimate.host / GIB, 2),
             "planned_context": self._planned(case, model),
-            **dict.fromkeys(("step_seconds", "tokens_per_second", "mfu", "peak_memory_gib", "compile_seconds")),
+            **dict.fromkeys(("memory", "memory_estimate_gib", "host_estimate_gib", "peak_memory_gib")),
+            **dict.fromkeys(("step_seconds", "tokens_per_second", "mfu", "compile_seconds")),
         }  # fmt: skip
+        try:
+            batching = choose_batching(settings, self.settled, model)
+        except UserError as error:
+            return {**columns, "status": OUT_OF_MEMORY, "error": str(error)}
+        columns["memory"] = batching.savings.describe() or "none"
+        if batching.estimate is not None:
+            columns["memory_estimate_gib"] = round(batching.estimate.total / GIB, 2)
+            columns["host_estimate_gib"] = round(batching.estimate.host / GIB, 2)
+        return columns
 
     def _planned(self, case: HuggingFaceCase, model: Trainable) -> int:
         """The largest context that memory=auto takes for one sequence a step, by the estimate; 0: not even _MULTIPLE."""
