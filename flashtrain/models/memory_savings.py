@@ -115,8 +115,8 @@ HOST_PIECE = 2**28  # bytes: the allocator of pinned memory rounds each piece up
 def _to_host(x: Tensor) -> tuple[torch.device, torch.Size, list[Tensor]]:
     """x in host memory. Nothing waits for the copy: what reads it comes after it in the device's queue."""
     pieces = x.flatten().split(HOST_PIECE // x.element_size())
-    kept = [torch.empty_like(one, device="cpu", pin_memory=x.is_cuda).copy_(one, non_blocking=True) for one in pieces]
-    return x.device, x.shape, kept
+    pinned = [torch.empty(one.shape, dtype=x.dtype, pin_memory=x.is_cuda) for one in pieces]
+    return x.device, x.shape, [place.copy_(one, non_blocking=True) for place, one in zip(pinned, pieces, strict=True)]
 
 
 def _from_host(kept: tuple[torch.device, torch.Size, list[Tensor]]) -> Tensor:

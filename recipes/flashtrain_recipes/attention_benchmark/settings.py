@@ -40,9 +40,7 @@ HF_IMPLEMENTATIONS = (
     "flashtrain", "flashtrain-eager", "hf-flashtrain", "hf-sdpa", "hf-sdpa-compile", "hf-sdpa-compile-layers",
 )  # fmt: skip
 LORA = "-lora"
-HF_MODELS = tuple(
-    name + end for name in ("tiny", "llama-1b", "llama-3b", "llama-8b", "qwen3-8b") for end in ("", LORA)
-)
+HF_MODELS = tuple(name + end for name in ("tiny", "llama-1b", "llama-3b", "llama-8b", "qwen3-8b") for end in ("", LORA))
 HUGGINGFACE = ("huggingface", "huggingface-long")
 BERT_UNITS = ("sentence", "paragraph", "document")
 # Of one sequence over several devices (benchmark.name=context): the ways and layouts of flashtrain/distributed/context.

@@ -84,9 +84,7 @@ class Shared:
         owner, optimizer, schedule, clip = self._state
         for mine, theirs in zip(module.modules(), owner.module.modules(), strict=True):
             mine._parameters, mine._buffers = theirs._parameters, theirs._buffers
-        return TrainingStep(
-            model.train(), loss, optimizer, clip, autocast=autocast_of(case, device), schedule=schedule
-        )
+        return TrainingStep(model.train(), loss, optimizer, clip, autocast=autocast_of(case, device), schedule=schedule)
 
 
 class OneOfAll(Contender):
@@ -175,5 +173,7 @@ def everyone(shared: Shared, compiled: bool) -> list[Contender]:
         Transformers("hf-flashtrain", "transformers, flashtrain's attention, eager", shared, attention=None),
         Transformers("hf-sdpa", "transformers, SDPA, eager", shared),
         Transformers("hf-sdpa-compile", "transformers, SDPA, compiled", shared, **of_theirs),
-        Transformers("hf-sdpa-compile-layers", "transformers, SDPA, layers compiled", shared, by_layer=True, **of_theirs),
+        Transformers(
+            "hf-sdpa-compile-layers", "transformers, SDPA, layers compiled", shared, by_layer=True, **of_theirs
+        ),
     ]

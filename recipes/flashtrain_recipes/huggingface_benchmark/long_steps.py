@@ -52,7 +52,7 @@ FLASHTRAIN, LINE = "flashtrain", "straight line"
 _WARM_LAYERS = 2  # under adapters the first layer's input needs no gradient, so that it has a graph of its own
 _ENDING = 10.0  # seconds in which ranks end by themselves once a row is there
 _MULTIPLE = 4096  # tokens: of the contexts that are told as the largest
-_FITTED = 0.98  # of a device's memory, which a straight line may fill
+_FITTED = 0.95  # of a device's memory, which a straight line may fill
 _COLUMNS = (
     "model", "context", "devices", "implementation", "step_seconds", "tokens_per_second", "mfu", "peak_memory_gib",
     "memory_estimate_gib", "host_estimate_gib", "memory", "planned_context", "limited_by", "steps", "compile_seconds",
@@ -88,14 +88,14 @@ class LongSteps(Benchmark):
         return f"{case.model} S={case.context:,}"
 
     def plan_line(self, case: HuggingFaceCase) -> str:
-        columns = self._columns(case)
+        columns = self.columns(case)
         keys = ("memory", "memory_estimate_gib", "host_estimate_gib", "planned_context", "error")
         told = {key: columns[key] for key in keys if columns.get(key) is not None}
         return f"{self.case_line(case)}: {', '.join(f'{key} {value}' for key, value in told.items())}"
 
     def measure(self, number: int, effort: Effort, run: Run) -> list[Row]:
         case = self.todo[number]
-        columns = self._columns(case)
+        columns = self.columns(case)
         if "error" in columns:  # more is needed than there is, whatever is saved
             found: Row = {}
         elif case.model in self._full:
@@ -111,7 +111,7 @@ class LongSteps(Benchmark):
         return [row]
 
     def not_begun(self, case: HuggingFaceCase) -> list[Row]:
-        return [{"status": NO_TIME, **self._columns(case)}]
+        return [{"status": NO_TIME, **self.columns(case)}]
 
     def completed(self, run: Run) -> list[Row]:
         return [*run.rows, *self._largest(run.rows)]
@@ -127,9 +127,11 @@ class LongSteps(Benchmark):
         return [make_table(rows, columns, "long steps of transformers' decoders")]
 
     def best(self, rows: Sequence[Row]) -> dict[str, float]:
-        return {f"step_seconds_{row['model']}_{row['context']}": row["step_seconds"] for row in rows if row["step_seconds"]}
+        return {
+            f"step_seconds_{row['model']}_{row['context']}": row["step_seconds"] for row in rows if row["step_seconds"]
+        }
 
-    def _columns(self, case: HuggingFaceCase) -> Row:
+    def columns(self, case: HuggingFaceCase) -> Row:
         """What is known of a case beforehand."""
         settings, model = case.settings(), _model(case, self.settled)
         columns = {
@@ -320,9 +322,8 @@ def _measure(folder: Path, number: int) -> None:
     case, hardware = job.todo[number], job.settled
     torch.set_float32_matmul_precision("high")
     pl.seed_everything(settings.seed, verbose=False)
-    model = _model(case, hardware)
-    batching = choose_batching(case.settings(), hardware, model)
-    flops, peak = model.flops_per_token(case.context), hardware.peak_flops
+    columns, flops, peak = job.columns(case), case.flops_per_token(), hardware.peak_flops
+    batching = choose_batching(case.settings(), hardware, _model(case, hardware))
     began = time.perf_counter()
     warm = _Reports(Throughput(warmup_steps=0))
     _fit(replace(case, layers=_WARM_LAYERS), hardware, folder, 1, batching, warm)
@@ -332,7 +333,7 @@ def _measure(folder: Path, number: int) -> None:
         host = 0 if batching.estimate is None else batching.estimate.host
         # Page-locked memory takes a second for a few GiB, once a run.
         [torch.empty(HOST_PIECE, dtype=torch.uint8, pin_memory=True) for _ in range(host // HOST_PIECE)]
-    columns = {"context": case.context, "compile_seconds": round(warm.found[0][0], 1)}
+    columns["compile_seconds"] = round(warm.found[0][0], 1)
     columns["set_up_seconds"] = round(time.perf_counter() - began, 1)
     rate = 0.0 if peak is None else settings.trainer.devices * peak / flops
     ends = _Ends(Throughput(warmup_steps=0), columns, folder, number, rate)

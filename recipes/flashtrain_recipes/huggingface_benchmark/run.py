@@ -88,7 +88,9 @@ def judged(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
     for row in rows:
         told = dict(row)
         if row.get("tokens_per_second") and "SDPA" not in row["implementation"]:
-            same = [one for one in rows if all(one[key] == row[key] for key in ("model", "context", "batch", "weights"))]
+            same = [
+                one for one in rows if all(one[key] == row[key] for key in ("model", "context", "batch", "weights"))
+            ]
             for name, compiled in (("over_eager", False), ("over_compiled", True)):
                 peers = [one for one in same if "SDPA" in one["implementation"]]
                 peers = [one for one in peers if ("compiled" in one["implementation"]) == compiled]
