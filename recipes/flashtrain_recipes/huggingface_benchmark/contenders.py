@@ -166,14 +166,12 @@ class Transformers(OneOfAll):
 
 def everyone(shared: Shared, compiled: bool) -> list[Contender]:
     """In the order of settings.HF_IMPLEMENTATIONS. compiled: whether those that are compiled on a GPU are so here."""
-    of_theirs = {"compiled": True, "may_compile": compiled}
+    theirs = partial(Transformers, shared=shared, compiled=True, may_compile=compiled)
     return [
         Flashtrain("flashtrain", FLASHTRAIN, shared, compiled=compiled),
         Flashtrain("flashtrain-eager", "flashtrain, eager", shared, compiled=False),
         Transformers("hf-flashtrain", "transformers, flashtrain's attention, eager", shared, attention=None),
         Transformers("hf-sdpa", "transformers, SDPA, eager", shared),
-        Transformers("hf-sdpa-compile", "transformers, SDPA, compiled", shared, **of_theirs),
-        Transformers(
-            "hf-sdpa-compile-layers", "transformers, SDPA, layers compiled", shared, by_layer=True, **of_theirs
-        ),
+        theirs("hf-sdpa-compile", "transformers, SDPA, compiled"),
+        theirs("hf-sdpa-compile-layers", "transformers, SDPA, layers compiled", by_layer=True),
     ]

@@ -8,6 +8,7 @@ them, and is a row. Two layers of the same kind make a step first, so that what 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -16,7 +17,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -153,7 +155,7 @@ class LongSteps(Benchmark):
         return columns
 
     def _planned(self, case: HuggingFaceCase, model: Trainable) -> int:
-        """The largest context that memory=auto takes for one sequence a step, by the estimate; 0: not even _MULTIPLE."""
+        """The largest context that memory=auto takes for one sequence a step, by the estimate; 0: below _MULTIPLE."""
 
         def fits(count: int) -> bool:
             settings = replace(case, context=count * _MULTIPLE).settings()
@@ -202,7 +204,7 @@ def _model(case: HuggingFaceCase, hardware: Hardware) -> Trainable:
     return model
 
 
-# --- the processes of a case -------------------------------------------------------------------------------------------
+# --- the processes of a case ------------------------------------------------------------------------------------------
 
 
 def _row_file(folder: Path, number: int) -> Path:
@@ -240,10 +242,8 @@ def _wait(process: subprocess.Popen[bytes]) -> None:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End the process and the ranks that it started."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 
@@ -345,13 +345,11 @@ def main(arguments: Sequence[str]) -> None:
     folder, number = Path(arguments[0]), int(arguments[1])
     try:
         _measure(folder, number)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever it is, the other cases go on
         status = OUT_OF_MEMORY if is_out_of_memory(error) or "OutOfMemory" in repr(error) else FAILED
         file = _row_file(folder, number)
         if not file.exists():
             write_atomically(file, json.dumps({"status": status, "error": first_line(error)}))
-        import traceback
-
         traceback.print_exc()
         sys.stdout.flush()
         os._exit(1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-
 from flashtrain.report.rows import values_of
 from flashtrain.report.table import Table, make_table
 from flashtrain.settings.settings import Settings
@@ -19,6 +18,7 @@ from flashtrain_recipes.step_benchmark.measure import NO_TIME, case_columns
 from flashtrain_recipes.step_benchmark.run import StepBenchmark
 from flashtrain_recipes.step_benchmark.training_step import Contender
 
+_CASE = ("model", "context", "batch", "weights")
 _COLUMNS = (
     "model", "context", "batch", "weights", "implementation", "tokens_per_second", "milliseconds", "mfu",
     "peak_memory_gib", "memory_estimate_gib", "memory", "over_eager", "over_compiled", "compile_seconds", "status",
@@ -82,8 +82,8 @@ class HuggingFaceSteps(StepBenchmark):
 
 
 def judged(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """The rows; those of flashtrain, or of its attention, with over_eager and over_compiled: their tokens/s over that of
-    the fastest SDPA row, eager and compiled, of the case and batch. None where there is none."""
+    """The rows; those of flashtrain, or of its attention, with over_eager and over_compiled: tokens/s over that of the
+    fastest SDPA row, eager and compiled, of the case and batch. None where there is none."""
     found = []
     for row in rows:
         told = dict(row)

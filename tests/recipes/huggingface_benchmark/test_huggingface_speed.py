@@ -65,9 +65,8 @@ def test_all_implementations_have_one_set_of_weights_and_the_same_gradients(mode
         found.append(
             (loss, {name: one.grad.clone() for name, one in step.model.named_parameters() if one.requires_grad})
         )
-        assert contender.memory(case, 2).words == {"none": "", "selective": CHECKPOINTING}[memory].replace(
-            CHECKPOINTING, "selective checkpointing" if contender.name.startswith("flashtrain") else CHECKPOINTING
-        )
+        theirs = CHECKPOINTING if contender.name.startswith("hf") else "selective checkpointing"
+        assert contender.memory(case, 2).words == ("" if memory == "none" else theirs)
     owner = shared._state[0]
     assert {id(one) for one in step.model.parameters()} == {id(one) for one in owner.parameters()}
     for loss, gradients in found[1:]:
@@ -87,7 +86,7 @@ def test_a_step_updates_the_weights_of_all_and_one_without_updates_none() -> Non
         losses = [float(steps[number % 2](*batch)) for number in range(4)]
         moved = not torch.equal(before, shared._state[0].output_weight)
         assert moved == updates == isinstance(shared._state[1], MasterWeights)
-        assert (losses[-1] < losses[0]) == updates
+        assert (losses[0] - losses[-1] > 0.01) == updates
         assert before.dtype == torch.bfloat16
 
 
