@@ -217,7 +217,10 @@ def _in_processes(folder: Path, number: int, seconds: float | None) -> Row:
     file.unlink(missing_ok=True)
     words = [sys.executable, "-m", __spec__.name, str(folder), str(number)]
     with (folder / f"case-{number}.txt").open("w", encoding="utf-8") as output:
-        process = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        found_here = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        process = subprocess.Popen(
+            words, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, env=found_here
+        )
     try:
         while process.poll() is None and not file.exists() and (until is None or time.monotonic() < until):
             time.sleep(0.1)
