@@ -69,6 +69,8 @@ class Shared:
         if self._case != case or self._state is None:
             self._state = None  # before the next one's are made
             gc.collect()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
             torch.manual_seed(case.told.seed)
             owner, settings, _ = self.decoder(case, 1)
             owner.materialise(device)
