@@ -260,7 +260,7 @@ class _Reports(pl.Callback):
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.throughput.on_train_end(trainer, pl_module)
         peak = self.throughput.peak_memory_gib()
-        told = torch.tensor([*self.throughput.step_seconds, peak or 0.0], device=pl_module.device)
+        told = torch.tensor([*self.throughput.step_seconds, peak or 0.0], device=trainer.strategy.root_device)
         if trainer.world_size > 1:
             told = trainer.strategy.reduce(told, reduce_op="max")
         *seconds, largest = told.tolist()
