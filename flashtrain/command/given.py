@@ -88,7 +88,7 @@ TRAINING_RULES = (
         "runs that make a folder; what is made of checkpoint= lies in that run's own folder",
     ),
     # on what
-    Rule("context_parallel", trains(), _NOT_MEASURED),
+    Rule("context_parallel", either(trains(), measures("context_parallel")), _NOT_MEASURED),
     Rule(
         "context",
         either(does(TRAIN, CHECKPOINT, task="context"), measures("context")),
@@ -101,7 +101,7 @@ TRAINING_RULES = (
     ),
     Rule(
         "hardware.precision",
-        either(does(TRAIN, CHECKPOINT), runs_a_training),
+        either(does(TRAIN, CHECKPOINT), runs_a_training, measures("hardware.precision")),
         "what trains or evaluates a model; a benchmark has benchmark.weights or benchmark.dtype",
     ),
     Rule(
@@ -136,11 +136,15 @@ TRAINING_RULES = (
     ),
     Rule("trainer", either(does(TRAIN, "evaluate"), measures("trainer")), _NOT_MEASURED),
     _of_trainer(
-        "steps devices nodes strategy context_way context_layout timeout_seconds log_every validate_every "
-        "checkpoint_every checkpoint max_minutes callbacks",
+        "steps nodes log_every validate_every checkpoint_every checkpoint max_minutes callbacks",
         either(trains(), runs_a_training),
     ),
-    _of_trainer("micro_batch compile tokens_per_step", either(does(TRAIN, "evaluate"), runs_a_training)),
+    _of_trainer(
+        "devices strategy context_way context_layout timeout_seconds",
+        either(trains(), runs_a_training, measures("trainer.devices")),
+    ),
+    _of_trainer("micro_batch tokens_per_step", either(does(TRAIN, "evaluate"), runs_a_training)),
+    _of_trainer("compile", either(does(TRAIN, "evaluate"), runs_a_training, measures("trainer.compile"))),
     Rule(
         "trainer.cuda_graphs",
         either(trains("trainer.cuda_graphs"), measures("trainer.cuda_graphs")),

@@ -78,6 +78,8 @@ def with_documents(asked: AttentionMask, query: Tensor, others: dict[str, Any]) 
     query: (B, S, H, D). others: the layer's further arguments: cu_seq_lens_q with cu_seq_lens_k, else position_ids
     (used where the mask is none of padding). UserError: lengths with a cache, whose keys they say nothing of.
     """
+    if asked.settled:
+        return asked
     lengths, positions = others.get("cu_seq_lens_q"), others.get("position_ids")
     if lengths is not None and others.get("cu_seq_lens_k") is not None:
         if asked.seqlen_q != asked.seqlen_k:
@@ -93,6 +95,21 @@ def with_documents(asked: AttentionMask, query: Tensor, others: dict[str, Any]) 
     if asked.bias is not None or (asked.mask is not None and not torch.compiler.is_compiling()):
         return asked
     return _made_once(positions, asked, query, _from_positions)
+
+
+def settled(given: Any, hidden: Tensor, others: dict[str, Any], *, head_dim: int) -> Any:
+    """The mask of a causal model's layer with its documents in it, before torch.compile, which cannot look for them: it
+    would have every layer make a mask of documents, whatever the positions.
+
+    given: the layer's attention_mask; hidden: (B, S, E). A mask of another kind stays what it is, as does one of tokens
+    that devices share.
+    """
+    if spread_sequence() is not None or not isinstance(given, AttentionMask | None):
+        return given
+    dtype = torch.get_autocast_dtype(hidden.device.type) if torch.is_autocast_enabled(hidden.device.type) else None
+    query = hidden.new_empty(0, 0, 0, head_dim, dtype=dtype)
+    asked = AttentionMask(hidden.shape[0], hidden.shape[1], hidden.shape[1], causal=True) if given is None else given
+    return with_documents(asked, query, others)._replace(settled=True)
 
 
 def _from_lengths(cu_seq_lens: Tensor, batch: int, seqlen: int) -> Documents:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +118,16 @@ class HuggingFaceDecoder(Trainable):
 
     def compile_blocks(self, **options: Any) -> bool:
         """Each layer through torch.compile with these options; transformers' own code may break the graph in it."""
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        from flashtrain.integrations.huggingface_attention import attention, settled
+
+        # Without a mask a layer is causal if it says so: those that do not are left alone.
+        causal = all(getattr(one, "is_causal", True) for one in self.module.modules())
+        ours = ALL_ATTENTION_FUNCTIONS.get(self.config._attn_implementation) is attention
+        settle = partial(settled, head_dim=self.shape.head_dim) if causal and ours else None
         for layer in self.layers:
-            layer.compute = torch.compile(layer.compute, **{**options, "fullgraph": False})
+            layer.compile(settle, **{**options, "fullgraph": False})
         return True
 
     def keep_in(self, precision: str) -> None:

@@ -32,7 +32,10 @@ class Layer:
     """Stands for a layer's forward: what it computed before, under the savings of the moment.
 
     compute: the layer's own forward, or a compiled one. feed_forward: the part of it that may see its tokens in pieces.
+    settle: in compiled layers, the mask (None: causal) with its packed documents, by (mask, hidden_states, arguments).
     """
+
+    settle: Callable[..., Any] | None = None
 
     def __init__(self, layer: nn.Module) -> None:
         self.compute: Callable[..., Any] = layer.forward
@@ -51,7 +54,13 @@ class Layer:
         if self.feed_forward is not None:
             self.feed_forward.chunk = savings.ffn_chunk
 
+    def compile(self, settle: Callable[..., Any] | None, **options: Any) -> None:
+        """From now on through torch.compile."""
+        self.compute, self.settle = torch.compile(self.compute, **options), settle
+
     def __call__(self, hidden_states: Tensor, *rest: Any, **named: Any) -> Any:
+        if self.settle is not None and "attention_mask" in named:
+            named["attention_mask"] = self.settle(named["attention_mask"], hidden_states, named)
         if self.savings.checkpointing == "none" or not torch.is_grad_enabled():
             return self.compute(hidden_states, *rest, **named)
 
@@ -68,7 +77,8 @@ class Pieces:
     def __init__(self, module: nn.Module) -> None:
         self.module, self.compute = module, module.forward
         self.chunk: int | None = None
-        module.forward = self
+        # A method, which torch.compile takes for the same in every layer: it would compile each anew for its object.
+        module.forward = self.__call__
 
     def __call__(self, x: Tensor, *rest: Any, **named: Any) -> Any:
         if self.chunk is None or x.shape[:-1].numel() <= self.chunk:

@@ -37,7 +37,7 @@ class AttentionMask(NamedTuple):
 
     batch, seqlen_q, seqlen_k: what it was made for. causal, window_size: as flash_attn_func takes them.
     mask: intervals of keys. bias: (B, 1, Sq, Sk), -inf for pairs that do not see each other: only for masks that
-    intervals cannot say.
+    intervals cannot say. settled: packed documents are in it, and are not to be looked for.
     """
 
     batch: int
@@ -47,6 +47,7 @@ class AttentionMask(NamedTuple):
     window_size: tuple[int, int] = (-1, -1)
     mask: Mask | None = None
     bias: Tensor | None = None
+    settled: bool = False
 
     # transformers asks a mask for these before it hands it on.
     @property

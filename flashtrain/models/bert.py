@@ -135,7 +135,7 @@ class Bert(Trainable):
     @property
     def recomputes_blocks(self) -> bool:
         """Whether whole blocks are computed again in the backward: see Trainable."""
-        return self.savings.checkpointing == "full"
+        return self.savings.checkpointing == "full" or self.savings.offload
 
     def compile_blocks(self, **options: Any) -> bool:
         """Each block through torch.compile with these options, what checkpointing does around it excepted."""

@@ -214,7 +214,7 @@ class GPT2(Trainable):
 
     @property
     def recomputes_blocks(self) -> bool:
-        return self.savings.checkpointing == "full"
+        return self.savings.checkpointing == "full" or self.savings.offload
 
     def save_memory(self, savings: MemorySavings) -> None:
         """Train with less memory for activations from now on, at the cost of time; losses and gradients stay."""

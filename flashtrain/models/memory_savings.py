@@ -43,10 +43,10 @@ class MemorySavings:
         Deep Nets with Sublinear Memory Cost"): "none" keeps everything, "selective" the block's input and what its
         attention computed (output and log-sum-exp), so that attention alone is not computed twice (Korthikanti et al.
         2022, "Reducing Activation Recomputation in Large Transformer Models"), "full" the input alone.
-    offload: the blocks' inputs wait in pinned host memory and not on the GPU; with "full" only.
+    offload: the blocks' inputs wait in pinned host memory and not on the GPU; with "selective" or "full".
     ffn_chunk: tokens that the feed-forward computes at once, forward and backward (None: all).
     loss_chunk: tokens whose logits are stored at once (None: as many as the loss takes by itself).
-    UserError, when built: an unknown name, a number below 1, offloading without full checkpointing.
+    UserError, when built: an unknown name, a number below 1, offloading without checkpointing.
     """
 
     checkpointing: str = "none"
@@ -57,10 +57,10 @@ class MemorySavings:
     def __post_init__(self) -> None:
         if self.checkpointing not in CHECKPOINTING:
             raise unknown("activation checkpointing", self.checkpointing, CHECKPOINTING)
-        if self.offload and self.checkpointing != "full":
+        if self.offload and self.checkpointing == "none":
             raise UserError(
-                f"offload moves the inputs that full checkpointing keeps, and checkpointing is {self.checkpointing}. "
-                "Possible: checkpointing full, or no offload."
+                "offload moves the inputs that checkpointing keeps, and checkpointing is none. Possible: checkpointing "
+                "full or selective, or no offload."
             )
         for name in ("ffn_chunk", "loss_chunk"):
             value = getattr(self, name)
@@ -105,8 +105,26 @@ def checkpointed(
         options["context_fn"] = _keep_ours if dropout > 0 else _keep_attention
     if not savings.offload:
         return checkpoint(again, x, **options)
-    with torch.autograd.graph.save_on_cpu(pin_memory=x.is_cuda):
+    with torch.autograd.graph.saved_tensors_hooks(_to_host, _from_host):
         return checkpoint(again, x, **options)
+
+
+HOST_PIECE = 2**28  # bytes: the allocator of pinned memory rounds each piece up to a power of two
+
+
+def _to_host(x: Tensor) -> tuple[torch.device, torch.Size, list[Tensor]]:
+    """x in host memory. Nothing waits for the copy: what reads it comes after it in the device's queue."""
+    pieces = x.flatten().split(HOST_PIECE // x.element_size())
+    pinned = [torch.empty(one.shape, dtype=x.dtype, pin_memory=x.is_cuda) for one in pieces]
+    return x.device, x.shape, [place.copy_(one, non_blocking=True) for place, one in zip(pinned, pieces, strict=True)]
+
+
+def _from_host(kept: tuple[torch.device, torch.Size, list[Tensor]]) -> Tensor:
+    device, shape, pieces = kept
+    x = torch.empty(shape, dtype=pieces[0].dtype, device=device)
+    for part, piece in zip(x.view(-1).split(HOST_PIECE // x.element_size()), pieces, strict=True):
+        part.copy_(piece, non_blocking=True)
+    return x
 
 
 def keep_output_of(operator: Any) -> None:

@@ -154,7 +154,7 @@ def make_trainer(
         accelerator=accelerator,
         devices=options.devices,
         num_nodes=options.nodes,
-        strategy=_strategy(settings, accelerator, folder),
+        strategy=strategy_for(settings, accelerator, folder),
         precision=hardware.precision,  # type: ignore[arg-type]
         max_steps=options.steps,
         max_epochs=-1,
@@ -171,8 +171,8 @@ def make_trainer(
     )
 
 
-def _strategy(settings: Settings, accelerator: str, folder: Path) -> Strategy | str:
-    """Lightning's own for one device, without importing what several need."""
+def strategy_for(settings: Settings, accelerator: str, folder: Path) -> Strategy | str:
+    """The strategy that the settings name; Lightning's own for one device, without importing what several need."""
     options = settings.trainer
     if settings.strategy == "auto" and options.devices in (1, "1") and options.nodes == 1:
         return "auto"

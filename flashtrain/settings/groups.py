@@ -363,10 +363,10 @@ class MemorySettings:
 
     def check(self) -> None:
         one_of("memory.checkpointing", self.checkpointing, CHECKPOINTING)
-        if self.offload and self.checkpointing not in ("full", "auto"):
+        if self.offload and self.checkpointing == "none":
             raise UserError(
-                f"memory.offload=true moves what memory=full keeps to host memory; memory={self.checkpointing} keeps "
-                "other things: choose memory=full or memory=auto."
+                "memory.offload=true moves the inputs of blocks to host memory; memory=none keeps all of a block: "
+                "choose memory=selective, memory=full or memory=auto."
             )
         for name in ("ffn_chunk", "loss_chunk"):
             value = getattr(self, name)

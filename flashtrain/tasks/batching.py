@@ -238,7 +238,7 @@ def _savings(settings: Settings, *, auto: bool) -> list[MemorySavings]:
     """The savings to try, cheapest first; one where memory.checkpointing names a kind, or nothing is to be chosen."""
     asked = settings.memory
     kind = asked.checkpointing if auto or asked.checkpointing != AUTO else "none"
-    offload = asked.offload and kind in ("full", AUTO)
+    offload = asked.offload and kind != "none"
     tried = candidates(kind, offload=offload, ffn_chunk=asked.ffn_chunk, loss_chunk=asked.loss_chunk)
     return [savings for savings in tried if savings.offload == offload]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flashtrain.errors import UserError, unknown
-from flashtrain.models.memory_savings import MemorySavings
+from flashtrain.models.memory_savings import HOST_PIECE, MemorySavings
 from flashtrain_kernels.loss_head import default_chunk
 
 GIB = 2**30
@@ -194,8 +194,7 @@ def estimate_memory(
         logits=logits,
         block=block + exchange,
         exchange=exchange,
-        # The allocator of pinned memory rounds up to a power of two.
-        host=layers * power_of_two(tokens * stream) if offload else 0,
+        host=layers * host_bytes(tokens * stream) if offload else 0,
     )
 
 
@@ -280,7 +279,7 @@ def estimate_encoder_memory(
         activations=int(tokens * (shape.layers * kept + OUTSIDE_TENSORS * outside)) + kept_by_head,
         logits=at_loss,
         block=block,
-        host=shape.layers * power_of_two(tokens * stream) if savings.offload else 0,
+        host=shape.layers * host_bytes(tokens * stream) if savings.offload else 0,
     )
 
 
@@ -339,7 +338,7 @@ def _block_bytes(
     # kept is computed again; attention's half not before its turn where compiled code need not have its result.
     again_in_ffn = again_in_attention = stream if savings.offload else 0.0
     if savings.checkpointing != "none":
-        attention_again = attention_half - (attended if keeps_attention and not savings.offload else 0)
+        attention_again = attention_half - (attended if keeps_attention else 0)
         again_in_ffn += ffn_half + (0 if keeps_attention and compiled else attention_again)
         again_in_attention += attention_again
     gradients = RESIDUAL_GRADIENTS * stream + embed * activation
@@ -347,7 +346,13 @@ def _block_bytes(
     in_attention = qkv + query * (activation + QUERY_GRADIENT_BYTES)
     block = gradients + max(again_in_ffn + in_ffn, again_in_attention + in_attention)
     pieces = (chunk or 0) * (CHUNK_TENSORS + 3 * gated) * ffn * activation
-    return 0.0 if savings.offload else kept, int(tokens * block) + pieces
+    return kept - stream * savings.offload, int(tokens * block) + pieces
+
+
+def host_bytes(size: int) -> int:
+    """What `size` offloaded bytes take of host memory, whose allocator rounds each piece up to a power of two."""
+    rest = size % HOST_PIECE
+    return size - rest + (power_of_two(rest) if rest else 0)
 
 
 def power_of_two(size: int) -> int:

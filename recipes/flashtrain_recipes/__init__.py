@@ -15,6 +15,8 @@ COMPONENTS = {
     "benchmark.step": "flashtrain_recipes.step_benchmark.run:GPT2Steps",
     "benchmark.sequence": "flashtrain_recipes.arena.speed:SequenceSteps",
     "benchmark.bert": "flashtrain_recipes.bert_benchmark.run:BertSteps",
+    "benchmark.huggingface": "flashtrain_recipes.huggingface_benchmark.run:HuggingFaceSteps",
+    "benchmark.huggingface-long": "flashtrain_recipes.huggingface_benchmark.long_steps:LongSteps",
     "benchmark.context": "flashtrain_recipes.context_benchmark.run:ContextBenchmark",
     "study.language_model": "flashtrain_recipes.long_context.study:LengthsStudy",
     "study.fine_tuning": "flashtrain_recipes.long_document:DocumentsStudy",

@@ -70,7 +70,7 @@ def test_the_recipe_knows_its_name() -> None:
         (["recipe=gpt2", "memory=ful"], r"unknown memory 'ful'\. Did you mean .*'full'"),
         (["recipe=gpt2", "memory.checkpointing=ful"], r"unknown memory\.checkpointing 'ful'\. Did you mean .*'full'"),
         (["recipe=gpt2", "memory.ffn_chunk=0"], r"memory\.ffn_chunk=0 must be at least 1"),
-        (["recipe=gpt2", "memory=selective", "memory.offload=true"], r"choose memory=full or memory=auto"),
+        (["recipe=gpt2", "memory=none", "memory.offload=true"], r"choose memory=selective, memory=full or memory=auto"),
         (["recipe=gpt2", "model.options.depth=3"], r"\+model\.options\.depth=\.\.\."),
     ],
 )

@@ -304,6 +304,27 @@ def test_layers_that_are_compiled_give_the_same(kind: str, savings: MemorySaving
         torch.testing.assert_close(found[1][name], gradient, rtol=0, atol=1e-10, msg=name)
 
 
+@pytest.mark.parametrize("ffn_chunk", [None, 7])
+def test_all_layers_share_what_is_compiled_and_make_no_mask_of_a_row_of_one_document(
+    ffn_chunk: int | None, monkeypatch
+) -> None:
+    monkeypatch.undo()
+    ours, _ = pair("llama")
+    ours.train().save_memory(MemorySavings("selective", ffn_chunk=ffn_chunk))
+    torch._dynamo.reset()
+    graphs = []
+
+    def keep(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    ours.compile_blocks(dynamic=False, backend=keep)
+    ids = tiny.tokens(1, 13)
+    ours.loss(ids, labels_of(ids)).backward()
+    assert len(graphs) == 1 < len(ours.blocks)
+    assert "cumsum" not in graphs[0].code  # by which documents are numbered
+
+
 def flops(kind: str, context: int, **changes) -> float:
     return transformers_decoder(
         config=kind, changes={**tiny._LLAMA_LIKE, "eos_token_id": 1, **changes}

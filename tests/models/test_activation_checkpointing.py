@@ -14,7 +14,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashtrain.errors import UserError
-from flashtrain.models import GPT2, GPT2Config, MemorySavings, gpt2
+from flashtrain.models import GPT2, GPT2Config, MemorySavings, gpt2, memory_savings
 from flashtrain.models.memory_savings import CHECKPOINTING
 from flashtrain_kernels import dispatch
 
@@ -25,6 +25,7 @@ SAVINGS = {
     "chunks": MemorySavings("none", ffn_chunk=5, loss_chunk=7),
     "selective, chunks": MemorySavings("selective", ffn_chunk=5),
     "full, chunks, offload": MemorySavings("full", offload=True, ffn_chunk=5),
+    "selective, offload": MemorySavings("selective", offload=True),
 }
 KINDS = ["flash", "sdpa", "standard"]
 
@@ -222,15 +223,14 @@ def test_each_kind_keeps_less_and_full_one_input_a_block():
     assert kept(chunked, layers=3) - kept(chunked, layers=2) < a_block["none"]
 
 
-def test_offloading_sends_each_blocks_input_and_nothing_else_to_the_host(monkeypatch):
+@pytest.mark.parametrize("savings", [MemorySavings(kind, offload=True) for kind in ("full", "selective")])
+def test_offloading_sends_each_blocks_input_and_nothing_else_to_the_host(savings, monkeypatch):
     sent: list[torch.Size] = []
 
-    class Recorded(torch.autograd.graph.saved_tensors_hooks):
-        def __init__(self, pin_memory: bool) -> None:
-            super().__init__(lambda tensor: (sent.append(tensor.shape), tensor)[1], lambda tensor: tensor)
-
-    monkeypatch.setattr(torch.autograd.graph, "save_on_cpu", Recorded)
-    loss_and_gradients(build("sdpa", SAVINGS["full, chunks, offload"]))
+    real = memory_savings._to_host
+    monkeypatch.setattr(memory_savings, "_to_host", lambda tensor: (sent.append(tensor.shape), real(tensor))[1])
+    monkeypatch.setattr(memory_savings, "HOST_PIECE", 256)  # bytes: several pieces, and a rest
+    loss_and_gradients(build("sdpa", savings))
     inputs = [shape for shape in sent if len(shape) == 3]
     assert inputs == [torch.Size([2, 12, 32])] * LAYERS
     assert all(shape.numel() == 0 for shape in sent if len(shape) != 3)
@@ -252,7 +252,7 @@ def test_the_loss_takes_as_many_tokens_at_once_as_it_is_told(monkeypatch):
     ("given", "line"),
     [
         ({"checkpointing": "selectiv"}, "Did you mean 'selective'"),
-        ({"checkpointing": "selective", "offload": True}, "checkpointing is selective. Possible: checkpointing full"),
+        ({"offload": True}, "checkpointing is none. Possible: checkpointing full or selective"),
         ({"ffn_chunk": 0}, "ffn_chunk 0. Possible: 1 or more tokens"),
         ({"loss_chunk": -1}, "loss_chunk -1. Possible: 1 or more tokens"),
     ],

@@ -88,6 +88,9 @@ def test_offloaded_inputs_are_counted_in_host_memory_as_its_allocator_rounds_the
     assert kept.activations - moved.activations == 12 * inputs
     assert (kept.host, moved.host) == (0, 12 * 2**28)  # 144 MiB each, in blocks of 256
     assert any(line.startswith("(host)") for line in moved.lines())
+    large = GPT2_124M(micro_batch=144, checkpointing="selective", offload=True)
+    assert large.host == 12 * (2**28 + 2**28)  # 432 MiB each, in a piece of 256 and one of 176
+    assert large.activations == GPT2_124M(micro_batch=144, checkpointing="selective").activations - 12 * 3 * inputs
 
 
 def test_the_sum_between_blocks_in_half_precision_halves_what_full_checkpointing_keeps():

@@ -41,6 +41,13 @@ BERT_IMPLEMENTATIONS = (
     "hf-eager-buckets", "hf-sdpa-buckets", "hf-sdpa-compile-buckets",
 )  # fmt: skip
 BERT_MODELS = ("tiny", "base", "large")
+# Of transformers' decoders (benchmark.name=huggingface); a name ends in LORA where adapters alone are trained.
+HF_IMPLEMENTATIONS = (
+    "flashtrain", "flashtrain-eager", "hf-flashtrain", "hf-sdpa", "hf-sdpa-compile", "hf-sdpa-compile-layers",
+)  # fmt: skip
+LORA = "-lora"
+HF_MODELS = tuple(name + end for name in ("tiny", "llama-1b", "llama-3b", "llama-8b", "qwen3-8b") for end in ("", LORA))
+HUGGINGFACE = ("huggingface", "huggingface-long")
 BERT_UNITS = ("sentence", "paragraph", "document")
 # Of one sequence over several devices (benchmark.name=context): the ways and layouts of flashtrain/distributed/context.
 CONTEXT_WAYS = ("all-to-all", "all-gather", "ring", "hybrid")
@@ -192,7 +199,7 @@ class StepSettings:
     a step, each implementation is told at its best one; None: as many as hold `tokens` together. steps: of one turn of
     an implementation. compile: whether implementations that are compiled may be; None: on GPUs only. command_steps:
     steps for which `python -m flashtrain recipe=gpt2` is run beside the bare loop, 20 or more, to tell what its data
-    and logging cost; 0: not.
+    and logging cost; 0: not. updates: of recipe=hf-speed; false measures forward and backward alone.
     """
 
     models: list[str] = field(default_factory=lambda: ["124m", "355m"])
@@ -202,6 +209,7 @@ class StepSettings:
     steps: int = 10
     compile: bool | None = None
     command_steps: int = 0
+    updates: bool = True
 
     def check_steps(self, models: tuple[str, ...] = STEP_MODELS, *, needs_contexts: bool = True) -> None:
         """Raise UserError for the first of these settings that cannot be. models: those that can be measured."""
@@ -267,6 +275,7 @@ class BenchmarkSettings(StepSettings, ContextSettings):
             "sequence": SEQUENCE_IMPLEMENTATIONS,
             "bert": BERT_IMPLEMENTATIONS,
             "context": CONTEXT_IMPLEMENTATIONS,
+            "huggingface": HF_IMPLEMENTATIONS,
         }.get(str(self.name), IMPLEMENTATIONS)
         check_names("benchmark.tasks", self.tasks, SEQUENCE_TASKS)
         check_names("benchmark.implementations", self.implementations, possible)
@@ -274,7 +283,8 @@ class BenchmarkSettings(StepSettings, ContextSettings):
         if self.name == "context":
             check_masks(self.masks)
         real_lengths = self.name == "bert" and bool(self.units)
-        self.check_steps(BERT_MODELS if self.name == "bert" else STEP_MODELS, needs_contexts=not real_lengths)
+        models = BERT_MODELS if self.name == "bert" else HF_MODELS if self.name in HUGGINGFACE else STEP_MODELS
+        self.check_steps(models, needs_contexts=not real_lengths)
         for unit in self.units:
             one_of("benchmark.units", unit, BERT_UNITS)
         for dropout in self.dropouts:

@@ -13,7 +13,7 @@ from flashtrain.errors import UserError
 from flashtrain.registry import component
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Condition, Mode, Rule
-from flashtrain_recipes.attention_benchmark.settings import BenchmarkSettings
+from flashtrain_recipes.attention_benchmark.settings import HUGGINGFACE, BenchmarkSettings
 
 if TYPE_CHECKING:
     from flashtrain.training.hardware import Hardware
@@ -27,8 +27,11 @@ class Benchmark(Mode):
     def heeds(self, settings: Settings) -> Collection[str]:
         asked = settings.benchmark
         both = {"data", "optimizer", "trainer", "trainer.cuda_graphs"}
-        if asked.name == "step":
+        if asked.name in ("step", "huggingface"):
             return both | {"model", "memory"}
+        if asked.name == "huggingface-long":
+            own = {"context_parallel", "trainer.devices", "trainer.compile", "hardware.precision"}
+            return both | own | {"model", "memory"}
         if asked.name == "bert":
             return both | {"bert"} | (set() if asked.contexts else {"context"})
         return ()
@@ -41,7 +44,8 @@ class Benchmark(Mode):
 
     def check(self, settings: Settings) -> None:
         degree = settings.context_parallel
-        if settings.mode == "benchmark" and degree is not None and degree > 1:
+        shares = settings.benchmark.name == "huggingface-long"
+        if settings.mode == "benchmark" and degree is not None and degree > 1 and not shares:
             raise UserError(
                 f"context_parallel={degree} is for trainings: recipe=long-context-benchmark measures it with "
                 f"benchmark.degrees=[{degree}]."
@@ -68,7 +72,7 @@ class Benchmark(Mode):
     def demo_line(self, demo: Settings, where: str) -> str:
         asked = demo.benchmark
         limit = f", {asked.max_seconds:g} s at most" if asked.max_seconds else ""
-        if asked.name == "step":
+        if asked.name in ("step", *HUGGINGFACE):
             sizes = f"{', '.join(asked.models)}, contexts to {max(asked.contexts):,}"
             return f"measuring steps of a small model ({sizes}{limit}). For the recipe in full, {where}"
         if asked.name == "bert":
@@ -102,6 +106,8 @@ _READ = {
     "step": f"{_EVERY} {_STEPS} command_steps",
     "bert": f"{_EVERY} {_STEPS} units samples dropouts",
     "sequence": f"{_EVERY} tasks batches steps compile longest",
+    "huggingface": f"{_EVERY} {_STEPS} updates",
+    "huggingface-long": "max_seconds models contexts steps",
     "context": f"{_EVERY} seqlens heads kv_heads head_dims masks dtype longest reference shapes ways layouts degrees "
     "one_device_longest check_longest min_seconds",
 }
@@ -111,6 +117,8 @@ _RECIPES = {
     "bert": "bert-speed",
     "sequence": "lra-speed",
     "context": "long-context-benchmark",
+    "huggingface": "hf-speed",
+    "huggingface-long": "hf-long",
 }
 
 

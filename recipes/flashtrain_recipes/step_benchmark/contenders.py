@@ -143,7 +143,7 @@ class Ours(Contender):
             model.to(torch.bfloat16)
         settings, hardware = self._settings(case, batch), self._hardware(case)
         task = make_task(settings, hardware, model.train(), {})
-        return task_step(task, model, partial(_loss, task), case, device)
+        return task_step(task, model, partial(batch_loss, task), case, device)
 
     def _model(self, case: StepCase, batch: int) -> tuple[Trainable, MemoryChoice]:
         """The model with random weights on torch's current device, and its memory settings."""
@@ -175,7 +175,7 @@ def precision_of(case: WeightsHeld, kind: str) -> str:
     return "bf16-mixed" if kind == "cuda" else "32-true"
 
 
-def _loss(task: LanguageModel, tokens: Tensor, labels: Tensor) -> Tensor:
+def batch_loss(task: LanguageModel, tokens: Tensor, labels: Tensor) -> Tensor:
     # without a document mask nothing else of a batch is read
     return task.batch_loss(cast(Batch, {"tokens": tokens, "labels": labels}))
 

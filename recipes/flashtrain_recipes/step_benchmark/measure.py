@@ -153,7 +153,8 @@ class StepMeasurement:
         began = time.monotonic()
         failure = self._guarded(partial(self._start, contender, batch, alone=False))
         others = [runner for runner in self._runners.values() if runner.contender is not contender]
-        if failure == OUT_OF_MEMORY and any(not runner.is_away for runner in others):
+        away = contender.shares or all(runner.is_away for runner in others)
+        if failure == OUT_OF_MEMORY and not away:
             self._discard_unused(contender)
             failure = self._guarded(partial(self._start, contender, batch, alone=True))
         took = time.monotonic() - began
@@ -173,7 +174,7 @@ class StepMeasurement:
         key = (contender.name, memory.words)
         if alone:
             self._send_away(except_for=self._runners.get(key))
-        before = self.clock.held_mib()
+        before = 0.0 if contender.shares else self.clock.held_mib()
         runner = self._runners.get(key)
         is_new = runner is None
         if runner is None:
@@ -253,7 +254,7 @@ class StepMeasurement:
     # ---------------------------------------------------------------- room on the device
     def _send_away(self, except_for: _Runner | None) -> None:
         for runner in self._runners.values():
-            if runner is not except_for and not runner.is_away:
+            if runner is not except_for and not runner.is_away and not runner.contender.shares:
                 runner.step.move(torch.device("cpu"))
                 runner.is_away = True
         self.clock.release()

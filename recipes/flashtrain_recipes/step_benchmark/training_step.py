@@ -187,12 +187,14 @@ class Contender(ABC):
     """One implementation. name: in settings; title: in tables. compiled: by torch.compile.
 
     adapts: whether it trades time for memory where a case needs that: what did not fit says nothing of what is larger.
+    shares: whether its weights and optimiser states are the other implementations' too, and all that is on the device.
     """
 
     name: str
     title: str
     compiled: bool
     adapts = False
+    shares = False
 
     def missing(self, device: torch.device) -> str | None:
         """Why the implementation cannot be had on this device; None where it can."""

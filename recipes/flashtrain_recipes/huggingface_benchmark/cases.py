@@ -1,0 +1,107 @@
+"""What is measured: decoders of the shapes that published models have, with random weights.
+
+B batch, S sequence.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashtrain.models.trainable import Trainable
+from flashtrain.settings.groups import MaskSettings
+from flashtrain.settings.settings import Settings
+from flashtrain.tasks.components import make_model
+from flashtrain_recipes.attention_benchmark.settings import LORA
+from flashtrain_recipes.step_benchmark.contenders import NO_END
+from flashtrain_recipes.step_benchmark.training_step import WeightsHeld
+
+_LLAMA = {"vocab_size": 128256, "max_position_embeddings": 131072, "num_key_value_heads": 8, "rms_norm_eps": 1e-5}
+_THREE = {"rope_theta": 500000.0, "rope_type": "default"}
+# name of settings.HF_MODELS: (model type, entries of its configuration), as the configurations on the hub have them;
+# Llama's scaling of rotary angles, which costs nothing in a step, is left out.
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "tiny": ("llama", {
+        "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 257, "bos_token_id": 256, "eos_token_id": 256,
+    }),
+    "llama-1b": ("llama", {
+        **_LLAMA, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
+        "head_dim": 64, "tie_word_embeddings": True, "rope_parameters": _THREE,
+    }),
+    "llama-3b": ("llama", {
+        **_LLAMA, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 28, "num_attention_heads": 24,
+        "head_dim": 128, "tie_word_embeddings": True, "rope_parameters": _THREE,
+    }),
+    "llama-8b": ("llama", {
+        **_LLAMA, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "head_dim": 128, "rope_parameters": _THREE,
+    }),
+    "qwen3-8b": ("qwen3", {
+        "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6, "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
+    }),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class HuggingFaceCase(WeightsHeld):
+    """model: a name of SHAPES, trained whole, or with LORA behind it by adapters. context: S. told: the run's settings.
+
+    layers: in place of the shape's own, None for those.
+    """
+
+    model: str
+    context: int
+    weights: str
+    told: Settings
+    layers: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.model} S={self.context} weights {self.weights}"
+
+    def settings(self, batch: int = 1) -> Settings:
+        """Those of recipe=hf that train it, a step being one micro-batch of `batch` sequences."""
+        told = deepcopy(self.told)
+        kind, options = SHAPES[self.model.removesuffix(LORA)]
+        own = {} if self.layers is None else {"num_hidden_layers": self.layers}
+        told.model = replace(told.model, name="huggingface", path=None, config=kind, options={**options, **own})
+        told.model.adapter = "lora" if self.model.endswith(LORA) else None
+        told.context, told.mask, told.data.document_mask = self.context, MaskSettings(), False
+        told.trainer.micro_batch, told.trainer.tokens_per_step = batch, batch * self.context * told.data_ranks
+        told.trainer.steps = NO_END
+        told.optimizer.master_weights = self.weights != "bf16"
+        return told
+
+    @cached_property
+    def _on_meta(self) -> Trainable:
+        with torch.device("meta"):
+            return make_model(self.settings(), vocab_size=0, attention="flash")
+
+    def draw(self, batch: int, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
+        """As StepCase.draw."""
+        generator = torch.Generator().manual_seed(seed)
+        vocab_size = SHAPES[self.model.removesuffix(LORA)][1]["vocab_size"]
+        drawn = torch.randint(vocab_size, (batch, self.context + 1), generator=generator).to(device)
+        return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
+
+    def flops_per_token(self) -> float:
+        """Of forward and backward, as the model counts them: the same for every implementation."""
+        return self._on_meta.flops_per_token(self.context)
+
+
+def cases(settings: Settings) -> list[HuggingFaceCase]:
+    """Every model, precision of weights and context asked for."""
+    asked = settings.benchmark
+    return [
+        HuggingFaceCase(model, context, weights, settings)
+        for model in asked.models
+        for weights in asked.weights
+        for context in sorted(asked.contexts)
+    ]

@@ -1,0 +1,135 @@
+"""recipe=hf-speed: implementations on one set of weights, which compute the same; whole runs, tiny, on a CPU."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from flashtrain.command.compose import compose_settings
+from flashtrain.command.job import run_job, settle
+from flashtrain.errors import UserError
+from flashtrain.report import read_result
+from flashtrain.training.hardware import detect_hardware
+from flashtrain.training.optimizers import MasterWeights
+from flashtrain_recipes.attention_benchmark.settings import HF_IMPLEMENTATIONS, HF_MODELS, LORA
+from flashtrain_recipes.huggingface_benchmark.cases import SHAPES, HuggingFaceCase
+from flashtrain_recipes.huggingface_benchmark.contenders import CHECKPOINTING, Shared, everyone
+from flashtrain_recipes.huggingface_benchmark.run import HuggingFaceSteps, judged
+
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+CPU = torch.device("cpu")
+WORDS = ("recipe=hf-speed", "hardware=cpu", "logger=none", "benchmark.contexts=[16]", "benchmark.batches=[1,2]",
+         "benchmark.rounds=1", "benchmark.steps=1")  # fmt: skip
+
+
+def case_of(model: str, *words: str, weights: str = "fp32") -> HuggingFaceCase:
+    return HuggingFaceCase(model, 16, weights, compose_settings([*WORDS, *words]))
+
+
+def contenders(*, updates: bool = True):
+    shared = Shared(detect_hardware("cpu"), updates=updates)
+    return {one.name: one for one in everyone(shared, compiled=False) if not one.compiled}, shared
+
+
+def names(settings_names: tuple[str, ...]) -> set[str]:
+    return {name.removesuffix(LORA) for name in settings_names}
+
+
+def test_every_name_of_the_settings_is_there() -> None:
+    assert names(HF_MODELS) == set(SHAPES)
+    assert [one.name for one in everyone(Shared(detect_hardware("cpu"), updates=True), False)] == [*HF_IMPLEMENTATIONS]
+
+
+@pytest.mark.parametrize(
+    ("model", "billions"), [("llama-1b", 1.236), ("llama-3b", 3.213), ("llama-8b", 8.030), ("qwen3-8b", 8.191)]
+)
+def test_the_shapes_have_the_published_models_parameters(model: str, billions: float) -> None:
+    case = case_of(model)
+    assert case._on_meta.parameter_count() / 1e9 == pytest.approx(billions, abs=1e-3)
+    assert case.flops_per_token() > 6e9 * billions * 0.85  # Llama 1B and 3B multiply by their tied table
+
+
+@pytest.mark.parametrize("model", ["tiny", "tiny-lora"])
+@pytest.mark.parametrize("memory", ["none", "selective"])
+def test_all_implementations_have_one_set_of_weights_and_the_same_gradients(model: str, memory: str) -> None:
+    case = case_of(model, f"memory={memory}")
+    every, shared = contenders(updates=False)
+    tokens, labels = case.draw(2, CPU, seed=1)
+    found = []
+    for contender in every.values():
+        step = contender.build(case, 2, CPU)
+        loss = step(tokens, labels)
+        found.append(
+            (loss, {name: one.grad.clone() for name, one in step.model.named_parameters() if one.requires_grad})
+        )
+        theirs = CHECKPOINTING if contender.name.startswith("hf") else "selective checkpointing"
+        assert contender.memory(case, 2).words == ("" if memory == "none" else theirs)
+    owner = shared._state[0]
+    assert {id(one) for one in step.model.parameters()} == {id(one) for one in owner.parameters()}
+    for loss, gradients in found[1:]:
+        torch.testing.assert_close(loss, found[0][0], rtol=1e-5, atol=1e-5)
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(gradient, found[0][1][name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_a_step_updates_the_weights_of_all_and_one_without_updates_none() -> None:
+    words = ("optimizer.learning_rate=0.01", "schedule=constant", "schedule.warmup_steps=0")
+    case = case_of("tiny", *words, weights="bf16-master")
+    for updates in (True, False):
+        every, shared = contenders(updates=updates)
+        steps = [every[name].build(case, 1, CPU) for name in ("flashtrain", "hf-sdpa")]
+        before = shared._state[0].output_weight.clone()
+        batch = case.draw(1, CPU, seed=0)
+        losses = [float(steps[number % 2](*batch)) for number in range(4)]
+        moved = not torch.equal(before, shared._state[0].output_weight)
+        assert moved == updates == isinstance(shared._state[1], MasterWeights)
+        assert (losses[0] - losses[-1] > 0.01) == updates
+        assert before.dtype == torch.bfloat16
+
+
+def test_another_case_lets_the_weights_before_it_go() -> None:
+    every, shared = contenders()
+    every["flashtrain"].build(case_of("tiny"), 1, CPU)
+    first = shared._state[0]
+    every["hf-sdpa"].build(case_of("tiny-lora"), 1, CPU)
+    assert shared._state[0] is not first
+    assert shared._state[0].adapters
+
+
+def test_a_run_has_a_row_for_each_implementation_and_batch_and_says_how_much_faster(tmp_path) -> None:
+    words = [*WORDS, "benchmark.models=[tiny]"]
+    assert run_job(compose_settings(words), tmp_path, overrides=words, started=time.time()) == 0
+    rows = read_result(tmp_path / "result.json").rows
+    measured = [(row["implementation"], row["batch"]) for row in rows if row.get("tokens_per_second")]
+    assert measured == [(name, batch) for batch in (1, 2) for name in ("flashtrain", "transformers, SDPA, eager")]
+    assert all(row["over_eager"] > 0 for row in rows if row["implementation"] == "flashtrain")
+    (compiled,) = [row for row in rows if not row.get("tokens_per_second")]
+    assert "benchmark.compile=true" in compiled["error"]
+
+
+def test_ratios_are_to_the_fastest_of_each_kind() -> None:
+    def row(implementation: str, rate: float | None) -> dict:
+        told = {"model": "tiny", "context": 8, "batch": 1, "weights": "fp32"}
+        return {**told, "implementation": implementation, "tokens_per_second": rate}
+
+    eager, full = row("transformers, SDPA, eager", 80.0), row("transformers, SDPA, compiled", None)
+    layers = row("transformers, SDPA, layers compiled", 100.0)
+    ours = judged([row("flashtrain", 150.0), eager, full, layers])[0]
+    assert (ours["over_eager"], ours["over_compiled"]) == (1.875, 1.5)
+    assert judged([row("flashtrain", 150.0), eager, full])[0]["over_compiled"] is None
+
+
+def test_plan_says_what_each_case_would_need() -> None:
+    words = ["recipe=hf-speed", "mode=plan", "hardware.demo=never"]
+    settings, hardware = settle(compose_settings(words), words, quiet=True)
+    told = HuggingFaceSteps(settings, hardware).plan()
+    assert "llama-8b-lora S=8192 weights bf16-master: batch 1: " in told
+    assert told.endswith("leave out mode=plan to measure.")
+
+
+def test_gpt2s_sizes_are_not_among_its_models() -> None:
+    with pytest.raises(UserError, match=r"unknown benchmark.models '124m'"):
+        compose_settings(["recipe=hf-speed", "benchmark.models=[124m]"])

@@ -1,0 +1,124 @@
+"""recipe=hf-long: each case in processes of its own, on a CPU by gloo; what fails, hangs or does not fit is a row."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from flashtrain.command.compose import compose_settings
+from flashtrain.command.job import run_job
+from flashtrain.report import read_result
+from flashtrain.training.hardware import Hardware, detect_hardware
+from flashtrain_recipes.huggingface_benchmark import long_steps
+from flashtrain_recipes.huggingface_benchmark.long_steps import LongSteps
+
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+POPEN = subprocess.Popen
+WORDS = ("recipe=hf-long", "hardware=cpu", "logger=none", "benchmark.contexts=[64]", "benchmark.steps=2")
+H200 = Hardware("cuda", "NVIDIA H200", 2, (9, 0), 150 * 10**9, 149 * 10**9, 989e12, "bf16-mixed", "flash", 120 * 2**30)
+
+
+def rows_of(folder: Path, *words: str) -> list[dict]:
+    told = [*WORDS, *words]
+    assert run_job(compose_settings(told), folder, overrides=told, started=time.time()) == 0
+    return read_result(folder / "result.json").rows
+
+
+@pytest.mark.slow  # starts processes
+@pytest.mark.parametrize("devices", [(), ("trainer.devices=2", "context_parallel=2")])
+def test_a_step_is_measured_on_one_device_and_over_two(devices: tuple[str, ...], tmp_path) -> None:
+    (row,) = rows_of(tmp_path, "benchmark.models=[tiny-lora]", "memory=selective", *devices)
+    assert row.get("status") is None, row
+    assert (row["context"], row["devices"], row["steps"]) == (64, 2 if devices else 1, 2)
+    assert row["tokens_per_second"] == pytest.approx(64 / row["step_seconds"], rel=0.2)
+    assert row["memory"] == "selective checkpointing"
+    assert row["memory_estimate_gib"] > 0
+    assert row["compile_seconds"] >= 0
+
+
+def as_ranks(monkeypatch, program: str) -> None:
+    """Lets a case's process run this program, which finds FOLDER and CASE in its arguments."""
+
+    def start(words, **options):
+        return POPEN([sys.executable, "-c", program, *words[3:]], **options)
+
+    monkeypatch.setattr(long_steps.subprocess, "Popen", start)
+
+
+def test_a_rank_that_finds_no_memory_ends_its_model_and_not_the_run(tmp_path, monkeypatch) -> None:
+    told = json.dumps({"status": "out of memory", "error": "OutOfMemoryError: CUDA out of memory"})
+    as_ranks(monkeypatch, f"import sys, pathlib; pathlib.Path(sys.argv[1], 'case-0.json').write_text({told!r})")
+    first, second = rows_of(tmp_path, "benchmark.models=[tiny]", "benchmark.contexts=[64,128]")
+    assert first["error"].startswith("OutOfMemoryError")
+    assert second["error"] == "not tried: a context of 64 ran out of memory already"
+    assert {row["status"] for row in (first, second)} == {"out of memory"}
+    assert all(row["memory_estimate_gib"] for row in (first, second))
+
+
+def test_what_takes_too_long_or_dies_is_a_row(tmp_path, monkeypatch) -> None:
+    as_ranks(monkeypatch, "import time; time.sleep(60)")
+    began = time.monotonic()
+    rows = rows_of(tmp_path / "a", "benchmark.models=[tiny,tiny-lora]", "benchmark.max_seconds=2")
+    assert time.monotonic() - began < 15
+    assert [row["status"] for row in rows] == ["no time left"] * 2
+    as_ranks(monkeypatch, "import sys; sys.exit(3)")
+    (row,) = rows_of(tmp_path / "b")
+    assert row["status"] == "failed"
+    assert "ended with status 3" in row["error"]
+
+
+def test_what_a_rank_raises_is_its_row(tmp_path, monkeypatch) -> None:
+    def full(*_):
+        raise RuntimeError("CUDA error: out of memory")
+
+    ended = []
+    monkeypatch.setattr(long_steps, "_measure", full)
+    monkeypatch.setattr(long_steps.os, "_exit", ended.append)
+    long_steps.main([str(tmp_path), "0"])
+    assert ended == [1]
+    assert json.loads((tmp_path / "case-0.json").read_text())["status"] == "out of memory"
+
+
+def long_steps_on(hardware: Hardware, *words: str) -> LongSteps:
+    return LongSteps(compose_settings(["recipe=hf-long", "hardware.demo=never", *words]), hardware)
+
+
+def test_the_plan_of_an_h200_holds_393_216_tokens_of_an_8b_model_with_adapters() -> None:
+    job = long_steps_on(H200)
+    told = [job.columns(case) for case in job.todo]
+    assert [row["context"] for row in told] == [131072, 262144, 393216]
+    assert all(row["memory_estimate_gib"] < 0.9 * 140 for row in told)
+    assert told[-1]["host_estimate_gib"] == 96.0
+    assert told[0]["planned_context"] >= 393216
+    assert "planned_context" in job.plan()
+
+
+def test_more_than_there_is_is_a_row_that_says_so() -> None:
+    job = long_steps_on(H200, "benchmark.contexts=[4194304]", "memory=full", "memory.offload=true")
+    assert "GiB into host memory" in job.columns(job.todo[0])["error"]
+
+
+def test_a_straight_line_through_the_peaks_says_which_context_fills_the_device_or_the_host() -> None:
+    job = long_steps_on(H200, "benchmark.models=[llama-1b]")
+    told = {"implementation": "flashtrain", "model": "llama-1b", "devices": 1, "precision": "bf16-mixed",
+            "memory": "full checkpointing", "planned_context": 7}  # fmt: skip
+    rows = [{**told, "context": 1000 * n, "peak_memory_gib": 20.0 + n, "host_estimate_gib": 0.0} for n in (16, 32, 64)]
+    (line,) = job._largest(rows)
+    assert line["context"] == int((0.95 * 150e9 / 2**30 - 20) * 1000) // 4096 * 4096
+    assert (line["limited_by"], line["implementation"]) == ("device", "straight line through 3 peaks")
+    (line,) = job._largest([{**row, "host_estimate_gib": row["context"] / 1000} for row in rows])
+    assert (line["limited_by"], line["context"]) == ("host", 108_000 // 4096 * 4096)
+    assert job._largest(rows[:1]) == []
+
+
+def test_the_settings_of_a_training_are_heeded() -> None:
+    words = ["recipe=hf-long", "trainer.devices=2", "context_parallel=2", "hardware.precision=bf16-true"]
+    job = LongSteps(compose_settings(words), detect_hardware("cpu"))
+    assert (job.settled.precision, job.settled.attention) == ("bf16-true", "flash")
+    assert job.todo[0].settings().strategy == "context"
