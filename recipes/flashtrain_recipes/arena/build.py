@@ -14,7 +14,7 @@ from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.settings.settings import Settings, divisors
 from flashtrain.tasks import MaskedPixels, SequenceClassification
 from flashtrain.tasks.batching import Batching, choose_encoder_batching, compiles
-from flashtrain.tasks.classification.task import Augment, augmentation, in_turn
+from flashtrain.tasks.classification import Augment, augmentation, in_turn
 from flashtrain.tasks.components import optimizer_builder, schedule_builder
 from flashtrain.training.callbacks import held_out_samples
 from flashtrain.training.hardware import Hardware
