@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flashtrain.package import import_when_used
+from flashtrain import import_when_used
 
 if TYPE_CHECKING:
     from flashtrain.tasks.classification import MaskedPixels as MaskedPixels
