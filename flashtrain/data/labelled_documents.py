@@ -50,7 +50,8 @@ class LabelledDocuments(Protocol):
 
 
 class TokenDocuments(NamedTuple):
-    """LabelledDocuments in memory. tokens: all of them end to end; offsets (n + 1,); labels (n, L) bool."""
+    """LabelledDocuments in memory. tokens: all of them end to end; offsets (n + 1,); labels (n, L) bool, or of texts
+    whose words have labels as tokens, -100 for none."""
 
     tokens: np.ndarray
     offsets: np.ndarray

@@ -78,8 +78,7 @@ class FineTuningSettings:
         between("finetune.dropout", self.dropout, 0.0, 1.0, include_high=False)
         for name in ("batch", "tokens_at_once", "length", "labels", "train", "validation", "test", "shortest"):
             given = getattr(self, name)
-            if given is not None:
-                at_least(f"finetune.{name}", given, 1)
+            at_least(f"finetune.{name}", given, 1)
         if not 0 < self.validation_fraction < 1:
             raise UserError(f"finetune.validation_fraction={self.validation_fraction} must be between 0 and 1.")
         if not 0 < self.presence < 1:

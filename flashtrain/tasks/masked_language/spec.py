@@ -68,8 +68,7 @@ class BertSettings:
         one_of("bert.size", self.size, SIZES)
         one_of("bert.family", self.family, FAMILIES)
         between("bert.dropout", self.dropout, 0.0, 1.0, include_high=False)
-        if self.vocab_rows is not None:
-            at_least("bert.vocab_rows", self.vocab_rows, 1)
+        at_least("bert.vocab_rows", self.vocab_rows, 1)
         one_of("bert.residual", self.residual, ("weights", "compute"))
 
 
@@ -100,8 +99,7 @@ class MaskedSettings:
         one_of("masked.layout", self.layout, LAYOUTS)
         one_of("masked.balance", self.balance, BALANCES)
         for name in ("shortest", "token_budget", "validation_samples"):
-            if getattr(self, name) is not None:
-                at_least(f"masked.{name}", getattr(self, name), 1)
+            at_least(f"masked.{name}", getattr(self, name), 1)
         if not 0 < self.share <= 1:
             raise UserError(f"masked.share={self.share} must be above 0, and at most 1.")
 
