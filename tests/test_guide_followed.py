@@ -145,8 +145,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", PAGES)
 def test_the_commands_of_a_page_work_one_after_the_other(page: str, home: Path) -> None:
-    import flashtrain.command.job  # noqa: F401 - what every command would import again
-
     own = {
         "finetune.path=FOLDER": "finetune.path=reviews",
         "weights=RUN_OR_HUGGING_FACE_FOLDER": "weights=runs/bert/...",
