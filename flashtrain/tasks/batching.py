@@ -13,7 +13,7 @@ from flashtrain.models.trainable import DecoderShape, Trainable, inner
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.context_run import exchange_bytes_of
 from flashtrain.training.hardware import Hardware, duration, expected_rate
-from flashtrain.training.memory import FREE_SHARE, GIB, MemoryEstimate, estimate_memory
+from flashtrain.training.memory import FREE_SHARE, GIB, EncoderShape, MemoryEstimate, estimate_memory
 from flashtrain.training.memory_choice import (
     AUTO,
     Estimate,
@@ -195,6 +195,13 @@ def choose_encoder_batching(
         options=options,
         alternatives=[option for option in less if option.estimate.total < chosen.estimate.total],
     )
+
+
+def encoder_shape(config: Any, **own: Any) -> EncoderShape:
+    """What of an encoder's configuration its memory is estimated from. own: fields of the estimate's alone."""
+    sizes = (config.layers, config.embed, config.heads, config.ffn)
+    rotary, dropout = config.positions != "learned", config.dropout > 0
+    return EncoderShape(*sizes, gated=config.activation in GATED, rotary=rotary, dropout=dropout, **own)
 
 
 def memory_words(batching: Batching) -> str:
