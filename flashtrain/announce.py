@@ -64,7 +64,10 @@ IGNORED = (
 
 
 def quieten() -> None:
-    """Silence Lightning's greetings and the warnings listed above. For the command, not for the library."""
+    """Silence Lightning's greetings, the warnings listed above, and what the kernels tell on every rank but the first.
+    For the command, not for the library."""
+    if getattr(rank_zero_only, "rank", 0):
+        logging.getLogger("flashtrain_kernels").setLevel(logging.ERROR)
     for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "pytorch_lightning.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for pattern in IGNORED:

@@ -58,9 +58,9 @@ def one_of(name: str, given: str, possible: Iterable[str]) -> None:
         raise unknown(name, given, names)
 
 
-def at_least(name: str, given: float, low: float) -> None:
-    """Raise unless `given` is a number not below `low`."""
-    if not given >= low:
+def at_least(name: str, given: float | None, low: float) -> None:
+    """Raise unless `given` is a number not below `low`, or None, which leaves it open."""
+    if given is not None and not given >= low:
         raise UserError(f"{name}={given} must be at least {low}.")
 
 

@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 
 def succeeds(words: Sequence[str], environment: Mapping[str, str] = {}, *, several: bool = False) -> str:
@@ -32,8 +33,25 @@ def refused(words: Sequence[str]) -> str:
     return output.splitlines()[-1]
 
 
+@cache
+def import_what_commands_need() -> None:
+    """What every fork would import again: of a command of a second or two a quarter is this."""
+    import wandb  # noqa: F401
+
+    import flashtrain.command.modes
+    import flashtrain.command.sweep
+    import flashtrain.report.page
+    import flashtrain.tasks.fine_tuning.evaluate
+    import flashtrain.tasks.language.evaluate
+    import flashtrain.tasks.masked_language.prepare  # noqa: F401
+    from flashtrain.command.given import settings_of
+
+    settings_of(["recipe=gpt2"])  # Hydra's plugins, and all settings that are registered
+
+
 def run(words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
     """`python -m flashtrain` with these words: in a fork of this process, which has imported what takes seconds."""
+    import_what_commands_need()
     read, write = os.pipe()
     child = os.fork()
     if child == 0:

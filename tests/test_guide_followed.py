@@ -145,8 +145,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", PAGES)
 def test_the_commands_of_a_page_work_one_after_the_other(page: str, home: Path) -> None:
-    import flashtrain.command.job  # noqa: F401 - what every command would import again
-
     own = {
         "finetune.path=FOLDER": "finetune.path=reviews",
         "weights=RUN_OR_HUGGING_FACE_FOLDER": "weights=runs/bert/...",
@@ -164,6 +162,7 @@ def test_the_commands_of_a_page_work_one_after_the_other(page: str, home: Path) 
     }
     if page == "docs/start-from-weights.md":  # it begins where a reader has trained a BERT and a GPT-2
         small = ["bert.size=tiny", "context=32", "trainer.steps=2", "masked.token_budget=256", "data.tokenizer=bytes"]
+        small.append("trainer.tokens_per_step=2048")
         succeeds(["recipe=bert", "data=files", "data.path=novels", *small])
         succeeds(adapted("python -m flashtrain recipe=gpt2", own)[1])
     for typed in shell_blocks()[page]:

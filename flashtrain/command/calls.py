@@ -244,7 +244,7 @@ def _refuse_study(asked: Settings) -> None:
 
 def _continued(loaded: Loaded, prompt: str, options: Mapping[str, Any]) -> str:
     """What the loaded model, as it is now, writes after the prompt."""
-    from flashtrain.tasks.language.evaluate import written
+    from flashtrain.tasks.language.prepare import continue_text
 
     unknown = set(options) - {*_OF_WRITING, "seed"}
     if unknown:
@@ -258,7 +258,8 @@ def _continued(loaded: Loaded, prompt: str, options: Mapping[str, Any]) -> str:
     how = replace(loaded.settings.generate, **own)
     how.check()
     seed = options.get("seed", loaded.settings.seed)
-    return written(loaded.model, loaded.tokenizer, loaded.settings.having(generate=how, prompt=prompt, seed=seed))
+    settings = loaded.settings.having(generate=how, prompt=prompt, seed=seed)
+    return continue_text(loaded.model, loaded.tokenizer, settings)
 
 
 def _in_a_process(words: list[str], folder: Path, *, quiet: bool) -> Stopped | None:

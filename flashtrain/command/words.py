@@ -37,7 +37,7 @@ from flashtrain.settings.groups import (
     TOKENIZERS,
 )  # fmt: skip
 from flashtrain.settings.settings import Settings, mode_names, setting_names
-from flashtrain.tasks.masked_language.settings import FAMILIES, SIZES
+from flashtrain.tasks.masked_language.spec import FAMILIES, SIZES
 
 # Settings whose names may be given in capitals; groups of conf/ may be too.
 _CHOICES: dict[str, Sequence[str]] = {

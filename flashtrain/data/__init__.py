@@ -3,7 +3,7 @@
 In the order the text travels: `sources` and `hub_source` (TextSource, StandardLibrarySource, FilesSource, HubSource,
 SavedDataset, make_source), `text_files` (what they read), `tokenizers`, `bpe` and `huggingface_tokenizer` (Tokenizer,
 TokenizerSpec, ByteTokenizer, BPETokenizer, WordPieceTokenizer, gpt2_tokenizer, huggingface_tokenizer, make_tokenizer,
-load_tokenizer), `token_builder` and `token_cache` (TokenCache, open_or_build), `cache_contents` (what they left),
+load_tokenizer), `token_builder` and `token_cache` (TokenCache, open_or_build),
 `packing` (Split, split_documents, PackedSamples, Batch), `loader` (StepSampler, ResumableLoader) and `datamodule`
 (TextDataModule), the LightningDataModule that puts them together and is all that most programs need.
 

@@ -259,7 +259,7 @@ def _gpt2_files(vocab: str | os.PathLike[str] | None, merges: str | os.PathLike[
 
 
 def _download(name: str) -> str:
-    from flashtrain.files.hub import work_offline_where_unreachable
+    from flashtrain.files.addresses import work_offline_where_unreachable
 
     work_offline_where_unreachable()
     import huggingface_hub  # a dependency of tokenizers; imported here since it is slow

@@ -11,19 +11,13 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader
 
-from flashtrain.data.chat_samples import (
-    COST,
-    ChatDocuments,
-    ChatRowsOnce,
-    ChatSamples,
-    label_counts,
-)
+from flashtrain.data.chat_samples import COST, ChatDocuments, ChatSamples, label_counts
 from flashtrain.data.chat_source import ChatFiles, ChatRows, ChatSource
 from flashtrain.data.chat_template import ChatTemplate
 from flashtrain.data.datamodule import TextDataModule
-from flashtrain.data.loader import evaluation_loader
+from flashtrain.data.loader import ListedBatches, evaluation_loader
 from flashtrain.data.packing import ChatBatch, Split
-from flashtrain.data.token_budget import TokenBudgetPlan
+from flashtrain.data.token_budget import TokenBudgetPlan, rows_once
 from flashtrain.data.token_budget_loader import TokenBudgetLoader, TokenBudgetSampler
 from flashtrain.data.token_cache import GOES_ON
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, huggingface_tokenizer
@@ -182,7 +176,10 @@ class ChatDataModule(TextDataModule):
         samples = self._chats(held_out)
         world_size, rank = self._place()
         size = self.validation_batch or self.batch_size
-        sampler = ChatRowsOnce(samples, batch_size=size, world_size=world_size, rank=rank)
+        steps = rows_once(samples.lengths(0), budget=self.context, ranks=size * world_size, cost=COST)
+        place = {"rank": rank, "world_size": world_size}
+        mine = [one for rows in steps for one in samples.micro_batches(rows, batch_size=size, **place)]
+        sampler = ListedBatches(len(samples), mine, **place)
         return evaluation_loader(samples, sampler, num_workers=self.num_workers, pin_memory=self._pin_memory())
 
     def _chats(self, documents: ChatDocuments) -> ChatSamples:

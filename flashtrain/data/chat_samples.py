@@ -8,15 +8,15 @@ a step have follows from their lengths alone (token_budget.TokenBudgetPlan), so 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, DistributedSampler
+from torch.utils.data import Dataset
 
 from flashtrain.data.packing import IGNORED_LABEL, ChatBatch
-from flashtrain.data.token_budget import Cost, rows_once
+from flashtrain.data.token_budget import Cost
 from flashtrain.data.token_cache import LABELLED, TokenCache, check_ids
 
 # All tokens of a row are computed, filled or not: what differs between rows is attention's pairs.
@@ -160,28 +160,6 @@ class ChatSamples(Dataset[ChatBatch]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_files": None}
-
-
-class ChatRowsOnce(DistributedSampler):
-    """This device's micro-batches of an evaluation: every document once, and as many micro-batches on each device."""
-
-    def __init__(self, samples: ChatSamples, *, batch_size: int, world_size: int = 1, rank: int = 0) -> None:
-        super().__init__(range(len(samples)), num_replicas=world_size, rank=rank)  # type: ignore[arg-type]
-        planned = rows_once(samples.lengths(0), budget=samples.context, ranks=batch_size * world_size, cost=COST)
-        self._batches = [
-            one
-            for rows in planned
-            for one in samples.micro_batches(rows, rank=rank, world_size=world_size, batch_size=batch_size)
-        ]
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __iter__(self) -> Iterator[MicroBatch]:
-        return iter(self._batches)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Nothing to set: every epoch reads the same rows."""
 
 
 def label_counts(marks: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:

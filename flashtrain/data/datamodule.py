@@ -26,7 +26,7 @@ from flashtrain.data.sources import TextSource, TokenSource, make_source
 from flashtrain.data.token_builder import open_or_build
 from flashtrain.data.token_cache import TokenCache
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec
-from flashtrain.errors import UserError
+from flashtrain.errors import UserError, at_least
 
 
 class ResumableDataModule(pl.LightningDataModule):
@@ -256,10 +256,8 @@ class TextDataModule(ResumableDataModule):
 
     def _check(self) -> None:
         for name in ("context", "batch_size", "total_steps", "accumulate", "validation_samples"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name}={getattr(self, name)} must be at least 1.")
-        if self.num_workers < 0:
-            raise UserError(f"num_workers={self.num_workers} must be at least 0.")
+            at_least(name, getattr(self, name), 1)
+        at_least("num_workers", self.num_workers, 0)
         if not 0 <= self.seed < 2**32:
             raise UserError(f"seed={self.seed} must be at least 0 and below 2**32.")
         if not 0 <= self.validation_fraction < 1:

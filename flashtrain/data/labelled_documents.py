@@ -24,8 +24,8 @@ from flashtrain.data.hub_source import datasets_library, reading_errors
 from flashtrain.data.text_files import json_lines
 from flashtrain.data.tokenizers import SpecialTokens, Tokenizer
 from flashtrain.errors import UserError, unknown
+from flashtrain.files.addresses import work_offline_where_unreachable
 from flashtrain.files.foreign_files import COMPRESSIONS
-from flashtrain.files.hub import work_offline_where_unreachable
 
 LAYOUTS = ("packed", "padded")
 
@@ -50,7 +50,8 @@ class LabelledDocuments(Protocol):
 
 
 class TokenDocuments(NamedTuple):
-    """LabelledDocuments in memory. tokens: all of them end to end; offsets (n + 1,); labels (n, L) bool."""
+    """LabelledDocuments in memory. tokens: all of them end to end; offsets (n + 1,); labels (n, L) bool, or of texts
+    whose words have labels as tokens, -100 for none."""
 
     tokens: np.ndarray
     offsets: np.ndarray

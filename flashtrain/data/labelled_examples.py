@@ -23,7 +23,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flashtrain.data.labelled_documents import MOST_BYTES, ClassificationBatch, CutSamples, jsonl_objects, unknown_label
+from flashtrain.data.labelled_documents import (
+    MOST_BYTES,
+    ClassificationBatch,
+    CutSamples,
+    TokenDocuments,
+    jsonl_objects,
+    unknown_label,
+)
 from flashtrain.data.masking import hashed, uniform
 from flashtrain.data.packing import IGNORED_LABEL
 from flashtrain.data.tokenizers import SpecialTokens, Tokenizer
@@ -36,23 +43,6 @@ class WordRow(NamedTuple):
     words: list[str]
     labels: list[str]
     where: str = ""
-
-
-class LabelledTokens(NamedTuple):
-    """Texts in memory. tokens: all of them end to end; offsets (n + 1,); labels: as tokens, -100 for none."""
-
-    tokens: np.ndarray
-    offsets: np.ndarray
-    labels: np.ndarray
-    label_names: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """(n,) int64."""
-        return np.diff(self.offsets)
 
 
 def word_rows(
@@ -77,7 +67,7 @@ def word_rows(
 
 def encode_words(
     rows: Sequence[WordRow], tokenizer: Tokenizer, label_names: Sequence[str] | None = None
-) -> LabelledTokens:
+) -> TokenDocuments:
     """The texts as tokens, a word's label at its first token (Devlin et al. 2019, section 5.3).
 
     Every word but the first is encoded with a space before it. label_names: None for all that occur, sorted.
@@ -100,17 +90,17 @@ def encode_words(
             if len(ids):
                 labels.extend([place[mark], *[IGNORED_LABEL] * (len(ids) - 1)])
         sizes.append(len(tokens) - before)
-    return LabelledTokens(np.array(tokens), np.cumsum(sizes), np.array(labels), names)
+    return TokenDocuments(np.array(tokens), np.cumsum(sizes), np.array(labels), names)
 
 
 class TokenLabelledSamples(CutSamples):
-    """LabelledTokens as samples; indexed by a sequence of their numbers it gives one batch for TokenClassifier.loss.
+    """Texts with labels of words as samples; indexed by a sequence of their numbers it gives a TokenClassifier's batch.
 
     As LabelledSamples', but `labels` are as `tokens` are, int64, -100 where there is none. context, layout, errors: see
     CutSamples.
     """
 
-    def __init__(self, texts: LabelledTokens, special: SpecialTokens, context: int, *, layout: str = "packed") -> None:
+    def __init__(self, texts: TokenDocuments, special: SpecialTokens, context: int, *, layout: str = "packed") -> None:
         super().__init__(texts, special, context, layout)
         self.texts = texts
 

@@ -14,7 +14,7 @@ processes have read ahead.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -121,7 +121,25 @@ class StepSampler(DistributedSampler):
         return {**self.__dict__, "_permutations": {}}
 
 
-class FixedSampler(DistributedSampler):
+class ListedBatches(DistributedSampler):
+    """This device's micro-batches of an evaluation, of `samples` samples: the same ones every time. batches: of each,
+    what it is built of. Like StepSampler it knows its rank already."""
+
+    def __init__(self, samples: int, batches: Sequence[Any], *, world_size: int, rank: int) -> None:
+        super().__init__(range(samples), num_replicas=world_size, rank=rank)  # type: ignore[arg-type]
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._batches)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Nothing to set: every epoch reads the same."""
+
+
+class FixedSampler(ListedBatches):
     """The first `samples` samples in order, an equal share for each device, in micro-batches of one size.
 
     The same samples are read whatever the count of devices (up to a remainder that does not divide among them) and
@@ -129,7 +147,6 @@ class FixedSampler(DistributedSampler):
     """
 
     def __init__(self, samples: int, *, batch_size: int, world_size: int = 1, rank: int = 0) -> None:
-        super().__init__(range(samples), num_replicas=world_size, rank=rank)  # type: ignore[arg-type]
         if samples >= world_size:
             share = samples // world_size
             mine = np.arange(rank * share, (rank + 1) * share)
@@ -139,16 +156,8 @@ class FixedSampler(DistributedSampler):
         size = max(size for size in range(1, min(batch_size, len(mine)) + 1) if len(mine) % size == 0)
         if 2 * size < batch_size <= len(mine):
             size = batch_size
-        self._batches = [mine[begin : begin + size].tolist() for begin in range(0, len(mine), size)]
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self._batches)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Nothing to set: every epoch reads the same samples in the same order."""
+        batches = [mine[begin : begin + size].tolist() for begin in range(0, len(mine), size)]
+        super().__init__(samples, batches, world_size=world_size, rank=rank)
 
 
 log = logging.getLogger(__name__)

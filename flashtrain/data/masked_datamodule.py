@@ -10,13 +10,13 @@ import os
 from torch.utils.data import DataLoader
 
 from flashtrain.data.datamodule import TextDataModule
-from flashtrain.data.loader import evaluation_loader
+from flashtrain.data.loader import ListedBatches, evaluation_loader
 from flashtrain.data.masked_samples import ROUNDED_TO, MaskedSamples
 from flashtrain.data.masking import MaskedBatch, Pieces, TokenBreaks, split_pieces
 from flashtrain.data.packing import Spans
 from flashtrain.data.sources import TextSource, TokenSource
-from flashtrain.data.token_budget import Cost, TokenBudgetPlan
-from flashtrain.data.token_budget_loader import RowsOnce, TokenBudgetLoader, TokenBudgetSampler
+from flashtrain.data.token_budget import Cost, TokenBudgetPlan, rows_once
+from flashtrain.data.token_budget_loader import TokenBudgetLoader, TokenBudgetSampler
 from flashtrain.data.tokenizers import SpecialTokens, Tokenizer, TokenizerSpec
 from flashtrain.errors import UserError
 
@@ -157,7 +157,10 @@ class MaskedTextDataModule(TextDataModule):
             return []
         samples = self._masked(held_out, VALIDATION_SEED)
         world_size, rank = self._place()
-        sampler = RowsOnce(samples, self._validated(samples), world_size=world_size, rank=rank)
+        count = self._validated(samples)
+        planned = rows_once(samples.lengths(0)[:count], budget=self.token_budget, ranks=world_size, most=samples.most)
+        rows = [samples.row(of_ranks[rank]) for of_ranks in planned]
+        sampler = ListedBatches(count, rows, world_size=world_size, rank=rank)
         return evaluation_loader(samples, sampler, num_workers=self.num_workers, pin_memory=self._pin_memory())
 
     @property

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from flashtrain.data.datamodule import ResumableDataModule
 from flashtrain.data.loader import ResumableLoader, Samples
-from flashtrain.errors import UserError
+from flashtrain.errors import at_least
 
 
 class Labelled(TypedDict):
@@ -177,8 +177,7 @@ class SequenceDataModule(ResumableDataModule):
     ) -> None:
         super().__init__()
         for name, given in (("batch_size", batch_size), ("total_steps", total_steps), ("accumulate", accumulate)):
-            if given < 1:
-                raise UserError(f"{name}={given} must be at least 1.")
+            at_least(name, given, 1)
         self.source = source
         self.batch_size = batch_size
         self.total_steps = total_steps

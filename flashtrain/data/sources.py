@@ -82,7 +82,7 @@ class FilesSource:
         return hashlib.sha256(f"files {self.text_column}{encoding}\n{contents}".encode()).hexdigest()
 
     def _contents(self, files: Sequence[Any]) -> str:
-        from flashtrain.files.contents import hash_of_contents  # when text is read: not for help or a plan
+        from flashtrain.files.addresses import hash_of_contents  # when text is read: not for help or a plan
 
         base = self.path if self.path.is_dir() else self.path.parent
         try:

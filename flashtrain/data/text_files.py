@@ -24,6 +24,7 @@ from flashtrain.errors import UserError, unknown
 from flashtrain.files.foreign_files import (
     BROKEN_FILE_ERRORS,
     DEFAULT_LONGEST,
+    MadeBytes,
     UnpackedSize,
     open_binary,
     parse_json,
@@ -90,43 +91,28 @@ def decode_text(content: bytes | bytearray, path: Path, encoding: str = UTF_8, r
     return Decoded(text.removeprefix("\ufeff"), 0)
 
 
-class Utf8Reader(io.RawIOBase):
+class Utf8Reader(MadeBytes):
     """The UTF-8 of a file in another encoding, for readers of lines. Raises UserError at a byte that is no text."""
 
     def __init__(self, file: BinaryIO, path: Path, encoding: str) -> None:
-        super().__init__()
-        self._file, self._path, self._encoding = file, path, encoding
+        super().__init__(file)
+        self._path, self._encoding = path, encoding
         self._decoder = codecs.getincrementaldecoder(encoding)()
         self._begun = False
-        self._ended = False
-        self._ready = b""
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """As many bytes as there are, or as fit."""
-        while not self._ready and not self._ended:
-            piece = self._file.read(_PIECE)
-            self._ended = not piece
-            try:
-                text = self._decoder.decode(piece, final=self._ended)
-            except UnicodeError as error:
-                reason = error.reason if isinstance(error, UnicodeDecodeError) else error
-                raise UserError(
-                    f"{self._path} is no {self._encoding} text ({reason}): say in data.encoding what it is."
-                ) from error
-            if text and not self._begun:
-                text, self._begun = text.removeprefix("\ufeff"), True
-            self._ready = text.encode("utf-8", errors="replace")
-        count = min(len(buffer), len(self._ready))
-        buffer[:count] = self._ready[:count]
-        self._ready = self._ready[count:]
-        return count
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
+    def _make(self) -> bool:
+        piece = self._file.read(_PIECE)
+        try:
+            text = self._decoder.decode(piece, final=not piece)
+        except UnicodeError as error:
+            reason = error.reason if isinstance(error, UnicodeDecodeError) else error
+            raise UserError(
+                f"{self._path} is no {self._encoding} text ({reason}): say in data.encoding what it is."
+            ) from error
+        if text and not self._begun:
+            text, self._begun = text.removeprefix("\ufeff"), True
+        self._ready = memoryview(text.encode("utf-8", errors="replace"))
+        return bool(piece or text)
 
 
 def _decodes_text(name: str) -> bool:

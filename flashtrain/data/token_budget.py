@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flashtrain.data.loader import epoch_order
-from flashtrain.errors import UserError
+from flashtrain.errors import UserError, at_least
 
 
 class Cost(NamedTuple):
@@ -230,8 +230,7 @@ class TokenBudgetPlan:
         tolerance: float = 1.03,
     ) -> None:
         for name, value in (("samples", samples), ("budget", budget), ("rows", rows)):
-            if value < 1:
-                raise UserError(f"{name}={value} must be at least 1.")
+            at_least(name, value, 1)
         if not look_ahead >= 1:
             raise UserError(f"look_ahead={look_ahead:g} must be at least 1.")
         self.samples = samples

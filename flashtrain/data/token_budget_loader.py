@@ -9,8 +9,7 @@ import pytorch_lightning as pl
 from torch.utils.data import DistributedSampler
 
 from flashtrain.data.loader import ResumableLoader
-from flashtrain.data.masked_samples import MaskedSamples, Row
-from flashtrain.data.token_budget import PlanState, StepPlan, TokenBudgetPlan, rows_once
+from flashtrain.data.token_budget import PlanState, StepPlan, TokenBudgetPlan
 from flashtrain.errors import UserError
 from flashtrain.files.foreign_files import is_count
 
@@ -126,25 +125,6 @@ class TokenBudgetSampler(DistributedSampler):
         while len(self._fills) > STATES_KEPT:
             del self._fills[min(self._fills)]
         return planned
-
-
-class RowsOnce(DistributedSampler):
-    """This device's rows of an evaluation: every sample once, and as many micro-batches on each device."""
-
-    def __init__(self, samples: MaskedSamples, count: int, *, world_size: int = 1, rank: int = 0) -> None:
-        super().__init__(range(count), num_replicas=world_size, rank=rank)  # type: ignore[arg-type]
-        lengths = samples.lengths(0)[:count]
-        planned = rows_once(lengths, budget=samples.budget, ranks=world_size, most=samples.most)
-        self._rows = [samples.row(rows[rank]) for rows in planned]
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __iter__(self) -> Iterator[Row]:
-        return iter(self._rows)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Nothing to set: every epoch reads the same rows."""
 
 
 class TokenBudgetLoader(ResumableLoader):

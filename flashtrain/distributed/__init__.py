@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flashtrain.package import import_when_used
+from flashtrain import import_when_used
 
 if TYPE_CHECKING:
     from flashtrain.distributed.sharded_strategy import FullyShardedStrategy as FullyShardedStrategy

@@ -206,7 +206,37 @@ class UnpackedSize:
             )
 
 
-class _UnpackedFile(io.RawIOBase):
+class MadeBytes(io.RawIOBase):
+    """A file whose bytes are made of another's, piece by piece."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__()
+        self._file = file
+        self._ready = memoryview(b"")
+
+    @abstractmethod
+    def _make(self) -> bool:
+        """Have the next bytes ready, or none yet; False where the file ends."""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """As many bytes as there are, or as fit."""
+        while not self._ready:
+            if not self._make():
+                return 0
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+class _UnpackedFile(MadeBytes):
     """A file of one or many compressed frames, none of which may end midway.
 
     fsspec opens compressed files by the readers of gzip, lzma and zstandard, whose gaps are told below.
@@ -216,10 +246,8 @@ class _UnpackedFile(io.RawIOBase):
     padding = b""  # bytes that may stand between two frames
 
     def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._file = path.open("rb")
+        super().__init__(path.open("rb"))
         self._frame: Any = None  # the decompressor of the current frame
-        self._ready = memoryview(b"")
 
     @abstractmethod
     def _new_frame(self) -> Any: ...
@@ -244,29 +272,15 @@ class _UnpackedFile(io.RawIOBase):
         self._ready = memoryview(self._unpacked(packed))
         return True
 
-    def readable(self) -> bool:
+    def _make(self) -> bool:
+        if self._frame is None or self._frame.eof:
+            return self._begin_frame()
+        hungry = getattr(self._frame, "needs_input", True)  # lzma's may have more of what it got
+        packed = self._file.read(self.chunk) if hungry else b""
+        if hungry and not packed:
+            raise EOFError("the file ends in the middle of a compressed frame")
+        self._ready = memoryview(self._unpacked(packed))
         return True
-
-    def readinto(self, buffer: Any) -> int:
-        """As many bytes as there are, or as fit."""
-        while not self._ready:
-            if self._frame is None or self._frame.eof:
-                if not self._begin_frame():
-                    return 0
-                continue
-            hungry = getattr(self._frame, "needs_input", True)  # lzma's may have more of what it got
-            packed = self._file.read(self.chunk) if hungry else b""
-            if hungry and not packed:
-                raise EOFError("the file ends in the middle of a compressed frame")
-            self._ready = memoryview(self._unpacked(packed))
-        count = min(len(buffer), len(self._ready))
-        buffer[:count] = self._ready[:count]
-        self._ready = self._ready[count:]
-        return count
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
 
 
 class _ZstdFile(_UnpackedFile):

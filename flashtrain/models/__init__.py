@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flashtrain.package import import_when_used
+from flashtrain import import_when_used
 
 if TYPE_CHECKING:
     from flashtrain.models.attention import Attention as Attention

@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flashtrain.errors import UserError
-from flashtrain.models.bert_encoder import BertConfig, BertEncoder, reset_bert_parameters
-from flashtrain.models.block import normalization
+from flashtrain.models.bert_encoder import BertConfig, BertEncoder
+from flashtrain.models.block import normalization, start_normal
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.models.trainable import Trainable
 from flashtrain_kernels import linear_cross_entropy
@@ -123,7 +123,7 @@ class Bert(Trainable):
 
     def reset_parameters(self) -> None:
         """BERT's start: weights normal(0, 0.02), biases 0."""
-        reset_bert_parameters(self)
+        start_normal(self)
         if self.masked_head is not None and self.masked_head.bias is not None:
             nn.init.zeros_(self.masked_head.bias)
 

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from flashtrain.errors import UserError, unknown
 from flashtrain.models.bert import IGNORED, Pooler, first_tokens
-from flashtrain.models.bert_encoder import INITIAL_STD, BertEncoder
+from flashtrain.models.bert_encoder import BertEncoder
+from flashtrain.models.block import INITIAL_STD
 
 
 def mean_of_tokens(hidden: Tensor, lengths: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Tensor:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from flashtrain.errors import UserError, unknown
-from flashtrain.models.attention import AnyMask, check_dropout, check_heads, plan_mask
-from flashtrain.models.block import FEED_FORWARDS, GATED, Block, PostNormBlock, normalization
+from flashtrain.models.attention import AnyMask, check_heads, plan_mask
+from flashtrain.models.block import FEED_FORWARDS, GATED, Block, PostNormBlock, check_shape, normalization, start_normal
 from flashtrain.models.cache import PackedSequences
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.models.positions import LearnedPositions, RotaryPositions, check_learned, check_rotary
@@ -77,25 +77,12 @@ class BertConfig:
     next_sentence: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "context", "layers", "ffn"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} {getattr(self, name)}. Possible: 1 or more.")
-        if self.vocab_rows < self.vocab_size:
-            raise UserError(
-                f"vocab_rows {self.vocab_rows} for {self.vocab_size} tokens. Possible: {self.vocab_size} or more."
-            )
+        names = {"positions": POSITIONS, "norm_place": NORM_PLACES, "activation": FEED_FORWARDS}
+        check_shape(self, ("vocab_size", "context", "layers", "ffn"), names)
         if self.segments < 0:
             raise UserError(f"segments {self.segments}. Possible: 0 for none, or how many there are.")
         if not self.epsilon > 0:
             raise UserError(f"epsilon {self.epsilon:g}. Possible: a small positive number (BERT's is 1e-12).")
-        check_dropout(self.dropout)
-        for kind, given, possible in (
-            ("positions", self.positions, POSITIONS),
-            ("norm_place", self.norm_place, NORM_PLACES),
-            ("activation", self.activation, FEED_FORWARDS),
-        ):
-            if given not in possible:
-                raise unknown(kind, given, possible)
         head_dim = check_heads(self.embed, self.heads, self.heads)
         if self.positions == "rotary":
             check_rotary(head_dim, self.rope_base)
@@ -181,9 +168,6 @@ class BertConfig:
         return tokens * self.cost_per_token() + pairs * self.cost_per_pair() + heads
 
 
-INITIAL_STD = 0.02
-
-
 class BertEncoder(nn.Module):
     """Embeddings and blocks (Devlin et al. 2019), or their modern variant; every token sees its whole sequence.
 
@@ -222,7 +206,7 @@ class BertEncoder(nn.Module):
             for _ in range(config.layers)
         )
         self.final_norm = None if post else self._norm()
-        reset_bert_parameters(self)
+        start_normal(self)
 
     def _norm(self) -> nn.Module:
         return normalization("layernorm", self.config.embed, self.config.bias, self.config.epsilon)
@@ -313,14 +297,3 @@ def _padded(lengths: Tensor | None, tokens: Tensor) -> tuple[Mask | None, Tensor
         return None, index
     end = torch.where(index < lengths[:, None], lengths[:, None], 0).to(torch.int32)
     return masks.document(Documents(torch.zeros_like(end), end), causal=False), index
-
-
-def reset_bert_parameters(model: nn.Module) -> None:
-    """BERT's start: weights normal(0, 0.02), biases 0, norms 1 and 0."""
-    for module in model.modules():
-        if isinstance(module, nn.Linear | nn.Embedding):
-            nn.init.normal_(module.weight, std=INITIAL_STD)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
-            module.reset_parameters()

@@ -15,15 +15,15 @@ Shapes: B batch, S sequence, E embedding width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flashtrain.errors import unknown
-from flashtrain.models.attention import AnyMask, Attention
+from flashtrain.errors import UserError, one_of, unknown
+from flashtrain.models.attention import AnyMask, Attention, check_dropout
 from flashtrain.models.cache import LayerCache, PackedSequences
 from flashtrain.models.memory_savings import MemorySavings, checkpointed, feed_forward_pieces
 from flashtrain_kernels import gelu_feed_forward
@@ -123,6 +123,34 @@ def feed_forward(activation: str, embed: int, ffn: int, bias: bool) -> GeluFeedF
     if activation not in FEED_FORWARDS:
         raise unknown("activation", activation, FEED_FORWARDS)
     return FEED_FORWARDS[activation](embed, ffn, bias)
+
+
+INITIAL_STD = 0.02
+
+
+def start_normal(model: nn.Module) -> None:
+    """GPT-2's and BERT's start: weights normal(0, 0.02), biases 0, norms 1 and 0."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=INITIAL_STD)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
+            module.reset_parameters()
+
+
+def check_shape(config: Any, sizes: Sequence[str], names: Mapping[str, Iterable[str]]) -> None:
+    """What every configuration checks of itself: sizes of 1 at least, room in the embedding table for all tokens, its
+    dropout, and that `names` (field -> possible values) are known. UserError."""
+    for name in sizes:
+        if getattr(config, name) < 1:
+            raise UserError(f"{name} {getattr(config, name)}. Possible: 1 or more.")
+    rows = getattr(config, "vocab_rows", config.vocab_size)
+    if rows < config.vocab_size:
+        raise UserError(f"vocab_rows {rows} for {config.vocab_size} tokens. Possible: {config.vocab_size} or more.")
+    check_dropout(config.dropout)
+    for name, possible in names.items():
+        one_of(name, getattr(config, name), possible)
 
 
 class Block(nn.Module):

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from flashtrain.errors import UserError, unknown
-from flashtrain.models.attention import check_dropout, check_heads
-from flashtrain.models.block import FEED_FORWARDS, NORMS
+from flashtrain.errors import UserError, one_of, unknown
+from flashtrain.models.attention import check_heads
+from flashtrain.models.block import FEED_FORWARDS, NORMS, check_shape
 from flashtrain.models.positions import AXIAL_BASE, check_axial, check_rotary
 from flashtrain_kernels import BlockMask, block_mask, block_sparse
 
@@ -231,24 +231,14 @@ class ClassifierConfig:
     pattern_globals: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("length", "embed", "layers", "heads", "ffn", "vocab_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} {getattr(self, name)}. Possible: 1 or more.")
+        names = {"inputs": INPUTS, "positions": POSITIONS, "pooling": POOLINGS, "norm": NORMS}
+        sizes = ("length", "embed", "layers", "heads", "ffn", "vocab_size")
+        check_shape(self, sizes, {**names, "activation": FEED_FORWARDS})
         if self.classes < 2:
             raise UserError(f"{self.classes} classes. Possible: 2 or more.")
         if self.towers not in (1, 2):
             raise UserError(f"{self.towers} towers. Possible: 1 sequence a sample, or 2.")
-        check_dropout(self.dropout)
-        for kind, given, possible in (
-            ("inputs", self.inputs, INPUTS),
-            ("positions", self.positions, POSITIONS),
-            ("pooling", self.pooling, POOLINGS),
-            ("norm", self.norm, NORMS),
-            ("activation", self.activation, FEED_FORWARDS),
-            ("attention pattern", self.pattern, PATTERNS),
-        ):
-            if given not in possible:
-                raise unknown(kind, given, possible)
+        one_of("attention pattern", self.pattern, PATTERNS)
         self._check_positions(check_heads(self.embed, self.heads, self.heads))
         if self.pattern in TILED and not self._is_square:
             raise UserError(

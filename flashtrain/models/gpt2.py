@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flashtrain.errors import UserError, unknown
-from flashtrain.models.attention import AnyMask, check_dropout, check_heads, plan_mask
-from flashtrain.models.block import FEED_FORWARDS, NORMS, Block, normalization
+from flashtrain.models.attention import AnyMask, check_heads, plan_mask
+from flashtrain.models.block import FEED_FORWARDS, INITIAL_STD, NORMS, Block, check_shape, normalization, start_normal
 from flashtrain.models.cache import KeyValueCache, next_positions
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.models.positions import LearnedPositions, RotaryPositions, check_learned, check_rotary, rotary_base_for
@@ -30,7 +30,6 @@ POSITIONS = ("learned", "rotary")
 RESIDUALS = ("weights", "compute")
 FAMILIES = ("gpt2", "modern")
 IGNORED = -100  # a label of this value is not scored (torch's convention)
-INITIAL_STD = 0.02
 
 
 class Size(NamedTuple):
@@ -82,21 +81,8 @@ class GPT2Config:
     rope_factor: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "context", "layers", "ffn"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} {getattr(self, name)}. Possible: 1 or more.")
-        if self.vocab_rows < self.vocab_size:
-            raise UserError(
-                f"vocab_rows {self.vocab_rows} for {self.vocab_size} tokens. Possible: {self.vocab_size} or more."
-            )
-        check_dropout(self.dropout)
-        for kind, given, possible in (
-            ("positions", self.positions, POSITIONS),
-            ("norm", self.norm, NORMS),
-            ("activation", self.activation, FEED_FORWARDS),
-        ):
-            if given not in possible:
-                raise unknown(kind, given, possible)
+        names = {"positions": POSITIONS, "norm": NORMS, "activation": FEED_FORWARDS}
+        check_shape(self, ("vocab_size", "context", "layers", "ffn"), names)
         head_dim = check_heads(self.embed, self.heads, self.kv_heads)
         if self.positions == "rotary":
             check_rotary(head_dim, self.rope_base)
@@ -235,13 +221,7 @@ class GPT2(Trainable):
 
     def reset_parameters(self) -> None:
         """GPT-2's start: weights normal(0, 0.02), biases 0, residual projections smaller by 1/sqrt(2 * layers)."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=INITIAL_STD)
-                if isinstance(module, nn.Linear) and module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
-                module.reset_parameters()
+        start_normal(self)
         for module in self.modules():
             if isinstance(module, Block):
                 for projection in module.residual_projections():

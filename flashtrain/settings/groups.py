@@ -114,16 +114,14 @@ class ModelSettings:
             raise UserError(f"model.adapter_alpha={self.adapter_alpha:g} must be above 0.")
         if self.rope_base is not None and not self.rope_base > 1:
             raise UserError(f"model.rope_base={self.rope_base:g} must be above 1 (10000 is usual).")
-        if self.rope_factor is not None:
-            at_least("model.rope_factor", self.rope_factor, 1)
+        at_least("model.rope_factor", self.rope_factor, 1)
         if self.name in DECODERS and self.size not in DECODER_SIZES:
             raise unknown("model size", self.size, DECODER_SIZES)
         if self.name in DECODERS and self.positions not in (None, *POSITIONS):
             raise unknown("positions", str(self.positions), POSITIONS)
         one_of("model.residual", self.residual, RESIDUALS)
         between("model.dropout", self.dropout, 0.0, 1.0, include_high=False)
-        if self.vocab_rows is not None:
-            at_least("model.vocab_rows", self.vocab_rows, 1)
+        at_least("model.vocab_rows", self.vocab_rows, 1)
 
 
 @dataclass
@@ -190,8 +188,7 @@ class DataSettings:
             self._check_mixture()
         if self.dtype is not None:
             one_of("data.dtype", self.dtype, TOKEN_DTYPES)
-        if self.end_of_text is not None:
-            at_least("data.end_of_text", self.end_of_text, 0)
+        at_least("data.end_of_text", self.end_of_text, 0)
         self._check_tokenizer()
         if self.source == "chat" and self.tokenizer in ("bytes", "bpe", "gpt2"):
             raise UserError(
@@ -212,12 +209,9 @@ class DataSettings:
                 f"data.tokenizer={self.tokenizer}: leave it out."
             )
         between("data.validation_fraction", self.validation_fraction, 0.0, 0.5)
-        if self.validation_tokens is not None:
-            at_least("data.validation_tokens", self.validation_tokens, 1)
-        if self.split_context is not None:
-            at_least("data.split_context", self.split_context, 1)
-        if self.workers is not None:
-            at_least("data.workers", self.workers, 0)
+        at_least("data.validation_tokens", self.validation_tokens, 1)
+        at_least("data.split_context", self.split_context, 1)
+        at_least("data.workers", self.workers, 0)
 
     def parts(self) -> dict[str, tuple[DataSettings, float]]:
         """The settings of each source of a mixture, with the tokenizer of all, and its weight. Raises UserError."""
@@ -343,8 +337,7 @@ class MaskSettings:
             value = getattr(self, setting)
             if self.name == name and value is None:
                 raise UserError(f"mask={name} needs mask.{setting}=..., the {what}.")
-            if value is not None:
-                at_least(f"mask.{setting}", value, 1)
+            at_least(f"mask.{setting}", value, 1)
 
 
 @dataclass
@@ -370,8 +363,7 @@ class MemorySettings:
             )
         for name in ("ffn_chunk", "loss_chunk"):
             value = getattr(self, name)
-            if value is not None:
-                at_least(f"memory.{name}", value, 1)
+            at_least(f"memory.{name}", value, 1)
 
 
 @dataclass
@@ -483,8 +475,7 @@ class ScheduleSettings:
     options: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
-        if self.warmup_steps is not None:
-            at_least("schedule.warmup_steps", self.warmup_steps, 0)
+        at_least("schedule.warmup_steps", self.warmup_steps, 0)
         between("schedule.minimum_ratio", self.minimum_ratio, 0.0, 1.0)
 
 
@@ -531,8 +522,7 @@ class TrainerSettings:
         for name in ("steps", "tokens_per_step", "devices", "nodes", "log_every", "validate_every", "checkpoint_every"):
             at_least(f"trainer.{name}", getattr(self, name), 1)
         for name in ("micro_batch", "validation_micro_batch"):
-            if getattr(self, name) is not None:
-                at_least(f"trainer.{name}", getattr(self, name), 1)
+            at_least(f"trainer.{name}", getattr(self, name), 1)
         if self.max_minutes is not None and not self.max_minutes > 0:
             raise UserError(f"trainer.max_minutes={self.max_minutes} must be above 0.")
         one_of("trainer.strategy", self.strategy, STRATEGIES)

@@ -172,8 +172,7 @@ class Settings:
             raise UserError(
                 f"model.quantize={self.model.quantize} keeps whole weights on each device: choose trainer.strategy=ddp."
             )
-        if self.context_parallel is not None:
-            at_least("context_parallel", self.context_parallel, 1)
+        at_least("context_parallel", self.context_parallel, 1)
         if self.mode in ("train", "plan"):  # others may name it: their settings are those of a trained checkpoint
             check_context(self)
 

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flashtrain.package import import_when_used
+from flashtrain import import_when_used
 
 if TYPE_CHECKING:
-    from flashtrain.tasks.classification.task import MaskedPixels as MaskedPixels
-    from flashtrain.tasks.classification.task import SequenceClassification as SequenceClassification
+    from flashtrain.tasks.classification import MaskedPixels as MaskedPixels
+    from flashtrain.tasks.classification import SequenceClassification as SequenceClassification
     from flashtrain.tasks.fine_tuning.task import FineTuning as FineTuning
     from flashtrain.tasks.language.task import LanguageModel as LanguageModel
     from flashtrain.tasks.masked_language.task import MaskedLanguageModel as MaskedLanguageModel
     from flashtrain.tasks.training_task import TrainingTask as TrainingTask
 
 _HOMES = {
-    "MaskedPixels": "classification.task",
-    "SequenceClassification": "classification.task",
+    "MaskedPixels": "classification",
+    "SequenceClassification": "classification",
     "FineTuning": "fine_tuning.task",
     "LanguageModel": "language.task",
     "MaskedLanguageModel": "masked_language.task",

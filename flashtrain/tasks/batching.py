@@ -12,8 +12,8 @@ from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.models.trainable import DecoderShape, Trainable, inner
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.context_run import exchange_bytes_of
-from flashtrain.training.hardware import Hardware
-from flashtrain.training.memory import FREE_SHARE, GIB, MemoryEstimate, estimate_memory
+from flashtrain.training.hardware import Hardware, duration, expected_rate
+from flashtrain.training.memory import FREE_SHARE, GIB, EncoderShape, MemoryEstimate, estimate_memory
 from flashtrain.training.memory_choice import (
     AUTO,
     Estimate,
@@ -197,6 +197,13 @@ def choose_encoder_batching(
     )
 
 
+def encoder_shape(config: Any, **own: Any) -> EncoderShape:
+    """What of an encoder's configuration its memory is estimated from. own: fields of the estimate's alone."""
+    sizes = (config.layers, config.embed, config.heads, config.ffn)
+    rotary, dropout = config.positions != "learned", config.dropout > 0
+    return EncoderShape(*sizes, gated=config.activation in GATED, rotary=rotary, dropout=dropout, **own)
+
+
 def memory_words(batching: Batching) -> str:
     """What the line that announces a training says of memory: the savings, and the estimate."""
     savings = batching.savings.describe()
@@ -222,6 +229,22 @@ def memory_plan(batching: Batching) -> list[str]:
     parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in batching.estimate.parts().items())
     ways = [f"{'>' if option.savings == batching.savings else ' '} {option.line()}" for option in batching.options]
     return [f"memory: {batching.estimate.total / GIB:.2f} GiB ({parts})", *(ways if len(ways) > 1 else [])]
+
+
+def plan_text(
+    lines: Sequence[str],
+    settings: Settings,
+    hardware: Hardware,
+    flops: float,
+    *,
+    at_most: bool = False,
+    meant: str = "",
+) -> str:
+    """What mode=plan prints of a training of so many FLOPs, on all devices together. meant: of how they are counted."""
+    rate, how = expected_rate(hardware)
+    time = f"{'at most ' if at_most else ''}about {duration(flops / (rate * settings.trainer.ranks))}"
+    last = f"time: {time} for {flops:.3g} FLOPs{meant} ({how}), start-up and validation apart"
+    return "\n".join([*lines, last, "nothing was started; leave out mode=plan to train."])
 
 
 def memory_advice(batching: Batching, otherwise: str) -> str:

@@ -33,7 +33,7 @@ from flashtrain.settings.groups import (
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import VOCABULARY, Hardware
 from flashtrain.training.optimizers import HALF, MasterWeights, adamw, adamw_8bit, lamb, muon
-from flashtrain.training.steps import constant_with_warmup, cosine_with_warmup, linear_with_warmup
+from flashtrain.training.steps import SCHEDULES, make_schedule
 from flashtrain_kernels import Mask, masks
 
 
@@ -171,31 +171,18 @@ def build_muon(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Opt
     return muon(model, **_usual(settings), momentum=settings.momentum)
 
 
-def _warmup(settings: ScheduleSettings, total_steps: int) -> int:
-    if settings.warmup_steps is not None:
-        return min(settings.warmup_steps, total_steps)
-    return max(1, round(0.05 * total_steps))
+def _schedule(name: str) -> Callable[..., torch.optim.lr_scheduler.LRScheduler]:
+    def build(
+        optimizer: torch.optim.Optimizer, settings: ScheduleSettings, total_steps: int
+    ) -> torch.optim.lr_scheduler.LRScheduler:
+        warmup = max(1, round(0.05 * total_steps)) if settings.warmup_steps is None else settings.warmup_steps
+        return make_schedule(name, optimizer, min(warmup, total_steps), total_steps, settings.minimum_ratio)
+
+    return build
 
 
-@register("schedule", "cosine")
-def build_cosine(
-    optimizer: torch.optim.Optimizer, settings: ScheduleSettings, total_steps: int
-) -> torch.optim.lr_scheduler.LRScheduler:
-    return cosine_with_warmup(optimizer, _warmup(settings, total_steps), total_steps, settings.minimum_ratio)
-
-
-@register("schedule", "linear")
-def build_linear(
-    optimizer: torch.optim.Optimizer, settings: ScheduleSettings, total_steps: int
-) -> torch.optim.lr_scheduler.LRScheduler:
-    return linear_with_warmup(optimizer, _warmup(settings, total_steps), total_steps, settings.minimum_ratio)
-
-
-@register("schedule", "constant")
-def build_constant(
-    optimizer: torch.optim.Optimizer, settings: ScheduleSettings, total_steps: int
-) -> torch.optim.lr_scheduler.LRScheduler:
-    return constant_with_warmup(optimizer, _warmup(settings, total_steps))
+for _name in SCHEDULES:
+    register("schedule", _name)(_schedule(_name))
 
 
 @register("mask", "causal")

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
+from flashtrain import __version__
 from flashtrain.errors import UserError, unknown
-from flashtrain.package import __version__
 
 # Dense bf16 tensor-core peak in FLOP/s (fp16 where the GPU has no bf16), with fp32 accumulation, as the vendor's
 # datasheets give it. Datasheets that print only the figure "with sparsity" are halved. The first pattern found in the
@@ -206,7 +206,7 @@ def device_name() -> str:
         count = torch.cuda.device_count()
         name = torch.cuda.get_device_name(0)
         return name if count == 1 else f"{count} x {name}"
-    return f"{_processor()}, {os.cpu_count()} cores"
+    return f"{_cpu_name()}, {os.cpu_count()} cores"
 
 
 def versions() -> dict[str, str]:
@@ -222,15 +222,6 @@ def versions() -> dict[str, str]:
     if "flashtrain" not in found:
         found["flashtrain"] = __version__  # a checkout on a bare PYTHONPATH
     return found
-
-
-def _processor() -> str:
-    listing = Path("/proc/cpuinfo")
-    if listing.is_file():
-        for line in listing.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine() or "CPU"
 
 
 # The part of the device's rate that a compiled training step reaches: on an H200 about 0.4 of the dense peak for

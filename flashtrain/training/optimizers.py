@@ -23,7 +23,24 @@ from torch import Tensor, nn
 from flashtrain.errors import UserError
 
 
-class SharedState(torch.optim.Optimizer):
+class Stepping(torch.optim.Optimizer):
+    """An optimiser whose step is `_update`, after the closure that torch's optimisers take."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Run closure, if any, then update every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._update()
+        return loss
+
+    def _update(self) -> None:
+        raise NotImplementedError
+
+
+class SharedState(Stepping):
     """The parameter groups of several optimisers, one after the other, with one state: what schedules a group, saves or
     loads it, sees one optimiser. Each steps its own groups."""
 
@@ -42,16 +59,6 @@ class SharedState(torch.optim.Optimizer):
             at += count
             if isinstance(one, SharedState):
                 one._share()
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Run closure, if any, then a step of each."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self._update()
-        return loss
 
     def _update(self) -> None:
         for one in self.optimizers:
@@ -180,7 +187,7 @@ def muon(
 AT_ONCE = 2**26  # elements of the parameters updated together: what two temporaries of each are taken for
 
 
-class Lamb(torch.optim.Optimizer):
+class Lamb(Stepping):
     """LAMB's algorithm 2 with Adam's bias correction, many tensors a launch, waiting for nothing.
 
     m and v are Adam's moments; u = m' / (sqrt(v') + eps) + weight_decay * w, of the corrected ones; then
@@ -205,20 +212,13 @@ class Lamb(torch.optim.Optimizer):
         defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay, "adapt": adapt}
         super().__init__(params, defaults)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Run closure, if any, then update every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def _update(self) -> None:
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             for some in _bundles(parameters):
-                self._update(some, group)
-        return loss
+                self._update_alike(some, group)
 
-    def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+    def _update_alike(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         """One step of parameters of one device and dtype, at one count of steps."""
         states = [self._state_of(parameter) for parameter in parameters]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]

@@ -162,6 +162,14 @@ class Throughput(pl.Callback):
             row.update(self._rates(statistics.median(tokens), median))
         return row
 
+    def columns(self) -> dict[str, float | None]:
+        """What of the summary a run's row has, by the row's names."""
+        row = self.summary()
+        names = {"step_seconds": "step_seconds_median"}
+        return {
+            name: row[names.get(name, name)] for name in ("tokens_per_second", "step_seconds", "mfu", "peak_memory_gib")
+        }
+
     def seconds(self) -> float:
         """Seconds of the whole fit so far: set-up, compilation, validation and checkpoints included."""
         running = 0.0 if self._fit_started is None else time.perf_counter() - self._fit_started

@@ -32,9 +32,9 @@ from flashtrain.data.token_cache import checksum
 from flashtrain.data.tokenizers import TokenizerSpec
 from flashtrain.errors import UserError
 from flashtrain.files.npy_files import DamagedArrayError, read_npz
-from flashtrain_recipes.arena.array_cache import open_or_build as open_sequences
 from flashtrain_recipes.arena.image import GreyImages
 from flashtrain_recipes.arena.pathfinder.store import PathfinderImages, ensure
+from flashtrain_recipes.arena.sequence_rows import open_or_build as open_sequences
 from flashtrain_recipes.arena.text import ByteText, Retrieval
 
 LIMIT = 4 * 2**30

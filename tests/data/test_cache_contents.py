@@ -7,8 +7,7 @@ import os
 import filelock
 import pytest
 
-from flashtrain.command.cache import run_cache
-from flashtrain.data.cache_contents import clear, entries
+from flashtrain.command.cache import clear, entries, run_cache
 from flashtrain.data.token_builder import open_or_build
 from flashtrain.data.tokenizers import TokenizerSpec
 from flashtrain.errors import UserError

@@ -19,10 +19,10 @@ from flashtrain.data.token_cache import DamagedCacheError, checksum, open_cache
 from flashtrain.data.tokenizers import ByteTokenizer, TokenizerSpec
 from flashtrain.errors import UserError
 from flashtrain.files.npy_files import DamagedArrayError, map_npy, read_npz
-from flashtrain_recipes.arena.array_cache import open_or_build as open_sequences
 from flashtrain_recipes.arena.image import GreyImages
 from flashtrain_recipes.arena.pathfinder.records import HEADER_BYTES, read_header, seal
 from flashtrain_recipes.arena.pathfinder.store import PathfinderImages, ensure
+from flashtrain_recipes.arena.sequence_rows import open_or_build as open_sequences
 
 BYTES = TokenizerSpec("bytes")
 

@@ -14,7 +14,7 @@ import zstandard
 
 from flashtrain.data.sources import FilesSource
 from flashtrain.errors import UserError
-from flashtrain.files import contents
+from flashtrain.files import addresses
 
 ROWS = b'{"text": "one", "n": 1}\n\n{"text": null}\n{"text": "zwei \\u00fc"}\n'
 COMPRESS = {"": lambda data: data, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
@@ -101,8 +101,8 @@ def test_a_file_is_read_once_for_its_fingerprint(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("hello")
     (tmp_path / "b.txt").write_text("hello")
     first = FilesSource(tmp_path).fingerprint()
-    read, hashed = contents._hash, []
-    monkeypatch.setattr(contents, "_hash", lambda path: hashed.append(path.name) or read(path))
+    read, hashed = addresses._hash, []
+    monkeypatch.setattr(addresses, "_hash", lambda path: hashed.append(path.name) or read(path))
     assert FilesSource(tmp_path).fingerprint() == first
     assert hashed == []
     (tmp_path / "b.txt").write_text("hullo")

@@ -189,11 +189,12 @@ def errors(case: Case, group: ContextGroup) -> dict[str, float]:
     kinds = len(sequence._ready)
     wrong: dict[str, float] = {"kinds of attention": kinds}
     floor = 0.01 * max(float(x.abs().max()) for x in exact.values())
-    for name, x in exact.items():
-        mean = found.get(name, torch.zeros_like(x))
-        dist.all_reduce(mean, group=group.group)
+    # All in one message: one for each parameter takes longer than the model.
+    sums = torch.cat([found.get(name, torch.zeros_like(x)).flatten() for name, x in exact.items()])
+    dist.all_reduce(sums, group=group.group)
+    for (name, x), total in zip(exact.items(), sums.split([x.numel() for x in exact.values()]), strict=True):
         scale = max(float(x.abs().max()), floor)
-        wrong[name] = float((mean / group.size - x).abs().max()) / scale
+        wrong[name] = float((total.view_as(x) / group.size - x).abs().max()) / scale
     return wrong
 
 
@@ -214,7 +215,16 @@ def rank(folder: Path, mine: list[Case]) -> None:
     dist.destroy_process_group()
 
 
+def import_models() -> None:
+    """What every rank would import again: transformers reads a model's code when the first one is made."""
+    register_with_transformers()
+    with torch.device("meta"):
+        for config in {**MODELS, **MORE}.values():
+            transformers.AutoModelForCausalLM.from_config(config(4))
+
+
 def main(folder: Path, every: int | None = None) -> None:
+    import_models()
     chosen = list(cases(every))
     models = (None,) if every is None else (*MODELS, *MORE)
     for model, (name, degree) in itertools.product(models, (("two", 2), ("four", 4))):

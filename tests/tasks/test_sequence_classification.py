@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from flashtrain.errors import UserError
 from flashtrain.models import Classifier, ClassifierConfig
 from flashtrain.tasks import MaskedPixels, SequenceClassification
-from flashtrain.tasks.classification.task import turned_and_mirrored
+from flashtrain.tasks.classification import turned_and_mirrored
 from flashtrain.training.optimizers import adamw
 
 SIDE = 6

@@ -17,12 +17,12 @@ from flashtrain.models.bert_encoder import BertConfig, BertEncoder
 from flashtrain.settings.settings import Settings, divisors
 from flashtrain.spec import Prepared
 from flashtrain.tasks import FineTuning
-from flashtrain.tasks.batching import Batching, choose_encoder_batching, compiles, memory_plan, memory_words
+from flashtrain.tasks.batching import Batching, choose_encoder_batching, compiles, memory_plan, memory_words, plan_text
 from flashtrain.tasks.components import loader_workers, optimizer_builder, schedule_builder, vocabulary_of
 from flashtrain.tasks.fine_tuning.splits import LabelledSource, make_source
 from flashtrain.tasks.masked_language.build import SavedBert, bert_config, bert_estimate, check_context, read_bert
 from flashtrain.tasks.training_task import metric
-from flashtrain.training.hardware import Hardware, duration, expected_rate
+from flashtrain.training.hardware import Hardware
 from flashtrain.training.throughput import Throughput
 
 
@@ -222,7 +222,6 @@ def _found(
     """The part of the row that the training told, and the score of the weights at its end."""
     if task.tokens_done:
         throughput.flops_per_token = task.flops_done / task.tokens_done
-    measured = throughput.summary()
     name = task.score_name
     validation = {key: metric(trainer, f"validation_{key}") for key in ("loss", name)}
     if source.scored == "test":
@@ -238,10 +237,7 @@ def _found(
         "scored": source.scored,
         name: score,
         "best_micro_f1": None if source.bound is None else round(source.bound, 4),
-        "tokens_per_second": measured["tokens_per_second"],
-        "step_seconds": measured["step_seconds_median"],
-        "mfu": measured["mfu"],
-        "peak_memory_gib": measured["peak_memory_gib"],
+        **throughput.columns(),
     }
 
 
@@ -256,13 +252,9 @@ def plan_fine_tuning(settings: Settings, hardware: Hardware) -> str:
     batching = choose_head_batching(settings, hardware, model)
     texts = settings.trainer.steps * settings.finetune.batch
     flops = texts * config.flops([settings.context])
-    rate, how = expected_rate(hardware)
     lines = [
         describe_training(settings, hardware, model, batching),
         f"texts: {texts:,} of {settings.finetune.data_label}, cut to {settings.context:,} tokens",
-        f"time: at most about {duration(flops / (rate * settings.trainer.ranks))} for {flops:.3g} FLOPs ({how}), "
-        "start-up and validation apart",
         *memory_plan(batching),
-        "nothing was started; leave out mode=plan to train.",
     ]
-    return "\n".join(lines)
+    return plan_text(lines, settings, hardware, flops, at_most=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch.utils.data import Dataset
@@ -26,8 +26,10 @@ from flashtrain.data.sequences import ArraySource, SequenceShape
 from flashtrain.data.tokenizers import ByteTokenizer, SpecialTokens, Tokenizer, huggingface_tokenizer
 from flashtrain.errors import UserError
 from flashtrain.settings.groups import DataSettings
-from flashtrain.tasks.fine_tuning.settings import FineTuningSettings
 from flashtrain.tasks.masked_language.build import special_tokens
+
+if TYPE_CHECKING:
+    from flashtrain.tasks.fine_tuning.spec import FineTuningSettings
 
 SPLITS = ("train", "validation", "test")
 # How files' names begin, and what a dataset may call the split.

@@ -8,16 +8,15 @@ from typing import Any
 import torch
 
 from flashtrain.announce import say
-from flashtrain.data.tokenizers import Tokenizer, known_end
+from flashtrain.data.tokenizers import known_end
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import new_folder, read_settings
 from flashtrain.integrations import save_decoder, save_tokenizer
-from flashtrain.models.trainable import Trainable
 from flashtrain.settings.groups import DataSettings
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import LanguageModel
 from flashtrain.tasks.components import make_mask
-from flashtrain.tasks.language.prepare import CHAT, continue_text, make_data
+from flashtrain.tasks.language.prepare import continue_text, make_data
 from flashtrain.tasks.language.trained import TrainedModel, load_trained, move
 from flashtrain.tasks.training_task import evaluating_trainer
 from flashtrain.training.hardware import Hardware
@@ -30,7 +29,7 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
         return _export(trained)
     trained.model = move(trained.model, hardware.kind, hardware.precision)
     if settings.mode == "generate":
-        return {"text": written(trained.model, trained.tokenizer, settings)}
+        return {"text": continue_text(trained.model, trained.tokenizer, settings)}
     data = make_data(settings, hardware)
     if settings.data.tokenizer == "bpe":  # trained on this text, if it is the run's
         same = _text(settings.data) == _text(read_settings(trained.folder).data)
@@ -48,13 +47,6 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
     perplexity = float(torch.exp(torch.tensor(loss)))
     say(f"{trained.checkpoint} (step {trained.step}): held-out loss {loss:.4f}, perplexity {perplexity:.2f}")
     return {"validation_loss": loss, "perplexity": perplexity}
-
-
-def written(model: Trainable, tokenizer: Tokenizer, settings: Settings) -> str:
-    """What a trained model writes after the prompt, as the settings say, under its mask and by its chat template."""
-    prompt = settings.prompt or settings.data.first_words
-    own: dict[str, Any] = {"mask": make_mask(settings, packed=False), "chat": settings.data.source == CHAT}
-    return continue_text(model, tokenizer, prompt, settings.generate, seed=settings.seed, **own)
 
 
 def _text(data: DataSettings) -> dict[str, Any]:

@@ -19,13 +19,13 @@ from flashtrain.files.disk import write_atomically
 from flashtrain.folders.run_folder import SAMPLE, TOKENIZER
 from flashtrain.models.gpt2 import FAMILIES, GPT2
 from flashtrain.models.trainable import Trainable
-from flashtrain.models.trained_decoders import MaskMaker, generate
+from flashtrain.models.trained_decoders import generate
 from flashtrain.registry import component
-from flashtrain.settings.groups import DataSettings, GenerateSettings
+from flashtrain.settings.groups import DataSettings
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Prepared
 from flashtrain.tasks import LanguageModel
-from flashtrain.tasks.batching import Batching, choose_batching, compiles
+from flashtrain.tasks.batching import Batching, choose_batching, compiles, memory_words, plan_text
 from flashtrain.tasks.components import (
     attended_context,
     decoder_config,
@@ -41,8 +41,7 @@ from flashtrain.tasks.components import (
 from flashtrain.tasks.context_run import check_model, check_shape, context_columns, describe_context, plan_lines
 from flashtrain.tasks.training_task import metric
 from flashtrain.training.callbacks import describe_validation, held_out_samples
-from flashtrain.training.hardware import Hardware, duration, expected_rate
-from flashtrain.training.memory import FREE_SHARE, GIB
+from flashtrain.training.hardware import Hardware
 from flashtrain.training.throughput import Throughput
 
 CHAT = "chat"  # the source whose rows are conversations
@@ -212,17 +211,14 @@ def shape_defaults(shape: object) -> dict[str, Any]:
 def describe(settings: Settings, hardware: Hardware, model: Trainable, batching: Batching) -> str:
     """The line that says what is about to be trained, on what, in what portions."""
     parameters = model.parameter_count() / 1e6
-    savings = batching.savings.describe()
     shared = describe_context(settings, hardware, model, batching.micro_batch)
-    doubt = "" if batching.fits else f", more than {FREE_SHARE:.0%} of what is free"
-    memory = "" if batching.estimate is None else f" (estimated {batching.estimate.total / GIB:.1f} GiB{doubt})"
     return (
         f"{settings.named(settings.model.label)}: {parameters:.1f}M parameters, context {settings.context}, "
         f"attention {hardware.attention}; "
         f"{settings.trainer.steps} steps of {settings.samples_per_step} samples "
         f"({settings.trainer.tokens_per_step:,} tokens) on "
         f"{settings.trainer.ranks} x {hardware.name}, {hardware.precision}, "
-        f"micro-batch {batching.micro_batch}{shared}{', ' if savings else ''}{savings}{memory}"
+        f"micro-batch {batching.micro_batch}{shared}{memory_words(batching)}"
     )
 
 
@@ -265,10 +261,8 @@ def _sample(
     gathered a block at a time, and no rank has to hold them all."""
     if not first and not settings.shards_weights:
         return None
-    prompt = settings.prompt or settings.data.first_words
     model.to(hardware.kind)  # Lightning leaves the weights in main memory when a fit ends
-    own: dict[str, Any] = {"mask": make_mask(settings, packed=False), "chat": settings.data.source == CHAT}
-    text = continue_text(model, data.tokenizer, prompt, settings.generate, seed=settings.seed, **own)
+    text = continue_text(model, data.tokenizer, settings)
     return text if first else None
 
 
@@ -281,7 +275,6 @@ def _found(
     micro_batch: int,
 ) -> dict[str, Any]:
     """The part of the row that the training told. Losses in nats a token, memory in GiB, time in seconds."""
-    measured = throughput.summary()
     return {
         "parameters": task.model.parameter_count(),
         "micro_batch": micro_batch,
@@ -291,10 +284,7 @@ def _found(
         "train_loss_first": task.first_loss,
         "train_loss": task.last_loss,
         "validation_loss": metric(trainer, "validation_loss"),
-        "tokens_per_second": measured["tokens_per_second"],
-        "step_seconds": measured["step_seconds_median"],
-        "mfu": measured["mfu"],
-        "peak_memory_gib": measured["peak_memory_gib"],
+        **throughput.columns(),
     }
 
 
@@ -314,8 +304,6 @@ def plan_language(settings: Settings, hardware: Hardware) -> str:
     batching = choose_batching(settings, hardware, model)
     tokens = settings.trainer.steps * settings.trainer.tokens_per_step
     flops = tokens * model.flops_per_token(attended_context(settings))
-    rate, how = expected_rate(hardware)
-    wanted = duration(flops / (rate * settings.trainer.ranks))
     lines = [
         describe(settings, hardware, model, batching),
         f"text: {make_source(settings).describe()}; tokenizer {settings.data.tokenizer}",
@@ -324,10 +312,8 @@ def plan_language(settings: Settings, hardware: Hardware) -> str:
         *plan_lines(settings, hardware, model, batching.micro_batch),
         *(batching.estimate.lines() if batching.estimate else []),
         *_ways_to_run(batching),
-        f"time: about {wanted} for {flops:.3g} FLOPs ({how}), start-up and validation apart",
-        "nothing was started; leave out mode=plan to train.",
     ]
-    return "\n".join(lines)
+    return plan_text(lines, settings, hardware, flops)
 
 
 def _ways_to_run(batching: Batching) -> list[str]:
@@ -338,23 +324,12 @@ def _ways_to_run(batching: Batching) -> list[str]:
     return ["memory savings, cheapest in time first (> is taken):", *lines]
 
 
-def continue_text(
-    model: Trainable,
-    tokenizer: Tokenizer,
-    prompt: str,
-    options: GenerateSettings,
-    *,
-    seed: int,
-    mask: MaskMaker | None = None,
-    chat: bool = False,
-) -> str:
-    """The prompt and what the model writes after it. mask: see generate. chat: the prompt is what a user says, by the
-    chat template.
-
-    Raises UserError for a model that does not generate.
-    """
+def continue_text(model: Trainable, tokenizer: Tokenizer, settings: Settings) -> str:
+    """The prompt and what the model writes after it, as the settings say: under its mask, and by the chat template
+    where conversations are its data. Raises UserError for a model that does not generate."""
     device = next(model.parameters()).device
-    if chat:
+    prompt, options = settings.prompt or settings.data.first_words, settings.generate
+    if settings.data.source == CHAT:
         from flashtrain.data.chat_template import ChatTemplate
 
         begin = ChatTemplate(tokenizer).prompt(prompt)
@@ -368,8 +343,8 @@ def continue_text(
             options.tokens,
             temperature=options.temperature,
             top_k=options.top_k,
-            seed=seed,
+            seed=settings.seed,
             end_of_text=known_end(tokenizer),
-            mask=mask,
+            mask=make_mask(settings, packed=False),
         )
     return tokenizer.decode(written[0].tolist())

@@ -1,7 +1,5 @@
-"""task=masked_language_model: BERT trained to find masked tokens (recipe=bert), and its speed (recipe=bert-speed).
+"""task=masked_language_model: BERT trained to find masked tokens (recipe=bert, bert-lamb).
 
-settings.py: `bert.*` and `masked.*`. steps.py: what a step holds. build.py: model, data and task of the settings.
-run.py: one training. plan.py, rows.py, evaluate.py: mode=plan, summary rows, mode=evaluate and export. weights.py: a
-trained BERT back from a run, an export or Hugging Face. speed.py with speed_case.py, speed_batches.py,
-speed_contenders.py and speed_tables.py: whole training steps beside Hugging Face's BERT.
+spec.py: its settings, and what a run asks of the task. build.py: model, data and task of the
+settings, and a trained BERT back from a run or an export. prepare.py: one training, mode=plan, evaluate and export.
 """

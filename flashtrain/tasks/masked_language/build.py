@@ -18,11 +18,10 @@ from flashtrain.integrations import exported_by_flashtrain, load_bert, load_weig
 from flashtrain.integrations.weight_files import check_vocabulary, check_weights, described_config, trained_steps
 from flashtrain.models.bert import Bert
 from flashtrain.models.bert_encoder import BertConfig
-from flashtrain.models.block import GATED
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.settings.settings import Settings, divisors
 from flashtrain.tasks import MaskedLanguageModel
-from flashtrain.tasks.batching import Batching, choose_encoder_batching, compiles
+from flashtrain.tasks.batching import Batching, choose_encoder_batching, compiles, encoder_shape
 from flashtrain.tasks.components import (
     loader_workers,
     make_source,
@@ -33,7 +32,7 @@ from flashtrain.tasks.components import (
 from flashtrain.training.callbacks import held_out_samples
 from flashtrain.training.checkpoints import read_checkpoint, weights_in
 from flashtrain.training.hardware import Hardware
-from flashtrain.training.memory import EncoderShape, MemoryEstimate, PredictingHead, estimate_encoder_memory
+from flashtrain.training.memory import MemoryEstimate, PredictingHead, estimate_encoder_memory
 from flashtrain.training.memory_choice import Estimate
 
 
@@ -171,16 +170,7 @@ def bert_estimate(
     """The estimate for micro-batches of so many times `tokens_each` tokens, padding included, of a model of this shape.
 
     layout: packed, or padded, which is not compiled."""
-    shape = EncoderShape(
-        config.layers,
-        config.embed,
-        config.heads,
-        config.ffn,
-        gated=config.activation in GATED,
-        rotary=config.positions == "rotary",
-        dropout=config.dropout > 0,
-        residual=settings.bert.residual,
-    )
+    shape = encoder_shape(config, residual=settings.bert.residual)
 
     def estimate(size: int, savings: MemorySavings) -> MemoryEstimate:
         tokens = math.ceil(size * tokens_each)

@@ -18,7 +18,7 @@ from flashtrain.models.bert_encoder import BertConfig
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Prepared
 from flashtrain.tasks import MaskedLanguageModel
-from flashtrain.tasks.batching import Batching, memory_plan, memory_words
+from flashtrain.tasks.batching import Batching, memory_plan, memory_words, plan_text
 from flashtrain.tasks.components import make_source, vocabulary_of
 from flashtrain.tasks.language.trained import move
 from flashtrain.tasks.masked_language.build import (
@@ -36,7 +36,7 @@ from flashtrain.tasks.masked_language.build import (
 )
 from flashtrain.tasks.training_task import evaluating_trainer, metric
 from flashtrain.training.callbacks import StopAtTarget, describe_validation
-from flashtrain.training.hardware import Hardware, duration, expected_rate
+from flashtrain.training.hardware import Hardware
 from flashtrain.training.throughput import Throughput
 
 ADVICE = "a smaller masked.token_budget=, memory=full, or trainer.devices on more GPUs"
@@ -115,8 +115,8 @@ def _found(
     """The part of the row that the training told. Losses in nats a label; tokens are real ones."""
     if task.tokens_done:
         throughput.flops_per_token = task.flops_done / task.tokens_done
-    measured = throughput.summary()
-    rate, evenness = measured["tokens_per_second"], data.evenness
+    measured, evenness = throughput.columns(), data.evenness
+    rate = measured["tokens_per_second"]
     rows = None if rate is None else rate * task.sequences_done / task.tokens_done
     return {
         "token_budget": data.token_budget,
@@ -131,13 +131,10 @@ def _found(
         "validation_accuracy": metric(trainer, "validation_accuracy"),
         "target_accuracy": settings.target_accuracy,
         "seconds_to_target": None if target is None or target.seconds is None else round(target.seconds, 1),
-        "tokens_per_second": rate,
         "rows_per_second": rows,
         "fill": None if evenness is None else round(evenness[0], 4),
         "evenness": None if evenness is None else round(evenness[1], 4),
-        "step_seconds": measured["step_seconds_median"],
-        "mfu": measured["mfu"],
-        "peak_memory_gib": measured["peak_memory_gib"],
+        **measured,
     }
 
 
@@ -154,17 +151,14 @@ def plan_masked(settings: Settings, hardware: Hardware) -> str:
     batching = choose_masked_batching(settings, hardware, model)
     tokens = settings.trainer.steps * settings.trainer.tokens_per_step
     flops = tokens * (config.cost_per_token(settings.masked.share) + config.cost_per_pair() * settings.context)
-    rate, how = expected_rate(hardware)
     lines = [
         describe_training(settings, hardware, model, batching),
         f"text: {make_source(settings).describe()}; tokenizer {settings.data.tokenizer}",
         f"tokens: at most {tokens:,} ({settings.trainer.steps} steps of {settings.trainer.tokens_per_step:,})",
-        f"time: at most about {duration(flops / (rate * settings.trainer.ranks))} for {flops:.3g} FLOPs, as if all "
-        f"samples had {settings.context} tokens ({how}), start-up and validation apart",
         *memory_plan(batching),
-        "nothing was started; leave out mode=plan to train.",
     ]
-    return "\n".join(lines)
+    meant = f", as if all samples had {settings.context} tokens"
+    return plan_text(lines, settings, hardware, flops, at_most=True, meant=meant)
 
 
 def run_masked_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:

@@ -7,18 +7,17 @@ from dataclasses import asdict
 from typing import Any
 
 from flashtrain.data.sequences import SequenceDataModule, SequenceShape, SequenceSource
-from flashtrain.models.block import GATED
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.settings.settings import Settings, divisors
 from flashtrain.tasks import MaskedPixels, SequenceClassification
-from flashtrain.tasks.batching import Batching, choose_encoder_batching, compiles
-from flashtrain.tasks.classification.task import Augment, augmentation, in_turn
+from flashtrain.tasks.batching import Batching, choose_encoder_batching, compiles, encoder_shape
+from flashtrain.tasks.classification import Augment, augmentation, in_turn
 from flashtrain.tasks.components import optimizer_builder, schedule_builder
 from flashtrain.training.callbacks import held_out_samples
 from flashtrain.training.hardware import Hardware
-from flashtrain.training.memory import EncoderShape, MemoryEstimate, PredictingHead, estimate_encoder_memory
+from flashtrain.training.memory import MemoryEstimate, PredictingHead, estimate_encoder_memory
 from flashtrain_recipes.arena.image import GreyImages
 from flashtrain_recipes.arena.listops import COUNTS, ListOps
 from flashtrain_recipes.arena.pathfinder.drawing import varied
@@ -241,15 +240,7 @@ def choose_stage_batching(stage: Stage, hardware: Hardware, model: Classifier) -
     share, asked = stage.batch // settings.trainer.ranks, settings.trainer.micro_batch
     config, masked = model.config, settings.masked_pixels
     length = pixels_read(settings, config.length)
-    shape = EncoderShape(
-        config.layers,
-        config.embed,
-        config.heads,
-        config.ffn,
-        gated=config.activation in GATED,
-        rotary=config.positions != "learned",
-        dropout=config.dropout > 0,
-    )
+    shape = encoder_shape(config)
     # Rows that are read a second time with pixels masked, and those that have any.
     again = masked.copies if masked.weight and settings.sequence.classification_weight else 0.0
     hidden = 0.0 if not masked.weight else again or 1.0

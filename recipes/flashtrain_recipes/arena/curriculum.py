@@ -177,7 +177,7 @@ def _found(
     found = {name: metric(trainer, f"validation_{name}") for name in ("accuracy", "loss")}
     if not any(found.values()) and curve.rows:  # nothing was left to do
         found = {name: float(curve.rows[-1][f"validation_{name}"]) for name in found}
-    measured = throughput.summary()
+    measured = throughput.columns()
     rate = measured["tokens_per_second"]
     return {
         **curve.made(),  # fewer than planned, where stages ended early
@@ -186,10 +186,7 @@ def _found(
         "micro_batch": micro_batch,
         **{f"validation_{name}": value for name, value in found.items()},
         "samples_per_second": None if rate is None else round(rate / length, 2),
-        "tokens_per_second": rate,
-        "step_seconds": measured["step_seconds_median"],
-        "mfu": measured["mfu"],
-        "peak_memory_gib": measured["peak_memory_gib"],
+        **measured,
         "minutes": round(curve.minutes, 2),
     }
 

@@ -15,8 +15,7 @@ from flashtrain.data.sequences import ArraySource, Sequences, SequenceSamples, S
 from flashtrain.data.text_files import one_line
 from flashtrain.errors import UserError
 from flashtrain.files.foreign_files import read_bytes
-from flashtrain_recipes.arena.array_cache import open_or_build
-from flashtrain_recipes.arena.sequence_rows import fingerprint, held_out, hub_rows, value_of
+from flashtrain_recipes.arena.sequence_rows import fingerprint, held_out, hub_rows, open_or_build, value_of
 
 VERSION = 1
 SIDE, CLASSES = 32, 10

@@ -10,7 +10,7 @@ import numpy as np
 
 from flashtrain.data.sequences import ArraySource, Sequences, SequenceSamples, SequenceShape
 from flashtrain.errors import UserError
-from flashtrain_recipes.arena.array_cache import open_or_build
+from flashtrain_recipes.arena.sequence_rows import open_or_build
 
 log = logging.getLogger(__name__)
 

@@ -58,16 +58,13 @@ class PathfinderSettings:
         at_least("pathfinder.side", self.side, SMALLEST_SIDE)
         of_side(self.side, self.contour)
         one_of("pathfinder.drawing", self.drawing, (*DRAWINGS, BOTH))
-        if self.drawn_as is not None:
-            at_least("pathfinder.drawn_as", self.drawn_as, SMALLEST_SIDE)
+        at_least("pathfinder.drawn_as", self.drawn_as, SMALLEST_SIDE)
         if not 0 <= self.variation <= 1:
             raise UserError(f"pathfinder.variation={self.variation:g}. Possible: from 0 (none) to 1.")
         at_least("pathfinder.seed", self.seed, 0)
         for name in ("train_images", "validation_images", "test_images", "preview"):
-            if getattr(self, name) is not None:
-                at_least(f"pathfinder.{name}", getattr(self, name), 1)
-        if self.workers is not None:
-            at_least("pathfinder.workers", self.workers, 1)
+            at_least(f"pathfinder.{name}", getattr(self, name), 1)
+        at_least("pathfinder.workers", self.workers, 1)
 
 
 DATA = ("pathfinder", "listops", "text", "retrieval", "image")
@@ -184,8 +181,7 @@ class SequenceSettings:
             "evaluation_batch",
         ):
             given = getattr(self, name)
-            if given is not None:
-                at_least(f"sequence.{name}", given, 1)
+            at_least(f"sequence.{name}", given, 1)
         at_least("sequence.classification_weight", self.classification_weight, 0)
         at_least("sequence.seed", self.seed, 0)
 
@@ -262,12 +258,10 @@ class StageSettings:
             raise UserError(f"{where} has steps={self.steps} and epochs={self.epochs}: give one of them.")
         for name in ("steps", "batch", "micro_batch", "images", "training_pixels", "validate_every"):
             given = getattr(self, name)
-            if given is not None:
-                at_least(f"{where}.{name}", given, 1)
+            at_least(f"{where}.{name}", given, 1)
         for name in ("masked_weight", "classification_weight", "warmup_steps"):
             given = getattr(self, name)
-            if given is not None:
-                at_least(f"{where}.{name}", given, 0)
+            at_least(f"{where}.{name}", given, 0)
         for name in ("epochs", "learning_rate"):
             given = getattr(self, name)
             if given is not None and not given > 0:

@@ -15,7 +15,6 @@ from flashtrain.data.sequences import ArraySource, Sequences, SequenceSamples, S
 from flashtrain.data.text_files import decode_text
 from flashtrain.errors import UserError
 from flashtrain.files.foreign_files import read_bytes
-from flashtrain_recipes.arena.array_cache import open_or_build
 from flashtrain_recipes.arena.sequence_rows import (
     ByteSequences,
     find_table,
@@ -23,6 +22,7 @@ from flashtrain_recipes.arena.sequence_rows import (
     held_out,
     hub_rows,
     local_rows,
+    open_or_build,
     value_of,
 )
 

@@ -330,7 +330,18 @@ def quiet() -> None:
     torch.set_num_threads(1)
 
 
+def import_what_ranks_need() -> None:
+    """What each of the six would import again: checkpoints, and models of transformers."""
+    import safetensors.torch  # noqa: F401
+    import torch.distributed.checkpoint
+
+    with torch.random.fork_rng():
+        for make in UNSHARED.values():
+            make()
+
+
 def main(folder: Path) -> None:
+    import_what_ranks_need()
     for function, ranks, arguments in ((four, 4, ()), (two, 2, (folder / "four" / "begun.ckpt",))):
         own = folder / function.__name__
         own.mkdir()

@@ -9,7 +9,7 @@ import torch
 
 from flashtrain.data.sequences import ArraySource, SequenceDataModule, Sequences, SequenceSamples, SequenceShape
 from flashtrain.errors import UserError
-from flashtrain_recipes.arena.array_cache import open_or_build
+from flashtrain_recipes.arena.sequence_rows import open_or_build
 
 
 def sequences(*lengths: int) -> Sequences:
