@@ -135,15 +135,18 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.allocated: list[Tensor] = []
         self.launches: list[tuple[Any, Callable]] = []  # Launch, and the function that launches it
-        self._roots: dict[int, tuple[Tensor, int]] = {id(x): (x, 0) for x in given}
-        self._kept: list[Any] = list(given)  # whose identities are keys
+        self._kept: list[Any] = []  # whose identities are keys
+        self._roots: dict[int, tuple[Tensor, int]] = {}
+        self._at: dict[int, tuple[Tensor, int] | None] = {}  # by address: torch may return what it made as a copy
+        for x in given:
+            self._note(x, x, 0)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__ if func.namespace == "aten" else ""
         if name in self._ALLOCATE:
             made = func(*args, **(kwargs or {}))
             self.allocated.append(made)
-            self._roots[id(made)] = made, 0
+            self._note(made, made, 0)
             return made
         if func.is_view and func.namespace == "aten":
             seen = func(*args, **(kwargs or {}))
@@ -158,16 +161,25 @@ class Recorder(TorchDispatchMode):
 
     def is_within(self, part: Any, whole: Tensor, offset: int = 0) -> None:
         """part, a view or a descriptor, lies in `whole`, so many bytes behind its start."""
-        self._kept.append(part)
-        if id(whole) in self._roots:
-            root, before = self._roots[id(whole)]
-            self._roots[id(part)] = root, before + offset
+        root, before = self.root_of(whole)
+        self._note(part, root, before + offset)
+
+    def _note(self, x: Any, root: Tensor, offset: int) -> None:
+        self._kept.append(x)
+        self._roots[id(x)] = root, offset
+        if isinstance(x, Tensor) and x.numel():
+            known = self._at.setdefault(x.data_ptr(), (root, offset))
+            if known is None or known[0] is not root:  # two given tensors at one address
+                self._at[x.data_ptr()] = None
 
     def root_of(self, x: Any) -> tuple[Tensor, int]:
         """The given or allocated tensor that x lies in, and how many bytes behind its start."""
-        if id(x) not in self._roots:
+        known = self._roots.get(id(x))
+        if known is None and isinstance(x, Tensor) and x.numel():
+            known = self._at.get(x.data_ptr())
+        if known is None:
             raise _RefusedError(x)
-        return self._roots[id(x)]
+        return known
 
 
 _active = threading.local()
@@ -212,23 +224,27 @@ def _record(function: Callable, filled: Callable, tensors: Sequence[Tensor]) -> 
 
 
 def _replay(recorded: Recorder, given: list[Tensor], results: Sequence[Tensor], compiled: list[Any]) -> "Replay | None":
-    starts = {id(x): Place(number, 0) for number, x in enumerate([*given, *results])}
-    workspace = 0
-    for x in recorded.allocated:
-        if x.device != given[0].device or not x.is_contiguous():
-            return None
-        if id(x) not in starts:
-            starts[id(x)] = Place(len(given) + len(results), workspace)
-            workspace += -(-x.nbytes // _APART) * _APART
-    if any(not any(x is made for made in recorded.allocated) for x in results):
-        return None  # a result is a part of something
-
-    def place_of(x: Any) -> Place:
-        root, offset = recorded.root_of(x)
-        number, start = starts[id(root)]
-        return Place(number, start + offset)
-
+    starts = {id(x): Place(number, 0) for number, x in enumerate(given)}
     try:
+        for number, x in enumerate(results, len(given)):
+            if x.numel():
+                root, _ = recorded.root_of(x)
+                if root.shape != x.shape or root.dtype != x.dtype or id(root) in starts:
+                    return None  # a part of something, or what was given
+                starts[id(root)] = Place(number, 0)
+        workspace = 0
+        for x in recorded.allocated:
+            if x.device != given[0].device or not x.is_contiguous():
+                return None
+            if id(x) not in starts:
+                starts[id(x)] = Place(len(given) + len(results), workspace)
+                workspace += -(-x.nbytes // _APART) * _APART
+
+        def place_of(x: Any) -> Place:
+            root, offset = recorded.root_of(x)
+            number, start = starts[id(root)]
+            return Place(number, start + offset)
+
         launches = [
             launch.repeated(kernel, place_of) for (launch, _), kernel in zip(recorded.launches, compiled, strict=True)
         ]
