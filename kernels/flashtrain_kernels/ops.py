@@ -152,14 +152,14 @@ def _register(suffix: str, names: tuple[str, ...]) -> tuple[Any, Any]:
         dbias = _empty_bias_gradient(tensors[0], unpack(packed), bias_gradient)
         return (*(empty(x) for x in tensors), dbias)
 
-    torch.library.impl(of_forward, _DEVICES, lambda *inputs: _run(forward_op, inputs))
-    torch.library.impl(of_backward, _DEVICES, lambda *inputs: _run(backward_op, inputs))
     torch.library.register_fake(of_forward)(fake_forward)
     torch.library.register_fake(of_backward)(fake_backward)
     operators = torch.ops.flashtrain_kernels
     forward_op = getattr(operators, f"forward{suffix}").default
     backward_op = getattr(operators, f"backward{suffix}").default
     _COMPUTES[forward_op], _COMPUTES[backward_op] = compute_forward, compute_backward
+    torch.library.impl(of_forward, _DEVICES, lambda *inputs: _run(forward_op, inputs))
+    torch.library.impl(of_backward, _DEVICES, lambda *inputs: _run(backward_op, inputs))
 
     @register_flop_formula(forward_op.overloadpacket)
     def forward_flops(*inputs: Any, out_val: Any = None, **kwargs: Any) -> int:

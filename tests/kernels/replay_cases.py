@@ -163,12 +163,12 @@ def test_vmap_and_grad_of_a_call_that_is_known():
 
 
 def test_a_subclass_of_tensor_sees_the_operator():
-    class Seen(torch.Tensor):
-        names = []
+    names = []
 
+    class Seen(torch.Tensor):
         @classmethod
         def __torch_function__(cls, func, types, args=(), kwargs=None):
-            cls.names.append(str(func))
+            names.append(str(func))
             return super().__torch_function__(func, types, args, kwargs or {})
 
     x = torch.randn(1, 20, 2, 16)
@@ -176,7 +176,7 @@ def test_a_subclass_of_tensor_sees_the_operator():
         fk.flash_attn_func(x, x, x)
     with torch.no_grad():
         fk.flash_attn_func(x.as_subclass(Seen), x, x)
-    assert any("forward" in name for name in Seen.names)
+    assert any("forward" in name for name in names)
 
 
 def test_checkpointing_recomputes_by_a_replay_what_was_computed_without_one(replays):
@@ -188,6 +188,40 @@ def test_checkpointing_recomputes_by_a_replay_what_was_computed_without_one(repl
         for one, other in zip(got, wanted, strict=True):
             torch.testing.assert_close(one, other, atol=2e-5, rtol=2e-5)
     assert replays
+
+
+def test_autocast_is_heeded_by_a_call_that_is_known_without_it_and_the_other_way_round():
+    x, y = torch.randn(1, 20, 2, 16), torch.randn(1, 1, 20, 16)
+    for _ in range(4):
+        for function, tensor in ((fk.flash_attn_func, x), (fk.scaled_dot_product_attention, y)):
+            assert function(tensor, tensor, tensor).dtype == torch.float32
+            with torch.autocast("cpu", torch.float16):
+                assert function(tensor, tensor, tensor).dtype == torch.float16
+                assert function(*[tensor.half()] * 3).dtype == torch.float16
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_torchs_signature_is_replayed_with_its_own_layout(causal, replays):
+    for _ in range(4):
+        inputs = [torch.randn(2, heads, 20, 16, requires_grad=True) for heads in (4, 2, 2)]
+        dout = torch.randn(2, 4, 20, 16)
+        results = []
+        for attention in (fk.scaled_dot_product_attention, torch.nn.functional.scaled_dot_product_attention):
+            out = attention(*inputs, is_causal=causal, enable_gqa=True)
+            results.append((out, *torch.autograd.grad(out, inputs, dout)))
+        for one, other in zip(*results, strict=True):
+            torch.testing.assert_close(one, other, atol=2e-5, rtol=2e-5)
+    assert len(replays) == 4
+
+
+def test_without_gradients_a_known_call_keeps_nothing():
+    inputs = [torch.randn(1, 20, 2, 16, requires_grad=True) for _ in range(3)]
+    for _ in range(4):
+        assert fk.flash_attn_func(*inputs).requires_grad
+        with torch.no_grad():
+            assert not fk.flash_attn_func(*inputs).requires_grad
+        with torch.inference_mode():
+            assert fk.flash_attn_func(*inputs).is_inference()
 
 
 def test_a_second_derivative_is_refused_after_replays_too():

@@ -165,4 +165,5 @@ def _behind(x: Tensor, offset: int, dtype: torch.dtype) -> Tensor:
     """All of x's memory from so many bytes behind its start."""
     storage = x.untyped_storage()
     first = (x.data_ptr() - storage.data_ptr() + offset) // dtype.itemsize
-    return torch.empty(0, dtype=dtype).set_(storage, first, (storage.nbytes() // dtype.itemsize - first,))
+    size = torch.Size([storage.nbytes() // dtype.itemsize - first])
+    return torch.empty(0, dtype=dtype).set_(storage, first, size)
