@@ -256,7 +256,7 @@ def remember(key: tuple[Any, ...] | None, tensors: tuple[Tensor, ...], options: 
     """Keep a call that was checked, of no tensors but these, where our kernels run it and autocast changed nothing."""
     if key is None or dispatch.implementation_for(tensors[0].device.type) == "torch":
         return
-    if key[4] not in (None, tensors[0].dtype):
+    if any(x.dtype != given[2] for x, given in zip(tensors, key[1][2:], strict=True)):
         return
     call, given = call_of(FORWARD_OF[len(tensors)], (*tensors, *pack(options)))
     if len(given) == len(tensors):

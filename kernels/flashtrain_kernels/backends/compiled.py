@@ -74,7 +74,7 @@ class Repeated:
         # No hooks and no metadata for them, no scratch memory.
         self.flat = release() == (3, 6)  # 3.7: the kernel's arguments come as one list
         if self.flat:
-            self.middle = (*first, None, None, compiled.packed_metadata, None, None, None)
+            self.middle: tuple[Any, ...] = (*first, None, None, compiled.packed_metadata, None, None, None)
         else:
             kinds = run.arg_annotations, run.kernel_signature
             self.middle = (*first, compiled.packed_metadata, None, None, None, None, None, *kinds)
@@ -166,4 +166,4 @@ def _behind(x: Tensor, offset: int, dtype: torch.dtype) -> Tensor:
     storage = x.untyped_storage()
     first = (x.data_ptr() - storage.data_ptr() + offset) // dtype.itemsize
     size = torch.Size([storage.nbytes() // dtype.itemsize - first])
-    return torch.empty(0, dtype=dtype).set_(storage, first, size)
+    return torch.empty(0, dtype=dtype).set_(storage, first, size, (1,))
