@@ -29,8 +29,9 @@ import torch
 from torch import Tensor
 
 from .masks.mask import PLAN
-from .ops import BACKWARDS, FORWARD_OF, FORWARDS
+from .ops import BACKWARDS, FORWARD_OF, FORWARDS, call_of, pass_like
 from .options import TENSORS, Options, Packed, pack
+from .replay import Pass, signature
 
 _MASK_ROWS = {"mask_queries": 1, "mask_keys": 0, "forward_table": 0, "dq_table": 0, "dkdv_table": 0}  # where Bm is
 _Dims: Any = Packed  # the vmapped dimension of each option, None where it is not mapped
@@ -148,9 +149,22 @@ def attention(tensors: tuple[Tensor, ...], options: Options) -> tuple[Tensor, Te
     """
     inputs = (*tensors, *pack(options))
     # Compilers and transforms (vmap, torch.func.grad) go by what is registered.
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or not torch.is_grad_enabled():
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return FORWARD_OF[len(tensors)](*inputs)
-    return _Eager.apply(FORWARD_OF[len(tensors)], *inputs)
+    call, given = call_of(FORWARD_OF[len(tensors)], inputs)
+    return computed(call, given, signature(given))
+
+
+def computed(call: Pass, tensors: Sequence[Tensor], signed: tuple[Any, ...] | None) -> tuple[Tensor, Tensor]:
+    """A forward pass outside of compilers and transforms. tensors: all of the call's, of this replay.signature."""
+    if torch.is_grad_enabled():
+        return _Eager.apply(call, signed, *tensors)
+    return _results(call, tensors, signed)
+
+
+def _results(call: Pass, tensors: Sequence[Tensor], signed: tuple[Any, ...] | None) -> Any:
+    """An operator's results: by the operator itself where somebody may watch or change it."""
+    return call.operator(*call.filled(tensors)) if signed is None else call(tensors, signed)
 
 
 def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -192,19 +206,41 @@ for _forward_op, _backward_op in BACKWARDS.items():
 
 class _Eager(torch.autograd.Function):
     """The same autograd, for eager mode alone: the registered one reads the operator's schema anew at every call,
-    which takes longer than all else (0.1 of 0.15 ms on one CPU core)."""
+    which takes longer than all else. Its inputs are the tensors that there are; what it saves, and in which order, is
+    the same whether a pass is replayed or not, as recomputing under activation checkpointing compares it."""
 
     @staticmethod
-    def forward(ctx: Any, operator: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
-        output = operator(*inputs)
-        _save(ctx, inputs, output)
-        ctx.backward_operator = BACKWARDS[operator]
+    def forward(ctx: Any, call: Pass, signed: Any, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        output = _results(call, tensors, signed)
+        ctx.save_for_backward(*tensors, *output)
+        ctx.call = call
+        # An output nobody used has the gradient None instead of a tensor of zeros to fill and read.
+        ctx.set_materialize_grads(False)
         return output
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple:
-        wants_bias = ctx.needs_input_grad[1 + ctx.inputs]
-        return (None, *_gradients(ctx, ctx.backward_operator, wants_bias, dout, dlse))
+        *tensors, out, lse = ctx.saved_tensors
+        call = ctx.call
+        count = len(call.arguments) - len(Packed._fields)
+        rest = (None,) * (len(tensors) - count)  # the options' tensors
+        if dout is None and dlse is None:
+            return (None, None, *(None,) * count, *rest)
+        dout = torch.zeros_like(out) if dout is None else dout
+        wants_bias = call.arguments[count] is not None and ctx.needs_input_grad[2 + count]
+        given = [dout, *(() if dlse is None else (dlse,)), *tensors[:count], out, lse, *tensors[count:]]
+        known = call.others.get((dlse is None, wants_bias))
+        if known is None:
+            arguments = Tensor, None if dlse is None else Tensor, *call.arguments[:count], Tensor, Tensor, wants_bias
+            known = pass_like(BACKWARDS[call.operator], (*arguments, *call.arguments[count:]))
+            call.others[dlse is None, wants_bias] = known
+        if torch.is_grad_enabled():  # create_graph=True: what has no derivative must raise, not be left out
+            results = Transformed.apply(known.operator, *known.filled(given))
+        else:
+            results = _results(known, given, signature(given))
+        if wants_bias:
+            return (None, None, *results, *rest[1:])
+        return (None, None, *results[:-1], *rest)
 
 
 class Transformed(torch.autograd.Function):

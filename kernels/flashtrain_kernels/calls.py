@@ -30,8 +30,9 @@ from .arguments import (
 from .environment import constant
 from .masks import SEQUENCE, Mask, Sequences
 from .masks.constructors import check_window, sequences
-from .ops import apart
-from .options import Options, band, seed_tensor
+from .ops import FORWARD_OF, apart, call_of
+from .options import Options, band, pack, seed_tensor
+from .replay import Pass, signature
 
 # The function is bound here, at the import: whoever later routes torch's own calls to ours makes no circle.
 _logger = logging.getLogger("flashtrain_kernels")
@@ -231,6 +232,73 @@ def run(tensors: tuple[Tensor, ...], options: Options, with_lse: bool) -> tuple[
     return autograd.attention(tensors, options)
 
 
+# Calls whose arguments were checked and found right, and the pass that they are.
+_CHECKED: dict[tuple[Any, ...], Pass] = {}
+_MOST = 4096
+_KINDS = {float, int, bool, type(None)}
+
+
+def key_of(function: str, tensors: tuple[Tensor, ...], plain: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """All that checking a call depends on: its tensors' signature, plain values with their types (1 is not True), and
+    autocast. None where that cannot be said."""
+    signed = signature(tensors)
+    kinds = tuple([type(value) for value in plain])
+    if signed is None or not _KINDS.issuperset(kinds):
+        return None
+    device = tensors[0].device.type
+    cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    return function, signed, plain, kinds, cast
+
+
+def known(key: tuple[Any, ...] | None) -> Pass | None:
+    """The pass of a call that was checked before."""
+    return None if key is None else _CHECKED.get(key)
+
+
+def remember(key: tuple[Any, ...] | None, tensors: tuple[Tensor, ...], options: Options) -> None:
+    """Keep a call that was checked, of no tensors but these, where our kernels run it and autocast changed nothing."""
+    if key is None or dispatch.implementation_for(tensors[0].device.type) == "torch":
+        return
+    if any(x.dtype != given[2] for x, given in zip(tensors, key[1][2:], strict=True)):
+        return
+    call, given = call_of(FORWARD_OF[len(tensors)], (*tensors, *pack(options)))
+    if len(given) == len(tensors):
+        if len(_CHECKED) >= _MOST:
+            _CHECKED.clear()
+        _CHECKED[key] = call
+
+
+def attend_again(
+    tensors: tuple[Tensor, ...],
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: Any,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    deterministic: bool,
+    return_attn_probs: bool,
+    bias: Tensor | None,
+    mask: Any,
+    dropout_seed: int | Tensor | None,
+    return_lse: bool,
+    sink: Tensor | None,
+) -> tuple[Result | None, tuple[Any, ...] | None]:
+    """(The result of a call whose like was checked before, or None; the key to remember it by, if it can be)."""
+    for option in (alibi_slopes, bias, mask, dropout_seed, sink):
+        if option is not None:
+            return None, None
+    if return_attn_probs is not False or type(window_size) is not tuple or len(window_size) != 2:
+        return None, None
+    plain = (dropout_p, softmax_scale, causal, *window_size, softcap, deterministic, return_lse)
+    key = key_of("flash_attn", tensors, plain)
+    call = known(key)
+    if key is None or call is None:
+        return None, key
+    out, lse = autograd.computed(call, tensors, key[1])
+    return ((out, lse) if return_lse else out), key
+
+
 def attend(
     tensors: tuple[Tensor, ...],
     packing: Packing | None,
@@ -247,10 +315,12 @@ def attend(
     dropout_seed: int | Tensor | None,
     return_lse: bool,
     sink: Tensor | None,
+    key: tuple[Any, ...] | None = None,
 ) -> Result:
     """flash-attn's call on tensors that are checked, (q, k, v), (q, kv) or (qkv,), and with `packing` are packed rows.
 
-    Returns out, or (out, lse), or flash-attn's (out, lse, S_dmask); the lse of a packed row is (H, T).
+    Returns out, or (out, lse), or flash-attn's (out, lse, S_dmask); the lse of a packed row is (H, T). key: of
+    `attend_again`.
     """
     sizes = sizes_of(tensors[0], tensors[-1], packing)
     check_sink(sink, sizes)
@@ -258,6 +328,7 @@ def attend(
         sizes, packing, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
         return_attn_probs, bias, mask, dropout_seed, return_lse,
     )  # fmt: skip
+    remember(key, tensors, options)
     if packing is not None:
         tensors = tuple([x[None] for x in tensors])
     out, lse = run(tensors, options, return_lse or return_attn_probs or sink is not None)

@@ -22,7 +22,7 @@ from .arguments import (
     check_sink,
     plain_window,
 )
-from .calls import Packing, Result, attend, options_of, sizes_of
+from .calls import Packing, Result, attend, attend_again, options_of, sizes_of
 from .dispatch import explained
 from .kvcache import check_block_table, paged
 from .masks import BlockMask, Mask, Sequences
@@ -88,13 +88,16 @@ def flash_attn_func(
     and no gradient. Masked keys contribute nothing, whatever they hold.
     Raises TypeError or ValueError that names the argument, what it was and what it may be, before anything runs.
     """
-    q, k, v = autocasted(q, k, v)
-    check_qkv(q, k, v, _Q, _K)
-    return attend(
-        (q, k, v), None,
+    options = (
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, bias,
         mask, dropout_seed, return_lse, learnable_sink,
     )  # fmt: skip
+    again, key = attend_again((q, k, v), *options)
+    if again is not None:
+        return again
+    q, k, v = autocasted(q, k, v)
+    check_qkv(q, k, v, _Q, _K)
+    return attend((q, k, v), None, *options, key)
 
 
 def flash_attn_kvpacked_func(
@@ -116,13 +119,16 @@ def flash_attn_kvpacked_func(
     learnable_sink: Tensor | None = None,
 ) -> Result:
     """`flash_attn_func` on q (B, Sq, H, D) and kv (B, Sk, 2, K, D); kv's gradient is one tensor, without copies."""
-    q, kv = autocasted(q, kv)
-    check_q_and_kv(q, kv, _Q, "(B, Sk, 2, K, D)")
-    return attend(
-        (q, kv), None,
+    options = (
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, bias,
         mask, dropout_seed, return_lse, learnable_sink,
     )  # fmt: skip
+    again, key = attend_again((q, kv), *options)
+    if again is not None:
+        return again
+    q, kv = autocasted(q, kv)
+    check_q_and_kv(q, kv, _Q, "(B, Sk, 2, K, D)")
+    return attend((q, kv), None, *options, key)
 
 
 def flash_attn_qkvpacked_func(
@@ -143,13 +149,16 @@ def flash_attn_qkvpacked_func(
     learnable_sink: Tensor | None = None,
 ) -> Result:
     """`flash_attn_func` on qkv (B, S, 3, H, D), as one projection gives it; its gradient is one tensor too."""
-    (qkv,) = autocasted(qkv)
-    check_packed(qkv, "(B, S, 3, H, D)")
-    return attend(
-        (qkv,), None,
+    options = (
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, bias,
         mask, dropout_seed, return_lse, learnable_sink,
     )  # fmt: skip
+    again, key = attend_again((qkv,), *options)
+    if again is not None:
+        return again
+    (qkv,) = autocasted(qkv)
+    check_packed(qkv, "(B, S, 3, H, D)")
+    return attend((qkv,), None, *options, key)
 
 
 def flash_attn_varlen_func(

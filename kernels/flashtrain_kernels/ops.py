@@ -12,8 +12,7 @@ strides are. Selective checkpointing keeps attention's outputs with create_selec
 On real tensors they run the kernels that dispatch.py chooses, or plain PyTorch; autograd.py makes them differentiable.
 """
 
-import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from .masks import rows
 from .masks.mask import build_plan_reference
 from .masks.operators import SCHEMAS
 from .options import SCHEMA, Options, Packed, unpack
+from .replay import Pass, applies, on_device, pass_of, signature
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
@@ -78,11 +78,6 @@ def unit_stride(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
-def on_device(device: torch.device) -> contextlib.AbstractContextManager:
-    """Triton launches on the current device: make it the tensors' own."""
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
-
-
 def check_interpreter(dtype: torch.dtype) -> None:
     if dispatch.INTERPRETED and dtype == torch.bfloat16:
         raise ValueError(
@@ -102,6 +97,29 @@ def apart(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
+# What computes each operator, from its arguments.
+_COMPUTES: dict[Any, Callable] = {}
+
+
+def call_of(operator: Any, inputs: Sequence[Any]) -> tuple[Pass, list[Tensor]]:
+    """An operator's call as a pass, and its tensors: what `Pass` does is what the operator does."""
+    return pass_of(operator, _COMPUTES[operator], inputs)
+
+
+def pass_like(operator: Any, arguments: tuple[Any, ...]) -> Pass:
+    """An operator's pass, of arguments in which Tensor, the class, stands for each tensor."""
+    return Pass(operator, _COMPUTES[operator], arguments)
+
+
+def _run(operator: Any, inputs: tuple) -> Any:
+    if applies(inputs[0].device):
+        call, tensors = call_of(operator, inputs)
+        signed = signature(tensors)
+        if signed is not None:
+            return call(tensors, signed)
+    return _COMPUTES[operator](*inputs)
+
+
 def _register(suffix: str, names: tuple[str, ...]) -> tuple[Any, Any]:
     """Define the forward and the backward on tensors of these names, with all that torch asks of an operator."""
     of_forward, of_backward = f"flashtrain_kernels::forward{suffix}", f"flashtrain_kernels::backward{suffix}"
@@ -113,10 +131,10 @@ def _register(suffix: str, names: tuple[str, ...]) -> tuple[Any, Any]:
     schema = f"(Tensor dout, Tensor? dlse, {given}, {saved}, {SCHEMA}) -> ({gradients})"
     torch.library.define(of_backward, schema, tags=tags)
 
-    def run_forward(*inputs: Any) -> tuple[Tensor, Tensor]:
+    def compute_forward(*inputs: Any) -> tuple[Tensor, Tensor]:
         return forward(*apart(inputs[:count]), unpack(inputs[count:]))
 
-    def run_backward(dout: Tensor, dlse: Tensor | None, *inputs: Any) -> tuple[Tensor, ...]:
+    def compute_backward(dout: Tensor, dlse: Tensor | None, *inputs: Any) -> tuple[Tensor, ...]:
         tensors, (out, lse, bias_gradient, *packed) = inputs[:count], inputs[count:]
         options = unpack(packed)
         results = tuple(empty(x) for x in tensors)
@@ -134,13 +152,14 @@ def _register(suffix: str, names: tuple[str, ...]) -> tuple[Any, Any]:
         dbias = _empty_bias_gradient(tensors[0], unpack(packed), bias_gradient)
         return (*(empty(x) for x in tensors), dbias)
 
-    torch.library.impl(of_forward, _DEVICES, run_forward)
-    torch.library.impl(of_backward, _DEVICES, run_backward)
     torch.library.register_fake(of_forward)(fake_forward)
     torch.library.register_fake(of_backward)(fake_backward)
     operators = torch.ops.flashtrain_kernels
     forward_op = getattr(operators, f"forward{suffix}").default
     backward_op = getattr(operators, f"backward{suffix}").default
+    _COMPUTES[forward_op], _COMPUTES[backward_op] = compute_forward, compute_backward
+    torch.library.impl(of_forward, _DEVICES, lambda *inputs: _run(forward_op, inputs))
+    torch.library.impl(of_backward, _DEVICES, lambda *inputs: _run(backward_op, inputs))
 
     @register_flop_formula(forward_op.overloadpacket)
     def forward_flops(*inputs: Any, out_val: Any = None, **kwargs: Any) -> int:

@@ -8,7 +8,7 @@ from gpu_checks import DEVICE, NEEDS_GPU
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import flashtrain_kernels as fk
-from flashtrain_kernels import ops, remembered
+from flashtrain_kernels import ops, remembered, replay
 from flashtrain_kernels.backends.hopper import backend as hopper
 from flashtrain_kernels.backends.portable import tile_table
 
@@ -187,9 +187,15 @@ def test_a_mistake_is_found_before_a_launch(given, mistake, message, launches):
 
 @pytest.fixture
 def forward_calls(monkeypatch):
-    """How often the forward really runs."""
+    """How often the forward really runs, replayed or not."""
     seen = []
-    forward = ops.forward
+    forward, replayed = ops.forward, replay.Replay.__call__
+
+    def counted(again, tensors):
+        seen.extend([1] * (len(again.results) == 2))  # out, lse
+        return replayed(again, tensors)
+
+    monkeypatch.setattr(replay.Replay, "__call__", counted)
     monkeypatch.setattr(ops, "forward", lambda *args: (seen.append(1), forward(*args))[1])
     return seen
 

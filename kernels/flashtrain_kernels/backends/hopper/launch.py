@@ -5,9 +5,8 @@ B batch, S sequence, H heads, D head dimension. A box is (1, rows, 1, D padded t
 columns past D read as zero and are not written.
 """
 
-import contextlib
-import inspect
 import math
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -17,7 +16,9 @@ from triton.backends.nvidia import driver
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from ... import replay
 from ...masks import AnyMask
+from ..compiled import entry_of
 from ..portable import launch as portable
 from ..portable.launch import Launch
 
@@ -45,6 +46,11 @@ _COMPILED: dict[tuple[Any, ...], Any] = {}
 
 def run(launch: Launch) -> None:
     """Launch, compiling where this is the first of its kind. The kernel's integers must not be specialised."""
+    replay.launch(launch, _run)
+
+
+def _run(launch: Launch) -> Any:
+    """The compiled kernel, launched."""
     kinds = tuple(
         [
             x.data_ptr() % 16 if isinstance(x, Tensor) else -(2**31) <= x < 2**31 if isinstance(x, int) else None
@@ -61,39 +67,36 @@ def run(launch: Launch) -> None:
         _COMPILED[key] = compiled
     else:
         compiled[(launch.grid[0], 1, 1)](*launch.args, *constants)
+    return compiled
 
 
 def _remember_maps(compiled: Any) -> None:
     """Let a compiled kernel encode the TMA map of a descriptor object once and not at every launch (6 us each).
 
-    Triton's launcher is a closure around the one that wants encoded maps. Where a release builds it otherwise, launches
-    stay as they are.
+    Where a release builds its launcher otherwise than is known, launches stay as they are.
     """
-    with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
-        inner = compiled.run.launch
-        names = inspect.getclosurevars(inner).nonlocals
-        launcher, indices, metas = names["launcher"], sorted(names["tensordesc_indices"]), names["tensordesc_meta"]
-        encode, ordinary = driver.make_tensordesc_arg, getattr(driver, "_BASE_ARGS_FORMAT_LEN", None)
-        meta_of = dict(zip(indices, metas, strict=True))
+    entry, ordinary = entry_of(compiled), getattr(driver, "_BASE_ARGS_FORMAT_LEN", None)
+    if entry is None or not entry.maps:
+        return
 
-        def expand(args: Any) -> list[Any]:
-            found: list[Any] = []
-            for index, arg in enumerate(args):
-                if index not in meta_of:
-                    found.append(arg)
-                    continue
-                if not hasattr(arg, "encoded"):
-                    arg.encoded = encode(arg, meta_of[index])
-                found.extend(arg.encoded)
-            return found
+    def expand(args: Any) -> list[Any]:
+        found: list[Any] = []
+        for index, arg in enumerate(args):
+            if index not in entry.maps:
+                found.append(arg)
+                continue
+            if not hasattr(arg, "encoded"):
+                arg.encoded = driver.make_tensordesc_arg(arg, entry.maps[index])
+            found.extend(arg.encoded)
+        return found
 
-        def launch_flat(*args: Any) -> Any:  # 3.6: the kernel's arguments follow the launcher's own
-            return launcher(*args[:ordinary], *expand(args[ordinary:]))
+    def launch_flat(*args: Any) -> Any:  # 3.6: the kernel's arguments follow the launcher's own
+        return entry.launch(*args[:ordinary], *expand(args[ordinary:]))
 
-        def launch_nested(*args: Any) -> Any:  # 3.7: they come as one tuple
-            return launcher(*args[:-1], expand(args[-1]))
+    def launch_nested(*args: Any) -> Any:  # 3.7: they come as one tuple
+        return entry.launch(*args[:-1], expand(args[-1]))
 
-        compiled.run.launch = launch_nested if ordinary is None else launch_flat
+    compiled.run.launch = launch_nested if ordinary is None else launch_flat
 
 
 _DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
@@ -119,32 +122,37 @@ def layout(box: tuple[int, ...], dtype: torch.dtype) -> gl.NVMMASharedLayout:
 
 def descriptor(x: Tensor, box: tuple[int, ...]) -> TensorDescriptor:
     """A descriptor of boxes of (B, S, H, D). Made once for each address, as memory is used over and over."""
-    key = (x.data_ptr(), x.shape, x.stride(), x.dtype, box)
-    kept = _KEPT.get(key)
-    if kept is None:
+
+    def make() -> TensorDescriptor:
         strides = [8 if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True)]
-        made = TensorDescriptor(_Address(x), list(x.shape), [*strides[:3], 1], list(box), layout(box, x.dtype))
-        kept = _keep(key, made)
-    return kept
+        return TensorDescriptor(_Address(x), list(x.shape), [*strides[:3], 1], list(box), layout(box, x.dtype))
+
+    return _kept((x.data_ptr(), x.shape, x.stride(), x.dtype, box), x, make)
 
 
 def workspace(x: Tensor, box: tuple[int, ...]) -> TensorDescriptor:
     """A descriptor of boxes, in the order of memory, of a contiguous float32 tensor seen as rows as wide as the box."""
-    key = (x.data_ptr(), x.numel(), box)
-    kept = _KEPT.get(key)
-    if kept is None:
+
+    def make() -> TensorDescriptor:
         shape = [x.numel() // math.prod(box[1:]), *box[1:]]
         strides = [math.prod(box[i + 1 :]) for i in range(len(box))]
-        plain = gl.NVMMASharedLayout(0, 32, len(box))
-        kept = _keep(key, TensorDescriptor(_Address(x), shape, strides, list(box), plain))
+        return TensorDescriptor(_Address(x), shape, strides, list(box), gl.NVMMASharedLayout(0, 32, len(box)))
+
+    return _kept((x.data_ptr(), x.numel(), box), x, make)
+
+
+def _kept(key: tuple[object, ...], x: Tensor, make: Callable[[], TensorDescriptor]) -> TensorDescriptor:
+    recorder = replay.recorder()
+    if recorder is not None:  # which must tell apart two tensors at one address
+        made = make()
+        recorder.is_within(made, x)
+        return made
+    kept = _KEPT.get(key)
+    if kept is None:
+        if len(_KEPT) >= _MOST:
+            _KEPT.clear()
+        kept = _KEPT[key] = make()
     return kept
-
-
-def _keep(key: tuple[object, ...], made: TensorDescriptor) -> TensorDescriptor:
-    if len(_KEPT) >= _MOST:
-        _KEPT.clear()
-    _KEPT[key] = made
-    return made
 
 
 def why_not(name: str, x: Tensor) -> str | None:

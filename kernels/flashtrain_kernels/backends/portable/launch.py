@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from triton.runtime.jit import JITFunction
 
-from ... import philox
+from ... import philox, replay
 from ...masks import AnyMask, BlockMask, Mask, Sequences
 from ...options import Options
+from ..compiled import Interpreted, PlaceOf, Repeated, repeated
 from .tile_table import Tile
 
 # Arguments that change from batch to batch. Triton otherwise compiles anew when one is 1 or (no) multiple of 16.
@@ -44,18 +45,27 @@ class Launch:
 
     def run(self) -> None:
         """Launch, unless there is nothing to compute (CUDA refuses an empty grid)."""
-        if 0 in self.grid:
-            return
+        if 0 not in self.grid:
+            replay.launch(self, Launch._run)
+
+    def _run(self) -> Any:
+        """The compiled kernel, launched."""
         if not isinstance(self.kernel, JITFunction):  # Triton's interpreter
-            self.kernel[self.grid](*self.args, **self.constants, **self.options)
-            return
+            return self.kernel[self.grid](*self.args, **self.constants, **self.options)
         key = self._key()
         compiled = _COMPILED.get(key)
         if compiled is None:
-            _COMPILED[key] = self.kernel[self.grid](*self.args, **self.constants, **self.options)
+            compiled = _COMPILED[key] = self.kernel[self.grid](*self.args, **self.constants, **self.options)
         else:
             grid = (*self.grid, 1, 1)[:3]
             compiled[grid](*self.args, *self.constants.values())
+        return compiled
+
+    def repeated(self, compiled: Any, place_of: PlaceOf) -> Repeated | Interpreted | None:
+        """This launch with tensors elsewhere, again and again, by the compiled kernel; None where it cannot be."""
+        if not isinstance(self.kernel, JITFunction):
+            return Interpreted(self, place_of)
+        return repeated(self, compiled, place_of)
 
     def _key(self) -> tuple[Any, ...]:
         """Everything that Triton compiles a kernel anew for: what is constant, and of each argument what it could be

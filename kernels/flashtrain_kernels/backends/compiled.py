@@ -1,0 +1,169 @@
+"""Compiled kernels launched again through their launcher's own entry: only what is another tensor is filled in.
+
+Triton's way there looks at each argument, makes the TMA map of each descriptor, and takes as long as a short kernel.
+"""
+
+import contextlib
+import copy
+import inspect
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from triton import knobs
+from triton.backends.nvidia import driver
+
+from ..environment import release
+from ..replay import Place
+
+PlaceOf = Callable[[Any], Place]
+# Releases whose launchers are known. Others' kernels are launched in Triton's own way.
+RELEASES = ((3, 6), (3, 7))
+
+
+class Entry(NamedTuple):
+    """The driver's function that launches a kernel, and, by the place of each descriptor among the kernel's arguments,
+    what its TMA map is made with."""
+
+    launch: Any
+    maps: dict[int, Any]
+
+
+def entry_of(compiled: Any) -> Entry | None:
+    """None where a release builds its launcher otherwise. Kept with the kernel, whose launcher may be replaced."""
+    if not hasattr(compiled, "flashtrain_entry"):
+        compiled.flashtrain_entry = _entry_of(compiled)
+    return compiled.flashtrain_entry
+
+
+def _entry_of(compiled: Any) -> Entry | None:
+    """Where there are descriptors, Triton's launcher is a closure around the driver's function."""
+    with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
+        launch = compiled.run.launch
+        if not inspect.isfunction(launch):
+            return Entry(launch, {})
+        names = inspect.getclosurevars(launch).nonlocals
+        places, maps = sorted(names["tensordesc_indices"]), names["tensordesc_meta"]
+        return Entry(names["launcher"], dict(zip(places, maps, strict=True)))
+    return None
+
+
+class Repeated:
+    """A launch whose numbers stay. Called with the stream and the addresses that Places count from."""
+
+    def __init__(self, grid: tuple[int, ...], args: list[Any], compiled: Any, entry: Entry, place_of: PlaceOf) -> None:
+        run = compiled.run
+        self.args: list[Any] = []  # as the driver takes them: a map is followed by its tensor's shape and strides
+        self.addresses: list[tuple[int, int, int]] = []  # of the arguments that are addresses, or a map's: Place
+        self.maps: list[tuple[int, int, int, _Map]] = []
+        for index, arg in enumerate(args):
+            here = len(self.args)
+            if index in entry.maps:
+                self.maps.append((here, *place_of(arg), _Map(arg, entry.maps[index])))
+                self.args += [None, *arg.shape, *arg.strides]
+            elif isinstance(arg, Tensor):
+                self.addresses.append((here, *place_of(arg)))
+                self.args.append(None)
+            else:
+                self.args.append(arg)
+        self.grid, self.launch = (*grid, 1, 1)[:3], entry.launch
+        first = compiled.function, run.launch_cooperative_grid, run.launch_pdl
+        # No hooks and no metadata for them, no scratch memory.
+        self.flat = release() == (3, 6)  # 3.7: the kernel's arguments come as one list
+        if self.flat:
+            self.middle: tuple[Any, ...] = (*first, None, None, compiled.packed_metadata, None, None, None)
+        else:
+            kinds = run.arg_annotations, run.kernel_signature
+            self.middle = (*first, compiled.packed_metadata, None, None, None, None, None, *kinds)
+
+    @staticmethod
+    def watched() -> bool:
+        """Are there hooks that Triton calls around a launch?"""
+        runtime = knobs.runtime
+        enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+        return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
+
+    def __call__(self, stream: int, addresses: list[int]) -> None:
+        args = self.args.copy()
+        for place, number, offset in self.addresses:
+            args[place] = addresses[number] + offset
+        for place, number, offset, encoded in self.maps:
+            args[place] = encoded(addresses[number] + offset)
+        if self.flat:
+            self.launch(*self.grid, stream, *self.middle, *args)
+        else:
+            self.launch(*self.grid, stream, *self.middle, args)
+
+
+_MAPS: dict[tuple[int, int], Any] = {}
+_MOST = 16384  # TMA maps kept; each is a few hundred bytes
+_numbers = itertools.count()
+
+
+class _Map:
+    """The TMA map of a descriptor at any address. Made once for each, as memory is used over and over (6 us)."""
+
+    def __init__(self, descriptor: Any, how: Any) -> None:
+        self.descriptor, self.how, self.number = descriptor, how, next(_numbers)
+
+    def __call__(self, address: int) -> Any:
+        key = address, self.number
+        known = _MAPS.get(key)
+        if known is None:
+            moved = copy.copy(self.descriptor)
+            moved.base = _At(address)
+            if len(_MAPS) >= _MOST:
+                _MAPS.clear()
+            known = _MAPS[key] = driver.make_tensordesc_arg(moved, self.how)[0]
+        return known
+
+
+class _At:
+    """All that a map needs of its tensor."""
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+def repeated(launch: Any, compiled: Any, place_of: PlaceOf) -> Repeated | None:
+    """The launch to be called again and again; None where that kernel cannot be."""
+    entry = entry_of(compiled)
+    if release() not in RELEASES or entry is None or None in entry.maps.values():
+        return None
+    if compiled.run.global_scratch_size or compiled.run.profile_scratch_size:
+        return None
+    return Repeated(launch.grid, [*launch.args, *launch.constants.values()], compiled, entry, place_of)
+
+
+class Interpreted:
+    """The same for Triton's interpreter, which takes tensors instead of addresses."""
+
+    def __init__(self, launch: Any, place_of: PlaceOf) -> None:
+        self.tensors = [(i, *place_of(x), x.dtype) for i, x in enumerate(launch.args) if isinstance(x, Tensor)]
+        self.args = [None if isinstance(x, Tensor) else x for x in launch.args]
+        self.launch = replace(launch, args=())  # tensors would stay in memory
+
+    @staticmethod
+    def watched() -> bool:
+        """The interpreter has no hooks."""
+        return False
+
+    def __call__(self, stream: int, tensors: list[Tensor]) -> None:
+        launch, args = self.launch, self.args.copy()
+        for place, number, offset, dtype in self.tensors:
+            args[place] = _behind(tensors[number], offset, dtype)
+        launch.kernel[launch.grid](*args, **launch.constants, **launch.options)
+
+
+def _behind(x: Tensor, offset: int, dtype: torch.dtype) -> Tensor:
+    """All of x's memory from so many bytes behind its start."""
+    storage = x.untyped_storage()
+    first = (x.data_ptr() - storage.data_ptr() + offset) // dtype.itemsize
+    size = torch.Size([storage.nbytes() // dtype.itemsize - first])
+    return torch.empty(0, dtype=dtype).set_(storage, first, size, (1,))

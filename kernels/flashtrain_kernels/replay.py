@@ -1,0 +1,295 @@
+"""A pass of attention like one before is launched again, and nothing is decided anew: what takes most of a short call.
+
+What a pass does on the host follows from its options and from its tensors' shapes, strides, dtypes and alignment: it
+allocates, and it launches kernels. The second pass that is like another is recorded; from the third on the recorded
+tensors are allocated, the addresses filled in, the kernels launched. What tensors hold is no part of a recording.
+
+The recorder refuses a pass that does anything else, such as copying a tensor that the kernels cannot read as it lies or
+making a mask's plan. That one is computed each time as the first time.
+"""
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from . import environment
+
+_MOST = 4096  # signatures remembered; a recording takes some 20 KB
+_APART = 512  # bytes between workspaces, as between torch's own allocations
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def signature(tensors: Sequence[Tensor]) -> tuple[Any, ...] | None:
+    """All that a pass of these tensors depends on besides its options. None where operators must be called as such:
+    compilers, transforms, modes, subclasses of Tensor and tensors that hold no plain data see or change them."""
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._get_tracing_state() is not None
+    ):
+        return None
+    signs: list[Any] = [environment.forced, torch.are_deterministic_algorithms_enabled()]
+    for x in tensors:
+        if type(x) not in _PLAIN or x.layout is not torch.strided or x.is_nested or x.is_neg() or x._is_zerotensor():
+            return None
+        if x.device.type not in ("cuda", "cpu"):
+            return None
+        signs.append((x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16))
+    return tuple(signs)
+
+
+def applies(device: torch.device) -> bool:
+    """Are there kernels to launch on this device?"""
+    return device.type == "cuda" or (environment.INTERPRETED and device.type == "cpu")
+
+
+def on_device(device: torch.device) -> contextlib.AbstractContextManager:
+    """Triton launches on the current device: make it the tensors' own."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
+# --- what is called --------------------------------------------------------------------------------------------------
+
+
+class Pass:
+    """An operator with all its arguments but the tensors. Called with those that are not None, in their order."""
+
+    def __init__(self, operator: Any, function: Callable, arguments: tuple[Any, ...]) -> None:
+        self.operator, self.function, self.arguments = operator, function, arguments
+        self.places = [place for place, x in enumerate(arguments) if x is Tensor]
+        self.number = next(_numbers)
+        self.others: dict[Any, Any] = {}  # for whoever keeps something with the pass: autograd its backward
+
+    def filled(self, tensors: Sequence[Tensor]) -> list[Any]:
+        """The operator's arguments."""
+        arguments = list(self.arguments)
+        for place, x in zip(self.places, tensors, strict=True):
+            arguments[place] = x
+        return arguments
+
+    def __call__(self, tensors: Sequence[Tensor], signed: tuple[Any, ...]) -> Any:
+        """The operator's results on tensors of this `signature`."""
+        key = self.number, signed
+        known = _KNOWN.get(key)
+        if type(known) is Replay and not known.watched():
+            return known(tensors)
+        if known is None:
+            if len(_KNOWN) >= _MOST:
+                _KNOWN.clear()
+            _KNOWN[key] = "seen" if applies(tensors[0].device) else "refused"
+        elif known == "seen":
+            _KNOWN[key] = "refused"
+            recording = _record(self.function, self.filled, tensors)
+            if recording is not None:
+                _KNOWN[key] = recording.replay or "refused"
+                return recording.results
+        return self.function(*self.filled(tensors))
+
+
+_numbers = itertools.count()
+_PASSES: dict[tuple[Any, ...], Pass] = {}
+_KNOWN: dict[tuple[Any, ...], "Replay | str"] = {}
+
+
+def pass_of(operator: Any, function: Callable, inputs: Sequence[Any]) -> tuple[Pass, list[Tensor]]:
+    """The pass that an operator's arguments describe, and the tensors among them. function: what computes it."""
+    tensors = [x for x in inputs if isinstance(x, Tensor)]
+    arguments = tuple([Tensor if isinstance(x, Tensor) else tuple(x) if type(x) is list else x for x in inputs])
+    # 0 and 0.0 are equal keys, and as arguments of an operator they have been made alike.
+    known = _PASSES.get((operator, arguments))
+    if known is None:
+        if len(_PASSES) >= _MOST:
+            _PASSES.clear()
+        known = _PASSES[operator, arguments] = Pass(operator, function, arguments)
+    return known, tensors
+
+
+# --- recording -------------------------------------------------------------------------------------------------------
+
+
+class Place(NamedTuple):
+    """Where a kernel reads or writes: the number of a tensor (given ones, results, the workspace), bytes from there."""
+
+    number: int
+    offset: int
+
+
+class _RefusedError(Exception):
+    pass
+
+
+class Recorder(TorchDispatchMode):
+    """Notes what a pass allocates and which launches it wants, which run later; refuses all else before it happens."""
+
+    _ALLOCATE = ("empty", "new_empty", "empty_like")
+
+    def __init__(self, given: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.allocated: list[Tensor] = []
+        self.launches: list[tuple[Any, Callable]] = []  # Launch, and the function that launches it
+        self._kept: list[Any] = []  # whose identities are keys
+        self._roots: dict[int, tuple[Tensor, int]] = {}
+        self._at: dict[int, tuple[Tensor, int] | None] = {}  # by address: torch may return what it made as a copy
+        for x in given:
+            self._note(x, x, 0)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__ if func.namespace == "aten" else ""
+        if name in self._ALLOCATE:
+            made = func(*args, **(kwargs or {}))
+            self.allocated.append(made)
+            self._note(made, made, 0)
+            return made
+        if func.is_view and func.namespace == "aten":
+            seen = func(*args, **(kwargs or {}))
+            for part in seen if isinstance(seen, (list, tuple)) else (seen,):
+                self.is_within(part, args[0], part.data_ptr() - args[0].data_ptr())
+            return seen
+        with self:
+            parts = func.decompose(*args, **(kwargs or {}))
+        if parts is NotImplemented:
+            raise _RefusedError(func)
+        return parts
+
+    def is_within(self, part: Any, whole: Tensor, offset: int = 0) -> None:
+        """part, a view or a descriptor, lies in `whole`, so many bytes behind its start."""
+        root, before = self.root_of(whole)
+        self._note(part, root, before + offset)
+
+    def _note(self, x: Any, root: Tensor, offset: int) -> None:
+        self._kept.append(x)
+        self._roots[id(x)] = root, offset
+        if isinstance(x, Tensor) and x.numel():
+            known = self._at.setdefault(x.data_ptr(), (root, offset))
+            if known is None or known[0] is not root:  # two given tensors at one address
+                self._at[x.data_ptr()] = None
+
+    def root_of(self, x: Any) -> tuple[Tensor, int]:
+        """The given or allocated tensor that x lies in, and how many bytes behind its start."""
+        known = self._roots.get(id(x))
+        if known is None and isinstance(x, Tensor) and x.numel():
+            known = self._at.get(x.data_ptr())
+        if known is None:
+            raise _RefusedError(x)
+        return known
+
+
+_active = threading.local()
+
+
+def recorder() -> Recorder | None:
+    """This thread's, while a pass is being recorded."""
+    return getattr(_active, "recorder", None)
+
+
+def launch(launch: Any, run: Callable) -> None:
+    """run(launch), which returns the compiled kernel: now, or when the recording is done. Every launch of a pass of
+    attention comes by here; another way, a recording would miss it."""
+    active = recorder()
+    if active is None:
+        run(launch)
+    else:
+        active.launches.append((launch, run))
+
+
+class _Recording(NamedTuple):
+    results: Any
+    replay: "Replay | None"
+
+
+def _record(function: Callable, filled: Callable, tensors: Sequence[Tensor]) -> _Recording | None:
+    """The pass computed, and how to repeat it, if it can be. None: nothing was computed."""
+    given = [x.detach() for x in tensors]  # objects that are distinct where two of the tensors are one
+    recorded = Recorder(given)
+    device = given[0].device
+    with torch.no_grad(), on_device(device):
+        try:
+            _active.recorder = recorded
+            with recorded:
+                results = function(*filled(given))
+        except _RefusedError:
+            return None
+        finally:
+            _active.recorder = None
+        compiled = [run(launch) for launch, run in recorded.launches]
+        return _Recording(results, _replay(recorded, given, results, compiled))
+
+
+def _replay(recorded: Recorder, given: list[Tensor], results: Sequence[Tensor], compiled: list[Any]) -> "Replay | None":
+    starts = {id(x): Place(number, 0) for number, x in enumerate(given)}
+    try:
+        for number, x in enumerate(results, len(given)):
+            if x.numel():
+                root, _ = recorded.root_of(x)
+                if root.shape != x.shape or root.dtype != x.dtype or id(root) in starts:
+                    return None  # a part of something, or what was given
+                starts[id(root)] = Place(number, 0)
+        workspace = 0
+        for x in recorded.allocated:
+            if x.device != given[0].device or not x.is_contiguous():
+                return None
+            if id(x) not in starts:
+                starts[id(x)] = Place(len(given) + len(results), workspace)
+                workspace += -(-x.nbytes // _APART) * _APART
+
+        def place_of(x: Any) -> Place:
+            root, offset = recorded.root_of(x)
+            number, start = starts[id(root)]
+            return Place(number, start + offset)
+
+        launches = [
+            launch.repeated(kernel, place_of) for (launch, _), kernel in zip(recorded.launches, compiled, strict=True)
+        ]
+    except _RefusedError:
+        return None
+    if None in launches:
+        return None
+    return Replay([(x.shape, x.dtype) for x in results], workspace, launches, given[0].device)
+
+
+class Replay:
+    """What a pass allocates and launches. It is not changed after it was made: threads share it."""
+
+    def __init__(
+        self,
+        results: list[tuple[torch.Size, torch.dtype]],
+        workspace: int,
+        launches: list[Any],
+        device: torch.device,
+    ) -> None:
+        self.results, self.workspace, self.launches, self.device = results, workspace, launches, device
+
+    def watched(self) -> bool:
+        """Does anybody want to hear of each launch, as a profiler does through Triton's hooks?"""
+        return bool(self.launches) and self.launches[0].watched()
+
+    def __call__(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        device = self.device
+        made = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.results]
+        where = [*tensors, *made]
+        if self.workspace:
+            where.append(torch.empty(self.workspace, dtype=torch.uint8, device=device))
+        if device.type == "cuda" and device.index != torch._C._cuda_getDevice():
+            with torch.cuda.device(device):
+                self._launch(where)
+        else:
+            self._launch(where)
+        return tuple(made)
+
+    def _launch(self, where: list[Tensor]) -> None:
+        if self.device.type == "cpu":  # Triton's interpreter takes tensors
+            for launch in self.launches:
+                launch(0, where)
+            return
+        stream = torch._C._cuda_getCurrentRawStream(self.device.index)
+        addresses = [x.data_ptr() for x in where]
+        for launch in self.launches:
+            launch(stream, addresses)

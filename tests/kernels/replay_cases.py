@@ -1,0 +1,248 @@
+"""Replayed passes in Triton's interpreter: the same bits as the first time, whatever changes in between.
+
+test_replay.py runs this file in a process of its own. By hand:
+
+    TRITON_INTERPRET=1 python -m pytest tests/kernels/replay_cases.py
+"""
+
+import pytest
+import torch
+from attention_cases import Case, assert_close, expected, ours
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+import flashtrain_kernels as fk
+from flashtrain_kernels import dispatch, replay
+from flashtrain_kernels.backends.portable.tile_table import Tile
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_known():
+    replay._KNOWN.clear()
+
+
+@pytest.fixture
+def replays(monkeypatch):
+    """How many passes were replayed."""
+    seen = []
+    call = replay.Replay.__call__
+    monkeypatch.setattr(replay.Replay, "__call__", lambda *args: (seen.append(1), call(*args))[1])
+    return seen
+
+
+FEATURES = [
+    Case(1, 20, 33, 2, 1, 16, "causal"),
+    Case(2, 20, 20, 2, 2, 16, "window"),
+    Case(1, 33, 33, 2, 1, 16, "causal document"),
+    Case(1, 33, 33, 1, 1, 16, "shuffled"),
+    Case(1, 40, 50, 2, 2, 16, "blocks causal"),
+    Case(2, 20, 20, 2, 1, 16, "causal", 2.0, "alibi_rows", (1, 0, 1, 0), 0.3),
+    Case(1, 20, 20, 2, 2, 16, sinks=True),
+]
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("case", FEATURES, ids=str)
+def test_a_replayed_call_computes_with_the_values_of_this_time(case, together, replays):
+    with dispatch.force("portable", Tile(32, 16, 4, 1), together):
+        for seed in range(4):
+            inputs = case.inputs(torch.float32, seed=seed)
+            assert_close(ours(case, inputs), expected(case, inputs), 2e-5)
+            assert len(replays) == 2 * max(0, seed - 1)
+
+
+def test_two_arguments_may_be_one_tensor_and_may_cease_to_be(replays):
+    x, y, z = (torch.randn(1, 20, 1, 16) for _ in range(3))
+    wanted = {name: fk.reference.attention(*parts) for name, parts in {"xxx": (x, x, x), "xyz": (x, y, z)}.items()}
+    for first, second in (("xxx", "xyz"), ("xyz", "xxx")):
+        replay._KNOWN.clear()
+        replays.clear()
+        for name in (first, first, first, second, second):
+            parts = (x, x, x) if name == "xxx" else (x, y, z)
+            torch.testing.assert_close(fk.flash_attn_func(*parts), wanted[name])
+        assert len(replays) == 3
+
+
+def test_gradients_of_packed_tensors_are_replayed(replays):
+    for _ in range(4):
+        qkv = torch.randn(1, 20, 3, 2, 16, requires_grad=True)
+        out = fk.flash_attn_qkvpacked_func(qkv, causal=True)
+        dout = torch.randn_like(out)
+        (got,) = torch.autograd.grad(out, qkv, dout)
+        q, k, v = (x.detach().requires_grad_() for x in qkv.unbind(2))
+        exact = torch.autograd.grad(fk.reference.attention(q, k, v, causal=True), (q, k, v), dout)
+        torch.testing.assert_close(got, torch.stack(exact, 2), atol=2e-5, rtol=2e-5)
+    assert len(replays) == 4
+
+
+def test_other_shapes_strides_options_and_dtypes_are_other_passes(replays):
+    x = torch.randn(1, 20, 2, 16)
+    variants = [
+        ((x, x, x), {}),
+        ((x, x[:, :10], x[:, :10]), {}),
+        ((x.transpose(1, 2).contiguous().transpose(1, 2), x, x), {}),
+        ((x, x, x), {"causal": True}),
+        ((x, x, x), {"softmax_scale": 0.5}),
+        ((x, x, x), {"window_size": (3, 0)}),
+        ((x, x, x), {"softcap": 2.0}),
+        ((x.half(), x.half(), x.half()), {}),
+    ]
+    for _ in range(4):
+        for tensors, options in variants:
+            got, wanted = fk.flash_attn_func(*tensors, **options), fk.reference.attention(*tensors, **options)
+            torch.testing.assert_close(got, wanted.to(got.dtype), atol=2e-3, rtol=2e-3)
+    assert len(replays) == 2 * len(variants)
+
+
+def test_what_is_forced_is_heeded_by_the_next_call(replays):
+    x = torch.randn(1, 20, 2, 16)
+    for _ in range(3):
+        fk.flash_attn_func(x, x, x)
+    assert len(replays) == 1
+    with dispatch.force("reference"):
+        fk.flash_attn_func(x, x, x)
+    with dispatch.force("portable", Tile(16, 16, 4, 1)):
+        fk.flash_attn_func(x, x, x)
+    assert len(replays) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "mistake"),
+    [
+        ({"causal": 1}, TypeError),
+        ({"softmax_scale": -1.0}, ValueError),
+        ({"deterministic": 0}, TypeError),
+        ({"window_size": (True, 1)}, TypeError),
+        ({"window_size": (-2, 1)}, ValueError),
+        ({"dropout_p": 1.0}, ValueError),
+    ],
+    ids=str,
+)
+def test_a_mistake_is_one_after_calls_that_were_right_too(given, mistake):
+    x = torch.randn(1, 20, 2, 16)
+    for options in ({}, {"causal": True}, {"window_size": (1, 1)}):
+        for _ in range(3):
+            fk.flash_attn_func(x, x, x, **options)
+    with pytest.raises(mistake, match=next(iter(given))):
+        fk.flash_attn_func(x, x, x, **given)
+
+
+class Watching(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_sees_the_operators_of_calls_that_are_known():
+    inputs = [torch.randn(1, 20, 2, 16, requires_grad=True) for _ in range(3)]
+    dout = torch.randn(1, 20, 2, 16)
+    for _ in range(3):
+        torch.autograd.grad(fk.flash_attn_func(*inputs), inputs, dout)
+    with Watching() as mode:
+        torch.autograd.grad(fk.flash_attn_func(*inputs), inputs, dout)
+    names = [name for name in mode.seen if name.startswith("flashtrain_kernels")]
+    assert names == ["flashtrain_kernels.forward.default", "flashtrain_kernels.backward.default"]
+
+
+def test_vmap_and_grad_of_a_call_that_is_known():
+    x = torch.randn(2, 1, 20, 2, 16)
+    for _ in range(3):
+        fk.flash_attn_func(x[0], x[0], x[0])
+
+    def loss(x):
+        return fk.flash_attn_func(x, x, x).square().sum()
+
+    got = torch.vmap(torch.func.grad(loss))(x)
+    for sample in range(2):
+        leaf = x[sample].clone().requires_grad_()
+        torch.testing.assert_close(got[sample], torch.autograd.grad(loss(leaf), leaf)[0], atol=1e-5, rtol=1e-5)
+
+
+def test_a_subclass_of_tensor_sees_the_operator():
+    names = []
+
+    class Seen(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            names.append(str(func))
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    x = torch.randn(1, 20, 2, 16)
+    for _ in range(3):
+        fk.flash_attn_func(x, x, x)
+    with torch.no_grad():
+        fk.flash_attn_func(x.as_subclass(Seen), x, x)
+    assert any("forward" in name for name in names)
+
+
+def test_checkpointing_recomputes_by_a_replay_what_was_computed_without_one(replays):
+    inputs = [torch.randn(1, 20, 2, 16, requires_grad=True) for _ in range(3)]
+    wanted = torch.autograd.grad(fk.reference.attention(*inputs).square().sum(), inputs)
+    for _ in range(4):  # the forward and its recomputation are of different kinds in the first two
+        out = checkpoint(lambda *x: fk.flash_attn_func(*x), *inputs, use_reentrant=False)
+        got = torch.autograd.grad(out.square().sum(), inputs)
+        for one, other in zip(got, wanted, strict=True):
+            torch.testing.assert_close(one, other, atol=2e-5, rtol=2e-5)
+    assert replays
+
+
+def test_autocast_is_heeded_by_a_call_that_is_known_without_it_and_the_other_way_round():
+    x, y = torch.randn(1, 20, 2, 16), torch.randn(1, 1, 20, 16)
+    for _ in range(4):
+        for function, tensor in ((fk.flash_attn_func, x), (fk.scaled_dot_product_attention, y)):
+            assert function(tensor, tensor, tensor).dtype == torch.float32
+            with torch.autocast("cpu", torch.float16):
+                assert function(tensor, tensor, tensor).dtype == torch.float16
+                assert function(*[tensor.half()] * 3).dtype == torch.float16
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_torchs_signature_is_replayed_with_its_own_layout(causal, replays):
+    for _ in range(4):
+        inputs = [torch.randn(2, heads, 20, 16, requires_grad=True) for heads in (4, 2, 2)]
+        dout = torch.randn(2, 4, 20, 16)
+        results = []
+        for attention in (fk.scaled_dot_product_attention, torch.nn.functional.scaled_dot_product_attention):
+            out = attention(*inputs, is_causal=causal, enable_gqa=True)
+            results.append((out, *torch.autograd.grad(out, inputs, dout)))
+        for one, other in zip(*results, strict=True):
+            torch.testing.assert_close(one, other, atol=2e-5, rtol=2e-5)
+    assert len(replays) == 4
+
+
+def test_without_gradients_a_known_call_keeps_nothing():
+    inputs = [torch.randn(1, 20, 2, 16, requires_grad=True) for _ in range(3)]
+    for _ in range(4):
+        assert fk.flash_attn_func(*inputs).requires_grad
+        with torch.no_grad():
+            assert not fk.flash_attn_func(*inputs).requires_grad
+        with torch.inference_mode():
+            assert fk.flash_attn_func(*inputs).is_inference()
+
+
+def test_a_second_derivative_is_refused_after_replays_too():
+    inputs = [torch.randn(1, 20, 2, 16, requires_grad=True) for _ in range(3)]
+    for _ in range(3):
+        loss = fk.flash_attn_func(*inputs).sum() + inputs[0].pow(3).sum()
+        (dq,) = torch.autograd.grad(loss, inputs[0], create_graph=True)
+    with pytest.raises(NotImplementedError, match="attention has no second derivative"):
+        torch.autograd.grad(dq.sum(), inputs[0])
+
+
+def test_what_the_kernels_cannot_read_as_it_lies_is_copied_each_time(replays):
+    x = torch.randn(1, 20, 16, 2).transpose(2, 3)
+    for _ in range(4):
+        torch.testing.assert_close(fk.flash_attn_func(x, x, x), fk.reference.attention(x, x, x))
+    assert not replays
+
+
+def test_few_signatures_are_remembered(monkeypatch):
+    monkeypatch.setattr(replay, "_MOST", 3)
+    for length in range(1, 9):
+        x = torch.randn(1, length, 1, 16)
+        fk.flash_attn_func(x, x, x)
+        assert len(replay._KNOWN) <= 3

@@ -1,0 +1,91 @@
+"""Calls like one before (replay.py): replay_cases.py in Triton's interpreter, and how a compiled kernel is launched."""
+
+import importlib.util
+from types import SimpleNamespace
+
+import pytest
+import torch
+from child_process import assert_passes_in_the_interpreter
+
+import flashtrain_kernels as fk
+from flashtrain_kernels.replay import Place
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+
+
+def test_replayed_passes_in_the_interpreter():
+    assert_passes_in_the_interpreter("replay_cases.py")
+
+
+class Driver:
+    """The driver's function that launches, noting what it is given."""
+
+    def __init__(self):
+        self.given = []
+
+    def __call__(self, *args):
+        self.given.append(args)
+
+
+@pytest.mark.parametrize("release", [(3, 6), (3, 7)])
+def test_a_kernel_is_launched_with_the_new_addresses_in_the_order_of_its_release(release, monkeypatch):
+    from triton.backends.nvidia import driver
+
+    from flashtrain_kernels.backends import compiled
+
+    monkeypatch.setattr(compiled, "release", lambda: release)
+    monkeypatch.setattr(driver, "make_tensordesc_arg", lambda arg, how: [("map", arg.base.data_ptr(), how), 9, 9])
+    launcher, tensordesc_indices, tensordesc_meta = Driver(), {1}, ["how"]
+
+    def inner(*args):
+        return launcher, tensordesc_indices, tensordesc_meta
+
+    run = SimpleNamespace(
+        launch=inner, launch_cooperative_grid=False, launch_pdl=False, arg_annotations="notes", kernel_signature=b"s",
+        global_scratch_size=0, profile_scratch_size=0,
+    )  # fmt: skip
+    kernel = SimpleNamespace(run=run, function=77, packed_metadata=(4, 1, 0))
+    x, described = torch.zeros(4), SimpleNamespace(shape=[8, 2], strides=[2, 1])
+    launch = SimpleNamespace(grid=(5,), args=(x, described, (3, 4), 1.5), constants={"C": "constant"})
+    places = {id(x): Place(0, 0), id(described): Place(1, 64)}
+    again = compiled.repeated(launch, kernel, lambda arg: places[id(arg)])
+    own = [1000, ("map", 2064, "how"), 8, 2, 2, 1, (3, 4), 1.5, "constant"]
+    again(11, [1000, 2000])
+    start = (5, 1, 1, 11, 77, False, False)
+    if release == (3, 6):
+        assert launcher.given == [(*start, None, None, (4, 1, 0), None, None, None, *own)]
+    else:
+        assert launcher.given == [(*start, (4, 1, 0), None, None, None, None, None, "notes", b"s", own)]
+    run.global_scratch_size = 1
+    assert compiled.repeated(launch, kernel, lambda arg: places[id(arg)]) is None
+
+
+def test_hooks_that_watch_launches_are_found(monkeypatch):
+    from triton import knobs
+
+    from flashtrain_kernels.backends.compiled import Repeated
+
+    assert not Repeated.watched()
+    monkeypatch.setattr(knobs.runtime, "launch_enter_hook", lambda metadata: None)
+    assert Repeated.watched()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_call_like_the_one_before_costs_the_host_little(path):
+    import statistics
+    import time
+
+    inputs = [torch.randn(64, 256, 16, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    dout = torch.randn_like(inputs[0])
+    forward, backward = [], []
+    for _ in range(100):
+        torch.cuda.synchronize()  # an empty queue: a full one would be waited for
+        begun = time.perf_counter()
+        out = fk.flash_attn_func(*inputs, causal=True)
+        between = time.perf_counter()
+        torch.autograd.grad(out, inputs, dout)
+        forward.append(between - begun)
+        backward.append(time.perf_counter() - between)
+    assert statistics.median(forward[10:]) <= 60e-6
+    assert statistics.median(backward[10:]) <= 120e-6
