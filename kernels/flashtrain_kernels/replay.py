@@ -40,8 +40,8 @@ def signature(tensors: Sequence[Tensor]) -> tuple[Any, ...] | None:
     for x in tensors:
         if type(x) not in _PLAIN or x.layout is not torch.strided or x.is_nested or x.is_neg() or x._is_zerotensor():
             return None
-        if x.device.type not in ("cuda", "cpu"):
-            return None
+        if x.device.type not in ("cuda", "cpu") or not torch._C._has_storage(x) or torch._is_functional_tensor(x):
+            return None  # wrappers of vmap and the like, which outlive their transform
         signs.append((x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16))
     return tuple(signs)
 
