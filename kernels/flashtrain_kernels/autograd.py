@@ -158,7 +158,7 @@ def attention(tensors: tuple[Tensor, ...], options: Options) -> tuple[Tensor, Te
 def computed(call: Pass, tensors: Sequence[Tensor], signed: tuple[Any, ...] | None) -> tuple[Tensor, Tensor]:
     """A forward pass outside of compilers and transforms. tensors: all of the call's, of this replay.signature."""
     if torch.is_grad_enabled():
-        return _Eager.apply(call, signed, *tensors)
+        return (_Eager.apply if signed is None else _apply_plain)(call, signed, *tensors)
     return _results(call, tensors, signed)
 
 
@@ -241,6 +241,10 @@ class _Eager(torch.autograd.Function):
         if wants_bias:
             return (None, None, *results, *rest[1:])
         return (None, None, *results[:-1], *rest)
+
+
+# Function.apply looks for transforms first, which a signature says there are none of.
+_apply_plain = super(torch.autograd.Function, _Eager).apply
 
 
 class Transformed(torch.autograd.Function):

@@ -45,7 +45,7 @@ def test_neither_on_those_of_a_third_program() -> None:
     assert "of its original program" in table.notes[0]
 
 
-@pytest.mark.parametrize("name", ["lra-h200", "pathx-h200", "path256-h200", "path256-answers-cpu"])
+@pytest.mark.parametrize("name", ["lra-h200", "pathx-h200"])
 def test_no_published_accuracy_of_our_images_stands_beside_a_papers(name: str) -> None:
     rows = read_result(RESULTS / f"{name}.json").rows
     beside = {row["task"] for row in accuracy_rows(rows) if row["implementation"].endswith("(paper)")}
@@ -55,8 +55,8 @@ def test_no_published_accuracy_of_our_images_stands_beside_a_papers(name: str) -
 def test_the_published_weights_are_at_chance_on_the_original_images_of_sides_32_and_128() -> None:
     rows = read_result(RESULTS / "pathfinder-original-cpu.json").rows
     assert {row["images"] for row in rows} == {"original"}
-    assert [row["side"] for row in rows] == [32, 128, 256]
-    assert [row["accuracy_low"] < 0.5 < row["accuracy_high"] for row in rows] == [True, True, False]  # 15 of 20 at 256
+    assert [row["side"] for row in rows] == [32, 128]
+    assert all(row["accuracy_low"] < 0.5 < row["accuracy_high"] for row in rows)
 
 
 @pytest.mark.parametrize(
