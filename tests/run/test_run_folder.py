@@ -69,6 +69,19 @@ def test_a_config_of_an_earlier_run_may_name_settings_that_have_become_constants
         read_settings(tmp_path)
 
 
+def test_so_may_each_stage_of_its_curriculum(tmp_path) -> None:
+    settings = compose_settings(["recipe=pathx"])
+    write_config(settings, tmp_path)
+    config = tmp_path / "config.yaml"
+    text = config.read_text().replace("pathfinder:\n", "pathfinder:\n  drawn_as: null\n")
+    config.write_text(text.replace("  - side:", "  - drawn_as: null\n    drawn_step: null\n    side:"))
+    assert config.read_text().count("drawn_as") == 1 + len(settings.curriculum.stages)
+    assert read_settings(tmp_path) == settings
+    config.write_text(text.replace("  - side:", "  - drawn_as: '160'\n    side:"))
+    with pytest.raises(UserError, match="drawn_as"):
+        read_settings(tmp_path)
+
+
 def test_two_folders_of_the_same_name_are_two_folders(tmp_path) -> None:
     assert [make_unique(tmp_path, "a").name for _ in range(3)] == ["a", "a-2", "a-3"]
 
