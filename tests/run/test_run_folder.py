@@ -8,6 +8,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -73,11 +74,14 @@ def test_so_may_each_stage_of_its_curriculum(tmp_path) -> None:
     settings = compose_settings(["recipe=pathx"])
     write_config(settings, tmp_path)
     config = tmp_path / "config.yaml"
-    text = config.read_text().replace("pathfinder:\n", "pathfinder:\n  drawn_as: null\n")
-    config.write_text(text.replace("  - side:", "  - drawn_as: null\n    drawn_step: null\n    side:"))
-    assert config.read_text().count("drawn_as") == 1 + len(settings.curriculum.stages)
+    content = yaml.safe_load(config.read_text())
+    content["pathfinder"]["drawn_as"] = None
+    for stage in content["curriculum"]["stages"]:
+        stage.update(drawn_as=None, drawn_step=None)
+    config.write_text(yaml.safe_dump(content))
     assert read_settings(tmp_path) == settings
-    config.write_text(text.replace("  - side:", "  - drawn_as: '160'\n    side:"))
+    content["curriculum"]["stages"][0]["drawn_as"] = "160"
+    config.write_text(yaml.safe_dump(content))
     with pytest.raises(UserError, match="drawn_as"):
         read_settings(tmp_path)
 

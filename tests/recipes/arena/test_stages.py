@@ -12,7 +12,7 @@ from flashtrain.command.job import settle
 from flashtrain.data.sequences import SequenceShape
 from flashtrain.errors import UserError
 from flashtrain.models import Classifier
-from flashtrain.settings.settings import Settings, setting_names
+from flashtrain.settings.settings import setting_names
 from flashtrain.tasks import SequenceClassification
 from flashtrain.training.checkpoints import save_atomically
 from flashtrain.training.hardware import detect_hardware
@@ -44,17 +44,13 @@ def test_a_growing_contour_is_a_stage_for_each_length() -> None:
 
 
 def test_path256_is_trained_on_the_brightest_pixels_of_growing_images_and_then_on_all() -> None:
-    words = ["recipe=path256", "hardware.demo=never"]
-    stages = [stage.settings for stage in stages_of(compose_settings(words))]
-    sides, read = ([get(one) for one in stages] for get in (lambda one: one.pathfinder.side, pixels_of))
+    stages = [stage.settings for stage in stages_of(compose_settings(["recipe=path256"]))]
+    sides = [one.pathfinder.side for one in stages]
+    read = [one.sequence.training_pixels or one.pathfinder.side**2 for one in stages]
     assert (sides, read) == (sorted(sides), sorted(read))
-    assert (sides[-1], read[-1]) == (256, 256**2)
+    assert (sides[0], sides[-1], read[-1]) == (128, 256, 256**2)
     assert [one.classifier.pattern for one in stages] == 10 * ["dense"] + ["butterfly-tiles"]
     assert {(one.pathfinder.contour, one.classifier.pattern_local) for one in stages} == {("hard", 2)}
-
-
-def pixels_of(settings: Settings) -> int:
-    return settings.sequence.training_pixels or settings.pathfinder.side**2
 
 
 def test_tiles_that_do_not_fill_a_stages_images_are_refused_before_any_is_made() -> None:
