@@ -34,7 +34,6 @@ WORDS = {
     "curriculum.stages[].warmup_steps": "as schedule.warmup_steps",
     "curriculum.stages[].batch": "as sequence.batch",
     "curriculum.stages[].micro_batch": "as trainer.micro_batch",
-    "curriculum.stages[].drawn_step": "pixels of a side between two drawings of drawn_as; null: 8",
     "curriculum.stages[].pattern": "as classifier.pattern",
     "curriculum.stages[].masked_weight": "as masked_pixels.weight",
     "curriculum.stages[].classification_weight": "as sequence.classification_weight",

@@ -21,9 +21,9 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 from omegaconf import OmegaConf
@@ -152,6 +152,11 @@ def _complete(content: Any, group: Any) -> None:
     for name, value in getattr(group, "NO_LONGER", {}).items():
         if name in content and content[name] == value:
             del content[name]
+    if is_dataclass(group):
+        for name, kind in get_type_hints(group).items():
+            if get_origin(kind) is list and isinstance(content.get(name), list):  # such as the stages of a curriculum
+                for one in content[name]:
+                    _complete(one, get_args(kind)[0])
 
 
 def write_summary(folder: Path, row: dict[str, Any]) -> None:

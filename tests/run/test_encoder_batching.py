@@ -123,5 +123,5 @@ def test_the_announcement_the_plan_and_running_out_of_memory_name_the_estimate()
 def test_every_plan_prints_it(recipe: str) -> None:
     settings = compose_settings([f"recipe={recipe}", "mode=plan"])
     text = task_of(settings).plan(settings, gpu(80))
-    assert text.count("memory: ") == {"pathx": 6, "path256": 4}.get(recipe, 1)  # once for each side and batch
+    assert text.count("memory: ") == {"pathx": 6, "path256": 9}.get(recipe, 1)  # once for each length and batch
     assert "activations" in text

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,6 +67,22 @@ def test_a_config_of_an_earlier_run_may_name_settings_that_have_become_constants
     assert read_settings(tmp_path) == compose_settings(["recipe=pathx"])
     config.write_text(text.replace("classifier:\n", "classifier:\n  norm: rmsnorm\n"))
     with pytest.raises(UserError, match=r"classifier\.norm"):
+        read_settings(tmp_path)
+
+
+def test_so_may_each_stage_of_its_curriculum(tmp_path) -> None:
+    settings = compose_settings(["recipe=pathx"])
+    write_config(settings, tmp_path)
+    config = tmp_path / "config.yaml"
+    content = yaml.safe_load(config.read_text())
+    content["pathfinder"]["drawn_as"] = None
+    for stage in content["curriculum"]["stages"]:
+        stage.update(drawn_as=None, drawn_step=None)
+    config.write_text(yaml.safe_dump(content))
+    assert read_settings(tmp_path) == settings
+    content["curriculum"]["stages"][0]["drawn_as"] = "160"
+    config.write_text(yaml.safe_dump(content))
+    with pytest.raises(UserError, match="drawn_as"):
         read_settings(tmp_path)
 
 

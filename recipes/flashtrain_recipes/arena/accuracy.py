@@ -88,11 +88,10 @@ def task_of(row: Mapping[str, Any]) -> str:
     task = str(row["task"])
     if task == "pathfinder":
         side, contour = row.get("side"), row.get("contour")
-        drawn = row.get("drawn_as")
-        if side in PATHFINDERS and contour in HARD and not drawn:
+        if side in PATHFINDERS and contour in HARD and not row.get("drawn_as"):  # of before: drawn as another side's
             images = str(row.get("images") or OWN)
             return PATHFINDERS[side] if images == ORIGINAL else f"{PATHFINDERS[side]}, {images} images"
-        return f"{task}, side {side}, {contour_words(contour or 'unknown', drawn)}"
+        return f"{task}, side {side}, {contour_words(contour or 'unknown')}"
     length = row.get("length")
     return task if length == LENGTHS.get(task, length) else f"{task}, length {length or 'unknown'}"
 

@@ -180,7 +180,6 @@ def _pathfinder(settings: Settings, fixed: bool, splits: tuple[str, ...]) -> Seq
         counts={name: counts[name] for name in splits},
         contour=asked.contour,
         drawing=asked.drawing,
-        drawn_as=asked.drawn_as,
         variation=asked.variation,
         workers=asked.workers,
         cache_dir=asked.cache_dir,

@@ -143,7 +143,6 @@ def _tested(settings: Settings, hardware: Hardware, saved: SavedClassifier) -> t
         "task": settings.sequence.data,
         "side": settings.pathfinder.side if image else None,
         "contour": settings.pathfinder.contour if image else None,
-        **({"drawn_as": settings.pathfinder.drawn_as} if image and settings.pathfinder.drawn_as else {}),
         **({"images": drawn_by(settings)} if image else {}),
         "length": source.shape.length,
         "seed": settings.sequence.seed if read or not image else settings.pathfinder.seed,
@@ -269,7 +268,7 @@ def _command(settings: Settings) -> str:
         words += [f"sequence.{name}={_as_value(given)}" for name, given in of_files.items() if given is not None]
         words += [f"pathfinder.side={asked.side}"] if settings.sequence.data == "pathfinder" else []
     elif settings.sequence.data == "pathfinder":
-        names = ("side", "contour", "drawing", *(["drawn_as"] if asked.drawn_as else []), "seed", "test_images")
+        names = ("side", "contour", "drawing", "seed", "test_images")
         words += [f"pathfinder.{name}={getattr(asked, name)}" for name in names]
     return command_line(words)
 

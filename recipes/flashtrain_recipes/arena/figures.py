@@ -88,17 +88,16 @@ def curriculum_figure(rows: Rows, path: str | Path) -> Path:
             rotation=upright,
             fontsize=8,
         )
-        for (contour, drawn), together in groupby(of_side, lambda row: (row["contour"], row.get("drawn_as"))):
+        for contour, together in groupby(of_side, lambda row: row["contour"]):
             stage = list(together)
             minutes = [float(row[time]) for row in stage]
             shares = [100 * float(row["validation_accuracy"]) for row in stage]
             named = "14" if contour == "hard" else figure_text(str(contour))
-            color = "#cf222e" if contour == "hard" and not drawn else _OURS
+            color = "#cf222e" if contour == "hard" else _OURS
             axis.plot(minutes, shares, marker="o", markersize=3, color=color, zorder=3)
-            place = (minutes[0] + minutes[-1]) / 2 if drawn else minutes[-1]
             axis.annotate(
-                f"{named} as {figure_text(str(drawn))}" if drawn else named, (place, max(shares)), (0, 5),
-                textcoords="offset points", ha="center", va="bottom", rotation=90 if drawn else 0, fontsize=6,
+                named, (minutes[-1], max(shares)), (0, 5),
+                textcoords="offset points", ha="center", va="bottom", fontsize=6,
             )  # fmt: skip
         began = ended
     axis.axhline(50, color="black", linestyle=":", linewidth=1)
@@ -107,8 +106,6 @@ def curriculum_figure(rows: Rows, path: str | Path) -> Path:
     axis.set_xlabel("GPU minutes" if time == "gpu_minutes" else "minutes")
     axis.set_ylabel("held-out accuracy, %")
     explained = "images of flashtrain's own generator; numbers: dashes of the contours; red: 14, as the Arena's"
-    if any(row.get("drawn_as") for row in rows):
-        explained += "; 14 as 140: drawn as at side 140"
     axis.set_title(explained, fontsize=8, loc="left")
     axis.grid(axis="y", color=_GRID, zorder=1)
     axis.spines[["top", "right"]].set_visible(False)

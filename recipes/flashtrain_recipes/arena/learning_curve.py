@@ -29,8 +29,8 @@ from flashtrain_recipes.arena.stages import Stage
 from flashtrain_recipes.arena.weights import SavedClassifier, write_classifier
 
 COLUMNS = (
-    "stage", "side", "contour", "drawn_as", "step", "images", "train_accuracy", "validation_accuracy",
-    "validation_loss", "minutes",
+    "stage", "side", "contour", "step", "images", "train_accuracy", "validation_accuracy", "validation_loss",
+    "minutes",
 )  # fmt: skip
 
 
@@ -95,7 +95,6 @@ class LearningCurve(pl.Callback):
             "stage": stage.number + 1,
             "side": images.side if images else 0,
             "contour": images.contour if images else "",
-            "drawn_as": (images.drawn_as if images else None) or "",
             "step": step,
             "images": self._images_before + step * stage.batch,
             "train_accuracy": round(train, 5),
@@ -152,17 +151,18 @@ class LearningCurve(pl.Callback):
                 "the checkpoint's learning curve is damaged: its rows must have numbers or short words under "
                 f"{', '.join(COLUMNS)}."
             )
-        self.rows = [dict(row) for row in rows]
+        self.rows = [{key: row[key] for key in COLUMNS} for row in rows]
         self._seconds_before = float(seconds)
 
 
-_WORDS = ("contour", "drawn_as")
+_OF_EARLIER_RUNS = {"drawn_as"}
+_WORDS = ("contour", *_OF_EARLIER_RUNS)
 _LONGEST_WORD = 100
 
 
 def _is_row(row: Any) -> bool:
     """Whether this is a row of a curve: a checkpoint may come from anywhere."""
-    if not isinstance(row, dict) or not set(COLUMNS) - {"drawn_as"} <= set(row) <= set(COLUMNS):
+    if not isinstance(row, dict) or set(row) - _OF_EARLIER_RUNS != set(COLUMNS):
         return False
     return all(_is_number(value) or (key in _WORDS and _is_word(value)) for key, value in row.items())
 
@@ -263,7 +263,7 @@ def end_if_fallen(rows: Sequence[Mapping[str, Any]], stage: Stage, folder: Path)
     kept = f" The weights that it began with: weights={path}." if path.exists() else ""
     raise UserError(
         f"{stage.name} fell to chance, and the stages after it would begin there: the training ends.{kept} Possible: "
-        "smaller steps from stage to stage (contour, drawn_as, side), a lower learning rate, larger batches."
+        "smaller steps from stage to stage (contour, side, training_pixels), a lower learning rate, larger batches."
     )
 
 

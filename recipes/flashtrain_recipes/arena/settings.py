@@ -27,8 +27,7 @@ class PathfinderSettings:
     contour: hard (14 dashes, the Arena's), intermediate (9), easy (6), a number of dashes, or a range such as 3-6, of
     which every length has as many images. drawing: original (the images of the task's own program, pixel by pixel) or
     smooth (of a generator of our own, as all images were before there was a choice: round ends, even brightness, no
-    halo, other curves); both in mode=evaluate, for a row each. drawn_as: another side, whose discs, lines and
-    brightness these images have (None: their own): what a curriculum changes before it changes the side.
+    halo, other curves); both in mode=evaluate, for a row each.
     variation: how much the drawing of each training image is changed at random, from 0 (not at all) to 1
     (drawing.py); images that are validated or tested on never are. seed: of the images; train, validation and test
     images are different ones.
@@ -39,11 +38,11 @@ class PathfinderSettings:
 
     # What a run's config.yaml means that does not name these: there was one drawing.
     OF_EARLIER_RUNS: ClassVar[dict[str, Any]] = {"drawing": SMOOTH}
+    NO_LONGER: ClassVar[dict[str, Any]] = {"drawn_as": None}
 
     side: int = 32
     contour: str = "hard"
     drawing: str = ORIGINAL
-    drawn_as: int | None = None
     variation: float = 0.0
     seed: int = 0
     train_images: int = 160_000
@@ -58,7 +57,6 @@ class PathfinderSettings:
         at_least("pathfinder.side", self.side, SMALLEST_SIDE)
         of_side(self.side, self.contour)
         one_of("pathfinder.drawing", self.drawing, (*DRAWINGS, BOTH))
-        at_least("pathfinder.drawn_as", self.drawn_as, SMALLEST_SIDE)
         if not 0 <= self.variation <= 1:
             raise UserError(f"pathfinder.variation={self.variation:g}. Possible: from 0 (none) to 1.")
         at_least("pathfinder.seed", self.seed, 0)
@@ -69,7 +67,6 @@ class PathfinderSettings:
 
 DATA = ("pathfinder", "listops", "text", "retrieval", "image")
 IMAGES = ("pathfinder", "image")
-DRAWN_STEP = 8  # pixels of a side, from one drawing to the next
 AUGMENTATIONS = ("none", "turn", "mirror")
 # The parts whose number of samples sequence.* sets; the others are those of pathfinder.*, or the files' own.
 _COUNTED = {"listops": ("train", "validation", "test"), "text": ("validation",), "image": ("validation",)}
@@ -207,12 +204,12 @@ class StageSettings:
 
     steps, epochs: one of them (neither: trainer.steps). until: the accuracy on held-out images at which the stage ends
     before its steps are over (None: it never does). images: the first so many training images. contour: as
-    pathfinder.contour, or 3..14: a stage like this one for each number of dashes from 3 to 14. drawn_as: as
-    pathfinder.drawn_as, or 136..256: a stage like this one for sides from 136 to 256, drawn_step (8) apart, and for
-    the last. schedule: of the learning rate, by name: one that ends early is better constant than on its way down to
-    where it does not get. compile: as trainer.compile; a stage that is short beside the compiling of its image's
-    length is faster without.
+    pathfinder.contour, or 3..14: a stage like this one for each number of dashes from 3 to 14. schedule: of the
+    learning rate, by name: one that ends early is better constant than on its way down to where it does not get.
+    compile: as trainer.compile; a stage that is short beside the compiling of its image's length is faster without.
     """
+
+    NO_LONGER: ClassVar[dict[str, Any]] = {"drawn_as": None, "drawn_step": None}
 
     side: int = 32
     steps: int | None = None
@@ -225,8 +222,6 @@ class StageSettings:
     micro_batch: int | None = None
     images: int | None = None
     contour: str | None = None
-    drawn_as: str | None = None
-    drawn_step: int | None = None
     pattern: str | None = None
     masked_weight: float | None = None
     classification_weight: float | None = None
@@ -241,17 +236,8 @@ class StageSettings:
                 f"{where}.contour={self.contour} must grow: from {FEWEST_DASHES} dashes at least to {MOST_DASHES} at "
                 "most, such as 3..14."
             )
-        if self.drawn_step is not None:
-            at_least(f"{where}.drawn_step", self.drawn_step, 1)
-            if ".." not in (self.drawn_as or ""):
-                raise UserError(f"{where}.drawn_step={self.drawn_step} is of a drawing that grows: drawn_as=136..256.")
         for stage in self.each_stage():
             of_side(self.side, stage.contour or "hard")
-        if self.drawn_as is not None and not self._drawings():
-            raise UserError(
-                f"{where}.drawn_as={self.drawn_as} must be a side from {SMALLEST_SIDE}, or grow from one, such as "
-                "136..256."
-            )
         if self.until is not None and not 0 < self.until <= 1:
             raise UserError(f"{where}.until={self.until} must be a share of the images: above 0, and at most 1.")
         if self.steps is not None and self.epochs is not None:
@@ -268,12 +254,9 @@ class StageSettings:
                 raise UserError(f"{where}.{name}={given} must be above 0.")
 
     def each_stage(self) -> list[StageSettings]:
-        """The stages that a growing contour or drawing stands for, one for each number of dashes and for each drawing;
-        itself where none grows."""
+        """The stages that a growing contour stands for, one for each number of dashes; itself where none grows."""
         growth = self._growth()
-        contours = [self.contour] if growth is None else [str(dashes) for dashes in dashes_in(growth)]
-        drawings = [self.drawn_as] if self.drawn_as is None else [str(side) for side in self._drawings()]
-        return [replace(self, contour=contour, drawn_as=drawn) for contour in contours for drawn in drawings]
+        return [self] if growth is None else [replace(self, contour=str(dashes)) for dashes in dashes_in(growth)]
 
     def _growth(self) -> str | None:
         """3..14 as the range 3-14; None for a contour that does not grow from what there is to what there is."""
@@ -281,14 +264,6 @@ class StageSettings:
         if found is None or not FEWEST_DASHES <= int(found[1]) <= int(found[2]) <= MOST_DASHES:
             return None
         return f"{found[1]}-{found[2]}"
-
-    def _drawings(self) -> list[int]:
-        """The sides that drawn_as names; empty where they are none."""
-        found = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", self.drawn_as or "")
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
-        if not SMALLEST_SIDE <= first <= last:
-            return []
-        return [*range(first, last, self.drawn_step or DRAWN_STEP), last]
 
 
 @dataclass
@@ -303,5 +278,5 @@ class CurriculumSettings:
             stage.check(number)
 
     def each_stage(self) -> list[StageSettings]:
-        """The stages one by one, those of growing contours and drawings too."""
+        """The stages one by one, those of growing contours too."""
         return [one for stage in self.stages for one in stage.each_stage()]

@@ -35,8 +35,7 @@ class Stage:
         what = f"side {images.side}" if sequence.data == "pathfinder" else sequence.data
         if self.count == 1:
             return what
-        contours = contour_words(images.contour, images.drawn_as)
-        return f"stage {self.number + 1} of {self.count}, {what}, {contours}"
+        return f"stage {self.number + 1} of {self.count}, {what}, {contour_words(images.contour)}"
 
     @property
     def folder(self) -> str:
@@ -95,7 +94,6 @@ SAID_BY_STAGES = {
     "classifier.pattern": ("pattern",),
     "pathfinder.side": ("side",),
     "pathfinder.contour": ("contour",),
-    "pathfinder.drawn_as": ("drawn_as",),
     "pathfinder.train_images": ("images",),
 }
 
@@ -182,7 +180,6 @@ def _changed(settings: Settings, stage: StageSettings) -> Settings:
             settings.pathfinder,
             side=stage.side,
             contour=stage.contour or settings.pathfinder.contour,
-            drawn_as=settings.pathfinder.drawn_as if stage.drawn_as is None else int(stage.drawn_as),
             train_images=images,
         ),
     )

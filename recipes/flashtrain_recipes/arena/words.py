@@ -132,8 +132,7 @@ def trained_line(settings: Settings) -> str:
 def plan_classifier(settings: Settings, hardware: Hardware) -> str:
     """Parameters, samples and time of every stage, as lines to print. Builds no weights, makes no data.
 
-    Stages that differ in nothing but contours or drawings that grow step by step are told together, and memory where it
-    changes.
+    Stages that differ in nothing but contours that grow by a dash are told together, and memory where it changes.
     """
     rate, how = expected_rate(hardware)
     stages = stages_of(settings)
@@ -142,8 +141,7 @@ def plan_classifier(settings: Settings, hardware: Hardware) -> str:
     total = 0.0
     for alike in _told_together(stages):
         stage = alike[0]
-        drawn_as = stage.settings.pathfinder.drawn_as if len(alike) == 1 else None
-        images = replace(stage.settings.pathfinder, contour=_span(alike), drawn_as=drawn_as)
+        images = replace(stage.settings.pathfinder, contour=_span(alike))
         shape, data = _shape(stage.settings.having(pathfinder=images))
         with torch.device("meta"):
             model = make_classifier(stage.settings, hardware, shape)
@@ -185,32 +183,24 @@ def _shape(settings: Settings) -> tuple[SequenceShape, str]:
 
 
 def _told_together(stages: Sequence[Stage]) -> list[list[Stage]]:
-    """The stages in their order; those that differ in a growing contour or drawing alone, by one step from one to the
-    next, in one."""
+    """The stages in their order; those that differ in contours alone, each longer by a dash than the one before, in
+    one."""
     found: list[list[Stage]] = []
     for stage in stages:
-        last = found[-1] if found else []
-        growth = _grows(last[-1], stage) if last else ""
-        if growth and (len(last) == 1 or growth == _grows(*last[-2:])):
-            last.append(stage)
+        if found and _grows(found[-1][-1], stage):
+            found[-1].append(stage)
         else:
             found.append([stage])
     return found
 
 
-def _grows(one: Stage, other: Stage) -> str:
-    """What alone is further in the other stage: "contour" by one dash, or such as "drawn_as by 8"; "" for any other
-    difference."""
+def _grows(one: Stage, other: Stage) -> bool:
+    """Whether the other stage has contours longer by one dash, and all else alike."""
     before, after = one.settings.pathfinder, other.settings.pathfinder
-    alike = other.settings.having(pathfinder=replace(after, contour=before.contour, drawn_as=before.drawn_as))
+    alike = other.settings.having(pathfinder=replace(after, contour=before.contour))
     if one.until != other.until or one.settings != alike:
-        return ""
-    if before.drawn_as == after.drawn_as:
-        return "contour" if dashes_in(after.contour) == _one_more(before.contour) else ""
-    if before.contour != after.contour or before.drawn_as is None:
-        return ""
-    further = (after.drawn_as or 0) - before.drawn_as
-    return f"drawn_as by {further}" if further > 0 else ""
+        return False
+    return dashes_in(after.contour) == _one_more(before.contour)
 
 
 def _one_more(contour: str) -> range | None:
@@ -224,17 +214,9 @@ def _name(alike: Sequence[Stage]) -> str:
     first, last = alike[0], alike[-1]
     if len(alike) == 1:
         return first.name
-    images = first.settings.pathfinder
-    drawn = ""
-    if images.drawn_as:
-        drawn = f", drawn as at side {images.drawn_as}"
-        end = last.settings.pathfinder.drawn_as or 0
-        if end != images.drawn_as:
-            step = (end - images.drawn_as) // (len(alike) - 1)
-            drawn = f", drawn as at sides {images.drawn_as} to {end} in steps of {step},"
     return (
-        f"stages {first.number + 1} to {last.number + 1} of {first.count}, side {images.side}, "
-        f"{contour_words(_span(alike))}{drawn} one after another"
+        f"stages {first.number + 1} to {last.number + 1} of {first.count}, side {first.settings.pathfinder.side}, "
+        f"{contour_words(_span(alike))} one after another"
     )
 
 

@@ -12,16 +12,19 @@ from flashtrain.errors import UserError
 from flashtrain_recipes.arena.learning_curve import COLUMNS, LearningCurve
 
 ROW: dict[str, Any] = {
-    "stage": 1, "side": 24, "contour": "hard", "drawn_as": "", "step": 3, "images": 12, "train_accuracy": 0.5,
+    "stage": 1, "side": 24, "contour": "hard", "step": 3, "images": 12, "train_accuracy": 0.5,
     "validation_accuracy": 0.5, "validation_loss": float("nan"), "minutes": 0.1,
 }  # fmt: skip
 
 
 def test_the_state_of_a_curve_is_taken_up_again_a_loss_that_is_no_number_too(tmp_path: Path) -> None:
     curve = LearningCurve(tmp_path / "curve.csv")
-    older = {key: value for key, value in ROW.items() if key != "drawn_as"}
+    older = {**ROW, "drawn_as": ""}  # what its images were drawn like, a column of before
     curve.load_state_dict({"rows": [ROW, older], "seconds": 60.0})
     assert (len(curve.rows), curve.minutes) == (2, 1.0)
+    curve.write()
+    with (tmp_path / "curve.csv").open(newline="") as file:
+        assert [list(row) for row in csv.DictReader(file)] == 2 * [list(COLUMNS)]
 
 
 @pytest.mark.parametrize(

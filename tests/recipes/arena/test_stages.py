@@ -43,46 +43,18 @@ def test_a_growing_contour_is_a_stage_for_each_length() -> None:
     assert [stage.steps for stage in stages[:3]] == [9, 9, 9]
 
 
-def test_a_stage_may_draw_its_images_as_another_sides() -> None:
-    stages = stages_of(
-        compose_settings(["recipe=path256", "curriculum.stages=[{side:128,drawn_as:160},{side:128},{side:256}]"])
-    )
-    assert [stage.settings.pathfinder.drawn_as for stage in stages] == [160, None, None]
-    assert stages[0].name == "stage 1 of 3, side 128, hard contours, drawn as at side 160"
-
-
-def test_a_drawing_that_grows_is_a_stage_for_each_step_of_a_side() -> None:
-    growing = "{side:64,contour:hard,drawn_as:136..156,steps:9,batch:4},{side:64,steps:9,batch:4}"
-    settings = compose_settings(["recipe=path256", f"curriculum.stages=[{growing}]"])
-    assert [stage.settings.pathfinder.drawn_as for stage in stages_of(settings)] == [136, 144, 152, 156, None]
-    told = plan_classifier(settings, detect_hardware())
-    assert "stages 1 to 3 of 5, side 64, hard contours, drawn as at sides 136 to 152 in steps of 8, one after" in told
-    wider = growing.replace("steps:9", "drawn_step:10,steps:9", 1)
-    stages = stages_of(compose_settings(["recipe=path256", f"curriculum.stages=[{wider}]"]))
-    assert [stage.settings.pathfinder.drawn_as for stage in stages] == [136, 146, 156, None]
-
-
-@pytest.mark.parametrize(
-    ("stage", "message"),
-    [
-        ("{side:64,drawn_as:'136..156',drawn_step:0}", r"drawn_step=0 must be at least 1"),
-        ("{side:64,drawn_as:'136',drawn_step:4}", r"drawn_step=4 is of a drawing that grows"),
-        ("{side:64,drawn_step:4}", r"drawn_step=4 is of a drawing that grows"),
-    ],
-)
-def test_a_step_of_drawings_that_leads_nowhere_is_refused(stage, message) -> None:
-    with pytest.raises(UserError, match=message):
-        compose_settings(["recipe=path256", f"curriculum.stages=[{stage}]"])
-
-
-@pytest.mark.parametrize("drawn_as", ["wide", "8", "200..100", "136..."])
-def test_a_drawing_of_no_side_is_refused(drawn_as: str) -> None:
-    with pytest.raises(UserError, match=r"stages\[0\].drawn_as=.* must be a side from 24"):
-        compose_settings(["recipe=path256", f"curriculum.stages=[{{side:64,drawn_as:'{drawn_as}'}}]"])
+def test_path256_is_trained_on_the_brightest_pixels_of_growing_images_and_then_on_all() -> None:
+    stages = [stage.settings for stage in stages_of(compose_settings(["recipe=path256"]))]
+    sides = [one.pathfinder.side for one in stages]
+    read = [one.sequence.training_pixels or one.pathfinder.side**2 for one in stages]
+    assert (sides, read) == (sorted(sides), sorted(read))
+    assert (sides[0], sides[-1], read[-1]) == (128, 256, 256**2)
+    assert [one.classifier.pattern for one in stages] == 10 * ["dense"] + ["butterfly-tiles"]
+    assert {(one.pathfinder.contour, one.classifier.pattern_local) for one in stages} == {("hard", 2)}
 
 
 def test_tiles_that_do_not_fill_a_stages_images_are_refused_before_any_is_made() -> None:
-    settings = compose_settings(["recipe=path256", "curriculum.stages=[{side:256},{side:40}]"])
+    settings = compose_settings(["recipe=path256", "curriculum.stages=[{side:256},{side:40,pattern:butterfly-tiles}]"])
     with pytest.raises(UserError, match=r"side 40\. Possible: sides that 16 divides"):
         stages_of(settings)
 
@@ -98,8 +70,8 @@ def test_what_a_stage_does_not_say_is_the_runs_own() -> None:
 
 def test_a_stage_that_is_short_beside_its_compiling_may_go_without() -> None:
     stages = stages_of(compose_settings(["recipe=path256", "trainer.compile=true"]))
-    eager = {stage.settings.pathfinder.side for stage in stages if not stage.settings.trainer.compile}
-    assert eager == {128, 160, 192}
+    compiled = [stage.settings.pathfinder.side for stage in stages if stage.settings.trainer.compile]
+    assert compiled == [128, 256, 256]  # the first, the longest and the one on whole images
 
 
 @pytest.mark.parametrize(
@@ -117,7 +89,7 @@ def test_a_setting_that_every_stage_of_a_recipe_says_anew_is_refused(words, mess
 
 def test_whatever_a_stage_may_say_is_known_to_stand_in_a_runs_settings_place() -> None:
     known = {key for of_stage in SAID_BY_STAGES.values() for key in of_stage}
-    assert known == {one.name for one in fields(StageSettings)} - {"until", "drawn_step"}  # of stages alone
+    assert known == {one.name for one in fields(StageSettings)} - {"until"}  # of stages alone
     assert set(SAID_BY_STAGES) <= set(setting_names())
 
 

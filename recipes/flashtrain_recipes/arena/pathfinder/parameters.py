@@ -141,28 +141,6 @@ def of_side(side: int, contour: str = "hard", **changes: Any) -> PathfinderParam
     return found
 
 
-def drawn_like(parameters: PathfinderParameters, side: int | None) -> PathfinderParameters:
-    """These images with discs, lines and brightness as at another side, everything where it lay; None: as they are.
-
-    Between two of the Arena's sides in proportion to log2(side) and not rounded, so that drawings change as little from
-    side to side as one likes. UserError: a side that is too small.
-    """
-    if side is None:
-        return parameters
-    at_least("drawn_as", side, SMALLEST_SIDE)
-    below, above, share = _neighbours(side)
-
-    def between(name: str) -> float:
-        return (1 - share) * getattr(below, name) + share * getattr(above, name)
-
-    return replace(
-        parameters,
-        marker_radius=between("marker_radius"),
-        thickness=between("thickness"),
-        contrast=between("contrast"),
-    )
-
-
 def contours_in(contour: str) -> list[str]:
     """The contours of one length each that make up a contour: itself, or all from 3 to 6 dashes of "3-6".
 
@@ -172,10 +150,9 @@ def contours_in(contour: str) -> list[str]:
     return [names.get(dashes, str(dashes)) for dashes in dashes_in(contour)]
 
 
-def contour_words(contour: str, drawn_as: int | None = None, drawing: str = ORIGINAL) -> str:
-    """Such as "hard contours" or "contours of 3 to 6 dashes, drawn as at side 160"; drawing=smooth is said too."""
+def contour_words(contour: str, drawing: str = ORIGINAL) -> str:
+    """Such as "hard contours" or "contours of 3 to 6 dashes, smooth drawing"."""
     words = f"{contour} contours" if contour in CONTOURS else f"contours of {contour.replace('-', ' to ')} dashes"
-    words += f", drawn as at side {drawn_as}" if drawn_as else ""
     return words if drawing == ORIGINAL else f"{words}, {drawing} drawing"
 
 

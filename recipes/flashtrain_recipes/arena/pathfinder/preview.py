@@ -24,7 +24,7 @@ from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.loggers import close_loggers, log_image
 from flashtrain_recipes.arena.pathfinder.drawing import rasterise
-from flashtrain_recipes.arena.pathfinder.parameters import contour_words, drawn_like
+from flashtrain_recipes.arena.pathfinder.parameters import contour_words
 from flashtrain_recipes.arena.pathfinder.store import ensure
 
 IMAGES = 24  # where nothing says how many
@@ -53,10 +53,9 @@ def preview(
         workers=asked.workers,
         cache_dir=asked.cache_dir,
     )
-    parameters = drawn_like(images.parameters, asked.drawn_as)
     strokes = images.strokes(slice(None)).to(hardware.kind)
-    drawn = rasterise(strokes, parameters, asked.drawing, asked.drawn_as).cpu().numpy()
-    labels, contours = images.labels.tolist(), contour_words(asked.contour, None, asked.drawing)
+    drawn = rasterise(strokes, images.parameters, asked.drawing).cpu().numpy()
+    labels, contours = images.labels.tolist(), contour_words(asked.contour, asked.drawing)
     path = image_grid(
         drawn,
         [ANSWERS[label] for label in labels],
@@ -78,7 +77,7 @@ def preview_plan(settings: Settings, hardware: Hardware) -> str:
 
 def _describe(settings: Settings) -> str:
     asked = settings.pathfinder
-    what = f"side {asked.side}, {contour_words(asked.contour, asked.drawn_as, asked.drawing)}, seed {asked.seed}"
+    what = f"side {asked.side}, {contour_words(asked.contour, asked.drawing)}, seed {asked.seed}"
     return f"Pathfinder preview: {_count(settings)} images of {what}"
 
 

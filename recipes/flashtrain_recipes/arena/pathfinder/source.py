@@ -18,7 +18,6 @@ from flashtrain_recipes.arena.pathfinder.parameters import (
     ORIGINAL,
     contour_words,
     contours_in,
-    drawn_like,
     of_side,
 )
 from flashtrain_recipes.arena.pathfinder.records import Strokes, together
@@ -69,9 +68,8 @@ class StrokeSamples:
 
 
 class Pathfinder:
-    """side, contour, drawing, seed, workers, cache_dir: see PathfinderSettings. counts: images of each split. drawn_as:
-    another side, whose discs, lines and brightness the images have (None: their own). variation: of the brightness of
-    training images' dashes, of drawing=original.
+    """side, contour, drawing, seed, workers, cache_dir: see PathfinderSettings. counts: images of each split.
+    variation: of the brightness of training images' dashes, of drawing=original.
 
     Images are made once and kept as strokes of about 200 bytes; a batch is drawn after it has reached the device.
     """
@@ -84,14 +82,13 @@ class Pathfinder:
         counts: Mapping[str, int],
         contour: str = "hard",
         drawing: str = ORIGINAL,
-        drawn_as: int | None = None,
         variation: float = 0.0,
         workers: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         one_of("pathfinder.drawing", drawing, DRAWINGS)
-        self.parameters = drawn_like(of_side(side, contour), drawn_as)
-        self.side, self.seed, self.contour, self.drawing, self.drawn_as = side, seed, contour, drawing, drawn_as
+        self.parameters = of_side(side, contour)
+        self.side, self.seed, self.contour, self.drawing = side, seed, contour, drawing
         self.variation = variation if drawing == ORIGINAL else 0.0
         self.counts = dict(counts)
         self.workers, self.cache_dir = workers, cache_dir
@@ -102,7 +99,7 @@ class Pathfinder:
 
     def describe(self) -> str:
         counts = ", ".join(f"{count:,} {name}" for name, count in self.counts.items())
-        what = contour_words(self.contour, self.drawn_as, self.drawing)
+        what = contour_words(self.contour, self.drawing)
         return f"Pathfinder-{self.side}, {what}, seed {self.seed}: {counts} images"
 
     def prepare(self) -> None:
@@ -132,5 +129,5 @@ class Pathfinder:
     def finish(self, batch: StrokeBatch) -> SequenceBatch:
         """The images drawn, pixels in raster order: tokens (B, side * side) uint8."""
         brightness = batch.get("brightness")
-        pixels: Tensor = rasterise(batch["strokes"], self.parameters, self.drawing, self.drawn_as, brightness)
+        pixels: Tensor = rasterise(batch["strokes"], self.parameters, self.drawing, brightness)
         return SequenceBatch(tokens=pixels.flatten(1), labels=batch["strokes"].labels)

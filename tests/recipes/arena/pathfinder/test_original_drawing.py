@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import original_program as program
 import pytest
@@ -25,7 +23,6 @@ from flashtrain_recipes.arena.pathfinder.parameters import (
     ORIGINAL,
     PathfinderParameters,
     arena_contrasts,
-    drawn_like,
     of_side,
 )
 from flashtrain_recipes.arena.pathfinder.records import Strokes
@@ -101,18 +98,6 @@ def test_dashes_of_long_and_of_short_curves_may_be_brighter_in_each_image_by_its
             *choices(images, number), images.parameters, int(images.margins[number]), (long * of_long, short * of_short)
         )
         assert np.abs(drawn[number].numpy().astype(int) - expected).max() <= 1
-
-
-@pytest.mark.parametrize("drawn_as", [32, 100, 128, 256])
-def test_images_drawn_as_at_another_side_are_the_programs_with_that_sides_settings(
-    images_of: ImagesOf, drawn_as: int
-) -> None:
-    images = images_of(128, "easy", 2, ORIGINAL)
-    parameters = drawn_like(images.parameters, drawn_as)
-    parameters = replace(parameters, thickness=round(2 * parameters.thickness) / 2)  # the program draws no other
-    drawn = rasterise(images.strokes([1]), parameters, ORIGINAL, drawn_as)[0]
-    expected = program.picture(*choices(images, 1), parameters, int(images.margins[1]), arena_contrasts(drawn_as))
-    assert np.array_equal(drawn.numpy(), expected)
 
 
 def test_a_dash_and_a_disc_at_the_edge_are_cut_off() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import pairwise
-
 import pytest
 
 from flashtrain.errors import UserError
@@ -12,7 +9,6 @@ from flashtrain_recipes.arena.pathfinder.parameters import (
     PathfinderParameters,
     contour_words,
     contours_in,
-    drawn_like,
     of_side,
 )
 from flashtrain_recipes.arena.settings import PathfinderSettings
@@ -111,17 +107,3 @@ def test_wrong_settings_are_named(settings: dict[str, object], told: str) -> Non
 
 def test_parameters_survive_a_files_header() -> None:
     assert PathfinderParameters.from_dict(of_side(128).as_dict()) == of_side(128)
-
-
-def test_drawn_as_another_side_changes_the_drawing_step_by_step_and_nothing_else() -> None:
-    own = of_side(128)
-    assert drawn_like(own, 128) == own
-    largest = of_side(256)
-    as_largest = {name: getattr(largest, name) for name in ("marker_radius", "thickness", "contrast")}
-    assert drawn_like(own, 256) == replace(own, **as_largest)
-    brightness = [drawn_like(own, side).contrast for side in range(128, 257)]
-    steps = [after - before for before, after in pairwise(brightness)]
-    assert min(steps) > 0
-    assert max(steps) < 0.002
-    with pytest.raises(UserError, match="drawn_as"):
-        drawn_like(own, 8)
