@@ -32,6 +32,7 @@ from .masks import SEQUENCE, Mask, Sequences
 from .masks.constructors import check_window, sequences
 from .ops import FORWARD_OF, apart, call_of
 from .options import Options, band, pack, seed_tensor
+from .remembered import Bounded
 from .replay import Pass, signature
 
 # The function is bound here, at the import: whoever later routes torch's own calls to ours makes no circle.
@@ -126,6 +127,24 @@ class Packing(NamedTuple):
     cu_seqlens_k: Tensor
     max_seqlen_q: int | Tensor
     max_seqlen_k: int | Tensor
+
+
+class Asked(NamedTuple):
+    """flash-attn's arguments after the tensors, and ours, as they were given."""
+
+    dropout_p: float
+    softmax_scale: float | None
+    causal: bool
+    window_size: Any
+    softcap: float
+    alibi_slopes: Tensor | None
+    deterministic: bool
+    return_attn_probs: bool
+    bias: Tensor | None
+    mask: Any
+    dropout_seed: int | Tensor | None
+    return_lse: bool
+    sink: Tensor | None
 
 
 def sizes_of(q: Tensor, k: Tensor, packing: Packing | None = None) -> Sizes:
@@ -233,8 +252,7 @@ def run(tensors: tuple[Tensor, ...], options: Options, with_lse: bool) -> tuple[
 
 
 # Calls whose arguments were checked and found right, and the pass that they are.
-_CHECKED: dict[tuple[Any, ...], Pass] = {}
-_MOST = 4096
+_CHECKED: Bounded[tuple[Any, ...], Pass] = Bounded(4096)
 _KINDS = {float, int, bool, type(None)}
 
 
@@ -263,34 +281,18 @@ def remember(key: tuple[Any, ...] | None, tensors: tuple[Tensor, ...], options: 
         return
     call, given = call_of(FORWARD_OF[len(tensors)], (*tensors, *pack(options)))
     if len(given) == len(tensors):
-        if len(_CHECKED) >= _MOST:
-            _CHECKED.clear()
         _CHECKED[key] = call
 
 
-def attend_again(
-    tensors: tuple[Tensor, ...],
-    dropout_p: float,
-    softmax_scale: float | None,
-    causal: bool,
-    window_size: Any,
-    softcap: float,
-    alibi_slopes: Tensor | None,
-    deterministic: bool,
-    return_attn_probs: bool,
-    bias: Tensor | None,
-    mask: Any,
-    dropout_seed: int | Tensor | None,
-    return_lse: bool,
-    sink: Tensor | None,
-) -> tuple[Result | None, tuple[Any, ...] | None]:
+def attend_again(tensors: tuple[Tensor, ...], asked: Asked) -> tuple[Result | None, tuple[Any, ...] | None]:
     """(The result of a call whose like was checked before, or None; the key to remember it by, if it can be)."""
-    for option in (alibi_slopes, bias, mask, dropout_seed, sink):
+    for option in (asked.alibi_slopes, asked.bias, asked.mask, asked.dropout_seed, asked.sink):
         if option is not None:
             return None, None
-    if return_attn_probs is not False or type(window_size) is not tuple or len(window_size) != 2:
+    window, return_lse = asked.window_size, asked.return_lse
+    if asked.return_attn_probs is not False or type(window) is not tuple or len(window) != 2:
         return None, None
-    plain = (dropout_p, softmax_scale, causal, *window_size, softcap, deterministic, return_lse)
+    plain = asked.dropout_p, asked.softmax_scale, asked.causal, *window, asked.softcap, asked.deterministic, return_lse
     key = key_of("flash_attn", tensors, plain)
     call = known(key)
     if key is None or call is None:
@@ -300,22 +302,7 @@ def attend_again(
 
 
 def attend(
-    tensors: tuple[Tensor, ...],
-    packing: Packing | None,
-    dropout_p: float,
-    softmax_scale: float | None,
-    causal: bool,
-    window_size: Any,
-    softcap: float,
-    alibi_slopes: Tensor | None,
-    deterministic: bool,
-    return_attn_probs: bool,
-    bias: Tensor | None,
-    mask: Any,
-    dropout_seed: int | Tensor | None,
-    return_lse: bool,
-    sink: Tensor | None,
-    key: tuple[Any, ...] | None = None,
+    tensors: tuple[Tensor, ...], packing: Packing | None, asked: Asked, key: tuple[Any, ...] | None = None
 ) -> Result:
     """flash-attn's call on tensors that are checked, (q, k, v), (q, kv) or (qkv,), and with `packing` are packed rows.
 
@@ -323,12 +310,11 @@ def attend(
     `attend_again`.
     """
     sizes = sizes_of(tensors[0], tensors[-1], packing)
+    *arguments, sink = asked
     check_sink(sink, sizes)
-    options = options_of(
-        sizes, packing, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-        return_attn_probs, bias, mask, dropout_seed, return_lse,
-    )  # fmt: skip
+    options = options_of(sizes, packing, *arguments)
     remember(key, tensors, options)
+    return_lse, return_attn_probs = asked.return_lse, asked.return_attn_probs
     if packing is not None:
         tensors = tuple([x[None] for x in tensors])
     out, lse = run(tensors, options, return_lse or return_attn_probs or sink is not None)

@@ -22,7 +22,7 @@ from .arguments import (
     check_sink,
     plain_window,
 )
-from .calls import Packing, Result, attend, attend_again, options_of, sizes_of
+from .calls import Asked, Packing, Result, attend, attend_again, options_of, sizes_of
 from .dispatch import explained
 from .kvcache import check_block_table, paged
 from .masks import BlockMask, Mask, Sequences
@@ -88,16 +88,16 @@ def flash_attn_func(
     and no gradient. Masked keys contribute nothing, whatever they hold.
     Raises TypeError or ValueError that names the argument, what it was and what it may be, before anything runs.
     """
-    options = (
+    asked = Asked(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, bias,
         mask, dropout_seed, return_lse, learnable_sink,
     )  # fmt: skip
-    again, key = attend_again((q, k, v), *options)
+    again, key = attend_again((q, k, v), asked)
     if again is not None:
         return again
     q, k, v = autocasted(q, k, v)
     check_qkv(q, k, v, _Q, _K)
-    return attend((q, k, v), None, *options, key)
+    return attend((q, k, v), None, asked, key)
 
 
 def flash_attn_kvpacked_func(
@@ -119,16 +119,16 @@ def flash_attn_kvpacked_func(
     learnable_sink: Tensor | None = None,
 ) -> Result:
     """`flash_attn_func` on q (B, Sq, H, D) and kv (B, Sk, 2, K, D); kv's gradient is one tensor, without copies."""
-    options = (
+    asked = Asked(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, bias,
         mask, dropout_seed, return_lse, learnable_sink,
     )  # fmt: skip
-    again, key = attend_again((q, kv), *options)
+    again, key = attend_again((q, kv), asked)
     if again is not None:
         return again
     q, kv = autocasted(q, kv)
     check_q_and_kv(q, kv, _Q, "(B, Sk, 2, K, D)")
-    return attend((q, kv), None, *options, key)
+    return attend((q, kv), None, asked, key)
 
 
 def flash_attn_qkvpacked_func(
@@ -149,16 +149,16 @@ def flash_attn_qkvpacked_func(
     learnable_sink: Tensor | None = None,
 ) -> Result:
     """`flash_attn_func` on qkv (B, S, 3, H, D), as one projection gives it; its gradient is one tensor too."""
-    options = (
+    asked = Asked(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, bias,
         mask, dropout_seed, return_lse, learnable_sink,
     )  # fmt: skip
-    again, key = attend_again((qkv,), *options)
+    again, key = attend_again((qkv,), asked)
     if again is not None:
         return again
     (qkv,) = autocasted(qkv)
     check_packed(qkv, "(B, S, 3, H, D)")
-    return attend((qkv,), None, *options, key)
+    return attend((qkv,), None, asked, key)
 
 
 def flash_attn_varlen_func(
@@ -220,11 +220,11 @@ def flash_attn_varlen_func(
         _check_packing(packing, q.shape[0], block_table.numel() * k.shape[1], q.device)
         k, v, mask = paged(q, k, v, packing, block_table, mask, causal, window_size)
         causal, window_size = False, (-1, -1)
-    return attend(
-        (q, k, v), packing,
+    asked = Asked(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, bias,
         mask, dropout_seed, return_lse, learnable_sink,
     )  # fmt: skip
+    return attend((q, k, v), packing, asked)
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -254,11 +254,11 @@ def flash_attn_varlen_kvpacked_func(
     check_q_and_kv(q, kv, _Q_PACKED, "(Tk, 2, K, D)")
     packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     _check_packing(packing, q.shape[0], kv.shape[0], q.device)
-    return attend(
-        (q, kv), packing,
+    asked = Asked(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, bias,
         mask, dropout_seed, return_lse, learnable_sink,
     )  # fmt: skip
+    return attend((q, kv), packing, asked)
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -285,11 +285,11 @@ def flash_attn_varlen_qkvpacked_func(
     check_packed(qkv, "(T, 3, H, D)")
     check_cu_seqlens("cu_seqlens", cu_seqlens, qkv.shape[0], qkv.device, "max_seqlen", max_seqlen)
     packing = Packing(cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
-    return attend(
-        (qkv,), packing,
+    asked = Asked(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, bias,
         mask, dropout_seed, return_lse, learnable_sink,
     )  # fmt: skip
+    return attend((qkv,), packing, asked)
 
 
 def _check_packing(packing: Packing, tokens_q: int, tokens_k: int, device: torch.device) -> None:

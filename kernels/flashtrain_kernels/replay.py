@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import environment
+from .remembered import Bounded
 
-_MOST = 4096  # signatures remembered; a recording takes some 20 KB
 _APART = 512  # bytes between workspaces, as between torch's own allocations
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -82,8 +82,6 @@ class Pass:
         if type(known) is Replay and not known.watched():
             return known(tensors)
         if known is None:
-            if len(_KNOWN) >= _MOST:
-                _KNOWN.clear()
             _KNOWN[key] = "seen" if applies(tensors[0].device) else "refused"
         elif known == "seen":
             _KNOWN[key] = "refused"
@@ -95,8 +93,8 @@ class Pass:
 
 
 _numbers = itertools.count()
-_PASSES: dict[tuple[Any, ...], Pass] = {}
-_KNOWN: dict[tuple[Any, ...], "Replay | str"] = {}
+_PASSES: Bounded[tuple[Any, ...], Pass] = Bounded(4096)
+_KNOWN: Bounded[tuple[Any, ...], "Replay | str"] = Bounded(4096)  # by signature; a recording takes some 20 KB
 
 
 def pass_of(operator: Any, function: Callable, inputs: Sequence[Any]) -> tuple[Pass, list[Tensor]]:
@@ -106,8 +104,6 @@ def pass_of(operator: Any, function: Callable, inputs: Sequence[Any]) -> tuple[P
     # 0 and 0.0 are equal keys, and as arguments of an operator they have been made alike.
     known = _PASSES.get((operator, arguments))
     if known is None:
-        if len(_PASSES) >= _MOST:
-            _PASSES.clear()
         known = _PASSES[operator, arguments] = Pass(operator, function, arguments)
     return known, tensors
 

@@ -241,7 +241,7 @@ def test_what_the_kernels_cannot_read_as_it_lies_is_copied_each_time(replays):
 
 
 def test_few_signatures_are_remembered(monkeypatch):
-    monkeypatch.setattr(replay, "_MOST", 3)
+    monkeypatch.setattr(replay._KNOWN, "most", 3)
     for length in range(1, 9):
         x = torch.randn(1, length, 1, 16)
         fk.flash_attn_func(x, x, x)

@@ -17,6 +17,7 @@ from triton import knobs
 from triton.backends.nvidia import driver
 
 from ..environment import release
+from ..remembered import Bounded
 from ..replay import Place
 
 PlaceOf = Callable[[Any], Place]
@@ -98,8 +99,7 @@ class Repeated:
             self.launch(*self.grid, stream, *self.middle, args)
 
 
-_MAPS: dict[tuple[int, int], Any] = {}
-_MOST = 16384  # TMA maps kept; each is a few hundred bytes
+_MAPS: Bounded[tuple[int, int], Any] = Bounded(16384)  # each is a few hundred bytes
 _numbers = itertools.count()
 
 
@@ -114,18 +114,17 @@ class _Map:
         known = _MAPS.get(key)
         if known is None:
             moved = copy.copy(self.descriptor)
-            moved.base = _At(address)
-            if len(_MAPS) >= _MOST:
-                _MAPS.clear()
+            moved.base = Address(address)
             known = _MAPS[key] = driver.make_tensordesc_arg(moved, self.how)[0]
         return known
 
 
-class _At:
-    """All that a map needs of its tensor."""
+class Address:
+    """All that a descriptor needs of its tensor, so that keeping the one does not keep the other's memory. A descriptor
+    that exists already, and is moved, needs no dtype."""
 
-    def __init__(self, address: int) -> None:
-        self.address = address
+    def __init__(self, address: int, dtype: torch.dtype | None = None) -> None:
+        self.address, self.dtype = address, dtype
 
     def data_ptr(self) -> int:
         return self.address

@@ -18,7 +18,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ... import replay
 from ...masks import AnyMask
-from ..compiled import entry_of
+from ...remembered import Bounded
+from ..compiled import Address, entry_of
 from ..portable import launch as portable
 from ..portable.launch import Launch
 
@@ -100,18 +101,7 @@ def _remember_maps(compiled: Any) -> None:
 
 
 _DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
-_KEPT: dict[tuple[object, ...], TensorDescriptor] = {}
-_MOST = 4096  # descriptors kept; each is a few hundred bytes
-
-
-class _Address:
-    """All that a descriptor needs of its tensor, so that keeping the one does not keep the other's memory."""
-
-    def __init__(self, x: Tensor) -> None:
-        self.dtype, self.address = x.dtype, x.data_ptr()
-
-    def data_ptr(self) -> int:
-        return self.address
+_KEPT: Bounded[tuple[object, ...], TensorDescriptor] = Bounded(4096)  # each is a few hundred bytes
 
 
 @cache
@@ -125,7 +115,9 @@ def descriptor(x: Tensor, box: tuple[int, ...]) -> TensorDescriptor:
 
     def make() -> TensorDescriptor:
         strides = [8 if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True)]
-        return TensorDescriptor(_Address(x), list(x.shape), [*strides[:3], 1], list(box), layout(box, x.dtype))
+        return TensorDescriptor(
+            Address(x.data_ptr(), x.dtype), list(x.shape), [*strides[:3], 1], list(box), layout(box, x.dtype)
+        )
 
     return _kept((x.data_ptr(), x.shape, x.stride(), x.dtype, box), x, make)
 
@@ -136,7 +128,9 @@ def workspace(x: Tensor, box: tuple[int, ...]) -> TensorDescriptor:
     def make() -> TensorDescriptor:
         shape = [x.numel() // math.prod(box[1:]), *box[1:]]
         strides = [math.prod(box[i + 1 :]) for i in range(len(box))]
-        return TensorDescriptor(_Address(x), shape, strides, list(box), gl.NVMMASharedLayout(0, 32, len(box)))
+        return TensorDescriptor(
+            Address(x.data_ptr(), x.dtype), shape, strides, list(box), gl.NVMMASharedLayout(0, 32, len(box))
+        )
 
     return _kept((x.data_ptr(), x.numel(), box), x, make)
 
@@ -149,8 +143,6 @@ def _kept(key: tuple[object, ...], x: Tensor, make: Callable[[], TensorDescripto
         return made
     kept = _KEPT.get(key)
     if kept is None:
-        if len(_KEPT) >= _MOST:
-            _KEPT.clear()
         kept = _KEPT[key] = make()
     return kept
 
