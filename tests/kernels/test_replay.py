@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from child_process import assert_passes_in_the_interpreter
 
 import flashtrain_kernels as fk
