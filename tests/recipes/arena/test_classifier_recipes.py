@@ -18,6 +18,7 @@ FEW = tuple(f"sequence.{part}=8" for part in ("train", "validation", "test"))
 SMALLEST = {
     "pathx": ("curriculum.stages=[{side:24,steps:1,batch:2}]", *IMAGES),
     "path256": ("curriculum.stages=[{side:32,steps:1,batch:2}]", "trainer.micro_batch=1", *IMAGES),
+    "path512": ("curriculum.stages=[{side:32,steps:1,batch:2}]", "trainer.micro_batch=1", *IMAGES),
     "lra-pathfinder": ("curriculum.stages=[{side:24,steps:1,batch:2}]", *IMAGES),
     "lra-listops": ("trainer.steps=1", "sequence.length=64", "sequence.batch=2", *FEW),
     "lra-text": ("trainer.steps=1", "sequence.validation=2", "sequence.batch=2"),

@@ -120,6 +120,16 @@ def test_a_curriculums_accuracy_is_drawn_stage_by_stage(tmp_path) -> None:
         curriculum_figure([{"side": 32, "validation_accuracy": 0.5, "minutes": 1.0}], tmp_path / "y.png")
 
 
+def test_a_curriculums_figure_has_a_line_for_each_stage_and_names_the_drawing(tmp_path, monkeypatch) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    point = {"side": 32, "contour": "hard", "validation_accuracy": 0.8}
+    curriculum_figure([{**point, "stage": n, "minutes": n} for n in (1, 2, 3)], tmp_path / "x.png", drawing="original")
+    axis = drawn[0].axes[0]
+    assert len([line for line in axis.lines if line.get_marker() == "o"]) == 3
+    assert axis.get_title("left").startswith("drawing=original;")
+
+
 @pytest.mark.parametrize(("accuracy", "bottom"), [(0.8, 41), (0.41, 41), (0.37, 32), (0.0, -5)])
 def test_no_point_of_a_curriculum_is_below_its_axis(tmp_path, monkeypatch, accuracy, bottom) -> None:
     drawn: list[Figure] = []
