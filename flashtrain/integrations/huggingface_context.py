@@ -109,7 +109,8 @@ def _share(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple
     spread = spread_sequence()
     if not torch.compiler.is_compiling():
         given = len(args) > 1 or any(x is not None for name, x in kwargs.items() if "position_ids" in name)
-        counts = not given and spread is None and "forward" not in vars(model) and _counts_from_0(type(model))
+        kind: type = type(model)
+        counts = not given and spread is None and "forward" not in vars(model) and _counts_from_0(kind)
         _forwards().append(_Forward(model, counts))
     return None if spread is None else _shared(spread, model, args, kwargs)
 
@@ -295,7 +296,8 @@ def _found_once(positions: Tensor, find: Callable[[Tensor], Tensor | None]) -> T
 
 def _is_same(x: Tensor, y: Tensor) -> bool:
     """Are positions (B or 1, S) the same? A row may be expanded to a batch. x is alive, so its memory is its own."""
-    rows = x.shape[0] == y.shape[0] or (x.shape[0] == 1 or x.stride(0) == 0) and (y.shape[0] == 1 or y.stride(0) == 0)
+    repeated = all(each.shape[0] == 1 or each.stride(0) == 0 for each in (x, y))
+    rows = repeated or (x.shape[0] == y.shape[0] and x.stride(0) == y.stride(0))
     return rows and x.data_ptr() == y.data_ptr() and x.shape[1] == y.shape[1] and x.stride(1) == y.stride(1)
 
 
