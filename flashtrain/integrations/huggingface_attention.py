@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from flashtrain.errors import UserError
-from flashtrain.integrations.huggingface_context import UNDER, inputs_of, share_sequences, whole_of
+from flashtrain.integrations.huggingface_context import UNDER, holds_no_documents, inputs_of, share_sequences, whole_of
 from flashtrain.integrations.huggingface_masks import AttentionMask, attention_mask, dense_bias
 from flashtrain.integrations.huggingface_rules import refuse_other_architectures
 from flashtrain.models.cache import SpreadSequence, spread_sequence
@@ -123,8 +123,11 @@ def _from_positions(position_ids: Tensor, batch: int, seqlen: int) -> Documents 
     """Documents (B, S) of the rows whose positions restart at 0; None when no row is such a one.
 
     Positions that break off to anything but 0, or at every token, are not those of packed documents: such a row is one
-    document. Waits for the device, except under torch.compile, where documents are made whatever the positions are.
+    document. Waits for the device, unless transformers looked already or made the positions, and except under
+    torch.compile, where documents are made whatever the positions are.
     """
+    if not torch.compiler.is_compiling() and holds_no_documents(position_ids):
+        return None
     breaks = torch.nn.functional.pad(position_ids[:, 1:] != position_ids[:, :-1] + 1, (1, 0))
     to_zero = ((position_ids == 0) | ~breaks).all(1) & (position_ids[:, 0] == 0)
     packed = to_zero & breaks.any(1) & ~breaks[:, 1:].all(1)
@@ -144,19 +147,16 @@ def _made_once(
 
     if torch.compiler.is_compiling():
         return make()
-    made = _MADE.setdefault(source, {})
     mask_of = None if asked.mask is None else id(asked.mask.queries)
-    key = (
-        0 if source.is_inference() else source._version,  # inference tensors count none
-        *asked[:5],
-        mask_of,
-        None if asked.bias is None else id(asked.bias),
-        query.shape[3],
-        query.dtype,
-    )
-    if key not in made:
-        made[key] = (asked, make())  # `asked` too, so that what the key names by id stays
-    return made[key][1]
+    bias_of = None if asked.bias is None else id(asked.bias)
+    sizes = asked.batch, asked.seqlen_q, asked.seqlen_k, asked.causal, asked.window_size
+    version = 0 if source.is_inference() else source._version  # inference tensors count none
+    key = version, sizes, mask_of, bias_of, query.shape[3], query.dtype
+    made = _MADE.setdefault(source, {})
+    known = made.get(key)
+    if known is None:
+        known = made[key] = (asked, make())  # `asked` too, so that what the key names by id stays
+    return known[1]
 
 
 def _within(asked: AttentionMask, documents: Documents, query: Tensor) -> AttentionMask:
@@ -244,15 +244,18 @@ def attention(
     _refuse(others)
     spread = spread_sequence()
     within = "Cross" not in type(module).__name__ and not getattr(module, "is_cross_attention", False)
-    query, key, value = (x.transpose(1, 2) for x in _one_dtype(query, key, value))
-    width, value = value.shape[3], _as_wide(value, query.shape[3])
+    query, key, value = _one_dtype(query, key, value)
+    query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    width, head_dim = value.shape[3], query.shape[3]
+    if width != head_dim:
+        value = _as_wide(value, head_dim)
     batch, seqlen_q = query.shape[:2]
     if spread is not None:
         options = {"scale": scaling, "dropout": dropout, "softcap": softcap or 0.0, "sinks": s_aux}
         asking = (attention_mask, is_causal, position_bias, others) if within else None
         shared = _over_devices(spread, module, query, key, value, asking, options)
         if shared is not None:
-            return shared[..., :width].reshape(batch, seqlen_q, -1, width).contiguous(), None
+            return _narrow(shared, width), None
     asked = _layer_mask(module, attention_mask, is_causal, (batch, seqlen_q, key.shape[1]), query.dtype)
     if attention_mask is None and asked.causal and asked.seqlen_k > seqlen_q:
         # As sdpa does: keys past the queries are a static cache's, not yet written.
@@ -273,8 +276,7 @@ def attention(
         mask=asked.mask,
         learnable_sink=s_aux,
     )
-    out = cast(Tensor, out)  # without a log-sum-exp beside it
-    return out[..., :width].reshape(batch, seqlen_q, -1, width).contiguous(), None
+    return _narrow(cast(Tensor, out), width), None  # without a log-sum-exp beside it
 
 
 @torch.compiler.disable
@@ -349,14 +351,21 @@ def _one_dtype(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tenso
     dtype, device_type = value.dtype, query.device.type
     if dtype == torch.float32 and torch.is_autocast_enabled(device_type):
         dtype = torch.get_autocast_dtype(device_type)
+    if query.dtype == key.dtype == value.dtype == dtype:
+        return query, key, value
     return query.to(dtype), key.to(dtype), value.to(dtype)
 
 
 def _as_wide(value: Tensor, head_dim: int) -> Tensor:
-    """Values padded with zeros to the head dimension of the keys (multi-head latent attention has narrower ones)."""
+    """Values padded with zeros to the keys' head dimension (multi-head latent attention has narrower ones)."""
     if value.shape[3] > head_dim:
         raise UserError(f"value's head dimension must be at most key's, {head_dim}, not {value.shape[3]}.")
-    return nn.functional.pad(value, (0, head_dim - value.shape[3])) if value.shape[3] < head_dim else value
+    return nn.functional.pad(value, (0, head_dim - value.shape[3]))
+
+
+def _narrow(out: Tensor, width: int) -> Tensor:
+    """The first `width` of (B, Sq, H, D), contiguous. A view of all of it would cost autograd a step of its own."""
+    return (out if out.shape[3] == width else out[..., :width]).contiguous()
 
 
 def _bias(mask_bias: Tensor | None, position_bias: Tensor | None, query: Tensor) -> Tensor | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+import threading
 from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any, NamedTuple
@@ -33,6 +34,27 @@ COUNTS_FROM_0 = re.compile(r"if position_ids is None:\n(?:.*\n){0,6}?\s+position
 COUNTS_REAL_TOKENS = re.compile(r"position_ids = .*cumsum|create_position_ids_from")  # padding's are left out
 SHIFTING = ("ForCausalLM", "ForConditionalGeneration")
 BY_TOKEN = ("ForMaskedLM", "ForTokenClassification")  # losses that shift nothing
+
+
+class _Forward:
+    """A forward of a model that is at hand. counts: the positions in it are 0, 1, 2, ..., made by the model itself.
+    seen: positions in which documents were looked for, which waits for the device, and what was found."""
+
+    def __init__(self, model: nn.Module, counts: bool) -> None:
+        self.model, self.counts = model, counts
+        self.seen: list[tuple[Tensor, Tensor | None]] = []
+
+
+_at_hand = threading.local()
+
+
+def _forwards() -> list[_Forward]:
+    """This thread's, the innermost last. Recomputation in a backward is in none."""
+    try:
+        return _at_hand.forwards
+    except AttributeError:
+        _at_hand.forwards = []
+        return _at_hand.forwards
 
 
 class Inputs(NamedTuple):
@@ -66,6 +88,7 @@ def share_inputs(model: nn.Module) -> None:
     """Let a transformers model compute with this device's part of a sequence as with the whole."""
     if _share not in model._forward_pre_hooks.values():
         model.register_forward_pre_hook(_share, with_kwargs=True)
+        model.register_forward_hook(_leave, always_call=True)
 
 
 def share_sequences() -> None:
@@ -84,7 +107,18 @@ def share_sequences() -> None:
 
 def _share(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
     spread = spread_sequence()
+    if not torch.compiler.is_compiling():
+        given = len(args) > 1 or any(x is not None for name, x in kwargs.items() if "position_ids" in name)
+        kind: type = type(model)
+        counts = not given and spread is None and "forward" not in vars(model) and _counts_from_0(kind)
+        _forwards().append(_Forward(model, counts))
     return None if spread is None else _shared(spread, model, args, kwargs)
+
+
+def _leave(model: nn.Module, args: Any, output: Any) -> None:
+    forwards = [] if torch.compiler.is_compiling() else _forwards()
+    if forwards and forwards[-1].model is model:  # a hook before ours may have failed
+        forwards.pop()
 
 
 @torch.compiler.disable
@@ -176,6 +210,13 @@ def _check_layers(model: nn.Module) -> None:
 
 
 @cache
+def _counts_from_0(model_class: type) -> bool:
+    """Does a model's own forward, where it is given no positions, count its tokens?"""
+    source = _forward_source(model_class)
+    return bool(COUNTS_FROM_0.search(source)) and not COUNTS_REAL_TOKENS.search(source)
+
+
+@cache
 def _check_counting(model_class: type) -> None:
     """UserError for a model that makes its positions in a way of its own; the source of its ancestors is read."""
     sources = "".join(source_of(kind.__module__) for kind in model_class.__mro__ if hasattr(kind, "config_class"))
@@ -231,6 +272,35 @@ def documents_of(positions: Tensor) -> Tensor | None:
     return whole(positions)
 
 
+def holds_no_documents(positions: Tensor) -> bool:
+    """Whether the forward at hand knows that positions (B or 1, S) are of one document a row, without a look."""
+    forwards = _forwards()
+    if not forwards:
+        return False
+    return forwards[-1].counts or any(found is None and _is_same(x, positions) for x, found in forwards[-1].seen)
+
+
+def _found_once(positions: Tensor, find: Callable[[Tensor], Tensor | None]) -> Tensor | None:
+    """What `find` finds in positions (B, S), once in a forward: it waits for the device."""
+    forwards = _forwards()
+    if not forwards or torch.compiler.is_compiling():
+        return find(positions)
+    if forwards[-1].counts:
+        return None
+    for x, found in forwards[-1].seen:
+        if _is_same(x, positions):
+            return found
+    forwards[-1].seen.append((positions, found := find(positions)))
+    return found
+
+
+def _is_same(x: Tensor, y: Tensor) -> bool:
+    """Are positions (B or 1, S) the same? A row may be expanded to a batch. x is alive, so its memory is its own."""
+    repeated = all(each.shape[0] == 1 or each.stride(0) == 0 for each in (x, y))
+    rows = repeated or (x.shape[0] == y.shape[0] and x.stride(0) == y.stride(0))
+    return rows and x.data_ptr() == y.data_ptr() and x.shape[1] == y.shape[1] and x.stride(1) == y.stride(1)
+
+
 def _finds_in_whole(find: Callable[[Tensor], Tensor | None]) -> Callable[[Tensor], Tensor | None]:
     """transformers' search for documents, which it leaves out where it has a cache or a mask of padding: of a device's
     part, whether there are any in the whole sequence."""
@@ -240,7 +310,7 @@ def _finds_in_whole(find: Callable[[Tensor], Tensor | None]) -> Callable[[Tensor
         spread = spread_sequence()
         inputs = None if spread is None else inputs_of(spread)
         if spread is None or inputs is None or position_ids.shape[1] != spread.held:
-            return find(position_ids)
+            return _found_once(position_ids, find)
         packed = inputs.positions is not None and find(inputs.positions) is not None
         return torch.zeros_like(position_ids) if packed else None
 

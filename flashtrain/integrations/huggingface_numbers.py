@@ -22,7 +22,8 @@ class HuggingFaceShape:
 
     ffn: the inner width that a token passes, of all experts that it is sent to. activation: "swiglu" where two inner
     matrices read the input, else "gelu". positions: "rotary" or "learned". frozen: parameters that get no gradient.
-    outside: parameters of no layer. quantized: of the frozen ones, those in 4 bits.
+    outside: parameters of no layer. quantized: of the frozen ones, those in 4 bits. turned_alone: of queries and keys
+    only what positions turned is kept for the backward, as each is a projection of its own and nothing normalises it.
     """
 
     vocab_size: int
@@ -39,6 +40,7 @@ class HuggingFaceShape:
     frozen: int
     outside: int
     quantized: int = 0
+    turned_alone: bool = False
 
 
 def shape_of(module: Any) -> HuggingFaceShape:
@@ -53,6 +55,7 @@ def shape_of(module: Any) -> HuggingFaceShape:
     named = [*layers[-1].named_modules(), *layers[-1].named_parameters()]
     names = {name.rpartition(".")[2] for name, _ in named}
     inside = sum(one.numel() for layer in layers for one in layer.parameters())
+    normed = any("norm" in name and name.startswith(("q", "k")) for name in names)
     return HuggingFaceShape(
         vocab_size=config.vocab_size,
         context=getattr(config, "max_position_embeddings", None) or 2**31 - 1,
@@ -67,6 +70,7 @@ def shape_of(module: Any) -> HuggingFaceShape:
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         frozen=sum(one.numel() for one in module.parameters() if not one.requires_grad),
         outside=sum(one.numel() for one in module.parameters()) - inside,
+        turned_alone={"q_proj", "k_proj"} <= names and not normed,
     )
 
 

@@ -110,7 +110,7 @@ def estimator(settings: Settings, hardware: Hardware, model: Trainable, shape: D
             compiled=compiles(settings, hardware),
             attention=hardware.attention,
             residual=model.residual,
-            rotary=shape.positions == "rotary",
+            rotary=shape.positions == "rotary" and not getattr(shape, "turned_alone", False),
             master_weights=settings.optimizer.master_weights and not settings.shards_weights,
             shards=settings.trainer.ranks if settings.shards_weights else 1,
             context_degree=settings.context_degree,

@@ -140,10 +140,10 @@ def estimate_memory(
     feed-forward, which keeps one tensor of width F more. checkpointing, offload, ffn_chunk, loss_chunk: as in
     MemorySavings. attention: "standard" adds its S x S matrices. residual: "weights" or "compute", as GPT2's.
     master_weights: float32 copies of half-precision weights, to which the optimiser's states then belong. rotary:
-    positions turn queries and keys, whose turned copies are kept beside the projection that the values lie in. shards:
-    devices that weights, gradients and optimiser states are divided among (FSDP2). context_degree: devices that share
-    each sequence, so that one computes a part of its tokens. exchange: bytes that a layer's attention holds beside, for
-    what they send each other.
+    positions turn queries and keys, whose turned copies are kept beside what they were made from: the projection that
+    the values lie in too, or a norm's input. shards: devices that weights, gradients and optimiser states are divided
+    among (FSDP2). context_degree: devices that share each sequence, so that one computes a part of its tokens.
+    exchange: bytes that a layer's attention holds beside, for what they send each other.
     Raises UserError for an unknown name or a number below 1.
     """
     if precision not in PRECISIONS:
@@ -172,6 +172,7 @@ def estimate_memory(
         savings=savings,
         compiled=compiled,
         attention=attention,
+        exchange=exchange,
     )
     head_tokens = min(tokens, loss_chunk or default_chunk(vocab_rows))
     # The loss computes its gradients to the head's weights (in float32) and inputs along with it.
@@ -192,7 +193,7 @@ def estimate_memory(
         optimizer=updated * trained // shards,
         activations=int(tokens * (layers * kept + 2 * stream)),  # embedding output and final norm too
         logits=logits,
-        block=block + exchange,
+        block=block,
         exchange=exchange,
         host=layers * host_bytes(tokens * stream) if offload else 0,
     )
@@ -307,11 +308,13 @@ def _block_bytes(
     savings: MemorySavings,
     compiled: bool,
     attention: str,
+    exchange: int = 0,
 ) -> tuple[float, int]:
     """(bytes that one token of one block keeps for the backward, bytes that one block's backward needs of all tokens).
 
     stream: a token's bytes of the residual stream; activation: of another number. ffn_kept, ffn_gradients: tensors of
-    width F, kept and computed in the backward. extra: what is kept where nothing fuses it.
+    width F, kept and computed in the backward. extra: what is kept where nothing fuses it. exchange: as in
+    estimate_memory.
     """
     embed, ffn, gated = shape.embed, shape.ffn, shape.gated
     kv_width = embed if shape.kv_width is None else shape.kv_width
@@ -344,9 +347,11 @@ def _block_bytes(
     gradients = RESIDUAL_GRADIENTS * stream + embed * activation
     in_ffn = 0 if chunk else ffn_gradients * ffn * activation
     in_attention = qkv + query * (activation + QUERY_GRADIENT_BYTES)
-    block = gradients + max(again_in_ffn + in_ffn, again_in_attention + in_attention)
+    # A piece of the feed-forward is gone before attention begins, and what attention exchanges is not there before.
     pieces = (chunk or 0) * (CHUNK_TENSORS + 3 * gated) * ffn * activation
-    return kept - stream * savings.offload, int(tokens * block) + pieces
+    at_ffn = int(tokens * (gradients + again_in_ffn + in_ffn)) + pieces
+    at_attention = int(tokens * (gradients + again_in_attention + in_attention)) + exchange
+    return kept - stream * savings.offload, max(at_ffn, at_attention)
 
 
 def host_bytes(size: int) -> int:

@@ -273,26 +273,45 @@ def known(key: tuple[Any, ...] | None) -> Pass | None:
     return None if key is None else _CHECKED.get(key)
 
 
-def remember(key: tuple[Any, ...] | None, tensors: tuple[Tensor, ...], options: Options) -> None:
-    """Keep a call that was checked, of no tensors but these, where our kernels run it and autocast changed nothing."""
+def remember(
+    key: tuple[Any, ...] | None, tensors: tuple[Tensor, ...], options: Options, of_mask: tuple[Tensor, ...] = ()
+) -> None:
+    """Keep a call that was checked, of no tensors but these and its mask's, where our kernels run it and autocast
+    changed nothing."""
     if key is None or dispatch.implementation_for(tensors[0].device.type) == "torch":
         return
-    if any(x.dtype != given[2] for x, given in zip(tensors, key[1][2:], strict=True)):
+    if any(x.dtype != given[2] for x, given in zip(tensors, key[1][2:], strict=False)):
         return
     call, given = call_of(FORWARD_OF[len(tensors)], (*tensors, *pack(options)))
-    if len(given) == len(tensors):
+    if [id(x) for x in given[len(tensors) :]] == [id(x) for x in of_mask]:
         _CHECKED[key] = call
+
+
+def _tensors_of(mask: Any) -> tuple[Tensor, ...] | None:
+    """A mask's, in the order of `pack`, where a call with it is run as it is; None where more is to be decided."""
+    if mask is None:
+        return ()
+    if type(mask) is not Mask or mask.plan is None or mask.sequences is not None:
+        return None
+    tables = mask.plan[:3]
+    return (mask.queries, *tables) if mask.keys is None else (mask.queries, mask.keys, *tables)
 
 
 def attend_again(tensors: tuple[Tensor, ...], asked: Asked) -> tuple[Result | None, tuple[Any, ...] | None]:
     """(The result of a call whose like was checked before, or None; the key to remember it by, if it can be)."""
-    for option in (asked.alibi_slopes, asked.bias, asked.mask, asked.dropout_seed, asked.sink):
+    for option in (asked.alibi_slopes, asked.bias, asked.dropout_seed, asked.sink):
         if option is not None:
             return None, None
+    mask, of_mask = asked.mask, _tensors_of(asked.mask)
+    if of_mask is None:
+        return None, None
     window, return_lse = asked.window_size, asked.return_lse
     if asked.return_attn_probs is not False or type(window) is not tuple or len(window) != 2:
         return None, None
     plain = asked.dropout_p, asked.softmax_scale, asked.causal, *window, asked.softcap, asked.deterministic, return_lse
+    tensors = (*tensors, *of_mask)
+    if of_mask:
+        plain = (*plain, mask.keys is None, mask.seqlen_k, *mask.plan.blocks)
     key = key_of("flash_attn", tensors, plain)
     call = known(key)
     if key is None or call is None:
@@ -313,7 +332,7 @@ def attend(
     *arguments, sink = asked
     check_sink(sink, sizes)
     options = options_of(sizes, packing, *arguments)
-    remember(key, tensors, options)
+    remember(key, tensors, options, _tensors_of(asked.mask) or ())
     return_lse, return_attn_probs = asked.return_lse, asked.return_attn_probs
     if packing is not None:
         tensors = tuple([x[None] for x in tensors])

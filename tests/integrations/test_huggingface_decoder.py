@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from flashtrain.errors import UserError
 from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
 from flashtrain.integrations.huggingface_model import transformers_decoder
-from flashtrain.integrations.huggingface_numbers import Head
+from flashtrain.integrations.huggingface_numbers import Head, shape_of
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain_kernels import FORWARDS, masks
 
@@ -409,3 +409,16 @@ def test_a_mask_that_positions_cannot_say_is_refused() -> None:
     for mask, positions in ((whole, tiny.positions(DOCUMENTS)), (whole, None)):
         with pytest.raises(UserError, match="takes the mask of packed documents"):
             ours.loss(ids, labels_of(ids), positions=positions, mask=mask)
+
+
+@pytest.mark.parametrize(("kind", "alone"), [("llama", True), ("qwen3", False)])
+def test_of_queries_the_backward_keeps_what_positions_turned_and_what_a_norm_read(kind, alone):
+    """What the estimate of memory counts: autograd keeps a projection's output only where a norm needs it."""
+    model = transformers.AutoModelForCausalLM.from_config(tiny.DECODERS[kind](), attn_implementation="sdpa")
+    assert shape_of(model).turned_alone is alone
+    made, kept = [], []
+    attention = model.model.layers[0].self_attn
+    attention.q_proj.register_forward_hook(lambda module, given, output: made.append(output))
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: (kept.append(x.data_ptr()), x)[1], lambda x: x):
+        model(torch.arange(12)[None], use_cache=False)
+    assert (made[0].data_ptr() not in kept) is alone

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import flashtrain_kernels as fk
-from flashtrain_kernels import dispatch, replay
+from flashtrain_kernels import calls, dispatch, replay
 from flashtrain_kernels.backends.portable.tile_table import Tile
 
 
@@ -246,3 +246,23 @@ def test_few_signatures_are_remembered(monkeypatch):
         x = torch.randn(1, length, 1, 16)
         fk.flash_attn_func(x, x, x)
         assert len(replay._KNOWN) <= 3
+
+
+@pytest.mark.parametrize("kind", ["causal document", "shuffled"])
+def test_a_call_with_a_planned_mask_is_checked_once(kind, replays, monkeypatch):
+    case, checks = Case(1, 33, 33, 2, 1, 16, kind), []
+    options_of = calls.options_of
+    monkeypatch.setattr(calls, "options_of", lambda *args: (checks.append(1), options_of(*args))[1])
+    mask = case._intervals("cpu").planned(16, torch.float32)
+    for _ in range(4):
+        q, k, v = (torch.randn(1, 33, heads, 16, requires_grad=True) for heads in (2, 1, 1))
+        got, wanted = fk.flash_attn_func(q, k, v, mask=mask), fk.reference.attention(q, k, v, mask=mask)
+        torch.testing.assert_close(got, wanted, atol=2e-5, rtol=2e-5)
+        dout = torch.randn_like(got)
+        for ours_, exact in zip(*(torch.autograd.grad(out, (q, k, v), dout) for out in (got, wanted)), strict=True):
+            torch.testing.assert_close(ours_, exact, atol=2e-5, rtol=2e-5)
+    assert len(checks) == 1
+    assert len(replays) == 4
+    other = case._intervals("cpu").planned(16, torch.float32)
+    rows = torch.full_like(other.queries, 0)  # of the same form: what it holds is read at each call
+    assert not fk.flash_attn_func(q, k, v, mask=other._replace(queries=rows)).any()

@@ -194,3 +194,15 @@ def test_a_sample_that_does_not_fit_names_the_numbers_and_what_to_change():
     ) as error:
         choose_micro_batch(8, 24 * GIB, sized(30))
     assert "\n" not in str(error.value)
+
+
+def test_what_devices_exchange_in_attention_is_not_there_beside_a_piece_of_the_feed_forward():
+    """Of a block's two halves each has its own: the larger one is the block's peak, not their sum."""
+    full = partial(GPT2_124M, micro_batch=64, checkpointing="full")
+    whole, pieces = full(), full(ffn_chunk=32768)
+    beside = pieces.block - full(ffn_chunk=1).block
+    assert 0 < beside < 32768 * 4 * 3072 * 2  # of the pieces' tensors, what attention's half does not need as well
+    few, many = (full(ffn_chunk=32768, exchange=size) for size in (1000, 10 * GIB))
+    assert few.block == pieces.block
+    assert many.block == full(ffn_chunk=1, exchange=10 * GIB).block
+    assert full(exchange=10 * GIB).block > whole.block
