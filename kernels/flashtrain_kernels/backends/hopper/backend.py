@@ -18,7 +18,7 @@ from ..portable import tile_table
 
 NAME, TITLE = "hopper", "Hopper kernels"
 # Releases of Triton for whose Gluon the kernels were written; it is experimental and changes (releases.py). With 3.6
-# they were run and measured on a GPU; with the others they were compiled only, to code that spills as little in loops.
+# they were run and measured on a GPU; with the others they were compiled only, to code that hardly spills in its loops.
 RELEASES = ((3, 6), (3, 7), (3, 8), (3, 9))
 # Head dimensions at which packed sequences are found on the device in both passes, and no mask is made of them.
 SEQUENCES = (64, 128)
