@@ -26,18 +26,21 @@ _POINTERS = {
     torch.uint8: "*u8",
 }  # fmt: skip
 
-# A load or a store of local memory, predicated or not.
-_SPILL = r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(?:LDL|STL)(?![A-Z0-9_])"
+# An instruction and where it is; a load or a store of local memory, predicated or not.
+_INSTRUCTION = r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;"
+_SPILL = r"(?:@!?U?P\w+\s+)?(?:LDL|STL)(?![A-Z0-9_])"
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What one compiled kernel uses: registers a thread, shared memory in bytes, instructions that spill registers, and
-    those that Hopper has for products (wgmma) and for loading tiles (TMA)."""
+    """What one compiled kernel uses: registers a thread, shared memory in bytes, instructions that spill registers, how
+    many of them are in its innermost loops with products, and those that Hopper has for products (wgmma) and for
+    loading tiles (TMA)."""
 
     registers: int
     shared: int
     spills: int
+    in_loops: int
     wgmma: int
     tma: int
 
@@ -107,16 +110,52 @@ def _used_by(compiled: Any) -> Compiled:
     """
     usage, ptx = _dump(compiled.asm["cubin"], "-res-usage"), compiled.asm["ptx"]
     registers, stack, local = (_number(name, usage) for name in ("REG", "STACK", "LOCAL"))
-    spills = 0
+    spills = in_loops = 0
     if stack or local:
-        spills = len(re.findall(_SPILL, _dump(compiled.asm["cubin"], "-sass"), re.MULTILINE))
+        spills, in_loops = _spills(_dump(compiled.asm["cubin"], "-sass"))
     return Compiled(
         registers=registers,
         shared=compiled.metadata.shared,
         spills=spills,
+        in_loops=in_loops,
         wgmma=ptx.count("wgmma.mma_async"),
         tma=len(re.findall(r"cp\.async\.bulk\.tensor\.\dd\.shared::", ptx)),
     )
+
+
+def _spills(sass: str) -> tuple[int, int]:
+    """How many instructions spill registers, and how many of these are in innermost loops with a warpgroup's products.
+
+    A loop is what leads from the target of a branch back to it. Parts of it may lie anywhere: addresses tell little.
+    """
+    found = re.findall(_INSTRUCTION, sass, re.MULTILINE)
+    code = [text for _, text in found]
+    number = {int(address, 16): i for i, (address, _) in enumerate(found)}
+    before: list[list[int]] = [[] for _ in code]
+    backward = []
+    for i, text in enumerate(code):
+        branch = re.search(r"\bBRA\b.*\b0x([0-9a-f]+)$", text)
+        if branch:
+            target = number[int(branch[1], 16)]
+            before[target].append(i)
+            if target <= i:
+                backward.append((i, target))
+        if i + 1 < len(code) and not re.match(r"(?:BRA(?:\.U)?\s+0x|EXIT|RET|BRX)", text):
+            before[i + 1].append(i)
+    loops = []
+    for branch, head in backward:
+        loop, left = {head}, [branch]
+        while left:
+            at = left.pop()
+            if at not in loop:
+                loop.add(at)
+                left += before[at]
+        # Where the way back leads to the kernel's begin, the branch closes no loop.
+        if 0 not in loop and any("GMMA" in code[i] for i in loop):
+            loops.append(loop)
+    inner = set().union(*(loop for loop in loops if not any(other < loop for other in loops)))
+    spills = [i for i, text in enumerate(code) if re.match(_SPILL, text)]
+    return len(spills), sum(i in inner for i in spills)
 
 
 def _number(name: str, usage: str) -> int:

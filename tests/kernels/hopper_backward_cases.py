@@ -16,6 +16,7 @@ import triton
 from ahead_of_time import compile_gluon_launch, serialised
 
 from flashtrain_kernels.backends.hopper.backward import KEYS, LATE_QUERIES, QUERIES, backward_launches
+from flashtrain_kernels.environment import release
 from flashtrain_kernels.masks import Mask, Plan, Sequences
 from flashtrain_kernels.masks.block_sparse import BlockMask
 from flashtrain_kernels.options import Options
@@ -86,7 +87,7 @@ def compiled_rows(names: list[str]) -> Iterator[dict[str, Any]]:
                 "triton": triton.__version__, "feature": feature, "head_dim": head_dim, "group": group,
                 "length": length, "whole": launch.constants["C"].whole,
                 "late": launch.constants["C"].late, "shared": used.shared, "spills": used.spills,
-                "wgmma": used.wgmma, "tma": used.tma,
+                "in_loops": used.in_loops, "wgmma": used.wgmma, "tma": used.tma,
                 "serialised": serialised(said),
             }  # fmt: skip
 
@@ -94,13 +95,24 @@ def compiled_rows(names: list[str]) -> Iterator[dict[str, Any]]:
 # Spilling instructions that are let pass: with Triton 3.7 it is 14, with 3.6 it is 43; of packed sequences, where an
 # item begins and ends.
 SPILLS = {("two intervals", 128): 48, ("permuted", 128): 48, ("packed", 64): 13}
+# And those of other releases: with 3.9 at D = 64 where an item begins and ends, too.
+SPILLS |= {
+    (3, 8): {("blocks", 128): 37, ("causal", 256): 2},
+    (3, 9): {("full", 64): 8, ("causal", 64): 6, ("blocks", 64): 14, ("packed full", 64): 8},
+}.get(release(), {})
+# Of them in a loop over queries: two intervals a query need many registers, and 3.8 takes more than others.
+IN_LOOPS = {("two intervals", 128): 14, ("permuted", 128): 14}
+if release() == (3, 8):
+    IN_LOOPS |= {("blocks", 128): 15, ("causal", 256): 1}
 
 
-def faults(row: dict[str, Any], spills: int = 0) -> list[str]:
-    """What is wrong with a row, which is nothing, it is hoped. spills: instructions that are let pass in any case."""
+def faults(row: dict[str, Any]) -> list[str]:
+    """What is wrong with a row, which is nothing, it is hoped."""
     found = []
-    if row["spills"] > max(spills, SPILLS.get((row["feature"], row["head_dim"]), 0)):
+    if row["spills"] > SPILLS.get((row["feature"], row["head_dim"]), 0):
         found.append("registers spilled")
+    if row["in_loops"] > IN_LOOPS.get((row["feature"], row["head_dim"]), 0):
+        found.append("registers spilled in a loop")
     if row["shared"] > 232_448:
         found.append("too much shared memory")
     if row["serialised"]:
@@ -114,11 +126,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*", default=list(FEATURES))
     parser.add_argument("--strict", action="store_true", help="fail where a row has faults")
-    parser.add_argument("--spills", type=int, default=0, help="spill instructions a kernel that are no fault")
     chosen = parser.parse_args()
     wrong = 0
     for row in compiled_rows(chosen.names):
-        row["faults"] = faults(row, chosen.spills)
+        row["faults"] = faults(row)
         print(json.dumps(row), flush=True)
         wrong += bool(row["faults"])
     if chosen.strict and wrong:

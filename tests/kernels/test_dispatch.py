@@ -5,12 +5,21 @@ import itertools
 import pytest
 import torch
 
-from flashtrain_kernels import dispatch, explain, flash_attn_func, masks, reference, tuning
+from flashtrain_kernels import dispatch, environment, explain, flash_attn_func, masks, reference, tuning
 from flashtrain_kernels.backends.portable import tile_table
 from flashtrain_kernels.backends.portable.tile_table import TILES, VARIANTS, Kind, Tile, Tiles
 from flashtrain_kernels.dispatch import explained
 from flashtrain_kernels.masks import Mask
 from flashtrain_kernels.options import Options
+
+
+@pytest.fixture
+def table_as_it_is(monkeypatch):
+    """The tiles of a release for which the table has no others (test_releases.py: those of releases that need some)."""
+    monkeypatch.setattr(environment, "release", lambda: (3, 7))
+    tile_table.table_row.cache_clear()
+    yield
+    tile_table.table_row.cache_clear()
 
 
 def test_tensors_on_a_cpu_get_torchs_attention_and_those_on_cuda_the_kernels():
@@ -52,7 +61,7 @@ def test_all_calls_with_a_mask_but_rich_ones_have_the_same_tile_sizes_so_that_on
     assert sizes(intervals=True, scattered=True, grouped=True, rich=True) == sizes(intervals=True, rich=True)
 
 
-def test_a_variant_replaces_the_tiles_it_names_and_the_last_of_several_wins():
+def test_a_variant_replaces_the_tiles_it_names_and_the_last_of_several_wins(table_as_it_is):
     plain = tile_table.table_row("sm_90", 64, torch.float16)
     variants = VARIANTS["sm_90", 16, 64]
     masked = tile_table.table_row("sm_90", 40, torch.float16, Kind(intervals=True))
@@ -126,7 +135,7 @@ def test_another_backend_is_asked_in_its_turn_runs_what_it_serves_and_is_explain
     assert line.endswith(" (no backward yet)")
 
 
-def test_the_tuner_prints_rows_of_both_tables_and_tries_only_sizes_that_a_plan_allows():
+def test_the_tuner_prints_rows_of_both_tables_and_tries_only_sizes_that_a_plan_allows(table_as_it_is):
     best = {"dq": Tile(64, 64, 4, 2, 168), "forward": Tile(128, 64, 4, 4)}
     row = tuning.row_of_table("sm_90", 64, torch.bfloat16, "plain", best)
     name, tiles = next(iter(eval(f"{{{row}}}", vars(tile_table)).items()))

@@ -1,12 +1,14 @@
 """Calls like one before (replay.py): replay_cases.py in Triton's interpreter, and how a compiled kernel is launched."""
 
 import importlib.util
+import os
+import shutil
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from child_process import assert_passes_in_the_interpreter
+from child_process import assert_passes_in_the_interpreter, compiled_rows
 
 import flashtrain_kernels as fk
 from flashtrain_kernels.replay import Place
@@ -28,19 +30,27 @@ class Driver:
         self.given.append(args)
 
 
-@pytest.mark.parametrize("release", [(3, 6), (3, 7)])
+@pytest.mark.parametrize("release", [(3, 6), (3, 7), (3, 8), (3, 9)])
 def test_a_kernel_is_launched_with_the_new_addresses_in_the_order_of_its_release(release, monkeypatch):
     from triton.backends.nvidia import driver
 
     from flashtrain_kernels.backends import compiled
 
     monkeypatch.setattr(compiled, "release", lambda: release)
-    monkeypatch.setattr(driver, "make_tensordesc_arg", lambda arg, how: [("map", arg.base.data_ptr(), how), 9, 9])
-    launcher, tensordesc_indices, tensordesc_meta = Driver(), {1}, ["how"]
+    given = 2 if release < (3, 8) else 3
+    monkeypatch.setattr(
+        driver, "make_tensordesc_arg", lambda *args: [("map", args[0].base.data_ptr(), args[1]), len(args) == given, 9]
+    )
+    launcher, tensordesc_indices, relevant_paths, tensordesc_meta = Driver(), {1}, {1: {}}, ["how"]
 
-    def inner(*args):
+    def of_indices(*args):
         return launcher, tensordesc_indices, tensordesc_meta
 
+    def of_paths(*args):
+        return launcher, relevant_paths, tensordesc_meta
+
+    inner = of_indices if release < (3, 8) else of_paths
+    assert compiled.map_of(SimpleNamespace(base=torch.zeros(1)), "how")[1], "as many arguments as the release takes"
     run = SimpleNamespace(
         launch=inner, launch_cooperative_grid=False, launch_pdl=False, arg_annotations="notes", kernel_signature=b"s",
         global_scratch_size=0, profile_scratch_size=0,
@@ -57,8 +67,19 @@ def test_a_kernel_is_launched_with_the_new_addresses_in_the_order_of_its_release
         assert launcher.given == [(*start, None, None, (4, 1, 0), None, None, None, *own)]
     else:
         assert launcher.given == [(*start, (4, 1, 0), None, None, None, None, None, "notes", b"s", own)]
-    run.global_scratch_size = 1
-    assert compiled.repeated(launch, kernel, lambda arg: places[id(arg)]) is None
+    for name in ("global_scratch_size", "gsan_enabled"):
+        setattr(run, name, 1)
+        assert compiled.repeated(launch, kernel, lambda arg: places[id(arg)]) is None
+        setattr(run, name, 0)
+
+
+# Slow: it builds Triton's launcher, and compiles eight kernels.
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="needs a C compiler")
+def test_cuda_is_asked_for_the_same_launch_however_a_kernel_is_launched():
+    rows = compiled_rows("launcher_cases.py")
+    assert len(rows) == 8
+    assert [row for row in rows if row["faults"]] == []
 
 
 def test_hooks_that_watch_launches_are_found(monkeypatch):

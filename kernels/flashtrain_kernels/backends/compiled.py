@@ -22,7 +22,7 @@ from ..replay import Place
 
 PlaceOf = Callable[[Any], Place]
 # Releases whose launchers are known. Others' kernels are launched in Triton's own way.
-RELEASES = ((3, 6), (3, 7))
+RELEASES = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 
 class Entry(NamedTuple):
@@ -47,9 +47,18 @@ def _entry_of(compiled: Any) -> Entry | None:
         if not inspect.isfunction(launch):
             return Entry(launch, {})
         names = inspect.getclosurevars(launch).nonlocals
-        places, maps = sorted(names["tensordesc_indices"]), names["tensordesc_meta"]
+        places = names.get("tensordesc_indices")
+        if places is None:  # 3.8: a tree of places, of which none lies within a tuple here
+            places = [place for place, within in names["relevant_paths"].items() if not within]
+        places, maps = sorted(places), names["tensordesc_meta"]
         return Entry(names["launcher"], dict(zip(places, maps, strict=True)))
     return None
+
+
+def map_of(descriptor: Any, how: Any) -> list[Any]:
+    """A descriptor as the driver's function takes it: its TMA map, then its tensor's shape and strides."""
+    launch = () if release() < (3, 8) else (None,)  # 3.8 hands on the arguments of the launch, which it does not read
+    return driver.make_tensordesc_arg(descriptor, how, *launch)
 
 
 class Repeated:
@@ -73,7 +82,7 @@ class Repeated:
         self.grid, self.launch = (*grid, 1, 1)[:3], entry.launch
         first = compiled.function, run.launch_cooperative_grid, run.launch_pdl
         # No hooks and no metadata for them, no scratch memory.
-        self.flat = release() == (3, 6)  # 3.7: the kernel's arguments come as one list
+        self.flat = release() == (3, 6)  # from 3.7 on the kernel's arguments come as one list
         if self.flat:
             self.middle: tuple[Any, ...] = (*first, None, None, compiled.packed_metadata, None, None, None)
         else:
@@ -115,7 +124,7 @@ class _Map:
         if known is None:
             moved = copy.copy(self.descriptor)
             moved.base = Address(address)
-            known = _MAPS[key] = driver.make_tensordesc_arg(moved, self.how)[0]
+            known = _MAPS[key] = map_of(moved, self.how)[0]
         return known
 
 
@@ -135,8 +144,9 @@ def repeated(launch: Any, compiled: Any, place_of: PlaceOf) -> Repeated | None:
     entry = entry_of(compiled)
     if release() not in RELEASES or entry is None or None in entry.maps.values():
         return None
-    if compiled.run.global_scratch_size or compiled.run.profile_scratch_size:
-        return None
+    run = compiled.run
+    if run.global_scratch_size or run.profile_scratch_size or getattr(run, "gsan_enabled", False):
+        return None  # a launch's own memory; from 3.8 on, a sanitizer's arguments
     return Repeated(launch.grid, [*launch.args, *launch.constants.values()], compiled, entry, place_of)
 
 

@@ -4,7 +4,6 @@ B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension
 """
 
 import logging
-import os
 from functools import cache
 
 import torch
@@ -18,12 +17,9 @@ from .. import Call, Direction
 from ..portable import tile_table
 
 NAME, TITLE = "hopper", "Hopper kernels"
-# Releases of Triton for whose Gluon the kernels were written; it is experimental and changes. All figures were measured
-# with 3.6. With 3.7 they compile to as good a code, which was not run on a GPU here.
-RELEASES = ((3, 6), (3, 7))
-# With these they compile, partly with spilled registers, and were never run: nobody gets them without asking.
-COMPILED = ((3, 8), (3, 9))
-TRY = "FLASHTRAIN_KERNELS_TRY_HOPPER"
+# Releases of Triton for whose Gluon the kernels were written; it is experimental and changes (releases.py). With 3.6
+# they were run and measured on a GPU; with the others they were compiled only, to code that hardly spills in its loops.
+RELEASES = ((3, 6), (3, 7), (3, 8), (3, 9))
 # Head dimensions at which packed sequences are found on the device in both passes, and no mask is made of them.
 SEQUENCES = (64, 128)
 _LOGGER = logging.getLogger(__name__)
@@ -46,14 +42,8 @@ def _unavailable(index: int) -> str | None:
     release = environment.release()
     if release in RELEASES:
         return None
-    installed = ".".join(map(str, release))
-    if release in COMPILED and os.environ.get(TRY) == "1":
-        _LOGGER.warning("flashtrain_kernels runs its Hopper kernels by Triton %s, with which none ever ran", installed)
-        return None
-    written = " and ".join(".".join(map(str, numbers)) for numbers in RELEASES)
-    reason = f"they are written for the Gluon of Triton {written}, installed is {installed}"
-    if release in COMPILED:
-        reason += f", which compiles them ({TRY}=1 uses them)"
+    oldest, newest, installed = (".".join(map(str, numbers)) for numbers in (RELEASES[0], RELEASES[-1], release))
+    reason = f"they are written for the Gluon of Triton {oldest} to {newest}, installed is {installed}"
     _LOGGER.warning(
         "flashtrain_kernels runs its portable kernels on this Hopper GPU, in long calls at some 0.6 to 0.75 times the "
         "speed of the Hopper kernels: %s",

@@ -16,6 +16,7 @@ from .backward_kernel import Choices, backward_kernel
 from .backward_rows import FLAGS, finish_kernel, prepare_kernel
 from .backward_schedule import BAND, BLOCK_K, BLOCK_Q, BLOCKS, PLAN
 from .launch import descriptor, multiprocessors, run, why_not, workspace
+from .releases import backward_options
 from .sequences import slots
 
 QUERIES, KEYS = BLOCK_Q.value, BLOCK_K.value
@@ -185,7 +186,7 @@ def backward_launches(
             *mask_given, *of_keys, dq, *dq.stride()[:3],
         ),
         constants={"D": head_dim, "C": constants},
-        options={"num_warps": 4},
+        options=backward_options(head_dim, constants.intervals),
     )  # fmt: skip
     if constants.whole:
         last_programs = ceil_div(halves + places, FLAGS.value) if masked else 0

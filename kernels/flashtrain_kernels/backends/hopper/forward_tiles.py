@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ... import environment
 from ...masks import BlockMask, Mask, Sequences
 from ...options import Options
+from . import releases
 from .launch import why_not
 
 
@@ -88,15 +88,7 @@ def serves_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | N
 
 def forward_tile(q: Tensor, k: Tensor, options: Options) -> ForwardTile:
     """The tile of a call. A mask's plan, where there is one, is for tiles of 64 x 64 (PLANNED)."""
-    tile = _measured_tile(q, k, options)
-    return tile if environment.release() < (3, 8) else _with_registers_to_spare(tile)
-
-
-def _with_registers_to_spare(tile: ForwardTile) -> ForwardTile:
-    """The tile for Triton 3.8 and 3.9, whose code takes more registers: it was compiled, never measured."""
-    if tile.consumers == 3:
-        tile = tile._replace(consumers=2, registers=240, stages=min(tile.stages, 3))
-    return tile._replace(tight=False, cap=max(tile.cap, 104) if tile.cap else 0)
+    return releases.forward_tile(_measured_tile(q, k, options))
 
 
 def _measured_tile(q: Tensor, k: Tensor, options: Options) -> ForwardTile:

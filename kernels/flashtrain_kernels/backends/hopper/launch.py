@@ -19,7 +19,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from ... import replay
 from ...masks import AnyMask
 from ...remembered import Bounded
-from ..compiled import Address, entry_of
+from ..compiled import Address, entry_of, map_of
 from ..portable import launch as portable
 from ..portable.launch import Launch
 
@@ -87,14 +87,14 @@ def _remember_maps(compiled: Any) -> None:
                 found.append(arg)
                 continue
             if not hasattr(arg, "encoded"):
-                arg.encoded = driver.make_tensordesc_arg(arg, entry.maps[index])
+                arg.encoded = map_of(arg, entry.maps[index])
             found.extend(arg.encoded)
         return found
 
     def launch_flat(*args: Any) -> Any:  # 3.6: the kernel's arguments follow the launcher's own
         return entry.launch(*args[:ordinary], *expand(args[ordinary:]))
 
-    def launch_nested(*args: Any) -> Any:  # 3.7: they come as one tuple
+    def launch_nested(*args: Any) -> Any:  # from 3.7 on: they come as one tuple
         return entry.launch(*args[:-1], expand(args[-1]))
 
     compiled.run.launch = launch_nested if ordinary is None else launch_flat

@@ -1,10 +1,20 @@
-"""What differs between the releases of Triton whose Gluon the kernels are written for, in one place."""
+"""What differs between the releases of Triton whose Gluon the kernels are written for (3.6 to 3.9), in one place.
+
+How their launchers are called: ../compiled.py. What 3.6 compiles was measured on a GPU; what the others do never ran on
+one.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
+from ... import environment
 from ...environment import release
+
+if TYPE_CHECKING:
+    from .forward_tiles import ForwardTile
 
 # The copy engine's functions: 3.8 renames them, and 3.9 has the old names only to say so.
 if release() >= (3, 8):
@@ -12,9 +22,27 @@ if release() >= (3, 8):
 else:
     load_tile, store_tile = tma.async_copy_global_to_shared, tma.async_copy_shared_to_global
 
-# Columns of the output that a forward pass holds while it computes again because of a NaN: with more, 3.8 takes
+# Columns of the output that a forward pass holds while it computes again because of a NaN: with more, 3.8 and 3.9 take
 # registers from the fast loop.
-AGAIN = gl.constexpr(32 if release() == (3, 8) else 128)
+AGAIN = gl.constexpr({(3, 8): 32, (3, 9): 64}.get(release(), 128))
+
+
+def forward_tile(tile: "ForwardTile") -> "ForwardTile":
+    """The tile for the release installed. 3.8 and 3.9 need more registers than the measured tiles leave them. What they
+    get instead was compiled, never measured."""
+    if environment.release() < (3, 8):
+        return tile
+    if tile.consumers == 3:
+        tile = tile._replace(consumers=2, registers=240, stages=min(tile.stages, 3))
+    return tile._replace(tight=False, cap=max(tile.cap, 104) if tile.cap else 0)
+
+
+def backward_options(head_dim: int, intervals: int) -> dict[str, Any]:
+    """How the fused backward is compiled."""
+    # 3.9 would spill registers in the loop, unless LLVM orders it so as to save them; earlier releases have no such
+    # option. At D = 64 that is so with masks of intervals only, and the others spill less without.
+    saves = environment.release() >= (3, 9) and (head_dim > 64 or intervals > 0)
+    return {"num_warps": 4, "sched4reg": True} if saves else {"num_warps": 4}
 
 
 @builtin

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ...environment import INTERPRETED
+from ...environment import INTERPRETED, release
 from .launch import Launch, ceil_div
 from .tiles import CAREFUL_BLOCK, has_nan, is_finite
 
@@ -307,6 +307,9 @@ def attend_launches(
     if splits > 1:
         parts = torch.empty((splits, *out.shape), dtype=torch.float32, device=q.device)
         part_lse = torch.empty((splits, *lse.shape), dtype=torch.float32, device=q.device)
+    compiling = {"num_warps": 4 if tile * block_d <= 2048 else 8, "num_stages": 3 if tile == 16 else 2}
+    if release() >= (3, 9) and block_d > 128:
+        compiling["maxnreg"] = 168  # it takes 108; without a limit 3.9 leaves ptxas 128 and two spill
     first = Launch(
         kernel=attend_kernel,
         grid=(batch * kv_heads, splits, ceil_div(rows, tile)),
@@ -319,7 +322,7 @@ def attend_launches(
             splits, scale * _LOG2E, scale / softcap if softcap else 0.0, softcap * _LOG2E,
         ),
         constants={"C": constants},
-        options={"num_warps": 4 if tile * block_d <= 2048 else 8, "num_stages": 3 if tile == 16 else 2},
+        options=compiling,
     )  # fmt: skip
     if splits == 1:
         return [first]

@@ -1,0 +1,202 @@
+"""What reaches CUDA's driver in a launch, without a GPU: Triton's launcher, built against a libcuda that only notes
+what it is asked. However the kernels are launched, it is asked what Triton's own launch asks.
+
+Run as a program (it needs a C compiler and Python's headers): python launcher_cases.py [--strict]
+"""
+
+import ctypes
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.driver import CudaDriver
+
+from flashtrain_kernels.backends import compiled
+from flashtrain_kernels.backends.hopper import backward, forward, forward_tiles, launch
+from flashtrain_kernels.options import Options
+from flashtrain_kernels.replay import Place
+
+STREAM = 11
+LIBCUDA = """
+#include <string.h>
+typedef unsigned long long u64;
+int sizes[128], count, launches;      /* of the parameters, in bytes */
+char seen[128 * 128 + 64];            /* grid, block, shared memory; stream; attributes; function; parameters */
+#define PASS(name) int name() { return 0; }
+PASS(cuInit) PASS(cuCtxGetDevice) PASS(cuCtxGetLimit) PASS(cuCtxSetCurrent) PASS(cuCtxSetLimit) PASS(cuDeviceGet)
+PASS(cuDeviceGetCount) PASS(cuDevicePrimaryCtxRetain) PASS(cuDriverGetVersion) PASS(cuFuncSetAttribute)
+PASS(cuFuncSetCacheConfig) PASS(cuModuleUnload) PASS(cuOccupancyMaxActiveClusters) PASS(cuPointerGetAttributes)
+PASS(cuStreamIsCapturing) PASS(cuTensorMapEncodeIm2col)
+int cuGetErrorString(int code, const char **text) { *text = "an error"; return 0; }
+int cuCtxGetCurrent(void **context) { *context = (void *)1; return 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) { *value = 232448; return 0; }
+int cuFuncGetAttribute(int *value, int attribute, void *function) { *value = 1024; return 0; }
+int cuModuleLoadData(void **module, const void *image) { *module = (void *)1; return 0; }
+int cuModuleGetFunction(void **function, void *module, const char *name) { *function = (void *)77; return 0; }
+int cuPointerGetAttribute(u64 *value, int attribute, u64 pointer) { *value = pointer; return 0; }
+int cuTensorMapEncodeTiled(u64 *map, int type, unsigned rank, u64 address, const u64 *sizes, const u64 *strides,
+                           const unsigned *box, const unsigned *steps, int interleave, int swizzle, int l2, int out) {
+  memset(map, 0, 128);
+  map[0] = address;
+  map[1] = type + 16 * rank + 256 * interleave + 4096 * swizzle + 65536 * l2 + 1048576 * out;
+  for (unsigned i = 0; i < rank; i++) map[2 + i] = sizes[i] + ((u64)box[i] << 32) + ((u64)steps[i] << 48);
+  for (unsigned i = 0; i + 1 < rank; i++) map[8 + i] = strides[i];
+  return 0;
+}
+int cuLaunchKernelEx(const char *config, void *function, void **parameters, void **extra) {
+  char *to = seen;
+  memset(seen, 0, sizeof seen);
+  memcpy(to, config, 28), to += 28;      /* grid, block, bytes of shared memory */
+  memcpy(to, config + 32, 8), to += 8;   /* the stream */
+  memcpy(to, config + 48, 4), to += 4;   /* how many attributes */
+  memcpy(to, &function, 8), to += 8;
+  for (int i = 0; i < count; i++) memcpy(to, parameters[i], sizes[i]), to += sizes[i];
+  launches++;
+  return 0;
+}
+"""
+
+
+def build(folder: Path) -> ctypes.CDLL:
+    """libcuda.so.1, in a folder where Triton looks for it."""
+    (folder / "cuda.c").write_text(LIBCUDA)
+    library = folder / "libcuda.so.1"
+    options = ["-shared", "-fPIC", "-w", "-Wl,-Bsymbolic,-soname,libcuda.so.1", "-o", str(library)]
+    subprocess.run([os.environ.get("CC", "cc"), *options, str(folder / "cuda.c")], check=True)
+    (folder / "libcuda.so").symlink_to(library)
+    triton.knobs.nvidia.libcuda_path = str(folder)
+    return ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+
+
+class Driver(CudaDriver):
+    """Triton's own, but for what it asks torch, which has no GPU here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.get_device_capability = lambda device=0: (9, 0)
+        self.get_current_device = lambda: 0
+        self.set_current_device = lambda device: None
+        self.get_current_stream = lambda device=0: STREAM
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+
+BYTES = {"b8": 1, "u8": 1, "u16": 2, "u32": 4, "f32": 4, "u64": 8, "b32": 4, "b64": 8}
+
+
+def parameters(ptx: str) -> list[int]:
+    """The bytes of each parameter of a kernel."""
+    entry = ptx[ptx.index(".entry") :]
+    found = re.findall(r"\.param (?:\.align \d+ )?\.(\w+)[^\n\[,)]*(?:\[(\d+)\])?", entry[: entry.index("{")])
+    return [BYTES[kind] * int(count or 1) for kind, count in found]
+
+
+class Cuda:
+    """What the noting libcuda was asked."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
+        self.launches = ctypes.c_int.in_dll(library, "launches")
+
+    def seen(self, function: Any, kernel: Any = None) -> bytes:
+        """What a launch of a compiled kernel asks for. kernel: None where the launch returns it."""
+        count = ctypes.c_int.in_dll(self.library, "count")
+        count.value = 0
+        if kernel is None:
+            kernel = function()
+        sizes = parameters(kernel.asm["ptx"])
+        count.value = len(sizes)
+        (ctypes.c_int * 128).in_dll(self.library, "sizes")[: len(sizes)] = sizes
+        before = self.launches.value
+        function()
+        assert self.launches.value == before + 1, "not one launch"
+        return (ctypes.c_char * (48 + sum(sizes))).in_dll(self.library, "seen").raw
+
+
+def launches(head_dim: int) -> tuple[list[torch.Tensor], dict[str, Any]]:
+    """Tensors, and all launches of a training step's attention on them."""
+    q, k, v, out, dout, dq, dk, dv = tensors = [
+        torch.zeros(2, 1024, 4, head_dim, dtype=torch.bfloat16) for _ in range(8)
+    ]
+    tensors.append(lse := torch.zeros(2, 4, 1024))
+    options, empty = Options(0.125, right=0), torch.empty
+
+    def kept(*args: Any, **options: Any) -> torch.Tensor:
+        tensors.append(made := empty(*args, **options))
+        return made
+
+    torch.empty = kept  # workspaces
+    try:
+        tile = forward_tiles.forward_tile(q, k, options)
+        made = {"forward": forward.forward_launch(q, k, v, out, lse, options, tile)}
+        backwards = backward.backward_launches(dout, None, q, k, v, out, lse, options, (dq, dk, dv))
+    finally:
+        torch.empty = empty
+    return tensors, {**made, **dict(zip(("prepare", "backward", "finish"), backwards, strict=True))}
+
+
+def places(tensors: list[torch.Tensor]) -> Any:
+    """Where an argument lies: the number of its tensor, and bytes from there."""
+
+    def place_of(arg: Any) -> Place:
+        address = (arg.base if hasattr(arg, "base") else arg).data_ptr()
+        begins = {x.data_ptr(): number for number, x in enumerate(tensors)}
+        begin = max(x for x in begins if x <= address)
+        return Place(begins[begin], address - begin)
+
+    return place_of
+
+
+def own(one: Any) -> Any:
+    """Triton's own launch."""
+    return one.kernel[one.grid](*one.args, **one.constants, **one.options)
+
+
+def cases(cuda: Cuda, head_dim: int) -> dict[str, dict[str, Any]]:
+    """Of each kernel, whether it is launched as Triton would: at its first and second calls, elsewhere, repeated."""
+    tensors, made = launches(head_dim)
+    others, elsewhere = launches(head_dim)
+    rows = {}
+    for name, first in made.items():
+        second = elsewhere[name]
+        run = launch._run if name in ("forward", "backward") else type(first)._run
+        wanted = [cuda.seen(partial(own, one)) for one in (first, second)]
+        assert wanted[0] != wanted[1], "other addresses are not seen"
+        kernel = run(first)  # from here on it is known
+        got = [cuda.seen(partial(run, one), kernel) for one in (first, second)]
+        again = compiled.repeated(first, kernel, places(tensors))
+        assert again is not None, "it cannot be repeated"
+        given = [[x.data_ptr() for x in each] for each in (tensors, others)]
+        repeats = [cuda.seen(partial(again, STREAM, each), kernel) for each in given]
+        rows[name] = {"known": got == wanted, "repeated": repeats == wanted, "bytes": len(wanted[0])}
+    return rows
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        cuda = Cuda(build(Path(folder)))
+        triton.runtime.driver.set_active(Driver())
+        torch.cuda.current_device = lambda: 0
+        wrong = 0
+        for head_dim in (64, 128):
+            for name, row in cases(cuda, head_dim).items():
+                row = {"triton": triton.__version__, "head_dim": head_dim, "kernel": name, **row}
+                row["faults"] = [way for way in ("known", "repeated") if not row[way]]
+                print(json.dumps(row), flush=True)
+                wrong += bool(row["faults"])
+        if wrong and "--strict" in sys.argv:
+            sys.exit(f"{wrong} kernels are launched otherwise than Triton {triton.__version__} would")
+
+
+if __name__ == "__main__":
+    main()
