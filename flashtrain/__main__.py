@@ -14,6 +14,8 @@ import signal  # noqa: E402
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the imports below without a traceback; see main()
 
+import contextlib  # noqa: E402
+import faulthandler  # noqa: E402
 import logging  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
@@ -47,6 +49,8 @@ from flashtrain.settings.settings import Settings  # noqa: E402
 def main() -> None:
     """The command. A program of your own that registers components calls this to have the same command."""
     end_with_parent()
+    with contextlib.suppress(OSError, RuntimeError):  # standard error is no file, as in a notebook
+        faulthandler.enable()  # whatever ends this process in native code is told with Python's own place in it
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     logging.raiseExceptions = False  # on a full disk every line of the log would be a traceback
     interrupted = CtrlC()

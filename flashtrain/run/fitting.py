@@ -12,7 +12,7 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.strategies import Strategy
 
-from flashtrain.errors import UserError
+from flashtrain.errors import RunFailed, UserError
 from flashtrain.folders.run_folder import CHECKPOINTS, LAST, note_failure
 from flashtrain.run.job_process import leading_ranks
 from flashtrain.settings.settings import Settings
@@ -25,7 +25,7 @@ from flashtrain.training.loggers import close_loggers, log_summary, make_loggers
 from flashtrain.training.memory_choice import OutOfMemory, is_out_of_memory, out_of_memory_line
 from flashtrain.training.progress import make_progress
 from flashtrain.training.resuming import CheckRestored, RandomState, raised_while_restoring
-from flashtrain.training.signals import SaveOnSignal, StoppedInValidation
+from flashtrain.training.signals import SaveOnSignal, StoppedInValidation, killed_rank
 from flashtrain.training.throughput import Throughput
 
 
@@ -92,6 +92,10 @@ def fit(
             raise
         except Exception as error:
             if not isinstance(error, RuntimeError | MemoryError) or not is_out_of_memory(error):
+                ranks = getattr(trainer.strategy.launcher, "procs", ())
+                killed = killed_rank(ranks) if isinstance(error, RuntimeError) else None  # as a failed collective is
+                if killed is not None:
+                    raise RunFailed(f"{killed}. The job ends.") from error
                 if resumed is None or not raised_while_restoring(error):
                     raise
                 reason = " ".join(str(error).split())[:200]

@@ -13,10 +13,11 @@ import logging
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -288,10 +289,28 @@ class _Teller(logging.Handler):
         found = _TOLD.search(record.getMessage())
         if found is None:
             return
-        number = int(found[2])
-        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-        hint = ", as the system does where host memory runs out" if name == "SIGKILL" else ""
-        line = f"rank {found[1]} was killed ({name}{hint})"
+        line = _killed(found[1], int(found[2]))
         print(f"flashtrain: {line}. The job ends.", file=sys.stderr, flush=True)
         if self.note is not None:
             self.note(line)
+
+
+def killed_rank(ranks: Sequence[subprocess.Popen[bytes]], seconds: float = 2.0) -> str | None:
+    """A line that names the first of these ranks (rank 1 and on) that a signal killed; None: none was.
+
+    For where a collective has failed: whoever lost its peer hears of it before the peer's end is known, which is waited
+    for here, and before Lightning's observer looks.
+    """
+    until = time.monotonic() + seconds
+    while any(rank.poll() is None for rank in ranks) and time.monotonic() < until:
+        if any((rank.poll() or 0) < 0 for rank in ranks):
+            break
+        time.sleep(0.02)
+    codes = ((number, rank.poll() or 0) for number, rank in enumerate(ranks, 1))
+    return next((_killed(number, -code) for number, code in codes if code < 0), None)
+
+
+def _killed(rank: int | str, number: int) -> str:
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    hint = ", as the system does where host memory runs out" if name == "SIGKILL" else ""
+    return f"rank {rank} was killed ({name}{hint})"

@@ -11,7 +11,7 @@ import pytest
 from lightning_fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 
 from flashtrain.announce import quieten
-from flashtrain.training.signals import LAUNCHER, name_killed_ranks
+from flashtrain.training.signals import LAUNCHER, killed_rank, name_killed_ranks
 
 
 class Observer(_ChildProcessObserver):
@@ -53,3 +53,24 @@ def test_a_rank_that_ended_by_itself_has_said_why(capsys) -> None:
     observe("raise SystemExit(75)")
     assert capsys.readouterr().err == ""
     assert noted == []
+
+
+def test_who_lost_a_peer_names_the_rank_that_was_killed() -> None:
+    codes = ("time.sleep(60)", "time.sleep(0.2); os.kill(os.getpid(), signal.SIGSEGV)")
+    ranks = [subprocess.Popen([sys.executable, "-c", f"import os, signal, time; {code}"]) for code in codes]
+    try:
+        assert killed_rank(ranks, seconds=20) == "rank 2 was killed (SIGSEGV)"
+    finally:
+        ranks[0].kill()
+        ranks[0].wait()
+
+
+@pytest.mark.parametrize("codes", [(), ("pass", "raise SystemExit(2)"), ("import time; time.sleep(60)",)])
+def test_ranks_that_ended_by_themselves_or_live_were_not_killed(codes: tuple[str, ...]) -> None:
+    ranks = [subprocess.Popen([sys.executable, "-c", code]) for code in codes]
+    try:
+        assert killed_rank(ranks, seconds=0.5) is None
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
