@@ -346,12 +346,14 @@ def _block_bytes(
         again_in_attention += attention_again
     gradients = RESIDUAL_GRADIENTS * stream + embed * activation
     in_ffn = 0 if chunk else ffn_gradients * ffn * activation
-    in_attention = qkv + query * (activation + QUERY_GRADIENT_BYTES)
-    # A piece of the feed-forward is gone before attention begins, and what attention exchanges is not there before.
+    of_attended = query * (activation + QUERY_GRADIENT_BYTES)
+    # A piece of the feed-forward is gone before attention begins. What devices exchange meets the gradients of the
+    # block's output and of what attention gave, not yet those of queries, keys and values as the block takes them.
     pieces = (chunk or 0) * (CHUNK_TENSORS + 3 * gated) * ffn * activation
     at_ffn = int(tokens * (gradients + again_in_ffn + in_ffn)) + pieces
-    at_attention = int(tokens * (gradients + again_in_attention + in_attention)) + exchange
-    return kept - stream * savings.offload, max(at_ffn, at_attention)
+    at_attention = int(tokens * (gradients + again_in_attention + qkv + of_attended))
+    at_exchange = int(tokens * (stream + again_in_attention + of_attended)) + exchange
+    return kept - stream * savings.offload, max(at_ffn, at_attention, at_exchange)
 
 
 def host_bytes(size: int) -> int:

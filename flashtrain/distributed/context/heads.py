@@ -33,7 +33,7 @@ from flashtrain.distributed.context import local_attention
 from flashtrain.distributed.context.exchange import ContextGroup, Piece, Transfer, ascending, inverse, pieces_of, take
 from flashtrain.distributed.context.layout import Layout
 from flashtrain.distributed.context.local_attention import Part, Scores, local_part, summing_dtype
-from flashtrain_kernels import Mask, merge_attention
+from flashtrain_kernels import Mask
 
 _KEYS, _GRADIENTS = 1, 2  # tags: both streams are under way between the same two ranks at once
 
@@ -60,7 +60,8 @@ class Ring:
             if merged is None:
                 merged = out.to(summing_dtype(out.dtype)), lse
             else:
-                merged = merge_attention([merged, (out, lse)])
+                merged = _merge(*merged, out, lse)
+            del out  # not there beside the next part's
             if coming is not None:
                 held = coming.arrived()
         if merged is None:
@@ -93,10 +94,12 @@ class Ring:
                 dout, q, held[0], held[1], out, lse, self._part(step), scores, first_head
             )
             dq += part
-            gradients = torch.stack(own).to(dtype)
-            if travelling is not None:  # what the ranks before added for the same keys
-                gradients += travelling.arrived()
+            # What the ranks before added for the same keys, to which this one's gradients are added where they lie.
+            gradients = torch.zeros_like(held, dtype=dtype) if travelling is None else travelling.arrived()
+            gradients[0] += own[0]
+            gradients[1] += own[1]
             travelling = self._send_on(gradients, _GRADIENTS)
+            del part, own, gradients  # none is there beside the next part's, but for what is being sent
             if coming is not None:
                 held = coming.arrived()
         if travelling is None:
@@ -251,6 +254,19 @@ class _Exchange(NamedTuple):
 
     transfer: Transfer
     counts: list[int]
+
+
+def _merge(merged: Tensor, lse: Tensor, out: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
+    """flashtrain_kernels.merge_attention of (merged, lse) and (out, part) into merged (B, m, H, D), which is float32 or
+    float64. Nothing as large is made beside: six such tensors would be more than all else that a layer's attention
+    needs. A row that a part saw nothing of is 0 in it, with a log-sum-exp of -inf."""
+    highest = torch.maximum(lse, part)
+    highest.masked_fill_(highest == -torch.inf, 0.0)  # -inf - -inf would be NaN
+    weights = torch.exp(torch.stack((lse, part)) - highest)
+    total = weights.sum(0)
+    before, added = (weights / total.masked_fill(total == 0, 1.0)).transpose(2, 3)[..., None]
+    merged.mul_(before).addcmul_(added, out)
+    return merged, highest + torch.log(total)
 
 
 def _held_by(layout: Layout, ring: int, degree: int) -> Tensor:

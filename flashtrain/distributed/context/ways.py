@@ -266,14 +266,15 @@ def _size(count: float) -> str:
 
 
 MASK_BYTES = 4 * (7 + 5)  # int32 rows of a mask of the whole sequence, and of the part for a rank's own tokens
-SUM_BYTES = 4  # partial results are merged in float32
-MERGED = 6  # tensors as large as the output while two partial results are merged
+SUM_BYTES = 4  # the gradients of a ring's queries are added up in float32
 
 
 def exchange_bytes(
     choice: Choice, *, held: int, degree: int, heads: int, kv_heads: int, head_dim: int, bytes_each: int = 2
 ) -> int:
-    """Bytes on one rank at the peak of one layer's attention, forward or backward; freed before the next layer.
+    """Bytes on one rank at the peak of one layer's attention, its backward; freed before the next layer.
+
+    The forward needs less: a ring's has no gradients, and merges partial results in place.
 
     held: n. bytes_each: of a number of q, k and v. 0 for one rank, which exchanges nothing.
     """
@@ -294,10 +295,9 @@ def exchange_bytes(
         pieces = len(pieces_of(own, own))
         peak = peak if pieces == 1 else max(3 * back, (4 * there + 3 * back) // pieces + back)
     else:
-        # Keys and values at hand and coming, their gradients as computed; in float32 own, leaving and coming ones.
-        backward = 4 * numbers * bytes_each + 3 * numbers * GRADIENT_BYTES + queries * SUM_BYTES
-        forward = 2 * numbers * bytes_each + MERGED * queries * SUM_BYTES
-        peak = max(peak, backward + 2 * there, forward + 2 * back)
+        # Keys and values at hand and coming, their gradients as computed; in float32 those leaving and those coming.
+        ring = 3 * numbers * bytes_each + 2 * numbers * GRADIENT_BYTES + queries * SUM_BYTES
+        peak = max(peak, ring + 2 * there)
     return whole + peak
 
 

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import weakref
+from typing import Any
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from flashtrain.distributed.context import heads, local_attention
+from flashtrain.distributed.context.exchange import Transfer
+from flashtrain.distributed.context.local_attention import Scores
 from flashtrain.distributed.context.ways import AUTO, MASK_BYTES, WAYS, choose_way, exchange_bytes
 
 
@@ -35,5 +44,56 @@ def test_a_ring_needs_as_much_on_any_number_of_ranks_and_gathering_more_on_more(
 def test_a_ring_of_full_heads_in_numbers():
     """n H D = 8 M numbers: q, k and v of 16 heads of 64 for 8192 tokens; keys and values twice that."""
     number = 8192 * 16 * 64
-    expected = 4 * 2 * number * 2 + 3 * 2 * number * 4 + number * 4  # bf16; float32 gradients under way; dQ
+    expected = 3 * 2 * number * 2 + 2 * 2 * number * 4 + number * 4  # bf16; float32 gradients under way; dQ
     assert needed("ring", 8192, 4, kv_heads=16) == expected + MASK_BYTES * 4 * 8192
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes that tensors made within it held at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = self.most = 0
+        self.known: set[int] = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in self.known:
+                storage = tensor.untyped_storage()
+                self.known.add(storage._cdata)
+                self.held += storage.nbytes()
+                self.most = max(self.most, self.held)
+                weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
+        return result
+
+    def _gone(self, which: int, size: int) -> None:
+        self.known.discard(which)
+        self.held -= size
+
+
+@pytest.mark.parametrize("kv_heads", [1, 4, 16])
+def test_a_ring_holds_what_is_estimated_and_no_more_in_its_forward(kv_heads: int, monkeypatch) -> None:
+    """Three ranks as one sees them: what it receives is as large as what it sends. The kernel gives zeros."""
+
+    def of_kernel(*tensors: Any) -> Any:
+        if tensors[0] is dout:
+            return [torch.zeros_like(x) for x in tensors[1:4]]
+        return torch.zeros_like(q), torch.zeros(lse.shape)
+
+    monkeypatch.setattr(heads.Ring, "_send_on", lambda ring, x, tag: Transfer(torch.zeros_like(x), x, []))
+    monkeypatch.setattr(local_attention, "forward", of_kernel)
+    monkeypatch.setattr(local_attention, "backward", of_kernel)
+    monkeypatch.setattr(heads.dist, "get_rank", lambda group: 0)
+    q, out, dout = (torch.zeros(1, 2048, 16, 64, dtype=torch.bfloat16) for _ in range(3))
+    k, v = (torch.zeros(1, 2048, kv_heads, 64, dtype=torch.bfloat16) for _ in range(2))
+    lse = torch.zeros(1, 16, 2048)
+    ring = heads.Ring(None, [[]] * 3)
+    with Peak() as forward:
+        ring.forward(q, k, v, Scores(0.1))
+    with Peak() as backward:
+        ring.backward(dout, q, k, v, out, lse, Scores(0.1))
+    of_layer = q.nbytes  # dQ as the kernel gives it, which is counted with the layer
+    estimated = needed("ring", 2048, 3, kv_heads=kv_heads) + of_layer
+    assert backward.most == pytest.approx(estimated, rel=0.02)
+    assert forward.most <= estimated * 1.02
