@@ -34,6 +34,7 @@ from flashtrain.settings.settings import (
     settings_config,
     typed_settings,
     unknown_setting,
+    wrong_value,
 )
 from flashtrain.spec import modes, task_of
 
@@ -204,17 +205,17 @@ def _composition_error(error: ConfigCompositionException) -> UserError:
         return UserError(f"which recipe? Say recipe=NAME. Possible: {', '.join(sorted(recipe_files()))}.")
     if text.startswith("Could not override '"):
         name = text.split("'")[1]
-        if (
-            name in setting_names() and error.__cause__ is not None
-        ):  # it exists, and something inside its value does not
-            return UserError(f"{name}: {first_line(error.__cause__)}.")
+        if name in setting_names() and isinstance(error.__cause__, OmegaConfBaseException):
+            return wrong_value(error.__cause__, name)  # it exists, and something inside its value does not
         return unknown_setting(name)
     if text.startswith("Ambiguous value for argument"):
-        return UserError(f"{text.splitlines()[0].split(' ', 4)[-1]} lists several values: add -m to sweep over them.")
+        given = text.splitlines()[0].split(" ", 4)[-1]
+        return UserError(
+            f"{given} lists several values: add -m to sweep over them. A list has brackets: [one,another]."
+        )
     cause = error.__cause__
     if isinstance(cause, OmegaConfBaseException):
-        key = f"{cause.full_key}: " if cause.full_key else ""
-        return UserError(f"{key}{first_line(cause)}")
+        return wrong_value(cause)
     return UserError(f"configuration: {first_line(error)}")
 
 

@@ -148,7 +148,7 @@ def build(settings: Any, *, vocab_size: int, context: int, attention: str) -> Hu
     if settings.adapter is not None:
         if settings.adapter not in ADAPTERS:
             raise unknown("adapter", settings.adapter, ADAPTERS)
-        targets = settings.adapter_targets.split(",")
+        targets = settings.target_names()
         lora = {
             "r": settings.adapter_rank,
             "lora_alpha": settings.adapter_alpha or 2 * settings.adapter_rank,

@@ -92,7 +92,7 @@ class ModelSettings:
     adapter: str | None = None  # lora
     adapter_rank: int = 16
     adapter_alpha: float | None = None  # null: twice the rank
-    adapter_targets: str = "all-linear"  # or names of layers, a comma between two: q_proj,v_proj
+    adapter_targets: Any = "all-linear"  # or names of layers: [q_proj,v_proj]
     adapter_dropout: float = 0.0  # a probability, of what an adapter reads
     quantize: str | None = None  # nf4: what an adapter leaves as it is in 4 bits, by torchao
     options: dict[str, Any] = field(default_factory=dict)
@@ -103,12 +103,21 @@ class ModelSettings:
         given = self.path or self.config
         return f"{self.name}-{self.size}" if given is None else Path(given.removesuffix("/config.json")).name
 
+    def target_names(self) -> list[str]:
+        """adapter_targets as a list, which may also be one text with commas. UserError: it is neither."""
+        given = self.adapter_targets
+        names = given.split(",") if isinstance(given, str) else given
+        if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
+            raise UserError(f"model.adapter_targets={given}. Possible: all-linear, or layers' names: [q_proj,v_proj].")
+        return names
+
     def check(self) -> None:
         if self.path is not None and self.config is not None:
             raise UserError("model.path has weights and model.config draws them at random: leave one of them out.")
         if self.adapter is not None:
             one_of("model.adapter", self.adapter, ADAPTERS)
         at_least("model.adapter_rank", self.adapter_rank, 1)
+        self.target_names()
         between("model.adapter_dropout", self.adapter_dropout, 0.0, 1.0, include_high=False)
         if self.adapter_alpha is not None and not self.adapter_alpha > 0:
             raise UserError(f"model.adapter_alpha={self.adapter_alpha:g} must be above 0.")

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from flashtrain.errors import UserError, at_least, between, one_of, unknown
@@ -294,16 +294,53 @@ def typed_settings(config: DictConfig) -> Settings:
     """
     try:
         merged = OmegaConf.merge(_schema(), config)
+        _check_lists(merged)
         settings = OmegaConf.to_object(merged)
     except ConfigKeyError as error:
         raise unknown_setting(str(error.full_key)) from error
     except ValidationError as error:
-        raise UserError(f"{error.full_key or 'configuration'}: {first_line(error)}.") from error
+        raise wrong_value(error) from error
     except OmegaConfBaseException as error:
         raise UserError(f"configuration: {first_line(error)}.") from error
     if not isinstance(settings, Settings):
         raise TypeError(f"expected Settings, built {type(settings).__name__}")
     return settings
+
+
+KINDS = {"IntegerNode": "a whole number", "FloatNode": "a number", "BooleanNode": "true or false", "StringNode": "text"}
+LISTS = {int: "a list of whole numbers: [1,2]", float: "a list of numbers: [0.1,0.2]", str: "a list: [one,another]"}
+
+
+def _check_lists(config: Any, prefix: str = "") -> None:
+    """UserError: a list of numbers or texts has a list or a mapping in it, which OmegaConf takes."""
+    for name in map(str, config):
+        node, key = config._get_node(name), f"{prefix}{name}"
+        if isinstance(node, ListConfig) and node._metadata.element_type in LISTS and not node._is_none():
+            if any(OmegaConf.is_config(node._get_node(place)) for place in range(len(node))):
+                raise UserError(f"{key}={node}.{_possible(key)}")
+        elif isinstance(node, DictConfig) and is_dataclass(node._metadata.object_type) and not node._is_none():
+            _check_lists(node, f"{key}.")
+
+
+def wrong_value(error: OmegaConfBaseException, key: str = "") -> UserError:
+    """The error for a value that OmegaConf takes for no such setting. key: where that does not say which."""
+    key = str(error.full_key or key)
+    possible = _possible(key) if isinstance(error, ValidationError) else ""
+    return UserError(f"{key or 'configuration'}: {first_line(error).removesuffix('.')}.{possible}")
+
+
+def _possible(key: str) -> str:
+    """What the setting that this key names may be, as the end of a line; "" where that says nothing."""
+    group, _, name = key.partition("[")[0].rpartition(".")  # of a list's entry the list
+    beside = OmegaConf.select(_schema(), group) if group else _schema()
+    node = beside._get_node(name) if isinstance(beside, DictConfig) and name in beside else None
+    if isinstance(node, ListConfig):
+        kind = LISTS.get(node._metadata.element_type)
+    else:
+        kind = KINDS.get(type(node).__name__)
+    if kind is None or node is None:
+        return ""
+    return f" Possible: {kind}{', or null' if node._is_optional() else ''}."
 
 
 def first_line(error: BaseException) -> str:
