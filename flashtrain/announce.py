@@ -70,5 +70,8 @@ def quieten() -> None:
         logging.getLogger("flashtrain_kernels").setLevel(logging.ERROR)
     for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "pytorch_lightning.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    # torchao's import, which transformers makes wherever it is installed, tells which of its GPU libraries do not load.
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     for pattern in IGNORED:
         warnings.filterwarnings("ignore", message=pattern)

@@ -156,6 +156,7 @@ def _name(hardware: Hardware) -> str:
 
 def plan(settings: Settings, overrides: Sequence[str]) -> str:
     """mode=plan: what the command would do here, in words; nothing is started. Raises UserError as settle does."""
+    quieten()
     settings, hardware = settle(settings, overrides)
     planned = working_mode(settings)
     # A study whose command names one context plans the training of that one.
