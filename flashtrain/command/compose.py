@@ -180,9 +180,10 @@ def readable_errors() -> Iterator[None]:
         raise UserError(f"cannot read '{error.override}': settings are given as name=value.") from error
     except ConfigCompositionException as error:
         raise _composition_error(error) from error
-    except (HydraException, OmegaConfBaseException) as error:
-        name = getattr(error, "full_key", None) or "configuration"
-        raise UserError(f"{name}: {first_line(error)}") from error
+    except OmegaConfBaseException as error:
+        raise wrong_value(error) from error
+    except HydraException as error:
+        raise UserError(f"configuration: {first_line(error)}") from error
 
 
 @contextmanager

@@ -298,10 +298,8 @@ def typed_settings(config: DictConfig) -> Settings:
         settings = OmegaConf.to_object(merged)
     except ConfigKeyError as error:
         raise unknown_setting(str(error.full_key)) from error
-    except ValidationError as error:
-        raise wrong_value(error) from error
     except OmegaConfBaseException as error:
-        raise UserError(f"configuration: {first_line(error)}.") from error
+        raise wrong_value(error) from error
     if not isinstance(settings, Settings):
         raise TypeError(f"expected Settings, built {type(settings).__name__}")
     return settings

@@ -302,12 +302,14 @@ def killed_rank(ranks: Sequence[subprocess.Popen[bytes]], seconds: float = 2.0) 
     for here, and before Lightning's observer looks.
     """
     until = time.monotonic() + seconds
-    while any(rank.poll() is None for rank in ranks) and time.monotonic() < until:
-        if any((rank.poll() or 0) < 0 for rank in ranks):
-            break
+    while True:
+        codes = [rank.poll() for rank in ranks]
+        for number, code in enumerate(codes, 1):
+            if code is not None and code < 0:
+                return _killed(number, -code)
+        if None not in codes or time.monotonic() > until:
+            return None
         time.sleep(0.02)
-    codes = ((number, rank.poll() or 0) for number, rank in enumerate(ranks, 1))
-    return next((_killed(number, -code) for number, code in codes if code < 0), None)
 
 
 def _killed(rank: int | str, number: int) -> str:
