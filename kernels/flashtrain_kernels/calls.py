@@ -218,7 +218,8 @@ def options_of(
 def _ready(mask: Mask, options: Options, sizes: Sizes) -> Mask:
     """The mask with its plan, where kernels will read it, and with numbered sequences where they count."""
     if dispatch.implementation_for(sizes.device.type) != "torch":
-        mask = mask._replace(sequences=None).planned(sizes.head_dim, sizes.dtype, rich=options.rich)
+        rich, softcap = options.beyond_softcap, options.softcap > 0
+        mask = mask._replace(sequences=None).planned(sizes.head_dim, sizes.dtype, rich=rich, softcap=softcap)
     slopes = options.alibi_slopes
     if options.dropout_p > 0 or (slopes is not None and slopes.dim() == 2):
         mask = _numbered_by_row(mask, sizes)

@@ -97,6 +97,18 @@ def _finds_sequences(device: torch.device, dtype: torch.dtype) -> bool:
     return dtype.itemsize == 2 and nondeterministic and unavailable(device) is None
 
 
+def caps(mask: Mask, head_dim: int, dtype: torch.dtype) -> bool:
+    """Do the kernels take a softcap with this mask, so that one plan serves calls with it and without?"""
+    # Under torch.compile head_dim may be symbolic: comparisons make constants of it.
+    served = True if head_dim % 8 == 0 and head_dim <= 128 and mask.keys is None else False  # noqa: SIM210
+    return served and _caps(mask.queries.device, dtype)
+
+
+@constant
+def _caps(device: torch.device, dtype: torch.dtype) -> bool:
+    return dtype.itemsize == 2 and unavailable(device) is None
+
+
 def plan_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool) -> tuple[int, ...] | None:
     """The tile sizes to plan a mask for: of these kernels in the passes that they will serve, else of the portable."""
     # Under torch.compile head_dim may be symbolic: comparisons make constants of it.
@@ -130,7 +142,12 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def _readied(call: Call) -> Options:
-    return call.options if isinstance(call.options.mask, Sequences) else call.readied(plan_blocks)
+    return call.options if isinstance(call.options.mask, Sequences) else call.readied(_served_blocks)
+
+
+def _served_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool) -> tuple[int, ...] | None:
+    """What a call that is served has a mask planned for: a softcap changes nothing."""
+    return plan_blocks(mask, head_dim, dtype, False)
 
 
 def backward(

@@ -12,13 +12,15 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from .assembly import exp2_few, opaque
+from .assembly import opaque
 from .backward_parts import (
     BETWEEN,
     HALF,
     RING,
     add_directly,
     await_signal,
+    exponent,
+    gradient_scale,
     hide,
     in_register_order,
     meet,
@@ -27,6 +29,7 @@ from .backward_parts import (
     shared_stored,
     signal,
     store_keys,
+    weights_of,
 )
 from .backward_schedule import BLOCK_Q, first_step, next_step, note, noted, tile_of, work_of
 
@@ -109,12 +112,12 @@ def score_consumer(memory, bars, call, C: gl.constexpr):
             slot = j & 1
             tile, masked = tile_of(i, member, walk, C.kind, C.tiles)
             lse2 = row_ring.index(slot).slice(0, BLOCK_Q).load(gl.SliceLayout(0, mma))
-            s = s * call.scale_log2 - lse2[None, :]
+            s = exponent(s, lse2, call, C)
             if masked:
-                s = hide(s, tile, key, key, walk.bounds, masks, C.left, C.right, C.intervals, mma)
-            p = exp2_few(s)
+                s = hide(s, tile, key, key, walk.bounds, masks, C, mma)
+            p, slope = weights_of(s, lse2, call, C)
             _await_if(TAKEN, j > 0)
-            p_smem.store(in_register_order(p, BLOCK_Q))
+            p_smem.store(in_register_order(slope, BLOCK_Q))
             signal(WEIGHTS)
             # The next tile's scores; after the last tile once more this one's, whose Q is still there.
             more = (j + 1 < count).to(gl.int32)
@@ -209,7 +212,7 @@ def gradient_consumer(memory, bars, call, C: gl.constexpr):
     meet()
     if C.left or C.right:
         _flag(_has_nan(dk), call, notes, C)
-    _store(dk, call.scale_log2 * 0.6931471805599453, call, notes, q_ring.index(0), 0, C)
+    _store(dk, gradient_scale(call, C), call, notes, q_ring.index(0), 0, C)
 
 
 @gluon.jit

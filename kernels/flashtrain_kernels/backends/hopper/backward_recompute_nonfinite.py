@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from ..portable.tiles import is_finite, key_position, query_rows, sees
+from ..portable.tiles import is_finite, key_position, query_rows, sees, tanh
 
 ROWS = tl.constexpr(64)
 STEP = tl.constexpr(16)
@@ -19,7 +19,7 @@ STEP = tl.constexpr(16)
 
 class Inputs(NamedTuple):
     """What both passes read. q, k, v, dout: Strided. rows: what backward_rows.py says of each query. mask: of a Mask,
-    with the distance of its rows and the stride of its batch."""
+    with the distance of its rows and the stride of its batch. scale_log2: launch.scale_of."""
 
     q: Any
     k: Any
@@ -67,6 +67,20 @@ def _position(i, row_ptr, list_ptr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _exponent(products, call, F: tl.constexpr):
+    """(Scores in base 2, the derivative of softcap, else 1.)"""
+    slope = 1.0
+    if F.softcap:
+        cap_in, cap_log2 = call.scale_log2
+        capped = tanh(products * cap_in)
+        x = capped * cap_log2
+        slope = 1.0 - capped * capped
+    else:
+        x = products * call.scale_log2
+    return x, slope
+
+
+@triton.jit
 def queries_again(first_query, head_index, call, table, D: tl.constexpr, GROUP: tl.constexpr, F: tl.constexpr):
     """dQ (unscaled) of 64 queries."""
     batch = (head_index // call.heads).to(tl.int64)
@@ -106,8 +120,11 @@ def queries_again(first_query, head_index, call, table, D: tl.constexpr, GROUP: 
         )
         position = key_position(call.positions + batch * call.stride_positions, key[None, :], call.bounds.seqlen_k, F)
         mask = sees(row, key[None, :], position, call.bounds, True, F)
-        p = tl.exp2(tl.dot(q, tl.trans(k)) * call.scale_log2 - lse2[:, None])
+        x, slope = _exponent(tl.dot(q, tl.trans(k)), call, F)
+        p = tl.exp2(x - lse2[:, None])
         ds = p * (tl.dot(do, tl.trans(v)) - delta[:, None])
+        if F.softcap:
+            ds *= slope
         ds = tl.where(mask, ds, 0.0)
         k = tl.where(is_finite(k), k, 0.0).to(k.dtype)
         dq = tl.dot(ds.to(k.dtype), k, dq)
@@ -146,8 +163,11 @@ def keys_again(first_key, batch, kv_head, call, table, D: tl.constexpr, GROUP: t
             )
             row = query_rows(query[None, :], batch, call.bounds, call.mask + batch * call.stride_mask, call.plane, F)
             mask = sees(row, key[:, None], position, call.bounds, True, F) & (query < call.bounds.seqlen_q)[None, :]
-            p = tl.where(mask, tl.exp2(tl.dot(k, tl.trans(q)) * call.scale_log2 - lse2[None, :]), 0.0)
+            x, slope = _exponent(tl.dot(k, tl.trans(q)), call, F)
+            p = tl.where(mask, tl.exp2(x - lse2[None, :]), 0.0)
             ds = p * (tl.dot(v, tl.trans(do)) - delta[None, :])
+            if F.softcap:
+                ds *= slope
             ds = tl.where(mask, ds, 0.0)
             # A visible NaN or inf of dO shows in delta, and reaches the keys it belongs to.
             p = tl.where(mask & (is_finite(delta)[None, :] == 0), float("nan"), p)
