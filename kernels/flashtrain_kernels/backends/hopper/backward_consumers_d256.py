@@ -233,4 +233,4 @@ def _store(value, scale, call, notes, staging, WHICH: gl.constexpr, C: gl.conste
     stride = noted_stride(notes, 3 * WHICH + 1, C)
     base = (call.dv if WHICH else call.dk) + batch * noted_stride(notes, 3 * WHICH, C) + first_key * stride
     base += kv_head * noted_stride(notes, 3 * WHICH + 2, C)
-    store_keys(base, stride, value * scale, call.bounds.seqlen_k - first_key, staging, 0, D)
+    store_keys(base, stride, value * scale, call.bounds.seqlen_k - first_key, staging, 0, D, C.head_dim)

@@ -188,8 +188,8 @@ def has_nan(dk, dv):
 
 
 @gluon.jit
-def store_keys(pointer, stride, value, left, staging, WG: gl.constexpr, D: gl.constexpr):
-    """Store a warpgroup's rows of dK or dV, `left` rows being real. staging: at D = 128 shared memory to go through."""
+def store_keys(pointer, stride, value, left, staging, WG: gl.constexpr, D: gl.constexpr, HEAD_DIM: gl.constexpr):
+    """Store a warpgroup's rows of dK or dV, `left` rows and HEAD_DIM columns being real. staging: at D = 128 shared memory to go through."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
     row = WG * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, layout))[:, None]
     column = gl.arange(0, D, layout=gl.SliceLayout(0, layout))[None, :]
@@ -201,7 +201,10 @@ def store_keys(pointer, stride, value, left, staging, WG: gl.constexpr, D: gl.co
         place = reinterpreted(staging, pointer.dtype.element_ty, [HALF, D], SWIZZLED)
         place.store(value)
         value = place.load(layout)
-    gl.store(pointer + row.to(gl.int64) * stride + column, value, mask=row < left)
+    real = row < left
+    if HEAD_DIM < D:
+        real = real & (column < HEAD_DIM)
+    gl.store(pointer + row.to(gl.int64) * stride + column, value, mask=real)
 
 
 @gluon.jit
@@ -227,7 +230,7 @@ def store_results(dk, dv, item, call, notes, staging, WG: gl.constexpr, D: gl.co
     first_key += walk.keys_at
     stride = noted_stride(notes, 1, C)
     base = call.dk + batch * noted_stride(notes, 0, C) + first_key * stride + kv_head * noted_stride(notes, 2, C)
-    store_keys(base, stride, dk * gradient_scale(call, C), left, staging, WG, D)
+    store_keys(base, stride, dk * gradient_scale(call, C), left, staging, WG, D, C.head_dim)
     stride = noted_stride(notes, 4, C)
     base = call.dv + batch * noted_stride(notes, 3, C) + first_key * stride + kv_head * noted_stride(notes, 5, C)
-    store_keys(base, stride, dv, left, staging, WG, D)
+    store_keys(base, stride, dv, left, staging, WG, D, C.head_dim)
