@@ -235,6 +235,8 @@ def backward(
         return
     if why_not("dout", dout) is not None:
         dout = dout.contiguous()
+    if why_not("out", out) is not None:
+        out = out.contiguous()
     prepare, fused, finish = backward_launches(dout, dlse, q, k, v, out, lse, options, gradients)
     prepare.run()
     run(fused)

@@ -42,7 +42,10 @@ def _load(x, batch, head, GROUP: tl.constexpr, row, limit, D: tl.constexpr, HEAD
     """Rows of head // GROUP of a Strided tensor; those from `limit` on read as zero, and so do columns up to D."""
     base = x.pointer + batch * x.batch + (head // GROUP) * x.head
     column = tl.arange(0, D)
-    pointers = base + row.to(tl.int64)[:, None] * x.row + column[None, :]
+    rows = base + row.to(tl.int64)[:, None] * x.row
+    if HEAD_DIM < D:
+        rows = tl.multiple_of(rows, [16, 16])  # bytes: see backward_rows.py
+    pointers = rows + column[None, :]
     inside = row[:, None] < limit
     if HEAD_DIM < D:
         inside = inside & (column[None, :] < HEAD_DIM)

@@ -41,15 +41,20 @@ def prepare_kernel(
         real = query < begin_of(number + 1, cu_ptr, sequences, seqlen_q)
     column = tl.arange(0, D)[None, :]
     position = query.to(tl.int64)[:, None]
-    of_out = Strided(out_ptr, *out_strides)
-    out_base = of_out.pointer + batch * of_out.batch + head * of_out.head
     inside = real[:, None]
     if HEAD_DIM < D:
         inside = inside & (column < HEAD_DIM)
-    out = tl.load(out_base + position * of_out.row + column, mask=inside, other=0.0)
+    of_out = Strided(out_ptr, *out_strides)
+    out_rows = of_out.pointer + batch * of_out.batch + head * of_out.head + position * of_out.row
+    if HEAD_DIM < D:
+        # What Triton does not see of strides that are multiples of 8 and not of 16: it would read number by number.
+        out_rows = tl.multiple_of(out_rows, [16, 16])
+    out = tl.load(out_rows + column, mask=inside, other=0.0)
     of_dout = Strided(dout_ptr, *dout_strides)
-    dout_base = of_dout.pointer + batch * of_dout.batch + head * of_dout.head
-    dout = tl.load(dout_base + position * of_dout.row + column, mask=inside, other=0.0)
+    dout_rows = of_dout.pointer + batch * of_dout.batch + head * of_dout.head + position * of_dout.row
+    if HEAD_DIM < D:
+        dout_rows = tl.multiple_of(dout_rows, [16, 16])
+    dout = tl.load(dout_rows + column, mask=inside, other=0.0)
     index = head_index.to(tl.int64) * seqlen_q + query
     lse2 = tl.load(lse_ptr + index, mask=real, other=float("inf")) * 1.4426950408889634
     lse2 = tl.where(lse2 == float("-inf"), float("inf"), lse2)
