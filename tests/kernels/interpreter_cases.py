@@ -321,8 +321,9 @@ def test_every_feature_with_sinks(case):
 def test_the_sinks_kernels_at_any_shape_again_and_again_and_through_one_output_alone(shape, through):
     case = Case(*shape, "causal", sinks=True)
     inputs = case.inputs(torch.float32)
-    with torch.no_grad():
-        inputs[3][0] = -torch.inf
+    if case.seqlen_q <= case.seqlen_k:  # of rows that see nothing the reference has no gradient then
+        with torch.no_grad():
+            inputs[3][0] = -torch.inf
     weight = torch.randn(case.batch, case.seqlen_q, case.heads, case.head_dim, dtype=torch.float64)
 
     def gradients(attention, tensors):
@@ -330,7 +331,8 @@ def test_the_sinks_kernels_at_any_shape_again_and_again_and_through_one_output_a
         out, lse = attention(*qkv, causal=True, learnable_sink=sink, return_lse=True)
         finite = torch.where(lse.isfinite(), lse, 0.0)
         parts = {"out": (out * weight.to(out.dtype)).sum(), "lse": (finite * finite).sum()}
-        return torch.autograd.grad(sum(parts.values()) if through == "both" else parts[through], tensors, allow_unused=True)
+        loss = parts["out"] + parts["lse"] if through == "both" else parts[through]
+        return torch.autograd.grad(loss, tensors, allow_unused=True)
 
     wanted = gradients(fk.reference.attention, [x.detach().double().requires_grad_() for x in inputs])
     for _ in range(4):  # as it comes, recorded, replayed
