@@ -51,7 +51,7 @@ def exp2_few(x):
 
 # tanh of 16 numbers. Up to 0.65, where scores mostly are, by x times a polynomial in x^2 (minimax): within 1e-7, and no
 # slower units are used than those that add and multiply. Where one of a warp's numbers is larger, or a NaN, by
-# 1 - 2 / (1 + e^2x), which is exact at both ends and off by 1e-7 too; tests/kernels/test_tanh.py computes both.
+# 1 - 2 / (1 + e^2x), which is exact at both ends and off by 1e-7 too; tests/kernels/test_hopper_tanh.py computes both.
 TANH_BOUND = 0.65
 _TANH = [0.9999992251396179, -0.333295613527298, 0.132814422249794, -0.05100131407380104, 0.01408317405730486]
 _TANH_PACK = 16
