@@ -251,7 +251,9 @@ def run(
     """(out, lse) of tensors (B, S, ..., heads, D): (q, k, v), (q, kv) or (qkv,); lse may be None without with_lse."""
     by_torch = dispatch.implementation_for(tensors[0].device.type) == "torch"
     if sink is None:
-        return attention_by_torch(*apart(tensors), options, with_lse) if by_torch else autograd.attention(tensors, options)
+        return (
+            attention_by_torch(*apart(tensors), options, with_lse) if by_torch else autograd.attention(tensors, options)
+        )
     # Compilers and transforms (vmap, torch.func.grad) see attention, and a formula behind it.
     if not by_torch and not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
         return sinks.attention(tensors, options, sink)

@@ -236,9 +236,7 @@ class Mask(NamedTuple):
             positions = self.keys.index_select(1, keys)
         return Mask(self.queries.index_select(2, queries), positions, keys.shape[0])
 
-    def planned(
-        self, head_dim: int, dtype: torch.dtype, *, rich: bool = False, softcap: bool = False
-    ) -> "Mask":
+    def planned(self, head_dim: int, dtype: torch.dtype, *, rich: bool = False, softcap: bool = False) -> "Mask":
         """This mask with the plan for attention of this head dimension and dtype; itself where nothing is to be done.
 
         Kernel calls need a plan and make one where it is missing (but for packed sequences that the Hopper kernels

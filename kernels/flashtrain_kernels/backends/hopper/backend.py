@@ -90,7 +90,7 @@ def finds_sequences(device: torch.device, head_dim: int, dtype: torch.dtype, cha
 def _both_passes(head_dim: int) -> bool:
     """Are calls with masks of this head dimension served in both passes?"""
     # Under torch.compile head_dim may be symbolic: comparisons make constants of it.
-    return True if head_dim >= 64 and head_dim <= 128 and head_dim % 8 == 0 else False  # noqa: SIM210, SIM300, PLR1716
+    return True if head_dim >= 64 and head_dim <= 128 and head_dim % 8 == 0 else False  # noqa: SIM210
 
 
 @constant

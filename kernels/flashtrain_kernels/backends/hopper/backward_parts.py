@@ -189,7 +189,8 @@ def has_nan(dk, dv):
 
 @gluon.jit
 def store_keys(pointer, stride, value, left, staging, WG: gl.constexpr, D: gl.constexpr, HEAD_DIM: gl.constexpr):
-    """Store a warpgroup's rows of dK or dV, `left` rows and HEAD_DIM columns being real. staging: at D = 128 shared memory to go through."""
+    """Store a warpgroup's rows of dK or dV, `left` rows and HEAD_DIM columns being real. staging: where D is
+    not 64, shared memory to go through."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
     row = WG * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, layout))[:, None]
     column = gl.arange(0, D, layout=gl.SliceLayout(0, layout))[None, :]

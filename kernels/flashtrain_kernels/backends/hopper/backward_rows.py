@@ -1,6 +1,7 @@
 """The small kernels around the fused backward kernel: what each query row needs before it, and dQ's last step after it.
 
-B batch, Sq queries, H query heads, D head dimension, padded (HEAD_DIM is it unpadded). Tiles are of 64 queries; the last one of a sequence is padded.
+B batch, Sq queries, H query heads, D head dimension, padded to what the fused kernel computes (HEAD_DIM: not padded).
+Tiles are of 64 queries; the last one of a sequence is padded.
 """
 
 from typing import Any, NamedTuple
@@ -172,7 +173,9 @@ def _keys_again(
     dk, dv = keys_again(first_key, batch, kv_head, inputs, of_keys.table, D, HEAD_DIM, GROUP, F)
     key = first_key + tl.arange(0, 64)
     seqlen_k = inputs.bounds.seqlen_k
-    _store(dk_to.pointer + batch * dk_to.batch + kv_head * dk_to.head, dk_to.row, key, seqlen_k, dk * scale, D, HEAD_DIM)
+    _store(
+        dk_to.pointer + batch * dk_to.batch + kv_head * dk_to.head, dk_to.row, key, seqlen_k, dk * scale, D, HEAD_DIM
+    )
     _store(dv_to.pointer + batch * dv_to.batch + kv_head * dv_to.head, dv_to.row, key, seqlen_k, dv, D, HEAD_DIM)
 
 

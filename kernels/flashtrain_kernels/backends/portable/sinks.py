@@ -51,8 +51,8 @@ def tile_gradient_kernel(
     out_ptr, dout_ptr, lse_ptr, dlse_ptr, sink_ptr, sums_ptr, dout_strides, tiles, heads, seqlen,
     HAS_DLSE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """A tile's sum of the sink's gradient: of its weight exp(sink - lse) times dLSE - rowsum(dO * O). lse, out: with the
-    sink."""
+    """A tile's sum of the sink's gradient: of its weight exp(sink - lse) times dLSE - rowsum(dO * O). lse, out: with
+    the sink."""
     batch, head, query, place = _place(tiles, heads, seqlen, ROWS)
     real = query < seqlen
     sink = tl.load(sink_ptr + head).to(tl.float32)
@@ -114,10 +114,10 @@ def gradient(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, sink: 
         args=(
             out, dout, lse, lse if dlse is None else dlse, sink.contiguous(), sums, strides_of(dout), tiles, heads,
             seqlen,
-        ),  # fmt: skip
+        ),
         constants={"HAS_DLSE": dlse is not None, "HEAD_DIM": head_dim, "BLOCK_D": _padded(head_dim), "ROWS": _ROWS},
         options={"num_warps": 4},
-    ).run()
+    ).run()  # fmt: skip
     Launch(
         kernel=gradient_kernel,
         grid=(heads,),
