@@ -109,7 +109,8 @@ def _results(call: Pass, tensors: Sequence[Tensor], signed: tuple[Any, ...] | No
     _, operator = call.operator
     results = operator(*inputs)
     if operator in BACKWARDS:
-        return joined(*results, sink)
+        out, lse = results
+        return joined(out, lse, sink)
     dout, dlse, *_ = inputs
     out, lse = inputs[-len(Packed._fields) - 3 : -len(Packed._fields) - 1]
     return (*results, _gradient(dout, dlse, out, lse, sink, False))

@@ -100,13 +100,12 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                 dq = warpgroup_mma(
                     left_transposed(k_smem, slot + (j >> 30), WG, D), ds_all, zero_q, use_acc=False, is_async=True
                 )
-                lse2 = rows.slice(0, BLOCK_Q).load(gl.SliceLayout(0, mma))
-                s = exponent(s, lse2, call, C)
+                s = exponent(s, rows, call, C)
                 if masked:
                     s = hide(s, tile, key, position, walk.bounds, masks, C, mma)
                 if LATE:
                     dp = warpgroup_mma(v, do.permute((1, 0)), zero_s, use_acc=False, is_async=True)
-                p, slope = weights_of(s, lse2, call, C)
+                p, slope = weights_of(s, rows, call, C)
                 dv = warpgroup_mma(gl.convert_layout(p.to(dtype), left), do, dv, is_async=True)
                 adding, dp, dq = warpgroup_mma_wait(1, deps=[adding, dp, dq])
                 # dK of the tile before is complete: nobody reads its Q and dO any more.
@@ -210,15 +209,14 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                 dp = warpgroup_mma(
                     left_keys(v_smem, never, WG, D), do.permute((1, 0)), zero_s, use_acc=False, is_async=True
                 )
-            lse2 = rows.slice(0, BLOCK_Q).load(gl.SliceLayout(0, mma))
-            s = exponent(s, lse2, call, C)
+            s = exponent(s, rows, call, C)
             if masked:
                 s = hide(s, tile, key, position, walk.bounds, masks, C, mma)
             if LATE:
                 dp = warpgroup_mma(
                     left_keys(v_smem, never, WG, D), do.permute((1, 0)), zero_s, use_acc=False, is_async=True
                 )
-            p, slope = weights_of(s, lse2, call, C)
+            p, slope = weights_of(s, rows, call, C)
             dv = warpgroup_mma(gl.convert_layout(p.to(dtype), left), do, dv, is_async=True)
             adding, dp = warpgroup_mma_wait(1, deps=[adding, dp])
             release(RING + before, (j > 0) & (j - 1 + STAGES < count))

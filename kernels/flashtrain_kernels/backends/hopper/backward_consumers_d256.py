@@ -111,11 +111,10 @@ def score_consumer(memory, bars, call, C: gl.constexpr):
             never = j >> 30
             slot = j & 1
             tile, masked = tile_of(i, member, walk, C.kind, C.tiles)
-            lse2 = row_ring.index(slot).slice(0, BLOCK_Q).load(gl.SliceLayout(0, mma))
-            s = exponent(s, lse2, call, C)
+            s = exponent(s, row_ring.index(slot), call, C)
             if masked:
                 s = hide(s, tile, key, key, walk.bounds, masks, C, mma)
-            p, slope = weights_of(s, lse2, call, C)
+            p, slope = weights_of(s, row_ring.index(slot), call, C)
             _await_if(TAKEN, j > 0)
             p_smem.store(in_register_order(slope, BLOCK_Q))
             signal(WEIGHTS)

@@ -73,20 +73,22 @@ def shared_stored():
 
 
 @gluon.jit
-def exponent(s, lse2, call, C: gl.constexpr):
+def exponent(s, rows, call, C: gl.constexpr):
     """Products (keys, queries) -> exponents of the weights. With softcap: its tanh, of which there is one register a
     pair instead of two; `hide` and `weights_of` know."""
     if C.softcap:
         x = tanh(s * call.scale_log2[0])
     else:
+        lse2 = rows.slice(0, BLOCK_Q).load(gl.SliceLayout(0, s.type.layout))
         x = s * call.scale_log2 - lse2[None, :]
     return x
 
 
 @gluon.jit
-def weights_of(x, lse2, call, C: gl.constexpr):
+def weights_of(x, rows, call, C: gl.constexpr):
     """(P, what dP - delta is multiplied by to give dS): P both, with softcap the second times its derivative."""
     if C.softcap:
+        lse2 = rows.slice(0, BLOCK_Q).load(gl.SliceLayout(0, x.type.layout))
         p = exp2_few(x * call.scale_log2[1] - lse2[None, :])
         slope = p - p * (x * x)
     else:
