@@ -12,7 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from .assembly import opaque
+from .assembly import opaque, packed, unpacked
 from .backward_parts import (
     BETWEEN,
     HALF,
@@ -115,6 +115,8 @@ def score_consumer(memory, bars, call, C: gl.constexpr):
             if masked:
                 s = hide(s, tile, key, key, walk.bounds, masks, C, mma)
             p, slope = weights_of(s, row_ring.index(slot), call, C)
+            if C.softcap:
+                p = packed(p, dtype)  # besides the slope: half the registers
             _await_if(TAKEN, j > 0)
             p_smem.store(in_register_order(slope, BLOCK_Q))
             signal(WEIGHTS)
@@ -129,6 +131,8 @@ def score_consumer(memory, bars, call, C: gl.constexpr):
             dq = warpgroup_mma(_quarter(k_smem, never, 0), ds, zero_s, use_acc=False, is_async=True)
             mbarrier.wait(do_full.index(slot), (j >> 1) & 1)
             do = do_ring.index(slot).reshape([BLOCK_Q, D])
+            if C.softcap:
+                p = unpacked(p, dtype)
             dv = warpgroup_mma(gl.convert_layout(p.to(dtype), left), do, dv, is_async=True)
             s, dq = warpgroup_mma_wait(1, deps=[s, dq])
             release(RING + slot, j + 2 < count)
