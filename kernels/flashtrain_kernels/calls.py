@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
-from . import autograd, dispatch, reference
+from . import autograd, dispatch, reference, sinks
 from .arguments import (
     Sizes,
     check_alibi,
@@ -218,7 +218,8 @@ def options_of(
 def _ready(mask: Mask, options: Options, sizes: Sizes) -> Mask:
     """The mask with its plan, where kernels will read it, and with numbered sequences where they count."""
     if dispatch.implementation_for(sizes.device.type) != "torch":
-        mask = mask._replace(sequences=None).planned(sizes.head_dim, sizes.dtype, rich=options.rich)
+        rich, softcap = options.beyond_softcap, options.softcap > 0
+        mask = mask._replace(sequences=None).planned(sizes.head_dim, sizes.dtype, rich=rich, softcap=softcap)
     slopes = options.alibi_slopes
     if options.dropout_p > 0 or (slopes is not None and slopes.dim() == 2):
         mask = _numbered_by_row(mask, sizes)
@@ -244,11 +245,20 @@ def _numbered_by_row(mask: Mask, sizes: Sizes) -> Mask:
     )
 
 
-def run(tensors: tuple[Tensor, ...], options: Options, with_lse: bool) -> tuple[Tensor, Tensor | None]:
+def run(
+    tensors: tuple[Tensor, ...], options: Options, with_lse: bool, sink: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
     """(out, lse) of tensors (B, S, ..., heads, D): (q, k, v), (q, kv) or (qkv,); lse may be None without with_lse."""
-    if dispatch.implementation_for(tensors[0].device.type) == "torch":
-        return attention_by_torch(*apart(tensors), options, with_lse)
-    return autograd.attention(tensors, options)
+    by_torch = dispatch.implementation_for(tensors[0].device.type) == "torch"
+    if sink is None:
+        return (
+            attention_by_torch(*apart(tensors), options, with_lse) if by_torch else autograd.attention(tensors, options)
+        )
+    # Compilers and transforms (vmap, torch.func.grad) see attention, and a formula behind it.
+    if not by_torch and not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
+        return sinks.attention(tensors, options, sink)
+    out, lse = attention_by_torch(*apart(tensors), options, True) if by_torch else autograd.attention(tensors, options)
+    return (out, None) if lse is None else sinks.joined(out, lse, sink)
 
 
 # Calls whose arguments were checked and found right, and the pass that they are.
@@ -336,9 +346,7 @@ def attend(
     return_lse, return_attn_probs = asked.return_lse, asked.return_attn_probs
     if packing is not None:
         tensors = tuple([x[None] for x in tensors])
-    out, lse = run(tensors, options, return_lse or return_attn_probs or sink is not None)
-    if sink is not None and lse is not None:
-        out, lse = with_sink(out, lse, sink)
+    out, lse = run(tensors, options, return_lse or return_attn_probs, sink)
     shown_out, shown_lse = out, lse
     if packing is not None:
         shown_out, shown_lse = out[0], None if lse is None else lse[0]
@@ -348,19 +356,6 @@ def attend(
         return shown_out, shown_lse
     q, k, _ = apart(tensors)
     return shown_out, shown_lse, signed_probabilities(q, k, lse, options, packing)
-
-
-def with_sink(out: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention with one more score in each row, `sink` (H,), whose value is nothing: from that without it.
-
-    out: (B, Sq, H, D); lse: (B, H, Sq). The keys' share of the softmax is exp(lse) / (exp(lse) + exp(sink)), which
-    autograd differentiates; the kernels' backward takes the log-sum-exp's gradient.
-    """
-    sink = sink.to(lse.dtype)[:, None]
-    hidden = lse == -torch.inf  # no key: exp(-inf) / exp(sink) = 0, also where the sink is -inf
-    above = torch.where(hidden, 0.0, lse - sink)
-    share = torch.where(hidden, 0.0, torch.sigmoid(above)).transpose(1, 2)[..., None]
-    return (out * share).to(out.dtype), torch.where(hidden, sink, lse - logsigmoid(above))
 
 
 @torch.no_grad()

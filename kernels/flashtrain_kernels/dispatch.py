@@ -79,7 +79,9 @@ def backend_for(call: Call, direction: Direction) -> Backend:
     return next(backend for backend in BACKENDS if backend.serves(call, direction) is None)
 
 
-def plan_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool) -> tuple[int, ...] | None:
+def plan_blocks(
+    mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool, softcap: bool = False
+) -> tuple[int, ...] | None:
     """The tile sizes that `Mask.planned` plans for: the first backend's that has some; None where no kernels run, or
     where they will find the mask's sequences by themselves."""
     device = mask.queries.device
@@ -87,6 +89,7 @@ def plan_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool) -> tu
         return None
     if mask.sequences is not None and hopper.finds_sequences(device, head_dim, dtype, rich):
         return None
+    rich = rich or (softcap and not hopper.caps(mask, head_dim, dtype))
     for backend in BACKENDS:
         blocks = backend.plan_blocks(mask, head_dim, dtype, rich)
         if blocks is not None:
@@ -101,7 +104,7 @@ def finds_sequences(device: torch.device, head_dim: int, dtype: torch.dtype, opt
     """Do packed sequences stay as they are in this call, as its kernels find them themselves? Else a Mask is made."""
     if implementation_for(device.type) != "portable" or not runs_kernels(device):
         return False
-    return hopper.finds_sequences(device, head_dim, dtype, options.rich or options.deterministic)
+    return hopper.finds_sequences(device, head_dim, dtype, options.beyond_softcap or options.deterministic)
 
 
 def explained(q: Tensor, k: Tensor, v: Tensor, options: Options, features: str) -> str:

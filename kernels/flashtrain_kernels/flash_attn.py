@@ -196,7 +196,8 @@ def flash_attn_varlen_func(
     bias: broadcasts to (1, H, Tq, Tk).
     mask: a Mask of the packed row instead of the one that cu_seqlens, causal and window_size say, which must then stay
         at their defaults: masks.varlen(...).planned(D, dtype), made once a batch, saves each layer making its own. On
-        Hopper GPUs, with D 64 or 128 and neither bias, ALiBi, softcap, dropout nor deterministic, none is made at all.
+        Hopper GPUs, with D a multiple of 8 from 64 to 128 and neither bias, ALiBi, dropout nor deterministic, none is
+        made at all.
     block_table: (N, pages) int32: k and v are pages (number of pages, page size, K, D) of any size, and a sequence's
         keys lie in its row's pages one after the other. They are gathered first, with a gradient.
     Dropout draws for each weight what it would unpacked, with N sequences as the batch.

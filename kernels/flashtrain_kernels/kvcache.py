@@ -33,12 +33,13 @@ from .arguments import (
     plain_window,
     softmax_scale_or_default,
 )
-from .calls import Packing, with_sink
+from .calls import Packing
 from .masks import HIGH, LOW, POSITION, START, Mask
 from .masks.constructors import check_window
 from .ops import check_interpreter, on_device, unit_stride
 from .options import Options
 from .remembered import values_of
+from .sinks import join
 
 MOST_SPLITS = 128
 
@@ -127,7 +128,7 @@ def flash_attn_with_kvcache(
         alibi_slopes, num_splits,
     )  # fmt: skip
     if learnable_sink is not None:
-        out, lse = with_sink(out, lse, learnable_sink)
+        out, lse = join(out, lse, learnable_sink)
     return (out, lse) if return_softmax_lse else out
 
 

@@ -101,6 +101,11 @@ def apart(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
 _COMPUTES: dict[Any, Callable] = {}
 
 
+def computes(operator: Any) -> Callable:
+    """The function that computes an operator."""
+    return _COMPUTES[operator]
+
+
 def call_of(operator: Any, inputs: Sequence[Any]) -> tuple[Pass, list[Tensor]]:
     """An operator's call as a pass, and its tensors: what `Pass` does is what the operator does."""
     return pass_of(operator, _COMPUTES[operator], inputs)

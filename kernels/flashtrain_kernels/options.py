@@ -45,8 +45,13 @@ class Options:
     @property
     def rich(self) -> bool:
         """Do scores or weights change on the way (softcap, ALiBi, bias, dropout)? See tile_table.VARIANTS."""
-        changed = self.bias is not None or self.alibi_slopes is not None
-        return changed or self.softcap > 0 or self.dropout_p > 0
+        return self.softcap > 0 or self.beyond_softcap
+
+    @property
+    def beyond_softcap(self) -> bool:
+        """Do scores or weights change by more than a softcap (ALiBi, bias, dropout)? The Hopper kernels take no such
+        calls."""
+        return self.bias is not None or self.alibi_slopes is not None or self.dropout_p > 0
 
     def by_boundaries(self, sequences: Sequences) -> Options:
         """The same call with packed sequences that are not made a Mask."""

@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -57,6 +58,10 @@ FEATURES = {
     "packed": packed(-1, 0),
     "packed full": packed(-1, -1),
     "packed window": packed(256, 0),
+    "softcap": Options(0.125, right=0, softcap=30.0),
+    "softcap two intervals": Options(0.125, softcap=30.0, mask=intervals(2)),
+    "softcap packed": replace(packed(-1, 0), softcap=30.0),
+    "padded": Options(0.125, right=0),  # head dimensions that are computed as 128 or 256
 }
 GROUPS = {"full": (1, 4), "causal": (1, 4), "blocks": (1, 2), "intervals": (1, 2), "packed": (1, 4)}
 
@@ -64,6 +69,11 @@ GROUPS = {"full": (1, 4), "causal": (1, 4), "blocks": (1, 2), "intervals": (1, 2
 def variants(feature: str) -> Iterator[tuple[int, int, int, int]]:
     """Head dimension, group, length and batch of a feature's kernels. There are others at D = 64 for short calls whose
     heads are enough for all programs, and at D = 128 for calls that are not short."""
+    if feature == "padded":
+        yield 72, 1, S, B
+        yield 96, 4, S, B
+        yield 200, 1, S, B
+        return
     for group in GROUPS.get(feature, (1,)):
         yield 64, group, S, B
         yield 128, group, S, B
@@ -71,7 +81,7 @@ def variants(feature: str) -> Iterator[tuple[int, int, int, int]]:
             yield 256, group, S, B
         if feature in ("full", "causal"):
             yield 128, group, SHORT, B
-    if feature in ("full", "causal"):
+    if feature in ("full", "causal", "softcap"):
         yield 64, 1, SHORT, MANY
 
 
@@ -94,14 +104,17 @@ def compiled_rows(names: list[str]) -> Iterator[dict[str, Any]]:
 
 # Spilling instructions that are let pass: with Triton 3.7 it is 14, with 3.6 it is 43; of packed sequences, where an
 # item begins and ends.
-SPILLS = {("two intervals", 128): 48, ("permuted", 128): 48, ("packed", 64): 13}
+SPILLS = {
+    ("two intervals", 128): 48, ("permuted", 128): 48, ("packed", 64): 13, ("softcap", 64): 2,
+    ("softcap two intervals", 64): 6, ("softcap two intervals", 128): 32, ("softcap packed", 64): 26,
+}  # fmt: skip
 # And those of other releases: with 3.9 at D = 64 where an item begins and ends, too.
 SPILLS |= {
     (3, 8): {("blocks", 128): 37, ("causal", 256): 2},
     (3, 9): {("full", 64): 8, ("causal", 64): 6, ("blocks", 64): 14, ("packed full", 64): 8},
 }.get(release(), {})
 # Of them in a loop over queries: two intervals a query need many registers, and 3.8 takes more than others.
-IN_LOOPS = {("two intervals", 128): 14, ("permuted", 128): 14}
+IN_LOOPS = {("two intervals", 128): 14, ("permuted", 128): 14, ("softcap two intervals", 128): 14}
 if release() == (3, 8):
     IN_LOOPS |= {("blocks", 128): 15, ("causal", 256): 1}
 

@@ -42,6 +42,8 @@ def blocks(length: int) -> BlockMask:
 
 
 def options(feature: str, length: int) -> Options:
+    if feature.startswith("softcap"):
+        return replace(options(feature.removeprefix("softcap ").replace("softcap", "causal"), length), softcap=30.0)
     plain = {"full": (None, None), "causal": (None, 0), "window": (-256, 0)}
     if feature in plain:
         left, right = plain[feature]
@@ -64,13 +66,15 @@ CASES = [
     ("two intervals", 128, 4096, 1), ("blocks", 128, 4096, 1), ("causal", 72, 512, 1), ("full", 256, 4096, 1),
     ("causal", 256, 4096, 1), ("window", 256, 4096, 1), ("packed", 64, 2048, 1), ("packed", 64, 32768, 4),
     ("packed", 128, 2048, 4), ("packed", 128, 32768, 1), ("packed full", 64, 32768, 1), ("packed full", 128, 32768, 1),
-    ("packed window", 64, 32768, 1), ("packed window", 128, 32768, 4),
+    ("packed window", 64, 32768, 1), ("packed window", 128, 32768, 4), ("softcap", 64, 512, 1),
+    ("softcap", 64, 4096, 1), ("softcap", 128, 4096, 4), ("softcap", 128, 32768, 1), ("softcap", 256, 4096, 1),
+    ("softcap full", 128, 4096, 1), ("softcap intervals", 128, 4096, 1), ("softcap packed", 128, 32768, 1),
 ]  # fmt: skip
 SHARED_MEMORY = 232_448  # bytes that one block may use
 # Spilling instructions that are let pass: outside the loop over keys, in setting up a tile and in the pass after a NaN.
 SPILLS = {
     ("causal", 72): 8, ("causal", 256): 60, ("window", 256): 105, ("packed", 64): 9, ("packed full", 64): 9,
-    ("packed window", 64): 9,
+    ("packed window", 64): 9, ("softcap", 256): 66,
 }  # fmt: skip
 # And those of releases that keep more of the arguments in memory meanwhile.
 SPILLS |= {

@@ -316,6 +316,51 @@ def test_every_feature_with_sinks(case):
         assert_close(ours(case, inputs), expected(case, inputs), 5e-5)
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1, 1, 8), (2, 130, 67, 4, 2, 72), (1, 3, 200, 5, 5, 1)], ids=str)
+@pytest.mark.parametrize("through", ["both", "out", "lse"])
+def test_the_sinks_kernels_at_any_shape_again_and_again_and_through_one_output_alone(shape, through):
+    case = Case(*shape, "causal", sinks=True)
+    inputs = case.inputs(torch.float32)
+    if case.seqlen_q <= case.seqlen_k:  # of rows that see nothing the reference has no gradient then
+        with torch.no_grad():
+            inputs[3][0] = -torch.inf
+    weight = torch.randn(case.batch, case.seqlen_q, case.heads, case.head_dim, dtype=torch.float64)
+
+    def gradients(attention, tensors):
+        *qkv, sink = tensors
+        out, lse = attention(*qkv, causal=True, learnable_sink=sink, return_lse=True)
+        finite = torch.where(lse.isfinite(), lse, 0.0)
+        parts = {"out": (out * weight.to(out.dtype)).sum(), "lse": (finite * finite).sum()}
+        loss = parts["out"] + parts["lse"] if through == "both" else parts[through]
+        return torch.autograd.grad(loss, tensors, allow_unused=True)
+
+    wanted = gradients(fk.reference.attention, [x.detach().double().requires_grad_() for x in inputs])
+    for _ in range(4):  # as it comes, recorded, replayed
+        for got, exact in zip(gradients(fk.flash_attn_func, inputs), wanted, strict=True):
+            got, exact = (torch.zeros(()) if x is None else x for x in (got, exact))
+            torch.testing.assert_close(*torch.broadcast_tensors(got.double(), exact.double()), atol=5e-5, rtol=5e-5)
+
+
+def test_a_sink_that_is_the_same_for_all_heads_as_one_expanded_number_and_one_of_minus_infinity_is_none():
+    inputs = Case(2, 33, 40, 4, 2, 16, "causal").inputs(torch.float32)
+    one = torch.tensor(0.7).expand(4)
+    same = fk.flash_attn_func(*inputs, causal=True, learnable_sink=one)
+    assert torch.equal(same, fk.flash_attn_func(*inputs, causal=True, learnable_sink=one.contiguous()))
+    none = fk.flash_attn_func(*inputs, causal=True, learnable_sink=torch.full((4,), -torch.inf))
+    assert torch.equal(none, fk.flash_attn_func(*inputs, causal=True))
+
+
+def test_a_call_with_sinks_has_first_derivatives_in_a_graph_and_no_second():
+    inputs = Case(1, 20, 20, 2, 2, 16, sinks=True).inputs(torch.float32)
+    out = fk.flash_attn_func(*inputs[:3], causal=True, learnable_sink=inputs[3])
+    plain = torch.autograd.grad(out.square().sum(), inputs, retain_graph=True)
+    kept = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
+    for one, other in zip(plain, kept, strict=True):
+        assert torch.equal(one, other)
+    with pytest.raises(NotImplementedError, match="no second derivative"):
+        torch.autograd.grad(kept[3].sum(), inputs)
+
+
 # --- memory layout ---------------------------------------------------------------------------------------------------
 def test_any_strides():
     case = Case(2, 33, 33, 2, 2, 16, "causal")

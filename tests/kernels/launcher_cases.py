@@ -123,13 +123,13 @@ class Cuda:
         return (ctypes.c_char * (48 + sum(sizes))).in_dll(self.library, "seen").raw
 
 
-def launches(head_dim: int) -> tuple[list[torch.Tensor], dict[str, Any]]:
+def launches(head_dim: int, softcap: float) -> tuple[list[torch.Tensor], dict[str, Any]]:
     """Tensors, and all launches of a training step's attention on them."""
     q, k, v, out, dout, dq, dk, dv = tensors = [
         torch.zeros(2, 1024, 4, head_dim, dtype=torch.bfloat16) for _ in range(8)
     ]
     tensors.append(lse := torch.zeros(2, 4, 1024))
-    options, empty = Options(0.125, right=0), torch.empty
+    options, empty = Options(0.125, right=0, softcap=softcap), torch.empty
 
     def kept(*args: Any, **options: Any) -> torch.Tensor:
         tensors.append(made := empty(*args, **options))
@@ -162,10 +162,10 @@ def own(one: Any) -> Any:
     return one.kernel[one.grid](*one.args, **one.constants, **one.options)
 
 
-def cases(cuda: Cuda, head_dim: int) -> dict[str, dict[str, Any]]:
+def cases(cuda: Cuda, head_dim: int, softcap: float) -> dict[str, dict[str, Any]]:
     """Of each kernel, whether it is launched as Triton would: at its first and second calls, elsewhere, repeated."""
-    tensors, made = launches(head_dim)
-    others, elsewhere = launches(head_dim)
+    tensors, made = launches(head_dim, softcap)
+    others, elsewhere = launches(head_dim, softcap)
     rows = {}
     for name, first in made.items():
         second = elsewhere[name]
@@ -188,9 +188,9 @@ def main() -> None:
         triton.runtime.driver.set_active(Driver())
         torch.cuda.current_device = lambda: 0
         wrong = 0
-        for head_dim in (64, 128):
-            for name, row in cases(cuda, head_dim).items():
-                row = {"triton": triton.__version__, "head_dim": head_dim, "kernel": name, **row}
+        for head_dim, softcap in ((64, 0.0), (128, 0.0), (72, 30.0)):
+            for name, row in cases(cuda, head_dim, softcap).items():
+                row = {"triton": triton.__version__, "head_dim": head_dim, "softcap": softcap, "kernel": name, **row}
                 row["faults"] = [way for way in ("known", "repeated") if not row[way]]
                 print(json.dumps(row), flush=True)
                 wrong += bool(row["faults"])

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from attention_cases import BLOCKS, MASKS, Case, ours, pairwise, run
-from gpu_checks import DEVICE, NEEDS_GPU, assert_as_exact_as_torch, assert_same
+from attention_cases import BLOCKS, MASKS, Case, expected, ours, pairwise, run
+from gpu_checks import DEVICE, NEEDS_GPU, assert_as_exact_as_torch, assert_same, error
 
 import flashtrain_kernels as fk
 
@@ -53,6 +53,52 @@ def test_each_feature_is_as_exact_as_torchs_attention(factors):
 )
 def test_every_two_features_together_are_as_exact_as_torchs_attention(factors):
     assert_as_exact_as_torch(feature_case(factors), factors["dtype"])
+
+
+# Scores far beyond the softcap, around it and far below: the Hopper kernels' tanh has a way for each.
+CAPPED = [
+    Case(2, 333, 461, 4, 2, head_dim, mask, softcap)
+    for softcap in (0.3, 3.0, 30.0)
+    for head_dim, mask in (
+        (64, "causal"),
+        (72, "window"),
+        (128, "full"),
+        (128, "causal"),
+        (136, "causal"),
+        (256, "full"),
+    )
+] + [Case(2, 397, 397, 4, 2, 128, "causal document", 30.0), Case(2, 397, 397, 4, 4, 64, "global window", 30.0)]
+# Head dimensions that are computed as 128 and as 256, with tiles that the ends cut.
+PADDED = [Case(2, 333, 461, 4, 2, head_dim, "causal") for head_dim in (72, 80, 96, 104, 120, 136, 160, 192, 216, 248)]
+PADDED += [Case(2, 397, 397, 4, 2, 96, mask) for mask in ("causal document", "global window", "shuffled")]
+PADDED += [Case(2, 461, 333, 2, 2, 72, "window"), Case(1, 333, 461, 4, 4, 200, "full")]
+
+
+@pytest.mark.parametrize("case", CAPPED + PADDED, ids=str)
+def test_softcaps_and_any_head_dimension_are_as_exact_as_torchs_attention(case, path):
+    assert_as_exact_as_torch(case, BF16)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(2, 397, 397, 4, 2, 128, "causal", sinks=True),
+        Case(2, 461, 333, 4, 4, 72, "causal", sinks=True),
+        Case(2, 397, 397, 4, 4, 64, "causal document", softcap=3.0, sinks=True),
+        Case(1, 333, 461, 4, 1, 192, "full", sinks=True),
+    ],
+    ids=str,
+)
+def test_sinks_are_as_exact_as_rounding_the_outputs_leaves_them_at_every_call(case, dtype, path):
+    inputs = case.inputs(dtype, DEVICE)
+    wanted = expected(case, inputs)
+    for _ in range(4):  # as it comes, recorded, replayed
+        got = ours(case, inputs)
+        torch.testing.assert_close(got["lse"].double(), wanted["lse"], atol=1e-4, rtol=0)
+        for name in ("out", "dq", "dk", "dv", "dlearnable_sink"):
+            bound = 4 * torch.finfo(dtype).eps * max(wanted[name].abs().max().item(), 0.01)
+            assert error(got, wanted, name) <= bound, name
 
 
 REPEATED = [

@@ -3,9 +3,13 @@
 import importlib.util
 
 import pytest
-from child_process import compiled_rows
+from child_process import assert_passes_in_the_interpreter, compiled_rows
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+
+
+def test_their_small_kernels_compute_gradients_again_in_the_interpreter():
+    assert_passes_in_the_interpreter("interpreter_hopper_cases.py")
 
 
 # Slow: ptxas takes some thirty seconds of a core for each direction.
@@ -13,8 +17,9 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_they_compile_with_wgmma_and_tma_and_without_spills_or_serialised_products(direction):
     rows = compiled_rows(
-        f"hopper_{direction}_cases.py", "causal", "intervals", "packed", "packed full", "packed window"
-    )
+        f"hopper_{direction}_cases.py", "causal", "intervals", "packed", "packed full", "packed window", "softcap",
+        *(["padded"] if direction == "backward" else []),
+    )  # fmt: skip
     assert {row["head_dim"] for row in rows} >= {64, 128}
     assert [row for row in rows if row["faults"]] == []
     if direction == "backward":
@@ -25,4 +30,7 @@ def test_they_compile_with_wgmma_and_tma_and_without_spills_or_serialised_produc
             (128, False, False),
             (128, False, True),
             (256, False, False),
+            (72, False, True),
+            (96, False, True),
+            (200, False, False),
         }

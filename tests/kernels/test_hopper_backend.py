@@ -96,7 +96,11 @@ def test_a_packed_projection_is_read_where_it_lies(gpu):
     ("head_dim", "dtype", "forward", "backward"),
     [
         (256, BF16, None, None),
-        (200, BF16, None, "head dimension 200"),
+        (200, BF16, None, None),
+        (72, BF16, None, None),
+        (120, BF16, None, None),
+        (248, BF16, None, None),
+        (68, BF16, "head dimension", "head dimension 68"),
         (63, BF16, "head dimension", "head dimension 63"),
         (40, BF16, None, "head dimension 40"),
         (64, torch.float32, "float32", "float32"),
@@ -123,12 +127,36 @@ def test_masks_of_wide_heads_are_left_to_the_portable_kernels(gpu):
 
 @pytest.mark.parametrize(
     "options",
-    [{"softcap": 3.0}, {"alibi_slopes": torch.ones(2)}, {"bias": torch.zeros(1, 1, 1, 1)}, {"dropout_p": 0.1}],
+    [{"alibi_slopes": torch.ones(2)}, {"bias": torch.zeros(1, 1, 1, 1)}, {"dropout_p": 0.1}],
     ids=lambda options: next(iter(options)),
 )
-def test_what_changes_scores_or_weights_is_left_to_the_portable_kernels(options, gpu):
+def test_what_changes_scores_or_weights_beyond_a_softcap_is_left_to_the_portable_kernels(options, gpu):
     gpu()
     assert all(refusals(*tensors(), **options))
+    assert all(refusals(*tensors(), **options, softcap=3.0))
+
+
+@pytest.mark.parametrize("head_dim", [64, 72, 128, 256])
+@pytest.mark.parametrize("options", [{}, {"right": 0}, {"left": -100, "right": 0}], ids=str)
+def test_a_softcap_is_served_in_both_passes(head_dim, options, gpu):
+    gpu()
+    assert refusals(*tensors(head_dim), **options, softcap=30.0) == (None, None)
+
+
+def test_masks_with_a_softcap_are_planned_for_the_tiles_of_those_that_serve_them(gpu, monkeypatch):
+    gpu()
+    monkeypatch.setattr(dispatch, "runs_kernels", lambda device: True)
+    monkeypatch.setattr(hopper.tile_table, "plan_blocks", lambda device, width, dtype, rich: (16 if rich else 32,) * 6)
+    mask = masks.document(torch.arange(1024)[None] // 300, causal=True)
+    for head_dim in (64, 96, 128):
+        planned = mask.planned(head_dim, BF16, softcap=True)
+        assert planned.plan.blocks == mask.planned(head_dim, BF16).plan.blocks == (64, 64, 32, 32, 64, 128)
+        assert refusals(*tensors(head_dim), mask=planned, softcap=3.0) == (None, None)
+        call = Call(*tensors(head_dim), Options(0.125, mask=planned, softcap=3.0))
+        assert hopper._readied(call).mask.plan is planned.plan
+    assert mask.planned(256, BF16, softcap=True).plan.blocks == (16,) * 6
+    assert mask.planned(64, BF16, rich=True, softcap=True).plan.blocks == (16,) * 6
+    assert mask.select(torch.arange(1024), torch.arange(1024)).planned(64, BF16, softcap=True).plan.blocks == (16,) * 6
 
 
 def test_strides_that_the_copy_engine_cannot_take_are_named(gpu):
@@ -182,7 +210,7 @@ def test_forcing_the_portable_kernels_is_a_reason(gpu):
 
 
 @pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (100, 0)], ids=str)
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
 def test_packed_sequences_are_served_in_both_passes_wherever_no_mask_is_made_of_them(head_dim, window, gpu):
     gpu()
     cu = torch.zeros(4, dtype=torch.int32)
@@ -196,7 +224,7 @@ def test_packed_sequences_are_served_in_both_passes_wherever_no_mask_is_made_of_
 
 @pytest.mark.parametrize(
     ("head_dim", "dtype", "changed"),
-    [(96, BF16, False), (256, BF16, False), (64, torch.float32, False), (64, BF16, True)],
+    [(40, BF16, False), (256, BF16, False), (64, torch.float32, False), (64, BF16, True)],
 )
 def test_of_other_packed_sequences_a_mask_is_made(head_dim, dtype, changed, gpu):
     gpu()

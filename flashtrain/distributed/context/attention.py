@@ -62,7 +62,7 @@ class SharedAttention:
             mask = numbered(mask, batch)
 
         def plan(part: Part) -> Part:
-            return planned(part, head_dim, q.dtype, rich=dropout or softcap)
+            return planned(part, head_dim, q.dtype, rich=dropout, softcap=softcap)
 
         self.way: Way
         if chosen.needed is not None:

@@ -124,9 +124,9 @@ def local_part(mask: Mask, queries: Tensor | None, keys: Tensor | None, *, posit
     return calls if calls is not None else part(mask, queries, keys, positions=positions)
 
 
-def planned(part: Part, head_dim: int, dtype: torch.dtype, *, rich: bool = False) -> Part:
+def planned(part: Part, head_dim: int, dtype: torch.dtype, *, rich: bool = False, softcap: bool = False) -> Part:
     """The part made ready for every layer's attention of this head dimension and dtype, as Mask.planned."""
-    return part.planned(head_dim, dtype, rich=rich) if isinstance(part, Mask) else part
+    return part.planned(head_dim, dtype, rich=rich, softcap=softcap) if isinstance(part, Mask) else part
 
 
 def _places(tokens: Tensor | None, length: int) -> np.ndarray | None:

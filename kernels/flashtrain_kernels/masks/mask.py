@@ -236,13 +236,14 @@ class Mask(NamedTuple):
             positions = self.keys.index_select(1, keys)
         return Mask(self.queries.index_select(2, queries), positions, keys.shape[0])
 
-    def planned(self, head_dim: int, dtype: torch.dtype, *, rich: bool = False) -> "Mask":
+    def planned(self, head_dim: int, dtype: torch.dtype, *, rich: bool = False, softcap: bool = False) -> "Mask":
         """This mask with the plan for attention of this head dimension and dtype; itself where nothing is to be done.
 
         Kernel calls need a plan and make one where it is missing (but for packed sequences that the Hopper kernels
         find by themselves): call this once a batch and give the result to every layer. Waits for nothing.
+        rich, softcap: for calls with ALiBi, a bias or dropout, or with a softcap.
         """
-        blocks = None if _plan_blocks is None else _plan_blocks(self, head_dim, dtype, rich)
+        blocks = None if _plan_blocks is None else _plan_blocks(self, head_dim, dtype, rich, softcap)
         return self if blocks is None else self.planned_for(blocks)
 
     def planned_for(self, blocks: tuple[int, ...]) -> "Mask":
@@ -266,10 +267,10 @@ def build_plan(mask: Mask, blocks: tuple[int, ...]) -> Plan:
 # The tile sizes to plan for are the kernels' to say, None where none run. The kernels know masks, and masks know no
 # kernels: dispatch.py registers this.
 PlanBlocks = Callable[[Mask, int, torch.dtype, bool], tuple[int, ...] | None]
-_plan_blocks: PlanBlocks | None = None
+_plan_blocks: Callable[[Mask, int, torch.dtype, bool, bool], tuple[int, ...] | None] | None = None
 
 
-def register_plan_blocks(function: PlanBlocks) -> None:
+def register_plan_blocks(function: Callable[[Mask, int, torch.dtype, bool, bool], tuple[int, ...] | None]) -> None:
     """Let `Mask.planned` ask this function for tile sizes (see Plan.blocks)."""
     global _plan_blocks
     _plan_blocks = function

@@ -20,8 +20,6 @@ NAME, TITLE = "hopper", "Hopper kernels"
 # Releases of Triton for whose Gluon the kernels were written; it is experimental and changes (releases.py). With 3.6
 # they were run and measured on a GPU; with the others they were compiled only, to code that hardly spills in its loops.
 RELEASES = ((3, 6), (3, 7), (3, 8), (3, 9))
-# Head dimensions at which packed sequences are found on the device in both passes, and no mask is made of them.
-SEQUENCES = (64, 128)
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -86,9 +84,13 @@ def _is_faster_portable(q: Tensor, k: Tensor, options: Options) -> bool:
 
 def finds_sequences(device: torch.device, head_dim: int, dtype: torch.dtype, changed: bool) -> bool:
     """Do the kernels find packed sequences in cu_seqlens, in both passes? changed: by options that they do not have."""
+    return _both_passes(head_dim) and not changed and _finds_sequences(device, dtype)
+
+
+def _both_passes(head_dim: int) -> bool:
+    """Are calls with masks of this head dimension served in both passes?"""
     # Under torch.compile head_dim may be symbolic: comparisons make constants of it.
-    width = 64 if head_dim == 64 else 128 if head_dim == 128 else 0
-    return width in SEQUENCES and not changed and _finds_sequences(device, dtype)
+    return True if head_dim >= 64 and head_dim <= 128 and head_dim % 8 == 0 else False  # noqa: SIM210
 
 
 @constant
@@ -97,12 +99,24 @@ def _finds_sequences(device: torch.device, dtype: torch.dtype) -> bool:
     return dtype.itemsize == 2 and nondeterministic and unavailable(device) is None
 
 
+def caps(mask: Mask, head_dim: int, dtype: torch.dtype) -> bool:
+    """Do the kernels take a softcap with this mask, so that one plan serves calls with it and without?"""
+    # Under torch.compile head_dim may be symbolic: comparisons make constants of it.
+    served = True if head_dim % 8 == 0 and head_dim <= 128 and mask.keys is None else False  # noqa: SIM210
+    return served and _caps(mask.queries.device, dtype)
+
+
+@constant
+def _caps(device: torch.device, dtype: torch.dtype) -> bool:
+    return dtype.itemsize == 2 and unavailable(device) is None
+
+
 def plan_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool) -> tuple[int, ...] | None:
     """The tile sizes to plan a mask for: of these kernels in the passes that they will serve, else of the portable."""
     # Under torch.compile head_dim may be symbolic: comparisons make constants of it.
     width = 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
     forward = True if head_dim % 8 == 0 and width <= 128 and mask.keys is None else False  # noqa: SIM210 - a constant
-    backward = True if head_dim in (64, 128) else False  # noqa: SIM210
+    backward = _both_passes(head_dim)
     return _plan_blocks(mask.queries.device, width, dtype, rich, forward, backward)
 
 
@@ -130,7 +144,12 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def _readied(call: Call) -> Options:
-    return call.options if isinstance(call.options.mask, Sequences) else call.readied(plan_blocks)
+    return call.options if isinstance(call.options.mask, Sequences) else call.readied(_served_blocks)
+
+
+def _served_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool) -> tuple[int, ...] | None:
+    """What a call that is served has a mask planned for: a softcap changes nothing."""
+    return plan_blocks(mask, head_dim, dtype, False)
 
 
 def backward(

@@ -15,7 +15,7 @@ from ..portable.launch import Launch, ceil_div, features_of, mask_arguments, str
 from .backward_kernel import Choices, backward_kernel
 from .backward_rows import FLAGS, finish_kernel, prepare_kernel
 from .backward_schedule import BAND, BLOCK_K, BLOCK_Q, BLOCKS, PLAN
-from .launch import descriptor, multiprocessors, run, why_not, workspace
+from .launch import descriptor, multiprocessors, run, scale_of, why_not, workspace
 from .releases import backward_options
 from .sequences import slots
 
@@ -35,14 +35,14 @@ PACKED_HEADS = {64: 16, 128: 8}
 def serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
     """None, or why this kernel does not serve the call."""
     mask = options.mask
-    if q.shape[3] not in (64, 128, 256):
+    if not 64 <= q.shape[3] <= 256 or q.shape[3] % 8:
         return f"head dimension {q.shape[3]}"
-    if q.shape[3] == 256 and mask is not None:
-        return "a mask with head dimension 256"
+    if q.shape[3] > 128 and mask is not None:
+        return f"a mask with head dimension {q.shape[3]}"
     if isinstance(mask, Sequences) and q.shape[0] != 1:
         return "packed sequences in more than one row"
-    if options.rich:
-        return "softcap, ALiBi, bias or dropout"
+    if options.beyond_softcap:
+        return "ALiBi, bias or dropout"
     if isinstance(mask, Mask) and mask.plan is not None and mask.plan.blocks[4:6] != (QUERIES, KEYS):
         return "a mask planned for other tiles"
     if isinstance(mask, BlockMask) and (mask.block_size[0] < QUERIES or mask.block_size[1] < KEYS):
@@ -56,7 +56,7 @@ def serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | 
 
 def choices(q: Tensor, k: Tensor, options: Options, gradients: tuple[Tensor, ...]) -> Choices:
     """What the kernel is compiled for."""
-    mask = options.mask
+    mask, width = options.mask, width_of(q.shape[3])
     kind, tiles, intervals, key_positions, queries = BAND.value, 1, 0, False, q.shape[1]
     if isinstance(mask, Sequences):
         queries //= mask.number
@@ -65,8 +65,9 @@ def choices(q: Tensor, k: Tensor, options: Options, gradients: tuple[Tensor, ...
     elif isinstance(mask, BlockMask):
         kind, tiles = BLOCKS.value, mask.block_size[0] // QUERIES
     return Choices(
-        stages=3 if q.shape[3] <= 128 else 2,
-        keys=keys_of_item(q.shape[3]),
+        stages=3 if width <= 128 else 2,
+        keys=keys_of_item(width),
+        head_dim=q.shape[3],
         group=q.shape[2] // k.shape[2],
         left=options.left is not None,
         right=options.right is not None,
@@ -77,8 +78,9 @@ def choices(q: Tensor, k: Tensor, options: Options, gradients: tuple[Tensor, ...
         block_rows=mask.block_size[1] if isinstance(mask, BlockMask) else KEYS,
         aligned=all(number % 8 == 0 for x in gradients for number in (*x.stride()[:3], x.data_ptr() // 2)),
         whole=has_whole_heads(q, k, options),
-        late=q.shape[3] == 128 and kind == BAND.value and options.left is None and queries >= LATE_QUERIES,
+        late=width == 128 and kind == BAND.value and options.left is None and queries >= LATE_QUERIES,
         packed=isinstance(mask, Sequences),
+        softcap=options.softcap > 0,
     )
 
 
@@ -87,7 +89,7 @@ def has_whole_heads(q: Tensor, k: Tensor, options: Options) -> bool:
     keys, the programs must get about as many heads each, and their workspaces must fit in the L2 cache."""
     if q.shape[3] != 64 or q.shape[2] != k.shape[2] or not 0 < k.shape[1] <= WHOLE_KEYS or 0 in q.shape:
         return False
-    if options.rich or options.mask is not None or options.left is not None or (options.right or 0) < 0:
+    if options.beyond_softcap or options.mask is not None or options.left is not None or (options.right or 0) < 0:
         return False
     heads, programs = q.shape[0] * q.shape[2], multiprocessors(q.device)
     fill = SHORT_FILL if options.right is not None and k.shape[1] <= SHORT_KEYS else FILL
@@ -95,9 +97,14 @@ def has_whole_heads(q: Tensor, k: Tensor, options: Options) -> bool:
     return heads >= fill * programs * ceil_div(heads, programs) and workspace_bytes <= WHOLE_BYTES
 
 
-def keys_of_item(head_dim: int) -> int:
+def width_of(head_dim: int) -> int:
+    """D padded: what the kernels compute. Columns past D read as zero and are not written."""
+    return 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
+
+
+def keys_of_item(width: int) -> int:
     """How many keys a program of the fused kernel has at a time: as many as its registers hold dK and dV for."""
-    return KEYS if head_dim <= 128 else KEYS // 2
+    return KEYS if width <= 128 else KEYS // 2
 
 
 def tiles_of_queries(seqlen_q: int, options: Options) -> int:
@@ -106,15 +113,15 @@ def tiles_of_queries(seqlen_q: int, options: Options) -> int:
     return ceil_div(seqlen_q, block) * (block // QUERIES)
 
 
-def _heads_together(key_tiles: int, head_dim: int, options: Options) -> int:
+def _heads_together(key_tiles: int, width: int, options: Options) -> int:
     """How many heads' items are sorted by their tiles of keys: below a causal mask the first tiles have most to do, and
     the last ones to start should be short. No more heads than that needs: they share the second-level cache.
 
     A program gets every 132nd item: the group should not repeat in step with that.
     """
     if isinstance(options.mask, Sequences):
-        return PACKED_HEADS[head_dim]
-    if options.right is None or options.left is not None or (head_dim == 128 and key_tiles <= 8):
+        return PACKED_HEADS[width]
+    if options.right is None or options.left is not None or (width == 128 and key_tiles <= 8):
         return 1
     least = ceil_div(264, key_tiles)
     return min(range(least, least + 8), key=lambda heads: (math.gcd(132, heads * key_tiles), heads))
@@ -135,7 +142,8 @@ def backward_launches(
     dq, dk, dv = gradients
     batch, seqlen_q, heads, head_dim = q.shape
     seqlen_k, kv_heads = k.shape[1], k.shape[2]
-    keys = keys_of_item(head_dim)
+    width = width_of(head_dim)
+    keys = keys_of_item(width)
     # An even number of items of 64 keys: the last kernel counts in pairs of them.
     query_tiles, key_tiles = tiles_of_queries(seqlen_q, options), ceil_div(seqlen_k, KEYS) * (KEYS // keys)
     packed = options.mask if isinstance(options.mask, Sequences) else None
@@ -144,18 +152,18 @@ def backward_launches(
     places = batch * heads * query_tiles
     items = key_tiles * batch * kv_heads
     constants = choices(q, k, options, gradients)
-    programs = min(multiprocessors(q.device), items) if head_dim == 64 else items
+    programs = min(multiprocessors(q.device), items) if width == 64 else items
     masked = constants.left or constants.right or constants.kind != BAND.value or packed is not None
     # Tiles of queries' statistics; dQ in float32; does a NaN come out for 64 keys (or a tile of queries)?
     rows = torch.empty(places * 2 * QUERIES, dtype=torch.float32, device=q.device)
     tiles = programs * query_tiles if constants.whole else places
-    work = torch.empty(tiles * QUERIES * head_dim, dtype=torch.float32, device=q.device)
+    work = torch.empty(tiles * QUERIES * width, dtype=torch.float32, device=q.device)
     halves = 2 * items * keys // KEYS
     flags = work.view(torch.int32)  # where nothing may be masked, no kernel reads or writes any
     if masked:
         flags = torch.empty(halves + places * constants.whole, dtype=torch.int32, device=q.device)
-    scale_log2 = options.scale * math.log2(math.e)
-    warps = 4 if head_dim <= 128 else 8
+    scale_log2 = scale_of(options)
+    warps = 4 if width <= 128 else 8
     mask = options.mask
     mask_given, of_keys = mask_arguments(mask, lse), table_of(mask, lse, "dkdv")
     cu_seqlens_q, sequences = (lse, 0) if packed is None else (packed.cu_seqlens_q, packed.number)
@@ -168,13 +176,13 @@ def backward_launches(
         ),
         constants={
             "HAS_DLSE": dlse is not None, "CAREFUL": masked, "WHOLE": constants.whole, "PACKED": constants.packed,
-            "D": head_dim,
+            "D": width, "HEAD_DIM": head_dim,
         },
         options={"num_warps": warps},
     )  # fmt: skip
-    target: Any = workspace(work, (128, 32)) if head_dim == 128 else work
-    box_q, box_k = (1, QUERIES, 1, head_dim), (1, keys, 1, head_dim)
-    together = 1 if constants.whole else _heads_together(key_tiles, head_dim, options)
+    target: Any = workspace(work, (128, 32)) if width == 128 else work
+    box_q, box_k = (1, QUERIES, 1, width), (1, keys, 1, width)
+    together = 1 if constants.whole else _heads_together(key_tiles, width, options)
     fused = Launch(
         kernel=backward_kernel,
         grid=(programs,),
@@ -185,8 +193,8 @@ def backward_launches(
             options.left or 0, options.right or 0, query_tiles, key_tiles, batch * kv_heads, together,
             *mask_given, *of_keys, dq, *dq.stride()[:3],
         ),
-        constants={"D": head_dim, "C": constants},
-        options=backward_options(head_dim, constants.intervals),
+        constants={"D": width, "C": constants},
+        options=backward_options(width, constants.intervals),
     )  # fmt: skip
     if constants.whole:
         last_programs = ceil_div(halves + places, FLAGS.value) if masked else 0
@@ -202,7 +210,7 @@ def backward_launches(
         ),
         constants={
             "CAREFUL": masked, "WHOLE": constants.whole, "PACKED": constants.packed, "GROUP": constants.group,
-            "F": features_of(options), "D": head_dim,
+            "F": features_of(options), "D": width, "HEAD_DIM": head_dim,
         },
         options={"num_warps": warps},
     )  # fmt: skip
@@ -227,6 +235,8 @@ def backward(
         return
     if why_not("dout", dout) is not None:
         dout = dout.contiguous()
+    if why_not("out", out) is not None:
+        out = out.contiguous()
     prepare, fused, finish = backward_launches(dout, dlse, q, k, v, out, lse, options, gradients)
     prepare.run()
     run(fused)

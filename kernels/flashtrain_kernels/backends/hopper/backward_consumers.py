@@ -13,7 +13,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .assembly import exp2_few
 from .backward_parts import (
     BETWEEN,
     HALF,
@@ -22,6 +21,7 @@ from .backward_parts import (
     add_by_copy,
     add_directly,
     await_signal,
+    exponent,
     hide,
     left_keys,
     left_transposed,
@@ -30,6 +30,7 @@ from .backward_parts import (
     shared_stored,
     signal,
     store_results,
+    weights_of,
 )
 from .backward_schedule import BLOCK_Q, first_step, item_of, next_step, share, tile_of, work_of
 from .dq_short import settle
@@ -99,19 +100,18 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                 dq = warpgroup_mma(
                     left_transposed(k_smem, slot + (j >> 30), WG, D), ds_all, zero_q, use_acc=False, is_async=True
                 )
-                lse2 = rows.slice(0, BLOCK_Q).load(gl.SliceLayout(0, mma))
-                s = s * call.scale_log2 - lse2[None, :]
+                s = exponent(s, rows, call, C)
                 if masked:
-                    s = hide(s, tile, key, position, walk.bounds, masks, C.left, C.right, C.intervals, mma)
+                    s = hide(s, tile, key, position, walk.bounds, masks, C, mma)
                 if LATE:
                     dp = warpgroup_mma(v, do.permute((1, 0)), zero_s, use_acc=False, is_async=True)
-                p = exp2_few(s)
+                p, slope = weights_of(s, rows, call, C)
                 dv = warpgroup_mma(gl.convert_layout(p.to(dtype), left), do, dv, is_async=True)
                 adding, dp, dq = warpgroup_mma_wait(1, deps=[adding, dp, dq])
                 # dK of the tile before is complete: nobody reads its Q and dO any more.
                 release(RING + before, j > 0)
                 delta = rows.slice(BLOCK_Q, BLOCK_Q).load(gl.SliceLayout(0, mma))
-                ds = p * (dp - delta[None, :])
+                ds = slope * (dp - delta[None, :])
                 mine = ds_smem.index(j & 1).slice(WG * HALF, HALF)
                 mine.store(ds.to(dtype))
                 shared_stored()
@@ -168,7 +168,7 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
     PART: gl.constexpr = 64
     STAGES: gl.constexpr = C.stages
     SLOTS: gl.constexpr = 3 if C.late else 2
-    LATE: gl.constexpr = C.intervals > 0  # dP only when the mask is done with: it takes registers, too
+    LATE: gl.constexpr = C.intervals > 0 or C.softcap  # dP only when the mask is done with: it takes registers, too
     dtype: gl.constexpr = k_smem.dtype
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     mma_d: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -209,20 +209,19 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                 dp = warpgroup_mma(
                     left_keys(v_smem, never, WG, D), do.permute((1, 0)), zero_s, use_acc=False, is_async=True
                 )
-            lse2 = rows.slice(0, BLOCK_Q).load(gl.SliceLayout(0, mma))
-            s = s * call.scale_log2 - lse2[None, :]
+            s = exponent(s, rows, call, C)
             if masked:
-                s = hide(s, tile, key, position, walk.bounds, masks, C.left, C.right, C.intervals, mma)
+                s = hide(s, tile, key, position, walk.bounds, masks, C, mma)
             if LATE:
                 dp = warpgroup_mma(
                     left_keys(v_smem, never, WG, D), do.permute((1, 0)), zero_s, use_acc=False, is_async=True
                 )
-            p = exp2_few(s)
+            p, slope = weights_of(s, rows, call, C)
             dv = warpgroup_mma(gl.convert_layout(p.to(dtype), left), do, dv, is_async=True)
             adding, dp = warpgroup_mma_wait(1, deps=[adding, dp])
             release(RING + before, (j > 0) & (j - 1 + STAGES < count))
             delta = rows.slice(BLOCK_Q, BLOCK_Q).load(gl.SliceLayout(0, mma))
-            ds = p * (dp - delta[None, :])
+            ds = slope * (dp - delta[None, :])
             mine = ds_smem.index(slot).slice(WG * HALF, HALF)
             if C.late:
                 await_signal(BETWEEN + 2 * WG + ((j + 1) & 1))

@@ -12,13 +12,15 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from .assembly import exp2_few, opaque
+from .assembly import opaque, packed, unpacked
 from .backward_parts import (
     BETWEEN,
     HALF,
     RING,
     add_directly,
     await_signal,
+    exponent,
+    gradient_scale,
     hide,
     in_register_order,
     meet,
@@ -27,6 +29,7 @@ from .backward_parts import (
     shared_stored,
     signal,
     store_keys,
+    weights_of,
 )
 from .backward_schedule import BLOCK_Q, first_step, next_step, note, noted, tile_of, work_of
 
@@ -108,13 +111,14 @@ def score_consumer(memory, bars, call, C: gl.constexpr):
             never = j >> 30
             slot = j & 1
             tile, masked = tile_of(i, member, walk, C.kind, C.tiles)
-            lse2 = row_ring.index(slot).slice(0, BLOCK_Q).load(gl.SliceLayout(0, mma))
-            s = s * call.scale_log2 - lse2[None, :]
+            s = exponent(s, row_ring.index(slot), call, C)
             if masked:
-                s = hide(s, tile, key, key, walk.bounds, masks, C.left, C.right, C.intervals, mma)
-            p = exp2_few(s)
+                s = hide(s, tile, key, key, walk.bounds, masks, C, mma)
+            p, slope = weights_of(s, row_ring.index(slot), call, C)
+            if C.softcap:
+                p = packed(p, dtype)  # besides the slope: half the registers
             _await_if(TAKEN, j > 0)
-            p_smem.store(in_register_order(p, BLOCK_Q))
+            p_smem.store(in_register_order(slope, BLOCK_Q))
             signal(WEIGHTS)
             # The next tile's scores; after the last tile once more this one's, whose Q is still there.
             more = (j + 1 < count).to(gl.int32)
@@ -127,6 +131,8 @@ def score_consumer(memory, bars, call, C: gl.constexpr):
             dq = warpgroup_mma(_quarter(k_smem, never, 0), ds, zero_s, use_acc=False, is_async=True)
             mbarrier.wait(do_full.index(slot), (j >> 1) & 1)
             do = do_ring.index(slot).reshape([BLOCK_Q, D])
+            if C.softcap:
+                p = unpacked(p, dtype)
             dv = warpgroup_mma(gl.convert_layout(p.to(dtype), left), do, dv, is_async=True)
             s, dq = warpgroup_mma_wait(1, deps=[s, dq])
             release(RING + slot, j + 2 < count)
@@ -209,7 +215,7 @@ def gradient_consumer(memory, bars, call, C: gl.constexpr):
     meet()
     if C.left or C.right:
         _flag(_has_nan(dk), call, notes, C)
-    _store(dk, call.scale_log2 * 0.6931471805599453, call, notes, q_ring.index(0), 0, C)
+    _store(dk, gradient_scale(call, C), call, notes, q_ring.index(0), 0, C)
 
 
 @gluon.jit
@@ -230,4 +236,4 @@ def _store(value, scale, call, notes, staging, WHICH: gl.constexpr, C: gl.conste
     stride = noted_stride(notes, 3 * WHICH + 1, C)
     base = (call.dv if WHICH else call.dk) + batch * noted_stride(notes, 3 * WHICH, C) + first_key * stride
     base += kv_head * noted_stride(notes, 3 * WHICH + 2, C)
-    store_keys(base, stride, value * scale, call.bounds.seqlen_k - first_key, staging, 0, D)
+    store_keys(base, stride, value * scale, call.bounds.seqlen_k - first_key, staging, 0, D, C.head_dim)

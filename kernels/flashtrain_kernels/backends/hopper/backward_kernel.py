@@ -1,6 +1,6 @@
 """The fused backward kernel for Hopper GPUs: an item is 128 keys of a head, and the queries that see them pass by.
 
-B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension (64, 128 or 256).
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension (64, 128 or 256, padded to these).
 
 Two consumer warpgroups own 64 keys each. A tile of 64 queries gives S^T = K Q^T and dP^T = V dO^T, whose layout lets
 P^T be a left operand, in registers, of dV += P^T dO. dS^T goes through shared memory, for dK += dS^T Q, and because
@@ -41,18 +41,19 @@ from .releases import load_tile
 
 class Choices(NamedTuple):
     """What the kernel is compiled for. stages: of the ring of Q (and of dO at D = 64, else that has 2). keys: of an
-    item. group: H / K.
+    item. head_dim: D, where the kernel's is padded. group: H / K.
 
     left, right: the band has a bound on that side. kind: how tiles are found (backward_parts). tiles: query tiles in a
     block of a block-sparse mask. intervals: 0, or how many intervals of keys a query of a Mask sees. key_positions: it
     gives the keys' positions. block_rows: keys of a row of the table of tiles. aligned: the strides and addresses of
     the gradients are multiples of 8 numbers. whole: at D = 64 a program has whole heads, and their dQ is its own
     (dq_short). late: at D = 128 dQ is computed a tile late (backward_consumers).
-    packed: sequences are packed (sequences.py).
+    packed: sequences are packed (sequences.py). softcap: scale_log2 is a pair (launch.scale_of).
     """
 
     stages: int
     keys: int = 128
+    head_dim: int = 64
     group: int = 1
     left: bool = False
     right: bool = False
@@ -65,6 +66,7 @@ class Choices(NamedTuple):
     whole: bool = False
     late: bool = False
     packed: bool = False
+    softcap: bool = False
 
 
 @gluon.jit

@@ -9,7 +9,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
-from .assembly import opaque
+from .assembly import exp2_few, opaque, tanh
 from .backward_schedule import BAND, BLOCK_K, BLOCK_Q, noted, work_of
 from .releases import reinterpreted
 
@@ -73,30 +73,67 @@ def shared_stored():
 
 
 @gluon.jit
-def hide(
-    s, tile, key, position, bounds, masks, LEFT: gl.constexpr, RIGHT: gl.constexpr, INTERVALS: gl.constexpr,
-    layout: gl.constexpr,
-):  # fmt: skip
+def exponent(s, rows, call, C: gl.constexpr):
+    """Products (keys, queries) -> exponents of the weights. With softcap: its tanh, of which there is one register a
+    pair instead of two; `hide` and `weights_of` know."""
+    if C.softcap:
+        x = tanh(s * call.scale_log2[0])
+    else:
+        lse2 = rows.slice(0, BLOCK_Q).load(gl.SliceLayout(0, s.type.layout))
+        x = s * call.scale_log2 - lse2[None, :]
+    return x
+
+
+@gluon.jit
+def weights_of(x, rows, call, C: gl.constexpr):
+    """(P, what dP - delta is multiplied by to give dS): P both, with softcap the second times its derivative."""
+    if C.softcap:
+        lse2 = rows.slice(0, BLOCK_Q).load(gl.SliceLayout(0, x.type.layout))
+        p = exp2_few(x * call.scale_log2[1] - lse2[None, :])
+        slope = p - p * (x * x)
+    else:
+        p = exp2_few(x)
+        slope = p
+    return p, slope
+
+
+@gluon.jit
+def gradient_scale(call, C: gl.constexpr):
+    """What dQ and dK are multiplied by at last."""
+    if C.softcap:
+        scale_log2 = call.scale_log2[0] * call.scale_log2[1]
+    else:
+        scale_log2 = call.scale_log2
+    return scale_log2 * 0.6931471805599453
+
+
+# What `hide` leaves of softcap's tanh: its weight is 0, and its square finite, so that its derivative is 0, too.
+_HIDDEN = gl.constexpr(-1e18)
+
+
+@gluon.jit
+def hide(s, tile, key, position, bounds, masks, C: gl.constexpr, layout: gl.constexpr):
     """Scores (keys, queries) of the pairs that are masked become -inf."""
+    HIDDEN: gl.constexpr = _HIDDEN if C.softcap else float("-inf")
     query = opaque(tile * BLOCK_Q) + gl.arange(0, BLOCK_Q, layout=gl.SliceLayout(0, layout))[None, :]
-    s = gl.where(key < bounds.seqlen_k, s, float("-inf"))
-    if LEFT:
-        s = gl.where(key >= query + bounds.left, s, float("-inf"))
-    if RIGHT:
-        s = gl.where(key <= query + bounds.right, s, float("-inf"))
-    if INTERVALS:
+    s = gl.where(key < bounds.seqlen_k, s, HIDDEN)
+    if C.left:
+        s = gl.where(key >= query + bounds.left, s, HIDDEN)
+    if C.right:
+        s = gl.where(key <= query + bounds.right, s, HIDDEN)
+    if C.intervals:
         mask_ptr = masks.queries
         plane = masks.plane
         real = query < bounds.seqlen_q
-        if INTERVALS == 1:
-            s = gl.where(position >= gl.load(mask_ptr + query, mask=real, other=0), s, float("-inf"))
-            s = gl.where(position < gl.load(mask_ptr + plane + query, mask=real, other=0), s, float("-inf"))
+        if C.intervals == 1:
+            s = gl.where(position >= gl.load(mask_ptr + query, mask=real, other=0), s, HIDDEN)
+            s = gl.where(position < gl.load(mask_ptr + plane + query, mask=real, other=0), s, HIDDEN)
         else:
             inside = position >= gl.load(mask_ptr + query, mask=real, other=0)
             inside = inside & (position < gl.load(mask_ptr + plane + query, mask=real, other=0))
             also = position >= gl.load(mask_ptr + 5 * plane + query, mask=real, other=0)
             also = also & (position < gl.load(mask_ptr + 6 * plane + query, mask=real, other=0))
-            s = gl.where(inside | also, s, float("-inf"))
+            s = gl.where(inside | also, s, HIDDEN)
     return s
 
 
@@ -153,8 +190,9 @@ def has_nan(dk, dv):
 
 
 @gluon.jit
-def store_keys(pointer, stride, value, left, staging, WG: gl.constexpr, D: gl.constexpr):
-    """Store a warpgroup's rows of dK or dV, `left` rows being real. staging: at D = 128 shared memory to go through."""
+def store_keys(pointer, stride, value, left, staging, WG: gl.constexpr, D: gl.constexpr, HEAD_DIM: gl.constexpr):
+    """Store a warpgroup's rows of dK or dV, `left` rows and HEAD_DIM columns being real. staging: where D is
+    not 64, shared memory to go through."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
     row = WG * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, layout))[:, None]
     column = gl.arange(0, D, layout=gl.SliceLayout(0, layout))[None, :]
@@ -166,7 +204,10 @@ def store_keys(pointer, stride, value, left, staging, WG: gl.constexpr, D: gl.co
         place = reinterpreted(staging, pointer.dtype.element_ty, [HALF, D], SWIZZLED)
         place.store(value)
         value = place.load(layout)
-    gl.store(pointer + row.to(gl.int64) * stride + column, value, mask=row < left)
+    real = row < left
+    if HEAD_DIM < D:
+        real = real & (column < HEAD_DIM)
+    gl.store(pointer + row.to(gl.int64) * stride + column, value, mask=real)
 
 
 @gluon.jit
@@ -192,7 +233,7 @@ def store_results(dk, dv, item, call, notes, staging, WG: gl.constexpr, D: gl.co
     first_key += walk.keys_at
     stride = noted_stride(notes, 1, C)
     base = call.dk + batch * noted_stride(notes, 0, C) + first_key * stride + kv_head * noted_stride(notes, 2, C)
-    store_keys(base, stride, dk * (call.scale_log2 * 0.6931471805599453), left, staging, WG, D)
+    store_keys(base, stride, dk * gradient_scale(call, C), left, staging, WG, D, C.head_dim)
     stride = noted_stride(notes, 4, C)
     base = call.dv + batch * noted_stride(notes, 3, C) + first_key * stride + kv_head * noted_stride(notes, 5, C)
-    store_keys(base, stride, dv, left, staging, WG, D)
+    store_keys(base, stride, dv, left, staging, WG, D, C.head_dim)

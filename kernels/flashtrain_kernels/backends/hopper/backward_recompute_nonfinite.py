@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from ..portable.tiles import is_finite, key_position, query_rows, sees
+from ..portable.tiles import is_finite, key_position, query_rows, sees, tanh
 
 ROWS = tl.constexpr(64)
 STEP = tl.constexpr(16)
@@ -19,7 +19,7 @@ STEP = tl.constexpr(16)
 
 class Inputs(NamedTuple):
     """What both passes read. q, k, v, dout: Strided. rows: what backward_rows.py says of each query. mask: of a Mask,
-    with the distance of its rows and the stride of its batch."""
+    with the distance of its rows and the stride of its batch. scale_log2: launch.scale_of."""
 
     q: Any
     k: Any
@@ -38,11 +38,18 @@ class Inputs(NamedTuple):
 
 
 @triton.jit
-def _load(base, stride_row, row, limit, D: tl.constexpr):
-    """Rows of a (., D) matrix; those from `limit` on read as zero."""
+def _load(x, batch, head, GROUP: tl.constexpr, row, limit, D: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """Rows of head // GROUP of a Strided tensor; those from `limit` on read as zero, and so do columns up to D."""
+    base = x.pointer + batch * x.batch + (head // GROUP) * x.head
     column = tl.arange(0, D)
-    pointers = base + row.to(tl.int64)[:, None] * stride_row + column[None, :]
-    return tl.load(pointers, mask=row[:, None] < limit, other=0.0)
+    rows = base + row.to(tl.int64)[:, None] * x.row
+    if HEAD_DIM < D:
+        rows = tl.multiple_of(rows, [16, 16])  # bytes: see backward_rows.py
+    pointers = rows + column[None, :]
+    inside = row[:, None] < limit
+    if HEAD_DIM < D:
+        inside = inside & (column[None, :] < HEAD_DIM)
+    return tl.load(pointers, mask=inside, other=0.0)
 
 
 @triton.jit
@@ -67,7 +74,24 @@ def _position(i, row_ptr, list_ptr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def queries_again(first_query, head_index, call, table, D: tl.constexpr, GROUP: tl.constexpr, F: tl.constexpr):
+def _exponent(products, call, F: tl.constexpr):
+    """(Scores in base 2, the derivative of softcap, else 1.)"""
+    slope = 1.0
+    if F.softcap:
+        cap_in, cap_log2 = call.scale_log2
+        capped = tanh(products * cap_in)
+        x = capped * cap_log2
+        slope = 1.0 - capped * capped
+    else:
+        x = products * call.scale_log2
+    return x, slope
+
+
+@triton.jit
+def queries_again(
+    first_query, head_index, call, table, D: tl.constexpr, HEAD_DIM: tl.constexpr, GROUP: tl.constexpr,
+    F: tl.constexpr,
+):  # fmt: skip
     """dQ (unscaled) of 64 queries."""
     batch = (head_index // call.heads).to(tl.int64)
     head = (head_index % call.heads).to(tl.int64)
@@ -75,14 +99,8 @@ def queries_again(first_query, head_index, call, table, D: tl.constexpr, GROUP: 
     place = (head_index.to(tl.int64) * call.query_tiles + first_query // ROWS) * (2 * ROWS)
     lse2 = tl.load(call.rows + place + tl.arange(0, ROWS))
     delta = tl.load(call.rows + place + ROWS + tl.arange(0, ROWS))
-    q = _load(call.q.pointer + batch * call.q.batch + head * call.q.head, call.q.row, query, call.bounds.seqlen_q, D)
-    do = _load(
-        call.dout.pointer + batch * call.dout.batch + head * call.dout.head,
-        call.dout.row,
-        query,
-        call.bounds.seqlen_q,
-        D,
-    )
+    q = _load(call.q, batch, head, 1, query, call.bounds.seqlen_q, D, HEAD_DIM)
+    do = _load(call.dout, batch, head, 1, query, call.bounds.seqlen_q, D, HEAD_DIM)
     row = query_rows(query[:, None], batch, call.bounds, call.mask + batch * call.stride_mask, call.plane, F)
     row_ptr = table.rows + (batch * table.batch + head * table.head)
     if F.block_q:
@@ -90,24 +108,15 @@ def queries_again(first_query, head_index, call, table, D: tl.constexpr, GROUP: 
     dq = tl.zeros([ROWS, D], tl.float32)
     for i in tl.range(0, _steps(row_ptr, call.bounds.seqlen_k, F.block_k), num_stages=1):
         key = _position(i, row_ptr, table.blocks, F.block_k) + tl.arange(0, STEP)
-        k = _load(
-            call.k.pointer + batch * call.k.batch + (head // GROUP) * call.k.head,
-            call.k.row,
-            key,
-            call.bounds.seqlen_k,
-            D,
-        )
-        v = _load(
-            call.v.pointer + batch * call.v.batch + (head // GROUP) * call.v.head,
-            call.v.row,
-            key,
-            call.bounds.seqlen_k,
-            D,
-        )
+        k = _load(call.k, batch, head, GROUP, key, call.bounds.seqlen_k, D, HEAD_DIM)
+        v = _load(call.v, batch, head, GROUP, key, call.bounds.seqlen_k, D, HEAD_DIM)
         position = key_position(call.positions + batch * call.stride_positions, key[None, :], call.bounds.seqlen_k, F)
         mask = sees(row, key[None, :], position, call.bounds, True, F)
-        p = tl.exp2(tl.dot(q, tl.trans(k)) * call.scale_log2 - lse2[:, None])
+        x, slope = _exponent(tl.dot(q, tl.trans(k)), call, F)
+        p = tl.exp2(x - lse2[:, None])
         ds = p * (tl.dot(do, tl.trans(v)) - delta[:, None])
+        if F.softcap:
+            ds *= slope
         ds = tl.where(mask, ds, 0.0)
         k = tl.where(is_finite(k), k, 0.0).to(k.dtype)
         dq = tl.dot(ds.to(k.dtype), k, dq)
@@ -115,11 +124,14 @@ def queries_again(first_query, head_index, call, table, D: tl.constexpr, GROUP: 
 
 
 @triton.jit
-def keys_again(first_key, batch, kv_head, call, table, D: tl.constexpr, GROUP: tl.constexpr, F: tl.constexpr):
+def keys_again(
+    first_key, batch, kv_head, call, table, D: tl.constexpr, HEAD_DIM: tl.constexpr, GROUP: tl.constexpr,
+    F: tl.constexpr,
+):  # fmt: skip
     """dK (unscaled) and dV of 64 keys."""
     key = first_key + tl.arange(0, ROWS)
-    k = _load(call.k.pointer + batch * call.k.batch + kv_head * call.k.head, call.k.row, key, call.bounds.seqlen_k, D)
-    v = _load(call.v.pointer + batch * call.v.batch + kv_head * call.v.head, call.v.row, key, call.bounds.seqlen_k, D)
+    k = _load(call.k, batch, kv_head, 1, key, call.bounds.seqlen_k, D, HEAD_DIM)
+    v = _load(call.v, batch, kv_head, 1, key, call.bounds.seqlen_k, D, HEAD_DIM)
     position = key_position(call.positions + batch * call.stride_positions, key[:, None], call.bounds.seqlen_k, F)
     dk = tl.zeros([ROWS, D], tl.float32)
     dv = tl.zeros([ROWS, D], tl.float32)
@@ -134,20 +146,15 @@ def keys_again(first_key, batch, kv_head, call, table, D: tl.constexpr, GROUP: t
             place += (query // ROWS) * (2 * ROWS) + query % ROWS
             lse2 = tl.load(call.rows + place)
             delta = tl.load(call.rows + place + ROWS)
-            q = _load(
-                call.q.pointer + batch * call.q.batch + head * call.q.head, call.q.row, query, call.bounds.seqlen_q, D
-            )
-            do = _load(
-                call.dout.pointer + batch * call.dout.batch + head * call.dout.head,
-                call.dout.row,
-                query,
-                call.bounds.seqlen_q,
-                D,
-            )
+            q = _load(call.q, batch, head, 1, query, call.bounds.seqlen_q, D, HEAD_DIM)
+            do = _load(call.dout, batch, head, 1, query, call.bounds.seqlen_q, D, HEAD_DIM)
             row = query_rows(query[None, :], batch, call.bounds, call.mask + batch * call.stride_mask, call.plane, F)
             mask = sees(row, key[:, None], position, call.bounds, True, F) & (query < call.bounds.seqlen_q)[None, :]
-            p = tl.where(mask, tl.exp2(tl.dot(k, tl.trans(q)) * call.scale_log2 - lse2[None, :]), 0.0)
+            x, slope = _exponent(tl.dot(k, tl.trans(q)), call, F)
+            p = tl.where(mask, tl.exp2(x - lse2[None, :]), 0.0)
             ds = p * (tl.dot(v, tl.trans(do)) - delta[None, :])
+            if F.softcap:
+                ds *= slope
             ds = tl.where(mask, ds, 0.0)
             # A visible NaN or inf of dO shows in delta, and reaches the keys it belongs to.
             p = tl.where(mask & (is_finite(delta)[None, :] == 0), float("nan"), p)

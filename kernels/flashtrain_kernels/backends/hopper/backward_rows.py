@@ -1,6 +1,7 @@
 """The small kernels around the fused backward kernel: what each query row needs before it, and dQ's last step after it.
 
-B batch, Sq queries, H query heads, D head dimension. Tiles are of 64 queries; the last one of a sequence is padded.
+B batch, Sq queries, H query heads, D head dimension, padded to what the fused kernel computes (HEAD_DIM: not padded).
+Tiles are of 64 queries; the last one of a sequence is padded.
 """
 
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ FLAGS = tl.constexpr(128)  # that a program of the last kernel looks at
 def prepare_kernel(
     out_ptr, dout_ptr, lse_ptr, dlse_ptr, rows_ptr, dq_ptr, flags_ptr, out_strides, dout_strides, heads, seqlen_q,
     query_tiles, flags_before, cu_ptr, sequences, HAS_DLSE: tl.constexpr, CAREFUL: tl.constexpr, WHOLE: tl.constexpr,
-    PACKED: tl.constexpr, D: tl.constexpr,
+    PACKED: tl.constexpr, D: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
     """rows: of each tile 64 base-2 log-sum-exps (+inf for rows that see nothing and for padding: weight 0), then 64
     deltas, rowsum(dO * O) - dLSE. Also sets dQ's workspace to 0, or with WHOLE the tile's flag, if the call is CAREFUL
@@ -41,12 +42,20 @@ def prepare_kernel(
         real = query < begin_of(number + 1, cu_ptr, sequences, seqlen_q)
     column = tl.arange(0, D)[None, :]
     position = query.to(tl.int64)[:, None]
+    inside = real[:, None]
+    if HEAD_DIM < D:
+        inside = inside & (column < HEAD_DIM)
     of_out = Strided(out_ptr, *out_strides)
-    out_base = of_out.pointer + batch * of_out.batch + head * of_out.head
-    out = tl.load(out_base + position * of_out.row + column, mask=real[:, None], other=0.0)
+    out_rows = of_out.pointer + batch * of_out.batch + head * of_out.head + position * of_out.row
+    if HEAD_DIM < D:
+        # What Triton does not see of strides that are multiples of 8 and not of 16: it would read number by number.
+        out_rows = tl.multiple_of(out_rows, [16, 16])
+    out = tl.load(out_rows + column, mask=inside, other=0.0)
     of_dout = Strided(dout_ptr, *dout_strides)
-    dout_base = of_dout.pointer + batch * of_dout.batch + head * of_dout.head
-    dout = tl.load(dout_base + position * of_dout.row + column, mask=real[:, None], other=0.0)
+    dout_rows = of_dout.pointer + batch * of_dout.batch + head * of_dout.head + position * of_dout.row
+    if HEAD_DIM < D:
+        dout_rows = tl.multiple_of(dout_rows, [16, 16])
+    dout = tl.load(dout_rows + column, mask=inside, other=0.0)
     index = head_index.to(tl.int64) * seqlen_q + query
     lse2 = tl.load(lse_ptr + index, mask=real, other=float("inf")) * 1.4426950408889634
     lse2 = tl.where(lse2 == float("-inf"), float("inf"), lse2)
@@ -83,9 +92,12 @@ def _has_nan(x):
 
 
 @triton.jit
-def _store(base, stride_row, row, limit, value, D: tl.constexpr):
+def _store(base, stride_row, row, limit, value, D: tl.constexpr, HEAD_DIM: tl.constexpr):
     pointers = base + row.to(tl.int64)[:, None] * stride_row + tl.arange(0, D)[None, :]
-    tl.store(pointers, value.to(base.dtype.element_ty), mask=row[:, None] < limit)
+    inside = row[:, None] < limit
+    if HEAD_DIM < D:
+        inside = inside & (tl.arange(0, D)[None, :] < HEAD_DIM)
+    tl.store(pointers, value.to(base.dtype.element_ty), mask=inside)
 
 
 class OfKeys(NamedTuple):
@@ -118,23 +130,26 @@ def _of_sequence(number, inputs, cu_q_ptr, cu_k_ptr, OF_KEYS: tl.constexpr):
 
 
 @triton.jit
-def _store_queries(program, first_query, dq, inputs, target, D: tl.constexpr):
+def _store_queries(program, first_query, dq, inputs, target, D: tl.constexpr, HEAD_DIM: tl.constexpr):
     """Store a tile of dQ."""
     head_index = program // inputs.query_tiles
     batch = (head_index // inputs.heads).to(tl.int64)
     base = target.pointer + batch * target.batch + (head_index % inputs.heads).to(tl.int64) * target.head
-    _store(base, target.row, first_query + tl.arange(0, BLOCK_Q), inputs.bounds.seqlen_q, dq, D)
+    _store(base, target.row, first_query + tl.arange(0, BLOCK_Q), inputs.bounds.seqlen_q, dq, D, HEAD_DIM)
 
 
 @triton.jit
-def _queries_again(program, first_query, inputs, table, D: tl.constexpr, GROUP: tl.constexpr, F: tl.constexpr):
+def _queries_again(
+    program, first_query, inputs, table, D: tl.constexpr, HEAD_DIM: tl.constexpr, GROUP: tl.constexpr, F: tl.constexpr
+):  # fmt: skip
     """A tile of dQ computed again, not scaled."""
-    return queries_again(first_query, program // inputs.query_tiles, inputs, table, D, GROUP, F)
+    return queries_again(first_query, program // inputs.query_tiles, inputs, table, D, HEAD_DIM, GROUP, F)
 
 
 @triton.jit
 def _keys_again(
-    half, scale, of_keys, D: tl.constexpr, GROUP: tl.constexpr, F: tl.constexpr, PACKED: tl.constexpr
+    half, scale, of_keys, D: tl.constexpr, HEAD_DIM: tl.constexpr, GROUP: tl.constexpr, F: tl.constexpr,
+    PACKED: tl.constexpr,
 ):  # fmt: skip
     """Compute 64 keys' dK and dV again, and store them."""
     dk_to = of_keys.dk
@@ -155,11 +170,13 @@ def _keys_again(
         first_key = tile * (2 * BLOCK_Q) + half % 2 * BLOCK_Q
         dk_to = _moved(dk_to, keys_at)
         dv_to = _moved(dv_to, keys_at)
-    dk, dv = keys_again(first_key, batch, kv_head, inputs, of_keys.table, D, GROUP, F)
+    dk, dv = keys_again(first_key, batch, kv_head, inputs, of_keys.table, D, HEAD_DIM, GROUP, F)
     key = first_key + tl.arange(0, 64)
     seqlen_k = inputs.bounds.seqlen_k
-    _store(dk_to.pointer + batch * dk_to.batch + kv_head * dk_to.head, dk_to.row, key, seqlen_k, dk * scale, D)
-    _store(dv_to.pointer + batch * dv_to.batch + kv_head * dv_to.head, dv_to.row, key, seqlen_k, dv, D)
+    _store(
+        dk_to.pointer + batch * dk_to.batch + kv_head * dk_to.head, dk_to.row, key, seqlen_k, dk * scale, D, HEAD_DIM
+    )
+    _store(dv_to.pointer + batch * dv_to.batch + kv_head * dv_to.head, dv_to.row, key, seqlen_k, dv, D, HEAD_DIM)
 
 
 @triton.jit(
@@ -174,7 +191,7 @@ def finish_kernel(
     band_left, band_right, query_tiles, key_tiles, mask_ptr, mask_plane, stride_mask, positions_ptr, stride_positions,
     table_ptr, stride_tb, stride_th, stride_tr, list_ptr, keys_table_ptr, stride_ub, stride_uh, stride_ur,
     keys_list_ptr, CAREFUL: tl.constexpr, WHOLE: tl.constexpr, PACKED: tl.constexpr, GROUP: tl.constexpr,
-    F: tl.constexpr, D: tl.constexpr,
+    F: tl.constexpr, D: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
     """dQ from its float32 workspace: scaled, in its dtype and place. CAREFUL: pairs may be masked, so a NaN need not be
     one; then the tile is computed again, and so are those of dK and dV, by programs of their own, that are flagged.
@@ -203,11 +220,11 @@ def finish_kernel(
             for flag in tl.range(first, tl.minimum(first + FLAGS, halves + places), num_stages=1):
                 if tl.load(flags_ptr + flag) != 0:
                     if flag < halves:
-                        _keys_again(flag, scale, of_keys, D, GROUP, F, PACKED)
+                        _keys_again(flag, scale, of_keys, D, HEAD_DIM, GROUP, F, PACKED)
                     else:
                         first_query = (flag - halves) % query_tiles * BLOCK_Q
-                        dq = _queries_again(flag - halves, first_query, inputs, table, D, GROUP, F)
-                        _store_queries(flag - halves, first_query, dq * scale, inputs, dq_target, D)
+                        dq = _queries_again(flag - halves, first_query, inputs, table, D, HEAD_DIM, GROUP, F)
+                        _store_queries(flag - halves, first_query, dq * scale, inputs, dq_target, D, HEAD_DIM)
     elif program < places:
         dq = unfolded(tl.load(work_ptr + program.to(tl.int64) * (BLOCK_Q * D) + tl.arange(0, BLOCK_Q * D)), D)
         own = inputs
@@ -220,8 +237,8 @@ def finish_kernel(
         first_query = tile * BLOCK_Q
         if CAREFUL:  # noqa: SIM102 - decided while compiling; while running
             if _has_nan(dq):
-                dq = _queries_again(program, first_query, own, table, D, GROUP, F)
-        _store_queries(program, first_query, dq * scale, own, target, D)
+                dq = _queries_again(program, first_query, own, table, D, HEAD_DIM, GROUP, F)
+        _store_queries(program, first_query, dq * scale, own, target, D, HEAD_DIM)
     elif CAREFUL:  # noqa: SIM102
         if tl.load(flags_ptr + program - places) != 0:
-            _keys_again(program - places, scale, of_keys, D, GROUP, F, PACKED)
+            _keys_again(program - places, scale, of_keys, D, HEAD_DIM, GROUP, F, PACKED)

@@ -23,9 +23,10 @@ BLOCKS = gl.constexpr(2)
 
 
 class Call(NamedTuple):
-    """What all items share. heads: H. all_heads: B K. heads_together: how many heads' items are sorted by tiles of
-    keys. mask, positions, table, blocks: Mask.queries, Mask.keys, the table of tiles and the list of blocks; of packed
-    sequences, table and blocks are where their keys and queries end. dk, dv, flags: the results."""
+    """What all items share. scale_log2: launch.scale_of. heads: H. all_heads: B K. heads_together: how many heads'
+    items are sorted by tiles of keys. mask, positions, table, blocks: Mask.queries, Mask.keys, the table of tiles and
+    the list of blocks; of packed sequences, table and blocks are where their keys and queries end. dk, dv, flags: the
+    results."""
 
     scale_log2: Any
     heads: Any

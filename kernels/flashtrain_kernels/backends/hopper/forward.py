@@ -3,7 +3,6 @@
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
 """
 
-import math
 from functools import cache
 from typing import NamedTuple
 
@@ -20,12 +19,11 @@ from .forward_recompute_nonfinite import note
 from .forward_schedule import MaskTables, Work, divisor
 from .forward_tiles import ForwardTile, serves_forward
 from .forward_warps import consume, produce
-from .launch import descriptor, mask_arguments, multiprocessors, run
+from .launch import descriptor, mask_arguments, multiprocessors, run, scale_of
 from .sequences import slots
 
 __all__ = ["ForwardTile", "forward", "forward_launch", "serves_forward"]
 
-LOG2_E = math.log2(math.e)
 # How much of the L2 cache (50 MB on an H100, 60 MB on an H200) the keys and values of one section of heads may fill.
 L2_BYTES = 24 << 20
 
@@ -170,7 +168,7 @@ def forward_launch(
         args=(
             descriptor(q, box_q), descriptor(k, box_k), descriptor(v, box_k), descriptor(out, box_q),
             lse, *mask, heads, total, section, tiles, *divisors,
-            seqlen_q, seqlen_k, options.left or 0, options.right or 0, options.scale * LOG2_E, q, k, v, out,
+            seqlen_q, seqlen_k, options.left or 0, options.right or 0, scale_of(options), q, k, v, out,
         ),
         constants={"F": features, "C": constants},
         options={"num_warps": 4, "maxnreg": tile.cap} if tile.cap else {"num_warps": 4},

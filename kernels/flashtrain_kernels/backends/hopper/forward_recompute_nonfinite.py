@@ -9,7 +9,7 @@ B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .assembly import exp2_few, opaque
+from .assembly import exp2_few, opaque, reciprocal
 from .forward_schedule import interval_rows, origin, pieces_of, place, sees
 
 _NOTHING = gl.constexpr(-3.0e38)
@@ -41,8 +41,8 @@ def rows_of(origins, PLACE: gl.constexpr, batch, head, DTYPE: gl.constexpr):
 
 @gluon.jit
 def attend_again(
-    row, item, work, bounds, mask, list_ptr, rows_ptr, lse_ptr, scale, origins, DTYPE: gl.constexpr, F: gl.constexpr,
-    C: gl.constexpr, LAYOUT: gl.constexpr, FIRST: gl.constexpr,
+    row, item, work, bounds, mask, list_ptr, rows_ptr, lse_ptr, cap_in, scale, origins, DTYPE: gl.constexpr,
+    F: gl.constexpr, C: gl.constexpr, LAYOUT: gl.constexpr, FIRST: gl.constexpr,
 ):  # fmt: skip
     """Compute and store the output's columns from FIRST on, as many as LAYOUT has, and the log-sum-exp of the queries
     `row`."""
@@ -90,6 +90,8 @@ def attend_again(
             v = gl.load(v_base + (keys_at + key).to(gl.int64) * v_stride + column, mask=inside & real, other=0.0).to(
                 gl.float32
             )
+            if F.softcap:
+                score = 1.0 - 2.0 * reciprocal(1.0 + exp2_few(score * (cap_in * 2.8853900817779268)))
             seen = sees(row, key, bounds, mask_rows, F) & real
             score = gl.where(seen, gl.convert_layout(score, gl.SliceLayout(1, LAYOUT)), float("-inf"))
             new_max = gl.maximum(row_max, score * scale)

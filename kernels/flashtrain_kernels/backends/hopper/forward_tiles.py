@@ -65,8 +65,8 @@ def serves_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | N
         return "head dimensions up to 256 that are multiples of 8 only"
     if q.shape[3] > 128 and options.mask is not None:
         return "no masks with head dimensions beyond 128"
-    if options.rich:
-        return "no softcap, ALiBi, bias or dropout"
+    if options.beyond_softcap:
+        return "no ALiBi, bias or dropout"
     if not options.scale > 0:
         return "the scale must be positive"
     if isinstance(options.mask, Mask) and options.mask.keys is not None:

@@ -20,6 +20,7 @@ from .assembly import (
     reciprocal,
     stay,
     stores_done,
+    tanh,
     unpacked,
 )
 from .forward_recompute_nonfinite import attend_again, rows_of
@@ -88,6 +89,14 @@ def _arrived(full, buffer, number, C: gl.constexpr):
     slot = number % C.stages
     mbarrier.wait(full.index(slot), (number // C.stages) & 1)
     return buffer.index(slot).reshape([C.block_k, C.block_d])
+
+
+@gluon.jit
+def _capped(scores, cap_in, F: gl.constexpr):
+    """Softcap's tanh of scores, where there is one. What is hidden is so after it."""
+    if F.softcap:
+        scores = tanh(scores * cap_in)
+    return scores
 
 
 @gluon.jit
@@ -187,6 +196,9 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
     Beyond D = 128 the output is staged where the queries were; the next ones come when it has left.
     """
     descriptors, buffers, barriers, work, bounds, mask, list_ptr, rows_ptr, lse_ptr, scale, origins = arguments
+    cap_in = scale
+    if F.softcap:
+        cap_in, scale = scale
     q_smem, k_smem, v_smem, out_smem = buffers
     q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
     TILE_Q: gl.constexpr = C.consumers * C.rows
@@ -222,6 +234,7 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
         scores = hopper.warpgroup_mma(q, k.permute((1, 0)), no_scores, use_acc=False, is_async=True)
         scores = hopper.warpgroup_mma_wait(0, [scores])
         mbarrier.arrive(k_empty.index(taken % C.stages), count=1)
+        scores = _capped(scores, cap_in, F)
         if masked > 0:
             scores = hide(scores, row, 0, some > 0, item, own, mask, list_ptr, rows_ptr, F, TILE_Q, TILES)
         row_max = gl.full([ROWS], _NOTHING, gl.float32, layout=S_ROWS)
@@ -242,6 +255,7 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
                 barrier_signal(_TURN + (W + 1) % C.consumers, 256)
             scores = hopper.warpgroup_mma_wait(1, [scores])
             mbarrier.arrive(k_empty.index((taken + step) % C.stages), count=1)
+            scores = _capped(scores, cap_in, F)
             if step < masked:
                 scores = hide(scores, row, step, True, item, own, mask, list_ptr, rows_ptr, F, TILE_Q, TILES)
             weights, rescale, row_max = _softmax(scores, row_max, scale)
@@ -294,6 +308,6 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
                 o_rows = first_query + W * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
                 for part in gl.static_range(BLOCK_D // COLUMNS):
                     attend_again(
-                        o_rows, (batch, head, first_query), work, bounds, mask, list_ptr, rows_ptr, lse_ptr, scale,
-                        origins, DTYPE, F, C, LAYOUT, part * COLUMNS,
+                        o_rows, (batch, head, first_query), work, bounds, mask, list_ptr, rows_ptr, lse_ptr, cap_in,
+                        scale, origins, DTYPE, F, C, LAYOUT, part * COLUMNS,
                     )  # fmt: skip

@@ -18,6 +18,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ... import replay
 from ...masks import AnyMask
+from ...options import Options
 from ...remembered import Bounded
 from ..compiled import Address, entry_of, map_of
 from ..portable import launch as portable
@@ -36,10 +37,19 @@ def mask_arguments(mask: AnyMask | None, unused: Tensor, kernel: str) -> tuple[A
     return (queries, table.rows, table.blocks, table.batch, table.head, table.row, stride_rows, plane)
 
 
+def scale_of(options: Options) -> float | tuple[float, float]:
+    """What makes a product q k the exponent of 2: a factor, or with softcap those before and after its tanh."""
+    if options.softcap:
+        return options.scale / options.softcap, options.softcap * LOG2_E
+    return options.scale * LOG2_E
+
+
 @cache
 def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
+
+LOG2_E = math.log2(math.e)
 
 # Compiled kernels. Triton finds them itself, but looks at all the arguments for longer than a short kernel runs.
 _COMPILED: dict[tuple[Any, ...], Any] = {}

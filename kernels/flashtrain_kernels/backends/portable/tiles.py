@@ -240,7 +240,7 @@ def head_options(head, bias, call, F: tl.constexpr):
 
 
 @triton.jit
-def _tanh(x):
+def tanh(x):
     # Exact at both ends: exp(2x) overflows to inf, or vanishes. Near 0 the error stays below 1e-7 of the softcap.
     return 1.0 - 2.0 / (1.0 + tl.exp(2.0 * x))
 
@@ -258,7 +258,7 @@ def logits(scores, head, rows, key, first_key, position, bounds, F: tl.constexpr
     """Products q k -> scores in base 2, and softcap's tanh (else 0), which its derivative needs."""
     capped = 0.0
     if F.softcap:
-        capped = _tanh(scores * head.cap_in)
+        capped = tanh(scores * head.cap_in)
         x = capped * head.cap_log2
     else:
         x = scores * head.scale_log2

@@ -1,0 +1,86 @@
+"""The tanh of the Hopper kernels' softcap, which is PTX that no CPU runs: computed here instruction by instruction."""
+
+import importlib.util
+import re
+import struct
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+
+
+def number(text: str) -> np.float32:
+    return np.float32(struct.unpack(">f", bytes.fromhex(text[2:]))[0])
+
+
+def run(ptx: str, values: np.ndarray) -> tuple[np.ndarray, bool]:
+    """What the PTX makes of (16, threads of one warp), and whether it took the way for large numbers."""
+    registers = {f"${16 + i}": row.astype(np.float32) for i, row in enumerate(values)}
+    lines = [line for line in re.sub(r"[{}]", "", ptx).replace("DONE: ", "DONE:").split("\n") if ".reg" not in line]
+    labels = {line.strip().rstrip(":"): place for place, line in enumerate(lines) if line.strip().endswith(":")}
+
+    def read(name: str) -> np.ndarray | np.float32:
+        return number(name) if name.startswith("0f") else registers[name]
+
+    large, place = False, 0
+    with np.errstate(all="ignore"):
+        while place < len(lines):
+            line = lines[place].strip().rstrip(";")
+            place += 1
+            if not line or line.endswith(":"):
+                continue
+            if line.startswith("@slow bra.uni"):
+                large = bool(registers["slow"])
+                place = labels[line.split()[-1]] if large else place
+                continue
+            name, rest = line.split(" ", 1)
+            if name == "bra.uni":
+                place = labels[rest]
+                continue
+            target, *sources = rest.split(", ")
+            if name == "vote.sync.any.pred":
+                registers[target] = np.any(registers[sources[0]])
+                continue
+            given = [read(source) for source in sources]
+            exact = [np.float64(x) for x in given]
+            registers[target] = {
+                "abs.f32": lambda x=given: np.abs(x[0]),
+                "mov.f32": lambda x=given: np.broadcast_to(x[0], values.shape[1:]),
+                "max.NaN.f32": lambda x=given: np.maximum(*x),
+                "setp.gtu.f32": lambda x=given: ~(x[0] <= x[1]),
+                "mul.f32": lambda x=given: x[0] * x[1],
+                "add.f32": lambda x=given: x[0] + x[1],
+                "fma.rn.f32": lambda x=exact: np.float32(x[0] * x[1] + x[2]),
+                "ex2.approx.ftz.f32": lambda x=exact: np.float32(np.exp2(x[0])),
+                "rcp.approx.ftz.f32": lambda x=exact: np.float32(1 / x[0]),
+            }[name]()
+    return np.stack([registers[f"${i}"] for i in range(16)]), large
+
+
+@pytest.fixture(scope="module")
+def ptx():
+    from flashtrain_kernels.backends.hopper import assembly
+
+    return assembly._TANH_PTX.value
+
+
+@pytest.mark.parametrize(("bound", "large"), [(0.65, False), (20.0, True), (1e4, True)])
+def test_it_is_tanh_within_two_ten_millionths(bound, large, ptx):
+    values = np.random.default_rng(0).uniform(-bound, bound, (16, 4096)).astype(np.float32)
+    values[:, :5] = np.array([0.0, bound, -bound, 1e-20, -1e-5], np.float32) * np.float32(1 - 1e-7)
+    got, was_large = run(ptx, values)
+    assert was_large == large
+    assert np.abs(got.astype(np.float64) - np.tanh(values.astype(np.float64))).max() < 2e-7
+
+
+@pytest.mark.parametrize("place", range(16))
+def test_one_large_number_or_nan_sends_its_warp_the_other_way_and_changes_no_other(place, ptx):
+    values = np.random.default_rng(1).uniform(-0.6, 0.6, (16, 32)).astype(np.float32)
+    for odd, wanted in ((0.7, np.tanh(0.7)), (-np.inf, -1.0), (np.inf, 1.0), (np.nan, np.nan)):
+        values[place, 7] = odd
+        got, large = run(ptx, values)
+        assert large
+        exact = np.tanh(values.astype(np.float64))
+        exact[place, 7] = wanted
+        np.testing.assert_allclose(got, exact, rtol=0, atol=2e-7)
