@@ -15,6 +15,7 @@ from ..portable.launch import Launch, ceil_div, features_of, mask_arguments, str
 from .backward_kernel import Choices, backward_kernel
 from .backward_rows import FLAGS, finish_kernel, prepare_kernel
 from .backward_schedule import BAND, BLOCK_K, BLOCK_Q, BLOCKS, PLAN
+from .draws import keep_scale_of, why_not_drop, with_seed
 from .launch import descriptor, multiprocessors, run, why_not, workspace
 from .releases import backward_options
 from .sequences import slots
@@ -41,8 +42,12 @@ def serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | 
         return "a mask with head dimension 256"
     if isinstance(mask, Sequences) and q.shape[0] != 1:
         return "packed sequences in more than one row"
-    if options.rich:
-        return "softcap, ALiBi, bias or dropout"
+    if options.dropout_p > 0:
+        reason = why_not_drop(q, k, options)
+        if reason is not None:
+            return reason
+    elif options.rich:
+        return "softcap, ALiBi or bias"
     if isinstance(mask, Mask) and mask.plan is not None and mask.plan.blocks[4:6] != (QUERIES, KEYS):
         return "a mask planned for other tiles"
     if isinstance(mask, BlockMask) and (mask.block_size[0] < QUERIES or mask.block_size[1] < KEYS):
@@ -79,6 +84,7 @@ def choices(q: Tensor, k: Tensor, options: Options, gradients: tuple[Tensor, ...
         whole=has_whole_heads(q, k, options),
         late=q.shape[3] == 128 and kind == BAND.value and options.left is None and queries >= LATE_QUERIES,
         packed=isinstance(mask, Sequences),
+        dropout=options.dropout_p > 0,
     )
 
 
@@ -87,7 +93,7 @@ def has_whole_heads(q: Tensor, k: Tensor, options: Options) -> bool:
     keys, the programs must get about as many heads each, and their workspaces must fit in the L2 cache."""
     if q.shape[3] != 64 or q.shape[2] != k.shape[2] or not 0 < k.shape[1] <= WHOLE_KEYS or 0 in q.shape:
         return False
-    if options.rich or options.mask is not None or options.left is not None or (options.right or 0) < 0:
+    if (options.rich and options.dropout_p == 0) or options.mask is not None or options.left is not None or (options.right or 0) < 0:
         return False
     heads, programs = q.shape[0] * q.shape[2], multiprocessors(q.device)
     fill = SHORT_FILL if options.right is not None and k.shape[1] <= SHORT_KEYS else FILL
@@ -157,7 +163,7 @@ def backward_launches(
     scale_log2 = options.scale * math.log2(math.e)
     warps = 4 if head_dim <= 128 else 8
     mask = options.mask
-    mask_given, of_keys = mask_arguments(mask, lse), table_of(mask, lse, "dkdv")
+    mask_given, of_keys = with_seed(mask_arguments(mask, lse), 0, 2, options), table_of(mask, lse, "dkdv")
     cu_seqlens_q, sequences = (lse, 0) if packed is None else (packed.cu_seqlens_q, packed.number)
     prepare = Launch(
         kernel=prepare_kernel,
@@ -197,7 +203,7 @@ def backward_launches(
         grid=(last_programs,),
         args=(
             work, rows, flags, q, k, v, dout, dq, dk, dv, *map(strides_of, (q, k, v, dout, dq, dk, dv)),
-            options.scale, scale_log2, places, heads, seqlen_q, seqlen_k, options.left or 0, options.right or 0,
+            options.scale * keep_scale_of(options), scale_log2, places, heads, seqlen_q, seqlen_k, options.left or 0, options.right or 0,
             query_tiles, key_tiles * keys // KEYS, *mask_given, *table_of(mask, lse, "dq"), *of_keys,
         ),
         constants={

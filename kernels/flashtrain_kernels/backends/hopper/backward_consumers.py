@@ -22,6 +22,7 @@ from .backward_parts import (
     add_by_copy,
     add_directly,
     await_signal,
+    draws_of,
     hide,
     left_keys,
     left_transposed,
@@ -30,9 +31,11 @@ from .backward_parts import (
     shared_stored,
     signal,
     store_results,
+    threshold_of,
 )
 from .backward_schedule import BLOCK_Q, first_step, item_of, next_step, share, tile_of, work_of
 from .dq_short import settle
+from .draws import kept_weights, mark_dropped, score_gradients
 
 
 @gluon.jit
@@ -74,6 +77,9 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
         if C.key_positions:
             position = gl.load(masks.positions + key, mask=key < walk.bounds.seqlen_k, other=-2147483648)
         count, member, tiles = first_step(walk, C.kind, C.tiles, C.group)
+        if C.dropout:
+            threshold = threshold_of(notes)
+            stream, key_words, zero_query = draws_of(0, walk, masks, key, head_place, call, C)
         if count > 0:
             i = 0
             before = 0
@@ -106,12 +112,23 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                 if LATE:
                     dp = warpgroup_mma(v, do.permute((1, 0)), zero_s, use_acc=False, is_async=True)
                 p = exp2_few(s)
-                dv = warpgroup_mma(gl.convert_layout(p.to(dtype), left), do, dv, is_async=True)
+                if C.dropout:
+                    if C.group > 1:  # noqa: SIM102 - decided while compiling; while running
+                        if i == 0:
+                            stream, key_words, zero_query = draws_of(member, walk, masks, key, head_place, call, C)
+                    p = mark_dropped(p, tile * BLOCK_Q + zero_query, key_words, stream, threshold)
+                    p16 = kept_weights(p, dtype)
+                else:
+                    p16 = p.to(dtype)
+                dv = warpgroup_mma(gl.convert_layout(p16, left), do, dv, is_async=True)
                 adding, dp, dq = warpgroup_mma_wait(1, deps=[adding, dp, dq])
                 # dK of the tile before is complete: nobody reads its Q and dO any more.
                 release(RING + before, j > 0)
                 delta = rows.slice(BLOCK_Q, BLOCK_Q).load(gl.SliceLayout(0, mma))
-                ds = p * (dp - delta[None, :])
+                if C.dropout:
+                    ds = score_gradients(p, dp, delta[None, :], threshold)
+                else:
+                    ds = p * (dp - delta[None, :])
                 mine = ds_smem.index(j & 1).slice(WG * HALF, HALF)
                 mine.store(ds.to(dtype))
                 shared_stored()
@@ -183,6 +200,9 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
     if C.key_positions:
         position = gl.load(masks.positions + key, mask=key < walk.bounds.seqlen_k, other=-2147483648)
     count, member, tiles = first_step(walk, C.kind, C.tiles, C.group)
+    if C.dropout:
+        threshold = threshold_of(notes)
+        stream, key_words, zero_query = draws_of(0, walk, masks, key, head_place, call, C)
     if count > 0:
         i = 0
         stage = 0
@@ -218,11 +238,22 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                     left_keys(v_smem, never, WG, D), do.permute((1, 0)), zero_s, use_acc=False, is_async=True
                 )
             p = exp2_few(s)
-            dv = warpgroup_mma(gl.convert_layout(p.to(dtype), left), do, dv, is_async=True)
+            if C.dropout:
+                if C.group > 1:  # noqa: SIM102 - decided while compiling; while running
+                    if i == 0:
+                        stream, key_words, zero_query = draws_of(member, walk, masks, key, head_place, call, C)
+                p = mark_dropped(p, tile * BLOCK_Q + zero_query, key_words, stream, threshold)
+                p16 = kept_weights(p, dtype)
+            else:
+                p16 = p.to(dtype)
+            dv = warpgroup_mma(gl.convert_layout(p16, left), do, dv, is_async=True)
             adding, dp = warpgroup_mma_wait(1, deps=[adding, dp])
             release(RING + before, (j > 0) & (j - 1 + STAGES < count))
             delta = rows.slice(BLOCK_Q, BLOCK_Q).load(gl.SliceLayout(0, mma))
-            ds = p * (dp - delta[None, :])
+            if C.dropout:
+                ds = score_gradients(p, dp, delta[None, :], threshold)
+            else:
+                ds = p * (dp - delta[None, :])
             mine = ds_smem.index(slot).slice(WG * HALF, HALF)
             if C.late:
                 await_signal(BETWEEN + 2 * WG + ((j + 1) & 1))

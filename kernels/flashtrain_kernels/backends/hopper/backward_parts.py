@@ -9,8 +9,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
+from ..portable.draws import load_stream
 from .assembly import opaque
 from .backward_schedule import BAND, BLOCK_K, BLOCK_Q, noted, work_of
+from .draws import keep_scale, key_counter
 from .releases import reinterpreted
 
 HALF = gl.constexpr(64)
@@ -179,6 +181,25 @@ def noted_stride(notes, PLACE: gl.constexpr, C: gl.constexpr):
 
 
 @gluon.jit
+def threshold_of(notes):
+    """Dropout's, of a call with it (draws.with_seed)."""
+    return noted(notes, 10).to(gl.int32)
+
+
+@gluon.jit
+def draws_of(member, walk, masks, key, first_head, call, C: gl.constexpr):
+    """Where the draws of an item's keys with a head of the group begin: (Stream, counter's words of the keys, position
+    of the query 0 that tiles are counted from)."""
+    if C.packed:
+        # Queries and keys of a sequence begin together; tiles count from slot 0 (backward_schedule.py).
+        before = walk.queries_at - walk.keys_at
+    else:
+        before = walk.bounds.seqlen_k - walk.bounds.seqlen_q
+    stream = load_stream(masks.queries, walk.sequence, first_head % call.heads + member)
+    return stream, key_counter(stream, key), before
+
+
+@gluon.jit
 def store_results(dk, dv, item, call, notes, staging, WG: gl.constexpr, D: gl.constexpr, C: gl.constexpr):
     """dK, dV, and whether they hold a NaN that may come from a masked pair."""
     walk, _masks, first_key, head_place = work_of(opaque(item), call, notes, C)
@@ -192,6 +213,9 @@ def store_results(dk, dv, item, call, notes, staging, WG: gl.constexpr, D: gl.co
     first_key += walk.keys_at
     stride = noted_stride(notes, 1, C)
     base = call.dk + batch * noted_stride(notes, 0, C) + first_key * stride + kv_head * noted_stride(notes, 2, C)
+    if C.dropout:
+        dk = dk * keep_scale(threshold_of(notes))
+        dv = dv * keep_scale(threshold_of(notes))
     store_keys(base, stride, dk * (call.scale_log2 * 0.6931471805599453), left, staging, WG, D)
     stride = noted_stride(notes, 4, C)
     base = call.dv + batch * noted_stride(notes, 3, C) + first_key * stride + kv_head * noted_stride(notes, 5, C)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from ..portable.draws import kept_pairs, load_stream
 from ..portable.tiles import is_finite, key_position, query_rows, sees
 
 ROWS = tl.constexpr(64)
@@ -19,7 +20,8 @@ STEP = tl.constexpr(16)
 
 class Inputs(NamedTuple):
     """What both passes read. q, k, v, dout: Strided. rows: what backward_rows.py says of each query. mask: of a Mask,
-    with the distance of its rows and the stride of its batch."""
+    with the distance of its rows and the stride of its batch; with dropout the seed, and as stride the threshold.
+    sequence: of a packed sequence its number, else 0."""
 
     q: Any
     k: Any
@@ -35,6 +37,7 @@ class Inputs(NamedTuple):
     stride_mask: Any
     positions: Any
     stride_positions: Any
+    sequence: Any
 
 
 @triton.jit
@@ -68,7 +71,7 @@ def _position(i, row_ptr, list_ptr, BLOCK: tl.constexpr):
 
 @triton.jit
 def queries_again(first_query, head_index, call, table, D: tl.constexpr, GROUP: tl.constexpr, F: tl.constexpr):
-    """dQ (unscaled) of 64 queries."""
+    """dQ (unscaled; with dropout the share that is kept times it) of 64 queries."""
     batch = (head_index // call.heads).to(tl.int64)
     head = (head_index % call.heads).to(tl.int64)
     query = first_query + tl.arange(0, ROWS)
@@ -87,6 +90,11 @@ def queries_again(first_query, head_index, call, table, D: tl.constexpr, GROUP: 
     row_ptr = table.rows + (batch * table.batch + head * table.head)
     if F.block_q:
         row_ptr += (first_query // F.block_q) * table.row
+    shift = call.bounds.seqlen_k - call.bounds.seqlen_q
+    if F.dropout:
+        stream = load_stream(call.mask, batch + call.sequence, head)
+        share = (65536 - call.stride_mask).to(tl.float32) / 65536.0
+        delta *= share
     dq = tl.zeros([ROWS, D], tl.float32)
     for i in tl.range(0, _steps(row_ptr, call.bounds.seqlen_k, F.block_k), num_stages=1):
         key = _position(i, row_ptr, table.blocks, F.block_k) + tl.arange(0, STEP)
@@ -107,7 +115,11 @@ def queries_again(first_query, head_index, call, table, D: tl.constexpr, GROUP: 
         position = key_position(call.positions + batch * call.stride_positions, key[None, :], call.bounds.seqlen_k, F)
         mask = sees(row, key[None, :], position, call.bounds, True, F)
         p = tl.exp2(tl.dot(q, tl.trans(k)) * call.scale_log2 - lse2[:, None])
-        ds = p * (tl.dot(do, tl.trans(v)) - delta[:, None])
+        dp = tl.dot(do, tl.trans(v))
+        if F.dropout:  # dS times the share that is kept, as in the fused kernel
+            keep = kept_pairs(stream, query[:, None] + shift, key[None, :], call.stride_mask)
+            dp = tl.where(keep, dp, 0.0)
+        ds = p * (dp - delta[:, None])
         ds = tl.where(mask, ds, 0.0)
         k = tl.where(is_finite(k), k, 0.0).to(k.dtype)
         dq = tl.dot(ds.to(k.dtype), k, dq)
@@ -116,15 +128,19 @@ def queries_again(first_query, head_index, call, table, D: tl.constexpr, GROUP: 
 
 @triton.jit
 def keys_again(first_key, batch, kv_head, call, table, D: tl.constexpr, GROUP: tl.constexpr, F: tl.constexpr):
-    """dK (unscaled) and dV of 64 keys."""
+    """dK (unscaled; with dropout the share that is kept times it) and dV of 64 keys."""
     key = first_key + tl.arange(0, ROWS)
     k = _load(call.k.pointer + batch * call.k.batch + kv_head * call.k.head, call.k.row, key, call.bounds.seqlen_k, D)
     v = _load(call.v.pointer + batch * call.v.batch + kv_head * call.v.head, call.v.row, key, call.bounds.seqlen_k, D)
     position = key_position(call.positions + batch * call.stride_positions, key[:, None], call.bounds.seqlen_k, F)
+    shift = call.bounds.seqlen_k - call.bounds.seqlen_q
     dk = tl.zeros([ROWS, D], tl.float32)
     dv = tl.zeros([ROWS, D], tl.float32)
     for member in tl.range(0, GROUP, num_stages=1):
         head = kv_head * GROUP + member
+        if F.dropout:
+            stream = load_stream(call.mask, batch + call.sequence, head)
+            share = (65536 - call.stride_mask).to(tl.float32) / 65536.0
         block_row = table.rows + batch * table.batch + head * table.head
         if F.block_q:
             block_row += (first_key // F.block_k) * table.row
@@ -147,7 +163,14 @@ def keys_again(first_key, batch, kv_head, call, table, D: tl.constexpr, GROUP: t
             row = query_rows(query[None, :], batch, call.bounds, call.mask + batch * call.stride_mask, call.plane, F)
             mask = sees(row, key[:, None], position, call.bounds, True, F) & (query < call.bounds.seqlen_q)[None, :]
             p = tl.where(mask, tl.exp2(tl.dot(k, tl.trans(q)) * call.scale_log2 - lse2[None, :]), 0.0)
-            ds = p * (tl.dot(v, tl.trans(do)) - delta[None, :])
+            dp = tl.dot(v, tl.trans(do))
+            if F.dropout:
+                keep = kept_pairs(stream, query[None, :] + shift, key[:, None], call.stride_mask)
+                dp = tl.where(keep, dp, 0.0)
+                ds = p * (dp - delta[None, :] * share)
+                p = tl.where(keep, p / share, 0.0)
+            else:
+                ds = p * (dp - delta[None, :])
             ds = tl.where(mask, ds, 0.0)
             # A visible NaN or inf of dO shows in delta, and reaches the keys it belongs to.
             p = tl.where(mask & (is_finite(delta)[None, :] == 0), float("nan"), p)

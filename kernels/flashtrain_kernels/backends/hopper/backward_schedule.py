@@ -57,7 +57,7 @@ class Reach(NamedTuple):
 class Walk(NamedTuple):
     """How an item's tiles are found: by its Reach, or in a row of a table and a list. tail: the item goes past Sk.
     bounds: the item's. queries_at, keys_at: where the rows of tile 0 and key 0 are; 0 but for packed sequences.
-    item_tile: the item's place among call.key_tiles."""
+    item_tile: the item's place among call.key_tiles. sequence: the batch row's number, or the packed sequence's."""
 
     reach: Any
     tail: Any
@@ -68,6 +68,7 @@ class Walk(NamedTuple):
     queries_at: Any
     keys_at: Any
     item_tile: Any
+    sequence: Any
 
 
 class Masks(NamedTuple):
@@ -244,10 +245,12 @@ def work_of(item, call, notes, C: gl.constexpr):
     queries_at = 0
     keys_at = 0
     item_tile = key_tile
+    sequence = batch
     if C.packed:
         lanes = gl.arange(0, LANES, layout=gl.BlockedLayout([LANES // 32], [32], [gl.num_warps()], [0]))
         sequences = noted(notes, 9).to(gl.int32)
         number, key_tile = find(key_tile, lanes, call.table, sequences, bounds.seqlen_k, C.keys)
+        sequence = number
         queries_at, keys_at, bounds = sequence_of(number, call.blocks, call.table, sequences, bounds, True)
     first_key = key_tile * C.keys
     row = call.table
@@ -273,5 +276,5 @@ def work_of(item, call, notes, C: gl.constexpr):
         before = slot * BLOCK_Q
         bounds = Bounds(bounds.seqlen_q + before, bounds.seqlen_k, bounds.left - before, bounds.right - before)
         queries_at -= before
-    walk = Walk(reach, tail, row, stride_head, call.blocks, bounds, queries_at, keys_at, item_tile)
+    walk = Walk(reach, tail, row, stride_head, call.blocks, bounds, queries_at, keys_at, item_tile, sequence)
     return walk, Masks(mask, plane, position), first_key, batch * call.heads + kv_head * C.group

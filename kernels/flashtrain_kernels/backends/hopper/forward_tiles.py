@@ -7,6 +7,7 @@ from torch import Tensor
 from ...masks import BlockMask, Mask, Sequences
 from ...options import Options
 from . import releases
+from .draws import why_not_drop
 from .launch import why_not
 
 
@@ -65,8 +66,12 @@ def serves_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | N
         return "head dimensions up to 256 that are multiples of 8 only"
     if q.shape[3] > 128 and options.mask is not None:
         return "no masks with head dimensions beyond 128"
-    if options.rich:
-        return "no softcap, ALiBi, bias or dropout"
+    if options.dropout_p > 0:
+        reason = why_not_drop(q, k, options)
+        if reason is not None:
+            return reason
+    elif options.rich:
+        return "no softcap, ALiBi or bias"
     if not options.scale > 0:
         return "the scale must be positive"
     if isinstance(options.mask, Mask) and options.mask.keys is not None:
