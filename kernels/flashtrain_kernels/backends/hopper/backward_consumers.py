@@ -22,8 +22,8 @@ from .backward_parts import (
     add_by_copy,
     add_directly,
     await_signal,
-    draws_of,
     hide,
+    item_draws,
     left_keys,
     left_transposed,
     meet,
@@ -79,7 +79,7 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
         count, member, tiles = first_step(walk, C.kind, C.tiles, C.group)
         if C.dropout:
             threshold = threshold_of(notes)
-            stream, key_words, zero_query = draws_of(0, walk, masks, key, head_place, call, C)
+            draws = item_draws(0, walk, masks, key, head_place, call, C)
         if count > 0:
             i = 0
             before = 0
@@ -115,8 +115,8 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                 if C.dropout:
                     if C.group > 1:  # noqa: SIM102 - decided while compiling; while running
                         if i == 0:
-                            stream, key_words, zero_query = draws_of(member, walk, masks, key, head_place, call, C)
-                    p = mark_dropped(p, tile * BLOCK_Q + zero_query, key_words, stream, threshold)
+                            draws = item_draws(member, walk, masks, key, head_place, call, C)
+                    p = mark_dropped(p, tile, draws, threshold)
                     p16 = kept_weights(p, dtype)
                 else:
                     p16 = p.to(dtype)
@@ -202,7 +202,7 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
     count, member, tiles = first_step(walk, C.kind, C.tiles, C.group)
     if C.dropout:
         threshold = threshold_of(notes)
-        stream, key_words, zero_query = draws_of(0, walk, masks, key, head_place, call, C)
+        draws = item_draws(0, walk, masks, key, head_place, call, C)
     if count > 0:
         i = 0
         stage = 0
@@ -241,8 +241,8 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
             if C.dropout:
                 if C.group > 1:  # noqa: SIM102 - decided while compiling; while running
                     if i == 0:
-                        stream, key_words, zero_query = draws_of(member, walk, masks, key, head_place, call, C)
-                p = mark_dropped(p, tile * BLOCK_Q + zero_query, key_words, stream, threshold)
+                        draws = item_draws(member, walk, masks, key, head_place, call, C)
+                p = mark_dropped(p, tile, draws, threshold)
                 p16 = kept_weights(p, dtype)
             else:
                 p16 = p.to(dtype)

@@ -12,7 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 from ..portable.draws import load_stream
 from .assembly import opaque
 from .backward_schedule import BAND, BLOCK_K, BLOCK_Q, noted, work_of
-from .draws import keep_scale, key_counter
+from .draws import draws_of, keep_scale
 from .releases import reinterpreted
 
 HALF = gl.constexpr(64)
@@ -187,16 +187,15 @@ def threshold_of(notes):
 
 
 @gluon.jit
-def draws_of(member, walk, masks, key, first_head, call, C: gl.constexpr):
-    """Where the draws of an item's keys with a head of the group begin: (Stream, counter's words of the keys, position
-    of the query 0 that tiles are counted from)."""
+def item_draws(member, walk, masks, key, first_head, call, C: gl.constexpr):
+    """`draws_of` an item's keys with a head of the group."""
     if C.packed:
         # Queries and keys of a sequence begin together; tiles count from slot 0 (backward_schedule.py).
         before = walk.queries_at - walk.keys_at
     else:
         before = walk.bounds.seqlen_k - walk.bounds.seqlen_q
     stream = load_stream(masks.queries, walk.sequence, first_head % call.heads + member)
-    return stream, key_counter(stream, key), before
+    return draws_of(stream, key, before)
 
 
 @gluon.jit

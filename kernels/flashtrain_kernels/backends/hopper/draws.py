@@ -20,6 +20,7 @@ from ... import philox
 from ...masks import Sequences
 from ...options import Options
 from ..portable.draws import group_of
+from .assembly import opaque
 
 _MULTIPLIER = gl.constexpr(philox.MULTIPLIER)
 _WIDTHS = (64, 128)  # head dimensions
@@ -162,21 +163,22 @@ def drop(weights, queries, first_key, stream, threshold):
 
 
 @gluon.jit
-def key_counter(stream, key):
-    """The counter's word of keys (positions)."""
-    return group_of(key) + stream.second
+def draws_of(stream, key, first_query):
+    """What the draws of keys (keys, 1) need with the queries from first_query, a multiple of 16, on (positions): Philox's
+    key, its counter's word of those queries, and that of the keys."""
+    return stream.key, (first_query >> 1).to(gl.uint32, bitcast=True) + stream.first, group_of(key) + stream.second
 
 
 @gluon.jit
-def mark_dropped(weights, first_query, keys, stream, threshold):
-    """Weights (keys, queries), negative where dropped. first_query: a position, a multiple of 16. keys: of
-    `key_counter`, (keys, 1)."""
+def mark_dropped(weights, tile, draws, threshold):
+    """Weights (keys, queries) of a tile of queries, negative where dropped. draws: `draws_of` with tile 0."""
     LAYOUT: gl.constexpr = weights.type.layout
     BLOCK_Q: gl.constexpr = weights.shape[1]
+    own, queries, keys = draws
     query = gl.arange(0, BLOCK_Q, layout=gl.SliceLayout(0, LAYOUT))
-    counter = group_of(query) + ((first_query >> 1).to(gl.uint32, bitcast=True) + stream.first)
+    counter = group_of(query) + ((tile * (BLOCK_Q // 2)).to(gl.uint32, bitcast=True) + queries)
     return gl.inline_asm_elementwise(
-        _BACKWARD, _BACKWARD_CONSTRAINTS, [weights, counter[None, :], keys, stream.key, upper_half(threshold)],
+        _BACKWARD, _BACKWARD_CONSTRAINTS, [weights, counter[None, :], keys, own, upper_half(threshold)],
         dtype=gl.float32, is_pure=True, pack=8,
     )  # fmt: skip
 
@@ -194,5 +196,6 @@ def kept_weights(marked, DTYPE: gl.constexpr):
 @gluon.jit
 def score_gradients(marked, dp, delta, threshold):
     """dS times the share that is kept, of the weights of `mark_dropped`: p (dP / share - delta) or -p delta."""
-    share = (65536 - threshold).to(gl.float32) * (1.0 / 65536.0)
+    # Computed anew for each tile: it would cost the loop a register.
+    share = (65536 - opaque(threshold)).to(gl.float32) * (1.0 / 65536.0)
     return gl.maximum(marked, 0.0) * dp - gl.abs(marked) * (delta * share)
