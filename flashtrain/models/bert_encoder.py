@@ -251,8 +251,11 @@ class BertEncoder(nn.Module):
             check_learned(tokens.shape[1], self.config.context)
         rows = tokens[None] if packed else tokens
         dropout = self.config.dropout if self.training else 0.0
-        packs = cu_seqlens is not None
-        mask, counted = self._packed(cu_seqlens, tokens, dropout > 0) if packs else _padded(lengths, tokens)
+        mask: Mask | PackedSequences | None
+        if cu_seqlens is not None:
+            mask, counted = self._packed(cu_seqlens, tokens, dropout > 0)
+        else:
+            mask, counted = _padded(lengths, tokens)
         if positions is not None:
             counted = positions[None] if packed else positions
         x = self._embed(rows, segments[None] if packed and segments is not None else segments, counted, packed)

@@ -63,7 +63,14 @@ FEATURES |= {
     f"dropout {name}": replace(FEATURES[name], dropout_p=0.1, seed=empty(3, dtype=torch.int64))
     for name in ("full", "causal", "window", "packed", "packed full")
 }
-GROUPS = {"dropout causal": (1, 4), "full": (1, 4), "causal": (1, 4), "blocks": (1, 2), "intervals": (1, 2), "packed": (1, 4)}
+GROUPS = {
+    "dropout causal": (1, 4),
+    "full": (1, 4),
+    "causal": (1, 4),
+    "blocks": (1, 2),
+    "intervals": (1, 2),
+    "packed": (1, 4),
+}
 
 
 def variants(feature: str) -> Iterator[tuple[int, int, int, int]]:
@@ -110,7 +117,8 @@ SPILLS |= {
     (3, 8): {("blocks", 128): 37, ("causal", 256): 2},
     (3, 9): {("full", 64): 8, ("causal", 64): 6, ("blocks", 64): 14, ("packed full", 64): 8},
 }.get(release(), {})
-# Of them in a loop over queries: two intervals a query need many registers, and so do draws; 3.8 takes more than others.
+# Of them in a loop over queries: two intervals a query need many registers, and so do draws; 3.8 takes more than
+# others.
 IN_LOOPS = {("two intervals", 128): 14, ("permuted", 128): 14}
 IN_LOOPS |= {
     ("dropout full", 128): 4, ("dropout causal", 64): 2, ("dropout causal", 128): 3, ("dropout window", 128): 7,

