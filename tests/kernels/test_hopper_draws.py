@@ -1,4 +1,4 @@
-"""The Hopper kernels' draws without a GPU: their PTX, interpreted, is the reference's mask where wgmma leaves a tile."""
+"""The Hopper kernels' draws without a GPU: their PTX, interpreted, is the reference's mask as wgmma leaves tiles."""
 
 import importlib.util
 import re
