@@ -63,8 +63,13 @@ FEATURES |= {
     f"dropout {name}": replace(FEATURES[name], dropout_p=0.1, seed=empty(3, dtype=torch.int64))
     for name in ("full", "causal", "window", "packed", "packed full")
 }
+FEATURES |= {
+    f"alibi {name}": replace(FEATURES[name], alibi_slopes=empty(H, dtype=torch.float32))
+    for name in ("causal", "window", "packed full")
+}
 GROUPS = {
     "dropout causal": (1, 4),
+    "alibi causal": (1, 4),
     "full": (1, 4),
     "causal": (1, 4),
     "blocks": (1, 2),
@@ -79,11 +84,11 @@ def variants(feature: str) -> Iterator[tuple[int, int, int, int]]:
     for group in GROUPS.get(feature, (1,)):
         yield 64, group, S, B
         yield 128, group, S, B
-        if FEATURES[feature].mask is None and FEATURES[feature].dropout_p == 0:
+        if FEATURES[feature].mask is None and not FEATURES[feature].rich:
             yield 256, group, S, B
-        if feature.removeprefix("dropout ") in ("full", "causal"):
+        if feature.split()[-1] in ("full", "causal") and FEATURES[feature].mask is None:
             yield 128, group, SHORT, B
-    if feature.removeprefix("dropout ") in ("full", "causal"):
+    if feature.split()[-1] in ("full", "causal") and FEATURES[feature].mask is None:
         yield 64, 1, SHORT, MANY
 
 

@@ -45,6 +45,9 @@ def options(feature: str, length: int) -> Options:
     if feature.startswith("dropout "):
         seed = empty(3, dtype=torch.int64)
         return replace(options(feature.removeprefix("dropout "), length), dropout_p=0.1, seed=seed)
+    if feature.startswith("alibi "):
+        slopes = empty(H, dtype=torch.float32)
+        return replace(options(feature.removeprefix("alibi "), length), alibi_slopes=slopes)
     plain = {"full": (None, None), "causal": (None, 0), "window": (-256, 0)}
     if feature in plain:
         left, right = plain[feature]
@@ -72,14 +75,17 @@ CASES = [
     ("dropout causal", 64, 512, 1), ("dropout causal", 64, 4096, 4), ("dropout causal", 128, 4096, 4),
     ("dropout causal", 128, 32768, 1), ("dropout window", 64, 4096, 1), ("dropout window", 128, 4096, 1),
     ("dropout packed", 64, 2048, 1), ("dropout packed full", 64, 32768, 1), ("dropout packed", 128, 2048, 4),
-    ("dropout packed full", 128, 32768, 1),
+    ("dropout packed full", 128, 32768, 1), ("alibi causal", 64, 512, 1), ("alibi full", 64, 512, 1),
+    ("alibi causal", 64, 4096, 2), ("alibi causal", 128, 4096, 4), ("alibi window", 128, 4096, 1),
+    ("alibi packed full", 64, 32768, 1), ("alibi packed full", 128, 32768, 1),
 ]  # fmt: skip
 SHARED_MEMORY = 232_448  # bytes that one block may use
 # Spilling instructions that are let pass: outside the loop over keys, in setting up a tile and in the pass after a NaN.
 SPILLS = {
     ("causal", 72): 8, ("causal", 256): 60, ("window", 256): 105, ("packed", 64): 9, ("packed full", 64): 9,
     ("packed window", 64): 9, ("dropout full", 64): 42, ("dropout causal", 64): 100, ("dropout causal", 128): 71,
-    ("dropout packed full", 64): 128, ("dropout packed full", 128): 35,
+    ("dropout packed full", 64): 128, ("dropout packed full", 128): 35, ("alibi causal", 64): 17,
+    ("alibi packed full", 64): 8, ("alibi packed full", 128): 30,
 }  # fmt: skip
 # And those of releases that keep more of the arguments in memory meanwhile.
 SPILLS |= {

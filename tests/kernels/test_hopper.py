@@ -21,6 +21,7 @@ def test_they_compile_with_wgmma_and_tma_and_without_spills_or_serialised_produc
         "packed window",
         "dropout causal",
         "dropout packed full",
+        "alibi causal",
     )
     assert {row["head_dim"] for row in rows} >= {64, 128}
     assert [row for row in rows if row["faults"]] == []

@@ -125,13 +125,33 @@ def test_masks_of_wide_heads_are_left_to_the_portable_kernels(gpu):
 
 @pytest.mark.parametrize(
     "options",
-    [{"softcap": 3.0}, {"alibi_slopes": torch.ones(2)}, {"bias": torch.zeros(1, 1, 1, 1)}],
+    [{"softcap": 3.0}, {"bias": torch.zeros(1, 1, 1, 1)}],
     ids=lambda options: next(iter(options)),
 )
-def test_what_changes_scores_is_left_to_the_portable_kernels_with_dropout_too(options, gpu):
+def test_what_changes_scores_is_left_to_the_portable_kernels_with_dropout_or_alibi_too(options, gpu):
     gpu()
     assert all(refusals(*tensors(), **options))
     assert all(refusals(*tensors(), **options, dropout_p=0.1, seed=SEED))
+    assert all(refusals(*tensors(), **options, alibi_slopes=torch.ones(2)))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("options", [{}, {"right": 5}, {"left": -100, "right": 0}], ids=str)
+def test_alibi_is_served_by_itself(head_dim, options, gpu):
+    gpu()
+    q, k, v = tensors(head_dim, kv_heads=1)
+    for slopes in (torch.ones(2), torch.ones(1, 2)):
+        assert refusals(q[:, :1001], k, v, alibi_slopes=slopes, **options) == (None, None)
+    slopes = torch.ones(2)
+    assert all("dropout" in reason for reason in refusals(q, k, v, alibi_slopes=slopes, dropout_p=0.1, seed=SEED))
+    assert all("stride" in reason for reason in refusals(q, k, v, alibi_slopes=torch.ones(4)[::2]))
+    assert all("head dimensions" in reason for reason in refusals(*tensors(256), alibi_slopes=slopes))
+    mask = masks.document(torch.arange(1024)[None] // 300, causal=True)
+    assert all("masks" in reason for reason in refusals(q, k, v, alibi_slopes=slopes, mask=mask))
+    cu = torch.tensor([0, 100, 1024], dtype=torch.int32)
+    packed = Options(0.125, alibi_slopes=slopes).by_boundaries(masks.Sequences(cu, cu.clone(), 1024, 1024, (-1, 0)))
+    assert hopper.changes_sequences(packed)
+    assert [hopper.serves(Call(q, k, v, packed), way) for way in ("forward", "backward")] == [None, None]
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -156,9 +176,9 @@ def test_dropout_of_packed_sequences_is_served_with_one_cu_seqlens(gpu):
     for ends, served in ((one, True), (other, False)):
         sequences = masks.Sequences(one, ends, 1024, 1024, (-1, 0))
         for mask in (sequences, sequences.mask()):
-            assert hopper.drops(replace(options, mask=mask)) == served
-            assert not hopper.drops(replace(options, mask=mask, softcap=2.0))
-            assert not hopper.drops(replace(options, mask=mask, dropout_p=0.0))
+            assert hopper.changes_sequences(replace(options, mask=mask)) == served
+            assert not hopper.changes_sequences(replace(options, mask=mask, softcap=2.0))
+            assert not hopper.changes_sequences(replace(options, mask=mask, dropout_p=0.0))
         call = Call(q, k, v, options.by_boundaries(sequences))
         reasons = tuple(hopper.serves(call, way) for way in ("forward", "backward"))
         assert (reasons == (None, None)) if served else all("other cu_seqlens" in reason for reason in reasons)

@@ -1,4 +1,5 @@
-"""The Hopper kernels' draws without a GPU: their PTX, interpreted, is the reference's mask as wgmma leaves tiles."""
+"""The Hopper kernels' draws, and their ALiBi, without a GPU: their PTX, interpreted, gives what the reference says to
+the numbers that a thread has of a tile."""
 
 import importlib.util
 import re
@@ -22,6 +23,11 @@ INSTRUCTIONS = {
     "setp.ge.u32": lambda a, b: a >= b,
     "selp.f32": lambda a, b, keep: a if keep else b,
     "neg.f32": lambda a: -a,
+    "add.f32": lambda a, b: a + b,
+    "sub.f32": lambda a, b: a - b,
+    "mul.f32": lambda a, b: a * b,
+    "abs.f32": abs,
+    "fma.rn.f32": lambda a, b, c: a * b + c,
 }
 SEED = torch.tensor([-987654321987654321, 3, 2])
 P = 0.4
@@ -96,6 +102,18 @@ def test_the_backwards_ptx_marks_what_the_mask_says(row, column):
     rows, columns = (torch.tensor(side) for side in zip(*PLACES, strict=True))
     wanted = kept(0, 1, column + columns, row + rows)
     assert got == [weight if keep else -weight for weight, keep in zip(weights, wanted.tolist(), strict=True)]
+
+
+@pytest.mark.parametrize("slope", [0.25, -0.5, 0.0])
+@pytest.mark.parametrize(("row", "column"), [(0, 0), (-3, 6), (87, 2), (50, 52), (5, 118)])
+def test_alibis_ptx_takes_slopes_times_distances(row, column, slope):
+    from flashtrain_kernels.backends.hopper import alibi
+
+    scores = [1.0 + place for place in range(8)]
+    inputs = {16: row * slope, 24: column * slope, 32: slope, 40: 1.0 if slope < 0 else -1.0}
+    got = interpreted(alibi._assembly(), dict(enumerate(scores, 8)) | inputs)
+    distances = [abs(row + rows - column - columns) for rows, columns in PLACES]
+    assert got == [score - slope * distance for score, distance in zip(scores, distances, strict=True)]
 
 
 def test_accumulators_lie_as_the_draws_take_them_to():

@@ -12,10 +12,11 @@ from torch import Tensor
 from ...masks import BlockMask, Mask, Sequences
 from ...options import Options
 from ..portable.launch import Launch, ceil_div, features_of, mask_arguments, strides_of, table_of
+from .alibi import why_not_lean
 from .backward_kernel import Choices, backward_kernel
 from .backward_rows import FLAGS, finish_kernel, prepare_kernel
 from .backward_schedule import BAND, BLOCK_K, BLOCK_Q, BLOCKS, PLAN
-from .draws import keep_scale_of, why_not_drop, with_seed
+from .draws import keep_scale_of, why_not_drop, with_changes
 from .launch import descriptor, multiprocessors, run, why_not, workspace
 from .releases import backward_options
 from .sequences import slots
@@ -46,8 +47,12 @@ def serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | 
         reason = why_not_drop(q, k, options)
         if reason is not None:
             return reason
+    elif options.alibi_slopes is not None:
+        reason = why_not_lean(q, options)
+        if reason is not None:
+            return reason
     elif options.rich:
-        return "softcap, ALiBi or bias"
+        return "softcap or bias"
     if isinstance(mask, Mask) and mask.plan is not None and mask.plan.blocks[4:6] != (QUERIES, KEYS):
         return "a mask planned for other tiles"
     if isinstance(mask, BlockMask) and (mask.block_size[0] < QUERIES or mask.block_size[1] < KEYS):
@@ -85,6 +90,7 @@ def choices(q: Tensor, k: Tensor, options: Options, gradients: tuple[Tensor, ...
         late=q.shape[3] == 128 and kind == BAND.value and options.left is None and queries >= LATE_QUERIES,
         packed=isinstance(mask, Sequences),
         dropout=options.dropout_p > 0,
+        alibi=options.alibi_slopes is not None,
     )
 
 
@@ -95,7 +101,7 @@ def has_whole_heads(q: Tensor, k: Tensor, options: Options) -> bool:
         return False
     if options.mask is not None or options.left is not None or (options.right or 0) < 0:
         return False
-    if options.rich and options.dropout_p == 0:
+    if options.rich and options.dropout_p == 0 and options.alibi_slopes is None:
         return False
     heads, programs = q.shape[0] * q.shape[2], multiprocessors(q.device)
     fill = SHORT_FILL if options.right is not None and k.shape[1] <= SHORT_KEYS else FILL
@@ -165,7 +171,7 @@ def backward_launches(
     scale_log2, finish_scale = options.scale * math.log2(math.e), options.scale * keep_scale_of(options)
     warps = 4 if head_dim <= 128 else 8
     mask = options.mask
-    mask_given, of_keys = with_seed(mask_arguments(mask, lse), 0, 2, options), table_of(mask, lse, "dkdv")
+    mask_given, of_keys = with_changes(mask_arguments(mask, lse), 0, 2, options), table_of(mask, lse, "dkdv")
     cu_seqlens_q, sequences = (lse, 0) if packed is None else (packed.cu_seqlens_q, packed.number)
     prepare = Launch(
         kernel=prepare_kernel,

@@ -13,6 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from .alibi import lean
 from .assembly import exp2_few
 from .backward_parts import (
     BETWEEN,
@@ -24,6 +25,7 @@ from .backward_parts import (
     await_signal,
     hide,
     item_draws,
+    item_slope,
     left_keys,
     left_transposed,
     meet,
@@ -77,6 +79,8 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
         if C.key_positions:
             position = gl.load(masks.positions + key, mask=key < walk.bounds.seqlen_k, other=-2147483648)
         count, member, tiles = first_step(walk, C.kind, C.tiles, C.group)
+        if C.alibi:
+            slope = item_slope(0, walk, masks, head_place, call, notes, C)
         if C.dropout:
             threshold = threshold_of(notes)
             draws = item_draws(0, walk, masks, key, head_place, call, C)
@@ -107,6 +111,11 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                 )
                 lse2 = rows.slice(0, BLOCK_Q).load(gl.SliceLayout(0, mma))
                 s = s * call.scale_log2 - lse2[None, :]
+                if C.alibi:
+                    if C.group > 1:  # noqa: SIM102 - decided while compiling; while running
+                        if i == 0:
+                            slope = item_slope(member, walk, masks, head_place, call, notes, C)
+                    s = lean(s, key - (tile * BLOCK_Q + walk.first_position), slope)
                 if masked:
                     s = hide(s, tile, key, position, walk.bounds, masks, C.left, C.right, C.intervals, mma)
                 if LATE:
@@ -200,6 +209,8 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
     if C.key_positions:
         position = gl.load(masks.positions + key, mask=key < walk.bounds.seqlen_k, other=-2147483648)
     count, member, tiles = first_step(walk, C.kind, C.tiles, C.group)
+    if C.alibi:
+        slope = item_slope(0, walk, masks, head_place, call, notes, C)
     if C.dropout:
         threshold = threshold_of(notes)
         draws = item_draws(0, walk, masks, key, head_place, call, C)
@@ -231,6 +242,11 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                 )
             lse2 = rows.slice(0, BLOCK_Q).load(gl.SliceLayout(0, mma))
             s = s * call.scale_log2 - lse2[None, :]
+            if C.alibi:
+                if C.group > 1:  # noqa: SIM102 - decided while compiling; while running
+                    if i == 0:
+                        slope = item_slope(member, walk, masks, head_place, call, notes, C)
+                s = lean(s, key - (tile * BLOCK_Q + walk.first_position), slope)
             if masked:
                 s = hide(s, tile, key, position, walk.bounds, masks, C.left, C.right, C.intervals, mma)
             if LATE:

@@ -10,6 +10,7 @@ from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from ..portable.draws import load_stream
+from .alibi import load_slope
 from .assembly import opaque
 from .backward_schedule import BAND, BLOCK_K, BLOCK_Q, noted, work_of
 from .draws import draws_of, keep_scale
@@ -182,20 +183,23 @@ def noted_stride(notes, PLACE: gl.constexpr, C: gl.constexpr):
 
 @gluon.jit
 def threshold_of(notes):
-    """Dropout's, of a call with it (draws.with_seed)."""
+    """Dropout's, of a call with it (draws.with_changes)."""
     return noted(notes, 10).to(gl.int32)
 
 
 @gluon.jit
 def item_draws(member, walk, masks, key, first_head, call, C: gl.constexpr):
     """`draws_of` an item's keys with a head of the group."""
-    if C.packed:
-        # Queries and keys of a sequence begin together; tiles count from slot 0 (backward_schedule.py).
-        before = walk.queries_at - walk.keys_at
-    else:
-        before = walk.bounds.seqlen_k - walk.bounds.seqlen_q
     stream = load_stream(masks.queries, walk.sequence, first_head % call.heads + member)
-    return draws_of(stream, key, before)
+    return draws_of(stream, key, walk.first_position)
+
+
+@gluon.jit
+def item_slope(member, walk, masks, first_head, call, notes, C: gl.constexpr):
+    """`load_slope` of a head of the group."""
+    sequences = noted(notes, 9).to(gl.int32)
+    head = first_head % call.heads + member
+    return load_slope(masks.queries, noted(notes, 10).to(gl.int32), walk.sequence, sequences, head, C.packed)
 
 
 @gluon.jit

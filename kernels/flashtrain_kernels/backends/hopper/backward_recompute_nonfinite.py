@@ -20,7 +20,8 @@ STEP = tl.constexpr(16)
 
 class Inputs(NamedTuple):
     """What both passes read. q, k, v, dout: Strided. rows: what backward_rows.py says of each query. mask: of a Mask,
-    with the distance of its rows and the stride of its batch; with dropout the seed, and as stride the threshold.
+    with the distance of its rows and the stride of its batch; with dropout the seed, and as stride the threshold;
+    with ALiBi the slopes and their stride.
     sequence: of a packed sequence its number, else 0."""
 
     q: Any
@@ -46,6 +47,18 @@ def _load(base, stride_row, row, limit, D: tl.constexpr):
     column = tl.arange(0, D)
     pointers = base + row.to(tl.int64)[:, None] * stride_row + column[None, :]
     return tl.load(pointers, mask=row[:, None] < limit, other=0.0)
+
+
+@triton.jit
+def _leaning(head, sequence, call, distance, F: tl.constexpr):
+    """What ALiBi takes from scores in base 2. distance: from queries' positions to keys'."""
+    taken = 0.0
+    if F.alibi:
+        # Tokens past the last end of packed sequences are one sequence more, which has no slopes.
+        row = tl.minimum(sequence, call.plane - 1) if call.plane > 0 else sequence
+        slope = tl.load(call.mask + row * call.stride_mask + head) * 1.4426950408889634
+        taken = slope * tl.abs(distance).to(tl.float32)
+    return taken
 
 
 @triton.jit
@@ -114,7 +127,10 @@ def queries_again(first_query, head_index, call, table, D: tl.constexpr, GROUP: 
         )
         position = key_position(call.positions + batch * call.stride_positions, key[None, :], call.bounds.seqlen_k, F)
         mask = sees(row, key[None, :], position, call.bounds, True, F)
-        p = tl.exp2(tl.dot(q, tl.trans(k)) * call.scale_log2 - lse2[:, None])
+        scores = tl.dot(q, tl.trans(k)) * call.scale_log2
+        if F.alibi:
+            scores -= _leaning(head, batch + call.sequence, call, query[:, None] + shift - key[None, :], F)
+        p = tl.exp2(scores - lse2[:, None])
         dp = tl.dot(do, tl.trans(v))
         if F.dropout:  # dS times the share that is kept, as in the fused kernel
             keep = kept_pairs(stream, query[:, None] + shift, key[None, :], call.stride_mask)
@@ -162,7 +178,10 @@ def keys_again(first_key, batch, kv_head, call, table, D: tl.constexpr, GROUP: t
             )
             row = query_rows(query[None, :], batch, call.bounds, call.mask + batch * call.stride_mask, call.plane, F)
             mask = sees(row, key[:, None], position, call.bounds, True, F) & (query < call.bounds.seqlen_q)[None, :]
-            p = tl.where(mask, tl.exp2(tl.dot(k, tl.trans(q)) * call.scale_log2 - lse2[None, :]), 0.0)
+            scores = tl.dot(k, tl.trans(q)) * call.scale_log2
+            if F.alibi:
+                scores -= _leaning(head, batch + call.sequence, call, query[None, :] + shift - key[:, None], F)
+            p = tl.where(mask, tl.exp2(scores - lse2[None, :]), 0.0)
             dp = tl.dot(v, tl.trans(do))
             if F.dropout:
                 keep = kept_pairs(stream, query[None, :] + shift, key[:, None], call.stride_mask)

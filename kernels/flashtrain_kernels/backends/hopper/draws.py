@@ -19,6 +19,7 @@ from ... import philox
 from ...masks import Sequences
 from ...options import Options
 from ..portable.draws import group_of
+from .alibi import slope_row
 from .assembly import opaque
 
 _MULTIPLIER = gl.constexpr(philox.MULTIPLIER)
@@ -50,13 +51,14 @@ def same_ends(sequences: Sequences) -> bool:
     return one.device.type == "cuda" and one.data_ptr() == other.data_ptr() and one.shape == other.shape
 
 
-def with_seed(arguments: tuple[Any, ...], seed_at: int, threshold_at: int, options: Options) -> tuple[Any, ...]:
-    """A kernel's arguments of the mask with dropout's seed and threshold in places that calls with dropout leave free,
-    so that the kernels of other calls have no arguments more."""
-    if options.dropout_p == 0:
-        return arguments
+def with_changes(arguments: tuple[Any, ...], tensor_at: int, number_at: int, options: Options) -> tuple[Any, ...]:
+    """A kernel's arguments of the mask with dropout's seed and threshold, or ALiBi's slopes and their stride, in places
+    that such calls leave free: so the kernels of other calls have no arguments more."""
     given = list(arguments)
-    given[seed_at], given[threshold_at] = options.seed, philox.threshold(options.dropout_p)
+    if options.dropout_p > 0:
+        given[tensor_at], given[number_at] = options.seed, philox.threshold(options.dropout_p)
+    elif options.alibi_slopes is not None:
+        given[tensor_at], given[number_at] = options.alibi_slopes, slope_row(options)
     return tuple(given)
 
 

@@ -10,6 +10,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ..portable.draws import kept_pairs, load_stream
+from .alibi import load_slope
 from .assembly import exp2_few, opaque
 from .draws import keep_scale
 from .forward_schedule import interval_rows, origin, pieces_of, place, sees
@@ -59,6 +60,8 @@ def attend_again(
     total_q = bounds.seqlen_q
     if F.dropout:
         stream = load_stream(rows_ptr, batch, head)
+    if F.alibi:
+        slope = load_slope(rows_ptr, mask.rows_batch, batch, mask.plane, head, C.packed) / scale
     batch, queries_at, keys_at, bounds = origin(batch, bounds, mask, list_ptr, C.packed)
     pieces = pieces_of(batch, head, first_query, bounds, mask, F, TILE_Q, BLOCK_K)
     mask_rows = interval_rows(row, batch, bounds, mask, rows_ptr, F)
@@ -95,7 +98,10 @@ def attend_again(
                 gl.float32
             )
             seen = sees(row, key, bounds, mask_rows, F) & real
-            score = gl.where(seen, gl.convert_layout(score, gl.SliceLayout(1, LAYOUT)), float("-inf"))
+            score = gl.convert_layout(score, gl.SliceLayout(1, LAYOUT))
+            if F.alibi:
+                score -= gl.abs(row + (bounds.seqlen_k - bounds.seqlen_q - key)).to(gl.float32) * slope
+            score = gl.where(seen, score, float("-inf"))
             new_max = gl.maximum(row_max, score * scale)
             weight = exp2_few(score * scale - new_max)
             rescale = exp2_few(row_max - new_max)

@@ -7,6 +7,7 @@ from torch import Tensor
 from ...masks import BlockMask, Mask, Sequences
 from ...options import Options
 from . import releases
+from .alibi import why_not_lean
 from .draws import why_not_drop
 from .launch import why_not
 
@@ -70,8 +71,12 @@ def serves_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | N
         reason = why_not_drop(q, k, options)
         if reason is not None:
             return reason
+    elif options.alibi_slopes is not None:
+        reason = why_not_lean(q, options)
+        if reason is not None:
+            return reason
     elif options.rich:
-        return "no softcap, ALiBi or bias"
+        return "no softcap or bias"
     if not options.scale > 0:
         return "the scale must be positive"
     if isinstance(options.mask, Mask) and options.mask.keys is not None:

@@ -11,6 +11,7 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from ..portable.draws import load_stream
+from .alibi import lean, load_slope
 from .assembly import (
     barrier_signal,
     barrier_wait,
@@ -212,6 +213,8 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
     for number in range(0, rounds(work, PAIRED)):
         if F.dropout:
             stream = load_stream(rows_ptr, batch, head)
+        if F.alibi:  # of scores that are not scaled yet
+            slope = load_slope(rows_ptr, mask.rows_batch, batch, mask.plane, head, C.packed) / scale
         batch, queries_at, _keys_at, own = origin(batch, bounds, mask, list_ptr, C.packed)
         pieces = pieces_of(batch, head, first_query, own, mask, F, TILE_Q, BLOCK_K)
         some = gl.where(first_query < own.seqlen_q, pieces.masked + pieces.full, 0)
@@ -228,6 +231,9 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
         scores = hopper.warpgroup_mma(q, k.permute((1, 0)), no_scores, use_acc=False, is_async=True)
         scores = hopper.warpgroup_mma_wait(0, [scores])
         mbarrier.arrive(k_empty.index(taken % C.stages), count=1)
+        if F.alibi:
+            first_key = place(0, pieces, list_ptr, F, TILES, BLOCK_K)
+            scores = lean(scores, (row + (own.seqlen_k - own.seqlen_q - first_key))[:, None], slope)
         if masked > 0:
             scores = hide(scores, row, 0, some > 0, item, own, mask, list_ptr, rows_ptr, F, TILE_Q, TILES)
         row_max = gl.full([ROWS], _NOTHING, gl.float32, layout=S_ROWS)
@@ -251,6 +257,9 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
                 barrier_signal(_TURN + (W + 1) % C.consumers, 256)
             scores = hopper.warpgroup_mma_wait(1, [scores])
             mbarrier.arrive(k_empty.index((taken + step) % C.stages), count=1)
+            if F.alibi:
+                first_key = place(step, pieces, list_ptr, F, TILES, BLOCK_K)
+                scores = lean(scores, (row + (own.seqlen_k - own.seqlen_q - first_key))[:, None], slope)
             if step < masked:
                 scores = hide(scores, row, step, True, item, own, mask, list_ptr, rows_ptr, F, TILE_Q, TILES)
             weights, rescale, row_max = _softmax(scores, row_max, scale)
