@@ -36,7 +36,7 @@ def slope_row(options: Options) -> int:
     return 0 if slopes is None or slopes.dim() == 1 or slopes.shape[0] == 1 else slopes.stride(0)
 
 
-# (rows, columns) from the first number of the eight that a thread holds, and by how many slopes it is nearer or farther.
+# (rows, columns) from the first number of the eight that a thread holds to each.
 _PLACES = ((0, 0), (0, 1), (8, 0), (8, 1), (0, 8), (0, 9), (8, 8), (8, 9))
 
 

@@ -282,5 +282,5 @@ def work_of(item, call, notes, C: gl.constexpr):
         queries_at -= before
     walk = Walk(
         reach, tail, row, stride_head, call.blocks, bounds, queries_at, keys_at, item_tile, sequence, first_position
-    )
+    )  # fmt: skip
     return walk, Masks(mask, plane, position), first_key, batch * call.heads + kv_head * C.group
