@@ -250,13 +250,17 @@ class BertEncoder(nn.Module):
         if not packed and self.position_embedding is not None:
             check_learned(tokens.shape[1], self.config.context)
         rows = tokens[None] if packed else tokens
-        mask, counted = self._packed(cu_seqlens, tokens) if cu_seqlens is not None else _padded(lengths, tokens)
+        dropout = self.config.dropout if self.training else 0.0
+        mask: Mask | PackedSequences | None
+        if cu_seqlens is not None:
+            mask, counted = self._packed(cu_seqlens, tokens, dropout > 0)
+        else:
+            mask, counted = _padded(lengths, tokens)
         if positions is not None:
             counted = positions[None] if packed else positions
         x = self._embed(rows, segments[None] if packed and segments is not None else segments, counted, packed)
         planned: AnyMask | PackedSequences | None = mask
         if isinstance(mask, Mask):
-            dropout = self.config.dropout if self.training else 0.0
             planned = plan_mask(mask, x, attention=self.attention, head_dim=self.config.head_dim, dropout=dropout)
         for block in self.blocks:
             x = block(x, positions=counted, mask=planned)
@@ -279,13 +283,15 @@ class BertEncoder(nn.Module):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         return x
 
-    def _packed(self, cu_seqlens: Tensor, tokens: Tensor) -> tuple[Mask | PackedSequences, Tensor]:
+    def _packed(self, cu_seqlens: Tensor, tokens: Tensor, drops: bool) -> tuple[Mask | PackedSequences, Tensor]:
         """What keeps the sequences of a packed row apart, and where each token stands in its own, (1, T) int32."""
         documents = documents_from_cu_seqlens(cu_seqlens, tokens.shape[0])
         index = torch.arange(tokens.shape[0], device=tokens.device, dtype=torch.int32)[None]
         positions = torch.where(documents.end > documents.start, index - documents.start, 0)
         kernels = self.attention == "flash" and dispatch.implementation_for(tokens.device.type) != "torch"
         if kernels or torch.compiler.is_compiling():
+            if drops:  # as sequences: the Hopper kernels drop weights there, and not with masks
+                return masks.varlen(cu_seqlens, cu_seqlens, tokens.shape[0], tokens.shape[0]), positions
             return masks.document(documents, causal=False), positions
         return PackedSequences(tuple(cu_seqlens.diff().tolist())), positions
 

@@ -49,8 +49,8 @@ class Options:
 
     @property
     def beyond_softcap(self) -> bool:
-        """Do scores or weights change by more than a softcap (ALiBi, bias, dropout)? The Hopper kernels take no such
-        calls."""
+        """Do scores or weights change by more than a softcap (ALiBi, bias, dropout)? Such calls the Hopper kernels take
+        at few head dimensions and without masks, or not at all."""
         return self.bias is not None or self.alibi_slopes is not None or self.dropout_p > 0
 
     def by_boundaries(self, sequences: Sequences) -> Options:

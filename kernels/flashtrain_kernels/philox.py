@@ -1,23 +1,33 @@
-"""Random numbers by counter: Philox4x32 in plain PyTorch, and the dropout mask made of it.
+"""Random numbers by counter: Philox in plain PyTorch, and the dropout mask made of it.
 
 Philox (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011) turns a key and a counter
-into four 32-bit words. There is no state to advance: whoever computes the word of a (sequence, head, query, key) gets
-the same one, whatever the tiles, the order and the number of devices are. The kernels compute the same words by
-tl.philox.
+into words of 32 bits. There is no state to advance: whoever computes the draw of a (sequence, head, query, key) gets
+the same one, whatever the tiles, the order and the number of devices are.
+
+A weight takes 16 bits. One call of Philox2x32 gives those of four weights, two queries by two keys that are 8 apart:
+{i, i + 8} x {j, j + 8} within aligned squares of 16 x 16. A thread that holds a tile as Hopper's tensor cores leave it
+has all four, whether rows are queries (forward) or keys (backward), so that none is drawn twice or moved.
+
+What is known of these generators: the paper's tests (TestU01's BigCrush) are what Philox4x32 with 7 and 10 rounds
+passed. Random123, the authors' library, has Philox2x32 with 10 rounds by default, and its known answers are of 7 and of
+10. Here it has 7, each a multiplication: we do not know of a published test of Philox2x32-7 by itself, and ours
+(tests/kernels/test_philox.py) are small beside BigCrush. Its key is one word only, so that a head's key and where its
+counters begin are words of Philox4x32-10, of the whole seed: heads that share a key by chance draw other numbers still.
 """
 
 import torch
 
-# Seven rounds pass every statistical test (table 2 of the paper) and cost 30% less than the customary ten.
-ROUNDS = 7
+ROUNDS = 7  # of Philox2x32
+STREAM_ROUNDS = 10  # of Philox4x32
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+MULTIPLIER, KEY_STEP = 0xD256D193, 0x9E3779B9  # of Philox2x32
 _WORD = 0xFFFFFFFF
 
 Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def philox(seed: torch.Tensor, counter: Words, rounds: int = ROUNDS) -> Words:
+def philox(seed: torch.Tensor, counter: Words, rounds: int = STREAM_ROUNDS) -> Words:
     """The four words of Philox4x32.
 
     seed: int64, whose low 32 bits are the first word of the key and whose high 32 bits are the second.
@@ -35,9 +45,27 @@ def philox(seed: torch.Tensor, counter: Words, rounds: int = ROUNDS) -> Words:
     return a, b, c, d
 
 
+def philox2x32(
+    key: torch.Tensor, counter: tuple[torch.Tensor, torch.Tensor], rounds: int = ROUNDS
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The two words of Philox2x32, as int64. Of key and counter (int64) the low 32 bits count."""
+    key, a, b = key & _WORD, counter[0] & _WORD, counter[1] & _WORD
+    for number in range(rounds):
+        if number:
+            key = (key + KEY_STEP) & _WORD
+        high, low = _product(a, MULTIPLIER)
+        a, b = high ^ b ^ key, low
+    return a, b
+
+
 def threshold(p: float) -> int:
-    """A weight is kept where the upper 31 bits of its word are at least this."""
-    return round(p * 2**31)
+    """A weight is kept where its 16 bits are at least this: p is rounded to a multiple of 1 / 65536, below 1."""
+    return min(round(p * 65536), 65535)
+
+
+def keep_probability(p: float) -> float:
+    """The share of weights that is kept, exactly: what the kept ones are divided by."""
+    return (65536 - threshold(p)) / 65536
 
 
 def keep_mask(
@@ -48,22 +76,27 @@ def keep_mask(
     key: torch.Tensor,
     p: float,
 ) -> torch.Tensor:
-    """Which attention weights dropout keeps: bool, True with probability 1 - p.
+    """Which attention weights dropout keeps: bool, True with probability keep_probability(p).
 
     seed: (3,) int64: the seed, and what is added to sequence and to head (for a rank that holds some of them).
     sequence, head, query, key: integers that broadcast: the sequence's number, the query head, and the positions of
-    query and key relative to their sequence's first key. One draw serves four keys: word key % 4 of the counter
-    (key // 4, query, head, sequence).
+    query and key relative to their sequence's first key.
+
+    (sequence, head, 0, 0) gives a head's key, and what is added to the two words of its counters, which are the numbers
+    of the groups that query and key are in. Bit 3 of the query chooses the word, bit 3 of the key its half.
     """
-    key = key.long()
-    group = torch.div(key, 4, rounding_mode="floor")
-    counter = (group, query.long(), head.long() + seed[2], sequence.long() + seed[1])
-    words = philox(seed[0], counter)
-    number = key & 3  # also for negative keys: two's complement
-    word = torch.where(
-        number < 2, torch.where(number == 0, words[0], words[1]), torch.where(number == 2, words[2], words[3])
-    )
-    return (word >> 1) >= threshold(p)
+    query, key = query.long(), key.long()
+    zero = torch.zeros_like(seed[0])
+    own, first, second, _ = philox(seed[0], (sequence.long() + seed[1], head.long() + seed[2], zero, zero))
+    words = philox2x32(own, (group_of(query) + first, group_of(key) + second))
+    word = torch.where((query & 8) == 0, *words)
+    draw = torch.where((key & 8) == 0, word & 0xFFFF, word >> 16)
+    return draw >= threshold(p)
+
+
+def group_of(position: torch.Tensor) -> torch.Tensor:
+    """The number of the pair {i, i + 8} that a position is in."""
+    return (position >> 4) * 8 + (position & 7)
 
 
 def _product(x: torch.Tensor, factor: int) -> tuple[torch.Tensor, torch.Tensor]:

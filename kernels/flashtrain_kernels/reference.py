@@ -262,7 +262,7 @@ def _dropped(weights: Tensor, q: Tensor, k: Tensor, options: Options) -> Tensor:
     """weights (B, H, Sq, Sk) after dropout: the kept ones are divided by the share that is kept."""
     if options.dropout_p == 0:
         return weights
-    return weights * dropout_mask(q.shape, k.shape, options, q.device) / (1 - options.dropout_p)
+    return weights * dropout_mask(q.shape, k.shape, options, q.device) / philox.keep_probability(options.dropout_p)
 
 
 def _product(weights: Tensor, seen: Tensor, values: Tensor) -> Tensor:

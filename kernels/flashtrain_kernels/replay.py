@@ -37,12 +37,15 @@ def signature(tensors: Sequence[Tensor]) -> tuple[Any, ...] | None:
     ):
         return None
     signs: list[Any] = [environment.forced, torch.are_deterministic_algorithms_enabled()]
+    boundaries: dict[int, int] = {}
     for x in tensors:
         if type(x) not in _PLAIN or x.layout is not torch.strided or x.is_nested or x.is_neg() or x._is_zerotensor():
             return None
         if not (x.is_cuda or x.is_cpu) or not torch._C._has_storage(x) or torch._is_functional_tensor(x):
             return None  # wrappers of vmap and the like, which outlive their transform
-        signs.append((x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16))
+        # Have queries and keys one cu_seqlens? Hopper's dropout asks (backends/hopper/draws.py).
+        one = boundaries.setdefault(x.data_ptr(), len(boundaries)) if x.dtype is torch.int32 else 0
+        signs.append((x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16, one))
     return tuple(signs)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from flashtrain_kernels import flash_attn_func, reference, replay
+from flashtrain_kernels import flash_attn_func, philox, reference, replay
 from flashtrain_kernels.masks import Mask
 from flashtrain_kernels.options import Options, band, seed_tensor
 
@@ -83,7 +83,7 @@ def torch_attention(
     queries = q.transpose(1, 2)
     keys, values = (x.transpose(1, 2).repeat_interleave(heads // k.shape[2], 1) for x in (k, v))
     if softcap or dropout_p:
-        kept = reference.dropout_mask(q.shape, k.shape, options, q.device) / (1 - dropout_p)
+        kept = reference.dropout_mask(q.shape, k.shape, options, q.device) / philox.keep_probability(dropout_p)
         out = _by_hand(queries, keys, values, dense, softcap, kept.to(q.dtype))
     else:
         # torch's fused kernel takes no mask of another dtype, and not every one that wants a gradient.

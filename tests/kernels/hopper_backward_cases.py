@@ -63,7 +63,23 @@ FEATURES = {
     "softcap packed": replace(packed(-1, 0), softcap=30.0),
     "padded": Options(0.125, right=0),  # head dimensions that are computed as 128 or 256
 }
-GROUPS = {"full": (1, 4), "causal": (1, 4), "blocks": (1, 2), "intervals": (1, 2), "packed": (1, 4)}
+FEATURES |= {
+    f"dropout {name}": replace(FEATURES[name], dropout_p=0.1, seed=empty(3, dtype=torch.int64))
+    for name in ("full", "causal", "window", "packed", "packed full")
+}
+FEATURES |= {
+    f"alibi {name}": replace(FEATURES[name], alibi_slopes=empty(H, dtype=torch.float32))
+    for name in ("causal", "window", "packed full")
+}
+GROUPS = {
+    "dropout causal": (1, 4),
+    "alibi causal": (1, 4),
+    "full": (1, 4),
+    "causal": (1, 4),
+    "blocks": (1, 2),
+    "intervals": (1, 2),
+    "packed": (1, 4),
+}
 
 
 def variants(feature: str) -> Iterator[tuple[int, int, int, int]]:
@@ -77,11 +93,11 @@ def variants(feature: str) -> Iterator[tuple[int, int, int, int]]:
     for group in GROUPS.get(feature, (1,)):
         yield 64, group, S, B
         yield 128, group, S, B
-        if FEATURES[feature].mask is None:
+        if FEATURES[feature].mask is None and not FEATURES[feature].rich:
             yield 256, group, S, B
-        if feature in ("full", "causal"):
+        if feature.split()[-1] in ("full", "causal") and FEATURES[feature].mask is None:
             yield 128, group, SHORT, B
-    if feature in ("full", "causal", "softcap"):
+    if feature.split()[-1] in ("full", "causal", "softcap") and FEATURES[feature].mask is None:
         yield 64, 1, SHORT, MANY
 
 
@@ -107,14 +123,22 @@ def compiled_rows(names: list[str]) -> Iterator[dict[str, Any]]:
 SPILLS = {
     ("two intervals", 128): 48, ("permuted", 128): 48, ("packed", 64): 13, ("softcap", 64): 2,
     ("softcap two intervals", 64): 6, ("softcap two intervals", 128): 32, ("softcap packed", 64): 26,
+    ("dropout full", 64): 11, ("dropout full", 128): 5, ("dropout causal", 64): 30, ("dropout causal", 128): 33,
+    ("dropout window", 128): 34, ("dropout packed", 64): 28, ("dropout packed", 128): 4,
+    ("dropout packed full", 64): 20, ("dropout packed full", 128): 2,
 }  # fmt: skip
 # And those of other releases: with 3.9 at D = 64 where an item begins and ends, too.
 SPILLS |= {
     (3, 8): {("blocks", 128): 37, ("causal", 256): 2},
     (3, 9): {("full", 64): 8, ("causal", 64): 6, ("blocks", 64): 14, ("packed full", 64): 8},
 }.get(release(), {})
-# Of them in a loop over queries: two intervals a query need many registers, and 3.8 takes more than others.
+# Of them in a loop over queries: two intervals a query need many registers, and so do draws; 3.8 takes more than
+# others.
 IN_LOOPS = {("two intervals", 128): 14, ("permuted", 128): 14, ("softcap two intervals", 128): 14}
+IN_LOOPS |= {
+    ("dropout full", 128): 4, ("dropout causal", 64): 2, ("dropout causal", 128): 3, ("dropout window", 128): 7,
+    ("dropout packed", 128): 1,
+}  # fmt: skip
 if release() == (3, 8):
     IN_LOOPS |= {("blocks", 128): 15, ("causal", 256): 1}
 

@@ -44,6 +44,12 @@ def blocks(length: int) -> BlockMask:
 def options(feature: str, length: int) -> Options:
     if feature.startswith("softcap"):
         return replace(options(feature.removeprefix("softcap ").replace("softcap", "causal"), length), softcap=30.0)
+    if feature.startswith("dropout "):
+        seed = empty(3, dtype=torch.int64)
+        return replace(options(feature.removeprefix("dropout "), length), dropout_p=0.1, seed=seed)
+    if feature.startswith("alibi "):
+        slopes = empty(H, dtype=torch.float32)
+        return replace(options(feature.removeprefix("alibi "), length), alibi_slopes=slopes)
     plain = {"full": (None, None), "causal": (None, 0), "window": (-256, 0)}
     if feature in plain:
         left, right = plain[feature]
@@ -69,12 +75,21 @@ CASES = [
     ("packed window", 64, 32768, 1), ("packed window", 128, 32768, 4), ("softcap", 64, 512, 1),
     ("softcap", 64, 4096, 1), ("softcap", 128, 4096, 4), ("softcap", 128, 32768, 1), ("softcap", 256, 4096, 1),
     ("softcap full", 128, 4096, 1), ("softcap intervals", 128, 4096, 1), ("softcap packed", 128, 32768, 1),
+    ("dropout full", 64, 512, 1), ("dropout full", 64, 4096, 1), ("dropout full", 128, 512, 1),
+    ("dropout causal", 64, 512, 1), ("dropout causal", 64, 4096, 4), ("dropout causal", 128, 4096, 4),
+    ("dropout causal", 128, 32768, 1), ("dropout window", 64, 4096, 1), ("dropout window", 128, 4096, 1),
+    ("dropout packed", 64, 2048, 1), ("dropout packed full", 64, 32768, 1), ("dropout packed", 128, 2048, 4),
+    ("dropout packed full", 128, 32768, 1), ("alibi causal", 64, 512, 1), ("alibi full", 64, 512, 1),
+    ("alibi causal", 64, 4096, 2), ("alibi causal", 128, 4096, 4), ("alibi window", 128, 4096, 1),
+    ("alibi packed full", 64, 32768, 1), ("alibi packed full", 128, 32768, 1),
 ]  # fmt: skip
 SHARED_MEMORY = 232_448  # bytes that one block may use
 # Spilling instructions that are let pass: outside the loop over keys, in setting up a tile and in the pass after a NaN.
 SPILLS = {
     ("causal", 72): 8, ("causal", 256): 60, ("window", 256): 105, ("packed", 64): 9, ("packed full", 64): 9,
-    ("packed window", 64): 9, ("softcap", 256): 66,
+    ("packed window", 64): 9, ("softcap", 256): 66, ("dropout full", 64): 42, ("dropout causal", 64): 100,
+    ("dropout causal", 128): 71, ("dropout packed full", 64): 128, ("dropout packed full", 128): 35,
+    ("alibi causal", 64): 17, ("alibi packed full", 64): 8, ("alibi packed full", 128): 30,
 }  # fmt: skip
 # And those of releases that keep more of the arguments in memory meanwhile.
 SPILLS |= {
@@ -87,8 +102,10 @@ SPILLS |= {
         ("packed window", 128): 38,
     },
 }.get(release(), {})  # fmt: skip
-# Of them in the loop over keys.
-IN_LOOPS = {("causal", 256): 1, ("window", 256): 1} if release() >= (3, 8) else {}
+# Of them in the loop over keys, of three warpgroups.
+IN_LOOPS = {("dropout causal", 64): 4, ("dropout packed full", 64): 8}
+if release() >= (3, 8):
+    IN_LOOPS |= {("causal", 256): 1, ("window", 256): 1}
 
 
 def rows(features: list[str]) -> Iterator[dict[str, Any]]:

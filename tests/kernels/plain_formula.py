@@ -6,6 +6,8 @@ B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension
 
 import torch
 
+from flashtrain_kernels import philox
+
 
 def window_pairs(seqlen_q: int, seqlen_k: int, left: int = -1, right: int = -1, causal: bool = False) -> torch.Tensor:
     """(Sq, Sk) bool, pair by pair from flash-attn's description of windows; bottom-right aligned."""
@@ -41,7 +43,7 @@ def plain_attention(
     weights = torch.softmax(scores, -1).nan_to_num(0.0)  # NaN: a row that sees nothing
     weights = weights[..., :seqlen_k]
     if kept is not None:
-        weights = weights * kept / (1 - p)
+        weights = weights * kept / philox.keep_probability(p)
     return torch.einsum("bhij,bjhd->bihd", weights, values), lse
 
 

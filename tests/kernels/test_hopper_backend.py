@@ -2,6 +2,7 @@
 
 import importlib.util
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from flashtrain_kernels.options import Options
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 BF16 = torch.bfloat16
 CUDA = torch.device("cuda", 0)
+SEED = torch.tensor([7, 0, 0])
 
 
 @pytest.fixture
@@ -127,13 +129,70 @@ def test_masks_of_wide_heads_are_left_to_the_portable_kernels(gpu):
 
 @pytest.mark.parametrize(
     "options",
-    [{"alibi_slopes": torch.ones(2)}, {"bias": torch.zeros(1, 1, 1, 1)}, {"dropout_p": 0.1}],
-    ids=lambda options: next(iter(options)),
+    [{"bias": torch.zeros(1, 1, 1, 1)}, {"bias": torch.zeros(1, 1, 1, 1), "softcap": 3.0}],
+    ids=" and ".join,
 )
-def test_what_changes_scores_or_weights_beyond_a_softcap_is_left_to_the_portable_kernels(options, gpu):
+def test_a_bias_is_left_to_the_portable_kernels_and_so_are_features_together(options, gpu):
     gpu()
     assert all(refusals(*tensors(), **options))
-    assert all(refusals(*tensors(), **options, softcap=3.0))
+    assert all(refusals(*tensors(), dropout_p=0.1, seed=SEED, softcap=3.0))
+    assert all(refusals(*tensors(), alibi_slopes=torch.ones(2), softcap=3.0))
+    assert all(refusals(*tensors(), **options, dropout_p=0.1, seed=SEED))
+    assert all(refusals(*tensors(), **options, alibi_slopes=torch.ones(2)))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("options", [{}, {"right": 5}, {"left": -100, "right": 0}], ids=str)
+def test_alibi_is_served_by_itself(head_dim, options, gpu):
+    gpu()
+    q, k, v = tensors(head_dim, kv_heads=1)
+    for slopes in (torch.ones(2), torch.ones(1, 2)):
+        assert refusals(q[:, :1001], k, v, alibi_slopes=slopes, **options) == (None, None)
+    slopes = torch.ones(2)
+    assert all("dropout" in reason for reason in refusals(q, k, v, alibi_slopes=slopes, dropout_p=0.1, seed=SEED))
+    assert all("stride" in reason for reason in refusals(q, k, v, alibi_slopes=torch.ones(4)[::2]))
+    assert all("head dimensions" in reason for reason in refusals(*tensors(256), alibi_slopes=slopes))
+    mask = masks.document(torch.arange(1024)[None] // 300, causal=True)
+    assert all("masks" in reason for reason in refusals(q, k, v, alibi_slopes=slopes, mask=mask))
+    cu = torch.tensor([0, 100, 1024], dtype=torch.int32)
+    packed = Options(0.125, alibi_slopes=slopes).by_boundaries(masks.Sequences(cu, cu.clone(), 1024, 1024, (-1, 0)))
+    assert hopper.changes_sequences(packed, head_dim)
+    assert [hopper.serves(Call(q, k, v, packed), way) for way in ("forward", "backward")] == [None, None]
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("options", [{}, {"right": 0}, {"left": -100, "right": 0}], ids=str)
+def test_dropout_is_served_where_a_thread_has_the_weights_of_a_draw(head_dim, options, gpu):
+    gpu()
+    dropout = {"dropout_p": 0.1, "seed": SEED, **options}
+    q, k, v = tensors(head_dim, kv_heads=1)
+    assert refusals(q, k, v, **dropout) == (None, None)
+    assert refusals(q[:, :1008], k, v, **dropout) == (None, None)  # Sk - Sq = 16
+    assert all("multiple of 16" in reason for reason in refusals(q[:, :1016], k, v, **dropout))
+    assert all("head dimensions 64 and 128" in reason for reason in refusals(*tensors(256), **dropout))
+    mask = masks.document(torch.arange(1024)[None] // 300, causal=True)
+    assert all("masks" in reason for reason in refusals(*tensors(head_dim), dropout_p=0.1, seed=SEED, mask=mask))
+
+
+def test_dropout_of_packed_sequences_is_served_with_one_cu_seqlens(gpu):
+    gpu()
+    q, k, v = tensors()
+    one, other = torch.tensor([0, 100, 1024], dtype=torch.int32), torch.tensor([0, 200, 1024], dtype=torch.int32)
+    options = Options(0.125, dropout_p=0.1, seed=SEED)
+    for ends, served in ((one, True), (other, False)):
+        sequences = masks.Sequences(one, ends, 1024, 1024, (-1, 0))
+        for mask in (sequences, sequences.mask()):
+            assert hopper.changes_sequences(replace(options, mask=mask), 64) == served
+            assert not hopper.changes_sequences(replace(options, mask=mask, softcap=2.0), 64)
+            assert not hopper.changes_sequences(replace(options, mask=mask, dropout_p=0.0), 64)
+        call = Call(q, k, v, options.by_boundaries(sequences))
+        reasons = tuple(hopper.serves(call, way) for way in ("forward", "backward"))
+        assert (reasons == (None, None)) if served else all("other cu_seqlens" in reason for reason in reasons)
+
+
+def test_a_short_causal_backward_with_dropout_is_not_left_to_the_portable_kernels(gpu):
+    gpu()
+    assert refusals(*tensors(seqlen=512), right=0, dropout_p=0.1, seed=SEED) == (None, None)
 
 
 @pytest.mark.parametrize("head_dim", [64, 72, 128, 256])

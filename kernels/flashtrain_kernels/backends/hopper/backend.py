@@ -78,8 +78,21 @@ def _serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str |
 def _is_faster_portable(q: Tensor, k: Tensor, options: Options) -> bool:
     """Measured backward passes in which the portable kernels win where programs have no whole heads: short and causal,
     D = 64; the Hopper path's two small kernels around the main one weigh most there."""
-    causal = options.mask is None and options.right is not None
+    causal = options.mask is None and options.right is not None and not options.rich
     return causal and q.shape[3] == 64 and max(q.shape[1], k.shape[1]) <= 512
+
+
+def changes_sequences(options: Options, head_dim: int) -> bool:
+    """Of a call with packed sequences: is it changed as the kernels can, by ALiBi alone or by dropout alone, then with
+    one cu_seqlens for queries and keys?"""
+    if head_dim != 64 and head_dim != 128:
+        return False
+    mask = options.mask.sequences if isinstance(options.mask, Mask) else options.mask
+    if not isinstance(mask, Sequences) or options.softcap > 0 or options.bias is not None:
+        return False
+    if options.dropout_p == 0:
+        return options.alibi_slopes is not None and options.alibi_slopes.stride(-1) == 1
+    return options.alibi_slopes is None and mask.cu_seqlens_q is mask.cu_seqlens_k
 
 
 def finds_sequences(device: torch.device, head_dim: int, dtype: torch.dtype, changed: bool) -> bool:

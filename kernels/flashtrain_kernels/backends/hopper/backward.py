@@ -12,9 +12,11 @@ from torch import Tensor
 from ...masks import BlockMask, Mask, Sequences
 from ...options import Options
 from ..portable.launch import Launch, ceil_div, features_of, mask_arguments, strides_of, table_of
+from .alibi import why_not_lean
 from .backward_kernel import Choices, backward_kernel
 from .backward_rows import FLAGS, finish_kernel, prepare_kernel
 from .backward_schedule import BAND, BLOCK_K, BLOCK_Q, BLOCKS, PLAN
+from .draws import keep_scale_of, why_not_drop, with_changes
 from .launch import descriptor, multiprocessors, run, scale_of, why_not, workspace
 from .releases import backward_options
 from .sequences import slots
@@ -41,8 +43,16 @@ def serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | 
         return f"a mask with head dimension {q.shape[3]}"
     if isinstance(mask, Sequences) and q.shape[0] != 1:
         return "packed sequences in more than one row"
-    if options.beyond_softcap:
-        return "ALiBi, bias or dropout"
+    if options.dropout_p > 0:
+        reason = why_not_drop(q, k, options)
+        if reason is not None:
+            return reason
+    elif options.alibi_slopes is not None:
+        reason = why_not_lean(q, options)
+        if reason is not None:
+            return reason
+    elif options.bias is not None:
+        return "bias"
     if isinstance(mask, Mask) and mask.plan is not None and mask.plan.blocks[4:6] != (QUERIES, KEYS):
         return "a mask planned for other tiles"
     if isinstance(mask, BlockMask) and (mask.block_size[0] < QUERIES or mask.block_size[1] < KEYS):
@@ -81,6 +91,8 @@ def choices(q: Tensor, k: Tensor, options: Options, gradients: tuple[Tensor, ...
         late=width == 128 and kind == BAND.value and options.left is None and queries >= LATE_QUERIES,
         packed=isinstance(mask, Sequences),
         softcap=options.softcap > 0,
+        dropout=options.dropout_p > 0,
+        alibi=options.alibi_slopes is not None,
     )
 
 
@@ -89,7 +101,7 @@ def has_whole_heads(q: Tensor, k: Tensor, options: Options) -> bool:
     keys, the programs must get about as many heads each, and their workspaces must fit in the L2 cache."""
     if q.shape[3] != 64 or q.shape[2] != k.shape[2] or not 0 < k.shape[1] <= WHOLE_KEYS or 0 in q.shape:
         return False
-    if options.beyond_softcap or options.mask is not None or options.left is not None or (options.right or 0) < 0:
+    if options.mask is not None or options.left is not None or (options.right or 0) < 0 or options.bias is not None:
         return False
     heads, programs = q.shape[0] * q.shape[2], multiprocessors(q.device)
     fill = SHORT_FILL if options.right is not None and k.shape[1] <= SHORT_KEYS else FILL
@@ -162,10 +174,10 @@ def backward_launches(
     flags = work.view(torch.int32)  # where nothing may be masked, no kernel reads or writes any
     if masked:
         flags = torch.empty(halves + places * constants.whole, dtype=torch.int32, device=q.device)
-    scale_log2 = scale_of(options)
+    scale_log2, finish_scale = scale_of(options), options.scale * keep_scale_of(options)
     warps = 4 if width <= 128 else 8
     mask = options.mask
-    mask_given, of_keys = mask_arguments(mask, lse), table_of(mask, lse, "dkdv")
+    mask_given, of_keys = with_changes(mask_arguments(mask, lse), 0, 2, options), table_of(mask, lse, "dkdv")
     cu_seqlens_q, sequences = (lse, 0) if packed is None else (packed.cu_seqlens_q, packed.number)
     prepare = Launch(
         kernel=prepare_kernel,
@@ -205,7 +217,7 @@ def backward_launches(
         grid=(last_programs,),
         args=(
             work, rows, flags, q, k, v, dout, dq, dk, dv, *map(strides_of, (q, k, v, dout, dq, dk, dv)),
-            options.scale, scale_log2, places, heads, seqlen_q, seqlen_k, options.left or 0, options.right or 0,
+            finish_scale, scale_log2, places, heads, seqlen_q, seqlen_k, options.left or 0, options.right or 0,
             query_tiles, key_tiles * keys // KEYS, *mask_given, *table_of(mask, lse, "dq"), *of_keys,
         ),
         constants={

@@ -13,6 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from .alibi import lean
 from .backward_parts import (
     BETWEEN,
     HALF,
@@ -23,6 +24,8 @@ from .backward_parts import (
     await_signal,
     exponent,
     hide,
+    item_draws,
+    item_slope,
     left_keys,
     left_transposed,
     meet,
@@ -30,10 +33,12 @@ from .backward_parts import (
     shared_stored,
     signal,
     store_results,
+    threshold_of,
     weights_of,
 )
 from .backward_schedule import BLOCK_Q, first_step, item_of, next_step, share, tile_of, work_of
 from .dq_short import settle
+from .draws import kept_weights, mark_dropped, score_gradients
 
 
 @gluon.jit
@@ -75,6 +80,11 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
         if C.key_positions:
             position = gl.load(masks.positions + key, mask=key < walk.bounds.seqlen_k, other=-2147483648)
         count, member, tiles = first_step(walk, C.kind, C.tiles, C.group)
+        if C.alibi:
+            slope = item_slope(0, walk, masks, head_place, call, notes, C)
+        if C.dropout:
+            threshold = threshold_of(notes)
+            draws = item_draws(0, walk, masks, key, head_place, call, C)
         if count > 0:
             i = 0
             before = 0
@@ -101,17 +111,33 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                     left_transposed(k_smem, slot + (j >> 30), WG, D), ds_all, zero_q, use_acc=False, is_async=True
                 )
                 s = exponent(s, rows, call, C)
+                if C.alibi:
+                    if C.group > 1:  # noqa: SIM102 - decided while compiling; while running
+                        if i == 0:
+                            slope = item_slope(member, walk, masks, head_place, call, notes, C)
+                    s = lean(s, key - (tile * BLOCK_Q + walk.first_position), slope)
                 if masked:
                     s = hide(s, tile, key, position, walk.bounds, masks, C, mma)
                 if LATE:
                     dp = warpgroup_mma(v, do.permute((1, 0)), zero_s, use_acc=False, is_async=True)
-                p, slope = weights_of(s, rows, call, C)
-                dv = warpgroup_mma(gl.convert_layout(p.to(dtype), left), do, dv, is_async=True)
+                p, factor = weights_of(s, rows, call, C)
+                if C.dropout:
+                    if C.group > 1:  # noqa: SIM102 - decided while compiling; while running
+                        if i == 0:
+                            draws = item_draws(member, walk, masks, key, head_place, call, C)
+                    p = mark_dropped(p, tile, draws, threshold)
+                    p16 = kept_weights(p, dtype)
+                else:
+                    p16 = p.to(dtype)
+                dv = warpgroup_mma(gl.convert_layout(p16, left), do, dv, is_async=True)
                 adding, dp, dq = warpgroup_mma_wait(1, deps=[adding, dp, dq])
                 # dK of the tile before is complete: nobody reads its Q and dO any more.
                 release(RING + before, j > 0)
                 delta = rows.slice(BLOCK_Q, BLOCK_Q).load(gl.SliceLayout(0, mma))
-                ds = slope * (dp - delta[None, :])
+                if C.dropout:
+                    ds = score_gradients(p, dp, delta[None, :], threshold)
+                else:
+                    ds = factor * (dp - delta[None, :])
                 mine = ds_smem.index(j & 1).slice(WG * HALF, HALF)
                 mine.store(ds.to(dtype))
                 shared_stored()
@@ -183,6 +209,11 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
     if C.key_positions:
         position = gl.load(masks.positions + key, mask=key < walk.bounds.seqlen_k, other=-2147483648)
     count, member, tiles = first_step(walk, C.kind, C.tiles, C.group)
+    if C.alibi:
+        slope = item_slope(0, walk, masks, head_place, call, notes, C)
+    if C.dropout:
+        threshold = threshold_of(notes)
+        draws = item_draws(0, walk, masks, key, head_place, call, C)
     if count > 0:
         i = 0
         stage = 0
@@ -210,18 +241,34 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                     left_keys(v_smem, never, WG, D), do.permute((1, 0)), zero_s, use_acc=False, is_async=True
                 )
             s = exponent(s, rows, call, C)
+            if C.alibi:
+                if C.group > 1:  # noqa: SIM102 - decided while compiling; while running
+                    if i == 0:
+                        slope = item_slope(member, walk, masks, head_place, call, notes, C)
+                s = lean(s, key - (tile * BLOCK_Q + walk.first_position), slope)
             if masked:
                 s = hide(s, tile, key, position, walk.bounds, masks, C, mma)
             if LATE:
                 dp = warpgroup_mma(
                     left_keys(v_smem, never, WG, D), do.permute((1, 0)), zero_s, use_acc=False, is_async=True
                 )
-            p, slope = weights_of(s, rows, call, C)
-            dv = warpgroup_mma(gl.convert_layout(p.to(dtype), left), do, dv, is_async=True)
+            p, factor = weights_of(s, rows, call, C)
+            if C.dropout:
+                if C.group > 1:  # noqa: SIM102 - decided while compiling; while running
+                    if i == 0:
+                        draws = item_draws(member, walk, masks, key, head_place, call, C)
+                p = mark_dropped(p, tile, draws, threshold)
+                p16 = kept_weights(p, dtype)
+            else:
+                p16 = p.to(dtype)
+            dv = warpgroup_mma(gl.convert_layout(p16, left), do, dv, is_async=True)
             adding, dp = warpgroup_mma_wait(1, deps=[adding, dp])
             release(RING + before, (j > 0) & (j - 1 + STAGES < count))
             delta = rows.slice(BLOCK_Q, BLOCK_Q).load(gl.SliceLayout(0, mma))
-            ds = slope * (dp - delta[None, :])
+            if C.dropout:
+                ds = score_gradients(p, dp, delta[None, :], threshold)
+            else:
+                ds = factor * (dp - delta[None, :])
             mine = ds_smem.index(slot).slice(WG * HALF, HALF)
             if C.late:
                 await_signal(BETWEEN + 2 * WG + ((j + 1) & 1))

@@ -48,7 +48,9 @@ class Choices(NamedTuple):
     gives the keys' positions. block_rows: keys of a row of the table of tiles. aligned: the strides and addresses of
     the gradients are multiples of 8 numbers. whole: at D = 64 a program has whole heads, and their dQ is its own
     (dq_short). late: at D = 128 dQ is computed a tile late (backward_consumers).
-    packed: sequences are packed (sequences.py). softcap: scale_log2 is a pair (launch.scale_of).
+    packed: sequences are packed (sequences.py). dropout: weights are dropped; mask_ptr is then the seed, and
+    stride_mask the threshold. alibi: they are the slopes and their stride (draws.with_changes). softcap: scale_log2 is
+    a pair (launch.scale_of).
     """
 
     stages: int
@@ -67,6 +69,8 @@ class Choices(NamedTuple):
     late: bool = False
     packed: bool = False
     softcap: bool = False
+    dropout: bool = False
+    alibi: bool = False
 
 
 @gluon.jit
@@ -179,7 +183,7 @@ def backward_kernel(
         notes, 0, (stride_dkb // PART, stride_dks // PART, stride_dkh // PART, stride_dvb // PART, stride_dvs // PART,
             stride_dvh // PART),
     )  # fmt: skip
-    if C.kind != BAND or C.packed:
+    if C.kind != BAND or C.packed or C.dropout or C.alibi:
         note(notes, 6, (stride_tb, stride_th, stride_tr, mask_plane, stride_mask, stride_positions))
     if C.whole:
         strides = (stride_dqb, stride_dqs, stride_dqh)

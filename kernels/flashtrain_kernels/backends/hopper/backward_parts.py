@@ -9,8 +9,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
+from ..portable.draws import load_stream
+from .alibi import load_slope
 from .assembly import exp2_few, opaque, tanh
 from .backward_schedule import BAND, BLOCK_K, BLOCK_Q, noted, work_of
+from .draws import draws_of, keep_scale
 from .releases import reinterpreted
 
 HALF = gl.constexpr(64)
@@ -220,6 +223,27 @@ def noted_stride(notes, PLACE: gl.constexpr, C: gl.constexpr):
 
 
 @gluon.jit
+def threshold_of(notes):
+    """Dropout's, of a call with it (draws.with_changes)."""
+    return noted(notes, 10).to(gl.int32)
+
+
+@gluon.jit
+def item_draws(member, walk, masks, key, first_head, call, C: gl.constexpr):
+    """`draws_of` an item's keys with a head of the group."""
+    stream = load_stream(masks.queries, walk.sequence, first_head % call.heads + member)
+    return draws_of(stream, key, walk.first_position)
+
+
+@gluon.jit
+def item_slope(member, walk, masks, first_head, call, notes, C: gl.constexpr):
+    """`load_slope` of a head of the group."""
+    sequences = noted(notes, 9).to(gl.int32)
+    head = first_head % call.heads + member
+    return load_slope(masks.queries, noted(notes, 10).to(gl.int32), walk.sequence, sequences, head, C.packed)
+
+
+@gluon.jit
 def store_results(dk, dv, item, call, notes, staging, WG: gl.constexpr, D: gl.constexpr, C: gl.constexpr):
     """dK, dV, and whether they hold a NaN that may come from a masked pair."""
     walk, _masks, first_key, head_place = work_of(opaque(item), call, notes, C)
@@ -233,6 +257,9 @@ def store_results(dk, dv, item, call, notes, staging, WG: gl.constexpr, D: gl.co
     first_key += walk.keys_at
     stride = noted_stride(notes, 1, C)
     base = call.dk + batch * noted_stride(notes, 0, C) + first_key * stride + kv_head * noted_stride(notes, 2, C)
+    if C.dropout:
+        dk = dk * keep_scale(threshold_of(notes))
+        dv = dv * keep_scale(threshold_of(notes))
     store_keys(base, stride, dk * gradient_scale(call, C), left, staging, WG, D, C.head_dim)
     stride = noted_stride(notes, 4, C)
     base = call.dv + batch * noted_stride(notes, 3, C) + first_key * stride + kv_head * noted_stride(notes, 5, C)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from ..portable.draws import kept_pairs, load_stream
 from ..portable.tiles import is_finite, key_position, query_rows, sees, tanh
 
 ROWS = tl.constexpr(64)
@@ -19,7 +20,9 @@ STEP = tl.constexpr(16)
 
 class Inputs(NamedTuple):
     """What both passes read. q, k, v, dout: Strided. rows: what backward_rows.py says of each query. mask: of a Mask,
-    with the distance of its rows and the stride of its batch. scale_log2: launch.scale_of."""
+    with the distance of its rows and the stride of its batch; with dropout the seed, and as stride the threshold;
+    with ALiBi the slopes and their stride. scale_log2: launch.scale_of. sequence: of a packed sequence its number,
+    else 0."""
 
     q: Any
     k: Any
@@ -35,6 +38,7 @@ class Inputs(NamedTuple):
     stride_mask: Any
     positions: Any
     stride_positions: Any
+    sequence: Any
 
 
 @triton.jit
@@ -50,6 +54,18 @@ def _load(x, batch, head, GROUP: tl.constexpr, row, limit, D: tl.constexpr, HEAD
     if HEAD_DIM < D:
         inside = inside & (column[None, :] < HEAD_DIM)
     return tl.load(pointers, mask=inside, other=0.0)
+
+
+@triton.jit
+def _leaning(head, sequence, call, distance, F: tl.constexpr):
+    """What ALiBi takes from scores in base 2. distance: from queries' positions to keys'."""
+    taken = 0.0
+    if F.alibi:
+        # Tokens past the last end of packed sequences are one sequence more, which has no slopes.
+        row = tl.minimum(sequence, call.plane - 1) if call.plane > 0 else sequence
+        slope = tl.load(call.mask + row * call.stride_mask + head) * 1.4426950408889634
+        taken = slope * tl.abs(distance).to(tl.float32)
+    return taken
 
 
 @triton.jit
@@ -74,6 +90,7 @@ def _position(i, row_ptr, list_ptr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+@triton.jit
 def _exponent(products, call, F: tl.constexpr):
     """(Scores in base 2, the derivative of softcap, else 1.)"""
     slope = 1.0
@@ -92,7 +109,7 @@ def queries_again(
     first_query, head_index, call, table, D: tl.constexpr, HEAD_DIM: tl.constexpr, GROUP: tl.constexpr,
     F: tl.constexpr,
 ):  # fmt: skip
-    """dQ (unscaled) of 64 queries."""
+    """dQ (unscaled; with dropout the share that is kept times it) of 64 queries."""
     batch = (head_index // call.heads).to(tl.int64)
     head = (head_index % call.heads).to(tl.int64)
     query = first_query + tl.arange(0, ROWS)
@@ -105,6 +122,11 @@ def queries_again(
     row_ptr = table.rows + (batch * table.batch + head * table.head)
     if F.block_q:
         row_ptr += (first_query // F.block_q) * table.row
+    shift = call.bounds.seqlen_k - call.bounds.seqlen_q
+    if F.dropout:
+        stream = load_stream(call.mask, batch + call.sequence, head)
+        share = (65536 - call.stride_mask).to(tl.float32) / 65536.0
+        delta *= share
     dq = tl.zeros([ROWS, D], tl.float32)
     for i in tl.range(0, _steps(row_ptr, call.bounds.seqlen_k, F.block_k), num_stages=1):
         key = _position(i, row_ptr, table.blocks, F.block_k) + tl.arange(0, STEP)
@@ -113,8 +135,14 @@ def queries_again(
         position = key_position(call.positions + batch * call.stride_positions, key[None, :], call.bounds.seqlen_k, F)
         mask = sees(row, key[None, :], position, call.bounds, True, F)
         x, slope = _exponent(tl.dot(q, tl.trans(k)), call, F)
+        if F.alibi:
+            x -= _leaning(head, batch + call.sequence, call, query[:, None] + shift - key[None, :], F)
         p = tl.exp2(x - lse2[:, None])
-        ds = p * (tl.dot(do, tl.trans(v)) - delta[:, None])
+        dp = tl.dot(do, tl.trans(v))
+        if F.dropout:  # dS times the share that is kept, as in the fused kernel
+            keep = kept_pairs(stream, query[:, None] + shift, key[None, :], call.stride_mask)
+            dp = tl.where(keep, dp, 0.0)
+        ds = p * (dp - delta[:, None])
         if F.softcap:
             ds *= slope
         ds = tl.where(mask, ds, 0.0)
@@ -124,19 +152,24 @@ def queries_again(
 
 
 @triton.jit
+@triton.jit
 def keys_again(
     first_key, batch, kv_head, call, table, D: tl.constexpr, HEAD_DIM: tl.constexpr, GROUP: tl.constexpr,
     F: tl.constexpr,
 ):  # fmt: skip
-    """dK (unscaled) and dV of 64 keys."""
+    """dK (unscaled; with dropout the share that is kept times it) and dV of 64 keys."""
     key = first_key + tl.arange(0, ROWS)
     k = _load(call.k, batch, kv_head, 1, key, call.bounds.seqlen_k, D, HEAD_DIM)
     v = _load(call.v, batch, kv_head, 1, key, call.bounds.seqlen_k, D, HEAD_DIM)
     position = key_position(call.positions + batch * call.stride_positions, key[:, None], call.bounds.seqlen_k, F)
+    shift = call.bounds.seqlen_k - call.bounds.seqlen_q
     dk = tl.zeros([ROWS, D], tl.float32)
     dv = tl.zeros([ROWS, D], tl.float32)
     for member in tl.range(0, GROUP, num_stages=1):
         head = kv_head * GROUP + member
+        if F.dropout:
+            stream = load_stream(call.mask, batch + call.sequence, head)
+            share = (65536 - call.stride_mask).to(tl.float32) / 65536.0
         block_row = table.rows + batch * table.batch + head * table.head
         if F.block_q:
             block_row += (first_key // F.block_k) * table.row
@@ -151,8 +184,17 @@ def keys_again(
             row = query_rows(query[None, :], batch, call.bounds, call.mask + batch * call.stride_mask, call.plane, F)
             mask = sees(row, key[:, None], position, call.bounds, True, F) & (query < call.bounds.seqlen_q)[None, :]
             x, slope = _exponent(tl.dot(k, tl.trans(q)), call, F)
+            if F.alibi:
+                x -= _leaning(head, batch + call.sequence, call, query[None, :] + shift - key[:, None], F)
             p = tl.where(mask, tl.exp2(x - lse2[None, :]), 0.0)
-            ds = p * (tl.dot(v, tl.trans(do)) - delta[None, :])
+            dp = tl.dot(v, tl.trans(do))
+            if F.dropout:
+                keep = kept_pairs(stream, query[None, :] + shift, key[:, None], call.stride_mask)
+                dp = tl.where(keep, dp, 0.0)
+                ds = p * (dp - delta[None, :] * share)
+                p = tl.where(keep, p / share, 0.0)
+            else:
+                ds = p * (dp - delta[None, :])
             if F.softcap:
                 ds *= slope
             ds = tl.where(mask, ds, 0.0)

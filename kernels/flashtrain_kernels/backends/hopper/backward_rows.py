@@ -124,7 +124,7 @@ def _of_sequence(number, inputs, cu_q_ptr, cu_k_ptr, OF_KEYS: tl.constexpr):
     own = Inputs(
         _moved(inputs.q, query), _moved(inputs.k, key), _moved(inputs.v, key), _moved(inputs.dout, query), rows,
         inputs.heads, bounds, inputs.scale_log2, inputs.query_tiles, inputs.mask, inputs.plane, inputs.stride_mask,
-        inputs.positions, inputs.stride_positions,
+        inputs.positions, inputs.stride_positions, number,
     )  # fmt: skip
     return own, query, key
 
@@ -203,7 +203,7 @@ def finish_kernel(
     inputs = Inputs(
         Strided(q_ptr, *q_strides), Strided(k_ptr, *k_strides), Strided(v_ptr, *v_strides),
         Strided(dout_ptr, *dout_strides), rows_ptr, heads, Bounds(seqlen_q, seqlen_k, band_left, band_right),
-        scale_log2, query_tiles, mask_ptr, mask_plane, stride_mask, positions_ptr, stride_positions,
+        scale_log2, query_tiles, mask_ptr, mask_plane, stride_mask, positions_ptr, stride_positions, 0,
     )  # fmt: skip
     table = Table(table_ptr, stride_tb, stride_th, stride_tr, list_ptr)
     dq_target = Strided(dq_ptr, *dq_strides)

@@ -58,7 +58,8 @@ class Reach(NamedTuple):
 class Walk(NamedTuple):
     """How an item's tiles are found: by its Reach, or in a row of a table and a list. tail: the item goes past Sk.
     bounds: the item's. queries_at, keys_at: where the rows of tile 0 and key 0 are; 0 but for packed sequences.
-    item_tile: the item's place among call.key_tiles."""
+    item_tile: the item's place among call.key_tiles. sequence: the batch row's number, or the packed sequence's.
+    first_position: among the item's keys, that of the query 0 which tiles are counted from."""
 
     reach: Any
     tail: Any
@@ -69,6 +70,8 @@ class Walk(NamedTuple):
     queries_at: Any
     keys_at: Any
     item_tile: Any
+    sequence: Any
+    first_position: Any
 
 
 class Masks(NamedTuple):
@@ -245,10 +248,12 @@ def work_of(item, call, notes, C: gl.constexpr):
     queries_at = 0
     keys_at = 0
     item_tile = key_tile
+    sequence = batch
     if C.packed:
         lanes = gl.arange(0, LANES, layout=gl.BlockedLayout([LANES // 32], [32], [gl.num_warps()], [0]))
         sequences = noted(notes, 9).to(gl.int32)
         number, key_tile = find(key_tile, lanes, call.table, sequences, bounds.seqlen_k, C.keys)
+        sequence = number
         queries_at, keys_at, bounds = sequence_of(number, call.blocks, call.table, sequences, bounds, True)
     first_key = key_tile * C.keys
     row = call.table
@@ -266,13 +271,17 @@ def work_of(item, call, notes, C: gl.constexpr):
         position += batch * noted(notes, 11)
     reach = band_tiles(first_key, bounds, C.left, C.right, C.keys, C.packed)
     tail = first_key + C.keys > bounds.seqlen_k
+    first_position = bounds.seqlen_k - bounds.seqlen_q
     if C.packed:
         slot = first_slot(number, queries_at, BLOCK_Q)
         reach = Reach(
             slot + reach.first, slot + reach.first_full, slot + reach.past_full, slot + reach.past, slot + reach.start
         )
         before = slot * BLOCK_Q
+        first_position -= before
         bounds = Bounds(bounds.seqlen_q + before, bounds.seqlen_k, bounds.left - before, bounds.right - before)
         queries_at -= before
-    walk = Walk(reach, tail, row, stride_head, call.blocks, bounds, queries_at, keys_at, item_tile)
+    walk = Walk(
+        reach, tail, row, stride_head, call.blocks, bounds, queries_at, keys_at, item_tile, sequence, first_position
+    )  # fmt: skip
     return walk, Masks(mask, plane, position), first_key, batch * call.heads + kv_head * C.group

@@ -10,8 +10,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .assembly import opaque
-from .backward_parts import HALF, add_directly, gradient_scale, in_register_order
+from .backward_parts import HALF, add_directly, gradient_scale, in_register_order, threshold_of
 from .backward_schedule import BLOCK_K, BLOCK_Q, note, noted
+from .draws import keep_scale
 
 D = gl.constexpr(64)
 PART = gl.constexpr(32)  # queries of a tile whose dQ^T a warpgroup computes
@@ -47,6 +48,8 @@ def settle(dq, target, tile, first_key, head_place, call, notes, WG: gl.constexp
     if last:
         before = gl.load(pointer + own, mask=(own >= 0) & (first_key > 0), other=0.0, cache_modifier=".cg")
         total = (flat + before) * gradient_scale(call, C)
+        if C.dropout:
+            total = total * keep_scale(threshold_of(notes))
         if C.right:
             # Over the dimensions that lie in registers: each thread looks at its own numbers.
             nan = gl.where(total != total, 1, 0).reshape([4, PART // 8, 8, 4, 2, 2])

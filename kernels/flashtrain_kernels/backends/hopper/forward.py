@@ -15,6 +15,7 @@ from ...masks import Sequences
 from ...options import Options
 from ..portable.launch import Launch, ceil_div, features_of
 from ..portable.tiles import Bounds
+from .draws import with_changes
 from .forward_recompute_nonfinite import note
 from .forward_schedule import MaskTables, Work, divisor
 from .forward_tiles import ForwardTile, serves_forward
@@ -139,7 +140,7 @@ def forward_launch(
     batch, seqlen_q, heads, head_dim = q.shape
     seqlen_k = k.shape[1]
     features = features_of(options)
-    mask = mask_arguments(options.mask, lse, "forward")
+    mask = with_changes(mask_arguments(options.mask, lse, "forward"), 0, 6, options)
     block_d = max(16, 1 << (head_dim - 1).bit_length())
     tiles, keys_together = ceil_div(seqlen_q, tile.consumers * tile.rows), seqlen_k
     if packed is not None:

@@ -9,7 +9,10 @@ B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ..portable.draws import kept_pairs, load_stream
+from .alibi import load_slope
 from .assembly import exp2_few, opaque, reciprocal
+from .draws import keep_scale
 from .forward_schedule import interval_rows, origin, pieces_of, place, sees
 
 _NOTHING = gl.constexpr(-3.0e38)
@@ -55,6 +58,10 @@ def attend_again(
     first_query += zero
     row += zero
     total_q = bounds.seqlen_q
+    if F.dropout:
+        stream = load_stream(rows_ptr, batch, head)
+    if F.alibi:
+        slope = load_slope(rows_ptr, mask.rows_batch, batch, mask.plane, head, C.packed) / scale
     batch, queries_at, keys_at, bounds = origin(batch, bounds, mask, list_ptr, C.packed)
     pieces = pieces_of(batch, head, first_query, bounds, mask, F, TILE_Q, BLOCK_K)
     mask_rows = interval_rows(row, batch, bounds, mask, rows_ptr, F)
@@ -93,14 +100,22 @@ def attend_again(
             if F.softcap:
                 score = 1.0 - 2.0 * reciprocal(1.0 + exp2_few(score * (cap_in * 2.8853900817779268)))
             seen = sees(row, key, bounds, mask_rows, F) & real
-            score = gl.where(seen, gl.convert_layout(score, gl.SliceLayout(1, LAYOUT)), float("-inf"))
+            score = gl.convert_layout(score, gl.SliceLayout(1, LAYOUT))
+            if F.alibi:
+                score -= gl.abs(row + (bounds.seqlen_k - bounds.seqlen_q - key)).to(gl.float32) * slope
+            score = gl.where(seen, score, float("-inf"))
             new_max = gl.maximum(row_max, score * scale)
             weight = exp2_few(score * scale - new_max)
             rescale = exp2_few(row_max - new_max)
             row_sum = row_sum * rescale + weight
+            if F.dropout:
+                position = row + (bounds.seqlen_k - bounds.seqlen_q)
+                weight = gl.where(kept_pairs(stream, position, key, mask.rows_batch), weight, 0.0)
             row_max = new_max
             v = gl.where(gl.abs(v) < float("inf"), v, float("nan"))
             acc = acc * rescale[:, None] + gl.where(seen[:, None], weight[:, None] * v[None, :], 0.0)
+    if F.dropout:
+        acc = acc * keep_scale(mask.rows_batch)
     empty = row_sum == 0
     weight = gl.where(empty, 1.0, row_sum)
     lse = gl.where(empty, float("-inf"), (row_max + gl.log2(weight)) * 0.6931471805599453)

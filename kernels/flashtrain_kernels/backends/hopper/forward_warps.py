@@ -10,6 +10,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+from ..portable.draws import load_stream
+from .alibi import lean, load_slope
 from .assembly import (
     barrier_signal,
     barrier_wait,
@@ -23,6 +25,7 @@ from .assembly import (
     tanh,
     unpacked,
 )
+from .draws import drop, first_round, keep_scale
 from .forward_recompute_nonfinite import attend_again, rows_of
 from .forward_schedule import hide, origin, pieces_of, place, rounds, work_item
 from .releases import AGAIN, load_tile, store_tile
@@ -220,12 +223,18 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
     nothing = gl.zeros([ROWS], gl.float32, layout=O_ROWS)
     batch, head, first_query = work_item(0, work, bounds, mask, list_ptr, C)
     for number in range(0, rounds(work, PAIRED)):
+        if F.dropout:
+            stream = load_stream(rows_ptr, batch, head)
+        if F.alibi:  # of scores that are not scaled yet
+            slope = load_slope(rows_ptr, mask.rows_batch, batch, mask.plane, head, C.packed) / scale
         batch, queries_at, _keys_at, own = origin(batch, bounds, mask, list_ptr, C.packed)
         pieces = pieces_of(batch, head, first_query, own, mask, F, TILE_Q, BLOCK_K)
         some = gl.where(first_query < own.seqlen_q, pieces.masked + pieces.full, 0)
         count = gl.maximum(some, 1)  # a tile of queries that sees nothing visits one tile, wholly hidden
         masked = gl.where(some == 0, 1, pieces.masked)
         row = first_query + W * ROWS + gl.arange(0, ROWS, layout=S_ROWS)
+        if F.dropout:
+            queries = first_round(stream, row + (own.seqlen_k - own.seqlen_q))
         item = (batch, head, first_query)
         place_q = (number % C.q_stages) * C.consumers + W
         q = q_smem.index(place_q).reshape([ROWS, BLOCK_D])
@@ -235,11 +244,17 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
         scores = hopper.warpgroup_mma_wait(0, [scores])
         mbarrier.arrive(k_empty.index(taken % C.stages), count=1)
         scores = _capped(scores, cap_in, F)
+        if F.alibi:
+            first_key = place(0, pieces, list_ptr, F, TILES, BLOCK_K)
+            scores = lean(scores, (row + (own.seqlen_k - own.seqlen_q - first_key))[:, None], slope)
         if masked > 0:
             scores = hide(scores, row, 0, some > 0, item, own, mask, list_ptr, rows_ptr, F, TILE_Q, TILES)
         row_max = gl.full([ROWS], _NOTHING, gl.float32, layout=S_ROWS)
         weights, rescale, row_max = _softmax(scores, row_max, scale)
         row_sum = _sums(weights, C)
+        if F.dropout:
+            first_key = place(0, pieces, list_ptr, F, TILES, BLOCK_K)
+            weights = drop(weights, queries, first_key, stream, mask.rows_batch)
         p = _rounded(weights, DTYPE, P_LAYOUT, C)
         acc = gl.zeros([ROWS, BLOCK_D], gl.float32, layout=O_LAYOUT)
         for step in range(1, count):
@@ -256,10 +271,16 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
             scores = hopper.warpgroup_mma_wait(1, [scores])
             mbarrier.arrive(k_empty.index((taken + step) % C.stages), count=1)
             scores = _capped(scores, cap_in, F)
+            if F.alibi:
+                first_key = place(step, pieces, list_ptr, F, TILES, BLOCK_K)
+                scores = lean(scores, (row + (own.seqlen_k - own.seqlen_q - first_key))[:, None], slope)
             if step < masked:
                 scores = hide(scores, row, step, True, item, own, mask, list_ptr, rows_ptr, F, TILE_Q, TILES)
             weights, rescale, row_max = _softmax(scores, row_max, scale)
             row_sum = _add(row_sum, rescale, weights, C)
+            if F.dropout:
+                first_key = place(step, pieces, list_ptr, F, TILES, BLOCK_K)
+                weights = drop(weights, queries, first_key, stream, mask.rows_batch)
             if C.tight:
                 following_p = _rounded(weights, DTYPE, P_LAYOUT, C)
                 if bounds.seqlen_q < 0:  # never; but ptxas would move the wait below to before the softmax
@@ -282,6 +303,8 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
         acc = hopper.warpgroup_mma_wait(0, [acc])
         mbarrier.arrive(v_empty.index((taken - 1) % C.stages), count=1)
 
+        if F.dropout:
+            acc = acc * keep_scale(mask.rows_batch)
         if C.tight:
             row_sum = gl.convert_layout(gl.sum(row_sum, 1), S_ROWS)
         place_out = [batch, queries_at + first_query + W * ROWS, head, 0]

@@ -239,7 +239,7 @@ def call_of(q: torch.Tensor, k: torch.Tensor, unused: torch.Tensor, options: Opt
         *mask_arguments(mask, unused), q.shape[2], q.shape[1], k.shape[1],
         options.left or 0, options.right or 0, options.scale * log2e,
         options.scale / options.softcap if options.softcap else 0.0, options.softcap * log2e,
-        philox.threshold(options.dropout_p), 1.0 / (1.0 - options.dropout_p),
+        philox.threshold(options.dropout_p), 1.0 / philox.keep_probability(options.dropout_p),
     )  # fmt: skip
 
 

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from .draws import group_of, kept_pairs, stream_of, words
+
 # Keys (or queries) a step when a tile is computed again because of a NaN: small, so that this costs the fast path no
 # register.
 CAREFUL_BLOCK = tl.constexpr(16)
@@ -278,28 +280,29 @@ def kept(
     head, rows, first_key, position, TRANSPOSED: tl.constexpr, F: tl.constexpr, BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Which weights of a tile dropout keeps: Philox4x32-7 (Salmon et al. 2011) of (key // 4, query, head, sequence),
-    word key % 4, positions counted from the sequence's first key. So the tile's size and place change nothing.
+    """Which weights of a tile dropout keeps, by philox.keep_mask. Positions are counted from the sequence's first key,
+    so the tile's size and place change nothing.
 
     The tile is (queries, keys), TRANSPOSED (keys, queries), as `rows` and `position` are shaped.
     """
     query = (rows.position - rows.start).to(tl.int32)
-    sequence = (rows.sequence + head.sequence).to(tl.int32)
+    stream = stream_of(head.seed, (rows.sequence + head.sequence).to(tl.int32), head.number)
     if F.intervals:
-        # Sequences begin anywhere, so neighbouring keys share no call here: each pair makes its own.
-        key = (position - rows.start).to(tl.int32)
-        w0, w1, w2, w3 = tl.philox(head.seed, key >> 2, query, head.number, sequence, 7)
-        index = key & 3
-        word = tl.where(index == 0, w0, tl.where(index == 1, w1, tl.where(index == 2, w2, w3)))
+        # Sequences begin anywhere, so keys that are 8 apart share no call here: each pair makes its own.
+        keep = kept_pairs(stream, query, (position - rows.start).to(tl.int32), head.threshold)
     else:
-        group = tl.cast(first_key // 4, tl.int32) + tl.arange(0, BLOCK_K // 4)
+        # Of each 16 keys the first 8, whose calls are the others' too.
+        group = (tl.cast(first_key // 2, tl.int32) + tl.arange(0, BLOCK_K // 2)).to(tl.uint32, bitcast=True)
         if TRANSPOSED:
-            w0, w1, w2, w3 = tl.philox(head.seed, group[:, None], query, head.number, sequence, 7)
+            first, second = words(stream, group_of(query), group[:, None])
         else:
-            w0, w1, w2, w3 = tl.philox(head.seed, group[None, :], query, head.number, sequence, 7)
-        word = tl.join(tl.join(w0, w2), tl.join(w1, w3))
+            first, second = words(stream, group_of(query), group[None, :])
+        word = tl.where((query & 8) == 0, first, second)
+        halves = tl.join(word & 0xFFFF, word >> 16).to(tl.int32)
         if TRANSPOSED:
-            word = tl.reshape(tl.permute(word, (0, 2, 3, 1)), (BLOCK_K, BLOCK_Q))
+            halves = tl.permute(tl.reshape(halves, (BLOCK_K // 16, 8, BLOCK_Q, 2)), (0, 3, 1, 2))
+            keep = tl.reshape(halves, (BLOCK_K, BLOCK_Q)) >= head.threshold
         else:
-            word = tl.reshape(word, (BLOCK_Q, BLOCK_K))
-    return (word >> 1).to(tl.int32) >= head.threshold
+            halves = tl.permute(tl.reshape(halves, (BLOCK_Q, BLOCK_K // 16, 8, 2)), (0, 1, 3, 2))
+            keep = tl.reshape(halves, (BLOCK_Q, BLOCK_K)) >= head.threshold
+    return keep

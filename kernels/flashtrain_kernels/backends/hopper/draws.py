@@ -1,0 +1,202 @@
+"""Dropout in the Hopper kernels: which calls they serve, and the draws of a tile that lies as wgmma leaves it.
+
+One call of Philox2x32 draws for two queries by two keys that are 8 apart (philox.py). Of an accumulator with 16 rows a
+warp, eight neighbouring numbers of a thread are rows r, r + 8 by columns c, c + 1, c + 8, c + 9: two such groups, where
+the tile begins at multiples of 16 of both positions. So the tile's draws are made in the thread that needs them, in
+PTX, eight numbers at a time.
+
+    number      0        1          2          3            4        5        6            7
+    pair        r c      r c + 1    r + 8 c    r + 8 c + 1  r c + 8  r c + 9  r + 8 c + 8  r + 8 c + 9
+"""
+
+from typing import Any
+
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ... import philox
+from ...masks import Sequences
+from ...options import Options
+from ..portable.draws import group_of
+from .alibi import slope_row
+from .assembly import opaque
+
+_MULTIPLIER = gl.constexpr(philox.MULTIPLIER)
+_WIDTHS = (64, 128)  # head dimensions
+
+
+def why_not_drop(q: Tensor, k: Tensor, options: Options) -> str | None:
+    """Why the kernels do not serve a call with dropout, if so. q (B, Sq, H, D), k (B, Sk, K, D)."""
+    if options.softcap > 0 or options.bias is not None or options.alibi_slopes is not None:
+        return "no dropout together with softcap, ALiBi or bias"
+    if q.shape[3] not in _WIDTHS:
+        return "dropout with head dimensions 64 and 128 only"
+    if isinstance(options.mask, Sequences):
+        # Positions count from a sequence's first key; with one cu_seqlens queries and keys begin together.
+        if not same_ends(options.mask):
+            return "no dropout of packed sequences whose queries have other cu_seqlens than their keys"
+    elif options.mask is not None:
+        return "no dropout with masks"
+    elif (k.shape[1] - q.shape[1]) % 16:
+        return "dropout only where Sk - Sq is a multiple of 16"
+    return None
+
+
+def same_ends(sequences: Sequences) -> bool:
+    """Do queries and keys have one cu_seqlens? What it holds is not read; replay.py tells such calls from others."""
+    one, other = sequences.cu_seqlens_q, sequences.cu_seqlens_k
+    if one is other:
+        return True
+    return one.device.type == "cuda" and one.data_ptr() == other.data_ptr() and one.shape == other.shape
+
+
+def with_changes(arguments: tuple[Any, ...], tensor_at: int, number_at: int, options: Options) -> tuple[Any, ...]:
+    """A kernel's arguments of the mask with dropout's seed and threshold, or ALiBi's slopes and their stride, in places
+    that such calls leave free: so the kernels of other calls have no arguments more."""
+    given = list(arguments)
+    if options.dropout_p > 0:
+        given[tensor_at], given[number_at] = options.seed, philox.threshold(options.dropout_p)
+    elif options.alibi_slopes is not None:
+        given[tensor_at], given[number_at] = options.alibi_slopes, slope_row(options)
+    return tuple(given)
+
+
+def keep_scale_of(options: Options) -> float:
+    """What the kept weights are multiplied by."""
+    return 1.0 / philox.keep_probability(options.dropout_p)
+
+
+def _rounds(group: int, first: int) -> list[str]:
+    """The rounds of Philox from number `first` on, of words l and r, and which half of which word is whose."""
+    lines = []
+    for number in range(first, philox.ROUNDS):
+        lines += [
+            f"mul.wide.u32 product, l{group}, {philox.MULTIPLIER};",
+            "mov.b64 {low, high}, product;",
+            f"xor.b32 high, high, r{group};",
+            f"xor.b32 l{group}, high, k{number};",
+            f"mov.b32 r{group}, low;",
+        ]
+    return lines
+
+
+def _assembly(queries_are_rows: bool) -> str:
+    """Of eight numbers x >= 0 those that are dropped become 0 (forward) or -x (backward).
+
+    Operands, eight each: results, x, then of the forward the words of Philox's first round but for the key's group,
+    which follows, and of the backward the counter's two words; the key; the threshold, in the upper half.
+    """
+    given = 16
+    lines = [
+        "{ .reg .b32 high, low, upper, negative, l0, l1, r0, r1, "
+        + ", ".join(f"k{number}" for number in range(philox.ROUNDS))
+        + "; .reg .b64 product; .reg .pred keep;"
+    ]
+    key, threshold = (given + 24, given + 32) if queries_are_rows else (given + 16, given + 24)
+    for number in range(philox.ROUNDS):
+        lines.append(f"add.u32 k{number}, ${key}, {number * philox.KEY_STEP % 2**32};")
+    for group in range(2):
+        if queries_are_rows:
+            lines += [
+                f"add.u32 l{group}, ${given + 16}, {group};",
+                f"xor.b32 l{group}, l{group}, ${given};",
+                f"mov.b32 r{group}, ${given + 8};",
+                *_rounds(group, 1),
+            ]
+        else:
+            lines += [f"add.u32 l{group}, ${given}, {group};", f"mov.b32 r{group}, ${given + 8};", *_rounds(group, 0)]
+    for place in range(8):
+        group, row, column = place & 1, place >> 1 & 1, place >> 2
+        second_query, second_key = (row, column) if queries_are_rows else (column, row)
+        word = f"{'r' if second_query else 'l'}{group}"
+        if not second_key:
+            lines.append(f"shl.b32 upper, {word}, 16;")
+            word = "upper"
+        lines.append(f"setp.ge.u32 keep, {word}, ${threshold};")
+        if queries_are_rows:
+            lines.append(f"selp.f32 ${place}, ${8 + place}, 0f00000000, keep;")
+        else:
+            lines += [f"neg.f32 negative, ${8 + place};", f"selp.f32 ${place}, ${8 + place}, negative, keep;"]
+    return "\n".join([*lines, "}"])
+
+
+_FORWARD = gl.constexpr(_assembly(queries_are_rows=True))
+_FORWARD_CONSTRAINTS = gl.constexpr(",".join(["=&f"] * 8 + ["f"] * 8 + ["r"] * 40))
+_BACKWARD = gl.constexpr(_assembly(queries_are_rows=False))
+_BACKWARD_CONSTRAINTS = gl.constexpr(",".join(["=&f"] * 8 + ["f"] * 8 + ["r"] * 32))
+
+
+@gluon.jit
+def upper_half(threshold):
+    """The threshold as uint32, to be compared with words whose upper half is the draw."""
+    return (threshold << 16).to(gl.uint32, bitcast=True)
+
+
+@gluon.jit
+def keep_scale(threshold):
+    """What kept weights are multiplied by."""
+    return 65536.0 / (65536 - threshold).to(gl.float32)
+
+
+@gluon.jit
+def first_round(stream, query):
+    """What queries (positions) bring to the first round of Philox, the same for all keys: (its word but for the key's
+    group, its other word)."""
+    counter = group_of(query) + stream.first
+    return gl.umulhi(counter, _MULTIPLIER) ^ stream.key, counter * _MULTIPLIER
+
+
+@gluon.jit
+def drop(weights, queries, first_key, stream, threshold):
+    """Weights (queries, keys) of the keys from first_key (a multiple of 16) on, 0 where dropped. queries: of
+    `first_round`."""
+    LAYOUT: gl.constexpr = weights.type.layout
+    BLOCK_K: gl.constexpr = weights.shape[1]
+    word, other = queries
+    key = gl.arange(0, BLOCK_K, layout=gl.SliceLayout(0, LAYOUT))
+    counter = group_of(key) + ((first_key >> 1).to(gl.uint32, bitcast=True) + stream.second)
+    return gl.inline_asm_elementwise(
+        _FORWARD, _FORWARD_CONSTRAINTS,
+        [weights, word[:, None], other[:, None], counter[None, :], stream.key, upper_half(threshold)],
+        dtype=gl.float32, is_pure=True, pack=8,
+    )  # fmt: skip
+
+
+@gluon.jit
+def draws_of(stream, key, first_query):
+    """What the draws of keys (keys, 1) need with the queries from first_query on, a multiple of 16 (all positions):
+    Philox's key, its counter's word of those queries, and that of the keys."""
+    return stream.key, (first_query >> 1).to(gl.uint32, bitcast=True) + stream.first, group_of(key) + stream.second
+
+
+@gluon.jit
+def mark_dropped(weights, tile, draws, threshold):
+    """Weights (keys, queries) of a tile of queries, negative where dropped. draws: `draws_of` with tile 0."""
+    LAYOUT: gl.constexpr = weights.type.layout
+    BLOCK_Q: gl.constexpr = weights.shape[1]
+    own, queries, keys = draws
+    query = gl.arange(0, BLOCK_Q, layout=gl.SliceLayout(0, LAYOUT))
+    counter = group_of(query) + ((tile * (BLOCK_Q // 2)).to(gl.uint32, bitcast=True) + queries)
+    return gl.inline_asm_elementwise(
+        _BACKWARD, _BACKWARD_CONSTRAINTS, [weights, counter[None, :], keys, own, upper_half(threshold)],
+        dtype=gl.float32, is_pure=True, pack=8,
+    )  # fmt: skip
+
+
+@gluon.jit
+def kept_weights(marked, DTYPE: gl.constexpr):
+    """The weights of `mark_dropped` rounded to DTYPE, 0 where dropped."""
+    KIND: gl.constexpr = "f16x2" if gl.float16 == DTYPE else "bf16x2"
+    bits = gl.inline_asm_elementwise(
+        "cvt.rn.relu." + KIND + ".f32 $0, $2, $1;", "=r,f,f", [marked], dtype=gl.int16, is_pure=True, pack=2
+    )
+    return bits.to(DTYPE, bitcast=True)
+
+
+@gluon.jit
+def score_gradients(marked, dp, delta, threshold):
+    """dS times the share that is kept, of the weights of `mark_dropped`: p (dP / share - delta) or -p delta."""
+    # Computed anew for each tile: it would cost the loop a register.
+    share = (65536 - opaque(threshold)).to(gl.float32) * (1.0 / 65536.0)
+    return gl.maximum(marked, 0.0) * dp - gl.abs(marked) * (delta * share)

@@ -1,0 +1,65 @@
+"""Dropout's random numbers in Triton: what philox.py says, for the portable kernels and the Hopper kernels."""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from ... import philox
+
+_ROUNDS = tl.constexpr(philox.ROUNDS)
+_STREAM_ROUNDS = tl.constexpr(philox.STREAM_ROUNDS)
+_MULTIPLIER = tl.constexpr(philox.MULTIPLIER)
+_KEY_STEP = tl.constexpr(philox.KEY_STEP)
+
+
+class Stream(NamedTuple):
+    """A head's numbers: the key of Philox2x32, and where its counter's two words begin. All uint32."""
+
+    key: Any
+    first: Any
+    second: Any
+
+
+@triton.jit
+def stream_of(seed, sequence, head):
+    """The Stream of a sequence and a head, both int32; the seed is int64."""
+    key, first, second, _ = tl.philox(seed, sequence, head, 0, 0, _STREAM_ROUNDS)
+    return Stream(key, first, second)
+
+
+@triton.jit
+def load_stream(seed_ptr, sequence, head):
+    """`stream_of` of dropout's (3,) int64, whose two further numbers are added to sequence and head."""
+    sequence = (sequence + tl.load(seed_ptr + 1)).to(tl.int32)
+    return stream_of(tl.load(seed_ptr), sequence, (head + tl.load(seed_ptr + 2)).to(tl.int32))
+
+
+@triton.jit
+def group_of(position):
+    """The number of the pair {i, i + 8} that a position (int32) is in."""
+    return ((position >> 4) * 8 + (position & 7)).to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def words(stream, query_group, key_group):
+    """The two words of each pair of groups: the first for a query whose bit 3 is 0, their low halves for such keys."""
+    a = query_group + stream.first
+    b = key_group + stream.second
+    key = stream.key
+    for _ in tl.static_range(_ROUNDS):
+        high = tl.umulhi(a, _MULTIPLIER)
+        low = a * _MULTIPLIER
+        a = high ^ b ^ key
+        b = low
+        key += _KEY_STEP
+    return a, b
+
+
+@triton.jit
+def kept_pairs(stream, query, key, threshold):
+    """Does dropout keep the weights of these pairs (positions, int32, that broadcast)? Each makes a call of its own."""
+    first, second = words(stream, group_of(query), group_of(key))
+    word = tl.where((query & 8) == 0, first, second)
+    draw = tl.where((key & 8) == 0, word & 0xFFFF, word >> 16)
+    return draw.to(tl.int32) >= threshold
