@@ -90,7 +90,6 @@ def _position(i, row_ptr, list_ptr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-@triton.jit
 def _exponent(products, call, F: tl.constexpr):
     """(Scores in base 2, the derivative of softcap, else 1.)"""
     slope = 1.0
@@ -151,7 +150,6 @@ def queries_again(
     return dq
 
 
-@triton.jit
 @triton.jit
 def keys_again(
     first_key, batch, kv_head, call, table, D: tl.constexpr, HEAD_DIM: tl.constexpr, GROUP: tl.constexpr,
