@@ -41,6 +41,7 @@ def test_gradients_computed_again_are_the_references(pairs, tails, window, head_
     prepare_kernel[(places,)](
         out, dout, lse, lse, rows, work, rows, strides_of(out), strides_of(dout), heads[0], totals[0], query_tiles,
         halves, ends[0], number, HAS_DLSE=False, CAREFUL=True, WHOLE=False, PACKED=True, D=head_dim,
+        HEAD_DIM=head_dim,
     )  # fmt: skip
     assert work.eq(0).all()
     assert not rows.isnan().any()
@@ -52,7 +53,7 @@ def test_gradients_computed_again_are_the_references(pairs, tails, window, head_
         work, rows, flags, q, k, v, dout, *gradients, *map(strides_of, (q, k, v, dout, *gradients)), options.scale,
         scale_log2, places, heads[0], *totals, options.left or 0, options.right or 0, query_tiles, key_tiles, lse,
         number, 0, lse, 0, *tables, CAREFUL=True, WHOLE=False, PACKED=True, GROUP=heads[0] // heads[1],
-        F=features_of(options), D=head_dim,
+        F=features_of(options), D=head_dim, HEAD_DIM=head_dim,
     )  # fmt: skip
     for got, want in zip(gradients, wanted, strict=True):
         torch.testing.assert_close(got.double(), want, atol=5e-3, rtol=5e-3)

@@ -146,7 +146,7 @@ def test_the_backwards_items_visit_each_visible_pair_once_and_store_each_key_onc
             key = first_key + np.arange(128)[:, None]
             s = np.zeros((128, 64))
             if masked:
-                s = hide(s, tile, key, key, walk.bounds, None, f.left, f.right, 0, None)
+                s = hide(s, tile, key, key, walk.bounds, None, choices, None)
             k, q = np.nonzero((s == 0) & (np.arange(64) < queries)[None, :])  # others' log-sum-exp is +inf
             np.add.at(count, (first + q, walk.keys_at + first_key + k), 1)
     assert np.array_equal(count, wanted.astype(int))
