@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from child_process import assert_passes_in_the_interpreter, compiled_rows
 
 import flashtrain_kernels as fk
+from flashtrain_kernels import replay
 from flashtrain_kernels.replay import Place
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
@@ -116,3 +117,11 @@ def test_a_call_like_the_one_before_costs_the_host_little(path):
                 least[name, part] = min(seconds, least.get((name, part), 1.0))
     assert least["ours", "forward"] <= 2 * least["torch", "forward"]
     assert least["ours", "backward"] <= 2 * least["torch", "backward"]
+
+
+def test_the_signature_tells_one_cu_seqlens_from_two_as_hoppers_dropout_serves_the_first_alone():
+    q, one = torch.zeros(1, 8, 1, 64), torch.tensor([0, 8], dtype=torch.int32)
+    other = one.clone()
+    signed = replay.signature([q, one, one])
+    assert signed == replay.signature([q, other, other])
+    assert signed != replay.signature([q, one, other])

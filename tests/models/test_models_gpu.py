@@ -123,7 +123,8 @@ def test_recomputation_repeats_dropout(kv_heads, packed):
 
     again = gradients(lambda x, **given: checkpoint(block, x, **given, use_reentrant=False))
     for ours, plain in zip(again, gradients(block), strict=True):
-        torch.testing.assert_close(ours, plain, atol=0, rtol=0)
+        # On Hopper GPUs dQ is added up in any order; other draws would change much more.
+        torch.testing.assert_close(ours, plain, atol=5e-3 * plain.abs().max().item(), rtol=1e-2)
 
 
 # --- memory savings --------------------------------------------------------------------------------------------------
