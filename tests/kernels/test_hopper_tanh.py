@@ -14,14 +14,21 @@ def number(text: str) -> np.float32:
     return np.float32(struct.unpack(">f", bytes.fromhex(text[2:]))[0])
 
 
-def run(ptx: str, values: np.ndarray) -> tuple[np.ndarray, bool]:
+def run(ptx: str, values: np.ndarray, terms: tuple[float, ...] = ()) -> tuple[np.ndarray, bool]:
     """What the PTX makes of (16, threads of one warp), and whether it took the way for large numbers."""
     registers = {f"${16 + i}": row.astype(np.float32) for i, row in enumerate(values)}
+    registers |= {f"${16 * (2 + i)}": np.full(values.shape[1:], term, np.float32) for i, term in enumerate(terms)}
     lines = [line for line in re.sub(r"[{}]", "", ptx).replace("DONE: ", "DONE:").split("\n") if ".reg" not in line]
     labels = {line.strip().rstrip(":"): place for place, line in enumerate(lines) if line.strip().endswith(":")}
 
-    def read(name: str) -> np.ndarray | np.float32:
-        return number(name) if name.startswith("0f") else registers[name]
+    def read(name: str) -> np.ndarray | np.float32 | int:
+        if name.startswith("0f"):
+            return number(name)
+        return registers[name] if name in registers else int(name, 0)
+
+    def joined(*numbers: np.ndarray) -> np.ndarray:
+        assert all(x.dtype == np.float32 for x in numbers)
+        return np.bitwise_or.reduce([x.view(np.int32) for x in numbers]).view(np.float32)
 
     large, place = False, 0
     with np.errstate(all="ignore"):
@@ -46,6 +53,11 @@ def run(ptx: str, values: np.ndarray) -> tuple[np.ndarray, bool]:
             exact = [np.float64(x) for x in given]
             registers[target] = {
                 "abs.f32": lambda x=given: np.abs(x[0]),
+                "neg.f32": lambda x=given: -x[0],
+                "lop3.b32": lambda x=given: joined(*x[:3]) if x[3] == 0xFE else None,
+                "or.b32": lambda x=given: joined(*x),
+                "setp.lt.s32": lambda x=given: x[0].view(np.int32) < x[1],
+                "sub.f32": lambda x=given: x[0] - x[1],
                 "mov.f32": lambda x=given: np.broadcast_to(x[0], values.shape[1:]),
                 "max.NaN.f32": lambda x=given: np.maximum(*x),
                 "setp.gtu.f32": lambda x=given: ~(x[0] <= x[1]),
@@ -56,6 +68,13 @@ def run(ptx: str, values: np.ndarray) -> tuple[np.ndarray, bool]:
                 "rcp.approx.ftz.f32": lambda x=exact: np.float32(1 / x[0]),
             }[name]()
     return np.stack([registers[f"${i}"] for i in range(16)]), large
+
+
+@pytest.fixture(scope="module")
+def exponent():
+    from flashtrain_kernels.backends.hopper import assembly
+
+    return assembly._EXPONENT_PTX.value, assembly.exponent_terms
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +103,34 @@ def test_one_large_number_or_nan_sends_its_warp_the_other_way_and_changes_no_oth
         exact = np.tanh(values.astype(np.float64))
         exact[place, 7] = wanted
         np.testing.assert_allclose(got, exact, rtol=0, atol=2e-7)
+
+
+@pytest.mark.parametrize("scale", [0.125 / 30, 0.0625 / 50, 2e-4, 500.0])
+@pytest.mark.parametrize("reach", [0.499, 12.0, 1e4])
+def test_an_exponent_is_its_tanh_within_three_ten_millionths_of_the_softcap(scale, reach, exponent):
+    ptx, terms = exponent
+    bound, shift = 50 * np.log2(np.e), 100 - 50 * np.log2(np.e)
+    products = np.random.default_rng(2).uniform(-reach / scale, reach / scale, (16, 4096)).astype(np.float32)
+    products[:, :3] = np.array([0.0, reach / scale, -reach / scale], np.float32)
+    got, was_large = run(ptx, products, terms(scale, bound, shift))
+    assert was_large == (reach > 0.5)
+    wanted = bound * np.tanh(products.astype(np.float64) * scale) - shift
+    assert np.abs(got.astype(np.float64) - wanted).max() < 3e-7 * bound
+
+
+@pytest.mark.parametrize("place", range(16))
+def test_one_large_product_sends_its_warp_the_other_way_and_a_nan_stays_alone(place, exponent):
+    ptx, terms = exponent
+    products = np.random.default_rng(3).uniform(-100, 100, (16, 32)).astype(np.float32)
+    for odd, value, way in (
+        (130.0, np.tanh(130 / 240), True),
+        (-np.inf, -1, True),
+        (np.inf, 1, True),
+        (np.nan, np.nan, None),
+    ):
+        products[place, 7] = odd
+        got, large = run(ptx, products, terms(1 / 240, 40.0, 40.0))
+        assert way is None or large == way
+        exact = 40 * np.tanh(products.astype(np.float64) / 240) - 40
+        exact[place, 7] = 40 * value - 40
+        np.testing.assert_allclose(got, exact, rtol=0, atol=40 * 3e-7)

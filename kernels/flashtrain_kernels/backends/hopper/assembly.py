@@ -98,6 +98,75 @@ def tanh(x):
     return gl.inline_asm_elementwise(_TANH_PTX, _TANH_CONSTRAINTS, [x], dtype=gl.float32, is_pure=True, pack=16)
 
 
+# The same for products s whose tanh is an exponent y = b tanh(a s) - m, with as few instructions as there can be: up to
+# a s = 0.5 by s times a polynomial of four terms in d = (0.5 / a)^2 - s^2, whose sign says which way to go, less m.
+# a, b and m are in the coefficients, which the host computes: `exponent_terms`.
+EXPONENT_BOUND = 0.5
+_EXPONENT = [0.9242340591251537, 0.2756131645768112, 0.09892209397347329, 0.04337248314201259]
+
+
+def exponent_terms(a: float, b: float, m: float) -> tuple[float, ...]:
+    """What `capped_exponent` takes besides the products. a within 1e-4 and 1e3: its powers are float32."""
+    return (a, b, m, (EXPONENT_BOUND / a) ** 2, *(c * b * a ** (2 * i + 1) for i, c in enumerate(_EXPONENT)))
+
+
+def _exponent_ptx(count: int) -> str:
+    numbers = range(count)
+    y, s = [f"${i}" for i in numbers], [f"${count + i}" for i in numbers]
+    a, b, m, bound, *terms = [f"${count * (2 + i)}" for i in range(4 + len(_EXPONENT))]
+    lines = ["{ .reg .pred slow;", f".reg .f32 n<{count}>, p<{count}>, t<3>;", f".reg .b32 d<{count}>, m<4>;"]
+    lines += [f"neg.f32 n{i}, {s[i]};" for i in numbers]
+    lines += [f"fma.rn.f32 d{i}, n{i}, {s[i]}, {bound};" for i in numbers]
+    # The signs of all, or'ed; three numbers at a time.
+    lines += [f"lop3.b32 m{i}, d{3 * i}, d{3 * i + 1}, d{3 * i + 2}, 0xFE;" for i in range(4)]
+    rest = [f"d{i}" for i in range(12, count)]
+    lines += [f"lop3.b32 m{i}, m{i}, {rest[2 * i]}, {rest[2 * i + 1]}, 0xFE;" for i in range(len(rest) // 2)]
+    lines += ["lop3.b32 m0, m0, m1, m2, 0xFE;", "or.b32 m0, m0, m3;"]
+    lines += ["setp.lt.s32 slow, m0, 0;", "vote.sync.any.pred slow, slow, 0xffffffff;", "@slow bra.uni LARGE;"]
+    highest, second, *others = reversed(terms)
+    lines += [f"fma.rn.f32 p{i}, {highest}, d{i}, {second};" for i in numbers]
+    for term in others:
+        lines += [f"fma.rn.f32 p{i}, p{i}, d{i}, {term};" for i in numbers]
+    lines += [f"neg.f32 t0, {m};"]
+    lines += [f"fma.rn.f32 {y[i]}, p{i}, {s[i]}, t0;" for i in numbers]
+    lines += ["bra.uni DONE;", "LARGE:", f"mul.f32 t0, {a}, {_number(2 * math.log2(math.e))};"]
+    lines += [f"sub.f32 t1, {b}, {m};", f"mul.f32 t2, {b}, {_number(-2.0)};"]
+    lines += [f"mul.f32 p{i}, {s[i]}, t0;" for i in numbers]
+    lines += [f"ex2.approx.ftz.f32 p{i}, p{i};" for i in numbers]
+    lines += [f"add.f32 p{i}, p{i}, {_number(1.0)};" for i in numbers]
+    lines += [f"rcp.approx.ftz.f32 p{i}, p{i};" for i in numbers]
+    lines += [f"fma.rn.f32 {y[i]}, p{i}, t2, t1;" for i in numbers]
+    return "\n".join([*lines, "DONE: }"])
+
+
+_EXPONENT_PTX = gl.constexpr(_exponent_ptx(_TANH_PACK))
+_EXPONENT_CONSTRAINTS = gl.constexpr(",".join(["=f"] * _TANH_PACK + ["f"] * (_TANH_PACK * (5 + len(_EXPONENT)))))
+
+
+@gluon.jit
+def capped_exponent(s, terms):
+    """b tanh(a s) - m of a tile of float32 with 16 numbers or more a thread. terms: exponent_terms(a, b, m)."""
+    LAYOUT: gl.constexpr = s.type.layout
+    return gl.inline_asm_elementwise(
+        _EXPONENT_PTX,
+        _EXPONENT_CONSTRAINTS,
+        [
+            s,
+            gl.full(s.shape, terms[0], gl.float32, LAYOUT),
+            gl.full(s.shape, terms[1], gl.float32, LAYOUT),
+            gl.full(s.shape, terms[2], gl.float32, LAYOUT),
+            gl.full(s.shape, terms[3], gl.float32, LAYOUT),
+            gl.full(s.shape, terms[4], gl.float32, LAYOUT),
+            gl.full(s.shape, terms[5], gl.float32, LAYOUT),
+            gl.full(s.shape, terms[6], gl.float32, LAYOUT),
+            gl.full(s.shape, terms[7], gl.float32, LAYOUT),
+        ],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=16,
+    )
+
+
 @gluon.jit
 def opaque(x):
     """x, an int32, in a way that nothing computed from it can be moved to an earlier place in the program.

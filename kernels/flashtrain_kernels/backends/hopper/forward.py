@@ -15,6 +15,7 @@ from ...masks import Sequences
 from ...options import Options
 from ..portable.launch import Launch, ceil_div, features_of
 from ..portable.tiles import Bounds
+from .assembly import exponent_terms
 from .forward_recompute_nonfinite import note
 from .forward_schedule import MaskTables, Work, divisor
 from .forward_tiles import ForwardTile, serves_forward
@@ -30,8 +31,8 @@ L2_BYTES = 24 << 20
 
 class Constants(NamedTuple):
     """What the kernel is compiled for besides the mask: of a ForwardTile, and the head dimension, padded too, query
-    heads a key head, tiles a block of a block-sparse mask, whether tiles of queries come in pairs, and whether
-    sequences are packed."""
+    heads a key head, tiles a block of a block-sparse mask, whether tiles of queries come in pairs, whether sequences are
+    packed, and whether a softcap bounds the exponents (_scale_of)."""
 
     consumers: int
     rows: int
@@ -47,6 +48,7 @@ class Constants(NamedTuple):
     tiles: int
     paired: bool
     packed: bool = False
+    bounded: bool = False
 
 
 NOT_SPECIALISED = [
@@ -157,10 +159,11 @@ def forward_launch(
     total = batch * heads * (section if paired else tiles)
     programs = min(total, tile.programs * multiprocessors(q.device)) if tile.programs else total
     box_q, box_k = (1, tile.rows, 1, block_d), (1, tile.block_k, 1, block_d)
+    scale = _scale_of(q, options)
     constants = Constants(
         tile.consumers, tile.rows, tile.block_k, tile.stages, tile.q_stages, tile.turns, tile.tight,
         tile.registers, head_dim, block_d, group, max(1, features.block_k // tile.block_k), paired,
-        packed is not None,
+        packed is not None, len(scale) > 2 if isinstance(scale, tuple) else False,
     )  # fmt: skip
     return Launch(
         kernel=forward_kernel,
@@ -168,11 +171,25 @@ def forward_launch(
         args=(
             descriptor(q, box_q), descriptor(k, box_k), descriptor(v, box_k), descriptor(out, box_q),
             lse, *mask, heads, total, section, tiles, *divisors,
-            seqlen_q, seqlen_k, options.left or 0, options.right or 0, scale_of(options), q, k, v, out,
+            seqlen_q, seqlen_k, options.left or 0, options.right or 0, scale, q, k, v, out,
         ),
         constants={"F": features, "C": constants},
         options={"num_warps": 4, "maxnreg": tile.cap} if tile.cap else {"num_warps": 4},
     )  # fmt: skip
+
+
+def _scale_of(q: torch.Tensor, options: Options) -> float | tuple[float, ...]:
+    """launch.scale_of; more numbers of a softcap that bounds the exponents of 2, where that saves looking for each row's
+    maximum.
+
+    bfloat16 and float32 hold numbers from 2^-126 to 2^127. The largest weight is 2^(b - m), the least 2^(-b - m), b
+    being the softcap in base 2: up to 50, they are 2^45 and 2^-100, and up to 34 none is more than 1. No precision is
+    lost, and sums of a million values up to 2^60 are none too many. float16 holds no such weights.
+    """
+    scale = scale_of(options)
+    if not isinstance(scale, tuple) or q.dtype != torch.bfloat16 or options.softcap > 50 or not 1e-4 < scale[0] < 1e3:
+        return scale
+    return exponent_terms(*scale, min(scale[1], 100 - scale[1]))
 
 
 @cache
