@@ -141,6 +141,7 @@ def test_what_changes_scores_or_weights_beyond_a_softcap_is_left_to_the_portable
 def test_a_softcap_is_served_in_both_passes(head_dim, options, gpu):
     gpu()
     assert refusals(*tensors(head_dim), **options, softcap=30.0) == (None, None)
+    assert all("softcap" in reason for reason in refusals(*tensors(head_dim), **options, softcap=1e-5))
 
 
 def test_masks_with_a_softcap_are_planned_for_the_tiles_of_those_that_serve_them(gpu, monkeypatch):

@@ -15,7 +15,7 @@ from ..portable.launch import Launch, ceil_div, features_of, mask_arguments, str
 from .backward_kernel import Choices, backward_kernel
 from .backward_rows import FLAGS, finish_kernel, prepare_kernel
 from .backward_schedule import BAND, BLOCK_K, BLOCK_Q, BLOCKS, PLAN
-from .launch import descriptor, multiprocessors, run, scale_of, why_not, workspace
+from .launch import descriptor, multiprocessors, run, scale_of, why_no_softcap, why_not, workspace
 from .releases import backward_options
 from .sequences import slots
 
@@ -43,6 +43,8 @@ def serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | 
         return "packed sequences in more than one row"
     if options.beyond_softcap:
         return "ALiBi, bias or dropout"
+    if why_no_softcap(options) is not None:
+        return why_no_softcap(options)
     if isinstance(mask, Mask) and mask.plan is not None and mask.plan.blocks[4:6] != (QUERIES, KEYS):
         return "a mask planned for other tiles"
     if isinstance(mask, BlockMask) and (mask.block_size[0] < QUERIES or mask.block_size[1] < KEYS):

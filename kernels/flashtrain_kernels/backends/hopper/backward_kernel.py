@@ -48,7 +48,7 @@ class Choices(NamedTuple):
     gives the keys' positions. block_rows: keys of a row of the table of tiles. aligned: the strides and addresses of
     the gradients are multiples of 8 numbers. whole: at D = 64 a program has whole heads, and their dQ is its own
     (dq_short). late: at D = 128 dQ is computed a tile late (backward_consumers).
-    packed: sequences are packed (sequences.py). softcap: scale_log2 is a pair (launch.scale_of).
+    packed: sequences are packed (sequences.py). softcap: scale_log2 is a tuple (launch.scale_of).
     """
 
     stages: int

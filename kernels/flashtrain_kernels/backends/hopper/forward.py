@@ -15,7 +15,6 @@ from ...masks import Sequences
 from ...options import Options
 from ..portable.launch import Launch, ceil_div, features_of
 from ..portable.tiles import Bounds
-from .assembly import exponent_terms
 from .forward_recompute_nonfinite import note
 from .forward_schedule import MaskTables, Work, divisor
 from .forward_tiles import ForwardTile, serves_forward
@@ -31,8 +30,8 @@ L2_BYTES = 24 << 20
 
 class Constants(NamedTuple):
     """What the kernel is compiled for besides the mask: of a ForwardTile, and the head dimension, padded too, query
-    heads a key head, tiles a block of a block-sparse mask, whether tiles of queries come in pairs, whether sequences are
-    packed, and whether a softcap bounds the exponents (_scale_of)."""
+    heads a key head, tiles a block of a block-sparse mask, whether tiles of queries come in pairs, whether sequences
+    are packed, and whether a softcap bounds the exponents (_is_bounded)."""
 
     consumers: int
     rows: int
@@ -159,11 +158,11 @@ def forward_launch(
     total = batch * heads * (section if paired else tiles)
     programs = min(total, tile.programs * multiprocessors(q.device)) if tile.programs else total
     box_q, box_k = (1, tile.rows, 1, block_d), (1, tile.block_k, 1, block_d)
-    scale = _scale_of(q, options)
+    bounded = _is_bounded(q, options)
     constants = Constants(
         tile.consumers, tile.rows, tile.block_k, tile.stages, tile.q_stages, tile.turns, tile.tight,
         tile.registers, head_dim, block_d, group, max(1, features.block_k // tile.block_k), paired,
-        packed is not None, len(scale) > 2 if isinstance(scale, tuple) else False,
+        packed is not None, bounded,
     )  # fmt: skip
     return Launch(
         kernel=forward_kernel,
@@ -171,25 +170,22 @@ def forward_launch(
         args=(
             descriptor(q, box_q), descriptor(k, box_k), descriptor(v, box_k), descriptor(out, box_q),
             lse, *mask, heads, total, section, tiles, *divisors,
-            seqlen_q, seqlen_k, options.left or 0, options.right or 0, scale, q, k, v, out,
+            seqlen_q, seqlen_k, options.left or 0, options.right or 0, scale_of(options, bounded),
+            q, k, v, out,
         ),
         constants={"F": features, "C": constants},
         options={"num_warps": 4, "maxnreg": tile.cap} if tile.cap else {"num_warps": 4},
     )  # fmt: skip
 
 
-def _scale_of(q: torch.Tensor, options: Options) -> float | tuple[float, ...]:
-    """launch.scale_of; more numbers of a softcap that bounds the exponents of 2, where that saves looking for each row's
-    maximum.
+def _is_bounded(q: torch.Tensor, options: Options) -> bool:
+    """Does a softcap bound the exponents of 2, so that no row's maximum need be looked for?
 
-    bfloat16 and float32 hold numbers from 2^-126 to 2^127. The largest weight is 2^(b - m), the least 2^(-b - m), b
-    being the softcap in base 2: up to 50, they are 2^45 and 2^-100, and up to 34 none is more than 1. No precision is
-    lost, and sums of a million values up to 2^60 are none too many. float16 holds no such weights.
+    bfloat16 and float32 hold numbers from 2^-126 to 2^127. With softcap b in base 2 and m = min(b, 100 - b) the largest
+    weight is 2^(b - m), the least 2^(-b - m): up to softcap 50 these are 2^45 and 2^-100, and up to 34 none is above 1.
+    No precision is lost, and sums of a million values up to 2^60 are none too large. float16 holds no such weights.
     """
-    scale = scale_of(options)
-    if not isinstance(scale, tuple) or q.dtype != torch.bfloat16 or options.softcap > 50 or not 1e-4 < scale[0] < 1e3:
-        return scale
-    return exponent_terms(*scale, min(scale[1], 100 - scale[1]))
+    return q.dtype == torch.bfloat16 and 0 < options.softcap <= 50
 
 
 @cache

@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from .assembly import (
     barrier_signal,
     barrier_wait,
-    capped_exponent,
+    capped,
     exp2,
     exp2_few,
     log2,
@@ -21,7 +21,6 @@ from .assembly import (
     reciprocal,
     stay,
     stores_done,
-    tanh,
     unpacked,
 )
 from .forward_recompute_nonfinite import attend_again, rows_of
@@ -93,13 +92,11 @@ def _arrived(full, buffer, number, C: gl.constexpr):
 
 
 @gluon.jit
-def _capped(scores, terms, F: gl.constexpr, C: gl.constexpr):
+def _capped(scores, terms, F: gl.constexpr):
     """Softcap's tanh of scores, where there is one; with C.bounded the weights' exponents. What is hidden is so after
     it."""
-    if C.bounded:
-        scores = capped_exponent(scores, terms)
-    elif F.softcap:
-        scores = tanh(scores * terms[0])
+    if F.softcap:
+        scores = capped(scores, terms)
     return scores
 
 
@@ -213,15 +210,15 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
     output is rescaled beside that product, weights are rounded as they come, the product before is waited for after the
     exponentials, and a row's sum is put together from its threads' at the end.
 
-    C.bounded: a softcap bounds the exponents, so that one number for all stands for the maximum of a row, and nothing is
-    looked for or rescaled.
+    C.bounded: a softcap bounds the exponents, so that one number for all stands for the maximum of a row, and nothing
+    is looked for or rescaled.
 
     Beyond D = 128 the output is staged where the queries were; the next ones come when it has left.
     """
     descriptors, buffers, barriers, work, bounds, mask, list_ptr, rows_ptr, lse_ptr, scale, origins = arguments
     terms = scale
     if F.softcap:
-        scale = terms[1]
+        scale = terms[8]
     q_smem, k_smem, v_smem, out_smem = buffers
     q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
     TILE_Q: gl.constexpr = C.consumers * C.rows
@@ -257,7 +254,7 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
         scores = hopper.warpgroup_mma(q, k.permute((1, 0)), no_scores, use_acc=False, is_async=True)
         scores = hopper.warpgroup_mma_wait(0, [scores])
         mbarrier.arrive(k_empty.index(taken % C.stages), count=1)
-        scores = _capped(scores, terms, F, C)
+        scores = _capped(scores, terms, F)
         if masked > 0:
             scores = hide(scores, row, 0, some > 0, item, own, mask, list_ptr, rows_ptr, F, TILE_Q, TILES)
         row_max = gl.full([ROWS], terms[2] if C.bounded else _NOTHING, gl.float32, layout=S_ROWS)
@@ -278,7 +275,7 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
                 barrier_signal(_TURN + (W + 1) % C.consumers, 256)
             scores = hopper.warpgroup_mma_wait(1, [scores])
             mbarrier.arrive(k_empty.index((taken + step) % C.stages), count=1)
-            scores = _capped(scores, terms, F, C)
+            scores = _capped(scores, terms, F)
             if step < masked:
                 scores = hide(scores, row, step, True, item, own, mask, list_ptr, rows_ptr, F, TILE_Q, TILES)
             weights, rescale, row_max = _softmax(scores, row_max, scale, C)
