@@ -74,7 +74,7 @@ SHARED_MEMORY = 232_448  # bytes that one block may use
 # Spilling instructions that are let pass: outside the loop over keys, in setting up a tile and in the pass after a NaN.
 SPILLS = {
     ("causal", 72): 8, ("causal", 256): 60, ("window", 256): 105, ("packed", 64): 9, ("packed full", 64): 9,
-    ("packed window", 64): 9, ("softcap", 256): 66,
+    ("packed window", 64): 9, ("softcap", 64): 44, ("softcap", 256): 66, ("softcap packed", 128): 30,
 }  # fmt: skip
 # And those of releases that keep more of the arguments in memory meanwhile.
 SPILLS |= {
