@@ -200,6 +200,7 @@ def test_a_short_causal_backward_with_dropout_is_not_left_to_the_portable_kernel
 def test_a_softcap_is_served_in_both_passes(head_dim, options, gpu):
     gpu()
     assert refusals(*tensors(head_dim), **options, softcap=30.0) == (None, None)
+    assert all("softcap" in reason for reason in refusals(*tensors(head_dim), **options, softcap=1e-5))
 
 
 def test_masks_with_a_softcap_are_planned_for_the_tiles_of_those_that_serve_them(gpu, monkeypatch):

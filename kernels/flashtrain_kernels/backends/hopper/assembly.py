@@ -49,12 +49,19 @@ def exp2_few(x):
     return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
 
-# tanh of 16 numbers. Up to 0.65, where scores mostly are, by x times a polynomial in x^2 (minimax): within 1e-7, and no
-# slower units are used than those that add and multiply. Where one of a warp's numbers is larger, or a NaN, by
-# 1 - 2 / (1 + e^2x), which is exact at both ends and off by 1e-7 too; tests/kernels/test_hopper_tanh.py computes both.
-TANH_BOUND = 0.65
-_TANH = [0.9999992251396179, -0.333295613527298, 0.132814422249794, -0.05100131407380104, 0.01408317405730486]
-_TANH_PACK = 16
+# b tanh(a s) - m of 16 products s, with as few instructions as there can be. Up to a s = 0.5, where scores mostly are,
+# by s times a polynomial (minimax) of four terms in d = (0.5 / a)^2 - s^2, whose sign says which way to go: what is
+# slow, exp2 and reciprocal, is not used. Where one of a warp's numbers is larger, by 1 - 2 / (1 + e^2x), which is exact
+# at both ends. Both are within 3e-7 b; tests/kernels/test_hopper_tanh.py computes them. a, b and m are in the
+# coefficients, which the host computes.
+CAPPED_BOUND = 0.5
+_COEFFICIENTS = [0.9242340591251537, 0.2756131645768112, 0.09892209397347329, 0.04337248314201259]
+_PACK = 16
+
+
+def capped_terms(a: float, b: float, m: float) -> tuple[float, ...]:
+    """What `capped` takes besides the products. a within 1e-4 and 1e3: its powers are float32."""
+    return (a, b, m, (CAPPED_BOUND / a) ** 2, *(c * b * a ** (2 * i + 1) for i, c in enumerate(_COEFFICIENTS)))
 
 
 def _number(x: float) -> str:
@@ -62,40 +69,64 @@ def _number(x: float) -> str:
     return f"0f{struct.unpack('<I', struct.pack('<f', x))[0]:08X}"
 
 
-def _tanh_ptx(count: int) -> str:
+def _capped_ptx(count: int) -> str:
     numbers = range(count)
-    y, x = [f"${i}" for i in numbers], [f"${count + i}" for i in numbers]
-    chains = 4  # of maxima, so that none is waited for
-    lines = ["{ .reg .pred slow;", f".reg .f32 m<{chains}>, a<{count}>, z<{count}>, p<{count}>;"]
-    lines += [f"abs.f32 a{i}, {x[i]};" for i in numbers]
-    lines += [f"max.NaN.f32 m{i}, a{i}, a{i + chains};" for i in range(chains)]
-    lines += [f"max.NaN.f32 m{i % chains}, m{i % chains}, a{i};" for i in range(2 * chains, count)]
-    lines += ["max.NaN.f32 m0, m0, m1;", "max.NaN.f32 m2, m2, m3;", "max.NaN.f32 m0, m0, m2;"]
-    lines += [f"setp.gtu.f32 slow, m0, {_number(TANH_BOUND)};", "vote.sync.any.pred slow, slow, 0xffffffff;"]
-    lines += ["@slow bra.uni LARGE;"]
-    lines += [f"mul.f32 z{i}, {x[i]}, {x[i]};" for i in numbers]
-    highest, *others = reversed([_number(c) for c in _TANH])
-    lines += [f"mov.f32 p{i}, {highest};" for i in numbers]
-    for c in others:
-        lines += [f"fma.rn.f32 p{i}, p{i}, z{i}, {c};" for i in numbers]
-    lines += [f"mul.f32 {y[i]}, p{i}, {x[i]};" for i in numbers]
-    lines += ["bra.uni DONE;", "LARGE:"]
-    lines += [f"mul.f32 z{i}, {x[i]}, {_number(2 * math.log2(math.e))};" for i in numbers]
-    lines += [f"ex2.approx.ftz.f32 z{i}, z{i};" for i in numbers]
-    lines += [f"add.f32 z{i}, z{i}, {_number(1.0)};" for i in numbers]
-    lines += [f"rcp.approx.ftz.f32 z{i}, z{i};" for i in numbers]
-    lines += [f"fma.rn.f32 {y[i]}, z{i}, {_number(-2.0)}, {_number(1.0)};" for i in numbers]
+    y, s = [f"${i}" for i in numbers], [f"${count + i}" for i in numbers]
+    a, b, m, bound, *terms = [f"${count * (2 + i)}" for i in range(4 + len(_COEFFICIENTS))]
+    lines = ["{ .reg .pred slow;", f".reg .f32 n<{count}>, p<{count}>, t<3>;", f".reg .b32 d<{count}>, m<4>;"]
+    lines += [f"neg.f32 n{i}, {s[i]};" for i in numbers]
+    lines += [f"fma.rn.f32 d{i}, n{i}, {s[i]}, {bound};" for i in numbers]
+    # The signs of all, or'ed; three numbers at a time.
+    lines += [f"lop3.b32 m{i}, d{3 * i}, d{3 * i + 1}, d{3 * i + 2}, 0xFE;" for i in range(4)]
+    rest = [f"d{i}" for i in range(12, count)]
+    lines += [f"lop3.b32 m{i}, m{i}, {rest[2 * i]}, {rest[2 * i + 1]}, 0xFE;" for i in range(len(rest) // 2)]
+    lines += ["lop3.b32 m0, m0, m1, m2, 0xFE;", "or.b32 m0, m0, m3;"]
+    lines += ["setp.lt.s32 slow, m0, 0;", "vote.sync.any.pred slow, slow, 0xffffffff;", "@slow bra.uni LARGE;"]
+    highest, second, *others = reversed(terms)
+    lines += [f"fma.rn.f32 p{i}, {highest}, d{i}, {second};" for i in numbers]
+    for term in others:
+        lines += [f"fma.rn.f32 p{i}, p{i}, d{i}, {term};" for i in numbers]
+    lines += [f"neg.f32 t0, {m};"]
+    lines += [f"fma.rn.f32 {y[i]}, p{i}, {s[i]}, t0;" for i in numbers]
+    lines += ["bra.uni DONE;", "LARGE:", f"mul.f32 t0, {a}, {_number(2 * math.log2(math.e))};"]
+    lines += [f"sub.f32 t1, {b}, {m};", f"mul.f32 t2, {b}, {_number(-2.0)};"]
+    lines += [f"mul.f32 p{i}, {s[i]}, t0;" for i in numbers]
+    lines += [f"ex2.approx.ftz.f32 p{i}, p{i};" for i in numbers]
+    lines += [f"add.f32 p{i}, p{i}, {_number(1.0)};" for i in numbers]
+    lines += [f"rcp.approx.ftz.f32 p{i}, p{i};" for i in numbers]
+    lines += [f"fma.rn.f32 {y[i]}, p{i}, t2, t1;" for i in numbers]
     return "\n".join([*lines, "DONE: }"])
 
 
-_TANH_PTX = gl.constexpr(_tanh_ptx(_TANH_PACK))
-_TANH_CONSTRAINTS = gl.constexpr(",".join(["=f"] * _TANH_PACK + ["f"] * _TANH_PACK))
+_CAPPED = gl.constexpr(_capped_ptx(_PACK))
+_CAPPED_CONSTRAINTS = gl.constexpr(",".join(["=f"] * _PACK + ["f"] * (_PACK * (5 + len(_COEFFICIENTS)))))
 
 
 @gluon.jit
-def tanh(x):
-    """tanh of a tile of float32 with 16 numbers or more a thread. Warps must be whole."""
-    return gl.inline_asm_elementwise(_TANH_PTX, _TANH_CONSTRAINTS, [x], dtype=gl.float32, is_pure=True, pack=16)
+def capped(s, terms):
+    """b tanh(a s) - m of a tile of float32 with 16 numbers or more a thread. terms: capped_terms(a, b, m).
+
+    Warps must be whole.
+    """
+    LAYOUT: gl.constexpr = s.type.layout
+    return gl.inline_asm_elementwise(
+        _CAPPED,
+        _CAPPED_CONSTRAINTS,
+        [
+            s,
+            gl.full(s.shape, terms[0], gl.float32, LAYOUT),
+            gl.full(s.shape, terms[1], gl.float32, LAYOUT),
+            gl.full(s.shape, terms[2], gl.float32, LAYOUT),
+            gl.full(s.shape, terms[3], gl.float32, LAYOUT),
+            gl.full(s.shape, terms[4], gl.float32, LAYOUT),
+            gl.full(s.shape, terms[5], gl.float32, LAYOUT),
+            gl.full(s.shape, terms[6], gl.float32, LAYOUT),
+            gl.full(s.shape, terms[7], gl.float32, LAYOUT),
+        ],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=16,
+    )
 
 
 @gluon.jit

@@ -17,7 +17,7 @@ from .backward_kernel import Choices, backward_kernel
 from .backward_rows import FLAGS, finish_kernel, prepare_kernel
 from .backward_schedule import BAND, BLOCK_K, BLOCK_Q, BLOCKS, PLAN
 from .draws import keep_scale_of, why_not_drop, with_changes
-from .launch import descriptor, multiprocessors, run, scale_of, why_not, workspace
+from .launch import descriptor, multiprocessors, run, scale_of, why_no_softcap, why_not, workspace
 from .releases import backward_options
 from .sequences import slots
 
@@ -53,6 +53,8 @@ def serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | 
             return reason
     elif options.bias is not None:
         return "bias"
+    if why_no_softcap(options) is not None:
+        return why_no_softcap(options)
     if isinstance(mask, Mask) and mask.plan is not None and mask.plan.blocks[4:6] != (QUERIES, KEYS):
         return "a mask planned for other tiles"
     if isinstance(mask, BlockMask) and (mask.block_size[0] < QUERIES or mask.block_size[1] < KEYS):

@@ -50,7 +50,7 @@ class Choices(NamedTuple):
     (dq_short). late: at D = 128 dQ is computed a tile late (backward_consumers).
     packed: sequences are packed (sequences.py). dropout: weights are dropped; mask_ptr is then the seed, and
     stride_mask the threshold. alibi: they are the slopes and their stride (draws.with_changes). softcap: scale_log2 is
-    a pair (launch.scale_of).
+    a tuple (launch.scale_of).
     """
 
     stages: int

@@ -11,7 +11,7 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from ..portable.draws import load_stream
 from .alibi import load_slope
-from .assembly import exp2_few, opaque, tanh
+from .assembly import capped, exp2_few, opaque
 from .backward_schedule import BAND, BLOCK_K, BLOCK_Q, noted, work_of
 from .draws import draws_of, keep_scale
 from .releases import reinterpreted
@@ -80,7 +80,7 @@ def exponent(s, rows, call, C: gl.constexpr):
     """Products (keys, queries) -> exponents of the weights. With softcap: its tanh, of which there is one register a
     pair instead of two; `hide` and `weights_of` know."""
     if C.softcap:
-        x = tanh(s * call.scale_log2[0])
+        x = capped(s, call.scale_log2)
     else:
         lse2 = rows.slice(0, BLOCK_Q).load(gl.SliceLayout(0, s.type.layout))
         x = s * call.scale_log2 - lse2[None, :]
@@ -92,7 +92,7 @@ def weights_of(x, rows, call, C: gl.constexpr):
     """(P, what dP - delta is multiplied by to give dS): P both, with softcap the second times its derivative."""
     if C.softcap:
         lse2 = rows.slice(0, BLOCK_Q).load(gl.SliceLayout(0, x.type.layout))
-        p = exp2_few(x * call.scale_log2[1] - lse2[None, :])
+        p = exp2_few(x * call.scale_log2[8] - lse2[None, :])
         slope = p - p * (x * x)
     else:
         p = exp2_few(x)
@@ -104,7 +104,7 @@ def weights_of(x, rows, call, C: gl.constexpr):
 def gradient_scale(call, C: gl.constexpr):
     """What dQ and dK are multiplied by at last."""
     if C.softcap:
-        scale_log2 = call.scale_log2[0] * call.scale_log2[1]
+        scale_log2 = call.scale_log2[0] * call.scale_log2[8]
     else:
         scale_log2 = call.scale_log2
     return scale_log2 * 0.6931471805599453

@@ -94,9 +94,8 @@ def _exponent(products, call, F: tl.constexpr):
     """(Scores in base 2, the derivative of softcap, else 1.)"""
     slope = 1.0
     if F.softcap:
-        cap_in, cap_log2 = call.scale_log2
-        capped = tanh(products * cap_in)
-        x = capped * cap_log2
+        capped = tanh(products * call.scale_log2[0])
+        x = capped * call.scale_log2[8]
         slope = 1.0 - capped * capped
     else:
         x = products * call.scale_log2

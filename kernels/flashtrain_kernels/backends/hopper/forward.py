@@ -31,8 +31,8 @@ L2_BYTES = 24 << 20
 
 class Constants(NamedTuple):
     """What the kernel is compiled for besides the mask: of a ForwardTile, and the head dimension, padded too, query
-    heads a key head, tiles a block of a block-sparse mask, whether tiles of queries come in pairs, and whether
-    sequences are packed."""
+    heads a key head, tiles a block of a block-sparse mask, whether tiles of queries come in pairs, whether sequences
+    are packed, and whether a softcap bounds the exponents (_is_bounded)."""
 
     consumers: int
     rows: int
@@ -48,6 +48,7 @@ class Constants(NamedTuple):
     tiles: int
     paired: bool
     packed: bool = False
+    bounded: bool = False
 
 
 NOT_SPECIALISED = [
@@ -158,10 +159,11 @@ def forward_launch(
     total = batch * heads * (section if paired else tiles)
     programs = min(total, tile.programs * multiprocessors(q.device)) if tile.programs else total
     box_q, box_k = (1, tile.rows, 1, block_d), (1, tile.block_k, 1, block_d)
+    bounded = _is_bounded(q, options)
     constants = Constants(
         tile.consumers, tile.rows, tile.block_k, tile.stages, tile.q_stages, tile.turns, tile.tight,
         tile.registers, head_dim, block_d, group, max(1, features.block_k // tile.block_k), paired,
-        packed is not None,
+        packed is not None, bounded,
     )  # fmt: skip
     return Launch(
         kernel=forward_kernel,
@@ -169,11 +171,22 @@ def forward_launch(
         args=(
             descriptor(q, box_q), descriptor(k, box_k), descriptor(v, box_k), descriptor(out, box_q),
             lse, *mask, heads, total, section, tiles, *divisors,
-            seqlen_q, seqlen_k, options.left or 0, options.right or 0, scale_of(options), q, k, v, out,
+            seqlen_q, seqlen_k, options.left or 0, options.right or 0, scale_of(options, bounded),
+            q, k, v, out,
         ),
         constants={"F": features, "C": constants},
         options={"num_warps": 4, "maxnreg": tile.cap} if tile.cap else {"num_warps": 4},
     )  # fmt: skip
+
+
+def _is_bounded(q: torch.Tensor, options: Options) -> bool:
+    """Does a softcap bound the exponents of 2, so that no row's maximum need be looked for?
+
+    bfloat16 and float32 hold numbers from 2^-126 to 2^127. With softcap b in base 2 and m = min(b, 100 - b) the largest
+    weight is 2^(b - m), the least 2^(-b - m): up to softcap 50 these are 2^45 and 2^-100, and up to 34 none is above 1.
+    No precision is lost, and sums of a million values up to 2^60 are none too large. float16 holds no such weights.
+    """
+    return q.dtype == torch.bfloat16 and 0 < options.softcap <= 50
 
 
 @cache

@@ -44,7 +44,7 @@ def rows_of(origins, PLACE: gl.constexpr, batch, head, DTYPE: gl.constexpr):
 
 @gluon.jit
 def attend_again(
-    row, item, work, bounds, mask, list_ptr, rows_ptr, lse_ptr, cap_in, scale, origins, DTYPE: gl.constexpr,
+    row, item, work, bounds, mask, list_ptr, rows_ptr, lse_ptr, terms, scale, origins, DTYPE: gl.constexpr,
     F: gl.constexpr, C: gl.constexpr, LAYOUT: gl.constexpr, FIRST: gl.constexpr,
 ):  # fmt: skip
     """Compute and store the output's columns from FIRST on, as many as LAYOUT has, and the log-sum-exp of the queries
@@ -98,7 +98,7 @@ def attend_again(
                 gl.float32
             )
             if F.softcap:
-                score = 1.0 - 2.0 * reciprocal(1.0 + exp2_few(score * (cap_in * 2.8853900817779268)))
+                score = 1.0 - 2.0 * reciprocal(1.0 + exp2_few(score * (terms[0] * 2.8853900817779268)))
             seen = sees(row, key, bounds, mask_rows, F) & real
             score = gl.convert_layout(score, gl.SliceLayout(1, LAYOUT))
             if F.alibi:

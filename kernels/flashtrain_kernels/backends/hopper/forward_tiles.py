@@ -9,7 +9,7 @@ from ...options import Options
 from . import releases
 from .alibi import why_not_lean
 from .draws import why_not_drop
-from .launch import why_not
+from .launch import why_no_softcap, why_not
 
 
 class ForwardTile(NamedTuple):
@@ -79,6 +79,8 @@ def serves_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | N
         return "no bias"
     if not options.scale > 0:
         return "the scale must be positive"
+    if why_no_softcap(options) is not None:
+        return why_no_softcap(options)
     if isinstance(options.mask, Mask) and options.mask.keys is not None:
         return "no masks with positions of keys"
     if isinstance(options.mask, Sequences) and q.shape[0] != 1:

@@ -15,6 +15,7 @@ from .alibi import lean, load_slope
 from .assembly import (
     barrier_signal,
     barrier_wait,
+    capped,
     exp2,
     exp2_few,
     log2,
@@ -22,7 +23,6 @@ from .assembly import (
     reciprocal,
     stay,
     stores_done,
-    tanh,
     unpacked,
 )
 from .draws import drop, first_round, keep_scale
@@ -95,19 +95,34 @@ def _arrived(full, buffer, number, C: gl.constexpr):
 
 
 @gluon.jit
-def _capped(scores, cap_in, F: gl.constexpr):
-    """Softcap's tanh of scores, where there is one. What is hidden is so after it."""
+def _capped(scores, terms, F: gl.constexpr):
+    """Softcap's tanh of scores, where there is one; with C.bounded the weights' exponents. What is hidden is so after
+    it."""
     if F.softcap:
-        scores = tanh(scores * cap_in)
+        scores = capped(scores, terms)
     return scores
 
 
 @gluon.jit
-def _softmax(scores, row_max, scale):
+def _softmax(scores, row_max, scale, C: gl.constexpr):
     """(weights, rescale, new maximum): weights are 2^(scale * score - maximum)."""
-    new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
-    weights = exp2(scores * scale - new_max[:, None])
-    return weights, exp2_few(row_max - new_max), new_max
+    if C.bounded:
+        weights = exp2(scores)
+        rescale = row_max
+        new_max = row_max
+    else:
+        new_max = gl.maximum(row_max, gl.max(scores, 1) * scale)
+        weights = exp2(scores * scale - new_max[:, None])
+        rescale = exp2_few(row_max - new_max)
+    return weights, rescale, new_max
+
+
+@gluon.jit
+def _rescaled(acc, rescale, C: gl.constexpr):
+    """The output so far for the new maximum of each row."""
+    if not C.bounded:
+        acc = acc * gl.convert_layout(rescale, gl.SliceLayout(1, acc.type.layout))[:, None]
+    return acc
 
 
 @gluon.jit
@@ -126,7 +141,9 @@ def _sums(weights, C: gl.constexpr):
 def _add(sums, rescale, weights, C: gl.constexpr):
     """The sums with those of another tile of weights."""
     more = _sums(weights, C)
-    if C.tight:
+    if C.bounded:
+        rescale = 1.0
+    elif C.tight:
         rescale = gl.convert_layout(rescale, gl.SliceLayout(1, more.type.layout))[:, None]
     return sums * rescale + more
 
@@ -196,12 +213,15 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
     output is rescaled beside that product, weights are rounded as they come, the product before is waited for after the
     exponentials, and a row's sum is put together from its threads' at the end.
 
+    C.bounded: a softcap bounds the exponents, so that one number for all stands for the maximum of a row, and nothing
+    is looked for or rescaled.
+
     Beyond D = 128 the output is staged where the queries were; the next ones come when it has left.
     """
     descriptors, buffers, barriers, work, bounds, mask, list_ptr, rows_ptr, lse_ptr, scale, origins = arguments
-    cap_in = scale
+    terms = scale
     if F.softcap:
-        cap_in, scale = scale
+        scale = terms[8]
     q_smem, k_smem, v_smem, out_smem = buffers
     q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
     TILE_Q: gl.constexpr = C.consumers * C.rows
@@ -243,14 +263,14 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
         scores = hopper.warpgroup_mma(q, k.permute((1, 0)), no_scores, use_acc=False, is_async=True)
         scores = hopper.warpgroup_mma_wait(0, [scores])
         mbarrier.arrive(k_empty.index(taken % C.stages), count=1)
-        scores = _capped(scores, cap_in, F)
+        scores = _capped(scores, terms, F)
         if F.alibi:
             first_key = place(0, pieces, list_ptr, F, TILES, BLOCK_K)
             scores = lean(scores, (row + (own.seqlen_k - own.seqlen_q - first_key))[:, None], slope)
         if masked > 0:
             scores = hide(scores, row, 0, some > 0, item, own, mask, list_ptr, rows_ptr, F, TILE_Q, TILES)
-        row_max = gl.full([ROWS], _NOTHING, gl.float32, layout=S_ROWS)
-        weights, rescale, row_max = _softmax(scores, row_max, scale)
+        row_max = gl.full([ROWS], terms[2] if C.bounded else _NOTHING, gl.float32, layout=S_ROWS)
+        weights, rescale, row_max = _softmax(scores, row_max, scale, C)
         row_sum = _sums(weights, C)
         if F.dropout:
             first_key = place(0, pieces, list_ptr, F, TILES, BLOCK_K)
@@ -264,19 +284,19 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
             scores = hopper.warpgroup_mma(q, k.permute((1, 0)), no_scores, use_acc=False, is_async=True)
             v = _arrived(v_full, v_smem, taken + step - 1, C)
             if C.tight:
-                acc = acc * gl.convert_layout(stay(rescale), O_ROWS)[:, None]
+                acc = _rescaled(acc, stay(rescale), C)
             acc = hopper.warpgroup_mma(_operand(p, DTYPE, P_LAYOUT, C), v, acc, is_async=True)
             if C.turns:
                 barrier_signal(_TURN + (W + 1) % C.consumers, 256)
             scores = hopper.warpgroup_mma_wait(1, [scores])
             mbarrier.arrive(k_empty.index((taken + step) % C.stages), count=1)
-            scores = _capped(scores, cap_in, F)
+            scores = _capped(scores, terms, F)
             if F.alibi:
                 first_key = place(step, pieces, list_ptr, F, TILES, BLOCK_K)
                 scores = lean(scores, (row + (own.seqlen_k - own.seqlen_q - first_key))[:, None], slope)
             if step < masked:
                 scores = hide(scores, row, step, True, item, own, mask, list_ptr, rows_ptr, F, TILE_Q, TILES)
-            weights, rescale, row_max = _softmax(scores, row_max, scale)
+            weights, rescale, row_max = _softmax(scores, row_max, scale, C)
             row_sum = _add(row_sum, rescale, weights, C)
             if F.dropout:
                 first_key = place(step, pieces, list_ptr, F, TILES, BLOCK_K)
@@ -290,12 +310,12 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
             if C.tight:
                 p = following_p
             else:
-                acc = acc * gl.convert_layout(rescale, O_ROWS)[:, None]
+                acc = _rescaled(acc, rescale, C)
                 p = _rounded(weights, DTYPE, P_LAYOUT, C)
         taken += count
         v = _arrived(v_full, v_smem, taken - 1, C)
         if C.tight:
-            acc = acc * gl.convert_layout(rescale, O_ROWS)[:, None]
+            acc = _rescaled(acc, rescale, C)
         acc = hopper.warpgroup_mma(_operand(p, DTYPE, P_LAYOUT, C), v, acc, is_async=True)
         if BLOCK_D <= 128:
             mbarrier.arrive(q_empty.index(place_q), count=1)
@@ -331,6 +351,6 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
                 o_rows = first_query + W * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
                 for part in gl.static_range(BLOCK_D // COLUMNS):
                     attend_again(
-                        o_rows, (batch, head, first_query), work, bounds, mask, list_ptr, rows_ptr, lse_ptr, cap_in,
+                        o_rows, (batch, head, first_query), work, bounds, mask, list_ptr, rows_ptr, lse_ptr, terms,
                         scale, origins, DTYPE, F, C, LAYOUT, part * COLUMNS,
                     )  # fmt: skip

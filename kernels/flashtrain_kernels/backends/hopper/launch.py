@@ -23,6 +23,7 @@ from ...remembered import Bounded
 from ..compiled import Address, entry_of, map_of
 from ..portable import launch as portable
 from ..portable.launch import Launch
+from .assembly import capped_terms
 
 
 def mask_arguments(mask: AnyMask | None, unused: Tensor, kernel: str) -> tuple[Any, ...]:
@@ -37,11 +38,21 @@ def mask_arguments(mask: AnyMask | None, unused: Tensor, kernel: str) -> tuple[A
     return (queries, table.rows, table.blocks, table.batch, table.head, table.row, stride_rows, plane)
 
 
-def scale_of(options: Options) -> float | tuple[float, float]:
-    """What makes a product q k the exponent of 2: a factor, or with softcap those before and after its tanh."""
-    if options.softcap:
-        return options.scale / options.softcap, options.softcap * LOG2_E
-    return options.scale * LOG2_E
+def scale_of(options: Options, bounded: bool = False) -> float | tuple[float, ...]:
+    """What makes a product q k the exponent of 2: a factor. With softcap what `assembly.capped` makes a tanh of it with
+    (bounded: the exponent less a number that is the same for all), and at place 8 what that is multiplied by."""
+    if not options.softcap:
+        return options.scale * LOG2_E
+    cap = options.softcap * LOG2_E
+    terms = (cap, min(cap, 100 - cap)) if bounded else (1.0, 0.0)
+    return (*capped_terms(options.scale / options.softcap, *terms), cap)
+
+
+def why_no_softcap(options: Options) -> str | None:
+    """Why the kernels have no such softcap, if so."""
+    if options.softcap and not 1e-4 < options.scale / options.softcap < 1e3:
+        return "a softcap that is no multiple of the scale between 1/1000 and 10000"
+    return None
 
 
 @cache
