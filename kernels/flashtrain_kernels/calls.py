@@ -286,14 +286,15 @@ def known(key: tuple[Any, ...] | None) -> Pass | None:
 def remember(
     key: tuple[Any, ...] | None, tensors: tuple[Tensor, ...], options: Options, of_mask: tuple[Tensor, ...] = ()
 ) -> None:
-    """Keep a call that was checked, of no tensors but these and its mask's, where our kernels run it and autocast
-    changed nothing."""
+    """Keep a call that was checked, of no tensors but these, dropout's seed and its mask's, where our kernels run it and
+    autocast changed nothing."""
     if key is None or dispatch.implementation_for(tensors[0].device.type) == "torch":
         return
     if any(x.dtype != given[2] for x, given in zip(tensors, key[1][2:], strict=False)):
         return
     call, given = call_of(FORWARD_OF[len(tensors)], (*tensors, *pack(options)))
-    if [id(x) for x in given[len(tensors) :]] == [id(x) for x in of_mask]:
+    of_options = of_mask if options.seed is None else (options.seed, *of_mask)
+    if [id(x) for x in given[len(tensors) :]] == [id(x) for x in of_options]:
         _CHECKED[key] = call
 
 
@@ -309,9 +310,11 @@ def _tensors_of(mask: Any) -> tuple[Tensor, ...] | None:
 
 def attend_again(tensors: tuple[Tensor, ...], asked: Asked) -> tuple[Result | None, tuple[Any, ...] | None]:
     """(The result of a call whose like was checked before, or None; the key to remember it by, if it can be)."""
-    for option in (asked.alibi_slopes, asked.bias, asked.dropout_seed, asked.sink):
-        if option is not None:
-            return None, None
+    seed = asked.dropout_seed
+    if not (asked.alibi_slopes is None and asked.bias is None and asked.sink is None):
+        return None, None
+    if seed is not None and (type(seed) is not int or not 0 <= seed < 2**63):
+        return None, None
     mask, of_mask = asked.mask, _tensors_of(asked.mask)
     if of_mask is None:
         return None, None
@@ -326,6 +329,9 @@ def attend_again(tensors: tuple[Tensor, ...], asked: Asked) -> tuple[Result | No
     call = known(key)
     if key is None or call is None:
         return None, key
+    if asked.dropout_p > 0:
+        given = len(tensors) - len(of_mask)
+        tensors = (*tensors[:given], seed_tensor(seed, tensors[0].device), *of_mask)
     out, lse = autograd.computed(call, tensors, key[1])
     return ((out, lse) if return_lse else out), key
 

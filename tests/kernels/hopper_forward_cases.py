@@ -88,8 +88,8 @@ SHARED_MEMORY = 232_448  # bytes that one block may use
 SPILLS = {
     ("causal", 72): 8, ("causal", 256): 60, ("window", 256): 105, ("packed", 64): 9, ("packed full", 64): 9,
     ("packed window", 64): 9, ("softcap", 64): 44, ("softcap", 256): 66, ("softcap packed", 128): 30,
-    ("dropout full", 64): 42, ("dropout causal", 64): 100,
-    ("dropout causal", 128): 71, ("dropout packed full", 64): 128, ("dropout packed full", 128): 35,
+    
+    ("dropout causal", 128): 71, ("dropout packed full", 128): 35,
     ("alibi causal", 64): 17, ("alibi packed full", 64): 8, ("alibi packed full", 128): 30,
 }  # fmt: skip
 # And those of releases that keep more of the arguments in memory meanwhile.
@@ -103,10 +103,8 @@ SPILLS |= {
         ("packed window", 128): 38,
     },
 }.get(release(), {})  # fmt: skip
-# Of them in the loop over keys, of three warpgroups.
-IN_LOOPS = {("dropout causal", 64): 4, ("dropout packed full", 64): 8}
-if release() >= (3, 8):
-    IN_LOOPS |= {("causal", 256): 1, ("window", 256): 1}
+# Of them in the loop over keys.
+IN_LOOPS = {("causal", 256): 1, ("window", 256): 1} if release() >= (3, 8) else {}
 
 
 def rows(features: list[str]) -> Iterator[dict[str, Any]]:

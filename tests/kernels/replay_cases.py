@@ -51,6 +51,23 @@ def test_a_replayed_call_computes_with_the_values_of_this_time(case, together, r
             assert len(replays) == 2 * max(0, seed - 1)
 
 
+@pytest.mark.parametrize("seed", [7, None])
+def test_dropout_is_replayed_and_draws_anew_each_time(seed, replays):
+    x = torch.randn(1, 20, 2, 16)
+    results = []
+    for _ in range(5):
+        q, k, v = (x.clone().requires_grad_() for _ in range(3))
+        out = fk.flash_attn_func(q, k, v, 0.5, dropout_seed=seed)
+        results.append((out, *torch.autograd.grad(out.square().sum(), (q, k, v))))
+    assert len(replays) >= 4  # forward and backward, from the third on at the latest
+    for other in results[1:]:
+        assert all(torch.equal(*pair) for pair in zip(results[0], other, strict=True)) == (seed is not None)
+    if seed is not None:
+        torch.testing.assert_close(
+            results[-1][0], fk.reference.attention(x, x, x, dropout_p=0.5, dropout_seed=seed), atol=2e-5, rtol=2e-5
+        )
+
+
 def test_two_arguments_may_be_one_tensor_and_may_cease_to_be(replays):
     x, y, z = (torch.randn(1, 20, 1, 16) for _ in range(3))
     wanted = {name: fk.reference.attention(*parts) for name, parts in {"xxx": (x, x, x), "xyz": (x, y, z)}.items()}

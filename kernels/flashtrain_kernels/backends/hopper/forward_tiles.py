@@ -56,7 +56,7 @@ PACKED = {
     64: (_LARGE[64]._replace(programs=0, stages=2, q_stages=1), _SMALL[64]._replace(programs=0)),
     128: (_LARGE[128]._replace(programs=0, stages=2, q_stages=1, tight=True), _SMALL[128]._replace(programs=0)),
 }
-PACKED_LONG = 512  # tokens
+PACKED_LONG = {64: 1024, 128: 512}  # tokens
 # Tiles of 128 x 128, for blocks of that size and larger.
 _TWO = {64: ForwardTile(2, 64, 128, 3, q_stages=2, programs=1), 128: _LARGE[128]}
 
@@ -111,18 +111,22 @@ def _measured_tile(q: Tensor, k: Tensor, options: Options) -> ForwardTile:
     if isinstance(mask, Mask):
         return _SMALL[width]._replace(programs=0)
     if isinstance(mask, Sequences):
-        short = keys < PACKED_LONG * mask.number or (width == 64 and options.left is not None)
+        short = keys < PACKED_LONG[width] * mask.number or (width == 64 and options.left is not None)
+        if width == 64 and options.dropout_p > 0:
+            return (_MIDDLE if short else _TWO[64])._replace(programs=0)
         return PACKED[width][short]
     if isinstance(mask, BlockMask):
         return _TWO[width] if min(mask.block_size) >= 128 else _SMALL[width]._replace(programs=0)
     if options.left is not None:
         return _SMALL[64] if width == 64 else _LARGE[128]
+    # Draws take more registers than each of three warpgroups has.
+    large = _TWO[64] if width == 64 and options.dropout_p > 0 else _LARGE[width]
     # With three warpgroups, and in loops of a few tiles, it gains nothing.
     tight = width == 128 and keys >= 2048
     if options.right is None:
-        return _MIDDLE if width == 64 and keys <= 1024 else _LARGE[width]._replace(tight=tight)
+        return _MIDDLE if width == 64 and keys <= 1024 else large._replace(tight=tight)
     if width == 64 and keys <= 2048:
         return _SMALL[64]._replace(paired=True)
     if keys >= 16384:  # an incomplete last round of pairs costs more than a start for every tile
-        return _LARGE[width]._replace(programs=0, stages=2, q_stages=1, tight=tight)
-    return _LARGE[width]._replace(paired=True, tight=tight)
+        return large._replace(programs=0, stages=2, q_stages=1, tight=tight)
+    return large._replace(paired=True, tight=tight)
