@@ -49,9 +49,10 @@ def scale_of(options: Options, bounded: bool = False) -> float | tuple[float, ..
 
 
 def why_no_softcap(options: Options) -> str | None:
-    """Why the kernels have no such softcap, if so."""
-    if options.softcap and not 1e-4 < options.scale / options.softcap < 1e3:
-        return "a softcap that is no multiple of the scale between 1/1000 and 10000"
+    """Why the kernels have no such softcap, if so: their coefficients must be float32 numbers (assembly.capped_terms),
+    and what hides a pair in the backward times the softcap (backward_parts.hide)."""
+    if options.softcap and not (1e-4 < options.scale / options.softcap < 1e3 and 1e-6 < options.softcap < 1e6):
+        return "a softcap beyond 1/1000 and 10000 times the scale"
     return None
 
 
