@@ -286,8 +286,8 @@ def known(key: tuple[Any, ...] | None) -> Pass | None:
 def remember(
     key: tuple[Any, ...] | None, tensors: tuple[Tensor, ...], options: Options, of_mask: tuple[Tensor, ...] = ()
 ) -> None:
-    """Keep a call that was checked, of no tensors but these, dropout's seed and its mask's, where our kernels run it and
-    autocast changed nothing."""
+    """Keep a call that was checked, of no tensors but these, dropout's seed and its mask's, where our kernels run it
+    and autocast changed nothing."""
     if key is None or dispatch.implementation_for(tensors[0].device.type) == "torch":
         return
     if any(x.dtype != given[2] for x, given in zip(tensors, key[1][2:], strict=False)):
