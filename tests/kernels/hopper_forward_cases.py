@@ -88,7 +88,8 @@ SHARED_MEMORY = 232_448  # bytes that one block may use
 SPILLS = {
     ("causal", 72): 8, ("causal", 256): 60, ("window", 256): 105, ("packed", 64): 9, ("packed full", 64): 9,
     ("packed window", 64): 9, ("softcap", 64): 44, ("softcap", 256): 66, ("softcap packed", 128): 30,
-    ("dropout causal", 128): 71, ("dropout packed full", 128): 35, ("alibi causal", 64): 17, ("alibi packed full", 64): 8, ("alibi packed full", 128): 30,
+    ("dropout causal", 128): 71, ("dropout packed full", 128): 35, ("alibi causal", 64): 17,
+    ("alibi packed full", 64): 8, ("alibi packed full", 128): 30,
 }  # fmt: skip
 # And those of releases that keep more of the arguments in memory meanwhile.
 SPILLS |= {
