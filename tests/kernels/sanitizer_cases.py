@@ -31,18 +31,29 @@ CASES = [
     Case(1, 67, 67, 1, 1, 64, "shuffled"),
     Case(1, 67, 99, 2, 2, 64, "blocks causal"),
     Case(1, 37, 45, 2, 1, 64, "causal", 3.0, "alibi_rows", (0, 0, 0, 0), 0.3),
+    Case(1, 37, 53, 2, 1, 64, "causal", dropout=0.3),
+    Case(1, 131, 131, 2, 1, 128, "window", dropout=0.3),
+    Case(1, 37, 45, 2, 1, 64, "causal", 3.0),
+    Case(1, 67, 67, 2, 2, 72, "causal document", 3.0),
+    Case(1, 67, 45, 1, 1, 136, "causal"),
+    Case(1, 67, 99, 2, 1, 128, "causal", alibi="alibi_rows"),
+    Case(2, 37, 45, 2, 2, 64, "causal", sinks=True),
     Case(2, 37, 45, 2, 2, 64, "causal", bias=(1, 0, 1, 0)),
     Case(2, 37, 45, 2, 2, 64, "causal", bias=(0, 1, 0, 1)),
 ]
 
 
 def packed(device: str) -> None:
-    """Sequences of other lengths of queries and keys, empty ones among them, and tokens past the last."""
+    """Sequences of other lengths of queries and keys, empty ones among them, and tokens past the last; and with one
+    cu_seqlens for both."""
     cu_q, cu_k = (torch.tensor(x, device=device, dtype=torch.int32) for x in ([0, 7, 7, 61], [0, 9, 20, 41]))
     q = torch.randn(65, 2, 64, device=device, dtype=torch.float16, requires_grad=True)
     kv = torch.randn(43, 2, 2, 64, device=device, dtype=torch.float16, requires_grad=True)
     out = fk.flash_attn_varlen_kvpacked_func(q, kv, cu_q, cu_k, 54, 21, 0.3, causal=True, dropout_seed=5)
     torch.autograd.grad(out.float().sum(), (q, kv))
+    qkv = torch.randn(65, 3, 2, 64, device=device, dtype=torch.float16, requires_grad=True)
+    out = fk.flash_attn_varlen_qkvpacked_func(qkv, cu_q, 54, 0.3, causal=True, dropout_seed=5)
+    torch.autograd.grad(out.float().sum(), qkv)
 
 
 def main(device: str) -> None:
