@@ -73,8 +73,8 @@ HARD = ("hard", str(CONTOURS["hard"]))
 # (drawing=smooth). Rows that say nothing are of our own.
 ORIGINAL, OWN = "original", "own"
 _OWN_IMAGES = (
-    "images drawn by flashtrain's own generator; not the task's original images, on which the published weights are at "
-    "chance"
+    "images drawn by flashtrain's own generator; not the task's original images, on which weights trained on these are "
+    "at chance"
 )
 LENGTHS = {"listops": listops.LONGEST, "text": REVIEW_LENGTH, "retrieval": PAPER_LENGTH, "image": image.SIDE**2}
 
