@@ -59,7 +59,9 @@ def scaled_dot_product_attention(
         asked = key_of("sdpa", (query, key, value), (dropout_p, is_causal, scale, enable_gqa))
         call = known(asked)
         if call is not None:
-            turned = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+            turned = [query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)]
+            if dropout_p > 0:  # a call's seed is its own
+                turned.append(seed_tensor(None, query.device))
             return computed(call, turned, signature(turned))[0].transpose(1, 2)
     query, key, value = autocasted(query, key, value)
     _check_tensors(query, key, value)

@@ -68,6 +68,19 @@ def test_dropout_is_replayed_and_draws_anew_each_time(seed, replays):
         )
 
 
+def test_dropout_by_torchs_signature_draws_anew_each_time_and_as_torchs_generator_says(replays):
+    q, k, v = (torch.randn(1, 2, 20, 16, requires_grad=True) for _ in range(3))
+    results = []
+    for number in (0, 0, 0, 0, 1):
+        torch.manual_seed(number)
+        out = fk.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+        results.append((out, *torch.autograd.grad(out.square().sum(), (q, k, v))))
+    assert len(replays) >= 4
+    for other in results[1:4]:
+        assert all(torch.equal(*pair) for pair in zip(results[0], other, strict=True))
+    assert not torch.equal(results[0][0], results[4][0])
+
+
 def test_two_arguments_may_be_one_tensor_and_may_cease_to_be(replays):
     x, y, z = (torch.randn(1, 20, 1, 16) for _ in range(3))
     wanted = {name: fk.reference.attention(*parts) for name, parts in {"xxx": (x, x, x), "xyz": (x, y, z)}.items()}

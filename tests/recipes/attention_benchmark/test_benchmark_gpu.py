@@ -47,6 +47,7 @@ def test_calls_by_themselves_features_and_caches_have_the_processors_time_and_a_
     assert all(row["gpu_milliseconds"] > 0 for row in ours if row["part"] == "decoding")
 
 
+@pytest.mark.timeout(900)  # as long as its command may take: FlexAttention compiles for five masks
 def test_windows_documents_and_block_masks_run_by_ours_and_by_flex_attention(tmp_path) -> None:
     masks = "benchmark.masks=[window-256,causal-varlen,causal-document,prefix-lm,block-random]"
     words = ("benchmark.seqlens=[2048]", "benchmark.head_dims=[64]", "benchmark.densities=[0.25]", masks)
