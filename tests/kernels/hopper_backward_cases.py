@@ -65,7 +65,7 @@ FEATURES = {
 }
 FEATURES |= {
     f"dropout {name}": replace(FEATURES[name], dropout_p=0.1, seed=empty(3, dtype=torch.int64))
-    for name in ("full", "causal", "window", "packed full")
+    for name in ("causal", "window", "packed full")
 }
 FEATURES |= {
     f"alibi {name}": replace(FEATURES[name], alibi_slopes=empty(H, dtype=torch.float32))
@@ -123,7 +123,7 @@ def compiled_rows(names: list[str]) -> Iterator[dict[str, Any]]:
 SPILLS = {
     ("two intervals", 128): 48, ("permuted", 128): 48, ("packed", 64): 13, ("softcap", 64): 2, ("softcap", 128): 2,
     ("softcap two intervals", 64): 6, ("softcap two intervals", 128): 32, ("softcap packed", 64): 26,
-    ("dropout full", 64): 11, ("dropout full", 128): 5, ("dropout causal", 64): 30, ("dropout causal", 128): 33,
+    ("dropout causal", 64): 30, ("dropout causal", 128): 33,
     ("dropout window", 128): 34, ("dropout packed full", 64): 20, ("dropout packed full", 128): 2,
     ("alibi causal", 64): 2,
 }  # fmt: skip
@@ -136,7 +136,7 @@ SPILLS |= {
 # others.
 IN_LOOPS = {("two intervals", 128): 14, ("permuted", 128): 14, ("softcap two intervals", 128): 14}
 IN_LOOPS |= {
-    ("dropout full", 128): 4, ("dropout causal", 64): 2, ("dropout causal", 128): 3, ("dropout window", 128): 7,
+    ("dropout causal", 64): 2, ("dropout causal", 128): 3, ("dropout window", 128): 7,
 }  # fmt: skip
 if release() == (3, 8):
     IN_LOOPS |= {("blocks", 128): 15, ("causal", 256): 1}
