@@ -12,12 +12,11 @@ from torch import Tensor
 from ...masks import BlockMask, Mask, Sequences
 from ...options import Options
 from ..portable.launch import Launch, ceil_div, features_of, mask_arguments, strides_of, table_of
-from .alibi import why_not_lean
 from .backward_kernel import Choices, backward_kernel
 from .backward_rows import FLAGS, finish_kernel, prepare_kernel
 from .backward_schedule import BAND, BLOCK_K, BLOCK_Q, BLOCKS, PLAN
-from .draws import keep_scale_of, why_not_drop, with_changes
-from .launch import descriptor, multiprocessors, run, scale_of, why_no_softcap, why_not, workspace
+from .draws import keep_scale_of, why_not_change, with_changes
+from .launch import descriptor, multiprocessors, run, scale_of, why_not, workspace
 from .releases import backward_options
 from .sequences import slots
 
@@ -43,18 +42,9 @@ def serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | 
         return f"a mask with head dimension {q.shape[3]}"
     if isinstance(mask, Sequences) and q.shape[0] != 1:
         return "packed sequences in more than one row"
-    if options.dropout_p > 0:
-        reason = why_not_drop(q, k, options)
-        if reason is not None:
-            return reason
-    elif options.alibi_slopes is not None:
-        reason = why_not_lean(q, options)
-        if reason is not None:
-            return reason
-    elif options.bias is not None:
-        return "bias"
-    if why_no_softcap(options) is not None:
-        return why_no_softcap(options)
+    reason = why_not_change(q, k, options)
+    if reason is not None:
+        return reason
     if isinstance(mask, Mask) and mask.plan is not None and mask.plan.blocks[4:6] != (QUERIES, KEYS):
         return "a mask planned for other tiles"
     if isinstance(mask, BlockMask) and (mask.block_size[0] < QUERIES or mask.block_size[1] < KEYS):

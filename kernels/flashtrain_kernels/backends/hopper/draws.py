@@ -19,11 +19,23 @@ from ... import philox
 from ...masks import Sequences
 from ...options import Options
 from ..portable.draws import group_of
-from .alibi import slope_row
+from .alibi import slope_row, why_not_lean
 from .assembly import opaque
+from .launch import why_no_softcap
 
 _MULTIPLIER = gl.constexpr(philox.MULTIPLIER)
 _WIDTHS = (64, 128)  # head dimensions
+
+
+def why_not_change(q: Tensor, k: Tensor, options: Options) -> str | None:
+    """Why the kernels do not serve what a call changes in scores or weights, if so. Shapes as below."""
+    if options.dropout_p > 0:
+        return why_not_drop(q, k, options)
+    if options.alibi_slopes is not None:
+        return why_not_lean(q, options)
+    if options.bias is not None:
+        return "no bias"
+    return why_no_softcap(options)
 
 
 def why_not_drop(q: Tensor, k: Tensor, options: Options) -> str | None:

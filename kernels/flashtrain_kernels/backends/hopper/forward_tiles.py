@@ -7,9 +7,8 @@ from torch import Tensor
 from ...masks import BlockMask, Mask, Sequences
 from ...options import Options
 from . import releases
-from .alibi import why_not_lean
-from .draws import why_not_drop
-from .launch import why_no_softcap, why_not
+from .draws import why_not_change
+from .launch import why_not
 
 
 class ForwardTile(NamedTuple):
@@ -67,20 +66,11 @@ def serves_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | N
         return "head dimensions up to 256 that are multiples of 8 only"
     if q.shape[3] > 128 and options.mask is not None:
         return "no masks with head dimensions beyond 128"
-    if options.dropout_p > 0:
-        reason = why_not_drop(q, k, options)
-        if reason is not None:
-            return reason
-    elif options.alibi_slopes is not None:
-        reason = why_not_lean(q, options)
-        if reason is not None:
-            return reason
-    elif options.bias is not None:
-        return "no bias"
     if not options.scale > 0:
         return "the scale must be positive"
-    if why_no_softcap(options) is not None:
-        return why_no_softcap(options)
+    reason = why_not_change(q, k, options)
+    if reason is not None:
+        return reason
     if isinstance(options.mask, Mask) and options.mask.keys is not None:
         return "no masks with positions of keys"
     if isinstance(options.mask, Sequences) and q.shape[0] != 1:
