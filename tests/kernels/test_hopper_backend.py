@@ -89,6 +89,42 @@ def test_documents_and_block_masks_are_served_and_planned_for_their_tiles(gpu):
     assert sizes[4:] == (64, 128)  # and of the backward
 
 
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+def test_masks_with_positions_of_keys_are_served_and_planned_as_others_are(head_dim, gpu, monkeypatch):
+    gpu()
+    monkeypatch.setattr(dispatch, "runs_kernels", lambda device: True)
+    monkeypatch.setattr(hopper.tile_table, "plan_blocks", lambda device, width, dtype, rich: (16 if rich else 32,) * 6)
+    order = torch.arange(1024).flip(0)
+    for whole in (masks.causal(1024), masks.global_window(1024, 5, (100, 0))):
+        mask = whole.select(order, order)
+        assert mask.keys is not None
+        for softcap in (0.0, 3.0):
+            planned = mask.planned(head_dim, BF16, softcap=softcap > 0)
+            assert planned.plan.blocks == (64, 64, 32, 32, 64, 128)
+            call = Call(*tensors(head_dim, kv_heads=1), Options(0.125, mask=planned, softcap=softcap))
+            assert [hopper.serves(call, way) for way in ("forward", "backward")] == [None, None]
+            assert hopper._readied(call).mask.plan is planned.plan
+        # What changes scores or weights otherwise is refused with any mask, in both passes.
+        assert mask.planned(head_dim, BF16, rich=True).plan.blocks == (16,) * 6
+        for change in ({"dropout_p": 0.1, "seed": SEED}, {"alibi_slopes": torch.ones(2)}):
+            forward, backward = refusals(*tensors(head_dim), mask=mask, **change)
+            assert forward == backward
+            assert forward is not None
+
+
+def test_the_forward_reads_positions_of_keys_and_calls_without_them_have_no_argument_more():
+    from flashtrain_kernels.backends.hopper.launch import mask_arguments
+
+    unused, order = torch.zeros(1), torch.arange(256).flip(0)
+    whole = masks.causal(256).planned_for((64,) * 6)
+    mask = whole.select(order, order).planned_for((64,) * 6)
+    given, plain = (mask_arguments(each, unused, "forward") for each in (mask, whole))
+    assert given[2] is mask.keys
+    assert plain[2] is unused
+    assert len(given) == len(plain)
+    assert given[6] == 0  # the stride of a mask that all rows share: so do its keys
+
+
 def test_a_packed_projection_is_read_where_it_lies(gpu):
     gpu()
     assert refusals(*torch.zeros(2, 100, 3, 4, 64, dtype=BF16).unbind(2)) == (None, None)
@@ -216,7 +252,6 @@ def test_masks_with_a_softcap_are_planned_for_the_tiles_of_those_that_serve_them
         assert hopper._readied(call).mask.plan is planned.plan
     assert mask.planned(256, BF16, softcap=True).plan.blocks == (16,) * 6
     assert mask.planned(64, BF16, rich=True, softcap=True).plan.blocks == (16,) * 6
-    assert mask.select(torch.arange(1024), torch.arange(1024)).planned(64, BF16, softcap=True).plan.blocks == (16,) * 6
 
 
 def test_strides_that_the_copy_engine_cannot_take_are_named(gpu):

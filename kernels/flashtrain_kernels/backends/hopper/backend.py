@@ -115,7 +115,7 @@ def _finds_sequences(device: torch.device, dtype: torch.dtype) -> bool:
 def caps(mask: Mask, head_dim: int, dtype: torch.dtype) -> bool:
     """Do the kernels take a softcap with this mask, so that one plan serves calls with it and without?"""
     # Under torch.compile head_dim may be symbolic: comparisons make constants of it.
-    served = True if head_dim % 8 == 0 and head_dim <= 128 and mask.keys is None else False  # noqa: SIM210
+    served = True if head_dim % 8 == 0 and head_dim <= 128 else False  # noqa: SIM210
     return served and _caps(mask.queries.device, dtype)
 
 
@@ -128,7 +128,7 @@ def plan_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool) -> tu
     """The tile sizes to plan a mask for: of these kernels in the passes that they will serve, else of the portable."""
     # Under torch.compile head_dim may be symbolic: comparisons make constants of it.
     width = 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
-    forward = True if head_dim % 8 == 0 and width <= 128 and mask.keys is None else False  # noqa: SIM210 - a constant
+    forward = True if head_dim % 8 == 0 and width <= 128 else False  # noqa: SIM210 - a constant
     backward = _both_passes(head_dim)
     return _plan_blocks(mask.queries.device, width, dtype, rich, forward, backward)
 

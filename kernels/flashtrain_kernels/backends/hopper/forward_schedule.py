@@ -23,6 +23,9 @@ from ..portable.traversal import key_pieces, position_of_step
 from .assembly import opaque
 from .sequences import LANES, find, sequence_of
 
+# The position of what is no key: `position < high` is false of it, whatever a query's interval is.
+_NOWHERE = gl.constexpr(2**31 - 1)
+
 
 class Work(NamedTuple):
     """H, tiles in all, heads a section, tiles of queries a head, and how to divide by tiles * section (block), by the
@@ -43,7 +46,7 @@ class Work(NamedTuple):
 class MaskTables(NamedTuple):
     """Of a Mask or BlockMask: the table of tiles and its strides by batch row, head and tile; of Mask.queries the
     stride of a batch row, and that of one of its numbers. Of packed sequences: where their keys end, as table, and N,
-    as plane (where their queries end is the list)."""
+    as plane (where their queries end is the list). Of a Mask with positions of keys these are the list."""
 
     table: Any
     batch: Any
@@ -173,8 +176,19 @@ def interval_rows(row, batch, bounds, mask, rows_ptr, F: gl.constexpr):
 
 
 @gluon.jit
+def key_position(key, past, batch, bounds, mask, list_ptr, F: gl.constexpr):
+    """The position of each key, which a Mask may give (then as list_ptr); of keys from `past` on, where it does, one
+    that no query sees."""
+    if F.key_positions:
+        # Mask.keys is contiguous, and has as many rows as Mask.queries: one, or one for each of the batch.
+        row = gl.where(mask.rows_batch > 0, batch, 0).to(gl.int64)
+        key = gl.load(list_ptr + row * bounds.seqlen_k + key, mask=key < past, other=_NOWHERE)
+    return key
+
+
+@gluon.jit
 def sees(query, key, bounds, mask_rows, F: gl.constexpr):
-    """Does the mask let a query see a key? Shapes broadcast; keys past Sk are not looked for."""
+    """Does the mask let a query see a key (its position)? Shapes broadcast; keys past Sk are not looked for."""
     seen = query < bounds.seqlen_q
     if F.left:
         seen = seen & (key >= query + bounds.left)
@@ -213,6 +227,10 @@ def hide(
     # Sq may see anything, as they are not stored.
     key = first_key + gl.arange(0, BLOCK_K, layout=gl.SliceLayout(0, LAYOUT))[None, :]
     past = gl.where(shown, bounds.seqlen_k, 0)
+    if F.key_positions:  # with intervals only, never with a band
+        index = first_key + gl.arange(0, BLOCK_K, layout=gl.SliceLayout(0, LAYOUT))
+        key = key_position(index, past, batch, bounds, mask, list_ptr, F)[None, :]
+        past = _NOWHERE
     if F.intervals:
         low, high, low2, high2 = interval_rows(row, batch, bounds, mask, rows_ptr, F)
         seen = (key >= low[:, None]) & (key < gl.minimum(high, past)[:, None])

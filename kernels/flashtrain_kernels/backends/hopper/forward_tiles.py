@@ -71,8 +71,6 @@ def serves_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | N
     reason = why_not_change(q, k, options)
     if reason is not None:
         return reason
-    if isinstance(options.mask, Mask) and options.mask.keys is not None:
-        return "no masks with positions of keys"
     if isinstance(options.mask, Sequences) and q.shape[0] != 1:
         return "packed sequences in more than one row"
     if isinstance(options.mask, BlockMask) and min(options.mask.block_size) < 64:
