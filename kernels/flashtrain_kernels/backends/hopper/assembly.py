@@ -145,6 +145,16 @@ def stay(x):
 
 
 @gluon.jit
+def not_before(x, negative):
+    """x, uint32, as if it came of a vote of the warp: ptxas, too, computes nothing from it before the barriers that
+    stand before this place. negative: an int32 that never is."""
+    return gl.inline_asm_elementwise(
+        "{ .reg .pred p; .reg .b32 v; setp.lt.s32 p, $2, 0; vote.sync.ballot.b32 v, p, 0xffffffff; add.u32 $0, $1, v; }",
+        "=r,r,r", [x, negative], dtype=gl.uint32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
 def packed(x, DTYPE: gl.constexpr):
     """A tile of float32 rounded to DTYPE, neighbouring columns two to an int32: (rows, columns / 2)."""
     ROWS: gl.constexpr = x.shape[0]
