@@ -10,9 +10,8 @@ from . import releases
 from .draws import why_not_change
 from .launch import why_not
 
-
-# When dropout's numbers are drawn: beside the product of scores, before the weights are rounded, or after the exponentials
-# with the weights at hand.
+# When dropout draws: beside the product of scores, before the weights are rounded, or after the exponentials with the
+# weights at hand.
 EARLY, LATE, LAST = 1, 2, 0
 
 

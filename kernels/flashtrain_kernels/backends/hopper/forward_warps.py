@@ -18,8 +18,9 @@ from .assembly import (
     capped,
     exp2,
     exp2_few,
+    late_zero,
     log2,
-    not_before,
+    made,
     packed,
     reciprocal,
     stay,
@@ -328,8 +329,8 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
                 barrier_signal(_TURN + (W + 1) % C.consumers, 256)
             if F.dropout and C.draws == _EARLY:
                 first_key = place(step, pieces, list_ptr, F, TILES, BLOCK_K)
-                after = Stream(not_before(stream.key, bounds.seqlen_q), stream.first, stream.second)
-                kept = kept_pairs_of(queries, first_key, after, mask.rows_batch, BLOCK_K, PAIRS)
+                after = Stream(stream.key, stream.first, stream.second + late_zero())
+                kept = made(kept_pairs_of(queries, first_key, after, mask.rows_batch, BLOCK_K, PAIRS))
                 if bounds.seqlen_q < 0:  # never; but ptxas would move the wait below to before the draws
                     mbarrier.wait(q_full.index(0), 0)
             scores = hopper.warpgroup_mma_wait(1, [scores])
