@@ -108,7 +108,8 @@ def _measured_tile(q: Tensor, k: Tensor, options: Options) -> ForwardTile:
         if width == 64 and options.dropout_p > 0:
             return (_MIDDLE if short else _TWO[64])._replace(programs=0)
         causal = options.right is not None and options.left is None
-        if causal and not short and mask.number <= RANKED_MOST and not options.dropout_p:
+        ranked = causal and mask.number <= RANKED_MOST and releases.ranks_tiles()
+        if ranked and not short and not options.dropout_p:
             return RANKED[width]
         return PACKED[width][short]
     if isinstance(mask, BlockMask):
