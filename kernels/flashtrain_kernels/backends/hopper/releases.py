@@ -38,7 +38,7 @@ def forward_tile(tile: "ForwardTile") -> "ForwardTile":
 
 
 def ranks_tiles() -> bool:
-    """Do tiles of packed sequences come by rank (forward_schedule.py)? 3.8 and 3.9 would spill in the loop over keys."""
+    """Do tiles of packed sequences come by rank (forward_schedule.py)? 3.8 and 3.9 would spill in the loop."""
     return environment.release() < (3, 8)
 
 
