@@ -5,7 +5,9 @@ B batch, H query heads. Heads come in sections whose keys and values fit the L2 
 tiles of queries, which see most where there is a bound on the right, come first.
 
 Of packed sequences (C.packed) the tiles of each are its own, and their slots are in the place of tiles: sequences.py.
-Late slots come first: within a sequence the longest, and at last the shortest of all.
+Late slots come first: within a sequence the longest, and at last the shortest of all. With C.ranked the longest of all
+sequences come first, so that programs that do several tiles each get their share. To find such a tile takes a
+microsecond or two: the producer does it, beside the tiles before, and hands it to the consumers.
 
 With PAIRED a program instead takes the longest tile of a head with its shortest, the second longest with the second
 shortest, and so on: each pair costs the same, so that every program gets its share.
@@ -21,7 +23,7 @@ from triton.experimental.gluon import language as gl
 
 from ..portable.traversal import key_pieces, position_of_step
 from .assembly import opaque
-from .sequences import LANES, find, sequence_of
+from .sequences import LANES, find, find_by_rank, sequence_of
 
 # The position of what is no key: `position < high` is false of it, whatever a query's interval is.
 _NOWHERE = gl.constexpr(2**31 - 1)
@@ -115,8 +117,30 @@ def work_item(number, work, bounds, mask, list_ptr, C: gl.constexpr):
     if C.packed:
         # Each warp searches by itself.
         lanes = gl.arange(0, LANES, layout=gl.BlockedLayout([LANES // 32], [32], [gl.num_warps()], [0]))
-        batch, tile = find(tile, lanes, list_ptr, mask.plane, bounds.seqlen_q, TILE_Q)
+        if C.ranked:
+            rank = work.tiles - 1 - tile
+            batch, tile = find_by_rank(rank, lanes, list_ptr, mask.plane, bounds.seqlen_q, TILE_Q)
+        else:
+            batch, tile = find(tile, lanes, list_ptr, mask.plane, bounds.seqlen_q, TILE_Q)
     return batch, head, tile * TILE_Q
+
+
+@gluon.jit
+def hand_over(item, handed, place):
+    """Write an item where the consumer of the queries of that place reads it. What follows must release it."""
+    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    for i in gl.static_range(3):
+        handed.index(3 * place + i).store(gl.full([1], item[i], gl.int32, layout=ONE))
+
+
+@gluon.jit
+def handed_over(handed, place):
+    """The item that was handed over with the queries of that place, which have arrived."""
+    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    batch = gl.max(handed.index(3 * place).load(ONE), 0)
+    head = gl.max(handed.index(3 * place + 1).load(ONE), 0)
+    first_query = gl.max(handed.index(3 * place + 2).load(ONE), 0)
+    return batch, head, first_query
 
 
 @gluon.jit
