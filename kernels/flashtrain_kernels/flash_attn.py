@@ -61,7 +61,7 @@ def flash_attn_func(
         to 256; float16, bfloat16 or float32 (on CPU tensors also float64), all three alike, as they are or as
         torch.autocast makes them. Any strides; only a last dimension that is not contiguous is copied.
     dropout_p: probability in [0, 1) of dropping an attention weight; the kept ones are divided by 1 - dropout_p,
-        which is first rounded to a multiple of 1/32768.
+        which is first rounded to a multiple of 1/65536.
     softmax_scale: positive; default 1 / sqrt(D).
     causal: aligned bottom-right: query i stands at key position i + Sk - Sq and sees the keys up to there.
     window_size: (left, right), inclusive: a query at key position p sees the keys p - left to p + right; -1: no bound.

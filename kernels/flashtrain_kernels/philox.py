@@ -59,12 +59,8 @@ def philox2x32(
 
 
 def threshold(p: float) -> int:
-    """A weight is kept where its 16 bits are at least this: p is rounded to a multiple of 1 / 32768, below 1.
-
-    Even, so that the lowest of the 16 bits decides nothing: the Hopper forward adds both halves of a word in one
-    instruction, where it is the place for what is carried.
-    """
-    return 2 * min(round(p * 32768), 32767)
+    """A weight is kept where its 16 bits are at least this: p is rounded to a multiple of 1 / 65536, below 1."""
+    return min(round(p * 65536), 65535)
 
 
 def keep_probability(p: float) -> float:

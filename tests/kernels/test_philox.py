@@ -89,7 +89,7 @@ def test_a_weight_is_kept_where_its_16_bits_reach_the_threshold(seed, counter, p
     pairs = [(at // 16 * 8 + at % 8 + begin) % 2**32 for at, begin in zip((query, key), first, strict=True)]
     word = plain_philox2x32(7, pairs, own)[query // 8 % 2]
     draw = word >> 16 if key // 8 % 2 else word % 2**16
-    assert keep(*counter, p, torch.tensor([seed, 0, 0])).item() == (draw >= 2 * min(round(p * 32768), 32767))
+    assert keep(*counter, p, torch.tensor([seed, 0, 0])).item() == (draw >= min(round(p * 65536), 65535))
 
 
 def test_nothing_is_dropped_at_probability_0():
@@ -97,7 +97,7 @@ def test_nothing_is_dropped_at_probability_0():
     assert philox.keep_probability(0.0) == 1.0
 
 
-@pytest.mark.parametrize(("p", "share"), [(0.1, 58982 / 65536), (0.5, 0.5), (1 - 2**-20, 1 / 32768), (2**-18, 1.0)])
+@pytest.mark.parametrize(("p", "share"), [(0.1, 58982 / 65536), (0.5, 0.5), (1 - 2**-20, 1 / 65536), (2**-18, 1.0)])
 def test_the_kept_are_divided_by_the_share_that_is_kept_which_is_never_0(p, share):
     assert philox.keep_probability(p) == share
     assert philox.threshold(p) == round((1 - share) * 65536)

@@ -145,39 +145,6 @@ def stay(x):
 
 
 @gluon.jit
-def late_zero():
-    """0, which ptxas does not know: what is computed from it is not moved to before the barriers that stand before this
-    place. It is the highest bit of the clock."""
-    return gl.inline_asm_elementwise(
-        "{ .reg .b64 t; .reg .b32 low; mov.u64 t, %clock64; mov.b64 {low, $0}, t; shr.u32 $0, $0, 31; }",
-        "=r", [], dtype=gl.uint32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-_MADE = 16
-_MADE_PTX = gl.constexpr(
-    "\n".join(
-        [
-            "{ .reg .pred never; .reg .b32 all;",
-            f"lop3.b32 all, ${_MADE}, ${_MADE + 1}, ${_MADE + 2}, 0xFE;",
-            *(f"lop3.b32 all, all, ${_MADE + i}, ${_MADE + i + 1}, 0xFE;" for i in range(3, _MADE - 1, 2)),
-            f"or.b32 all, all, ${2 * _MADE - 1};",
-            "setp.eq.u32 never, all, 1;",
-            "@never st.volatile.shared.u32 [all], all; }",
-        ]
-    )
-)
-_MADE_CONSTRAINTS = gl.constexpr(",".join(["=r"] * _MADE + [str(i) for i in range(_MADE)]))
-
-
-@gluon.jit
-def made(masks):
-    """Words whose halves are 0 or 0xFFFF, 16 or more a thread, that are made when this place is reached: ptxas would
-    move what makes them to where they are used."""
-    return gl.inline_asm_elementwise(_MADE_PTX, _MADE_CONSTRAINTS, [masks], dtype=gl.int32, is_pure=False, pack=16)
-
-
-@gluon.jit
 def packed(x, DTYPE: gl.constexpr):
     """A tile of float32 rounded to DTYPE, neighbouring columns two to an int32: (rows, columns / 2)."""
     ROWS: gl.constexpr = x.shape[0]

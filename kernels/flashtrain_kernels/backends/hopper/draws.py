@@ -133,36 +133,6 @@ def _assembly(queries_are_rows: bool) -> str:
     return "\n".join([*lines, "}"])
 
 
-def _pairs_assembly() -> str:
-    """For four neighbouring pairs of weights (the four columns of pairs above, in their order) of a tile whose rows are
-    queries a word each, whose halves are 0xFFFF where the weight is kept and 0 where it is dropped.
-
-    Operands, four each: results, the words of Philox's first round but for the key's group, which follows; the key;
-    `margins`. A half of a word, less its lowest bit, is compared with the threshold by an addition that ends in its
-    highest bit; prmt spreads these over the halves of the pair, which are of two groups.
-    """
-    names = [f"k{number}" for number in range(1, philox.ROUNDS)]
-    names += [f"{name}{group}" for name in ("l", "r", "low", "high") for group in range(2)]
-    lines = [f"{{ .reg .b32 {', '.join(names)}; .reg .b64 product0, product1;"]
-    lines += [f"add.u32 k{number}, $16, {number * philox.KEY_STEP % 2**32};" for number in range(1, philox.ROUNDS)]
-    for group in range(2):
-        lines += [f"add.u32 l{group}, $12, {group};", f"xor.b32 l{group}, l{group}, $4;", f"mov.b32 r{group}, $8;"]
-    for number in range(1, philox.ROUNDS):  # the two groups in turn: each waits for its own products only
-        lines += [f"mul.wide.u32 product{group}, l{group}, {philox.MULTIPLIER};" for group in range(2)]
-        lines += [f"mov.b64 {{low{group}, high{group}}}, product{group};" for group in range(2)]
-        lines += [f"lop3.b32 l{group}, high{group}, r{group}, k{number}, 0x96;" for group in range(2)]
-        lines += [f"mov.b32 r{group}, low{group};" for group in range(2)]
-    for row, word in enumerate("lr"):
-        for group in range(2):
-            name = f"{word}{group}"
-            lines += [f"and.b32 {name}, {name}, {0xFFFEFFFF};", f"shr.u32 {name}, {name}, 1;"]
-            lines.append(f"add.u32 {name}, {name}, $20;")
-        lines += [f"prmt.b32 ${row}, {word}0, {word}1, {0xDD99};", f"prmt.b32 ${2 + row}, {word}0, {word}1, {0xFFBB};"]
-    return "\n".join([*lines, "}"])
-
-
-_PAIRS = gl.constexpr(_pairs_assembly())
-_PAIRS_CONSTRAINTS = gl.constexpr(",".join(["=&r"] * 4 + ["r"] * 20))
 _FORWARD = gl.constexpr(_assembly(queries_are_rows=True))
 _FORWARD_CONSTRAINTS = gl.constexpr(",".join(["=&f"] * 8 + ["f"] * 8 + ["r"] * 40))
 _BACKWARD = gl.constexpr(_assembly(queries_are_rows=False))
@@ -202,23 +172,6 @@ def drop(weights, queries, first_key, stream, threshold):
         _FORWARD, _FORWARD_CONSTRAINTS,
         [weights, word[:, None], other[:, None], counter[None, :], stream.key, upper_half(threshold)],
         dtype=gl.float32, is_pure=True, pack=8,
-    )  # fmt: skip
-
-
-@gluon.jit
-def kept_pairs_of(queries, first_key, stream, threshold, BLOCK_K: gl.constexpr, LAYOUT: gl.constexpr):
-    """What the rounded weights (queries, keys) of the keys from first_key (a multiple of 16) on, two to a word, are to
-    be and'ed with. LAYOUT: of `packed` weights. queries: of `first_round`, of rows of LAYOUT.
-
-    Made where it stands, so that it can be beside a product.
-    """
-    word, other = queries
-    key = gl.arange(0, BLOCK_K // 2, layout=gl.SliceLayout(0, LAYOUT)) * 2
-    counter = group_of(key) + ((first_key >> 1).to(gl.uint32, bitcast=True) + stream.second)
-    margins = ((32768 - (threshold >> 1)) * 65537).to(gl.uint32, bitcast=True)
-    return gl.inline_asm_elementwise(
-        _PAIRS, _PAIRS_CONSTRAINTS, [word[:, None], other[:, None], counter[None, :], stream.key, margins],
-        dtype=gl.int32, is_pure=False, pack=4,
     )  # fmt: skip
 
 

@@ -32,8 +32,8 @@ L2_BYTES = 24 << 20
 class Constants(NamedTuple):
     """What the kernel is compiled for besides the mask: of a ForwardTile, and the head dimension, padded too, query
     heads a key head, tiles a block of a block-sparse mask, whether tiles of queries come in pairs, whether sequences
-    are packed, whether a softcap bounds the exponents (_is_bounded), when dropout draws, and whether tiles of packed
-    sequences come by rank."""
+    are packed, whether a softcap bounds the exponents (_is_bounded), and whether tiles of packed sequences come by
+    rank."""
 
     consumers: int
     rows: int
@@ -50,7 +50,6 @@ class Constants(NamedTuple):
     paired: bool
     packed: bool = False
     bounded: bool = False
-    draws: int = 0
     ranked: bool = False
 
 
@@ -170,7 +169,7 @@ def forward_launch(
     constants = Constants(
         tile.consumers, tile.rows, tile.block_k, tile.stages, tile.q_stages, tile.turns, tile.tight,
         tile.registers, head_dim, block_d, group, max(1, features.block_k // tile.block_k), paired,
-        packed is not None, bounded, tile.draws if features.dropout else 0, packed is not None and tile.programs > 0,
+        packed is not None, bounded, packed is not None and tile.programs > 0,
     )  # fmt: skip
     return Launch(
         kernel=forward_kernel,

@@ -10,10 +10,6 @@ from . import releases
 from .draws import why_not_change
 from .launch import why_not
 
-# When dropout draws: beside the product of scores, before the weights are rounded, or after the exponentials with the
-# weights at hand.
-EARLY, LATE, LAST = 1, 2, 0
-
 
 class ForwardTile(NamedTuple):
     """How the forward runs.
@@ -23,7 +19,6 @@ class ForwardTile(NamedTuple):
     consumers). programs: how many run at most on a multiprocessor, each doing several tiles of queries (0: one program
     a tile). q_stages: tiles of queries in flight. cap: registers a thread at launch (0: what one program a
     multiprocessor allows).
-    draws: with dropout, EARLY, LATE or LAST.
     paired: of a causal call, each program does long and short tiles of queries in pairs (see forward_schedule.py).
     """
 
@@ -38,7 +33,6 @@ class ForwardTile(NamedTuple):
     cap: int = 0
     paired: bool = False
     tight: bool = False
-    draws: int = LAST
 
 
 # The tiles that masks are planned for. Measured with documents (kernels/OPTIMISATION.md): small ones waste least at

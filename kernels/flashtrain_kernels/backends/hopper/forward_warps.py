@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from ..portable.draws import Stream, load_stream
+from ..portable.draws import load_stream
 from .alibi import lean, load_slope
 from .assembly import (
     barrier_signal,
@@ -18,29 +18,22 @@ from .assembly import (
     capped,
     exp2,
     exp2_few,
-    late_zero,
     log2,
-    made,
     packed,
     reciprocal,
     stay,
     stores_done,
     unpacked,
 )
-from .draws import drop, first_round, keep_scale, kept_pairs_of
+from .draws import drop, first_round, keep_scale
 from .forward_recompute_nonfinite import attend_again, rows_of
 from .forward_schedule import hand_over, handed_over, hide, origin, pieces_of, place, rounds, work_item
-from .forward_tiles import EARLY, LAST, LATE
 from .releases import AGAIN, load_tile, store_tile
 
 # The row maximum of a row that has seen nothing yet. Finite, so that exp2(-inf - maximum) is 0 and never NaN.
 _NOTHING = gl.constexpr(-3.0e38)
 # Named barriers: 9 and up, one for each consumer warpgroup's turn.
 _TURN = gl.constexpr(9)
-# When dropout draws: see forward_tiles.ForwardTile.
-_EARLY = gl.constexpr(EARLY)
-_LATE = gl.constexpr(LATE)
-_LAST = gl.constexpr(LAST)
 
 
 @gluon.jit
@@ -169,22 +162,6 @@ def _rounded(weights, DTYPE: gl.constexpr, LAYOUT: gl.constexpr, C: gl.constexpr
 
 
 @gluon.jit
-def _kept(weights, kept, DTYPE: gl.constexpr, LAYOUT: gl.constexpr, C: gl.constexpr):
-    """`_rounded` weights, 0 where dropped."""
-    p = packed(weights, DTYPE) & kept
-    if not C.tight:
-        p = gl.convert_layout(unpacked(p, DTYPE), LAYOUT)
-    return p
-
-
-@gluon.jit
-def _pairs_layout(ROWS: gl.constexpr, BLOCK_K: gl.constexpr, LAYOUT: gl.constexpr):
-    """A tile of zeros as `packed` weights lie."""
-    even, _ = gl.split(gl.zeros([ROWS, BLOCK_K], gl.int32, layout=LAYOUT).reshape([ROWS, BLOCK_K // 2, 2]))
-    return even
-
-
-@gluon.jit
 def _operand(p, DTYPE: gl.constexpr, LAYOUT: gl.constexpr, C: gl.constexpr):
     if C.tight:
         p = gl.convert_layout(unpacked(p, DTYPE), LAYOUT)
@@ -263,10 +240,6 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
     S_ROWS: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
     O_ROWS: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
     no_scores = gl.zeros([ROWS, BLOCK_K], gl.float32, layout=S_LAYOUT)
-    MASKED_PAIRS: gl.constexpr = F.dropout and C.draws != _LAST
-    if MASKED_PAIRS:
-        no_pairs = _pairs_layout(ROWS, BLOCK_K, S_LAYOUT)
-        PAIRS: gl.constexpr = no_pairs.type.layout
     taken = 0
     if C.turns and C.consumers - 1 == W:
         barrier_signal(_TURN, 256)
@@ -289,10 +262,7 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
         masked = gl.where(some == 0, 1, pieces.masked)
         row = first_query + W * ROWS + gl.arange(0, ROWS, layout=S_ROWS)
         if F.dropout:
-            position = row + (own.seqlen_k - own.seqlen_q)
-            if MASKED_PAIRS:
-                position = gl.convert_layout(position, gl.SliceLayout(1, PAIRS))
-            queries = first_round(stream, position)
+            queries = first_round(stream, row + (own.seqlen_k - own.seqlen_q))
         item = (batch, head, first_query)
         place_q = (number % C.q_stages) * C.consumers + W
         q = q_smem.index(place_q).reshape([ROWS, BLOCK_D])
@@ -300,9 +270,6 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
             mbarrier.wait(q_full.index(place_q), (number // C.q_stages) & 1)
         k = _arrived(k_full, k_smem, taken, C)
         scores = hopper.warpgroup_mma(q, k.permute((1, 0)), no_scores, use_acc=False, is_async=True)
-        if F.dropout and C.draws == _EARLY:
-            first_key = place(0, pieces, list_ptr, F, TILES, BLOCK_K)
-            kept = kept_pairs_of(queries, first_key, stream, mask.rows_batch, BLOCK_K, PAIRS)
         scores = hopper.warpgroup_mma_wait(0, [scores])
         mbarrier.arrive(k_empty.index(taken % C.stages), count=1)
         scores = _capped(scores, terms, F)
@@ -314,16 +281,10 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
         row_max = gl.full([ROWS], terms[2] if C.bounded else _NOTHING, gl.float32, layout=S_ROWS)
         weights, rescale, row_max = _softmax(scores, row_max, scale, C)
         row_sum = _sums(weights, C)
-        if F.dropout and C.draws == _LAST:
+        if F.dropout:
             first_key = place(0, pieces, list_ptr, F, TILES, BLOCK_K)
             weights = drop(weights, queries, first_key, stream, mask.rows_batch)
-        if F.dropout and C.draws == _LATE:
-            first_key = place(0, pieces, list_ptr, F, TILES, BLOCK_K)
-            kept = kept_pairs_of(queries, first_key, stream, mask.rows_batch, BLOCK_K, PAIRS)
-        if MASKED_PAIRS:
-            p = _kept(weights, kept, DTYPE, P_LAYOUT, C)
-        else:
-            p = _rounded(weights, DTYPE, P_LAYOUT, C)
+        p = _rounded(weights, DTYPE, P_LAYOUT, C)
         acc = gl.zeros([ROWS, BLOCK_D], gl.float32, layout=O_LAYOUT)
         for step in range(1, count):
             k = _arrived(k_full, k_smem, taken + step, C)
@@ -336,12 +297,6 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
             acc = hopper.warpgroup_mma(_operand(p, DTYPE, P_LAYOUT, C), v, acc, is_async=True)
             if C.turns:
                 barrier_signal(_TURN + (W + 1) % C.consumers, 256)
-            if F.dropout and C.draws == _EARLY:
-                first_key = place(step, pieces, list_ptr, F, TILES, BLOCK_K)
-                after = Stream(stream.key, stream.first, stream.second + late_zero())
-                kept = made(kept_pairs_of(queries, first_key, after, mask.rows_batch, BLOCK_K, PAIRS))
-                if bounds.seqlen_q < 0:  # never; but ptxas would move the wait below to before the draws
-                    mbarrier.wait(q_full.index(0), 0)
             scores = hopper.warpgroup_mma_wait(1, [scores])
             mbarrier.arrive(k_empty.index((taken + step) % C.stages), count=1)
             scores = _capped(scores, terms, F)
@@ -352,17 +307,11 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
                 scores = hide(scores, row, step, True, item, own, mask, list_ptr, rows_ptr, F, TILE_Q, TILES)
             weights, rescale, row_max = _softmax(scores, row_max, scale, C)
             row_sum = _add(row_sum, rescale, weights, C)
-            if F.dropout and C.draws == _LAST:
+            if F.dropout:
                 first_key = place(step, pieces, list_ptr, F, TILES, BLOCK_K)
                 weights = drop(weights, queries, first_key, stream, mask.rows_batch)
-            if F.dropout and C.draws == _LATE:
-                first_key = place(step, pieces, list_ptr, F, TILES, BLOCK_K)
-                kept = kept_pairs_of(queries, first_key, stream, mask.rows_batch, BLOCK_K, PAIRS)
             if C.tight:
-                if MASKED_PAIRS:
-                    following_p = _kept(weights, kept, DTYPE, P_LAYOUT, C)
-                else:
-                    following_p = _rounded(weights, DTYPE, P_LAYOUT, C)
+                following_p = _rounded(weights, DTYPE, P_LAYOUT, C)
                 if bounds.seqlen_q < 0:  # never; but ptxas would move the wait below to before the softmax
                     mbarrier.wait(q_full.index(0), 0)
             acc = hopper.warpgroup_mma_wait(0, [acc])
@@ -371,10 +320,7 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
                 p = following_p
             else:
                 acc = _rescaled(acc, rescale, C)
-                if MASKED_PAIRS:
-                    p = _kept(weights, kept, DTYPE, P_LAYOUT, C)
-                else:
-                    p = _rounded(weights, DTYPE, P_LAYOUT, C)
+                p = _rounded(weights, DTYPE, P_LAYOUT, C)
         taken += count
         v = _arrived(v_full, v_smem, taken - 1, C)
         if C.tight:
