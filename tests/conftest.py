@@ -47,6 +47,15 @@ def _mixed(item: pytest.Item) -> int:
     return zlib.crc32(item.nodeid.encode()) if item.get_closest_marker("gpu") else 0
 
 
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """What torch keeps of a GPU's memory is no other process's, whose tests may want most of it."""
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if torch.cuda.is_initialized() and torch.cuda.memory_reserved() > 2**32:
+            torch.cuda.empty_cache()
+
+
 def pytest_collection_finish() -> None:
     """Python's garbage collector looks through what every import and every test's name left, again and again, for a
     third of all the time. None of it ends before the process: it is set aside, and the rest is looked through less."""

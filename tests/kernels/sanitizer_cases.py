@@ -26,6 +26,7 @@ CASES = [
     Case(1, 67, 67, 2, 2, 128, "document"),
     Case(1, 131, 197, 2, 1, 256, "causal"),
     Case(1, 67, 45, 1, 1, 256),
+    Case(1, 20, 10, 1, 1, 256, "causal"),
     Case(2, 131, 131, 2, 2, 64, "causal document"),
     Case(1, 131, 131, 2, 2, 64, "global window"),
     Case(1, 67, 67, 1, 1, 64, "shuffled"),

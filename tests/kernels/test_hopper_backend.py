@@ -1,6 +1,7 @@
 """Which calls the Hopper kernels get and which the portable ones keep, told without a GPU."""
 
 import importlib.util
+import itertools
 import logging
 from dataclasses import replace
 
@@ -324,3 +325,22 @@ def test_packed_sequences_are_served_in_both_passes_wherever_no_mask_is_made_of_
 def test_of_other_packed_sequences_a_mask_is_made(head_dim, dtype, changed, gpu):
     gpu()
     assert not hopper.finds_sequences(CUDA, head_dim, dtype, changed)
+
+
+@pytest.mark.parametrize("keys", [64, 128])
+@pytest.mark.parametrize(("left", "right"), [(False, False), (False, True), (True, False), (True, True)])
+def test_no_item_of_the_backward_visits_a_tile_that_is_not_there(keys, left, right):
+    """Items come in pairs of 64 keys at D = 256: the second may lie past Sk."""
+    from plain_jit import plain
+
+    from flashtrain_kernels.backends.hopper import backward_schedule
+    from flashtrain_kernels.backends.portable.tiles import Bounds
+
+    band_tiles = plain(backward_schedule.band_tiles)
+    for seqlen_q, seqlen_k in itertools.product((1, 10, 64, 65, 130, 300), (1, 10, 20, 64, 65, 130, 300)):
+        tiles = -(-seqlen_q // 64)
+        bounds = Bounds(seqlen_q, seqlen_k, seqlen_k - seqlen_q - 20, seqlen_k - seqlen_q)
+        for item in range(-(-seqlen_k // 128) * (128 // keys)):
+            reach = band_tiles(item * keys, bounds, left, right, keys, False)
+            visited = range(reach.first, reach.past)
+            assert not visited or 0 <= visited[0] <= visited[-1] < tiles

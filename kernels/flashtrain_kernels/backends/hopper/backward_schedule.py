@@ -110,7 +110,7 @@ def band_tiles(
     if first_key + KEYS > bounds.seqlen_k:  # dQ would see keys past Sk
         first_full = past
         past_full = past
-    if PACKED:
+    if PACKED or (RIGHT and KEYS < BLOCK_K):  # items come in pairs, of which the second may be past Sk, and past Sq
         past = gl.where(first_key < bounds.seqlen_k, past, first)
     start = first
     if not (LEFT or RIGHT):
