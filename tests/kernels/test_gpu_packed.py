@@ -90,7 +90,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "window", "head_dim", "heads", "dtype"), CASES, ids=str)
-def test_they_are_as_exact_by_boundaries_as_by_a_mask(name, window, head_dim, heads, dtype, monkeypatch):
+def test_they_are_as_exact_by_boundaries_as_by_a_mask(name, window, head_dim, heads, dtype, path, monkeypatch):
+    if path == "portable":
+        pytest.skip("the portable kernels know sequences by masks alone")
     inputs, cu = packed(name, head_dim, heads, dtype)
     dout, dlse = torch.randn_like(inputs[0]), torch.randn(heads[0], inputs[0].shape[0], device=DEVICE)
     wanted = expected(inputs, cu, dout, dlse, **WINDOWS[window])
