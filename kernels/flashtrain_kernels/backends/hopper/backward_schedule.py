@@ -12,6 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ..portable.tiles import Bounds
+from .assembly import opaque
 from .sequences import LANES, find, first_slot, sequence_of
 
 BLOCK_Q = gl.constexpr(64)
@@ -142,7 +143,8 @@ def tile_of(i, member, walk, KIND: gl.constexpr, TILES: gl.constexpr, ORDERED: g
     if KIND == BAND:
         reach = walk.reach
         if ORDERED:
-            tile = reach.past - 1 - i
+            # Opaque: else the compiler keeps sums with i in registers that there are not.
+            tile = opaque(reach.past - 1) - i
         else:
             tile = reach.start + i
             tile = gl.where(tile >= reach.past, tile - (reach.past - reach.first), tile)
@@ -230,9 +232,9 @@ def own_number(notes, C: gl.constexpr):
 
 @gluon.jit
 def items_before(tile, walk, C: gl.constexpr):
-    """With C.deterministic: how many items add to a tile of dQ before this one, which visits it: those of its head with
-    lower keys that visit it, too. That a query sees later keys than these is no matter: tiles of queries are walked
-    down to the first that sees an item's keys, so whoever of lower keys gets as far down as the last that does comes by.
+    """With C.deterministic: how many items add to a tile of dQ before this one does, which visits it: those of its head
+    that have lower keys and visit it, too. Lower keys are seen from lower tiles on, so none of them begins above this
+    tile; and all that the window's left end does not hide from it come by.
     """
     before = walk.item_tile
     if C.left:
