@@ -143,8 +143,8 @@ def tile_of(i, member, walk, KIND: gl.constexpr, TILES: gl.constexpr, ORDERED: g
     if KIND == BAND:
         reach = walk.reach
         if ORDERED:
-            # Opaque: else the compiler keeps sums with i in registers that there are not.
-            tile = opaque(reach.past - 1) - i
+            # Opaque, as the ends in work_of: else the compiler keeps sums with i in registers that there are not.
+            tile = opaque(reach.past - 1 - i)
         else:
             tile = reach.start + i
             tile = gl.where(tile >= reach.past, tile - (reach.past - reach.first), tile)
@@ -310,7 +310,8 @@ def work_of(item, call, notes, C: gl.constexpr):
     reach = band_tiles(first_key, bounds, C.left, C.right, C.keys, C.packed)
     if C.deterministic:  # who waits for whom is told by arithmetic: nobody may visit tiles that are not there
         past = gl.minimum(reach.past, call.query_tiles)
-        reach = Reach(gl.minimum(reach.first, past), reach.first_full, reach.past_full, past, reach.start)
+        first = gl.minimum(reach.first, past)
+        reach = Reach(first, opaque(reach.first_full), opaque(reach.past_full), past, reach.start)
     tail = first_key + C.keys > bounds.seqlen_k
     first_position = bounds.seqlen_k - bounds.seqlen_q
     if C.packed:
