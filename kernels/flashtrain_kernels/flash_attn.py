@@ -69,9 +69,9 @@ def flash_attn_func(
     softcap: scores become softcap * tanh(score / softcap); 0: none (Gemma 2, arXiv 2408.00118).
     alibi_slopes: (H,) or (B, H) float32: slope * |p - j| is subtracted from the scores (ALiBi, arXiv 2108.12409). With
         a Mask the rows of (N, H) go by its sequences, and positions are the mask's.
-    deterministic: the backward gives the same bits every time, as it does anyway but on the Hopper kernels, which are
-        left for the others then, except in short calls of many heads of 64. It is also asked for by
-        torch.use_deterministic_algorithms(True).
+    deterministic: the backward gives the same bits every time, as it does anyway but on the Hopper kernels. These then
+        add dQ up in one order, up to D = 128 without mask, dropout and ALiBi; else they are left for the others. It
+        is also asked for by torch.use_deterministic_algorithms(True).
     return_attn_probs: return (out, lse, S_dmask) as flash-attn does, for tests: S_dmask is empty without dropout, else
         the attention weights (B, H, Sq, Sk) before dropout, negative where dropped; it stores the whole matrix.
     bias: broadcasts to (B, H, Sq, Sk), q's dtype or float32, added to the scores; has a gradient; -inf hides a pair.

@@ -27,8 +27,9 @@ class Options:
     alibi_slopes: (H,) or (B, H) float32: slope * |p - j| is subtracted, p being the query's position among the keys.
     mask: a Mask (which holds its own bounds: left and right are None), a BlockMask (with the band it was built for), or
     Sequences (whose window is left and right, counted from each sequence's diagonal).
-    deterministic: the backward gives the same bits every time (the portable kernels always do); torch's own switch for
-    this, torch.use_deterministic_algorithms, counts too (backends/hopper/backend.py).
+    deterministic: the backward gives the same bits every time (the portable kernels always do, the Hopper kernels add
+    dQ up in one order then); torch's own switch for this, torch.use_deterministic_algorithms, counts too
+    (backends/hopper/backward.py).
     """
 
     scale: float
