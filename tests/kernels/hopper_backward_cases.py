@@ -128,7 +128,7 @@ SPILLS = {
     ("softcap two intervals", 64): 6, ("softcap two intervals", 128): 32, ("softcap packed", 64): 26,
     ("dropout causal", 64): 30, ("dropout causal", 128): 33,
     ("dropout window", 128): 34, ("dropout packed full", 64): 20, ("dropout packed full", 128): 2,
-    ("alibi causal", 64): 2, ("deterministic", 128): 2, ("deterministic window", 128): 2,
+    ("alibi causal", 64): 2,
 }  # fmt: skip
 # And those of other releases: with 3.9 at D = 64 where an item begins and ends, too.
 SPILLS |= {

@@ -32,7 +32,7 @@ LATE_QUERIES = 512
 # Of packed sequences, how many heads' items lie together: an uneven end is short where many do. Unmeasured.
 PACKED_HEADS = {64: 16, 128: 8}
 # And where dQ is added up in one order: the more heads, the fewer items of a head wait for each other; the fewer, the
-# more of them share what they read of the second-level cache. Simulated (tests/kernels/in_turn.py), unmeasured.
+# more of them share what they read of the second-level cache. Simulated (kernels/OPTIMISATION.md), unmeasured.
 IN_TURN_HEADS = 32
 
 
