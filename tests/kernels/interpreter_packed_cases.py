@@ -42,8 +42,8 @@ def test_gradients_computed_again_are_the_references(pairs, tails, window, head_
     rows, work = torch.full((places * 128,), torch.nan), torch.full((places * 64 * head_dim,), torch.nan)
     prepare_kernel[(places,)](
         out, dout, lse, lse, rows, work, rows, strides_of(out), strides_of(dout), heads[0], totals[0], query_tiles,
-        halves, ends[0], number, HAS_DLSE=False, CAREFUL=True, WHOLE=False, PACKED=True, D=head_dim,
-        HEAD_DIM=head_dim,
+        halves, ends[0], number, HAS_DLSE=False, CAREFUL=True, WHOLE=False, PACKED=True,
+        DETERMINISTIC=False, D=head_dim, HEAD_DIM=head_dim,
     )  # fmt: skip
     assert work.eq(0).all()
     assert not rows.isnan().any()

@@ -264,21 +264,51 @@ def test_strides_that_the_copy_engine_cannot_take_are_named(gpu):
         assert "stride" in reason
 
 
-def test_a_deterministic_backward_and_short_causal_ones_go_to_the_portable_kernels(gpu):
+def test_short_causal_backwards_go_to_the_portable_kernels(gpu):
     gpu()
-    forward, backward = refusals(*tensors(), deterministic=True)
-    assert forward is None
-    assert "deterministic" in backward
-    torch.use_deterministic_algorithms(True)
-    try:
-        assert refusals(*tensors()) == (forward, backward)
-    finally:
-        torch.use_deterministic_algorithms(False)
     short = tensors(seqlen=512)
     assert refusals(*short, right=0) == (None, "the portable kernels are faster")
     assert refusals(*short) == (None, None)
     with dispatch.force("hopper"):
         assert refusals(*short, right=0) == (None, None)
+
+
+def test_a_deterministic_backward_is_served_where_it_is_forced(gpu):
+    gpu()
+    assert refusals(*tensors(), right=0, deterministic=True)[1].startswith("deterministic, for which")
+    with dispatch.force("hopper"):
+        assert refusals(*tensors(), right=0, deterministic=True) == (None, None)
+
+
+def test_a_deterministic_backward_is_not_served_with_masks_dropout_alibi_and_wide_heads(gpu, monkeypatch):
+    from flashtrain_kernels.backends.hopper.backward import choices
+
+    gpu()
+    monkeypatch.setattr(environment, "forced_implementation", lambda: "hopper")
+    band = {"left": -100, "right": 0}
+    mask = masks.document(torch.arange(1024)[None] // 300, causal=True)
+    torch_asks = torch.are_deterministic_algorithms_enabled
+    for asked in ({"deterministic": True}, {}):
+        torch.use_deterministic_algorithms(not asked)
+        try:
+            assert torch_asks() is not bool(asked)
+            for head_dim in (64, 96, 128):
+                for kv_heads in (1, 2):
+                    given = tensors(head_dim, kv_heads=kv_heads)
+                    for options in ({}, {"right": 0}, {"left": -100}, band, {"right": 0, "softcap": 3.0}):
+                        assert refusals(*given, **asked, **options) == (None, None)
+                        assert choices(*given[:2], Options(0.125, **asked, **options), given).deterministic
+            for others in (
+                refusals(*tensors(256), **asked, right=0),
+                refusals(*tensors(), **asked, right=0, dropout_p=0.1, seed=SEED),
+                refusals(*tensors(), **asked, right=0, alibi_slopes=torch.ones(2)),
+                refusals(*tensors(), **asked, mask=mask.planned(64, BF16)),
+                refusals(*tensors(), **asked, left=5, right=0),
+            ):
+                assert others[1].startswith("deterministic")
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert not choices(*tensors()[:2], Options(0.125), tensors()).deterministic
 
 
 def test_short_calls_with_a_head_for_every_program_add_dq_up_in_one_order_and_are_served(gpu):
@@ -287,16 +317,21 @@ def test_short_calls_with_a_head_for_every_program_add_dq_up_in_one_order_and_ar
     for options in ({}, {"right": 0}, {"right": 5}):
         assert refusals(*many, **options) == (None, None)
         assert refusals(*many, **options, deterministic=True) == (None, None)
-    # Queries that do not see the first keys; wide heads; a last round that is half empty; grouped heads; many queries.
-    for others in (
-        refusals(*many, right=-1, deterministic=True),
-        refusals(*many, left=-64, right=0, deterministic=True),
-        refusals(*tensors(128, seqlen=128, heads=132, kv_heads=132), right=0, deterministic=True),
-        refusals(*tensors(seqlen=128, heads=198, kv_heads=198), right=0, deterministic=True),
-        refusals(*tensors(seqlen=128, heads=132, kv_heads=66), right=0, deterministic=True),
-        refusals(tensors(seqlen=8192, heads=132)[0], *many[1:], right=0, deterministic=True),
+    # Queries that do not see the first keys; wide heads; a last round that is half empty; grouped heads; many queries:
+    # their programs have an item each, and take turns.
+    from flashtrain_kernels.backends.hopper.backward import choices
+
+    for given, options, in_turn in (
+        (many, {"right": 0}, False),
+        (many, {"right": -1}, True),
+        (many, {"left": -64, "right": 0}, True),
+        (tensors(128, seqlen=128, heads=132, kv_heads=132), {"right": 0}, True),
+        (tensors(seqlen=128, heads=198, kv_heads=198), {"right": 0}, True),
+        (tensors(seqlen=128, heads=132, kv_heads=66), {"right": 0}, True),
+        ((tensors(seqlen=8192, heads=132)[0], *many[1:]), {"right": 0}, True),
     ):
-        assert "deterministic" in others[1]
+        chosen = choices(*given[:2], Options(0.125, deterministic=True, **options), given)
+        assert (chosen.whole, chosen.deterministic) == (not in_turn, in_turn)
 
 
 def test_forcing_the_portable_kernels_is_a_reason(gpu):

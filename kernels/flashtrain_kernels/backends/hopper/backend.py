@@ -65,11 +65,17 @@ def _serves_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | 
 
 
 def _serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
-    from .backward import has_whole_heads, serves_backward
+    from .backward import has_whole_heads, is_deterministic, serves_backward, why_not_in_turn
 
     if not has_whole_heads(q, k, options):
-        if options.deterministic or torch.are_deterministic_algorithms_enabled():
-            return "deterministic, and their dQ is added up in any order"
+        if is_deterministic(options):
+            reason = why_not_in_turn(q, options)
+            if reason is None and environment.forced_implementation() is None:
+                reason = (
+                    "deterministic, for which they add dQ up in one order only where they are forced"  # not run yet
+                )
+            if reason is not None:
+                return reason
         if environment.forced_implementation() is None and _is_faster_portable(q, k, options):
             return "the portable kernels are faster"
     return serves_backward(q, k, v, options)

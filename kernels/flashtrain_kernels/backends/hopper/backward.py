@@ -31,6 +31,9 @@ SHORT_KEYS, SHORT_FILL, FILL = 512, 0.85, 0.95
 LATE_QUERIES = 512
 # Of packed sequences, how many heads' items lie together: an uneven end is short where many do. Unmeasured.
 PACKED_HEADS = {64: 16, 128: 8}
+# And where dQ is added up in one order: the more heads, the fewer items of a head wait for each other; the fewer, the
+# more of them share what they read of the second-level cache. Simulated (kernels/OPTIMISATION.md), unmeasured.
+IN_TURN_HEADS = 32
 
 
 def serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
@@ -85,7 +88,26 @@ def choices(q: Tensor, k: Tensor, options: Options, gradients: tuple[Tensor, ...
         softcap=options.softcap > 0,
         dropout=options.dropout_p > 0,
         alibi=options.alibi_slopes is not None,
+        deterministic=is_deterministic(options) and not has_whole_heads(q, k, options),
     )
+
+
+def is_deterministic(options: Options) -> bool:
+    """Must the call give the same bits every time?"""
+    return options.deterministic or torch.are_deterministic_algorithms_enabled()
+
+
+def why_not_in_turn(q: Tensor, options: Options) -> str | None:
+    """None, or why the kernel cannot add this call's dQ up in one order (backward_in_turn.py)."""
+    if options.mask is not None:
+        return "deterministic, and with a mask or packed sequences their dQ is added up in any order"
+    if options.dropout_p > 0 or options.alibi_slopes is not None:
+        return "deterministic, and with dropout or ALiBi their dQ is added up in any order"
+    if q.shape[3] > 128:
+        return "deterministic, and beyond head dimension 128 their dQ is added up in any order"
+    if options.left is not None and options.right is not None and options.left > options.right:
+        return "deterministic, with a window that shows nothing"
+    return None
 
 
 def has_whole_heads(q: Tensor, k: Tensor, options: Options) -> bool:
@@ -156,7 +178,9 @@ def backward_launches(
     places = batch * heads * query_tiles
     items = key_tiles * batch * kv_heads
     constants = choices(q, k, options, gradients)
-    programs = min(multiprocessors(q.device), items) if width == 64 else items
+    # In one order, no program may have two items: a later one might wait for a program that has not begun.
+    shared = width == 64 and not constants.deterministic
+    programs = min(multiprocessors(q.device), items) if shared else items
     masked = constants.left or constants.right or constants.kind != BAND.value or packed is not None
     # Tiles of queries' statistics; dQ in float32; does a NaN come out for 64 keys (or a tile of queries)?
     rows = torch.empty(places * 2 * QUERIES, dtype=torch.float32, device=q.device)
@@ -164,8 +188,9 @@ def backward_launches(
     work = torch.empty(tiles * QUERIES * width, dtype=torch.float32, device=q.device)
     halves = 2 * items * keys // KEYS
     flags = work.view(torch.int32)  # where nothing may be masked, no kernel reads or writes any
-    if masked:
-        flags = torch.empty(halves + places * constants.whole, dtype=torch.int32, device=q.device)
+    if masked or constants.deterministic:
+        counters = 1 + 2 * places if constants.deterministic else 0
+        flags = torch.empty(halves + places * constants.whole + counters, dtype=torch.int32, device=q.device)
     scale_log2, finish_scale = scale_of(options), options.scale * keep_scale_of(options)
     warps = 4 if width <= 128 else 8
     mask = options.mask
@@ -180,13 +205,16 @@ def backward_launches(
         ),
         constants={
             "HAS_DLSE": dlse is not None, "CAREFUL": masked, "WHOLE": constants.whole, "PACKED": constants.packed,
-            "D": width, "HEAD_DIM": head_dim,
+            "DETERMINISTIC": constants.deterministic, "D": width, "HEAD_DIM": head_dim,
         },
         options={"num_warps": warps},
     )  # fmt: skip
-    target: Any = workspace(work, (128, 32)) if width == 128 else work
+    copied = width == 128 or constants.deterministic
+    target: Any = workspace(work, (width, 32)) if copied else work
     box_q, box_k = (1, QUERIES, 1, width), (1, keys, 1, width)
     together = 1 if constants.whole else _heads_together(key_tiles, width, options)
+    if constants.deterministic:
+        together = IN_TURN_HEADS
     fused = Launch(
         kernel=backward_kernel,
         grid=(programs,),

@@ -14,6 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .alibi import lean
+from .backward_in_turn import await_taken, hand_over
 from .backward_parts import (
     BETWEEN,
     HALF,
@@ -36,7 +37,7 @@ from .backward_parts import (
     threshold_of,
     weights_of,
 )
-from .backward_schedule import BLOCK_Q, first_step, item_of, next_step, share, tile_of, work_of
+from .backward_schedule import BLOCK_Q, first_step, item_of, next_step, own_number, share, tile_of, work_of
 from .dq_short import settle
 from .draws import kept_weights, mark_dropped, score_gradients
 
@@ -49,7 +50,7 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
     A program computes one item (128 keys of a head) after the other; the producer fetches the next one's K, V, Q and
     dO meanwhile.
     """
-    k_smem, v_smem, q_ring, do_ring, row_ring, ds_smem, _staging, target, notes = memory
+    k_smem, v_smem, q_ring, do_ring, row_ring, ds_smem, staging, target, notes = memory
     kv_full, q_full, do_full = bars
     D: gl.constexpr = 64
     PART: gl.constexpr = 32  # queries of a tile whose dQ^T this warpgroup computes
@@ -64,7 +65,7 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
     stage = 0
     phase = 0
     turn = 0
-    begin, items, share_step = share(call, C.whole)
+    begin, items, share_step = share(call, notes, C)
     for number in range(begin, items, share_step):
         item = item_of(number, call, C.whole)
         walk, masks, first_key, head_place = work_of(item, call, notes, C)
@@ -97,7 +98,7 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
             adding = warpgroup_mma_init(gl.zeros([HALF, D], gl.float32, mma))
             signal(BETWEEN + 2 * (1 - WG) + 1)
             for j in range(count):
-                tile, masked = tile_of(i, member, walk, C.kind, C.tiles)
+                tile, masked = tile_of(i, member, walk, C.kind, C.tiles, C.deterministic)
                 q = q_ring.index(stage).reshape([BLOCK_Q, D])
                 do = do_ring.index(stage).reshape([BLOCK_Q, D])
                 rows = row_ring.index(stage)
@@ -152,7 +153,10 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                 following = q_ring.index(stage).reshape([BLOCK_Q, D])
                 s = warpgroup_mma(k, following.permute((1, 0)), zero_s, use_acc=False, is_async=True)
                 adding = warpgroup_mma(mine, q, adding, is_async=True)
-                if C.whole:
+                if C.deterministic:
+                    if j > 0:
+                        hand_over(staging, notes, dq, j, WG, PART)
+                elif C.whole:
                     if j > 0:
                         settle(dq, target, tile_here, first_key, head_place, call, notes, WG, C)
                     tile_here = tile
@@ -160,7 +164,7 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                     add_directly(dq_here, dq, j > 0, PART)
                     place = ((head_place + member) * call.query_tiles + tile).to(gl.int64)
                     dq_here = target + place * (BLOCK_Q * D) + WG * (HALF * PART)
-                i, member, tiles = next_step(i, member, tiles, walk, C.kind, C.tiles, C.group)
+                i, member, tiles = next_step(i, member, tiles, walk, C.kind, C.tiles, C.group, C.deterministic)
                 dv, s = warpgroup_mma_wait(1, deps=[dv, s])
             await_signal(BETWEEN + 2 * WG + ((count + 1) & 1))
             ds_all = ds_smem.index((count + 1) & 1).slice(WG * PART, PART, dim=1)
@@ -170,7 +174,9 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
             wraps = stage + 1 == STAGES
             stage = gl.where(wraps, 0, stage + 1)
             phase = gl.where(wraps, phase ^ 1, phase)
-            if C.whole:
+            if C.deterministic:
+                hand_over(staging, notes, dq, count, WG, PART)
+            elif C.whole:
                 settle(dq, target, tile_here, first_key, head_place, call, notes, WG, C)
             else:
                 add_directly(dq_here, dq, count > 0, PART)
@@ -189,7 +195,7 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
     """
     k_smem, v_smem, q_ring, do_ring, row_ring, ds_smem, staging, target, notes = memory
     kv_full, q_full, do_full = bars
-    walk, masks, first_key, head_place = work_of(gl.program_id(0), call, notes, C)
+    walk, masks, first_key, head_place = work_of(own_number(notes, C), call, notes, C)
     D: gl.constexpr = 128
     PART: gl.constexpr = 64
     STAGES: gl.constexpr = C.stages
@@ -231,7 +237,7 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
         row = 0
         for j in range(count):
             never = j >> 30
-            tile, masked = tile_of(i, member, walk, C.kind, C.tiles)
+            tile, masked = tile_of(i, member, walk, C.kind, C.tiles, C.deterministic)
             q = q_ring.index(stage).reshape([BLOCK_Q, D])
             do = do_ring.index(j & 1).reshape([BLOCK_Q, D])
             rows = row_ring.index(stage)
@@ -294,21 +300,33 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
             dv, s, dq = warpgroup_mma_wait(1, deps=[dv, s, dq])
             release(RING + STAGES + (j & 1), j + 2 < count)
             place = ((head_place + member) * call.query_tiles + tile) * (BLOCK_Q * D // 32) + WG * (2 * PART)
-            if not C.late:
+            if C.deterministic:
+                if C.late:
+                    if j > 0:
+                        hand_over(staging, notes, dq, j, WG, PART)
+                else:
+                    hand_over(staging, notes, dq, j + 1, WG, PART)
+            elif not C.late:
                 add_by_copy(target, staging.index(WG), place, dq, PART)
             elif j > 0:
                 add_by_copy(target, staging.index(WG), row, dq, PART)
             row = place
             last = slot
             slot = gl.where(slot == SLOTS - 1, 0, slot + 1)
-            i, member, tiles = next_step(i, member, tiles, walk, C.kind, C.tiles, C.group)
+            i, member, tiles = next_step(i, member, tiles, walk, C.kind, C.tiles, C.group, C.deterministic)
         if C.late:
             await_signal(BETWEEN + 2 * WG + ((count + 1) & 1))
             ds_all = ds_smem.index(last)
             dq = warpgroup_mma(left_transposed(k_smem, 0, WG, D), ds_all, zero_s, use_acc=False, is_async=True)
             dk, dq = warpgroup_mma_wait(0, deps=[adding, dq])
-            add_by_copy(target, staging.index(WG), row, dq, PART)
+            if C.deterministic:
+                hand_over(staging, notes, dq, count, WG, PART)
+            else:
+                add_by_copy(target, staging.index(WG), row, dq, PART)
         else:
             dk = warpgroup_mma_wait(0, deps=[adding])
-        tma.store_wait(0)
-    store_results(dk, dv, gl.program_id(0), call, notes, staging.index(WG), WG, D, C)
+        if C.deterministic:
+            await_taken(notes, count + 1, WG)  # dK and dV go through the same memory
+        else:
+            tma.store_wait(0)
+    store_results(dk, dv, own_number(notes, C), call, notes, staging.index(WG), WG, D, C)

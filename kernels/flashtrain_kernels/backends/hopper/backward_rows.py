@@ -22,12 +22,13 @@ FLAGS = tl.constexpr(128)  # that a program of the last kernel looks at
 def prepare_kernel(
     out_ptr, dout_ptr, lse_ptr, dlse_ptr, rows_ptr, dq_ptr, flags_ptr, out_strides, dout_strides, heads, seqlen_q,
     query_tiles, flags_before, cu_ptr, sequences, HAS_DLSE: tl.constexpr, CAREFUL: tl.constexpr, WHOLE: tl.constexpr,
-    PACKED: tl.constexpr, D: tl.constexpr, HEAD_DIM: tl.constexpr,
+    PACKED: tl.constexpr, DETERMINISTIC: tl.constexpr, D: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
     """rows: of each tile 64 base-2 log-sum-exps (+inf for rows that see nothing and for padding: weight 0), then 64
     deltas, rowsum(dO * O) - dLSE. Also sets dQ's workspace to 0, or with WHOLE the tile's flag, if the call is CAREFUL
     (see finish_kernel) and so has any. PACKED: tiles are slots (sequences.py) of sequences whose queries end where
     cu_ptr says.
+    DETERMINISTIC: also sets to 0 what backward_in_turn counts with.
     """
     tile = tl.program_id(0) % query_tiles
     head_index = tl.program_id(0) // query_tiles
@@ -65,6 +66,10 @@ def prepare_kernel(
     place = tl.program_id(0).to(tl.int64)
     tl.store(rows_ptr + place * (2 * BLOCK_Q) + row, lse2)
     tl.store(rows_ptr + place * (2 * BLOCK_Q) + BLOCK_Q + row, delta)
+    if DETERMINISTIC:
+        counters = flags_ptr + flags_before
+        tl.store(counters, 0, mask=place == 0)
+        tl.store(counters + 1 + 2 * place + tl.arange(0, 2), tl.zeros([2], tl.int32))
     if WHOLE:
         if CAREFUL:
             tl.store(flags_ptr + flags_before + place, 0)
