@@ -107,6 +107,23 @@ def test_masks_with_positions_of_keys_are_as_exact_as_torchs_attention(case, dty
     assert_as_exact_as_torch(case, dtype)
 
 
+def assert_rounded(got, wanted, dtype, names):
+    """Within what rounding these leaves of them."""
+    for name in names:
+        bound = 4 * torch.finfo(dtype).eps * max(wanted[name].abs().max().item(), 0.01)
+        assert error(got, wanted, name) <= bound, name
+
+
+def the_same_ten_times(inputs, options):
+    """The results of a call, which ten runs give bit for bit."""
+    first = run(fk.flash_attn_func, inputs, options)
+    for _ in range(9):
+        again = run(fk.flash_attn_func, inputs, options)
+        for name, value in first.items():
+            assert torch.equal(again[name], value), name
+    return first
+
+
 @pytest.mark.parametrize("dtype", [BF16, FP16])
 @pytest.mark.parametrize(
     "case",
@@ -124,9 +141,7 @@ def test_sinks_are_as_exact_as_rounding_the_outputs_leaves_them_at_every_call(ca
     for _ in range(4):  # as it comes, recorded, replayed
         got = ours(case, inputs)
         torch.testing.assert_close(got["lse"].double(), wanted["lse"], atol=1e-4, rtol=0)
-        for name in ("out", "dq", "dk", "dv", "dlearnable_sink"):
-            bound = 4 * torch.finfo(dtype).eps * max(wanted[name].abs().max().item(), 0.01)
-            assert error(got, wanted, name) <= bound, name
+        assert_rounded(got, wanted, dtype, ("out", "dq", "dk", "dv", "dlearnable_sink"))
 
 
 REPEATED = [
@@ -147,12 +162,8 @@ REPEATED = [
 @pytest.mark.parametrize("case", REPEATED, ids=str)
 def test_ten_runs_are_equal_bit_for_bit(case, path):
     inputs = case.inputs(BF16, DEVICE)
-    options = {**case.options(DEVICE), "deterministic": path == "hopper"}  # the portable kernels need no asking
-    first = run(fk.flash_attn_func, inputs, options)
-    for _ in range(9):
-        again = run(fk.flash_attn_func, inputs, options)
-        for name, value in first.items():
-            assert torch.equal(again[name], value), name
+    # The portable kernels need no asking.
+    the_same_ten_times(inputs, {**case.options(DEVICE), "deterministic": path == "hopper"})
 
 
 # Where the Hopper kernels add dQ up in turns: masks of every kind that they do so with, grouped heads, both warpgroups'
@@ -180,15 +191,9 @@ def test_the_hopper_kernels_add_up_in_turns_and_are_as_exact_and_the_same_ten_ti
     line = fk.explain(*inputs[:3], **options)
     assert line.startswith("Hopper kernels")
     assert "backward portable" not in line
-    first = run(fk.flash_attn_func, inputs, options)
-    for _ in range(9):
-        again = run(fk.flash_attn_func, inputs, options)
-        for name, value in first.items():
-            assert torch.equal(again[name], value), name
+    first = the_same_ten_times(inputs, options)
     wanted = expected(case, inputs)
-    for name in ("out", "dq", "dk", "dv"):
-        bound = 4 * torch.finfo(BF16).eps * max(wanted[name].abs().max().item(), 0.01)
-        assert error(first, wanted, name) <= bound, name
+    assert_rounded(first, wanted, BF16, ("out", "dq", "dk", "dv"))
 
 
 @pytest.mark.parametrize("case", REPEATED[:7], ids=str)

@@ -68,14 +68,9 @@ def _serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str |
     from .backward import has_whole_heads, is_deterministic, serves_backward, why_not_in_turn
 
     if not has_whole_heads(q, k, options):
-        if is_deterministic(options):
-            reason = why_not_in_turn(q, options)
-            if reason is None and environment.forced_implementation() is None:
-                reason = (
-                    "deterministic, for which they add dQ up in one order only where they are forced"  # not run yet
-                )
-            if reason is not None:
-                return reason
+        reason = why_not_in_turn(q, options) if is_deterministic(options) else None
+        if reason is not None:
+            return reason
         if environment.forced_implementation() is None and _is_faster_portable(q, k, options):
             return "the portable kernels are faster"
     return serves_backward(q, k, v, options)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ... import environment
 from ...masks import BlockMask, Mask, Sequences
 from ...options import Options
 from ..portable.launch import Launch, ceil_div, features_of, mask_arguments, strides_of, table_of
@@ -107,6 +108,8 @@ def why_not_in_turn(q: Tensor, options: Options) -> str | None:
         return "deterministic, and beyond head dimension 128 their dQ is added up in any order"
     if options.left is not None and options.right is not None and options.left > options.right:
         return "deterministic, with a window that shows nothing"
+    if environment.forced_implementation() is None:  # it has not run on a GPU yet
+        return "deterministic, for which they add dQ up in one order only where they are forced"
     return None
 
 

