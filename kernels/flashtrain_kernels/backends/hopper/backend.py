@@ -65,11 +65,13 @@ def _serves_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | 
 
 
 def _serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
-    from .backward import has_whole_heads, serves_backward
+    from .backward import has_whole_heads, serves_backward, why_not_in_order
 
     if not has_whole_heads(q, k, options):
-        if options.deterministic or torch.are_deterministic_algorithms_enabled():
-            return "deterministic, and their dQ is added up in any order"
+        if options.is_deterministic:
+            reason = why_not_in_order(q, options)
+            if reason is not None:
+                return reason
         if environment.forced_implementation() is None and _is_faster_portable(q, k, options):
             return "the portable kernels are faster"
     return serves_backward(q, k, v, options)
@@ -108,8 +110,7 @@ def _both_passes(head_dim: int) -> bool:
 
 @constant
 def _finds_sequences(device: torch.device, dtype: torch.dtype) -> bool:
-    nondeterministic = not torch.are_deterministic_algorithms_enabled()
-    return dtype.itemsize == 2 and nondeterministic and unavailable(device) is None
+    return dtype.itemsize == 2 and unavailable(device) is None
 
 
 def caps(mask: Mask, head_dim: int, dtype: torch.dtype) -> bool:

@@ -29,6 +29,8 @@ SHORT_KEYS, SHORT_FILL, FILL = 512, 0.85, 0.95
 # From how many queries on dQ is computed a tile late at D = 128, as measured (kernels/OPTIMISATION.md): the fewer tiles
 # an item has, the more its longer first and last ones weigh.
 LATE_QUERIES = 512
+# How many items of heads lie together where dQ is added up in one order. Simulated, unmeasured.
+IN_ORDER = 264
 # Of packed sequences, how many heads' items lie together: an uneven end is short where many do. Unmeasured.
 PACKED_HEADS = {64: 16, 128: 8}
 
@@ -56,6 +58,15 @@ def serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | 
     return None
 
 
+def why_not_in_order(q: Tensor, options: Options) -> str | None:
+    """None, or why dQ cannot be added up in one order. Call it where programs have no whole heads."""
+    if q.shape[3] > 128:
+        return f"deterministic with head dimension {q.shape[3]}, whose dQ is added up in any order"
+    if isinstance(options.mask, (Mask, BlockMask)):
+        return "deterministic with a mask whose tiles are in a table, whose dQ is added up in any order"
+    return None
+
+
 def choices(q: Tensor, k: Tensor, options: Options, gradients: tuple[Tensor, ...]) -> Choices:
     """What the kernel is compiled for."""
     mask, width = options.mask, width_of(q.shape[3])
@@ -66,6 +77,7 @@ def choices(q: Tensor, k: Tensor, options: Options, gradients: tuple[Tensor, ...
         kind, intervals, key_positions = PLAN.value, 1 if mask.queries.shape[0] == 5 else 2, mask.keys is not None
     elif isinstance(mask, BlockMask):
         kind, tiles = BLOCKS.value, mask.block_size[0] // QUERIES
+    whole = has_whole_heads(q, k, options)
     return Choices(
         stages=3 if width <= 128 else 2,
         keys=keys_of_item(width),
@@ -79,12 +91,13 @@ def choices(q: Tensor, k: Tensor, options: Options, gradients: tuple[Tensor, ...
         key_positions=key_positions,
         block_rows=mask.block_size[1] if isinstance(mask, BlockMask) else KEYS,
         aligned=all(number % 8 == 0 for x in gradients for number in (*x.stride()[:3], x.data_ptr() // 2)),
-        whole=has_whole_heads(q, k, options),
+        whole=whole,
         late=width == 128 and kind == BAND.value and options.left is None and queries >= LATE_QUERIES,
         packed=isinstance(mask, Sequences),
         softcap=options.softcap > 0,
         dropout=options.dropout_p > 0,
         alibi=options.alibi_slopes is not None,
+        deterministic=options.is_deterministic and not whole,
     )
 
 
@@ -117,14 +130,19 @@ def tiles_of_queries(seqlen_q: int, options: Options) -> int:
     return ceil_div(seqlen_q, block) * (block // QUERIES)
 
 
-def _heads_together(key_tiles: int, width: int, options: Options) -> int:
+def _heads_together(key_tiles: int, width: int, options: Options, in_order: bool) -> int:
     """How many heads' items are sorted by their tiles of keys: below a causal mask the first tiles have most to do, and
     the last ones to start should be short. No more heads than that needs: they share the second-level cache.
 
     A program gets every 132nd item: the group should not repeat in step with that.
+
+    in_order: each item follows that of the keys before it (backward_in_order.py). The more heads start together, the
+    fewer items of a head wait for each other then.
     """
     if isinstance(options.mask, Sequences):
         return PACKED_HEADS[width]
+    if in_order and options.left is None:
+        return ceil_div(IN_ORDER, key_tiles)
     if options.right is None or options.left is not None or (width == 128 and key_tiles <= 8):
         return 1
     least = ceil_div(264, key_tiles)
@@ -156,7 +174,8 @@ def backward_launches(
     places = batch * heads * query_tiles
     items = key_tiles * batch * kv_heads
     constants = choices(q, k, options, gradients)
-    programs = min(multiprocessors(q.device), items) if width == 64 else items
+    # One item a program where they wait for each other: programs start in order, but do they all run at once?
+    programs = min(multiprocessors(q.device), items) if width == 64 and not constants.deterministic else items
     masked = constants.left or constants.right or constants.kind != BAND.value or packed is not None
     # Tiles of queries' statistics; dQ in float32; does a NaN come out for 64 keys (or a tile of queries)?
     rows = torch.empty(places * 2 * QUERIES, dtype=torch.float32, device=q.device)
@@ -164,8 +183,9 @@ def backward_launches(
     work = torch.empty(tiles * QUERIES * width, dtype=torch.float32, device=q.device)
     halves = 2 * items * keys // KEYS
     flags = work.view(torch.int32)  # where nothing may be masked, no kernel reads or writes any
-    if masked:
-        flags = torch.empty(halves + places * constants.whole, dtype=torch.int32, device=q.device)
+    if masked or constants.deterministic:
+        more = places if constants.whole else halves * constants.deterministic
+        flags = torch.empty(halves + more, dtype=torch.int32, device=q.device)
     scale_log2, finish_scale = scale_of(options), options.scale * keep_scale_of(options)
     warps = 4 if width <= 128 else 8
     mask = options.mask
@@ -180,13 +200,14 @@ def backward_launches(
         ),
         constants={
             "HAS_DLSE": dlse is not None, "CAREFUL": masked, "WHOLE": constants.whole, "PACKED": constants.packed,
-            "D": width, "HEAD_DIM": head_dim,
+            "DETERMINISTIC": constants.deterministic, "D": width, "HEAD_DIM": head_dim,
         },
         options={"num_warps": warps},
     )  # fmt: skip
-    target: Any = workspace(work, (128, 32)) if width == 128 else work
+    # Half a tile at a time, where the copy engine adds.
+    target: Any = workspace(work, (width, 32)) if width == 128 or constants.deterministic else work
     box_q, box_k = (1, QUERIES, 1, width), (1, keys, 1, width)
-    together = 1 if constants.whole else _heads_together(key_tiles, width, options)
+    together = 1 if constants.whole else _heads_together(key_tiles, width, options, constants.deterministic)
     fused = Launch(
         kernel=backward_kernel,
         grid=(programs,),

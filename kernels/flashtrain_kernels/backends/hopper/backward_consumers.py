@@ -36,6 +36,7 @@ from .backward_parts import (
     threshold_of,
     weights_of,
 )
+from .backward_in_order import hand_over
 from .backward_schedule import BLOCK_Q, first_step, item_of, next_step, share, tile_of, work_of
 from .dq_short import settle
 from .draws import kept_weights, mark_dropped, score_gradients
@@ -49,8 +50,8 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
     A program computes one item (128 keys of a head) after the other; the producer fetches the next one's K, V, Q and
     dO meanwhile.
     """
-    k_smem, v_smem, q_ring, do_ring, row_ring, ds_smem, _staging, target, notes = memory
-    kv_full, q_full, do_full = bars
+    k_smem, v_smem, q_ring, do_ring, row_ring, ds_smem, staging, target, notes = memory
+    kv_full, q_full, do_full = bars[0], bars[1], bars[2]
     D: gl.constexpr = 64
     PART: gl.constexpr = 32  # queries of a tile whose dQ^T this warpgroup computes
     STAGES: gl.constexpr = C.stages
@@ -97,7 +98,7 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
             adding = warpgroup_mma_init(gl.zeros([HALF, D], gl.float32, mma))
             signal(BETWEEN + 2 * (1 - WG) + 1)
             for j in range(count):
-                tile, masked = tile_of(i, member, walk, C.kind, C.tiles)
+                tile, masked = tile_of(i, member, walk, C.kind, C.tiles, C.deterministic)
                 q = q_ring.index(stage).reshape([BLOCK_Q, D])
                 do = do_ring.index(stage).reshape([BLOCK_Q, D])
                 rows = row_ring.index(stage)
@@ -113,7 +114,7 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                 s = exponent(s, rows, call, C)
                 if C.alibi:
                     if C.group > 1:  # noqa: SIM102 - decided while compiling; while running
-                        if i == 0:
+                        if C.deterministic or i == 0:
                             slope = item_slope(member, walk, masks, head_place, call, notes, C)
                     s = lean(s, key - (tile * BLOCK_Q + walk.first_position), slope)
                 if masked:
@@ -123,7 +124,7 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                 p, factor = weights_of(s, rows, call, C)
                 if C.dropout:
                     if C.group > 1:  # noqa: SIM102 - decided while compiling; while running
-                        if i == 0:
+                        if C.deterministic or i == 0:
                             draws = item_draws(member, walk, masks, key, head_place, call, C)
                     p = mark_dropped(p, tile, draws, threshold)
                     p16 = kept_weights(p, dtype)
@@ -152,7 +153,10 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                 following = q_ring.index(stage).reshape([BLOCK_Q, D])
                 s = warpgroup_mma(k, following.permute((1, 0)), zero_s, use_acc=False, is_async=True)
                 adding = warpgroup_mma(mine, q, adding, is_async=True)
-                if C.whole:
+                if C.deterministic:
+                    if j > 0:
+                        hand_over(dq, staging.index(WG), bars[3].index(2 + WG), bars[3].index(WG), j - 1, PART)
+                elif C.whole:
                     if j > 0:
                         settle(dq, target, tile_here, first_key, head_place, call, notes, WG, C)
                     tile_here = tile
@@ -160,7 +164,7 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                     add_directly(dq_here, dq, j > 0, PART)
                     place = ((head_place + member) * call.query_tiles + tile).to(gl.int64)
                     dq_here = target + place * (BLOCK_Q * D) + WG * (HALF * PART)
-                i, member, tiles = next_step(i, member, tiles, walk, C.kind, C.tiles, C.group)
+                i, member, tiles = next_step(i, member, tiles, walk, C.kind, C.tiles, C.group, C.deterministic)
                 dv, s = warpgroup_mma_wait(1, deps=[dv, s])
             await_signal(BETWEEN + 2 * WG + ((count + 1) & 1))
             ds_all = ds_smem.index((count + 1) & 1).slice(WG * PART, PART, dim=1)
@@ -170,7 +174,9 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
             wraps = stage + 1 == STAGES
             stage = gl.where(wraps, 0, stage + 1)
             phase = gl.where(wraps, phase ^ 1, phase)
-            if C.whole:
+            if C.deterministic:
+                hand_over(dq, staging.index(WG), bars[3].index(2 + WG), bars[3].index(WG), count - 1, PART)
+            elif C.whole:
                 settle(dq, target, tile_here, first_key, head_place, call, notes, WG, C)
             else:
                 add_directly(dq_here, dq, count > 0, PART)
@@ -188,7 +194,7 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
     workspace: a negative coordinate is an illegal instruction to the copy engine.
     """
     k_smem, v_smem, q_ring, do_ring, row_ring, ds_smem, staging, target, notes = memory
-    kv_full, q_full, do_full = bars
+    kv_full, q_full, do_full = bars[0], bars[1], bars[2]
     walk, masks, first_key, head_place = work_of(gl.program_id(0), call, notes, C)
     D: gl.constexpr = 128
     PART: gl.constexpr = 64
@@ -231,7 +237,7 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
         row = 0
         for j in range(count):
             never = j >> 30
-            tile, masked = tile_of(i, member, walk, C.kind, C.tiles)
+            tile, masked = tile_of(i, member, walk, C.kind, C.tiles, C.deterministic)
             q = q_ring.index(stage).reshape([BLOCK_Q, D])
             do = do_ring.index(j & 1).reshape([BLOCK_Q, D])
             rows = row_ring.index(stage)
@@ -243,7 +249,7 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
             s = exponent(s, rows, call, C)
             if C.alibi:
                 if C.group > 1:  # noqa: SIM102 - decided while compiling; while running
-                    if i == 0:
+                    if C.deterministic or i == 0:
                         slope = item_slope(member, walk, masks, head_place, call, notes, C)
                 s = lean(s, key - (tile * BLOCK_Q + walk.first_position), slope)
             if masked:
@@ -255,7 +261,7 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
             p, factor = weights_of(s, rows, call, C)
             if C.dropout:
                 if C.group > 1:  # noqa: SIM102 - decided while compiling; while running
-                    if i == 0:
+                    if C.deterministic or i == 0:
                         draws = item_draws(member, walk, masks, key, head_place, call, C)
                 p = mark_dropped(p, tile, draws, threshold)
                 p16 = kept_weights(p, dtype)
@@ -294,21 +300,32 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
             dv, s, dq = warpgroup_mma_wait(1, deps=[dv, s, dq])
             release(RING + STAGES + (j & 1), j + 2 < count)
             place = ((head_place + member) * call.query_tiles + tile) * (BLOCK_Q * D // 32) + WG * (2 * PART)
-            if not C.late:
+            if C.deterministic:
+                if not C.late:
+                    hand_over(dq, staging.index(WG), bars[3].index(2 + WG), bars[3].index(WG), j, PART)
+                elif j > 0:
+                    hand_over(dq, staging.index(WG), bars[3].index(2 + WG), bars[3].index(WG), j - 1, PART)
+            elif not C.late:
                 add_by_copy(target, staging.index(WG), place, dq, PART)
             elif j > 0:
                 add_by_copy(target, staging.index(WG), row, dq, PART)
             row = place
             last = slot
             slot = gl.where(slot == SLOTS - 1, 0, slot + 1)
-            i, member, tiles = next_step(i, member, tiles, walk, C.kind, C.tiles, C.group)
+            i, member, tiles = next_step(i, member, tiles, walk, C.kind, C.tiles, C.group, C.deterministic)
         if C.late:
             await_signal(BETWEEN + 2 * WG + ((count + 1) & 1))
             ds_all = ds_smem.index(last)
             dq = warpgroup_mma(left_transposed(k_smem, 0, WG, D), ds_all, zero_s, use_acc=False, is_async=True)
             dk, dq = warpgroup_mma_wait(0, deps=[adding, dq])
-            add_by_copy(target, staging.index(WG), row, dq, PART)
+            if C.deterministic:
+                hand_over(dq, staging.index(WG), bars[3].index(2 + WG), bars[3].index(WG), count - 1, PART)
+            else:
+                add_by_copy(target, staging.index(WG), row, dq, PART)
         else:
             dk = warpgroup_mma_wait(0, deps=[adding])
-        tma.store_wait(0)
+        if C.deterministic:
+            mbarrier.wait(bars[3].index(2 + WG), (count - 1) & 1)  # what follows uses the same shared memory
+        else:
+            tma.store_wait(0)
     store_results(dk, dv, gl.program_id(0), call, notes, staging.index(WG), WG, D, C)

@@ -22,6 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from ..portable.tiles import Bounds
 from .backward_consumers import narrow_consumer, wide_consumer
 from .backward_consumers_d256 import gradient_consumer, score_consumer
+from .backward_in_order import adder
 from .backward_parts import LOADED, RING, await_release
 from .backward_schedule import (
     BAND,
@@ -71,13 +72,14 @@ class Choices(NamedTuple):
     softcap: bool = False
     dropout: bool = False
     alibi: bool = False
+    deterministic: bool = False
 
 
 @gluon.jit
 def _producer(descs, memory, bars, call, D: gl.constexpr, C: gl.constexpr):
     q_desc, k_desc, v_desc, do_desc, row_desc = descs
     k_smem, v_smem, q_ring, do_ring, row_ring, _ds_smem, _staging, _target, notes = memory
-    kv_full, q_full, do_full = bars
+    kv_full, q_full, do_full = bars[0], bars[1], bars[2]
     stage = 0
     turn = 0
     step = 0
@@ -98,7 +100,7 @@ def _producer(descs, memory, bars, call, D: gl.constexpr, C: gl.constexpr):
         count, member, tiles = first_step(walk, C.kind, C.tiles, C.group)
         i = 0
         for _ in range(count):
-            tile, _masked = tile_of(i, member, walk, C.kind, C.tiles)
+            tile, _masked = tile_of(i, member, walk, C.kind, C.tiles, C.deterministic)
             head = first_head + member
             place = (head_place + member) * call.query_tiles + tile
             await_release(RING + stage, step >= C.stages)
@@ -117,7 +119,7 @@ def _producer(descs, memory, bars, call, D: gl.constexpr, C: gl.constexpr):
             load_tile(do_desc, [batch, query, head, 0], full, do_ring.index(slot))
             stage = gl.where(stage + 1 == C.stages, 0, stage + 1)
             step += 1
-            i, member, tiles = next_step(i, member, tiles, walk, C.kind, C.tiles, C.group)
+            i, member, tiles = next_step(i, member, tiles, walk, C.kind, C.tiles, C.group, C.deterministic)
     if D == 64:
         STAGES: gl.constexpr = C.stages
         for left in gl.static_range(STAGES):  # every release must have been awaited
@@ -160,7 +162,9 @@ def backward_kernel(
     row_ring = gl.allocate_shared_memory(gl.float32, [STAGES, 2 * BLOCK_Q], row_desc.layout)
     ds_layout: gl.constexpr = gl.NVMMASharedLayout(64 if D == 64 else 128, 16, 2)
     ds_smem = gl.allocate_shared_memory(dtype, [3 if C.late else 2, C.keys, BLOCK_Q], ds_layout)
-    if D == 64:
+    if C.deterministic:  # each warpgroup's half of a tile of dQ
+        staging = gl.allocate_shared_memory(gl.float32, [2, D, 32], target.layout)
+    elif D == 64:
         staging = ds_smem  # not used
     elif D == 128:
         staging = gl.allocate_shared_memory(gl.float32, [2, D, 32], target.layout)
@@ -175,6 +179,10 @@ def backward_kernel(
         mbarrier.init(q_full.index(i), count=1)
     for i in gl.static_range(SLOTS):
         mbarrier.init(do_full.index(i), count=1)
+    if C.deterministic:  # a half of dQ is there, for each warpgroup; and it was read
+        handed = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
+        for i in gl.static_range(4):
+            mbarrier.init(handed.index(i), count=1)
     fence_async_shared()
 
     notes = gl.allocate_shared_memory(gl.int64, [NOTES if C.whole else 12, 1], mbarrier.MBarrierLayout())
@@ -190,12 +198,38 @@ def backward_kernel(
         note_whole(notes, dq_ptr, strides, heads, seqlen_q, key_tiles, flags_ptr + 2 * key_tiles * all_heads, C)
     memory = (k_smem, v_smem, q_ring, do_ring, row_ring, ds_smem, staging, target, notes)
     bars = (kv_full, q_full, do_full)
+    if C.deterministic:
+        bars = (kv_full, q_full, do_full, handed)
     call = Call(
         scale_log2, heads, Bounds(seqlen_q, seqlen_k, band_left, band_right), query_tiles, key_tiles, all_heads,
         heads_together, mask_ptr, positions_ptr, table_ptr, list_ptr, dk_ptr, dv_ptr, flags_ptr,
     )  # fmt: skip
     descs = (q_desc, k_desc, v_desc, do_desc, row_desc)
-    if D == 64:
+    if C.deterministic and D == 64:
+        gl.warp_specialize(
+            [
+                (narrow_consumer, (memory, bars, call, 0, C)),
+                (narrow_consumer, (memory, bars, call, 1, C)),
+                (_producer, (descs, memory, bars, call, D, C)),
+                (adder, (memory, bars, call, 0, D, C)),
+                (adder, (memory, bars, call, 1, D, C)),
+            ],
+            [4, 1, 1, 1],
+            [240, 24, 24, 24],
+        )
+    elif C.deterministic:
+        gl.warp_specialize(
+            [
+                (wide_consumer, (memory, bars, call, 0, C)),
+                (wide_consumer, (memory, bars, call, 1, C)),
+                (_producer, (descs, memory, bars, call, D, C)),
+                (adder, (memory, bars, call, 0, D, C)),
+                (adder, (memory, bars, call, 1, D, C)),
+            ],
+            [4, 1, 1, 1],
+            [240, 24, 24, 24],
+        )
+    elif D == 64:
         gl.warp_specialize(
             [
                 (narrow_consumer, (memory, bars, call, 0, C)),

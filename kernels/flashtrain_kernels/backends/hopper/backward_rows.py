@@ -22,11 +22,12 @@ FLAGS = tl.constexpr(128)  # that a program of the last kernel looks at
 def prepare_kernel(
     out_ptr, dout_ptr, lse_ptr, dlse_ptr, rows_ptr, dq_ptr, flags_ptr, out_strides, dout_strides, heads, seqlen_q,
     query_tiles, flags_before, cu_ptr, sequences, HAS_DLSE: tl.constexpr, CAREFUL: tl.constexpr, WHOLE: tl.constexpr,
-    PACKED: tl.constexpr, D: tl.constexpr, HEAD_DIM: tl.constexpr,
+    PACKED: tl.constexpr, DETERMINISTIC: tl.constexpr, D: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
     """rows: of each tile 64 base-2 log-sum-exps (+inf for rows that see nothing and for padding: weight 0), then 64
     deltas, rowsum(dO * O) - dLSE. Also sets dQ's workspace to 0, or with WHOLE the tile's flag, if the call is CAREFUL
-    (see finish_kernel) and so has any. PACKED: tiles are slots (sequences.py) of sequences whose queries end where
+    (see finish_kernel) and so has any. DETERMINISTIC: and as many counters after the flags as there are flags
+    (backward_in_order.py). PACKED: tiles are slots (sequences.py) of sequences whose queries end where
     cu_ptr says.
     """
     tile = tl.program_id(0) % query_tiles
@@ -69,6 +70,11 @@ def prepare_kernel(
         if CAREFUL:
             tl.store(flags_ptr + flags_before + place, 0)
     else:
+        if DETERMINISTIC:
+            counter = tl.program_id(0) * FLAGS + tl.arange(0, FLAGS)
+            while tl.min(counter) < flags_before:  # one time but where there are far more keys than queries
+                tl.store(flags_ptr + flags_before + counter, 0, mask=counter < flags_before)
+                counter += tl.num_programs(0) * FLAGS
         cells = tl.arange(0, BLOCK_Q * D)
         tl.store(dq_ptr + place * (BLOCK_Q * D) + cells, tl.zeros([BLOCK_Q * D], tl.float32))
 

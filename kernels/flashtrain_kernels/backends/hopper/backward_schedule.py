@@ -84,10 +84,12 @@ class Masks(NamedTuple):
 
 @gluon.jit
 def band_tiles(
-    first_key, bounds, LEFT: gl.constexpr, RIGHT: gl.constexpr, KEYS: gl.constexpr, PACKED: gl.constexpr
+    first_key, bounds, LEFT: gl.constexpr, RIGHT: gl.constexpr, KEYS: gl.constexpr, PACKED: gl.constexpr,
+    DETERMINISTIC: gl.constexpr = False,
 ):  # fmt: skip
     """The query tiles [first, past) that see the keys [first_key, first_key + KEYS); those in [first_full, past_full)
     need no mask. Without bounds programs begin at different tiles, so that they do not all add to the same dQ at once.
+    DETERMINISTIC: keys that nothing sees have no tile, else maybe one (backward_in_order tells who else has a tile).
     """
     last = gl.minimum(first_key + KEYS, bounds.seqlen_k) - 1
     low = 0
@@ -104,6 +106,8 @@ def band_tiles(
     high = gl.maximum(high, low)
     first = low // BLOCK_Q
     past = (high + BLOCK_Q - 1) // BLOCK_Q
+    if DETERMINISTIC:
+        past = gl.where(high > low, past, first)
     first_full = (gl.maximum(full_low, 0) + BLOCK_Q - 1) // BLOCK_Q
     first_full = gl.minimum(gl.maximum(first_full, first), past)
     past_full = gl.minimum(gl.maximum(gl.maximum(full_high, 0) // BLOCK_Q, first_full), past)
@@ -133,10 +137,14 @@ def tile_count(member, walk, KIND: gl.constexpr, TILES: gl.constexpr):
 
 
 @gluon.jit
-def tile_of(i, member, walk, KIND: gl.constexpr, TILES: gl.constexpr):
-    """The tile of a head's step i, and whether it needs the mask. See portable/traversal.py for the tables."""
+def tile_of(i, member, walk, KIND: gl.constexpr, TILES: gl.constexpr, DETERMINISTIC: gl.constexpr = False):
+    """The tile of a head's step i, and whether it needs the mask. See portable/traversal.py for the tables.
+    DETERMINISTIC: from the last tile down (backward_in_order.py)."""
     row = walk.row
-    if KIND == BAND:
+    if DETERMINISTIC:
+        tile = walk.reach.past - 1 - i
+        masked = (tile < walk.reach.first_full) | (tile >= walk.reach.past_full)
+    elif KIND == BAND:
         reach = walk.reach
         tile = reach.start + i
         tile = gl.where(tile >= reach.past, tile - (reach.past - reach.first), tile)
@@ -174,7 +182,24 @@ def first_step(walk, KIND: gl.constexpr, TILES: gl.constexpr, GROUP: gl.constexp
 
 
 @gluon.jit
-def next_step(i, member, tiles, walk, KIND: gl.constexpr, TILES: gl.constexpr, GROUP: gl.constexpr):
+def next_step(
+    i, member, tiles, walk, KIND: gl.constexpr, TILES: gl.constexpr, GROUP: gl.constexpr,
+    DETERMINISTIC: gl.constexpr = False,
+):  # fmt: skip
+    """The step after step i of a head: of the same head, or where it has no more, of the next. DETERMINISTIC: of the
+    same tile with the next head."""
+    if DETERMINISTIC and GROUP > 1:
+        member += 1
+        more = member == GROUP
+        i += more.to(gl.int32)
+        member = gl.where(more, 0, member)
+    else:
+        i, member, tiles = _next_of_head(i, member, tiles, walk, KIND, TILES, GROUP)
+    return i, member, tiles
+
+
+@gluon.jit
+def _next_of_head(i, member, tiles, walk, KIND: gl.constexpr, TILES: gl.constexpr, GROUP: gl.constexpr):
     i += 1
     if GROUP == 1:
         i = gl.where(i == tiles, 0, i)  # else the compiler keeps sums with i in registers that there are not
@@ -269,7 +294,7 @@ def work_of(item, call, notes, C: gl.constexpr):
         plane = noted(notes, 9)
         mask += batch * noted(notes, 10)
         position += batch * noted(notes, 11)
-    reach = band_tiles(first_key, bounds, C.left, C.right, C.keys, C.packed)
+    reach = band_tiles(first_key, bounds, C.left, C.right, C.keys, C.packed, C.deterministic)
     tail = first_key + C.keys > bounds.seqlen_k
     first_position = bounds.seqlen_k - bounds.seqlen_q
     if C.packed:
