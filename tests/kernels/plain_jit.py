@@ -31,6 +31,12 @@ class Integer(int):
     def __mul__(self, other: int) -> "Integer":
         return Integer(int(self) * other)
 
+    def __floordiv__(self, other: int) -> "Integer":
+        return Integer(int(self) // other)
+
+    def __mod__(self, other: int) -> "Integer":
+        return Integer(int(self) % other)
+
 
 def _load(pointer: Pointer, mask: Any = True, other: Any = 0) -> Any:
     places, mask = np.broadcast_arrays(pointer.at, mask)

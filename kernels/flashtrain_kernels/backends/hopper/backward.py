@@ -29,8 +29,9 @@ SHORT_KEYS, SHORT_FILL, FILL = 512, 0.85, 0.95
 # From how many queries on dQ is computed a tile late at D = 128, as measured (kernels/OPTIMISATION.md): the fewer tiles
 # an item has, the more its longer first and last ones weigh.
 LATE_QUERIES = 512
-# How many items of heads lie together where dQ is added up in one order. Simulated, unmeasured.
-IN_ORDER = 264
+# About how many items lie together where dQ is added up in one order and nothing, or a causal mask, hides pairs, and of
+# how many heads with a window. Simulated, unmeasured.
+IN_ORDER, IN_ORDER_CAUSAL, IN_ORDER_WINDOW = 256, 1024, 4
 # Of packed sequences, how many heads' items lie together: an uneven end is short where many do. Unmeasured.
 PACKED_HEADS = {64: 16, 128: 8}
 
@@ -130,19 +131,27 @@ def tiles_of_queries(seqlen_q: int, options: Options) -> int:
     return ceil_div(seqlen_q, block) * (block // QUERIES)
 
 
-def _heads_together(key_tiles: int, width: int, options: Options, in_order: bool) -> int:
+def _heads_in_order(key_tiles: int, all_heads: int, options: Options) -> int:
+    """`_heads_together` where an item adds to dQ after that of the keys before it (backward_in_order.py). Of few heads,
+    many items start at once, and each is held up by all before it; and at the end of a causal group, short items follow
+    each other faster than their additions. Of many, an item comes so much later than the one before it that the tiles
+    have left the cache. The groups should be alike: a small last one waits more.
+    """
+    if options.left is not None:
+        return IN_ORDER_WINDOW
+    items = IN_ORDER_CAUSAL if options.right is not None else IN_ORDER
+    groups = max(1, round(all_heads * key_tiles / items))
+    return ceil_div(all_heads, groups)
+
+
+def _heads_together(key_tiles: int, width: int, options: Options) -> int:
     """How many heads' items are sorted by their tiles of keys: below a causal mask the first tiles have most to do, and
     the last ones to start should be short. No more heads than that needs: they share the second-level cache.
 
     A program gets every 132nd item: the group should not repeat in step with that.
-
-    in_order: each item follows that of the keys before it (backward_in_order.py). The more heads start together, the
-    fewer items of a head wait for each other then.
     """
     if isinstance(options.mask, Sequences):
         return PACKED_HEADS[width]
-    if in_order and options.left is None:
-        return ceil_div(IN_ORDER, key_tiles)
     if options.right is None or options.left is not None or (width == 128 and key_tiles <= 8):
         return 1
     least = ceil_div(264, key_tiles)
@@ -207,7 +216,11 @@ def backward_launches(
     # Half a tile at a time, where the copy engine adds.
     target: Any = workspace(work, (width, 32)) if width == 128 or constants.deterministic else work
     box_q, box_k = (1, QUERIES, 1, width), (1, keys, 1, width)
-    together = 1 if constants.whole else _heads_together(key_tiles, width, options, constants.deterministic)
+    together = 1
+    if constants.deterministic and packed is None:
+        together = _heads_in_order(key_tiles, batch * kv_heads, options)
+    elif not constants.whole:
+        together = _heads_together(key_tiles, width, options)
     fused = Launch(
         kernel=backward_kernel,
         grid=(programs,),

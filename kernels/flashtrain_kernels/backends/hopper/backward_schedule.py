@@ -190,9 +190,8 @@ def next_step(
     same tile with the next head."""
     if DETERMINISTIC and GROUP > 1:
         member += 1
-        more = member == GROUP
-        i += more.to(gl.int32)
-        member = gl.where(more, 0, member)
+        i = gl.where(member == GROUP, i + 1, i)
+        member = gl.where(member == GROUP, 0, member)
     else:
         i, member, tiles = _next_of_head(i, member, tiles, walk, KIND, TILES, GROUP)
     return i, member, tiles
