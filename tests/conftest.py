@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,16 +25,35 @@ LONGEST = (
     "test_triton_builds_the_same_plans_in_the_interpreter",
     "test_changed_files_of_every_kind",
     "test_the_tables_tiles_compile",
-    # On a GPU; but those that fill its memory stay apart from each other.
+    # On a GPU.
     "test_compute_sanitizer_finds_no_access_outside_of_memory",
     "test_every_implementation_gives_speed_mfu_and_memory",
     "test_windows_documents_and_block_masks_run_by_ours_and_by_flex_attention",
+    "test_calls_by_themselves_features_and_caches_have_the_processors_time_and_a_small_error",
+    "test_the_commands_cost_is_measured",
+    "test_a_compiled_model_is_one_graph_and_trains",
+    "test_memory_savings_compile_with_inductor",
 )
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not item.name.startswith(LONGEST))
+    items.sort(key=lambda item: (not item.name.startswith(LONGEST), _mixed(item)))
+
+
+def _mixed(item: pytest.Item) -> int:
+    """A place for a GPU test far from its neighbours, which want the same kernels: side by side, processes would all
+    compile them, and later they are in Triton's cache. It also keeps apart those that fill the GPU's memory."""
+    return zlib.crc32(item.nodeid.encode()) if item.get_closest_marker("gpu") else 0
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """What torch keeps of a GPU's memory is no other process's, whose tests may want most of it."""
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if torch.cuda.is_initialized() and torch.cuda.memory_reserved() > 2**32:
+            torch.cuda.empty_cache()
 
 
 def pytest_collection_finish() -> None:

@@ -86,16 +86,12 @@ def fit(
     trainer = make_trainer(settings, hardware, logs or folder, own, accumulate=batching.accumulate)
     try:
         try:
-            with leading_ranks():
+            with leading_ranks(), naming_killed_ranks(trainer):
                 trainer.fit(task, data, ckpt_path=str(resumed) if resumed else None, weights_only=True)
-        except UserError:
+        except (UserError, RunFailed):
             raise
         except Exception as error:
             if not isinstance(error, RuntimeError | MemoryError) or not is_out_of_memory(error):
-                ranks = getattr(trainer.strategy.launcher, "procs", ())
-                killed = killed_rank(ranks) if isinstance(error, RuntimeError) else None  # as a failed collective is
-                if killed is not None:
-                    raise RunFailed(f"{killed}. The job ends.") from error
                 if resumed is None or not raised_while_restoring(error):
                     raise
                 reason = " ".join(str(error).split())[:200]
@@ -115,7 +111,7 @@ def fit(
             raise stopped(signals, folder)
         step = trainer.global_step
         if not due.has(step):
-            with _logged_with_last_step(trainer):
+            with naming_killed_ranks(trainer), _logged_with_last_step(trainer):
                 trainer.validate(task, data, verbose=False)
             keep_if_best(trainer)
         if goes_on:
@@ -125,7 +121,7 @@ def fit(
             signals.take_late(trainer)
             if signals.stopped_by is not None or signals.out_of_time:
                 raise stopped(signals, folder)
-        with _logged_with_last_step(trainer):
+        with naming_killed_ranks(trainer), _logged_with_last_step(trainer):
             row = finish(trainer)
         if trainer.is_global_zero:
             log_summary(trainer.loggers, row)
@@ -134,6 +130,18 @@ def fit(
     finally:
         close_loggers(trainer.loggers)
     return row
+
+
+@contextlib.contextmanager
+def naming_killed_ranks(trainer: pl.Trainer) -> Iterator[None]:
+    """A collective that failed because a signal killed another rank ends the run in a line that names it."""
+    try:
+        yield
+    except RuntimeError as error:  # as a failed collective is
+        killed = None if is_out_of_memory(error) else killed_rank(getattr(trainer.strategy.launcher, "procs", ()))
+        if killed is None:
+            raise
+        raise RunFailed(f"{killed}. The job ends.") from error
 
 
 @contextlib.contextmanager

@@ -339,6 +339,10 @@ def _check_intervals(mask: Mask, sizes: Sizes) -> None:
                 f"{name} must be of {length} tokens in {_choice(sizes.batch)} rows, as q and k are, "
                 f"not of the shape {tuple(x.shape)}"
             )
+    if mask.keys is not None and mask.keys.shape[0] != mask.queries.shape[1]:
+        raise ValueError(
+            f"mask.keys must have as many rows as mask.queries, {mask.queries.shape[1]}, not {mask.keys.shape[0]}"
+        )
     if mask.queries.shape[0] not in (5, 7):
         raise ValueError(f"mask.queries must have 5 or 7 rows, not {mask.queries.shape[0]}")
     if mask.seqlen_k != sizes.seqlen_k:

@@ -28,7 +28,7 @@ class Options:
     mask: a Mask (which holds its own bounds: left and right are None), a BlockMask (with the band it was built for), or
     Sequences (whose window is left and right, counted from each sequence's diagonal).
     deterministic: the backward gives the same bits every time (the portable kernels always do); torch's own switch for
-    this, torch.use_deterministic_algorithms, counts too (is_deterministic).
+    this, torch.use_deterministic_algorithms, counts too (backends/hopper/backend.py).
     """
 
     scale: float
@@ -52,11 +52,6 @@ class Options:
         """Do scores or weights change by more than a softcap (ALiBi, bias, dropout)? Such calls the Hopper kernels take
         at few head dimensions and without masks, or not at all."""
         return self.bias is not None or self.alibi_slopes is not None or self.dropout_p > 0
-
-    @property
-    def is_deterministic(self) -> bool:
-        """Is the backward to give the same bits every time, by the call or by torch's switch?"""
-        return self.deterministic or torch.are_deterministic_algorithms_enabled()
 
     def by_boundaries(self, sequences: Sequences) -> Options:
         """The same call with packed sequences that are not made a Mask."""

@@ -16,7 +16,8 @@ BLOCK = 32
 
 
 class Case(NamedTuple):
-    """Shapes and options of one attention call. mask: of BANDS, MASKS (these need as many queries as keys) or BLOCKS.
+    """Shapes and options of one attention call. mask: of BANDS, MASKS (these need as many queries as keys) or BLOCKS,
+    or "part".
 
     bias: its shape, 1 where it is broadcast and 0 for the whole size, as (0, 0, 0, 0).
     """
@@ -81,7 +82,7 @@ class Case(NamedTuple):
                 causal=self.mask == "blocks causal",
             )  # fmt: skip
             return {"mask": made, "causal": self.mask == "blocks causal"}
-        return {"mask": self._intervals(device)}
+        return {"mask": self._part(device) if self.mask == "part" else self._intervals(device)}
 
     def _intervals(self, device: str) -> masks.Mask:
         """Documents of unequal lengths, other ones in each row, their halves as segments."""
@@ -103,6 +104,24 @@ class Case(NamedTuple):
             order = torch.randperm(length, generator=torch.Generator().manual_seed(2)).to(device)
             return whole.select(order, order.flip(0))
         return whole
+
+    def _part(self, device: str) -> masks.Mask:
+        """Some queries and some keys of a sequence: of each row other keys, in one of them in any order. Of the first
+        192 queries every seventh sees nothing, and neither does one from the 64th on."""
+        length = 2 * max(self.seqlen_q, self.seqlen_k)
+        token = torch.arange(length)
+        ids = torch.stack([(token + 7 * row) // (length // 3 + 2) for row in range(self.batch)])
+        whole = masks.global_window(length, 5, (length // 4, 3), documents=documents_from_ids(ids))
+        generator = torch.Generator().manual_seed(3)
+        queries = torch.randperm(length, generator=generator)[: self.seqlen_q].sort().values
+        keys = torch.stack([torch.randperm(length, generator=generator)[: self.seqlen_k] for _ in range(self.batch)])
+        keys[1:] = keys[1:].sort(-1).values
+        rows = whole.queries[:, :, queries].clone()
+        place = torch.arange(self.seqlen_q)
+        blind = (place < 192) & ((place % 7 == 3) | (place >= 64))
+        for bound in (masks.LOW, masks.HIGH, masks.LOW2, masks.HIGH2):
+            rows[bound, :, blind] = 0
+        return masks.Mask(rows.to(device), keys.int().to(device), self.seqlen_k)
 
 
 def run(attention: Any, inputs: list[torch.Tensor], options: dict[str, Any], through_lse: bool = True) -> dict:

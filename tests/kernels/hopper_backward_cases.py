@@ -61,6 +61,8 @@ FEATURES = {
     "softcap": Options(0.125, right=0, softcap=30.0),
     "softcap two intervals": Options(0.125, softcap=30.0, mask=intervals(2)),
     "softcap packed": replace(packed(-1, 0), softcap=30.0),
+    "deterministic": Options(0.125, right=0, deterministic=True),
+    "deterministic window": Options(0.125, left=-256, right=0, deterministic=True),
     "padded": Options(0.125, right=0),  # head dimensions that are computed as 128 or 256
 }
 FEATURES |= {
@@ -76,6 +78,7 @@ GROUPS = {
     "alibi causal": (4,),
     "full": (1, 4),
     "causal": (1, 4),
+    "deterministic": (1, 4),
     "blocks": (1, 2),
     "intervals": (1, 2),
     "packed": (1, 4),
@@ -93,7 +96,7 @@ def variants(feature: str) -> Iterator[tuple[int, int, int, int]]:
     for group in GROUPS.get(feature, (1,)):
         yield 64, group, S, B
         yield 128, group, S, B
-        if FEATURES[feature].mask is None and not FEATURES[feature].rich:
+        if FEATURES[feature].mask is None and not FEATURES[feature].rich and not FEATURES[feature].deterministic:
             yield 256, group, S, B
         if feature.split()[-1] in ("full", "causal") and FEATURES[feature].mask is None:
             yield 128, group, SHORT, B

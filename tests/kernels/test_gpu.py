@@ -5,6 +5,8 @@
 The features are in test_gpu_features.py; test_gpu_*.py hold the rest.
 """
 
+import itertools
+
 import pytest
 import torch
 from attention_cases import Case, assert_close, expected, ours
@@ -51,8 +53,7 @@ HEAD_DIMENSIONS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [BF16, FP16], ids=["bf16", "fp16"])
-@pytest.mark.parametrize("case", SHAPES, ids=str)
+@pytest.mark.parametrize(("case", "dtype"), zip(SHAPES, itertools.cycle((BF16, FP16))), ids=str)
 def test_the_error_is_at_most_twice_that_of_torchs_attention(case, dtype):
     assert_as_exact_as_torch(case, dtype)
 
@@ -139,7 +140,13 @@ def test_explain_names_what_the_hopper_kernels_leave_to_the_portable_ones(path):
         pytest.skip("about the Hopper kernels")
     x = torch.zeros(1, 8, 1, 64, device=DEVICE, dtype=BF16)
     assert "softcap" in fk.explain(x, x, x, softcap=3.0)
-    line = fk.explain(x, x, x, deterministic=True)
+    wide = torch.zeros(1, 8, 1, 256, device=DEVICE, dtype=BF16)
+    line = fk.explain(wide, wide, wide, deterministic=True)
     assert line.startswith("Hopper kernels")
     assert "dK/dV" in line
     assert "determin" in line
+    for head_dim in (64, 128):
+        x = torch.zeros(1, 8, 1, head_dim, device=DEVICE, dtype=BF16)
+        line = fk.explain(x, x, x, deterministic=True)
+        assert line.startswith("Hopper kernels")
+        assert "backward portable" not in line

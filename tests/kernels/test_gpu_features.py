@@ -74,9 +74,37 @@ PADDED += [Case(2, 397, 397, 4, 2, 96, mask) for mask in ("causal document", "gl
 PADDED += [Case(2, 461, 333, 2, 2, 72, "window"), Case(1, 333, 461, 4, 4, 200, "full")]
 
 
-@pytest.mark.parametrize("case", CAPPED + PADDED, ids=str)
-def test_softcaps_and_any_head_dimension_are_as_exact_as_torchs_attention(case, path):
+@pytest.mark.parametrize("case", CAPPED, ids=str)
+def test_softcaps_are_as_exact_as_torchs_attention(case, path):
     assert_as_exact_as_torch(case, BF16)
+
+
+@pytest.mark.parametrize("case", PADDED, ids=str)
+def test_head_dimensions_between_are_as_exact_as_torchs_attention(case, path):
+    if path == "portable":
+        pytest.skip("test_gpu.py has the portable kernels' head dimensions")
+    assert_as_exact_as_torch(case, BF16)
+
+
+# Positions of keys: other ones in each row of the batch, queries and whole tiles of them that see nothing, any lengths.
+PARTS = [
+    (Case(2, 333, 461, 4, 2, 64, "part"), BF16),
+    (Case(3, 461, 333, 2, 2, 96, "part"), BF16),
+    (Case(2, 600, 1100, 4, 1, 128, "part"), BF16),
+    (Case(1, 257, 63, 2, 2, 128, "part"), FP16),
+    (Case(2, 333, 461, 4, 4, 64, "part", 3.0), FP16),
+    (Case(2, 333, 461, 4, 2, 128, "part", 3.0), BF16),
+]
+
+
+@pytest.mark.parametrize(("case", "dtype"), PARTS, ids=str)
+def test_masks_with_positions_of_keys_are_as_exact_as_torchs_attention(case, dtype, path):
+    inputs = case.inputs(dtype, DEVICE)
+    line = fk.explain(*inputs, **case.options(DEVICE))
+    if path == "hopper":  # in both passes
+        assert line.startswith("Hopper kernels")
+        assert "portable" not in line
+    assert_as_exact_as_torch(case, dtype)
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16])
@@ -125,6 +153,42 @@ def test_ten_runs_are_equal_bit_for_bit(case, path):
         again = run(fk.flash_attn_func, inputs, options)
         for name, value in first.items():
             assert torch.equal(again[name], value), name
+
+
+# Where the Hopper kernels add dQ up in turns: masks of every kind that they do so with, grouped heads, both warpgroups'
+# ways at D = 128 (a tile late or not), and more items than run at once.
+IN_TURN = [
+    Case(2, 1000, 1000, 4, 2, 64, "causal"),
+    Case(2, 700, 1300, 4, 4, 64, "window"),
+    Case(1, 1300, 700, 4, 1, 64, "full"),
+    Case(2, 1000, 1000, 4, 4, 128, "causal"),
+    Case(2, 700, 1900, 8, 2, 128, "causal"),
+    Case(2, 333, 1461, 4, 2, 128, "full"),
+    Case(1, 1301, 777, 4, 4, 128, "full"),
+    Case(2, 1333, 1333, 4, 2, 128, "window causal"),
+    Case(2, 1000, 1100, 4, 2, 96, "causal", softcap=3.0),
+    Case(2, 3000, 3000, 16, 16, 128, "causal"),
+]
+
+
+@pytest.mark.parametrize("case", IN_TURN, ids=str)
+def test_the_hopper_kernels_add_up_in_turns_and_are_as_exact_and_the_same_ten_times(case, path):
+    if path != "hopper":
+        pytest.skip("about the Hopper kernels")
+    inputs = case.inputs(BF16, DEVICE)
+    options = {**case.options(DEVICE), "deterministic": True}
+    line = fk.explain(*inputs[:3], **options)
+    assert line.startswith("Hopper kernels")
+    assert "backward portable" not in line
+    first = run(fk.flash_attn_func, inputs, options)
+    for _ in range(9):
+        again = run(fk.flash_attn_func, inputs, options)
+        for name, value in first.items():
+            assert torch.equal(again[name], value), name
+    wanted = expected(case, inputs)
+    for name in ("out", "dq", "dk", "dv"):
+        bound = 4 * torch.finfo(BF16).eps * max(wanted[name].abs().max().item(), 0.01)
+        assert error(first, wanted, name) <= bound, name
 
 
 @pytest.mark.parametrize("case", REPEATED[:7], ids=str)

@@ -1,6 +1,7 @@
 """Which calls the Hopper kernels get and which the portable ones keep, told without a GPU."""
 
 import importlib.util
+import itertools
 import logging
 from dataclasses import replace
 
@@ -87,6 +88,42 @@ def test_documents_and_block_masks_are_served_and_planned_for_their_tiles(gpu):
     sizes = hopper.plan_blocks(mask, 64, BF16, rich=False)
     assert sizes[:2] == (64, 64)  # queries and keys a tile of the forward
     assert sizes[4:] == (64, 128)  # and of the backward
+
+
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+def test_masks_with_positions_of_keys_are_served_and_planned_as_others_are(head_dim, gpu, monkeypatch):
+    gpu()
+    monkeypatch.setattr(dispatch, "runs_kernels", lambda device: True)
+    monkeypatch.setattr(hopper.tile_table, "plan_blocks", lambda device, width, dtype, rich: (16 if rich else 32,) * 6)
+    order = torch.arange(1024).flip(0)
+    for whole in (masks.causal(1024), masks.global_window(1024, 5, (100, 0))):
+        mask = whole.select(order, order)
+        assert mask.keys is not None
+        for softcap in (0.0, 3.0):
+            planned = mask.planned(head_dim, BF16, softcap=softcap > 0)
+            assert planned.plan.blocks == (64, 64, 32, 32, 64, 128)
+            call = Call(*tensors(head_dim, kv_heads=1), Options(0.125, mask=planned, softcap=softcap))
+            assert [hopper.serves(call, way) for way in ("forward", "backward")] == [None, None]
+            assert hopper._readied(call).mask.plan is planned.plan
+        # What changes scores or weights otherwise is refused with any mask, in both passes.
+        assert mask.planned(head_dim, BF16, rich=True).plan.blocks == (16,) * 6
+        for change in ({"dropout_p": 0.1, "seed": SEED}, {"alibi_slopes": torch.ones(2)}):
+            forward, backward = refusals(*tensors(head_dim), mask=mask, **change)
+            assert forward == backward
+            assert forward is not None
+
+
+def test_the_forward_reads_positions_of_keys_and_calls_without_them_have_no_argument_more():
+    from flashtrain_kernels.backends.hopper.launch import mask_arguments
+
+    unused, order = torch.zeros(1), torch.arange(256).flip(0)
+    whole = masks.causal(256).planned_for((64,) * 6)
+    mask = whole.select(order, order).planned_for((64,) * 6)
+    given, plain = (mask_arguments(each, unused, "forward") for each in (mask, whole))
+    assert given[2] is mask.keys
+    assert plain[2] is unused
+    assert len(given) == len(plain)
+    assert given[6] == 0  # the stride of a mask that all rows share: so do its keys
 
 
 def test_a_packed_projection_is_read_where_it_lies(gpu):
@@ -216,7 +253,6 @@ def test_masks_with_a_softcap_are_planned_for_the_tiles_of_those_that_serve_them
         assert hopper._readied(call).mask.plan is planned.plan
     assert mask.planned(256, BF16, softcap=True).plan.blocks == (16,) * 6
     assert mask.planned(64, BF16, rich=True, softcap=True).plan.blocks == (16,) * 6
-    assert mask.select(torch.arange(1024), torch.arange(1024)).planned(64, BF16, softcap=True).plan.blocks == (16,) * 6
 
 
 def test_strides_that_the_copy_engine_cannot_take_are_named(gpu):
@@ -228,21 +264,51 @@ def test_strides_that_the_copy_engine_cannot_take_are_named(gpu):
         assert "stride" in reason
 
 
-def test_a_deterministic_backward_and_short_causal_ones_go_to_the_portable_kernels(gpu):
+def test_short_causal_backwards_go_to_the_portable_kernels(gpu):
     gpu()
-    forward, backward = refusals(*tensors(), deterministic=True)
-    assert forward is None
-    assert "deterministic" in backward
-    torch.use_deterministic_algorithms(True)
-    try:
-        assert refusals(*tensors()) == (forward, backward)
-    finally:
-        torch.use_deterministic_algorithms(False)
     short = tensors(seqlen=512)
     assert refusals(*short, right=0) == (None, "the portable kernels are faster")
     assert refusals(*short) == (None, None)
     with dispatch.force("hopper"):
         assert refusals(*short, right=0) == (None, None)
+
+
+def test_a_deterministic_backward_is_served_where_it_is_forced(gpu):
+    gpu()
+    assert refusals(*tensors(), right=0, deterministic=True)[1].startswith("deterministic, for which")
+    with dispatch.force("hopper"):
+        assert refusals(*tensors(), right=0, deterministic=True) == (None, None)
+
+
+def test_a_deterministic_backward_is_not_served_with_masks_dropout_alibi_and_wide_heads(gpu, monkeypatch):
+    from flashtrain_kernels.backends.hopper.backward import choices
+
+    gpu()
+    monkeypatch.setattr(environment, "forced_implementation", lambda: "hopper")
+    band = {"left": -100, "right": 0}
+    mask = masks.document(torch.arange(1024)[None] // 300, causal=True)
+    torch_asks = torch.are_deterministic_algorithms_enabled
+    for asked in ({"deterministic": True}, {}):
+        torch.use_deterministic_algorithms(not asked)
+        try:
+            assert torch_asks() is not bool(asked)
+            for head_dim in (64, 96, 128):
+                for kv_heads in (1, 2):
+                    given = tensors(head_dim, kv_heads=kv_heads)
+                    for options in ({}, {"right": 0}, {"left": -100}, band, {"right": 0, "softcap": 3.0}):
+                        assert refusals(*given, **asked, **options) == (None, None)
+                        assert choices(*given[:2], Options(0.125, **asked, **options), given).deterministic
+            for others in (
+                refusals(*tensors(256), **asked, right=0),
+                refusals(*tensors(), **asked, right=0, dropout_p=0.1, seed=SEED),
+                refusals(*tensors(), **asked, right=0, alibi_slopes=torch.ones(2)),
+                refusals(*tensors(), **asked, mask=mask.planned(64, BF16)),
+                refusals(*tensors(), **asked, left=5, right=0),
+            ):
+                assert others[1].startswith("deterministic")
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert not choices(*tensors()[:2], Options(0.125), tensors()).deterministic
 
 
 def test_short_calls_with_a_head_for_every_program_add_dq_up_in_one_order_and_are_served(gpu):
@@ -251,16 +317,21 @@ def test_short_calls_with_a_head_for_every_program_add_dq_up_in_one_order_and_ar
     for options in ({}, {"right": 0}, {"right": 5}):
         assert refusals(*many, **options) == (None, None)
         assert refusals(*many, **options, deterministic=True) == (None, None)
-    # Queries that do not see the first keys; wide heads; a last round that is half empty; grouped heads; many queries.
-    for others in (
-        refusals(*many, right=-1, deterministic=True),
-        refusals(*many, left=-64, right=0, deterministic=True),
-        refusals(*tensors(128, seqlen=128, heads=132, kv_heads=132), right=0, deterministic=True),
-        refusals(*tensors(seqlen=128, heads=198, kv_heads=198), right=0, deterministic=True),
-        refusals(*tensors(seqlen=128, heads=132, kv_heads=66), right=0, deterministic=True),
-        refusals(tensors(seqlen=8192, heads=132)[0], *many[1:], right=0, deterministic=True),
+    # Queries that do not see the first keys; wide heads; a last round that is half empty; grouped heads; many queries:
+    # their programs have an item each, and take turns.
+    from flashtrain_kernels.backends.hopper.backward import choices
+
+    for given, options, in_turn in (
+        (many, {"right": 0}, False),
+        (many, {"right": -1}, True),
+        (many, {"left": -64, "right": 0}, True),
+        (tensors(128, seqlen=128, heads=132, kv_heads=132), {"right": 0}, True),
+        (tensors(seqlen=128, heads=198, kv_heads=198), {"right": 0}, True),
+        (tensors(seqlen=128, heads=132, kv_heads=66), {"right": 0}, True),
+        ((tensors(seqlen=8192, heads=132)[0], *many[1:]), {"right": 0}, True),
     ):
-        assert "deterministic" in others[1]
+        chosen = choices(*given[:2], Options(0.125, deterministic=True, **options), given)
+        assert (chosen.whole, chosen.deterministic) == (not in_turn, in_turn)
 
 
 def test_forcing_the_portable_kernels_is_a_reason(gpu):
@@ -289,3 +360,22 @@ def test_packed_sequences_are_served_in_both_passes_wherever_no_mask_is_made_of_
 def test_of_other_packed_sequences_a_mask_is_made(head_dim, dtype, changed, gpu):
     gpu()
     assert not hopper.finds_sequences(CUDA, head_dim, dtype, changed)
+
+
+@pytest.mark.parametrize("keys", [64, 128])
+@pytest.mark.parametrize(("left", "right"), [(False, False), (False, True), (True, False), (True, True)])
+def test_no_item_of_the_backward_visits_a_tile_that_is_not_there(keys, left, right):
+    """Items come in pairs of 64 keys at D = 256: the second may lie past Sk."""
+    from plain_jit import plain
+
+    from flashtrain_kernels.backends.hopper import backward_schedule
+    from flashtrain_kernels.backends.portable.tiles import Bounds
+
+    band_tiles = plain(backward_schedule.band_tiles)
+    for seqlen_q, seqlen_k in itertools.product((1, 10, 64, 65, 130, 300), (1, 10, 20, 64, 65, 130, 300)):
+        tiles = -(-seqlen_q // 64)
+        bounds = Bounds(seqlen_q, seqlen_k, seqlen_k - seqlen_q - 20, seqlen_k - seqlen_q)
+        for item in range(-(-seqlen_k // 128) * (128 // keys)):
+            reach = band_tiles(item * keys, bounds, left, right, keys, False)
+            visited = range(reach.first, reach.past)
+            assert not visited or 0 <= visited[0] <= visited[-1] < tiles

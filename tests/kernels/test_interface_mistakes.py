@@ -84,6 +84,7 @@ OPTIONS = [
     ({"mask": CAUSAL._replace(queries=CAUSAL.queries[:4])}, ValueError, "mask.queries must have 5 or 7 rows, not 4"),
     ({"mask": CAUSAL._replace(queries=CAUSAL.queries.expand(-1, 3, -1))}, ValueError, "in 1 or 2 rows"),
     ({"mask": CAUSAL._replace(keys=torch.zeros(1, 6).int())}, ValueError, "mask.keys must be of 5 tokens"),
+    ({"mask": CAUSAL._replace(keys=torch.zeros(2, 5).int())}, ValueError, "as many rows as mask.queries, 1, not 2"),
     ({"mask": masks.causal(6, 5, device="meta")}, ValueError, "mask.queries is on meta and q on cpu"),
     ({"mask": blocks(seqlen_q=7)}, ValueError, "mask must be of 6 queries and 5 keys, as q and k are, not of 7 and 5"),
     ({"mask": blocks(), "causal": True}, ValueError, r"window_size \(the band \(None, -1\)\), not .*None, None"),

@@ -6,11 +6,14 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from lightning_fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 
 from flashtrain.announce import quieten
+from flashtrain.errors import RunFailed
+from flashtrain.run.fitting import naming_killed_ranks
 from flashtrain.training.signals import LAUNCHER, killed_rank, name_killed_ranks
 
 
@@ -74,3 +77,24 @@ def test_ranks_that_ended_by_themselves_or_live_were_not_killed(codes: tuple[str
         for rank in ranks:
             rank.kill()
             rank.wait()
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "raised", "words"),
+    [
+        (
+            "os.kill(os.getpid(), signal.SIGTERM)",
+            RuntimeError("reset by peer"),
+            RunFailed,
+            r"rank 1 was killed \(SIGTERM",
+        ),
+        ("os.kill(os.getpid(), signal.SIGTERM)", RuntimeError("CUDA out of memory"), RuntimeError, "out of memory"),
+        ("pass", RuntimeError("reset by peer"), RuntimeError, "reset by peer"),
+    ],
+)
+def test_what_fails_beside_a_killed_rank_names_it_in_validation_too(code, error, raised, words) -> None:
+    rank = subprocess.Popen([sys.executable, "-c", f"import os, signal; {code}"])
+    rank.wait()
+    trainer = SimpleNamespace(strategy=SimpleNamespace(launcher=SimpleNamespace(procs=[rank])))
+    with pytest.raises(raised, match=words), naming_killed_ranks(trainer):
+        raise error

@@ -63,7 +63,7 @@ def part(mask: Mask, queries: Tensor | None, keys: Tensor | None, *, positions: 
     queries: (Bl, m), keys: (Bl, p): ascending places in the sequence, then -1 for padding, which sees nothing and is
     seen by nothing; None: all of them. positions: whether the result keeps the keys' positions, as dropout needs;
     otherwise its intervals are those of the keys' places among the p: ascending keys make an interval of positions an
-    interval of places, and the Hopper kernels take only such masks.
+    interval of places, and then the kernels have no positions to load.
     """
     rows = mask.queries
     if queries is not None:

@@ -59,21 +59,23 @@ def test_windows_documents_and_block_masks_run_by_ours_and_by_flex_attention(tmp
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("weights", ["fp32", "bf16"])
-def test_every_implementation_gives_speed_mfu_and_memory(weights: str, tmp_path) -> None:
+@pytest.mark.parametrize(("weights", "batch"), [("fp32", 2), ("bf16", 4)])
+def test_every_implementation_gives_speed_mfu_and_memory(weights: str, batch: int, tmp_path) -> None:
     pytest.importorskip("transformers")
-    words = ("benchmark.contexts=[256]", "benchmark.batches=[2,4]", "benchmark.implementations=null")
+    words = ("benchmark.contexts=[256]", f"benchmark.batches=[{batch}]", "benchmark.implementations=null")
     rows = rows_of("gpt2-speed", tmp_path, *words, f"benchmark.weights=[{weights}]")
-    assert len(rows) == len(STEP_IMPLEMENTATIONS) * 2
+    assert len(rows) == len(STEP_IMPLEMENTATIONS)
     for row in rows:
         assert row.get("status") is None, row
         assert row["tokens_per_second"] > 0
         assert 0 < row["mfu"] < 1
         assert 0 < row["peak_memory_gib"] < 4
         assert row["weights"] == weights
-    compiled = [row for row in rows if "compiled" in row["implementation"]]
-    assert compiled
-    assert all(row["compile_seconds"] > 0 for row in compiled), compiled
+    # Others may find that compiled which these were the first to need: torch.compile keeps code by function.
+    seconds = {row["implementation"]: row["compile_seconds"] for row in rows if "compiled" in row["implementation"]}
+    assert seconds["plain PyTorch, SDPA, compiled"] > 0, seconds
+    assert seconds["Hugging Face, SDPA, compiled"] > 0, seconds
+    assert min(seconds.values()) >= 0, seconds
     assert all(row["speedup"] > 0 for row in rows)
 
 

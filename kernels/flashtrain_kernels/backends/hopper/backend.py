@@ -65,11 +65,15 @@ def _serves_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | 
 
 
 def _serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
-    from .backward import has_whole_heads, serves_backward, why_not_in_order
+    from .backward import has_whole_heads, is_deterministic, serves_backward, why_not_in_turn
 
     if not has_whole_heads(q, k, options):
-        if options.is_deterministic:
-            reason = why_not_in_order(q, options)
+        if is_deterministic(options):
+            reason = why_not_in_turn(q, options)
+            if reason is None and environment.forced_implementation() is None:
+                reason = (
+                    "deterministic, for which they add dQ up in one order only where they are forced"  # not run yet
+                )
             if reason is not None:
                 return reason
         if environment.forced_implementation() is None and _is_faster_portable(q, k, options):
@@ -110,13 +114,14 @@ def _both_passes(head_dim: int) -> bool:
 
 @constant
 def _finds_sequences(device: torch.device, dtype: torch.dtype) -> bool:
-    return dtype.itemsize == 2 and unavailable(device) is None
+    nondeterministic = not torch.are_deterministic_algorithms_enabled()
+    return dtype.itemsize == 2 and nondeterministic and unavailable(device) is None
 
 
 def caps(mask: Mask, head_dim: int, dtype: torch.dtype) -> bool:
     """Do the kernels take a softcap with this mask, so that one plan serves calls with it and without?"""
     # Under torch.compile head_dim may be symbolic: comparisons make constants of it.
-    served = True if head_dim % 8 == 0 and head_dim <= 128 and mask.keys is None else False  # noqa: SIM210
+    served = True if head_dim % 8 == 0 and head_dim <= 128 else False  # noqa: SIM210
     return served and _caps(mask.queries.device, dtype)
 
 
@@ -129,7 +134,7 @@ def plan_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool) -> tu
     """The tile sizes to plan a mask for: of these kernels in the passes that they will serve, else of the portable."""
     # Under torch.compile head_dim may be symbolic: comparisons make constants of it.
     width = 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
-    forward = True if head_dim % 8 == 0 and width <= 128 and mask.keys is None else False  # noqa: SIM210 - a constant
+    forward = True if head_dim % 8 == 0 and width <= 128 else False  # noqa: SIM210 - a constant
     backward = _both_passes(head_dim)
     return _plan_blocks(mask.queries.device, width, dtype, rich, forward, backward)
 

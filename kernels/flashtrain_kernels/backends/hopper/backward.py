@@ -29,11 +29,11 @@ SHORT_KEYS, SHORT_FILL, FILL = 512, 0.85, 0.95
 # From how many queries on dQ is computed a tile late at D = 128, as measured (kernels/OPTIMISATION.md): the fewer tiles
 # an item has, the more its longer first and last ones weigh.
 LATE_QUERIES = 512
-# About how many items lie together where dQ is added up in one order and nothing, or a causal mask, hides pairs, and of
-# how many heads with a window. Simulated, unmeasured.
-IN_ORDER, IN_ORDER_CAUSAL, IN_ORDER_WINDOW = 256, 1024, 4
 # Of packed sequences, how many heads' items lie together: an uneven end is short where many do. Unmeasured.
 PACKED_HEADS = {64: 16, 128: 8}
+# And where dQ is added up in one order: the more heads, the fewer items of a head wait for each other; the fewer, the
+# more of them share what they read of the second-level cache. Simulated (kernels/OPTIMISATION.md), unmeasured.
+IN_TURN_HEADS = 32
 
 
 def serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
@@ -59,15 +59,6 @@ def serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | 
     return None
 
 
-def why_not_in_order(q: Tensor, options: Options) -> str | None:
-    """None, or why dQ cannot be added up in one order. Call it where programs have no whole heads."""
-    if q.shape[3] > 128:
-        return f"deterministic with head dimension {q.shape[3]}, whose dQ is added up in any order"
-    if isinstance(options.mask, (Mask, BlockMask)):
-        return "deterministic with a mask whose tiles are in a table, whose dQ is added up in any order"
-    return None
-
-
 def choices(q: Tensor, k: Tensor, options: Options, gradients: tuple[Tensor, ...]) -> Choices:
     """What the kernel is compiled for."""
     mask, width = options.mask, width_of(q.shape[3])
@@ -78,7 +69,6 @@ def choices(q: Tensor, k: Tensor, options: Options, gradients: tuple[Tensor, ...
         kind, intervals, key_positions = PLAN.value, 1 if mask.queries.shape[0] == 5 else 2, mask.keys is not None
     elif isinstance(mask, BlockMask):
         kind, tiles = BLOCKS.value, mask.block_size[0] // QUERIES
-    whole = has_whole_heads(q, k, options)
     return Choices(
         stages=3 if width <= 128 else 2,
         keys=keys_of_item(width),
@@ -92,14 +82,32 @@ def choices(q: Tensor, k: Tensor, options: Options, gradients: tuple[Tensor, ...
         key_positions=key_positions,
         block_rows=mask.block_size[1] if isinstance(mask, BlockMask) else KEYS,
         aligned=all(number % 8 == 0 for x in gradients for number in (*x.stride()[:3], x.data_ptr() // 2)),
-        whole=whole,
+        whole=has_whole_heads(q, k, options),
         late=width == 128 and kind == BAND.value and options.left is None and queries >= LATE_QUERIES,
         packed=isinstance(mask, Sequences),
         softcap=options.softcap > 0,
         dropout=options.dropout_p > 0,
         alibi=options.alibi_slopes is not None,
-        deterministic=options.is_deterministic and not whole,
+        deterministic=is_deterministic(options) and not has_whole_heads(q, k, options),
     )
+
+
+def is_deterministic(options: Options) -> bool:
+    """Must the call give the same bits every time?"""
+    return options.deterministic or torch.are_deterministic_algorithms_enabled()
+
+
+def why_not_in_turn(q: Tensor, options: Options) -> str | None:
+    """None, or why the kernel cannot add this call's dQ up in one order (backward_in_turn.py)."""
+    if options.mask is not None:
+        return "deterministic, and with a mask or packed sequences their dQ is added up in any order"
+    if options.dropout_p > 0 or options.alibi_slopes is not None:
+        return "deterministic, and with dropout or ALiBi their dQ is added up in any order"
+    if q.shape[3] > 128:
+        return "deterministic, and beyond head dimension 128 their dQ is added up in any order"
+    if options.left is not None and options.right is not None and options.left > options.right:
+        return "deterministic, with a window that shows nothing"
+    return None
 
 
 def has_whole_heads(q: Tensor, k: Tensor, options: Options) -> bool:
@@ -129,19 +137,6 @@ def tiles_of_queries(seqlen_q: int, options: Options) -> int:
     """How many tiles of queries a head's workspaces have: whole blocks of a block-sparse mask."""
     block = max(QUERIES, options.mask.block_size[0]) if isinstance(options.mask, BlockMask) else QUERIES
     return ceil_div(seqlen_q, block) * (block // QUERIES)
-
-
-def _heads_in_order(key_tiles: int, all_heads: int, options: Options) -> int:
-    """`_heads_together` where an item adds to dQ after that of the keys before it (backward_in_order.py). Of few heads,
-    many items start at once, and each is held up by all before it; and at the end of a causal group, short items follow
-    each other faster than their additions. Of many, an item comes so much later than the one before it that the tiles
-    have left the cache. The groups should be alike: a small last one waits more.
-    """
-    if options.left is not None:
-        return IN_ORDER_WINDOW
-    items = IN_ORDER_CAUSAL if options.right is not None else IN_ORDER
-    groups = max(1, round(all_heads * key_tiles / items))
-    return ceil_div(all_heads, groups)
 
 
 def _heads_together(key_tiles: int, width: int, options: Options) -> int:
@@ -183,8 +178,9 @@ def backward_launches(
     places = batch * heads * query_tiles
     items = key_tiles * batch * kv_heads
     constants = choices(q, k, options, gradients)
-    # One item a program where they wait for each other: programs start in order, but do they all run at once?
-    programs = min(multiprocessors(q.device), items) if width == 64 and not constants.deterministic else items
+    # In one order, no program may have two items: a later one might wait for a program that has not begun.
+    shared = width == 64 and not constants.deterministic
+    programs = min(multiprocessors(q.device), items) if shared else items
     masked = constants.left or constants.right or constants.kind != BAND.value or packed is not None
     # Tiles of queries' statistics; dQ in float32; does a NaN come out for 64 keys (or a tile of queries)?
     rows = torch.empty(places * 2 * QUERIES, dtype=torch.float32, device=q.device)
@@ -193,8 +189,8 @@ def backward_launches(
     halves = 2 * items * keys // KEYS
     flags = work.view(torch.int32)  # where nothing may be masked, no kernel reads or writes any
     if masked or constants.deterministic:
-        more = places if constants.whole else halves * constants.deterministic
-        flags = torch.empty(halves + more, dtype=torch.int32, device=q.device)
+        counters = 1 + 2 * places if constants.deterministic else 0
+        flags = torch.empty(halves + places * constants.whole + counters, dtype=torch.int32, device=q.device)
     scale_log2, finish_scale = scale_of(options), options.scale * keep_scale_of(options)
     warps = 4 if width <= 128 else 8
     mask = options.mask
@@ -213,14 +209,12 @@ def backward_launches(
         },
         options={"num_warps": warps},
     )  # fmt: skip
-    # Half a tile at a time, where the copy engine adds.
-    target: Any = workspace(work, (width, 32)) if width == 128 or constants.deterministic else work
+    copied = width == 128 or constants.deterministic
+    target: Any = workspace(work, (width, 32)) if copied else work
     box_q, box_k = (1, QUERIES, 1, width), (1, keys, 1, width)
-    together = 1
-    if constants.deterministic and packed is None:
-        together = _heads_in_order(key_tiles, batch * kv_heads, options)
-    elif not constants.whole:
-        together = _heads_together(key_tiles, width, options)
+    together = 1 if constants.whole else _heads_together(key_tiles, width, options)
+    if constants.deterministic:
+        together = IN_TURN_HEADS
     fused = Launch(
         kernel=backward_kernel,
         grid=(programs,),

@@ -14,6 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .alibi import lean
+from .backward_in_turn import await_taken, hand_over
 from .backward_parts import (
     BETWEEN,
     HALF,
@@ -36,8 +37,7 @@ from .backward_parts import (
     threshold_of,
     weights_of,
 )
-from .backward_in_order import hand_over
-from .backward_schedule import BLOCK_Q, first_step, item_of, next_step, share, tile_of, work_of
+from .backward_schedule import BLOCK_Q, first_step, item_of, next_step, own_number, share, tile_of, work_of
 from .dq_short import settle
 from .draws import kept_weights, mark_dropped, score_gradients
 
@@ -51,7 +51,7 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
     dO meanwhile.
     """
     k_smem, v_smem, q_ring, do_ring, row_ring, ds_smem, staging, target, notes = memory
-    kv_full, q_full, do_full = bars[0], bars[1], bars[2]
+    kv_full, q_full, do_full = bars
     D: gl.constexpr = 64
     PART: gl.constexpr = 32  # queries of a tile whose dQ^T this warpgroup computes
     STAGES: gl.constexpr = C.stages
@@ -65,7 +65,7 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
     stage = 0
     phase = 0
     turn = 0
-    begin, items, share_step = share(call, C.whole)
+    begin, items, share_step = share(call, notes, C)
     for number in range(begin, items, share_step):
         item = item_of(number, call, C.whole)
         walk, masks, first_key, head_place = work_of(item, call, notes, C)
@@ -114,7 +114,7 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                 s = exponent(s, rows, call, C)
                 if C.alibi:
                     if C.group > 1:  # noqa: SIM102 - decided while compiling; while running
-                        if C.deterministic or i == 0:
+                        if i == 0:
                             slope = item_slope(member, walk, masks, head_place, call, notes, C)
                     s = lean(s, key - (tile * BLOCK_Q + walk.first_position), slope)
                 if masked:
@@ -124,7 +124,7 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                 p, factor = weights_of(s, rows, call, C)
                 if C.dropout:
                     if C.group > 1:  # noqa: SIM102 - decided while compiling; while running
-                        if C.deterministic or i == 0:
+                        if i == 0:
                             draws = item_draws(member, walk, masks, key, head_place, call, C)
                     p = mark_dropped(p, tile, draws, threshold)
                     p16 = kept_weights(p, dtype)
@@ -155,7 +155,7 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                 adding = warpgroup_mma(mine, q, adding, is_async=True)
                 if C.deterministic:
                     if j > 0:
-                        hand_over(dq, staging.index(WG), bars[3].index(2 + WG), bars[3].index(WG), j - 1, PART)
+                        hand_over(staging, notes, dq, j, WG, PART)
                 elif C.whole:
                     if j > 0:
                         settle(dq, target, tile_here, first_key, head_place, call, notes, WG, C)
@@ -175,7 +175,7 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
             stage = gl.where(wraps, 0, stage + 1)
             phase = gl.where(wraps, phase ^ 1, phase)
             if C.deterministic:
-                hand_over(dq, staging.index(WG), bars[3].index(2 + WG), bars[3].index(WG), count - 1, PART)
+                hand_over(staging, notes, dq, count, WG, PART)
             elif C.whole:
                 settle(dq, target, tile_here, first_key, head_place, call, notes, WG, C)
             else:
@@ -194,8 +194,8 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
     workspace: a negative coordinate is an illegal instruction to the copy engine.
     """
     k_smem, v_smem, q_ring, do_ring, row_ring, ds_smem, staging, target, notes = memory
-    kv_full, q_full, do_full = bars[0], bars[1], bars[2]
-    walk, masks, first_key, head_place = work_of(gl.program_id(0), call, notes, C)
+    kv_full, q_full, do_full = bars
+    walk, masks, first_key, head_place = work_of(own_number(notes, C), call, notes, C)
     D: gl.constexpr = 128
     PART: gl.constexpr = 64
     STAGES: gl.constexpr = C.stages
@@ -249,7 +249,7 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
             s = exponent(s, rows, call, C)
             if C.alibi:
                 if C.group > 1:  # noqa: SIM102 - decided while compiling; while running
-                    if C.deterministic or i == 0:
+                    if i == 0:
                         slope = item_slope(member, walk, masks, head_place, call, notes, C)
                 s = lean(s, key - (tile * BLOCK_Q + walk.first_position), slope)
             if masked:
@@ -261,7 +261,7 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
             p, factor = weights_of(s, rows, call, C)
             if C.dropout:
                 if C.group > 1:  # noqa: SIM102 - decided while compiling; while running
-                    if C.deterministic or i == 0:
+                    if i == 0:
                         draws = item_draws(member, walk, masks, key, head_place, call, C)
                 p = mark_dropped(p, tile, draws, threshold)
                 p16 = kept_weights(p, dtype)
@@ -301,10 +301,11 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
             release(RING + STAGES + (j & 1), j + 2 < count)
             place = ((head_place + member) * call.query_tiles + tile) * (BLOCK_Q * D // 32) + WG * (2 * PART)
             if C.deterministic:
-                if not C.late:
-                    hand_over(dq, staging.index(WG), bars[3].index(2 + WG), bars[3].index(WG), j, PART)
-                elif j > 0:
-                    hand_over(dq, staging.index(WG), bars[3].index(2 + WG), bars[3].index(WG), j - 1, PART)
+                if C.late:
+                    if j > 0:
+                        hand_over(staging, notes, dq, j, WG, PART)
+                else:
+                    hand_over(staging, notes, dq, j + 1, WG, PART)
             elif not C.late:
                 add_by_copy(target, staging.index(WG), place, dq, PART)
             elif j > 0:
@@ -319,13 +320,13 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
             dq = warpgroup_mma(left_transposed(k_smem, 0, WG, D), ds_all, zero_s, use_acc=False, is_async=True)
             dk, dq = warpgroup_mma_wait(0, deps=[adding, dq])
             if C.deterministic:
-                hand_over(dq, staging.index(WG), bars[3].index(2 + WG), bars[3].index(WG), count - 1, PART)
+                hand_over(staging, notes, dq, count, WG, PART)
             else:
                 add_by_copy(target, staging.index(WG), row, dq, PART)
         else:
             dk = warpgroup_mma_wait(0, deps=[adding])
         if C.deterministic:
-            mbarrier.wait(bars[3].index(2 + WG), (count - 1) & 1)  # what follows uses the same shared memory
+            await_taken(notes, count + 1, WG)  # dK and dV go through the same memory
         else:
             tma.store_wait(0)
-    store_results(dk, dv, gl.program_id(0), call, notes, staging.index(WG), WG, D, C)
+    store_results(dk, dv, own_number(notes, C), call, notes, staging.index(WG), WG, D, C)

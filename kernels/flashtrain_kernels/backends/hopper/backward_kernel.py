@@ -22,11 +22,13 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from ..portable.tiles import Bounds
 from .backward_consumers import narrow_consumer, wide_consumer
 from .backward_consumers_d256 import gradient_consumer, score_consumer
-from .backward_in_order import adder
+from .backward_in_turn import add_in_turn
 from .backward_parts import LOADED, RING, await_release
 from .backward_schedule import (
     BAND,
+    BARRIERS,
     BLOCK_Q,
+    TICKET,
     Call,
     first_step,
     item_of,
@@ -51,7 +53,8 @@ class Choices(NamedTuple):
     (dq_short). late: at D = 128 dQ is computed a tile late (backward_consumers).
     packed: sequences are packed (sequences.py). dropout: weights are dropped; mask_ptr is then the seed, and
     stride_mask the threshold. alibi: they are the slopes and their stride (draws.with_changes). softcap: scale_log2 is
-    a tuple (launch.scale_of).
+    a tuple (launch.scale_of). deterministic: dQ is added up in one order, and each program has one item
+    (backward_in_turn); with band masks only, and D of 64 and 128.
     """
 
     stages: int
@@ -79,11 +82,11 @@ class Choices(NamedTuple):
 def _producer(descs, memory, bars, call, D: gl.constexpr, C: gl.constexpr):
     q_desc, k_desc, v_desc, do_desc, row_desc = descs
     k_smem, v_smem, q_ring, do_ring, row_ring, _ds_smem, _staging, _target, notes = memory
-    kv_full, q_full, do_full = bars[0], bars[1], bars[2]
+    kv_full, q_full, do_full = bars
     stage = 0
     turn = 0
     step = 0
-    begin, past, share_step = share(call, C.whole)
+    begin, past, share_step = share(call, notes, C)
     for number in range(begin, past, share_step):
         item = item_of(number, call, C.whole)
         walk, _masks, first_key, head_place = work_of(item, call, notes, C)
@@ -147,6 +150,8 @@ def backward_kernel(
     row_desc: (B H query_tiles 128,) float32: of each query tile 64 base-2 log-sum-exps, then 64 deltas.
     flags_ptr: (B K key_tiles 2,) int32: does a NaN come out for these 64 keys? Only where pairs may be masked.
     target: dQ's float32 workspace, 64 D numbers a query tile, set to 0; at D = 128 as a descriptor of rows of 32.
+    With C.deterministic it is one at D = 64, too, and behind the flags come 1 + 2 B H query_tiles int32, set to 0: how
+    many programs began, and how many items have added to each half of each tile of dQ.
     mask_ptr to list_ptr: see portable/launch.py, and backward_launches for packed sequences.
     dq_ptr: (B, Sq, H, D), stored with C.whole only. Then target has a head's tiles for one program after the
     other, and flags_ptr one number more for each tile of queries.
@@ -162,7 +167,7 @@ def backward_kernel(
     row_ring = gl.allocate_shared_memory(gl.float32, [STAGES, 2 * BLOCK_Q], row_desc.layout)
     ds_layout: gl.constexpr = gl.NVMMASharedLayout(64 if D == 64 else 128, 16, 2)
     ds_smem = gl.allocate_shared_memory(dtype, [3 if C.late else 2, C.keys, BLOCK_Q], ds_layout)
-    if C.deterministic:  # each warpgroup's half of a tile of dQ
+    if D == 64 and C.deterministic:
         staging = gl.allocate_shared_memory(gl.float32, [2, D, 32], target.layout)
     elif D == 64:
         staging = ds_smem  # not used
@@ -179,10 +184,6 @@ def backward_kernel(
         mbarrier.init(q_full.index(i), count=1)
     for i in gl.static_range(SLOTS):
         mbarrier.init(do_full.index(i), count=1)
-    if C.deterministic:  # a half of dQ is there, for each warpgroup; and it was read
-        handed = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
-        for i in gl.static_range(4):
-            mbarrier.init(handed.index(i), count=1)
     fence_async_shared()
 
     notes = gl.allocate_shared_memory(gl.int64, [NOTES if C.whole else 12, 1], mbarrier.MBarrierLayout())
@@ -193,38 +194,30 @@ def backward_kernel(
     )  # fmt: skip
     if C.kind != BAND or C.packed or C.dropout or C.alibi:
         note(notes, 6, (stride_tb, stride_th, stride_tr, mask_plane, stride_mask, stride_positions))
+    if C.deterministic:
+        # In the order in which programs begin, whatever that of their ids is: who began earlier is waited for.
+        note(notes, TICKET, (gl.atomic_add(flags_ptr + 2 * key_tiles * all_heads, 1),))
+        for i in gl.static_range(4):
+            mbarrier.init(notes.index(BARRIERS + i), count=1)
+        fence_async_shared()
     if C.whole:
         strides = (stride_dqb, stride_dqs, stride_dqh)
         note_whole(notes, dq_ptr, strides, heads, seqlen_q, key_tiles, flags_ptr + 2 * key_tiles * all_heads, C)
     memory = (k_smem, v_smem, q_ring, do_ring, row_ring, ds_smem, staging, target, notes)
     bars = (kv_full, q_full, do_full)
-    if C.deterministic:
-        bars = (kv_full, q_full, do_full, handed)
     call = Call(
         scale_log2, heads, Bounds(seqlen_q, seqlen_k, band_left, band_right), query_tiles, key_tiles, all_heads,
         heads_together, mask_ptr, positions_ptr, table_ptr, list_ptr, dk_ptr, dv_ptr, flags_ptr,
     )  # fmt: skip
     descs = (q_desc, k_desc, v_desc, do_desc, row_desc)
-    if C.deterministic and D == 64:
+    if C.deterministic:
         gl.warp_specialize(
             [
-                (narrow_consumer, (memory, bars, call, 0, C)),
-                (narrow_consumer, (memory, bars, call, 1, C)),
+                (narrow_consumer if D == 64 else wide_consumer, (memory, bars, call, 0, C)),
+                (narrow_consumer if D == 64 else wide_consumer, (memory, bars, call, 1, C)),
                 (_producer, (descs, memory, bars, call, D, C)),
-                (adder, (memory, bars, call, 0, D, C)),
-                (adder, (memory, bars, call, 1, D, C)),
-            ],
-            [4, 1, 1, 1],
-            [240, 24, 24, 24],
-        )
-    elif C.deterministic:
-        gl.warp_specialize(
-            [
-                (wide_consumer, (memory, bars, call, 0, C)),
-                (wide_consumer, (memory, bars, call, 1, C)),
-                (_producer, (descs, memory, bars, call, D, C)),
-                (adder, (memory, bars, call, 0, D, C)),
-                (adder, (memory, bars, call, 1, D, C)),
+                (add_in_turn, (memory, call, 0, D, C)),
+                (add_in_turn, (memory, call, 1, D, C)),
             ],
             [4, 1, 1, 1],
             [240, 24, 24, 24],

@@ -171,7 +171,7 @@ def add_directly(pointer, dq, real, PART: gl.constexpr):
 
 
 @builtin
-def copy_engine_adds(desc, coord, src, _semantic=None):
+def reduce_by_copy(desc, coord, src, _semantic=None):
     """Add a tile of shared memory to global memory by the copy engine (which Gluon does not offer by itself)."""
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, src.handle)
@@ -183,7 +183,7 @@ def add_by_copy(desc, staging, row, dq, PART: gl.constexpr):
     tma.store_wait(0)
     staging.store(in_register_order(dq, PART).reshape([2 * PART, 32]))
     shared_stored()
-    copy_engine_adds(desc, [row, 0], staging)
+    reduce_by_copy(desc, [row, 0], staging)
 
 
 @gluon.jit

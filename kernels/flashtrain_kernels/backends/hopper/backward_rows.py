@@ -26,9 +26,9 @@ def prepare_kernel(
 ):  # fmt: skip
     """rows: of each tile 64 base-2 log-sum-exps (+inf for rows that see nothing and for padding: weight 0), then 64
     deltas, rowsum(dO * O) - dLSE. Also sets dQ's workspace to 0, or with WHOLE the tile's flag, if the call is CAREFUL
-    (see finish_kernel) and so has any. DETERMINISTIC: and as many counters after the flags as there are flags
-    (backward_in_order.py). PACKED: tiles are slots (sequences.py) of sequences whose queries end where
+    (see finish_kernel) and so has any. PACKED: tiles are slots (sequences.py) of sequences whose queries end where
     cu_ptr says.
+    DETERMINISTIC: also sets to 0 what backward_in_turn counts with.
     """
     tile = tl.program_id(0) % query_tiles
     head_index = tl.program_id(0) // query_tiles
@@ -66,15 +66,14 @@ def prepare_kernel(
     place = tl.program_id(0).to(tl.int64)
     tl.store(rows_ptr + place * (2 * BLOCK_Q) + row, lse2)
     tl.store(rows_ptr + place * (2 * BLOCK_Q) + BLOCK_Q + row, delta)
+    if DETERMINISTIC:
+        counters = flags_ptr + flags_before
+        tl.store(counters, 0, mask=place == 0)
+        tl.store(counters + 1 + 2 * place + tl.arange(0, 2), tl.zeros([2], tl.int32))
     if WHOLE:
         if CAREFUL:
             tl.store(flags_ptr + flags_before + place, 0)
     else:
-        if DETERMINISTIC:
-            counter = tl.program_id(0) * FLAGS + tl.arange(0, FLAGS)
-            while tl.min(counter) < flags_before:  # one time but where there are far more keys than queries
-                tl.store(flags_ptr + flags_before + counter, 0, mask=counter < flags_before)
-                counter += tl.num_programs(0) * FLAGS
         cells = tl.arange(0, BLOCK_Q * D)
         tl.store(dq_ptr + place * (BLOCK_Q * D) + cells, tl.zeros([BLOCK_Q * D], tl.float32))
 

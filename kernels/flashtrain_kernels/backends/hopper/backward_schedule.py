@@ -12,6 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ..portable.tiles import Bounds
+from .assembly import opaque
 from .sequences import LANES, find, first_slot, sequence_of
 
 BLOCK_Q = gl.constexpr(64)
@@ -20,6 +21,9 @@ BLOCK_K = gl.constexpr(128)
 BAND = gl.constexpr(0)
 PLAN = gl.constexpr(1)
 BLOCKS = gl.constexpr(2)
+# Where with C.deterministic `notes` has a program's number, and from where on its barriers (backward_in_turn.py).
+TICKET = gl.constexpr(6)
+BARRIERS = gl.constexpr(7)
 
 
 class Call(NamedTuple):
@@ -84,12 +88,10 @@ class Masks(NamedTuple):
 
 @gluon.jit
 def band_tiles(
-    first_key, bounds, LEFT: gl.constexpr, RIGHT: gl.constexpr, KEYS: gl.constexpr, PACKED: gl.constexpr,
-    DETERMINISTIC: gl.constexpr = False,
+    first_key, bounds, LEFT: gl.constexpr, RIGHT: gl.constexpr, KEYS: gl.constexpr, PACKED: gl.constexpr
 ):  # fmt: skip
     """The query tiles [first, past) that see the keys [first_key, first_key + KEYS); those in [first_full, past_full)
     need no mask. Without bounds programs begin at different tiles, so that they do not all add to the same dQ at once.
-    DETERMINISTIC: keys that nothing sees have no tile, else maybe one (backward_in_order tells who else has a tile).
     """
     last = gl.minimum(first_key + KEYS, bounds.seqlen_k) - 1
     low = 0
@@ -106,15 +108,13 @@ def band_tiles(
     high = gl.maximum(high, low)
     first = low // BLOCK_Q
     past = (high + BLOCK_Q - 1) // BLOCK_Q
-    if DETERMINISTIC:
-        past = gl.where(high > low, past, first)
     first_full = (gl.maximum(full_low, 0) + BLOCK_Q - 1) // BLOCK_Q
     first_full = gl.minimum(gl.maximum(first_full, first), past)
     past_full = gl.minimum(gl.maximum(gl.maximum(full_high, 0) // BLOCK_Q, first_full), past)
     if first_key + KEYS > bounds.seqlen_k:  # dQ would see keys past Sk
         first_full = past
         past_full = past
-    if PACKED:
+    if PACKED or (RIGHT and KEYS < BLOCK_K):  # items come in pairs, of which the second may be past Sk, and past Sq
         past = gl.where(first_key < bounds.seqlen_k, past, first)
     start = first
     if not (LEFT or RIGHT):
@@ -137,17 +137,17 @@ def tile_count(member, walk, KIND: gl.constexpr, TILES: gl.constexpr):
 
 
 @gluon.jit
-def tile_of(i, member, walk, KIND: gl.constexpr, TILES: gl.constexpr, DETERMINISTIC: gl.constexpr = False):
-    """The tile of a head's step i, and whether it needs the mask. See portable/traversal.py for the tables.
-    DETERMINISTIC: from the last tile down (backward_in_order.py)."""
+def tile_of(i, member, walk, KIND: gl.constexpr, TILES: gl.constexpr, ORDERED: gl.constexpr = False):
+    """The tile of a head's step i, and whether it needs the mask. See portable/traversal.py for the tables."""
     row = walk.row
-    if DETERMINISTIC:
-        tile = walk.reach.past - 1 - i
-        masked = (tile < walk.reach.first_full) | (tile >= walk.reach.past_full)
-    elif KIND == BAND:
+    if KIND == BAND:
         reach = walk.reach
-        tile = reach.start + i
-        tile = gl.where(tile >= reach.past, tile - (reach.past - reach.first), tile)
+        if ORDERED:
+            # Opaque, as the ends in work_of: else the compiler keeps sums with i in registers that there are not.
+            tile = opaque(reach.past - 1 - i)
+        else:
+            tile = reach.start + i
+            tile = gl.where(tile >= reach.past, tile - (reach.past - reach.first), tile)
         masked = (tile < reach.first_full) | (tile >= reach.past_full)
     elif KIND == PLAN:
         masked_tiles = gl.load(row)
@@ -183,26 +183,18 @@ def first_step(walk, KIND: gl.constexpr, TILES: gl.constexpr, GROUP: gl.constexp
 
 @gluon.jit
 def next_step(
-    i, member, tiles, walk, KIND: gl.constexpr, TILES: gl.constexpr, GROUP: gl.constexpr,
-    DETERMINISTIC: gl.constexpr = False,
-):  # fmt: skip
-    """The step after step i of a head: of the same head, or where it has no more, of the next. DETERMINISTIC: of the
-    same tile with the next head."""
-    if DETERMINISTIC and GROUP > 1:
+    i, member, tiles, walk, KIND: gl.constexpr, TILES: gl.constexpr, GROUP: gl.constexpr, ORDERED: gl.constexpr = False
+):
+    """ORDERED: a tile's heads follow each other, else a head's tiles."""
+    if ORDERED and GROUP > 1:
         member += 1
         i = gl.where(member == GROUP, i + 1, i)
         member = gl.where(member == GROUP, 0, member)
     else:
-        i, member, tiles = _next_of_head(i, member, tiles, walk, KIND, TILES, GROUP)
-    return i, member, tiles
-
-
-@gluon.jit
-def _next_of_head(i, member, tiles, walk, KIND: gl.constexpr, TILES: gl.constexpr, GROUP: gl.constexpr):
-    i += 1
+        i += 1
     if GROUP == 1:
         i = gl.where(i == tiles, 0, i)  # else the compiler keeps sums with i in registers that there are not
-    if GROUP > 1:  # noqa: SIM102 - decided while compiling; while running
+    if GROUP > 1 and not ORDERED:  # noqa: SIM102 - decided while compiling; while running
         if i == tiles:
             i = 0
             member += 1
@@ -229,12 +221,34 @@ def noted(notes, PLACE: gl.constexpr):
 
 
 @gluon.jit
-def share(call, WHOLE: gl.constexpr):
-    """The numbers of a program's items, from, to and step: among all items, or with WHOLE among its own heads'."""
-    begin = gl.program_id(0)
+def own_number(notes, C: gl.constexpr):
+    """The number of a program: its item's, where it has one. With C.deterministic, in the order in which they began."""
+    if C.deterministic:
+        number = noted(notes, TICKET).to(gl.int32)
+    else:
+        number = gl.program_id(0)
+    return number
+
+
+@gluon.jit
+def items_before(tile, walk, C: gl.constexpr):
+    """With C.deterministic: how many items add to a tile of dQ before this one does, which visits it: those of its head
+    that have lower keys and visit it, too. Lower keys are seen from lower tiles on, so none of them begins above this
+    tile; and all that the window's left end does not hide from it come by.
+    """
+    before = walk.item_tile
+    if C.left:
+        before -= gl.maximum(tile * BLOCK_Q + walk.bounds.left, 0) // C.keys
+    return before
+
+
+@gluon.jit
+def share(call, notes, C: gl.constexpr):
+    """The numbers of a program's items, from, to and step: among all items, or with C.whole among its own heads'."""
+    begin = own_number(notes, C)
     past = call.key_tiles * call.all_heads
     step = gl.num_programs(0)
-    if WHOLE:
+    if C.whole:
         past = (call.all_heads + step - 1 - begin) // step * call.key_tiles
         begin = 0
         step = 1
@@ -293,7 +307,11 @@ def work_of(item, call, notes, C: gl.constexpr):
         plane = noted(notes, 9)
         mask += batch * noted(notes, 10)
         position += batch * noted(notes, 11)
-    reach = band_tiles(first_key, bounds, C.left, C.right, C.keys, C.packed, C.deterministic)
+    reach = band_tiles(first_key, bounds, C.left, C.right, C.keys, C.packed)
+    if C.deterministic:  # who waits for whom is told by arithmetic: nobody may visit tiles that are not there
+        past = gl.minimum(reach.past, call.query_tiles)
+        first = gl.minimum(reach.first, past)
+        reach = Reach(first, opaque(reach.first_full), opaque(reach.past_full), past, reach.start)
     tail = first_key + C.keys > bounds.seqlen_k
     first_position = bounds.seqlen_k - bounds.seqlen_q
     if C.packed:

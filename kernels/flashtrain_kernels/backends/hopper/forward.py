@@ -32,7 +32,8 @@ L2_BYTES = 24 << 20
 class Constants(NamedTuple):
     """What the kernel is compiled for besides the mask: of a ForwardTile, and the head dimension, padded too, query
     heads a key head, tiles a block of a block-sparse mask, whether tiles of queries come in pairs, whether sequences
-    are packed, and whether a softcap bounds the exponents (_is_bounded)."""
+    are packed, whether a softcap bounds the exponents (_is_bounded), and whether tiles of packed sequences come by
+    rank."""
 
     consumers: int
     rows: int
@@ -49,6 +50,7 @@ class Constants(NamedTuple):
     paired: bool
     packed: bool = False
     bounded: bool = False
+    ranked: bool = False
 
 
 NOT_SPECIALISED = [
@@ -103,8 +105,12 @@ def forward_kernel(
         note(origins, 12, out_ptr, out_desc)
     else:
         origins = q_full
-    fetch = (descriptors, buffers, barriers, work, bounds, mask, list_ptr)
-    compute = (descriptors, buffers, barriers, work, bounds, mask, list_ptr, rows_ptr, lse_ptr, scale, origins)
+    if C.ranked:  # an item beside each tile of queries in flight: sequence, head, first query
+        handed = gl.allocate_shared_memory(gl.int32, [3 * Q_TILES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    else:
+        handed = q_full
+    fetch = (descriptors, buffers, barriers, work, bounds, mask, list_ptr, handed)
+    compute = (descriptors, buffers, barriers, work, bounds, mask, list_ptr, rows_ptr, lse_ptr, scale, origins, handed)
     # Constants stay constants only where they are written out as arguments.
     if C.consumers == 1:
         gl.warp_specialize([(consume, (0, compute, F, C)), (produce, (fetch, F, C))], [1], [24])
@@ -163,7 +169,7 @@ def forward_launch(
     constants = Constants(
         tile.consumers, tile.rows, tile.block_k, tile.stages, tile.q_stages, tile.turns, tile.tight,
         tile.registers, head_dim, block_d, group, max(1, features.block_k // tile.block_k), paired,
-        packed is not None, bounded,
+        packed is not None, bounded, packed is not None and tile.programs > 0,
     )  # fmt: skip
     return Launch(
         kernel=forward_kernel,

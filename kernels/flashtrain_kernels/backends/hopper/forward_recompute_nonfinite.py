@@ -13,7 +13,7 @@ from ..portable.draws import kept_pairs, load_stream
 from .alibi import load_slope
 from .assembly import exp2_few, opaque, reciprocal
 from .draws import keep_scale
-from .forward_schedule import interval_rows, origin, pieces_of, place, sees
+from .forward_schedule import interval_rows, key_position, origin, pieces_of, place, sees
 
 _NOTHING = gl.constexpr(-3.0e38)
 
@@ -99,7 +99,8 @@ def attend_again(
             )
             if F.softcap:
                 score = 1.0 - 2.0 * reciprocal(1.0 + exp2_few(score * (terms[0] * 2.8853900817779268)))
-            seen = sees(row, key, bounds, mask_rows, F) & real
+            key_at = key_position(key, bounds.seqlen_k, batch, bounds, mask, list_ptr, F)
+            seen = sees(row, key_at, bounds, mask_rows, F) & real
             score = gl.convert_layout(score, gl.SliceLayout(1, LAYOUT))
             if F.alibi:
                 score -= gl.abs(row + (bounds.seqlen_k - bounds.seqlen_q - key)).to(gl.float32) * slope

@@ -5,7 +5,9 @@ B batch, H query heads. Heads come in sections whose keys and values fit the L2 
 tiles of queries, which see most where there is a bound on the right, come first.
 
 Of packed sequences (C.packed) the tiles of each are its own, and their slots are in the place of tiles: sequences.py.
-Late slots come first: within a sequence the longest, and at last the shortest of all.
+Late slots come first: within a sequence the longest, and at last the shortest of all. With C.ranked the longest of all
+sequences come first, so that programs that do several tiles each get their share. To find such a tile takes a
+microsecond or two: the producer does it, beside the tiles before, and hands it to the consumers.
 
 With PAIRED a program instead takes the longest tile of a head with its shortest, the second longest with the second
 shortest, and so on: each pair costs the same, so that every program gets its share.
@@ -21,7 +23,10 @@ from triton.experimental.gluon import language as gl
 
 from ..portable.traversal import key_pieces, position_of_step
 from .assembly import opaque
-from .sequences import LANES, find, sequence_of
+from .sequences import LANES, find, find_by_rank, sequence_of
+
+# The position of what is no key: `position < high` is false of it, whatever a query's interval is.
+_NOWHERE = gl.constexpr(2**31 - 1)
 
 
 class Work(NamedTuple):
@@ -43,7 +48,7 @@ class Work(NamedTuple):
 class MaskTables(NamedTuple):
     """Of a Mask or BlockMask: the table of tiles and its strides by batch row, head and tile; of Mask.queries the
     stride of a batch row, and that of one of its numbers. Of packed sequences: where their keys end, as table, and N,
-    as plane (where their queries end is the list)."""
+    as plane (where their queries end is the list). Of a Mask with positions of keys these are the list."""
 
     table: Any
     batch: Any
@@ -112,8 +117,30 @@ def work_item(number, work, bounds, mask, list_ptr, C: gl.constexpr):
     if C.packed:
         # Each warp searches by itself.
         lanes = gl.arange(0, LANES, layout=gl.BlockedLayout([LANES // 32], [32], [gl.num_warps()], [0]))
-        batch, tile = find(tile, lanes, list_ptr, mask.plane, bounds.seqlen_q, TILE_Q)
+        if C.ranked:
+            rank = work.tiles - 1 - tile
+            batch, tile = find_by_rank(rank, lanes, list_ptr, mask.plane, bounds.seqlen_q, TILE_Q)
+        else:
+            batch, tile = find(tile, lanes, list_ptr, mask.plane, bounds.seqlen_q, TILE_Q)
     return batch, head, tile * TILE_Q
+
+
+@gluon.jit
+def hand_over(item, handed, place):
+    """Write an item where the consumer of the queries of that place reads it. What follows must release it."""
+    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    for i in gl.static_range(3):
+        handed.index(3 * place + i).store(gl.full([1], item[i], gl.int32, layout=ONE))
+
+
+@gluon.jit
+def handed_over(handed, place):
+    """The item that was handed over with the queries of that place, which have arrived."""
+    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    batch = gl.max(handed.index(3 * place).load(ONE), 0)
+    head = gl.max(handed.index(3 * place + 1).load(ONE), 0)
+    first_query = gl.max(handed.index(3 * place + 2).load(ONE), 0)
+    return batch, head, first_query
 
 
 @gluon.jit
@@ -173,8 +200,19 @@ def interval_rows(row, batch, bounds, mask, rows_ptr, F: gl.constexpr):
 
 
 @gluon.jit
+def key_position(key, past, batch, bounds, mask, list_ptr, F: gl.constexpr):
+    """The position of each key, which a Mask may give (then as list_ptr); of keys from `past` on, where it does, one
+    that no query sees."""
+    if F.key_positions:
+        # Mask.keys is contiguous, and has as many rows as Mask.queries: one, or one for each of the batch.
+        row = gl.where(mask.rows_batch > 0, batch, 0).to(gl.int64)
+        key = gl.load(list_ptr + row * bounds.seqlen_k + key, mask=key < past, other=_NOWHERE)
+    return key
+
+
+@gluon.jit
 def sees(query, key, bounds, mask_rows, F: gl.constexpr):
-    """Does the mask let a query see a key? Shapes broadcast; keys past Sk are not looked for."""
+    """Does the mask let a query see a key (its position)? Shapes broadcast; keys past Sk are not looked for."""
     seen = query < bounds.seqlen_q
     if F.left:
         seen = seen & (key >= query + bounds.left)
@@ -213,6 +251,10 @@ def hide(
     # Sq may see anything, as they are not stored.
     key = first_key + gl.arange(0, BLOCK_K, layout=gl.SliceLayout(0, LAYOUT))[None, :]
     past = gl.where(shown, bounds.seqlen_k, 0)
+    if F.key_positions:  # with intervals only, never with a band
+        index = first_key + gl.arange(0, BLOCK_K, layout=gl.SliceLayout(0, LAYOUT))
+        key = key_position(index, past, batch, bounds, mask, list_ptr, F)[None, :]
+        past = _NOWHERE
     if F.intervals:
         low, high, low2, high2 = interval_rows(row, batch, bounds, mask, rows_ptr, F)
         seen = (key >= low[:, None]) & (key < gl.minimum(high, past)[:, None])

@@ -27,7 +27,7 @@ from .assembly import (
 )
 from .draws import drop, first_round, keep_scale
 from .forward_recompute_nonfinite import attend_again, rows_of
-from .forward_schedule import hide, origin, pieces_of, place, rounds, work_item
+from .forward_schedule import hand_over, handed_over, hide, origin, pieces_of, place, rounds, work_item
 from .releases import AGAIN, load_tile, store_tile
 
 # The row maximum of a row that has seen nothing yet. Finite, so that exp2(-inf - maximum) is 0 and never NaN.
@@ -48,7 +48,7 @@ def _fetch(descriptor, place_in_tensor, full, empty, buffer, number, C: gl.const
 @gluon.jit
 def produce(arguments, F: gl.constexpr, C: gl.constexpr):
     """Fetch each consumer's queries, then keys and values, each tile of values after the next tile of keys."""
-    descriptors, buffers, barriers, work, bounds, mask, list_ptr = arguments
+    descriptors, buffers, barriers, work, bounds, mask, list_ptr, handed = arguments
     q_desc, k_desc, v_desc, _out_desc = descriptors
     q_smem, k_smem, v_smem, _out_smem = buffers
     q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
@@ -60,6 +60,7 @@ def produce(arguments, F: gl.constexpr, C: gl.constexpr):
     taken = 0
     for number in range(0, rounds(work, PAIRED)):
         batch, head, first_query = work_item(number, work, bounds, mask, list_ptr, C)
+        item = (batch, head, first_query)
         batch, queries_at, keys_at, own = origin(batch, bounds, mask, list_ptr, C.packed)
         kv_head = head // C.group
         pieces = pieces_of(batch, head, first_query, own, mask, F, TILE_Q, BLOCK_K)
@@ -68,6 +69,8 @@ def produce(arguments, F: gl.constexpr, C: gl.constexpr):
         free = ((number // C.q_stages) & 1) ^ 1
         for w in gl.static_range(CONSUMERS):
             mbarrier.wait(q_empty.index(place_q + w), free)
+            if C.ranked:
+                hand_over(item, handed, place_q + w)
             mbarrier.expect(q_full.index(place_q + w), C.rows * C.block_d * 2)
             load_tile(
                 q_desc,
@@ -218,7 +221,7 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
 
     Beyond D = 128 the output is staged where the queries were; the next ones come when it has left.
     """
-    descriptors, buffers, barriers, work, bounds, mask, list_ptr, rows_ptr, lse_ptr, scale, origins = arguments
+    descriptors, buffers, barriers, work, bounds, mask, list_ptr, rows_ptr, lse_ptr, scale, origins, handed = arguments
     terms = scale
     if F.softcap:
         scale = terms[8]
@@ -241,8 +244,13 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
     if C.turns and C.consumers - 1 == W:
         barrier_signal(_TURN, 256)
     nothing = gl.zeros([ROWS], gl.float32, layout=O_ROWS)
-    batch, head, first_query = work_item(0, work, bounds, mask, list_ptr, C)
+    if not C.ranked:
+        batch, head, first_query = work_item(0, work, bounds, mask, list_ptr, C)
     for number in range(0, rounds(work, PAIRED)):
+        if C.ranked:
+            arrived = (number % C.q_stages) * C.consumers + W
+            mbarrier.wait(q_full.index(arrived), (number // C.q_stages) & 1)
+            batch, head, first_query = handed_over(handed, arrived)
         if F.dropout:
             stream = load_stream(rows_ptr, batch, head)
         if F.alibi:  # of scores that are not scaled yet
@@ -258,7 +266,8 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
         item = (batch, head, first_query)
         place_q = (number % C.q_stages) * C.consumers + W
         q = q_smem.index(place_q).reshape([ROWS, BLOCK_D])
-        mbarrier.wait(q_full.index(place_q), (number // C.q_stages) & 1)
+        if not C.ranked:
+            mbarrier.wait(q_full.index(place_q), (number // C.q_stages) & 1)
         k = _arrived(k_full, k_smem, taken, C)
         scores = hopper.warpgroup_mma(q, k.permute((1, 0)), no_scores, use_acc=False, is_async=True)
         scores = hopper.warpgroup_mma_wait(0, [scores])
@@ -319,7 +328,8 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
         acc = hopper.warpgroup_mma(_operand(p, DTYPE, P_LAYOUT, C), v, acc, is_async=True)
         if BLOCK_D <= 128:
             mbarrier.arrive(q_empty.index(place_q), count=1)
-        following = work_item(number + 1, work, bounds, mask, list_ptr, C)  # while the product runs
+        if not C.ranked:
+            following = work_item(number + 1, work, bounds, mask, list_ptr, C)  # while the product runs
         acc = hopper.warpgroup_mma_wait(0, [acc])
         mbarrier.arrive(v_empty.index((taken - 1) % C.stages), count=1)
 
@@ -338,7 +348,8 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
         if BLOCK_D > 128:
             tma.store_wait(0)
             mbarrier.arrive(q_empty.index(place_q), count=1)
-        batch, head, first_query = following
+        if not C.ranked:
+            batch, head, first_query = following
     tma.store_wait(0)
     if F.left or F.right or F.intervals or F.block_q or C.packed:
         # A hidden value that is NaN or inf, perhaps: its weight is 0, and the product NaN. Rare, so looked at once.

@@ -17,7 +17,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ... import replay
-from ...masks import AnyMask
+from ...masks import AnyMask, Mask
 from ...options import Options
 from ...remembered import Bounded
 from ..compiled import Address, entry_of, map_of
@@ -27,15 +27,17 @@ from .assembly import capped_terms
 
 
 def mask_arguments(mask: AnyMask | None, unused: Tensor, kernel: str) -> tuple[Any, ...]:
-    """Mask.queries, the table of tiles, the list of blocks; the table's strides by batch row, head and tile; the
-    strides of Mask.queries by batch row and number. unused: a tensor to stand for absent ones.
+    """Mask.queries, the table of tiles, the list of blocks (of a Mask: Mask.keys, so that the kernels of other calls
+    have no argument more); the table's strides by batch row, head and tile; the strides of Mask.queries by batch row
+    and number. unused: a tensor to stand for absent ones.
 
     kernel: "forward", "dq" or "dkdv", whose table of the plan is passed. Of Sequences: where their keys end is the
     table, where their queries end the list, and the last number is N.
     """
-    queries, plane, stride_rows, _, _ = portable.mask_arguments(mask, unused)
+    queries, plane, stride_rows, positions, _ = portable.mask_arguments(mask, unused)
     table = portable.table_of(mask, unused, kernel)
-    return (queries, table.rows, table.blocks, table.batch, table.head, table.row, stride_rows, plane)
+    listed = positions if isinstance(mask, Mask) else table.blocks
+    return (queries, table.rows, listed, table.batch, table.head, table.row, stride_rows, plane)
 
 
 def scale_of(options: Options, bounded: bool = False) -> float | tuple[float, ...]:

@@ -37,6 +37,11 @@ def forward_tile(tile: "ForwardTile") -> "ForwardTile":
     return tile._replace(tight=False, cap=max(tile.cap, 104) if tile.cap else 0)
 
 
+def ranks_tiles() -> bool:
+    """Do tiles of packed sequences come by rank (forward_schedule.py)? 3.8 and 3.9 would spill in the loop."""
+    return environment.release() < (3, 8)
+
+
 def backward_options(head_dim: int, intervals: int) -> dict[str, Any]:
     """How the fused backward is compiled."""
     # 3.9 would spill registers in the loop, unless LLVM orders it so as to save them; earlier releases have no such

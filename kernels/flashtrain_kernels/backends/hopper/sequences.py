@@ -56,6 +56,54 @@ def find(slot, lanes, cu_ptr, sequences, tokens, TILE: tl.constexpr):
 
 
 @triton.jit
+def _tiles_from(level, number, cu_ptr, sequences, tokens, TILE: tl.constexpr):
+    """How many tiles of sequences of these numbers have at least `level` tiles before them in their sequence. A tail
+    past the last end is no sequence here."""
+    begin = begin_of(number, cu_ptr, sequences, tokens)
+    end = begin_of(number + 1, cu_ptr, sequences, tokens)
+    tiles = (tl.maximum(end - begin, 0) + TILE - 1) // TILE
+    return tl.where(number < sequences, tl.maximum(tiles - level, 0), 0)
+
+
+@triton.jit
+def find_by_rank(rank, lanes, cu_ptr, sequences, tokens, TILE: tl.constexpr):
+    """(sequence, tile within it) of a rank, where the tiles furthest into their sequences come first: with a bound on
+    the right and as many keys as queries they see the most. Ranks past them are the tail's tiles, which see nothing,
+    and past those no work. As many ranks as slots hold all tiles. lanes: 0 to 127, in any layout.
+    """
+    COUNT: tl.constexpr = lanes.shape[0]
+    # Of level m and above there are S(m) tiles, fewer for each level. Wanted: the last m with S(m) > rank, in
+    # [level, level + span), and S(m + 1), which come before that level's tiles.
+    level = 0
+    span = tokens // TILE + 1
+    before = 0
+    total = 0
+    looking = True
+    while looking:
+        half = span // 2
+        tiles = lanes * 0
+        for first in range(0, sequences, COUNT):
+            tiles += _tiles_from(level + half, first + lanes, cu_ptr, sequences, tokens, TILE)
+        total = tl.sum(tiles, 0)
+        # The first look is at level 0 only where that is the only one; `before` is S(level + span).
+        more = (total > rank) & (half > 0)
+        level = tl.where(more, level + half, level)
+        before = tl.where(more | (half == 0), before, total)
+        span = tl.where(more, span - half, half)
+        looking = half > 0
+    # Now `total` is S(level).
+    place = rank - before  # among the sequences that have a tile of this level
+    found = 0
+    for first in range(0, sequences, COUNT):
+        has = (_tiles_from(level, first + lanes, cu_ptr, sequences, tokens, TILE) > 0).to(tl.int32)
+        here = (has > 0) & (tl.cumsum(has, 0) == place + 1)
+        found += tl.sum(tl.where(here, first + lanes, 0), 0)
+        place -= tl.sum(has, 0)
+    tail = rank >= total  # then level 0 was left, and S(0) found
+    return tl.where(tail, sequences, found), tl.where(tail, rank - total, level)
+
+
+@triton.jit
 def sequence_of(number, cu_q_ptr, cu_k_ptr, sequences, bounds, OF_KEYS: tl.constexpr):
     """(its first query, its first key, its Bounds) of a sequence. bounds: of the whole row, and the window, counted
     from the diagonal that ends bottom-right. OF_KEYS: does the kernel ask for tiles of keys (else of queries)?"""

@@ -302,7 +302,7 @@ def attend_launches(
     programs = ceil_div(rows, tile) * batch * kv_heads
     capacity = table.shape[1] * k_cache.shape[1]
     if splits == 0:
-        splits = splits_for(programs, ceil_div(capacity, keys), q.device)
+        splits = splits_for(programs, ceil_div(capacity, keys), paged, q.device)
     parts, part_lse = out, lse
     if splits > 1:
         parts = torch.empty((splits, *out.shape), dtype=torch.float32, device=q.device)
@@ -336,9 +336,12 @@ def attend_launches(
     )]  # fmt: skip
 
 
-def splits_for(programs: int, tiles: int, device: torch.device) -> int:
-    """Into how many parts to cut the keys: two programs a multiprocessor, and four tiles of keys or more in each."""
-    return max(1, min(ceil_div(2 * _multiprocessors(device), max(programs, 1)), tiles // 4, 128))
+def splits_for(programs: int, tiles: int, paged: bool, device: torch.device) -> int:
+    """Into how many parts to cut the keys: two programs a multiprocessor, four where pages are looked for, which wait
+    longer and have less in flight each, and not one more, as an incomplete second round costs most (measured:
+    kernels/OPTIMISATION.md); and four tiles of keys or more in each."""
+    most = (4 if paged else 2) * _multiprocessors(device)
+    return max(1, min(most // max(programs, 1), tiles // 4, 128))
 
 
 @cache

@@ -1,0 +1,82 @@
+"""dQ added up in one order, so that it has the same bits at every run: what C.deterministic adds to the fused backward.
+
+D head dimension. A tile of dQ is 64 queries of a head; each of two warpgroups (WG) computes half of it.
+
+The items of a head add to a tile in the order of their keys, lowest first. For each half of a tile there is a counter
+in global memory, of how many items have added: an item waits until it says that all before it have. The consumers do
+not wait themselves. They hand what they computed to a warp each, which waits, lets the copy engine add, waits until
+that is in memory, and raises the counter.
+
+Nobody waits for ever. Items are numbered (work_of) so that those of a head come in the order of their keys, and
+programs take numbers in the order in which they begin: an item waits only for lower numbers, whose programs run
+already. So of all items that are not done the lowest waits for none that is not done, and nothing else in a program
+waits for another program. How full the GPU is, and with what, is no matter.
+
+Nor do they wait much. All walk the tiles of queries downwards, from the last that sees their keys; where that is the
+same for all, an item is a step behind the one before it, and stays there. With grouped heads all heads' tiles at a
+place are visited before the tiles below: the steps that an item is behind are then of one head.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+from .assembly import stores_done
+from .backward_parts import in_register_order, reduce_by_copy, shared_stored
+from .backward_schedule import BARRIERS, BLOCK_Q, first_step, items_before, next_step, own_number, tile_of, work_of
+
+
+@gluon.jit
+def await_taken(notes, number, WG: gl.constexpr):
+    """Wait until what was handed over before the number-th time (from 1) has been read from shared memory."""
+    mbarrier.wait(notes.index(BARRIERS + 2 + WG), number & 1)  # at once before the first time: the phase before none
+
+
+@gluon.jit
+def hand_over(staging, notes, dq, number, WG: gl.constexpr, PART: gl.constexpr):
+    """Give a warpgroup's half of a tile of dQ^T to the warp that adds it, for the number-th time (from 1)."""
+    await_taken(notes, number, WG)
+    staging.index(WG).store(in_register_order(dq, PART).reshape([2 * PART, 32]))
+    shared_stored()
+    mbarrier.arrive(notes.index(BARRIERS + WG), count=1)
+
+
+@gluon.jit
+def _await_turn(counter, before):
+    """Wait until a counter says `before`; what was added until then comes before what the copy engine adds after."""
+    gl.inline_asm_elementwise(
+        "{ .reg .pred p; .reg .b32 v; AGAIN: ld.acquire.gpu.global.b32 v, [$1]; setp.lt.s32 p, v, $2; @p bra AGAIN; "
+        "bar.warp.sync 0xffffffff; fence.proxy.async.global; mov.u32 $0, 0; }",
+        "=r,l,r,~{memory}", [counter.to(gl.int64, bitcast=True), before], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _end_turn(counter):
+    """Raise a counter: what the warp waited for (stores_done) comes before."""
+    gl.inline_asm_elementwise(
+        "{ .reg .pred p; .reg .b32 t; bar.warp.sync 0xffffffff; mov.u32 t, %laneid; setp.eq.u32 p, t, 0; "
+        "@p red.release.gpu.global.add.u32 [$1], 1; mov.u32 $0, 0; }",
+        "=r,l,~{memory}", [counter.to(gl.int64, bitcast=True)], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def add_in_turn(memory, call, WG: gl.constexpr, D: gl.constexpr, C: gl.constexpr):
+    """The warp that adds what a warpgroup hands over. It finds the tiles as the consumers do, in the same order."""
+    _k_smem, _v_smem, _q_ring, _do_ring, _row_ring, _ds_smem, staging, target, notes = memory
+    walk, _masks, _first_key, head_place = work_of(own_number(notes, C), call, notes, C)
+    counters = call.flags + (2 * call.key_tiles * call.all_heads + 1 + WG)
+    count, member, tiles = first_step(walk, C.kind, C.tiles, C.group)
+    i = 0
+    for j in range(count):
+        tile, _masked = tile_of(i, member, walk, C.kind, C.tiles, C.deterministic)
+        place = (head_place + member) * call.query_tiles + tile
+        mbarrier.wait(notes.index(BARRIERS + WG), j & 1)
+        _await_turn(counters + 2 * place, items_before(tile, walk, C))
+        reduce_by_copy(target, [place * (BLOCK_Q * D // 32) + WG * D, 0], staging.index(WG))
+        tma.store_wait(0)
+        mbarrier.arrive(notes.index(BARRIERS + 2 + WG), count=1)
+        stores_done()
+        _end_turn(counters + 2 * place)
+        i, member, tiles = next_step(i, member, tiles, walk, C.kind, C.tiles, C.group, C.deterministic)
