@@ -70,7 +70,7 @@ def _serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str |
     if not has_whole_heads(q, k, options):
         if is_deterministic(options):
             reason = why_not_in_turn(q, options)
-            if reason is None and environment.forced_implementation() is None:
+            if reason is None and not adds_in_turn():
                 reason = (
                     "deterministic, for which they add dQ up in one order only where they are forced"  # not run yet
                 )
@@ -79,6 +79,11 @@ def _serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str |
         if environment.forced_implementation() is None and _is_faster_portable(q, k, options):
             return "the portable kernels are faster"
     return serves_backward(q, k, v, options)
+
+
+def adds_in_turn() -> bool:
+    """Do deterministic calls run on these kernels where they can? They have not run on a GPU yet: where forced only."""
+    return environment.forced_implementation() == NAME
 
 
 def _is_faster_portable(q: Tensor, k: Tensor, options: Options) -> bool:
@@ -114,8 +119,8 @@ def _both_passes(head_dim: int) -> bool:
 
 @constant
 def _finds_sequences(device: torch.device, dtype: torch.dtype) -> bool:
-    nondeterministic = not torch.are_deterministic_algorithms_enabled()
-    return dtype.itemsize == 2 and nondeterministic and unavailable(device) is None
+    served = adds_in_turn() or not torch.are_deterministic_algorithms_enabled()
+    return dtype.itemsize == 2 and served and unavailable(device) is None
 
 
 def caps(mask: Mask, head_dim: int, dtype: torch.dtype) -> bool:

@@ -54,7 +54,7 @@ class Choices(NamedTuple):
     packed: sequences are packed (sequences.py). dropout: weights are dropped; mask_ptr is then the seed, and
     stride_mask the threshold. alibi: they are the slopes and their stride (draws.with_changes). softcap: scale_log2 is
     a tuple (launch.scale_of). deterministic: dQ is added up in one order, and each program has one item
-    (backward_in_turn); with band masks only, and D of 64 and 128.
+    (backward_in_turn); with bands and packed sequences, and D of 64 and 128.
     """
 
     stages: int
@@ -186,7 +186,8 @@ def backward_kernel(
         mbarrier.init(do_full.index(i), count=1)
     fence_async_shared()
 
-    notes = gl.allocate_shared_memory(gl.int64, [NOTES if C.whole else 17 if C.deterministic else 12, 1], mbarrier.MBarrierLayout())
+    PLACES: gl.constexpr = NOTES if C.whole else BARRIERS + 4 if C.deterministic else 12
+    notes = gl.allocate_shared_memory(gl.int64, [PLACES, 1], mbarrier.MBarrierLayout())
     PART: gl.constexpr = 8 if C.aligned else 1
     note(
         notes, 0, (stride_dkb // PART, stride_dks // PART, stride_dkh // PART, stride_dvb // PART, stride_dvs // PART,
