@@ -104,7 +104,7 @@ def finds_sequences(device: torch.device, head_dim: int, dtype: torch.dtype, opt
     """Do packed sequences stay as they are in this call, as its kernels find them themselves? Else a Mask is made."""
     if implementation_for(device.type) != "portable" or not runs_kernels(device):
         return False
-    changed = options.deterministic or (options.beyond_softcap and not hopper.changes_sequences(options, head_dim))
+    changed = options.beyond_softcap and not hopper.changes_sequences(options, head_dim)
     return hopper.finds_sequences(device, head_dim, dtype, changed)
 
 

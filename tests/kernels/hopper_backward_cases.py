@@ -63,6 +63,7 @@ FEATURES = {
     "softcap packed": replace(packed(-1, 0), softcap=30.0),
     "deterministic": Options(0.125, right=0, deterministic=True),
     "deterministic window": Options(0.125, left=-256, right=0, deterministic=True),
+    "deterministic packed": replace(packed(-1, 0), deterministic=True),
     "padded": Options(0.125, right=0),  # head dimensions that are computed as 128 or 256
 }
 FEATURES |= {
@@ -128,7 +129,7 @@ SPILLS = {
     ("softcap two intervals", 64): 6, ("softcap two intervals", 128): 32, ("softcap packed", 64): 26,
     ("dropout causal", 64): 30, ("dropout causal", 128): 33,
     ("dropout window", 128): 34, ("dropout packed full", 64): 20, ("dropout packed full", 128): 2,
-    ("alibi causal", 64): 2,
+    ("alibi causal", 64): 2, ("deterministic packed", 128): 2,
 }  # fmt: skip
 # And those of other releases: with 3.9 at D = 64 where an item begins and ends, too.
 SPILLS |= {

@@ -40,12 +40,14 @@ def test_gradients_computed_again_are_the_references(pairs, tails, window, head_
     query_tiles, key_tiles = slots(totals[0], number, 64), slots(totals[1], number, 128)
     places, halves = heads[0] * query_tiles, 2 * key_tiles * heads[1]
     rows, work = torch.full((places * 128,), torch.nan), torch.full((places * 64 * head_dim,), torch.nan)
+    counters = torch.full((2 * halves + 2,), 7, dtype=torch.int32)  # flags, a ticket and counters, and one beyond
     prepare_kernel[(places,)](
-        out, dout, lse, lse, rows, work, rows, strides_of(out), strides_of(dout), heads[0], totals[0], query_tiles,
+        out, dout, lse, lse, rows, work, counters, strides_of(out), strides_of(dout), heads[0], totals[0], query_tiles,
         halves, ends[0], number, HAS_DLSE=False, CAREFUL=True, WHOLE=False, PACKED=True,
-        DETERMINISTIC=False, D=head_dim, HEAD_DIM=head_dim,
+        DETERMINISTIC=True, D=head_dim, HEAD_DIM=head_dim,
     )  # fmt: skip
     assert work.eq(0).all()
+    assert counters.tolist() == [7] * halves + [0] * (halves + 1) + [7]
     assert not rows.isnan().any()
     gradients = [torch.full_like(x, 55.0) for x in (q, k, v)]
     work.fill_(torch.nan)

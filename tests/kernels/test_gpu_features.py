@@ -179,6 +179,8 @@ IN_TURN = [
     Case(2, 1333, 1333, 4, 2, 128, "window causal"),
     Case(2, 1000, 1100, 4, 2, 96, "causal", softcap=3.0),
     Case(2, 3000, 3000, 16, 16, 128, "causal"),
+    Case(2, 1000, 1000, 4, 2, 64, "causal", alibi="alibi"),
+    Case(2, 700, 1000, 4, 1, 128, "causal", alibi="alibi"),
 ]
 
 

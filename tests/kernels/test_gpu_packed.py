@@ -237,6 +237,20 @@ def test_boundaries_that_cannot_be_write_nowhere_else(ends):
         assert buffer[4096 + inside.numel() :].eq(77).all()
 
 
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_deterministic_gradients_are_the_same_ten_times(head_dim, window, path):
+    inputs, cu = packed("unequal", head_dim)
+    dout, dlse = torch.randn_like(inputs[0]), torch.randn(4, inputs[0].shape[0], device=DEVICE)
+    wanted = results(inputs, cu, dout, dlse, **WINDOWS[window])
+    first = results(inputs, cu, dout, dlse, deterministic=True, **WINDOWS[window])
+    for what, value in wanted.items():
+        torch.testing.assert_close(first[what], value, atol=2e-2, rtol=2e-2)
+    for _ in range(9):
+        again = results(inputs, cu, dout, dlse, deterministic=True, **WINDOWS[window])
+        assert all(torch.equal(again[what], value) for what, value in first.items())
+
+
 def test_a_forced_backend_makes_masks():
     inputs, cu = packed("equal")
     dout, dlse = torch.randn_like(inputs[0]), torch.randn(4, inputs[0].shape[0], device=DEVICE)

@@ -1,126 +1,181 @@
-"""The deterministic backward on Hopper GPUs: its items add to every tile of dQ one after the other, and none waits for
-ever. The kernel's own arithmetic, as plain Python."""
+"""The order in which the Hopper kernels add dQ up for a deterministic call: by the kernels' own arithmetic, on a CPU.
+
+B K heads of keys, each with `group` query heads; items are 128 keys, tiles 64 queries.
+"""
 
 import importlib.util
 import random
-from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
-
-class Shape(NamedTuple):
-    """all_heads: of keys, in all rows. left, right: of Options. together: heads whose items are sorted together."""
-
-    seqlen_q: int
-    seqlen_k: int
-    all_heads: int
-    group: int
-    left: int | None
-    right: int | None
-    together: int
+BOUND = st.none() | st.integers(-900, 900)
 
 
-@st.composite
-def shapes(draw: Any) -> Shape:
-    seqlen_q, seqlen_k = draw(st.integers(1, 900)), draw(st.integers(1, 1500))
-    diagonal = seqlen_k - seqlen_q
-    left = draw(st.none() | st.integers(-700, 200).map(lambda x: x + diagonal))
-    right = draw(st.none() | st.just(diagonal) | st.integers(-200, 700).map(lambda x: x + diagonal))
-    if left is not None and right is not None and left > right:
-        left, right = right, left
-    return Shape(
-        seqlen_q, seqlen_k, draw(st.integers(1, 6)), draw(st.sampled_from([1, 2, 3])), left, right,
-        draw(st.sampled_from([1, 2, 4, 32])),
-    )  # fmt: skip
+class Item:
+    """What a program does. places: of the workspace, step by step. needed: how many steps the counter `before` must be
+    at for each; `counter` is its own."""
+
+    def __init__(self, number, call, choices, sequences):
+        from plain_jit import Integer, plain
+
+        from flashtrain_kernels.backends.hopper import backward_schedule
+
+        replaced = {"opaque": lambda x: x}
+        if choices.packed:
+            find = plain(sequences.find)
+            replaced |= {
+                "noted": lambda notes, place: Integer(len(call.table.array) - 1),
+                "find": lambda *given: tuple(map(Integer, find(*given))),
+            }
+        work_of = plain(backward_schedule.work_of, **replaced)
+        first_step, tile_of, next_step, steps_behind, counter_of = (
+            plain(getattr(backward_schedule, name), opaque=lambda x: x)
+            for name in ("first_step", "tile_of", "next_step", "steps_behind", "counter_of")
+        )
+        walk, _masks, first_key, head_place = work_of(Integer(number), call, None, choices)
+        self.counter = counter_of(first_key, walk, head_place, call, choices)
+        self.before = self.counter - 1
+        behind = steps_behind(walk, first_key, choices)
+        count, member, tiles = first_step(walk, 0, 1, choices.group)
+        self.first_key, self.walk = walk.keys_at + first_key, walk
+        self.places, self.tiles, self.needed, i = [], [], [], 0
+        for j in range(count):
+            tile, _masked = tile_of(i, member, walk, 0, 1, True)
+            assert 0 <= tile < call.query_tiles
+            self.tiles.append(tile)
+            self.places.append((head_place + member) * call.query_tiles + tile)
+            self.needed.append(j + 1 - behind)
+            i, member, tiles = next_step(i, member, tiles, walk, 0, 1, choices.group, True)
+        assert len(set(self.places)) == count
 
 
-def turns(shape: Shape) -> list[list[tuple[int, int]]]:
-    """Of each item, in the order of their numbers: (the tile's place in dQ's workspace, how many add before it)."""
-    from plain_jit import Integer, plain
-
-    from flashtrain_kernels.backends.hopper import backward_kernel
-    from flashtrain_kernels.backends.hopper import backward_schedule as schedule
+def items_of(seqlen_q, seqlen_k, left, right, batch=1, kv_heads=1, group=1, together=1):
+    from flashtrain_kernels.backends.hopper import backward_kernel, backward_schedule
     from flashtrain_kernels.backends.portable.tiles import Bounds
 
-    c = backward_kernel.Choices(
-        stages=3, group=shape.group, left=shape.left is not None, right=shape.right is not None, deterministic=True
+    choices = backward_kernel.Choices(
+        stages=3, group=group, left=left is not None, right=right is not None, deterministic=True
     )
-    query_tiles, key_tiles = -(-shape.seqlen_q // 64), -(-shape.seqlen_k // 128)
-    call = schedule.Call(
-        1.0, shape.all_heads * shape.group, Bounds(shape.seqlen_q, shape.seqlen_k, shape.left or 0, shape.right or 0),
-        query_tiles, key_tiles, shape.all_heads, shape.together, None, 0, 0, None, None, None, None,
+    bounds = Bounds(seqlen_q, seqlen_k, left or 0, right or 0)
+    query_tiles, key_tiles = -(-seqlen_q // 64), -(-seqlen_k // 128)
+    call = backward_schedule.Call(
+        1.0, kv_heads * group, bounds, query_tiles, key_tiles, batch * kv_heads, together, None, None, None, None,
+        None, None, None,
     )  # fmt: skip
-    asis = {"opaque": lambda x: x}
-    work_of, tile_of, next_step, first_step, items_before = (
-        plain(getattr(schedule, name), **asis)
-        for name in ("work_of", "tile_of", "next_step", "first_step", "items_before")
-    )
-    found = []
-    for item in range(key_tiles * shape.all_heads):
-        walk, _masks, _first_key, head_place = work_of(Integer(item), call, None, c)
-        count, member, tiles = first_step(walk, c.kind, c.tiles, c.group)
-        i, visits = 0, []
-        for _ in range(count):
-            tile, _masked = tile_of(i, member, walk, c.kind, c.tiles, True)
-            assert 0 <= tile < query_tiles
-            place = (head_place + member) * query_tiles + tile
-            visits.append((place, items_before(tile, walk, c)))
-            i, member, tiles = next_step(i, member, tiles, walk, c.kind, c.tiles, c.group, True)
-        assert len({place for place, _ in visits}) == len(visits)
-        found.append(visits)
-    return found
+    return [Item(number, call, choices, None) for number in range(key_tiles * batch * kv_heads)]
 
 
-@settings(max_examples=150, deadline=None)
-@given(shape=shapes())
-def test_the_items_of_a_tile_of_dq_take_turns_in_the_order_of_their_numbers(shape):
-    added: dict[int, int] = {}
-    for visits in turns(shape):
-        for place, before in visits:  # so whom it waits for has a lower number, each has a turn, and no turn is empty
-            assert before == added.get(place, 0)
-            added[place] = before + 1
-
-
-@settings(max_examples=60, deadline=None)
-@given(shape=shapes(), resident=st.integers(1, 9), seed=st.integers(0, 2**32))
-def test_no_item_waits_for_ever_however_few_run_at_once_and_however_fast_each_is(shape, resident, seed):
-    chance, waiting = random.Random(seed), iter(turns(shape))
-    added: dict[int, int] = {}
-    running: list[list[tuple[int, int]]] = []
-    while True:
-        while len(running) < resident and (visits := next(waiting, None)) is not None:
-            running.append(list(visits))
-        if not running:
-            break
-        able = [visits for visits in running if not visits or added.get(visits[0][0], 0) >= visits[0][1]]
-        assert able, "all wait for each other"
-        visits = chance.choice(able)
-        if visits:
-            place, before = visits.pop(0)
-            assert added.get(place, 0) == before, "two add at once"
-            added[place] = before + 1
+def run(items, processors, made):
+    """Run the programs as some GPU might: started in the order of their numbers, each as fast as it likes. The items
+    that added to each place, in their order."""
+    counters, added = {}, {}
+    waiting, running = list(enumerate(items))[::-1], []
+    while waiting or running:
+        while waiting and len(running) < processors:
+            running.append([waiting.pop()[1], 0])
+        made.shuffle(running)
+        for at, (item, step) in enumerate(running):
+            if step == len(item.places):
+                break
+            if item.needed[step] <= 0 or counters.get(item.before, 0) >= item.needed[step]:
+                added.setdefault(item.places[step], []).append(item.first_key)
+                counters[item.counter] = running[at][1] = step + 1
+                break
         else:
-            running.remove(visits)
+            raise AssertionError("they wait for each other")
+        if step == len(item.places):
+            running.pop(at)
+    return added
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    seqlen_q=st.integers(1, 900), seqlen_k=st.integers(1, 900), left=BOUND, right=BOUND, batch=st.integers(1, 2),
+    kv_heads=st.integers(1, 2), group=st.sampled_from([1, 1, 3]), together=st.integers(1, 5),
+    processors=st.integers(1, 20), seed=st.integers(0, 1000),
+)  # fmt: skip
+def test_every_tile_of_dq_is_added_up_in_one_order_and_nobody_waits_for_ever(
+    seqlen_q, seqlen_k, left, right, batch, kv_heads, group, together, processors, seed
+):
+    items = items_of(seqlen_q, seqlen_k, left, right, batch, kv_heads, group, together)
+    added = run(items, processors, random.Random(seed))
+    query, key = np.arange(seqlen_q)[:, None], np.arange(seqlen_k)[None, :]
+    seen = np.ones((seqlen_q, seqlen_k), bool)
+    if left is not None:
+        seen &= key >= query + left
+    if right is not None:
+        seen &= key <= query + right
+    query_tiles = -(-seqlen_q // 64)
+    for place in range(batch * kv_heads * group * query_tiles):
+        rows = seen[place % query_tiles * 64 :][:64]
+        keys = added.get(place, [])
+        assert keys == sorted(keys)
+        assert set(keys) >= {first for first in range(0, seqlen_k, 128) if rows[:, first : first + 128].any()}
+    assert {item.counter for item in items} == set(range(len(items)))
 
 
 @settings(max_examples=60, deadline=None)
-@given(shape=shapes())
-def test_every_visible_pair_is_in_a_tile_that_its_item_visits(shape):
-    query_tiles, key_tiles = -(-shape.seqlen_q // 64), -(-shape.seqlen_k // 128)
-    heads = shape.all_heads * shape.group
-    counted = [0] * (heads * query_tiles)
-    for visits in turns(shape):
-        for place, _ in visits:
-            counted[place] += 1
-    for tile in range(query_tiles):
-        first, last = tile * 64, min(tile * 64 + 64, shape.seqlen_q) - 1
-        low = 0 if shape.left is None else first + shape.left
-        high = shape.seqlen_k - 1 if shape.right is None else last + shape.right
-        low, high = max(low, 0), min(high, shape.seqlen_k - 1)
-        needed = high // 128 - low // 128 + 1 if low <= high else 0
-        assert all(counted[head * query_tiles + tile] >= needed for head in range(heads))
-    assert key_tiles > 0
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 500), st.integers(0, 500)), min_size=1, max_size=5),
+    window=st.tuples(st.integers(-1, 300), st.integers(-1, 300)), group=st.sampled_from([1, 2]),
+    together=st.integers(1, 3), processors=st.integers(1, 20), seed=st.integers(0, 1000),
+)  # fmt: skip
+def test_so_is_that_of_packed_sequences(lengths, window, group, together, processors, seed):
+    from plain_jit import Pointer
+
+    from flashtrain_kernels.backends.hopper import backward_kernel, backward_schedule, sequences
+    from flashtrain_kernels.backends.portable.tiles import Bounds
+
+    cu_q, cu_k = (np.cumsum([0, *ends]) for ends in zip(*lengths, strict=True))
+    number, total_q, total_k = len(lengths), max(1, int(cu_q[-1])), max(1, int(cu_k[-1]))
+    choices = backward_kernel.Choices(
+        stages=3, group=group, left=window[0] >= 0, right=window[1] >= 0, packed=True, deterministic=True
+    )
+    bounds = Bounds(total_q, total_k, -max(window[0], 0), max(window[1], 0))
+    slots_q, slots_k = sequences.slots(total_q, number, 64), sequences.slots(total_k, number, 128)
+    call = backward_schedule.Call(
+        1.0, 2 * group, bounds, slots_q, slots_k, 2, together, None, None, Pointer(cu_k), Pointer(cu_q), None, None,
+        None,
+    )  # fmt: skip
+    items = [Item(each, call, choices, sequences) for each in range(2 * slots_k)]
+    added = run(items, processors, random.Random(seed))
+    visible = sum(  # of each sequence, pairs of a tile and an item with something to see
+        bool(pairs_of(q, k, window)[a : a + 64, b : b + 128].any())
+        for q, k in lengths
+        for a in range(0, q, 64)
+        for b in range(0, k, 128)
+    )
+    assert sum(map(len, added.values())) >= 2 * group * visible
+    assert all(keys == sorted(set(keys)) for keys in added.values())
+    assert {item.counter for item in items} == set(range(len(items)))
+
+
+def pairs_of(seqlen_q, seqlen_k, window):
+    distance = np.arange(seqlen_k)[None, :] - np.arange(seqlen_q)[:, None] - (seqlen_k - seqlen_q)
+    seen = np.ones(distance.shape, bool)
+    if window[0] >= 0:
+        seen &= distance >= -window[0]
+    if window[1] >= 0:
+        seen &= distance <= window[1]
+    return seen
+
+
+def test_items_that_start_together_wait_only_when_they_start():
+    """Each step takes one unit, an addition is seen `lag` later. Under a causal mask, grouped heads included, an item's
+    last step is no later than its number of steps and the lags of those before it."""
+    lag = 1.5
+    for group in (1, 4):
+        ends, done = {}, {}
+        for item in items_of(2048, 2048, None, 0, group=group):
+            now = 0.0
+            for step, needed in enumerate(item.needed):
+                before = done.get((item.before, needed), 0.0) + lag if needed > 0 else 0.0
+                now = max(now + 1, before)
+                done[item.counter, step + 1] = now
+            ends[item.first_key] = now - len(item.needed)
+        assert all(late <= lag * (key // 128) for key, late in ends.items())

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import environment
 from ...masks import BlockMask, Mask, Sequences
 from ...options import Options
 from ..portable.launch import Launch, ceil_div, features_of, mask_arguments, strides_of, table_of
@@ -100,16 +99,12 @@ def is_deterministic(options: Options) -> bool:
 
 def why_not_in_turn(q: Tensor, options: Options) -> str | None:
     """None, or why the kernel cannot add this call's dQ up in one order (backward_in_turn.py)."""
-    if options.mask is not None:
-        return "deterministic, and with a mask or packed sequences their dQ is added up in any order"
-    if options.dropout_p > 0 or options.alibi_slopes is not None:
-        return "deterministic, and with dropout or ALiBi their dQ is added up in any order"
+    if isinstance(options.mask, (Mask, BlockMask)):  # a table tells its tiles, not who else visits them
+        return "deterministic, and with a mask their dQ is added up in any order"
     if q.shape[3] > 128:
         return "deterministic, and beyond head dimension 128 their dQ is added up in any order"
     if options.left is not None and options.right is not None and options.left > options.right:
         return "deterministic, with a window that shows nothing"
-    if environment.forced_implementation() is None:  # it has not run on a GPU yet
-        return "deterministic, for which they add dQ up in one order only where they are forced"
     return None
 
 
@@ -192,7 +187,7 @@ def backward_launches(
     halves = 2 * items * keys // KEYS
     flags = work.view(torch.int32)  # where nothing may be masked, no kernel reads or writes any
     if masked or constants.deterministic:
-        counters = 1 + 2 * places if constants.deterministic else 0
+        counters = 1 + halves if constants.deterministic else 0
         flags = torch.empty(halves + places * constants.whole + counters, dtype=torch.int32, device=q.device)
     scale_log2, finish_scale = scale_of(options), options.scale * keep_scale_of(options)
     warps = 4 if width <= 128 else 8

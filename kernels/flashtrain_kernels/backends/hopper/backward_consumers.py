@@ -114,7 +114,7 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                 s = exponent(s, rows, call, C)
                 if C.alibi:
                     if C.group > 1:  # noqa: SIM102 - decided while compiling; while running
-                        if i == 0:
+                        if C.deterministic or i == 0:
                             slope = item_slope(member, walk, masks, head_place, call, notes, C)
                     s = lean(s, key - (tile * BLOCK_Q + walk.first_position), slope)
                 if masked:
@@ -124,7 +124,7 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                 p, factor = weights_of(s, rows, call, C)
                 if C.dropout:
                     if C.group > 1:  # noqa: SIM102 - decided while compiling; while running
-                        if i == 0:
+                        if C.deterministic or i == 0:
                             draws = item_draws(member, walk, masks, key, head_place, call, C)
                     p = mark_dropped(p, tile, draws, threshold)
                     p16 = kept_weights(p, dtype)
@@ -249,7 +249,7 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
             s = exponent(s, rows, call, C)
             if C.alibi:
                 if C.group > 1:  # noqa: SIM102 - decided while compiling; while running
-                    if i == 0:
+                    if C.deterministic or i == 0:
                         slope = item_slope(member, walk, masks, head_place, call, notes, C)
                 s = lean(s, key - (tile * BLOCK_Q + walk.first_position), slope)
             if masked:
@@ -261,7 +261,7 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
             p, factor = weights_of(s, rows, call, C)
             if C.dropout:
                 if C.group > 1:  # noqa: SIM102 - decided while compiling; while running
-                    if i == 0:
+                    if C.deterministic or i == 0:
                         draws = item_draws(member, walk, masks, key, head_place, call, C)
                 p = mark_dropped(p, tile, draws, threshold)
                 p16 = kept_weights(p, dtype)

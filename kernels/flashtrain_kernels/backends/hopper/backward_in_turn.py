@@ -2,10 +2,11 @@
 
 D head dimension. A tile of dQ is 64 queries of a head; each of two warpgroups (WG) computes half of it.
 
-The items of a head add to a tile in the order of their keys, lowest first. For each half of a tile there is a counter
-in global memory, of how many items have added: an item waits until it says that all before it have. The consumers do
-not wait themselves. They hand what they computed to a warp each, which waits, lets the copy engine add, waits until
-that is in memory, and raises the counter.
+The items of a head add to a tile in the order of their keys, lowest first. Each item counts in global memory, for each
+half, at how many of its steps it has added. An item waits until the one of the keys before it has added to the tile, as
+that one waited for the one before itself. It looks only where that is not known yet: who is far behind seldom does. The
+consumers do not wait themselves. They hand what they computed to a warp each, which waits, lets the copy engine add,
+waits until that is in memory, and counts.
 
 Nobody waits for ever. Items are numbered (work_of) so that those of a head come in the order of their keys, and
 programs take numbers in the order in which they begin: an item waits only for lower numbers, whose programs run
@@ -23,7 +24,17 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from .assembly import stores_done
 from .backward_parts import in_register_order, reduce_by_copy, shared_stored
-from .backward_schedule import BARRIERS, BLOCK_Q, first_step, items_before, next_step, own_number, tile_of, work_of
+from .backward_schedule import (
+    BARRIERS,
+    BLOCK_Q,
+    counter_of,
+    first_step,
+    next_step,
+    own_number,
+    steps_behind,
+    tile_of,
+    work_of,
+)
 
 
 @gluon.jit
@@ -42,22 +53,25 @@ def hand_over(staging, notes, dq, number, WG: gl.constexpr, PART: gl.constexpr):
 
 
 @gluon.jit
-def _await_turn(counter, before):
-    """Wait until a counter says `before`; what was added until then comes before what the copy engine adds after."""
-    gl.inline_asm_elementwise(
-        "{ .reg .pred p; .reg .b32 v; AGAIN: ld.acquire.gpu.global.b32 v, [$1]; setp.lt.s32 p, v, $2; @p bra AGAIN; "
-        "bar.warp.sync 0xffffffff; fence.proxy.async.global; mov.u32 $0, 0; }",
-        "=r,l,r,~{memory}", [counter.to(gl.int64, bitcast=True), before], dtype=gl.int32, is_pure=False, pack=1,
+def _await_steps(counter, needed, known):
+    """Wait until a counter says `needed`, if the `known` last seen of it was less; what it says now. What was added
+    until then comes before what the copy engine adds after."""
+    return gl.inline_asm_elementwise(
+        "{ .reg .pred p; mov.b32 $0, $3; setp.ge.s32 p, $3, $2; @p bra KNOWN; "
+        "AGAIN: ld.acquire.gpu.global.b32 $0, [$1]; setp.lt.s32 p, $0, $2; @p bra AGAIN; fence.proxy.async.global; "
+        "KNOWN: bar.warp.sync 0xffffffff; }",
+        "=&r,l,r,r,~{memory}", [counter.to(gl.int64, bitcast=True), needed, known],
+        dtype=gl.int32, is_pure=False, pack=1,
     )  # fmt: skip
 
 
 @gluon.jit
-def _end_turn(counter):
-    """Raise a counter: what the warp waited for (stores_done) comes before."""
+def _count(counter, steps):
+    """Let a counter say `steps`: what the warp waited for (stores_done) comes before."""
     gl.inline_asm_elementwise(
         "{ .reg .pred p; .reg .b32 t; bar.warp.sync 0xffffffff; mov.u32 t, %laneid; setp.eq.u32 p, t, 0; "
-        "@p red.release.gpu.global.add.u32 [$1], 1; mov.u32 $0, 0; }",
-        "=r,l,~{memory}", [counter.to(gl.int64, bitcast=True)], dtype=gl.int32, is_pure=False, pack=1,
+        "@p st.release.gpu.global.b32 [$1], $2; mov.u32 $0, 0; }",
+        "=r,l,r,~{memory}", [counter.to(gl.int64, bitcast=True), steps], dtype=gl.int32, is_pure=False, pack=1,
     )  # fmt: skip
 
 
@@ -65,18 +79,21 @@ def _end_turn(counter):
 def add_in_turn(memory, call, WG: gl.constexpr, D: gl.constexpr, C: gl.constexpr):
     """The warp that adds what a warpgroup hands over. It finds the tiles as the consumers do, in the same order."""
     _k_smem, _v_smem, _q_ring, _do_ring, _row_ring, _ds_smem, staging, target, notes = memory
-    walk, _masks, _first_key, head_place = work_of(own_number(notes, C), call, notes, C)
-    counters = call.flags + (2 * call.key_tiles * call.all_heads + 1 + WG)
+    walk, _masks, first_key, head_place = work_of(own_number(notes, C), call, notes, C)
+    own = call.flags + (2 * call.key_tiles * call.all_heads + 1 + WG)
+    own += 2 * counter_of(first_key, walk, head_place, call, C)
+    behind = steps_behind(walk, first_key, C)
     count, member, tiles = first_step(walk, C.kind, C.tiles, C.group)
+    known = 0
     i = 0
     for j in range(count):
         tile, _masked = tile_of(i, member, walk, C.kind, C.tiles, C.deterministic)
         place = (head_place + member) * call.query_tiles + tile
         mbarrier.wait(notes.index(BARRIERS + WG), j & 1)
-        _await_turn(counters + 2 * place, items_before(tile, walk, C))
+        known = _await_steps(own - 2, j + 1 - behind, known)
         reduce_by_copy(target, [place * (BLOCK_Q * D // 32) + WG * D, 0], staging.index(WG))
         tma.store_wait(0)
         mbarrier.arrive(notes.index(BARRIERS + 2 + WG), count=1)
         stores_done()
-        _end_turn(counters + 2 * place)
+        _count(own, j + 1)
         i, member, tiles = next_step(i, member, tiles, walk, C.kind, C.tiles, C.group, C.deterministic)

@@ -54,7 +54,7 @@ class Choices(NamedTuple):
     packed: sequences are packed (sequences.py). dropout: weights are dropped; mask_ptr is then the seed, and
     stride_mask the threshold. alibi: they are the slopes and their stride (draws.with_changes). softcap: scale_log2 is
     a tuple (launch.scale_of). deterministic: dQ is added up in one order, and each program has one item
-    (backward_in_turn); with band masks only, and D of 64 and 128.
+    (backward_in_turn); with bands and packed sequences, and D of 64 and 128.
     """
 
     stages: int
@@ -150,8 +150,8 @@ def backward_kernel(
     row_desc: (B H query_tiles 128,) float32: of each query tile 64 base-2 log-sum-exps, then 64 deltas.
     flags_ptr: (B K key_tiles 2,) int32: does a NaN come out for these 64 keys? Only where pairs may be masked.
     target: dQ's float32 workspace, 64 D numbers a query tile, set to 0; at D = 128 as a descriptor of rows of 32.
-    With C.deterministic it is one at D = 64, too, and behind the flags come 1 + 2 B H query_tiles int32, set to 0: how
-    many programs began, and how many items have added to each half of each tile of dQ.
+    With C.deterministic it is one at D = 64, too, and behind the flags come 1 + 2 B K key_tiles int32, set to 0: how
+    many programs began, and at how many steps each item has added to dQ, with each half.
     mask_ptr to list_ptr: see portable/launch.py, and backward_launches for packed sequences.
     dq_ptr: (B, Sq, H, D), stored with C.whole only. Then target has a head's tiles for one program after the
     other, and flags_ptr one number more for each tile of queries.
@@ -184,7 +184,8 @@ def backward_kernel(
         mbarrier.init(do_full.index(i), count=1)
     fence_async_shared()
 
-    notes = gl.allocate_shared_memory(gl.int64, [NOTES if C.whole else 12, 1], mbarrier.MBarrierLayout())
+    PLACES: gl.constexpr = NOTES if C.whole else BARRIERS + 4 if C.deterministic else 12
+    notes = gl.allocate_shared_memory(gl.int64, [PLACES, 1], mbarrier.MBarrierLayout())
     PART: gl.constexpr = 8 if C.aligned else 1
     note(
         notes, 0, (stride_dkb // PART, stride_dks // PART, stride_dkh // PART, stride_dvb // PART, stride_dvs // PART,

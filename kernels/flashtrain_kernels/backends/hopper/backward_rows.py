@@ -28,7 +28,7 @@ def prepare_kernel(
     deltas, rowsum(dO * O) - dLSE. Also sets dQ's workspace to 0, or with WHOLE the tile's flag, if the call is CAREFUL
     (see finish_kernel) and so has any. PACKED: tiles are slots (sequences.py) of sequences whose queries end where
     cu_ptr says.
-    DETERMINISTIC: also sets to 0 what backward_in_turn counts with.
+    DETERMINISTIC: also sets to 0 what backward_in_turn counts with, behind the flags: one more than these.
     """
     tile = tl.program_id(0) % query_tiles
     head_index = tl.program_id(0) // query_tiles
@@ -67,9 +67,10 @@ def prepare_kernel(
     tl.store(rows_ptr + place * (2 * BLOCK_Q) + row, lse2)
     tl.store(rows_ptr + place * (2 * BLOCK_Q) + BLOCK_Q + row, delta)
     if DETERMINISTIC:
-        counters = flags_ptr + flags_before
-        tl.store(counters, 0, mask=place == 0)
-        tl.store(counters + 1 + 2 * place + tl.arange(0, 2), tl.zeros([2], tl.int32))
+        counter = tl.program_id(0) * FLAGS + tl.arange(0, FLAGS)
+        while tl.min(counter) <= flags_before:  # once, but where there are far more keys than queries
+            tl.store(flags_ptr + flags_before + counter, 0, mask=counter <= flags_before)
+            counter += tl.num_programs(0) * FLAGS
     if WHOLE:
         if CAREFUL:
             tl.store(flags_ptr + flags_before + place, 0)

@@ -22,8 +22,9 @@ BAND = gl.constexpr(0)
 PLAN = gl.constexpr(1)
 BLOCKS = gl.constexpr(2)
 # Where with C.deterministic `notes` has a program's number, and from where on its barriers (backward_in_turn.py).
-TICKET = gl.constexpr(6)
-BARRIERS = gl.constexpr(7)
+TICKET = gl.constexpr(12)
+BARRIERS = gl.constexpr(13)
+NEVER = gl.constexpr(1 << 30)  # more steps than any item has
 
 
 class Call(NamedTuple):
@@ -88,10 +89,12 @@ class Masks(NamedTuple):
 
 @gluon.jit
 def band_tiles(
-    first_key, bounds, LEFT: gl.constexpr, RIGHT: gl.constexpr, KEYS: gl.constexpr, PACKED: gl.constexpr
+    first_key, bounds, LEFT: gl.constexpr, RIGHT: gl.constexpr, KEYS: gl.constexpr, PACKED: gl.constexpr,
+    DETERMINISTIC: gl.constexpr = False,
 ):  # fmt: skip
     """The query tiles [first, past) that see the keys [first_key, first_key + KEYS); those in [first_full, past_full)
     need no mask. Without bounds programs begin at different tiles, so that they do not all add to the same dQ at once.
+    DETERMINISTIC: keys that no query sees have no tiles, else maybe one.
     """
     last = gl.minimum(first_key + KEYS, bounds.seqlen_k) - 1
     low = 0
@@ -108,6 +111,8 @@ def band_tiles(
     high = gl.maximum(high, low)
     first = low // BLOCK_Q
     past = (high + BLOCK_Q - 1) // BLOCK_Q
+    if DETERMINISTIC:
+        past = gl.where(high > low, past, first)
     first_full = (gl.maximum(full_low, 0) + BLOCK_Q - 1) // BLOCK_Q
     first_full = gl.minimum(gl.maximum(first_full, first), past)
     past_full = gl.minimum(gl.maximum(gl.maximum(full_high, 0) // BLOCK_Q, first_full), past)
@@ -231,15 +236,27 @@ def own_number(notes, C: gl.constexpr):
 
 
 @gluon.jit
-def items_before(tile, walk, C: gl.constexpr):
-    """With C.deterministic: how many items add to a tile of dQ before this one does, which visits it: those of its head
-    that have lower keys and visit it, too. Lower keys are seen from lower tiles on, so none of them begins above this
-    tile; and all that the window's left end does not hide from it come by.
+def steps_behind(walk, first_key, C: gl.constexpr):
+    """With C.deterministic: at a tile of dQ, how much lower than an item's step is that of the item of the keys before
+    it. Where that one's would be below 0 it does not visit the tile. NEVER for a sequence's first keys.
+
+    Lower keys are seen from lower tiles on: of those before it, that item is the last to leave out a tile of this
+    one's. So whoever waits for it has waited for all.
     """
-    before = walk.item_tile
+    behind = 0
     if C.left:
-        before -= gl.maximum(tile * BLOCK_Q + walk.bounds.left, 0) // C.keys
-    return before
+        high = gl.minimum(walk.bounds.seqlen_q, first_key - walk.bounds.left)  # the keys before are seen up to there
+        past = (gl.maximum(high, 0) + BLOCK_Q - 1) // BLOCK_Q
+        behind = (walk.reach.past - past) * C.group
+    return gl.where(first_key == 0, NEVER, behind)
+
+
+@gluon.jit
+def counter_of(first_key, walk, head_place, call, C: gl.constexpr):
+    """With C.deterministic: the place of an item's pair of counters. That of the keys before it is one lower."""
+    tile = walk.item_tile if C.packed else first_key // BLOCK_K
+    kv_heads = call.heads // C.group
+    return (head_place // call.heads * kv_heads + head_place % call.heads // C.group) * call.key_tiles + tile
 
 
 @gluon.jit
@@ -307,11 +324,9 @@ def work_of(item, call, notes, C: gl.constexpr):
         plane = noted(notes, 9)
         mask += batch * noted(notes, 10)
         position += batch * noted(notes, 11)
-    reach = band_tiles(first_key, bounds, C.left, C.right, C.keys, C.packed)
-    if C.deterministic:  # who waits for whom is told by arithmetic: nobody may visit tiles that are not there
-        past = gl.minimum(reach.past, call.query_tiles)
-        first = gl.minimum(reach.first, past)
-        reach = Reach(first, opaque(reach.first_full), opaque(reach.past_full), past, reach.start)
+    reach = band_tiles(first_key, bounds, C.left, C.right, C.keys, C.packed, C.deterministic)
+    if C.deterministic:
+        reach = Reach(reach.first, opaque(reach.first_full), opaque(reach.past_full), reach.past, reach.start)
     tail = first_key + C.keys > bounds.seqlen_k
     first_position = bounds.seqlen_k - bounds.seqlen_q
     if C.packed:
