@@ -1,11 +1,14 @@
 """Every feature on a GPU, alone and with every other: as exact as torch's attention, and the same in every run."""
 
+import math
+
 import pytest
 import torch
 from attention_cases import BLOCKS, MASKS, Case, expected, ours, pairwise, run
 from gpu_checks import DEVICE, NEEDS_GPU, assert_as_exact_as_torch, assert_same, error
 
 import flashtrain_kernels as fk
+from flashtrain_kernels import sinks
 
 pytestmark = NEEDS_GPU
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -142,6 +145,14 @@ def test_sinks_are_as_exact_as_rounding_the_outputs_leaves_them_at_every_call(ca
         got = ours(case, inputs)
         torch.testing.assert_close(got["lse"].double(), wanted["lse"], atol=1e-4, rtol=0)
         assert_rounded(got, wanted, dtype, ("out", "dq", "dk", "dv", "dlearnable_sink"))
+
+
+def test_sinks_join_each_row_once_however_many_threads_hold_it():
+    out, lse = torch.ones(4, 4096, 16, 64, device=DEVICE), torch.zeros(4, 16, 4096, device=DEVICE)
+    for _ in range(100):
+        joined, total = sinks.join(out.clone(), lse.clone(), torch.zeros(16, device=DEVICE))
+        assert (joined == 0.5).all()
+        torch.testing.assert_close(total, torch.full_like(total, math.log(2)))
 
 
 REPEATED = [

@@ -37,6 +37,7 @@ def join_kernel(
     share = tl.where(hidden, 0.0, 1.0 / (1.0 + tl.exp(-above)))
     more = tl.log(1.0 + tl.exp(-tl.abs(above)))
     total = tl.where(hidden, sink, tl.where(above >= 0, lse, sink) + more)
+    tl.debug_barrier()  # every thread has read the row's lse before one of them writes over it: several hold a row
     tl.store(lse_ptr + place, tl.where(above == above, total, above), mask=real)
     column = tl.arange(0, BLOCK_D)
     rows = (batch * seqlen + query) * heads + head
