@@ -58,8 +58,8 @@ def test_every_two_features_together_are_as_exact_as_torchs_attention(factors):
     assert_as_exact_as_torch(feature_case(factors), factors["dtype"])
 
 
-# Scores far beyond the softcap, around it and far below: the Hopper kernels' tanh has a way for each. Every softcap meets
-# heads of 64 columns, 128 and 256, and heads that are padded to them.
+# Scores far beyond the softcap, around it and far below: the Hopper kernels' tanh has a way for each. Each meets
+# every width of heads, 64, 128 and 256; heads that are padded to them meet one.
 CAPPED = [
     Case(2, 333, 461, 4, 2, head_dim, mask, softcap)
     for softcap, head_dim, mask in (
