@@ -69,8 +69,8 @@ def flash_attn_func(
     softcap: scores become softcap * tanh(score / softcap); 0: none (Gemma 2, arXiv 2408.00118).
     alibi_slopes: (H,) or (B, H) float32: slope * |p - j| is subtracted from the scores (ALiBi, arXiv 2108.12409). With
         a Mask the rows of (N, H) go by its sequences, and positions are the mask's.
-    deterministic: the backward gives the same bits every time, as it does anyway but on the Hopper kernels, which are
-        left for the others then, except in short calls of many heads of 64. It is also asked for by
+    deterministic: the backward gives the same bits every time, as it does anyway but on the Hopper kernels, which then
+        add dQ up in one order, or, with a mask or D beyond 128, are left for the others. It is also asked for by
         torch.use_deterministic_algorithms(True).
     return_attn_probs: return (out, lse, S_dmask) as flash-attn does, for tests: S_dmask is empty without dropout, else
         the attention weights (B, H, Sq, Sk) before dropout, negative where dropped; it stores the whole matrix.
@@ -197,8 +197,8 @@ def flash_attn_varlen_func(
     bias: broadcasts to (1, H, Tq, Tk).
     mask: a Mask of the packed row instead of the one that cu_seqlens, causal and window_size say, which must then stay
         at their defaults: masks.varlen(...).planned(D, dtype), made once a batch, saves each layer making its own. On
-        Hopper GPUs, with D a multiple of 8 from 64 to 128 and neither bias, ALiBi, dropout nor deterministic, none is
-        made at all.
+        Hopper GPUs, with D a multiple of 8 from 64 to 128 and without a bias, none is made at all, but for some calls
+        with ALiBi or dropout (kernels/README.md).
     block_table: (N, pages) int32: k and v are pages (number of pages, page size, K, D) of any size, and a sequence's
         keys lie in its row's pages one after the other. They are gathered first, with a gradient.
     Dropout draws for each weight what it would unpacked, with N sequences as the batch.
