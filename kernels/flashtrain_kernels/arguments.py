@@ -305,6 +305,11 @@ def check_cu_seqlens(
     if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
         raise ValueError(f"{name} must have the shape (N + 1,) for N sequences, not {tuple(cu_seqlens.shape)}")
     check_device(name, cu_seqlens, device)
+    check_ends(name, cu_seqlens, total, longest_name, longest)
+
+
+def check_ends(name: str, cu_seqlens: Tensor, total: int, longest_name: str, longest: Any) -> None:
+    """The part of `check_cu_seqlens` that goes by values: all that is left to check where one like it was right."""
     values = values_of(cu_seqlens, _lengths)
     if isinstance(longest, Tensor) and longest.numel() == 1 and longest.dtype in (torch.int32, torch.int64):
         read = None if values is None else values_of(longest, lambda x: x)

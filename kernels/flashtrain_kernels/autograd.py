@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from .masks.mask import PLAN
-from .ops import BACKWARDS, FORWARD_OF, FORWARDS, call_of, pass_like
+from .ops import BACKWARD_OF, BACKWARDS, FORWARD_OF, FORWARDS, ROW_OF, call_of, pass_like
 from .options import TENSORS, Options, Packed, pack
 from .replay import Pass, signature
 
@@ -141,17 +141,21 @@ def _plan(info: Any, in_dims: tuple, queries: Tensor, keys: Tensor | None, seqle
 _library = torch.library.Library("flashtrain_kernels", "IMPL")
 
 
-def attention(tensors: tuple[Tensor, ...], options: Options) -> tuple[Tensor, Tensor]:
+def attention(tensors: tuple[Tensor, ...], options: Options, row: bool = False) -> tuple[Tensor, Tensor]:
     """(q, k, v), (q, kv) or (qkv,) -> out (B, Sq, H, D) and the natural log-sum-exp (B, H, Sq) in float32.
 
     q (B, Sq, H, D), k and v (B, Sk, K, D), kv (B, Sk, 2, K, D), qkv (B, S, 3, H, D). Differentiable in these and in
-    options.bias. The arguments are taken as checked.
+    options.bias. row: B is 1, and these tensors and results lack it. The arguments are taken as checked.
     """
-    inputs = (*tensors, *pack(options))
+    packed = pack(options)
     # Compilers and transforms (vmap, torch.func.grad) go by what is registered.
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return FORWARD_OF[len(tensors)](*inputs)
-    call, given = call_of(FORWARD_OF[len(tensors)], inputs)
+        operator = FORWARD_OF[len(tensors)]
+        if not row:
+            return operator(*tensors, *packed)
+        out, lse = operator(*[x[None] for x in tensors], *packed)
+        return out.squeeze(0), lse.squeeze(0)  # the gradient of [0] would fill a tensor with zeros, and copy into it
+    call, given = call_of((ROW_OF if row else FORWARD_OF)[len(tensors)], (*tensors, *packed))
     return computed(call, given, signature(given))
 
 
@@ -232,7 +236,7 @@ class _Eager(torch.autograd.Function):
         known = call.others.get((dlse is None, wants_bias))
         if known is None:
             arguments = Tensor, None if dlse is None else Tensor, *call.arguments[:count], Tensor, Tensor, wants_bias
-            known = pass_like(BACKWARDS[call.operator], (*arguments, *call.arguments[count:]))
+            known = pass_like(BACKWARD_OF[call.operator], (*arguments, *call.arguments[count:]))
             call.others[dlse is None, wants_bias] = known
         if torch.is_grad_enabled():  # create_graph=True: what has no derivative must raise, not be left out
             results = Transformed.apply(known.operator, *known.filled(given))

@@ -19,6 +19,7 @@ from .arguments import (
     check_alibi,
     check_bias,
     check_dropout,
+    check_ends,
     check_flag,
     check_mask,
     check_seed,
@@ -30,7 +31,7 @@ from .arguments import (
 from .environment import constant
 from .masks import SEQUENCE, Mask, Sequences
 from .masks.constructors import check_window, sequences
-from .ops import FORWARD_OF, apart, call_of
+from .ops import FORWARD_OF, ROW_OF, apart, call_of
 from .options import Options, band, pack, seed_tensor
 from .remembered import Bounded
 from .replay import Pass, signature
@@ -127,6 +128,14 @@ class Packing(NamedTuple):
     cu_seqlens_k: Tensor
     max_seqlen_q: int | Tensor
     max_seqlen_k: int | Tensor
+
+
+def check_packing_again(packing: Packing, tokens_q: int, tokens_k: int) -> None:
+    """What a packed row's boundaries hold, where tensors like them were right."""
+    cu_q, cu_k, longest_q, longest_k = packing
+    check_ends("cu_seqlens_q", cu_q, tokens_q, "max_seqlen_q", longest_q)
+    if cu_k is not cu_q or longest_k is not longest_q or tokens_k != tokens_q:
+        check_ends("cu_seqlens_k", cu_k, tokens_k, "max_seqlen_k", longest_k)
 
 
 class Asked(NamedTuple):
@@ -246,10 +255,17 @@ def _numbered_by_row(mask: Mask, sizes: Sizes) -> Mask:
 
 
 def run(
-    tensors: tuple[Tensor, ...], options: Options, with_lse: bool, sink: Tensor | None = None
+    tensors: tuple[Tensor, ...], options: Options, with_lse: bool, sink: Tensor | None = None, row: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """(out, lse) of tensors (B, S, ..., heads, D): (q, k, v), (q, kv) or (qkv,); lse may be None without with_lse."""
+    """(out, lse) of tensors (B, S, ..., heads, D): (q, k, v), (q, kv) or (qkv,); lse may be None without with_lse.
+    row: B is 1, and these tensors and results lack it."""
     by_torch = dispatch.implementation_for(tensors[0].device.type) == "torch"
+    if row:
+        if sink is None and not by_torch:
+            return autograd.attention(tensors, options, row=True)
+        out, lse = run(tuple([x[None] for x in tensors]), options, with_lse, sink)
+        # The gradient of [0] would fill a tensor with zeros, and copy into it.
+        return out.squeeze(0), None if lse is None else lse.squeeze(0)
     if sink is None:
         return (
             attention_by_torch(*apart(tensors), options, with_lse) if by_torch else autograd.attention(tensors, options)
@@ -284,7 +300,11 @@ def known(key: tuple[Any, ...] | None) -> Pass | None:
 
 
 def remember(
-    key: tuple[Any, ...] | None, tensors: tuple[Tensor, ...], options: Options, of_mask: tuple[Tensor, ...] = ()
+    key: tuple[Any, ...] | None,
+    tensors: tuple[Tensor, ...],
+    options: Options,
+    of_mask: tuple[Tensor, ...] = (),
+    row: bool = False,
 ) -> None:
     """Keep a call that was checked, of no tensors but these, dropout's seed and its mask's, where our kernels run it
     and autocast changed nothing."""
@@ -292,43 +312,48 @@ def remember(
         return
     if any(x.dtype != given[2] for x, given in zip(tensors, key[1][2:], strict=False)):
         return
-    call, given = call_of(FORWARD_OF[len(tensors)], (*tensors, *pack(options)))
+    call, given = call_of((ROW_OF if row else FORWARD_OF)[len(tensors)], (*tensors, *pack(options)))
     of_options = of_mask if options.seed is None else (options.seed, *of_mask)
     if [id(x) for x in given[len(tensors) :]] == [id(x) for x in of_options]:
         _CHECKED[key] = call
 
 
-def _tensors_of(mask: Any) -> tuple[Tensor, ...] | None:
-    """A mask's, in the order of `pack`, where a call with it is run as it is; None where more is to be decided."""
+def _tensors_of(mask: Any, packing: Packing | None) -> tuple[Tensor, ...] | None:
+    """A mask's, or a packed row's boundaries, in the order of `pack`, where a call with it is run as it is; None where
+    more is to be decided."""
     if mask is None:
-        return ()
+        return () if packing is None else packing[:2]
     if type(mask) is not Mask or mask.plan is None or mask.sequences is not None:
         return None
     tables = mask.plan[:3]
     return (mask.queries, *tables) if mask.keys is None else (mask.queries, mask.keys, *tables)
 
 
-def attend_again(tensors: tuple[Tensor, ...], asked: Asked) -> tuple[Result | None, tuple[Any, ...] | None]:
+def attend_again(
+    tensors: tuple[Tensor, ...], asked: Asked, packing: Packing | None = None
+) -> tuple[Result | None, tuple[Any, ...] | None]:
     """(The result of a call whose like was checked before, or None; the key to remember it by, if it can be)."""
     seed = asked.dropout_seed
     if not (asked.alibi_slopes is None and asked.bias is None and asked.sink is None):
         return None, None
     if seed is not None and (type(seed) is not int or not 0 <= seed < 2**63):
         return None, None
-    mask, of_mask = asked.mask, _tensors_of(asked.mask)
-    if of_mask is None:
+    mask, of_mask = asked.mask, _tensors_of(asked.mask, packing)
+    if of_mask is None or (mask is not None and packing is not None):
         return None, None
     window, return_lse = asked.window_size, asked.return_lse
     if asked.return_attn_probs is not False or type(window) is not tuple or len(window) != 2:
         return None, None
     plain = asked.dropout_p, asked.softmax_scale, asked.causal, *window, asked.softcap, asked.deterministic, return_lse
     tensors = (*tensors, *of_mask)
-    if of_mask:
+    if mask is not None:
         plain = (*plain, mask.keys is None, mask.seqlen_k, *mask.plan.blocks)
-    key = key_of("flash_attn", tensors, plain)
+    key = key_of("flash_attn" if packing is None else "flash_attn_varlen", tensors, plain)
     call = known(key)
     if key is None or call is None:
         return None, key
+    if packing is not None:
+        check_packing_again(packing, tensors[0].shape[0], tensors[-3].shape[0])
     if asked.dropout_p > 0:
         given = len(tensors) - len(of_mask)
         tensors = (*tensors[:given], seed_tensor(seed, tensors[0].device), *of_mask)
@@ -348,20 +373,16 @@ def attend(
     *arguments, sink = asked
     check_sink(sink, sizes)
     options = options_of(sizes, packing, *arguments)
-    remember(key, tensors, options, _tensors_of(asked.mask) or ())
+    remember(key, tensors, options, _tensors_of(asked.mask, packing) or (), packing is not None)
     return_lse, return_attn_probs = asked.return_lse, asked.return_attn_probs
-    if packing is not None:
-        tensors = tuple([x[None] for x in tensors])
-    out, lse = run(tensors, options, return_lse or return_attn_probs, sink)
-    shown_out, shown_lse = out, lse
-    if packing is not None:
-        shown_out, shown_lse = out[0], None if lse is None else lse[0]
-    if lse is None or shown_lse is None or not (return_lse or return_attn_probs):
-        return shown_out
+    row = packing is not None
+    out, lse = run(tensors, options, return_lse or return_attn_probs, sink, row)
+    if lse is None or not (return_lse or return_attn_probs):
+        return out
     if not return_attn_probs:
-        return shown_out, shown_lse
-    q, k, _ = apart(tensors)
-    return shown_out, shown_lse, signed_probabilities(q, k, lse, options, packing)
+        return out, lse
+    q, k, _ = apart(tuple([x[None] for x in tensors]) if row else tensors)
+    return out, lse, signed_probabilities(q, k, lse[None] if row else lse, options, packing)
 
 
 @torch.no_grad()

@@ -208,8 +208,15 @@ def flash_attn_varlen_func(
     Raises TypeError or ValueError that names the argument. The values of cu_seqlens are checked on a CPU; on a GPU,
     where that means waiting for it, once for each tensor, and not under torch.compile or CUDA graph capture.
     """
-    q, k, v = autocasted(q, k, v)
     packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    asked = Asked(
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, bias,
+        mask, dropout_seed, return_lse, learnable_sink,
+    )  # fmt: skip
+    again, key = (None, None) if block_table is not None else attend_again((q, k, v), asked, packing)
+    if again is not None:
+        return again
+    q, k, v = autocasted(q, k, v)
     if block_table is None:
         check_qkv(q, k, v, _Q_PACKED, "(Tk, K, D)")
         _check_packing(packing, q.shape[0], k.shape[0], q.device)
@@ -221,12 +228,8 @@ def flash_attn_varlen_func(
         check_window("window_size", window_size)
         _check_packing(packing, q.shape[0], block_table.numel() * k.shape[1], q.device)
         k, v, mask = paged(q, k, v, packing, block_table, mask, causal, window_size)
-        causal, window_size = False, (-1, -1)
-    asked = Asked(
-        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, bias,
-        mask, dropout_seed, return_lse, learnable_sink,
-    )  # fmt: skip
-    return attend((q, k, v), packing, asked)
+        asked = asked._replace(mask=mask, causal=False, window_size=(-1, -1))
+    return attend((q, k, v), packing, asked, key)
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -252,15 +255,18 @@ def flash_attn_varlen_kvpacked_func(
     learnable_sink: Tensor | None = None,
 ) -> Result:
     """`flash_attn_varlen_func` on q (Tq, H, D) and kv (Tk, 2, K, D); kv's gradient is one tensor, without copies."""
-    q, kv = autocasted(q, kv)
-    check_q_and_kv(q, kv, _Q_PACKED, "(Tk, 2, K, D)")
     packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    _check_packing(packing, q.shape[0], kv.shape[0], q.device)
     asked = Asked(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, bias,
         mask, dropout_seed, return_lse, learnable_sink,
     )  # fmt: skip
-    return attend((q, kv), packing, asked)
+    again, key = attend_again((q, kv), asked, packing)
+    if again is not None:
+        return again
+    q, kv = autocasted(q, kv)
+    check_q_and_kv(q, kv, _Q_PACKED, "(Tk, 2, K, D)")
+    _check_packing(packing, q.shape[0], kv.shape[0], q.device)
+    return attend((q, kv), packing, asked, key)
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -283,15 +289,18 @@ def flash_attn_varlen_qkvpacked_func(
     learnable_sink: Tensor | None = None,
 ) -> Result:
     """`flash_attn_varlen_func` on qkv (T, 3, H, D), with one cu_seqlens; its gradient is one tensor, without copies."""
-    (qkv,) = autocasted(qkv)
-    check_packed(qkv, "(T, 3, H, D)")
-    check_cu_seqlens("cu_seqlens", cu_seqlens, qkv.shape[0], qkv.device, "max_seqlen", max_seqlen)
     packing = Packing(cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
     asked = Asked(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, bias,
         mask, dropout_seed, return_lse, learnable_sink,
     )  # fmt: skip
-    return attend((qkv,), packing, asked)
+    again, key = attend_again((qkv,), asked, packing)
+    if again is not None:
+        return again
+    (qkv,) = autocasted(qkv)
+    check_packed(qkv, "(T, 3, H, D)")
+    check_cu_seqlens("cu_seqlens", cu_seqlens, qkv.shape[0], qkv.device, "max_seqlen", max_seqlen)
+    return attend((qkv,), packing, asked, key)
 
 
 def _check_packing(packing: Packing, tokens_q: int, tokens_k: int, device: torch.device) -> None:

@@ -220,6 +220,39 @@ FORWARD_OF = {3: FORWARD, 1: FORWARD_QKVPACKED, 2: FORWARD_KVPACKED}  # by the n
 BACKWARDS = {FORWARD: BACKWARD, FORWARD_QKVPACKED: BACKWARD_QKVPACKED, FORWARD_KVPACKED: BACKWARD_KVPACKED}
 
 
+# --- one row of packed tokens ----------------------------------------------------------------------------------------
+# Views of tensors with and without their first dimension, which is 1, cost a short call as much as all else.
+
+
+def _on_row(call: Callable, given: int, kept: int) -> Callable:
+    """call, an operator or what computes it, on tensors without their first dimension: the first `given` arguments,
+    and all results but the last `kept`."""
+
+    def on_row(*inputs: Any) -> tuple[Tensor, ...]:
+        results = call(*[None if x is None else x[None] for x in inputs[:given]], *inputs[given:])
+        made = len(results) - kept
+        # No views: autograd lets nobody write into a view that a Function returns.
+        return (*[x.detach().squeeze_(0) for x in results[:made]], *results[made:])
+
+    return on_row
+
+
+def _register_rows(count: int) -> tuple[Callable, Callable]:
+    """Of the operators on so many tensors those on (T, ..., heads, D), with log-sum-exps (H, T): forward, backward."""
+    forward_op = FORWARD_OF[count]
+    rows = []
+    for operator, given, kept in ((forward_op, count, 0), (BACKWARDS[forward_op], count + 4, 1)):
+        on_row = _on_row(operator, given, kept)
+        _COMPUTES[on_row] = _on_row(_COMPUTES[operator], given, kept)
+        rows.append(on_row)
+    return rows[0], rows[1]
+
+
+_ROWS = {count: _register_rows(count) for count in FORWARD_OF}
+ROW_OF = {count: forward_row for count, (forward_row, _) in _ROWS.items()}  # by the number of tensors
+BACKWARD_OF: dict[Any, Any] = {**BACKWARDS, **dict(_ROWS.values())}
+
+
 # --- masks and their plans on a GPU ----------------------------------------------------------------------------------
 # On a CPU their own files compute them, also where Triton's interpreter runs attention: the numbers are the same, and
 # its slowness would buy nothing.

@@ -12,8 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import flashtrain_kernels as fk
-from flashtrain_kernels import calls, dispatch, replay
+from flashtrain_kernels import autograd, calls, dispatch, replay
 from flashtrain_kernels.backends.portable.tile_table import Tile
+from flashtrain_kernels.options import Options
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +104,26 @@ def test_gradients_of_packed_tensors_are_replayed(replays):
         exact = torch.autograd.grad(fk.reference.attention(q, k, v, causal=True), (q, k, v), dout)
         torch.testing.assert_close(got, torch.stack(exact, 2), atol=2e-5, rtol=2e-5)
     assert len(replays) == 4
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3], ids=["qkv", "q, kv", "q, k, v"])
+def test_a_row_without_its_batch_dimension_is_replayed_and_gives_no_views(parts, replays):
+    shapes = {1: [(20, 3, 2, 16)], 2: [(20, 2, 16), (20, 2, 2, 16)], 3: [(20, 2, 16)] * 3}[parts]
+    options = Options(0.25, right=0)
+    for turn in range(4):
+        given = [torch.randn(shape, requires_grad=True) for shape in shapes]
+        out, lse = autograd.attention(tuple(given), options, row=True)
+        exact = [x.detach()[None].requires_grad_() for x in given]
+        apart = [x for y in exact for x in (y.unbind(2) if y.dim() == 5 else [y])]
+        wanted, wanted_lse = fk.reference.apply(*apart, options)
+        torch.testing.assert_close((out, lse), (wanted[0], wanted_lse[0]), atol=2e-5, rtol=2e-5)
+        weight = torch.randn_like(out)
+        got = torch.autograd.grad(out.mul(weight).sum() + lse.square().sum(), given)
+        loss = wanted.mul(weight).sum() + wanted_lse.square().sum()
+        for one, other in zip(got, torch.autograd.grad(loss, exact), strict=True):
+            torch.testing.assert_close(one, other[0], atol=5e-5, rtol=5e-5)
+        assert len(replays) == 2 * max(0, turn - 1)
+        assert not any(x._is_view() for x in (out, lse, *got))
 
 
 def test_other_shapes_strides_options_and_dtypes_are_other_passes(replays):

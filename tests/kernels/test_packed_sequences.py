@@ -5,6 +5,7 @@ T tokens of a side, N sequences.
 """
 
 import importlib.util
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -286,3 +287,51 @@ def test_vmap_and_grad_take_them_one_by_one(by_boundaries):
 
     wanted = torch.stack([torch.func.grad(loss)(q[i], cu[i]) for i in range(2)])
     torch.testing.assert_close(torch.vmap(torch.func.grad(loss))(q, cu), wanted)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3], ids=["qkv", "q, kv", "q, k, v"])
+def test_a_packed_call_like_one_before_is_checked_by_its_boundaries_alone(parts, monkeypatch):
+    asked = []
+    options_of = calls_module.options_of
+    monkeypatch.setattr(calls_module, "options_of", lambda *a: (asked.append(a), options_of(*a))[1])
+    monkeypatch.setattr(dispatch, "finds_sequences", lambda *_: True)
+    shapes = {1: [(20, 3, 2, 16)], 2: [(20, 2, 16), (20, 2, 2, 16)], 3: [(20, 2, 16)] * 3}[parts]
+    function = {
+        1: lambda x, ends, longest: fk.flash_attn_varlen_qkvpacked_func(x, ends, longest, causal=True),
+        2: lambda q, kv, *ends: fk.flash_attn_varlen_kvpacked_func(q, kv, *both(*ends), causal=True),
+        3: lambda q, k, v, *ends: fk.flash_attn_varlen_func(q, k, v, *both(*ends), causal=True),
+    }[parts]
+
+    def both(ends, longest):
+        return ends, ends, longest, longest
+
+    calls_module._CHECKED.clear()
+    with dispatch.force("reference"):
+        for turn, ends in enumerate(([0, 7, 20], [0, 12, 19], [0, 20, 20])):
+            given = [torch.randn(shape, requires_grad=True) for shape in shapes]
+            out = function(*given, torch.tensor(ends, dtype=torch.int32), 20)
+            apart = [x for y in given for x in (y.unbind(1) if y.dim() == 4 else [y])]
+            alone = [
+                fk.reference.attention(*(x[None, start:end] for x in apart), causal=True)[0]
+                for start, end in pairwise(ends)
+                if start < end
+            ]
+            torch.testing.assert_close(out[: ends[-1]], torch.cat(alone))
+            assert out[ends[-1] :].eq(0).all()
+            got = torch.autograd.grad(out.square().sum(), given)
+            wanted = torch.autograd.grad(sum(x.square().sum() for x in alone), given)
+            torch.testing.assert_close(got, wanted)
+            assert len(asked) == 1, turn
+        for ends, longest, mistake in (
+            ([0, 7, 21], 20, "the number of tokens, 20"),
+            ([0, 12, 7], 20, "decrease"),
+            ([1, 7, 20], 20, "start at 0"),
+            ([0, 7, 20], 12, "longest sequence's 13"),
+        ):
+            with pytest.raises(ValueError, match=mistake):
+                function(*given, torch.tensor(ends, dtype=torch.int32), longest)
+        with pytest.raises(TypeError, match="max_seqlen"):
+            function(*given, torch.tensor([0, 7, 20], dtype=torch.int32), 20.0)
+        assert len(asked) == 1
+        function(*given, torch.tensor([0, 7, 15, 20], dtype=torch.int32), 20)
+        assert len(asked) == 2  # another number of sequences
