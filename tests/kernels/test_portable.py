@@ -17,23 +17,14 @@ def test_the_kernels_equal_the_reference_in_the_interpreter(part):
     assert_passes_in_the_interpreter("interpreter_cases.py", "-k", part)
 
 
-# All cases of the other two are compiled by .ci/run, beside those of other releases of Triton.
-# Slow: compiling all that is compiled for sm_90 takes half a minute of a core. One of few cases is always compiled.
-@pytest.mark.parametrize(
-    ("capability", "cases"),
-    [
-        pytest.param(80, "few", marks=pytest.mark.slow),
-        pytest.param(90, "tests", marks=pytest.mark.slow),
-        (90, "few"),
-        pytest.param(100, "few", marks=pytest.mark.slow),
-    ],
-)
-def test_the_tables_tiles_compile_without_spills_within_shared_memory_and_with_tensor_cores(capability, cases):
-    rows = compiled_rows("compile_cases.py", str(capability), "--cases", cases)
+# Slow: compiling all that is compiled for sm_90 takes half a minute of a core. One of few cases is always compiled. For
+# the other two .ci/run compiles them, each with two releases of Triton in turns.
+@pytest.mark.parametrize("cases", [pytest.param("tests", marks=pytest.mark.slow), "few"])
+def test_the_tables_tiles_compile_without_spills_within_shared_memory_and_with_tensor_cores(cases):
+    rows = compiled_rows("compile_cases.py", "90", "--cases", cases)
     assert [row for row in rows if row["faults"]] == []
-    together = {"rows", "both"} if capability == 90 else set()
-    assert {row["kernel"] for row in rows} == {"forward", "dkdv", "dq", "dbias"} | together
-    assert all(row["wgmma"] for row in rows if row["kernel"] != "rows") == (capability == 90)
+    assert {row["kernel"] for row in rows} == {"forward", "dkdv", "dq", "rows", "both", *["dbias"] * (cases == "tests")}
+    assert all(row["wgmma"] for row in rows if row["kernel"] != "rows")
 
 
 @pytest.mark.slow
