@@ -130,14 +130,6 @@ class Packing(NamedTuple):
     max_seqlen_k: int | Tensor
 
 
-def check_packing_again(packing: Packing, tokens_q: int, tokens_k: int) -> None:
-    """What a packed row's boundaries hold, where tensors like them were right."""
-    cu_q, cu_k, longest_q, longest_k = packing
-    check_ends("cu_seqlens_q", cu_q, tokens_q, "max_seqlen_q", longest_q)
-    if cu_k is not cu_q or longest_k is not longest_q or tokens_k != tokens_q:
-        check_ends("cu_seqlens_k", cu_k, tokens_k, "max_seqlen_k", longest_k)
-
-
 class Asked(NamedTuple):
     """flash-attn's arguments after the tensors, and ours, as they were given."""
 
@@ -329,6 +321,17 @@ def _tensors_of(mask: Any, packing: Packing | None) -> tuple[Tensor, ...] | None
     return (mask.queries, *tables) if mask.keys is None else (mask.queries, mask.keys, *tables)
 
 
+def _check_packing_again(packing: Packing, tensors: tuple[Tensor, ...]) -> None:
+    """What a packed row's boundaries hold, where tensors like them were right."""
+    cu_q, cu_k, longest_q, longest_k = packing
+    if len(tensors) == 1:  # (qkv,), with one cu_seqlens
+        return check_ends("cu_seqlens", cu_q, tensors[0].shape[0], "max_seqlen", longest_q)
+    tokens_q, tokens_k = tensors[0].shape[0], tensors[-1].shape[0]
+    check_ends("cu_seqlens_q", cu_q, tokens_q, "max_seqlen_q", longest_q)
+    if cu_k is not cu_q or longest_k is not longest_q or tokens_k != tokens_q:
+        check_ends("cu_seqlens_k", cu_k, tokens_k, "max_seqlen_k", longest_k)
+
+
 def attend_again(
     tensors: tuple[Tensor, ...], asked: Asked, packing: Packing | None = None
 ) -> tuple[Result | None, tuple[Any, ...] | None]:
@@ -352,10 +355,10 @@ def attend_again(
     call = known(key)
     if key is None or call is None:
         return None, key
+    given = len(tensors) - len(of_mask)
     if packing is not None:
-        check_packing_again(packing, tensors[0].shape[0], tensors[-3].shape[0])
+        _check_packing_again(packing, tensors[:given])
     if asked.dropout_p > 0:
-        given = len(tensors) - len(of_mask)
         tensors = (*tensors[:given], seed_tensor(seed, tensors[0].device), *of_mask)
     out, lse = autograd.computed(call, tensors, key[1])
     return ((out, lse) if return_lse else out), key

@@ -129,7 +129,6 @@ class Recorder(TorchDispatchMode):
     """Notes what a pass allocates and which launches it wants, which run later; refuses all else before it happens."""
 
     _ALLOCATE = ("empty", "new_empty", "empty_like")
-    _RESHAPE = ("squeeze_",)  # what changes a tensor's shape alone
 
     def __init__(self, given: Sequence[Tensor]) -> None:
         super().__init__()
@@ -148,7 +147,7 @@ class Recorder(TorchDispatchMode):
             self.allocated.append(made)
             self._note(made, made, 0)
             return made
-        if name in self._RESHAPE:
+        if name == "squeeze_":  # which changes a tensor's shape alone
             return func(*args, **(kwargs or {}))
         if func.is_view and func.namespace == "aten":
             seen = func(*args, **(kwargs or {}))

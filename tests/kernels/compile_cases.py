@@ -84,7 +84,7 @@ CASES: dict[str, list[Case]] = {
         ("softcap", 128, 1), ("alibi", 128, 1), ("alibi of sequences", 128, 1), ("bias", 128, 1),
         ("intervals, dropout", 128, 1), ("bias of blocks", 64, 1),
     ],
-    # What the quick tests compile: nothing asked, and a mask with the backward in two kernels.
+    # What the quick tests compile: nothing asked, with the backward in two kernels, and a mask, with it in one.
     "few": [("full", 64, 1), ("blocks", 128, 2)],
     # Dense, masks and rich, for each release of Triton.
     "releases": [
@@ -95,6 +95,7 @@ CASES: dict[str, list[Case]] = {
     # Small shared memory, and head dimensions that only fit with spilled registers.
     "small": [*itertools.product(("full", "causal", "dropout"), (64, 128, 256), (1,)), ("bias", 128, 1)],
 }  # fmt: skip
+CASES["tests and releases"] = list(dict.fromkeys([*CASES["tests"], *CASES["releases"]]))
 # Shared memory that one block may use, in bytes.
 SHARED_MEMORY = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
 

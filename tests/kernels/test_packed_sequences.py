@@ -322,15 +322,16 @@ def test_a_packed_call_like_one_before_is_checked_by_its_boundaries_alone(parts,
             wanted = torch.autograd.grad(sum(x.square().sum() for x in alone), given)
             torch.testing.assert_close(got, wanted)
             assert len(asked) == 1, turn
+        name = "" if parts == 1 else "_q"
         for ends, longest, mistake in (
-            ([0, 7, 21], 20, "the number of tokens, 20"),
-            ([0, 12, 7], 20, "decrease"),
-            ([1, 7, 20], 20, "start at 0"),
-            ([0, 7, 20], 12, "longest sequence's 13"),
+            ([0, 7, 21], 20, f"cu_seqlens{name} must .* the number of tokens, 20"),
+            ([0, 12, 7], 20, f"cu_seqlens{name} must not decrease"),
+            ([1, 7, 20], 20, f"cu_seqlens{name} must start at 0"),
+            ([0, 7, 20], 12, f"max_seqlen{name} must .* longest sequence's 13"),
         ):
             with pytest.raises(ValueError, match=mistake):
                 function(*given, torch.tensor(ends, dtype=torch.int32), longest)
-        with pytest.raises(TypeError, match="max_seqlen"):
+        with pytest.raises(TypeError, match=f"max_seqlen{name} must"):
             function(*given, torch.tensor([0, 7, 20], dtype=torch.int32), 20.0)
         assert len(asked) == 1
         function(*given, torch.tensor([0, 7, 15, 20], dtype=torch.int32), 20)
