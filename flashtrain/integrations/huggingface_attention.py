@@ -1,12 +1,4 @@
-"""Documents packed into a row, where transformers' mask function does not hear of them.
-
-Causal models of transformers find documents from position_ids themselves and put them into the mask. For others the
-layers get what the caller gave the model: cu_seq_lens_q and cu_seq_lens_k (transformers' names for flash-attn's
-cumulative lengths), or position_ids, where the model passes them on (BERT and Llama do, ModernBERT does not).
-
-B batch, S sequence, T = B * S tokens, N documents.
-
-flashtrain's attention in Hugging Face transformers models.
+"""flashtrain's attention in Hugging Face transformers models.
 
     name = register_with_transformers()
     model = AutoModel.from_config(config, attn_implementation=name)        # or model.set_attn_implementation(name)
@@ -16,13 +8,18 @@ ModernBERT, Gemma and most others; BLOOM, Falcon and others with attention of th
 either side, packed rows, sliding windows, grouped heads, soft caps, attention sinks, dropout, position biases and
 caches in generation.
 
-B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dim.
+Causal models of transformers find packed documents from position_ids themselves and put them into the mask. For others
+the layers get what the caller gave the model: cu_seq_lens_q and cu_seq_lens_k (transformers' names for flash-attn's
+cumulative lengths), or position_ids, where the model passes them on (BERT and Llama do, ModernBERT does not).
+
+B batch, S sequence (Sq queries, Sk keys), N documents, H query heads, K key/value heads, D head dim.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, cast
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +30,7 @@ from flashtrain.integrations.huggingface_context import UNDER, holds_no_document
 from flashtrain.integrations.huggingface_masks import AttentionMask, attention_mask, dense_bias
 from flashtrain.integrations.huggingface_rules import refuse_other_architectures
 from flashtrain.models.cache import SpreadSequence, spread_sequence
-from flashtrain_kernels import flash_attn_func
+from flashtrain_kernels.flash_attn import flash_attn_heads_first
 from flashtrain_kernels.masks import (
     HIGH,
     LOW,
@@ -48,6 +45,7 @@ from flashtrain_kernels.masks.constructors import ordinals
 
 # The masks of the batch at hand, by the tensor they were made from, so that the layers of a model share one.
 _MADE = WeakTensorKeyDictionary()
+_latest: tuple[Callable[[], Tensor | None], Any, AttentionMask] | None = None  # of them: source, key, mask
 _OF_WHOLE = WeakTensorKeyDictionary()  # cu_seq_lens_q that were seen to be of all devices' tokens
 
 
@@ -75,8 +73,9 @@ def document_lengths(position_ids: Tensor) -> dict[str, Any]:
 def with_documents(asked: AttentionMask, query: Tensor, others: dict[str, Any]) -> AttentionMask:
     """The mask of a layer that sees itself, with the documents in it that the caller's arguments tell of.
 
-    query: (B, S, H, D). others: the layer's further arguments: cu_seq_lens_q with cu_seq_lens_k, else position_ids
-    (used where the mask is none of padding). UserError: lengths with a cache, whose keys they say nothing of.
+    query: of the layer's head dimension and dtype. others: the layer's further arguments: cu_seq_lens_q with
+    cu_seq_lens_k, else position_ids (used where the mask is none of padding). UserError: lengths with a cache, whose
+    keys they say nothing of.
     """
     if asked.settled:
         return asked
@@ -147,15 +146,19 @@ def _made_once(
 
     if torch.compiler.is_compiling():
         return make()
+    global _latest
     mask_of = None if asked.mask is None else id(asked.mask.queries)
     bias_of = None if asked.bias is None else id(asked.bias)
-    sizes = asked.batch, asked.seqlen_q, asked.seqlen_k, asked.causal, asked.window_size
     version = 0 if source.is_inference() else source._version  # inference tensors count none
-    key = version, sizes, mask_of, bias_of, query.shape[3], query.dtype
+    key = version, *asked[:5], mask_of, bias_of, query.shape[3], query.dtype
+    latest = _latest  # looking into _MADE takes a short call's time
+    if latest is not None and latest[1] == key and latest[0]() is source:
+        return latest[2]
     made = _MADE.setdefault(source, {})
     known = made.get(key)
     if known is None:
         known = made[key] = (asked, make())  # `asked` too, so that what the key names by id stays
+    _latest = ref(source), key, known[1]
     return known[1]
 
 
@@ -229,7 +232,7 @@ def attention(
     s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """What a layer of transformers calls: attention of one layer, by flash_attn_func.
+    """What a layer of transformers calls: attention of one layer, by flash_attn_func's kernels.
 
     query: (B, H, Sq, D); key: (B, K, Sk, D); value: (B, K, Sk, Dv). Where their dtypes differ (float32 rotary
     embeddings beside bf16 values) all become value's, and under autocast float32 becomes autocast's dtype.
@@ -245,25 +248,25 @@ def attention(
     spread = spread_sequence()
     within = "Cross" not in type(module).__name__ and not getattr(module, "is_cross_attention", False)
     query, key, value = _one_dtype(query, key, value)
-    query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     width, head_dim = value.shape[3], query.shape[3]
     if width != head_dim:
         value = _as_wide(value, head_dim)
-    batch, seqlen_q = query.shape[:2]
+    batch, seqlen_q, seqlen_k = query.shape[0], query.shape[2], key.shape[2]
     if spread is not None:
         options = {"scale": scaling, "dropout": dropout, "softcap": softcap or 0.0, "sinks": s_aux}
         asking = (attention_mask, is_causal, position_bias, others) if within else None
-        shared = _over_devices(spread, module, query, key, value, asking, options)
+        turned = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        shared = _over_devices(spread, module, *turned, asking, options)
         if shared is not None:
             return _narrow(shared, width), None
-    asked = _layer_mask(module, attention_mask, is_causal, (batch, seqlen_q, key.shape[1]), query.dtype)
-    if attention_mask is None and asked.causal and asked.seqlen_k > seqlen_q:
+    asked = _layer_mask(module, attention_mask, is_causal, (batch, seqlen_q, seqlen_k), query.dtype)
+    if attention_mask is None and asked.causal and seqlen_k > seqlen_q:
         # As sdpa does: keys past the queries are a static cache's, not yet written.
-        key, value, asked = key[:, :seqlen_q], value[:, :seqlen_q], asked._replace(seqlen_k=seqlen_q)
+        key, value, asked = key[:, :, :seqlen_q], value[:, :, :seqlen_q], asked._replace(seqlen_k=seqlen_q)
         position_bias = None if position_bias is None else position_bias[..., :seqlen_q]
     if within:
         asked = with_documents(asked, query, others)
-    out = flash_attn_func(
+    out = flash_attn_heads_first(
         query,
         key,
         value,

@@ -31,7 +31,7 @@ from .arguments import (
 from .environment import constant
 from .masks import SEQUENCE, Mask, Sequences
 from .masks.constructors import check_window, sequences
-from .ops import FORWARD_OF, ROW_OF, apart, call_of
+from .ops import BATCH, FORWARD_IN, ROW, apart, call_of, to_batch
 from .options import Options, band, pack, seed_tensor
 from .remembered import Bounded
 from .replay import Pass, signature
@@ -133,19 +133,19 @@ class Packing(NamedTuple):
 class Asked(NamedTuple):
     """flash-attn's arguments after the tensors, and ours, as they were given."""
 
-    dropout_p: float
-    softmax_scale: float | None
-    causal: bool
-    window_size: Any
-    softcap: float
-    alibi_slopes: Tensor | None
-    deterministic: bool
-    return_attn_probs: bool
-    bias: Tensor | None
-    mask: Any
-    dropout_seed: int | Tensor | None
-    return_lse: bool
-    sink: Tensor | None
+    dropout_p: float = 0.0
+    softmax_scale: float | None = None
+    causal: bool = False
+    window_size: Any = (-1, -1)
+    softcap: float = 0.0
+    alibi_slopes: Tensor | None = None
+    deterministic: bool = False
+    return_attn_probs: bool = False
+    bias: Tensor | None = None
+    mask: Any = None
+    dropout_seed: int | Tensor | None = None
+    return_lse: bool = False
+    learnable_sink: Tensor | None = None
 
 
 def sizes_of(q: Tensor, k: Tensor, packing: Packing | None = None) -> Sizes:
@@ -247,21 +247,18 @@ def _numbered_by_row(mask: Mask, sizes: Sizes) -> Mask:
 
 
 def run(
-    tensors: tuple[Tensor, ...], options: Options, with_lse: bool, sink: Tensor | None = None, row: bool = False
+    tensors: tuple[Tensor, ...], options: Options, with_lse: bool, sink: Tensor | None = None, form: str = BATCH
 ) -> tuple[Tensor, Tensor | None]:
-    """(out, lse) of tensors (B, S, ..., heads, D): (q, k, v), (q, kv) or (qkv,); lse may be None without with_lse.
-    row: B is 1, and these tensors and results lack it."""
+    """(out, lse) of (q, k, v), (q, kv) or (qkv,) in this form (ops.py); lse may be None without with_lse."""
     by_torch = dispatch.implementation_for(tensors[0].device.type) == "torch"
-    if row:
-        if sink is None and not by_torch:
-            return autograd.attention(tensors, options, row=True)
-        out, lse = run(tuple([x[None] for x in tensors]), options, with_lse, sink)
+    if sink is None and not by_torch:
+        return autograd.attention(tensors, options, form)
+    if form != BATCH:
+        out, lse = run(tuple([to_batch(x, form) for x in tensors]), options, with_lse, sink)
         # The gradient of [0] would fill a tensor with zeros, and copy into it.
-        return out.squeeze(0), None if lse is None else lse.squeeze(0)
+        return (out.squeeze(0), None if lse is None else lse.squeeze(0)) if form == ROW else (out, lse)
     if sink is None:
-        return (
-            attention_by_torch(*apart(tensors), options, with_lse) if by_torch else autograd.attention(tensors, options)
-        )
+        return attention_by_torch(*apart(tensors), options, with_lse)
     # Compilers and transforms (vmap, torch.func.grad) see attention, and a formula behind it.
     if not by_torch and not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
         return sinks.attention(tensors, options, sink)
@@ -296,7 +293,7 @@ def remember(
     tensors: tuple[Tensor, ...],
     options: Options,
     of_mask: tuple[Tensor, ...] = (),
-    row: bool = False,
+    form: str = BATCH,
 ) -> None:
     """Keep a call that was checked, of no tensors but these, dropout's seed and its mask's, where our kernels run it
     and autocast changed nothing."""
@@ -304,7 +301,7 @@ def remember(
         return
     if any(x.dtype != given[2] for x, given in zip(tensors, key[1][2:], strict=False)):
         return
-    call, given = call_of((ROW_OF if row else FORWARD_OF)[len(tensors)], (*tensors, *pack(options)))
+    call, given = call_of(FORWARD_IN[form][len(tensors)], (*tensors, *pack(options)))
     of_options = of_mask if options.seed is None else (options.seed, *of_mask)
     if [id(x) for x in given[len(tensors) :]] == [id(x) for x in of_options]:
         _CHECKED[key] = call
@@ -333,11 +330,11 @@ def _check_packing_again(packing: Packing, tensors: tuple[Tensor, ...]) -> None:
 
 
 def attend_again(
-    tensors: tuple[Tensor, ...], asked: Asked, packing: Packing | None = None
+    tensors: tuple[Tensor, ...], asked: Asked, packing: Packing | None = None, form: str = BATCH
 ) -> tuple[Result | None, tuple[Any, ...] | None]:
     """(The result of a call whose like was checked before, or None; the key to remember it by, if it can be)."""
     seed = asked.dropout_seed
-    if not (asked.alibi_slopes is None and asked.bias is None and asked.sink is None):
+    if not (asked.alibi_slopes is None and asked.bias is None and asked.learnable_sink is None):
         return None, None
     if seed is not None and (type(seed) is not int or not 0 <= seed < 2**63):
         return None, None
@@ -351,7 +348,7 @@ def attend_again(
     tensors = (*tensors, *of_mask)
     if mask is not None:
         plain = (*plain, mask.keys is None, mask.seqlen_k, *mask.plan.blocks)
-    key = key_of("flash_attn" if packing is None else "flash_attn_varlen", tensors, plain)
+    key = key_of(form if packing is None else ROW, tensors, plain)
     call = known(key)
     if key is None or call is None:
         return None, key
@@ -365,27 +362,32 @@ def attend_again(
 
 
 def attend(
-    tensors: tuple[Tensor, ...], packing: Packing | None, asked: Asked, key: tuple[Any, ...] | None = None
+    tensors: tuple[Tensor, ...],
+    packing: Packing | None,
+    asked: Asked,
+    key: tuple[Any, ...] | None = None,
+    form: str = BATCH,
 ) -> Result:
     """flash-attn's call on tensors that are checked, (q, k, v), (q, kv) or (qkv,), and with `packing` are packed rows.
 
     Returns out, or (out, lse), or flash-attn's (out, lse, S_dmask); the lse of a packed row is (H, T). key: of
-    `attend_again`.
+    `attend_again`. form: of the tensors (ops.py), without `packing`.
     """
-    sizes = sizes_of(tensors[0], tensors[-1], packing)
+    form = form if packing is None else ROW
+    batched = tensors if packing is not None else tuple([to_batch(x, form) for x in tensors])
+    sizes = sizes_of(batched[0], batched[-1], packing)
     *arguments, sink = asked
     check_sink(sink, sizes)
     options = options_of(sizes, packing, *arguments)
-    remember(key, tensors, options, _tensors_of(asked.mask, packing) or (), packing is not None)
+    remember(key, tensors, options, _tensors_of(asked.mask, packing) or (), form)
     return_lse, return_attn_probs = asked.return_lse, asked.return_attn_probs
-    row = packing is not None
-    out, lse = run(tensors, options, return_lse or return_attn_probs, sink, row)
+    out, lse = run(tensors, options, return_lse or return_attn_probs, sink, form)
     if lse is None or not (return_lse or return_attn_probs):
         return out
     if not return_attn_probs:
         return out, lse
-    q, k, _ = apart(tuple([x[None] for x in tensors]) if row else tensors)
-    return out, lse, signed_probabilities(q, k, lse[None] if row else lse, options, packing)
+    q, k, _ = apart([to_batch(x, form) for x in tensors])
+    return out, lse, signed_probabilities(q, k, lse[None] if form == ROW else lse, options, packing)
 
 
 @torch.no_grad()

@@ -220,37 +220,60 @@ FORWARD_OF = {3: FORWARD, 1: FORWARD_QKVPACKED, 2: FORWARD_KVPACKED}  # by the n
 BACKWARDS = {FORWARD: BACKWARD, FORWARD_QKVPACKED: BACKWARD_QKVPACKED, FORWARD_KVPACKED: BACKWARD_KVPACKED}
 
 
-# --- one row of packed tokens ----------------------------------------------------------------------------------------
-# Views of tensors with and without their first dimension, which is 1, cost a short call as much as all else.
+# --- other forms of the tensors --------------------------------------------------------------------------------------
+# Views cost a short call as much as all else, each of them a step of autograd's too.
+
+BATCH = "flash_attn"  # (B, S, ..., heads, D)
+ROW = "flash_attn of a row"  # (T, ..., heads, D), and log-sum-exps (H, T): B is 1, and tensors and results lack it
+HEADS_FIRST = "flash_attn, heads first"  # q (B, H, Sq, D), k and v (B, K, Sk, D); the results as those of BATCH
 
 
-def _on_row(call: Callable, given: int, kept: int) -> Callable:
-    """call, an operator or what computes it, on tensors without their first dimension: the first `given` arguments,
-    and all results but the last `kept`."""
-
-    def on_row(*inputs: Any) -> tuple[Tensor, ...]:
-        results = call(*[None if x is None else x[None] for x in inputs[:given]], *inputs[given:])
-        made = len(results) - kept
-        # No views: autograd lets nobody write into a view that a Function returns.
-        return (*[x.detach().squeeze_(0) for x in results[:made]], *results[made:])
-
-    return on_row
+def to_batch(x: Tensor, form: str) -> Tensor:
+    """One of q, k, v or the packed ones in the form BATCH, a view."""
+    return x if form == BATCH else x[None] if form == ROW else x.transpose(1, 2)
 
 
-def _register_rows(count: int) -> tuple[Callable, Callable]:
-    """Of the operators on so many tensors those on (T, ..., heads, D), with log-sum-exps (H, T): forward, backward."""
-    forward_op = FORWARD_OF[count]
-    rows = []
-    for operator, given, kept in ((forward_op, count, 0), (BACKWARDS[forward_op], count + 4, 1)):
-        on_row = _on_row(operator, given, kept)
-        _COMPUTES[on_row] = _on_row(_COMPUTES[operator], given, kept)
-        rows.append(on_row)
-    return rows[0], rows[1]
+def _to_row(x: Tensor) -> Tensor:
+    return x.detach().squeeze_(0)  # no view: autograd lets nobody write into a view that a Function returns
 
 
-_ROWS = {count: _register_rows(count) for count in FORWARD_OF}
-ROW_OF = {count: forward_row for count, (forward_row, _) in _ROWS.items()}  # by the number of tensors
-BACKWARD_OF: dict[Any, Any] = {**BACKWARDS, **dict(_ROWS.values())}
+def _to_heads_first(x: Tensor) -> Tensor:
+    return x.detach().transpose_(1, 2)
+
+
+def _in_form(call: Callable, form: str, given: slice, made: int, back: Callable) -> Callable:
+    """call, an operator or what computes it, with these arguments, and the first `made` results, in another form."""
+
+    def in_form(*inputs: Any) -> tuple[Tensor, ...]:
+        before, after = inputs[: given.start], inputs[given.stop :]
+        results = call(*before, *[None if x is None else to_batch(x, form) for x in inputs[given]], *after)
+        return (*[back(x) for x in results[:made]], *results[made:])
+
+    return in_form
+
+
+def _register_form(
+    form: str, forward_op: Any, forward_form: tuple[slice, int], backward_form: tuple[slice, int], back: Callable
+) -> tuple[Any, Any]:
+    """The forward and the backward operator in this form."""
+    registered = []
+    for operator, (given, made) in ((forward_op, forward_form), (BACKWARDS[forward_op], backward_form)):
+        in_form = _in_form(operator, form, given, made, back)
+        _COMPUTES[in_form] = _in_form(_COMPUTES[operator], form, given, made, back)
+        registered.append(in_form)
+    return registered[0], registered[1]
+
+
+# A backward's arguments are (dout, dlse, the tensors, out, lse, ...), its results as many gradients and the bias's.
+_ROWS = {
+    count: _register_form(ROW, operator, (slice(0, count), 2), (slice(0, count + 4), count), _to_row)
+    for count, operator in FORWARD_OF.items()
+}
+_HEADS_FIRST = _register_form(HEADS_FIRST, FORWARD, (slice(0, 3), 0), (slice(2, 5), 3), _to_heads_first)
+FORWARD_IN: dict[str, dict[int, Any]] = {  # by the number of tensors
+    BATCH: FORWARD_OF, ROW: {count: pair[0] for count, pair in _ROWS.items()}, HEADS_FIRST: {3: _HEADS_FIRST[0]}
+}  # fmt: skip
+BACKWARD_OF: dict[Any, Any] = {**BACKWARDS, **dict(_ROWS.values()), **dict([_HEADS_FIRST])}
 
 
 # --- masks and their plans on a GPU ----------------------------------------------------------------------------------

@@ -147,7 +147,7 @@ class Recorder(TorchDispatchMode):
             self.allocated.append(made)
             self._note(made, made, 0)
             return made
-        if name == "squeeze_":  # which changes a tensor's shape alone
+        if name in ("squeeze_", "transpose_"):  # which change a tensor's shape alone
             return func(*args, **(kwargs or {}))
         if func.is_view and func.namespace == "aten":
             seen = func(*args, **(kwargs or {}))
@@ -230,7 +230,8 @@ def _replay(recorded: Recorder, given: list[Tensor], results: Sequence[Tensor], 
         for number, x in enumerate(results, len(given)):
             if x.numel():
                 root, _ = recorded.root_of(x)
-                same = root.numel() == x.numel() and root.dtype == x.dtype and x.is_contiguous()
+                dense = x.is_contiguous() or (x.dim() == 4 and x.transpose(1, 2).is_contiguous())
+                same = root.numel() == x.numel() and root.dtype == x.dtype and dense
                 if not same or id(root) in starts:
                     return None  # a part of something, or what was given
                 starts[id(root)] = Place(number, 0)
@@ -257,19 +258,19 @@ def _replay(recorded: Recorder, given: list[Tensor], results: Sequence[Tensor], 
     made = []
     for x in results:
         like = [i for i, other in enumerate(given) if (other.shape, other.dtype) == (x.shape, x.dtype)]
-        made.append((like[0] if like else -1, x.shape, x.dtype))
+        made.append((like[0] if like and x.is_contiguous() else -1, x.shape, x.stride(), x.dtype))
     return Replay(made, workspace, launches, given[0].device)
 
 
 class Replay:
     """What a pass allocates and launches. It is not changed after it was made: threads share it.
 
-    results: of each its shape, its dtype and, first, the number of a given tensor of both, or -1.
+    results: of each its shape, strides and dtype, and first the number of a given tensor that it is like, or -1.
     """
 
     def __init__(
         self,
-        results: list[tuple[int, torch.Size, torch.dtype]],
+        results: list[tuple[int, torch.Size, tuple[int, ...], torch.dtype]],
         workspace: int,
         launches: list[Any],
         device: torch.device,
@@ -283,10 +284,10 @@ class Replay:
     def __call__(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         device = self.device
         made = [  # empty_like takes half the time
-            torch.empty(shape, dtype=dtype, device=device)
+            torch.empty_strided(shape, strides, dtype=dtype, device=device)
             if like < 0
             else torch.empty_like(tensors[like], memory_format=torch.contiguous_format)
-            for like, shape, dtype in self.results
+            for like, shape, strides, dtype in self.results
         ]
         where = [*tensors, *made]
         if self.workspace:

@@ -24,6 +24,7 @@ from .arguments import (
 )
 from .autograd import computed
 from .calls import key_of, known, remember, run
+from .ops import HEADS_FIRST
 from .options import Options, seed_tensor
 from .replay import signature
 
@@ -58,11 +59,11 @@ def scaled_dot_product_attention(
     if attn_mask is None:
         asked = key_of("sdpa", (query, key, value), (dropout_p, is_causal, scale, enable_gqa))
         call = known(asked)
-        if call is not None:
-            turned = [query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)]
+        if asked is not None and call is not None:
+            given = [query, key, value]
             if dropout_p > 0:  # a call's seed is its own
-                turned.append(seed_tensor(None, query.device))
-            return computed(call, turned, signature(turned))[0].transpose(1, 2)
+                given.append(seed_tensor(None, query.device))
+            return computed(call, given, signature(given) if dropout_p > 0 else asked[1])[0].transpose(1, 2)
     query, key, value = autocasted(query, key, value)
     _check_tensors(query, key, value)
     check_dropout(dropout_p)
@@ -88,7 +89,9 @@ def scaled_dot_product_attention(
         seed=seed_tensor(None, query.device) if dropout_p > 0 else None,
     )
     if query.dim() == 4 and query.shape[1] == heads and value_dim == head_dim and len(query) == len(key) == len(value):
-        remember(asked, (q, k, v), options)
+        remember(asked, (query, key, value), options, form=HEADS_FIRST)
+        out, _ = run((query, key, value), options, False, form=HEADS_FIRST)
+        return out.transpose(1, 2)
     out, _ = run((q, k, v), options, False)
     out = out[..., :value_dim].transpose(1, 2)
     return out.reshape(*leading, *((heads,) if query.dim() > 3 else ()), *out.shape[2:])

@@ -14,6 +14,8 @@ from torch.utils.checkpoint import checkpoint
 import flashtrain_kernels as fk
 from flashtrain_kernels import autograd, calls, dispatch, replay
 from flashtrain_kernels.backends.portable.tile_table import Tile
+from flashtrain_kernels.flash_attn import flash_attn_heads_first
+from flashtrain_kernels.ops import ROW
 from flashtrain_kernels.options import Options
 
 
@@ -112,7 +114,7 @@ def test_a_row_without_its_batch_dimension_is_replayed_and_gives_no_views(parts,
     options = Options(0.25, right=0)
     for turn in range(4):
         given = [torch.randn(shape, requires_grad=True) for shape in shapes]
-        out, lse = autograd.attention(tuple(given), options, row=True)
+        out, lse = autograd.attention(tuple(given), options, form=ROW)
         exact = [x.detach()[None].requires_grad_() for x in given]
         apart = [x for y in exact for x in (y.unbind(2) if y.dim() == 5 else [y])]
         wanted, wanted_lse = fk.reference.apply(*apart, options)
@@ -124,6 +126,48 @@ def test_a_row_without_its_batch_dimension_is_replayed_and_gives_no_views(parts,
             torch.testing.assert_close(one, other[0], atol=5e-5, rtol=5e-5)
         assert len(replays) == 2 * max(0, turn - 1)
         assert not any(x._is_view() for x in (out, lse, *got))
+
+
+OPTIONS = {
+    "plain": {},
+    "causal": {"causal": True, "return_lse": True},
+    "window, softcap": {"window_size": (4, 2), "softcap": 2.0},
+    "dropout": {"dropout_p": 0.2, "dropout_seed": 3},
+    "slopes": {"alibi_slopes": torch.tensor([0.5, 0.1, 0.2, 0.3])},
+    "sinks": {"learnable_sink": torch.tensor([0.5, 1.0, -1.0, 0.3]), "return_lse": True},
+    "probabilities": {"dropout_p": 0.2, "dropout_seed": 3, "return_attn_probs": True},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_heads_first_is_the_same_call_and_is_replayed(options, replays):
+    for _ in range(4):
+        replays.clear()
+        turned = [torch.randn(2, heads, 20, 16, requires_grad=True) for heads in (4, 2, 2)]
+        plain = [x.detach().transpose(1, 2).requires_grad_() for x in turned]
+        results = []
+        for function, given in ((flash_attn_heads_first, turned), (fk.flash_attn_func, plain)):
+            made = function(*given, **OPTIONS[options])
+            made = made if isinstance(made, tuple) else (made,)
+            weight = torch.linspace(-1, 1, made[0].numel()).view(made[0].shape)
+            loss = made[0].mul(weight).sum() + (made[1].square().sum() if len(made) > 1 else 0)
+            results.append((*made, *torch.autograd.grad(loss, given)))
+        (*same, dq, dk, dv), (*wanted, wanted_dq, wanted_dk, wanted_dv) = results
+        torch.testing.assert_close(same, wanted, atol=0, rtol=0)
+        for one, other in ((dq, wanted_dq), (dk, wanted_dk), (dv, wanted_dv)):
+            torch.testing.assert_close(one, other.transpose(1, 2), atol=0, rtol=0)
+        assert not any(x._is_view() for x in same)
+    assert len(replays) == 4
+
+
+def test_heads_first_a_mistake_is_told_as_flash_attn_func_tells_it():
+    x, y = torch.randn(1, 2, 20, 16), torch.randn(1, 2, 19, 16)
+    with pytest.raises(ValueError, match=r"k and v must have the same shape|v must"):
+        flash_attn_heads_first(x, x, y)
+    with pytest.raises(ValueError, match="dropout_p must"):
+        flash_attn_heads_first(x, x, x, dropout_p=1.5)
+    with pytest.raises(TypeError, match="drop"):
+        flash_attn_heads_first(x, x, x, drop=0.5)
 
 
 def test_other_shapes_strides_options_and_dtypes_are_other_passes(replays):
@@ -233,11 +277,16 @@ def test_a_subclass_of_tensor_sees_the_operator():
 def test_checkpointing_recomputes_by_a_replay_what_was_computed_without_one(replays):
     inputs = [torch.randn(1, 20, 2, 16, requires_grad=True) for _ in range(3)]
     wanted = torch.autograd.grad(fk.reference.attention(*inputs).square().sum(), inputs)
+    turned = [x.detach().transpose(1, 2).requires_grad_() for x in inputs]
     for _ in range(4):  # the forward and its recomputation are of different kinds in the first two
         out = checkpoint(lambda *x: fk.flash_attn_func(*x), *inputs, use_reentrant=False)
         got = torch.autograd.grad(out.square().sum(), inputs)
-        for one, other in zip(got, wanted, strict=True):
-            torch.testing.assert_close(one, other, atol=2e-5, rtol=2e-5)
+        for function in (flash_attn_heads_first, fk.scaled_dot_product_attention):
+            out = checkpoint(function, *turned, use_reentrant=False)
+            of_turned = torch.autograd.grad(out.square().sum(), turned)
+            for one, other, exact in zip(got, of_turned, wanted, strict=True):
+                torch.testing.assert_close(one, exact, atol=2e-5, rtol=2e-5)
+                torch.testing.assert_close(other, exact.transpose(1, 2), atol=2e-5, rtol=2e-5)
     assert replays
 
 
