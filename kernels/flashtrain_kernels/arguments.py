@@ -335,6 +335,8 @@ def _check_intervals(mask: Mask, sizes: Sizes) -> None:
     if mask.keys is not None:
         parts.append(("mask.keys", mask.keys, sizes.seqlen_k))
     for name, x, length in parts:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} must be an int32 tensor, not {type(x).__name__}")
         if x.dtype != torch.int32:
             raise TypeError(f"{name} must be int32, not {dtype_name(x.dtype)}")
         check_device(name, x, sizes.device)

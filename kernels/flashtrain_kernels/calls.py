@@ -312,7 +312,12 @@ def _tensors_of(mask: Any, packing: Packing | None) -> tuple[Tensor, ...] | None
     more is to be decided."""
     if mask is None:
         return () if packing is None else packing[:2]
-    if type(mask) is not Mask or mask.plan is None or mask.sequences is not None:
+    if type(mask) is not Mask:
+        return None
+    if type(mask.sequences) is Sequences and mask.plan is None:
+        ends = mask.sequences[:2]
+        return ends if packing is None or (ends[0] is packing[0] and ends[1] is packing[1]) else None
+    if mask.sequences is not None or mask.plan is None or packing is not None:
         return None
     tables = mask.plan[:3]
     return (mask.queries, *tables) if mask.keys is None else (mask.queries, mask.keys, *tables)
@@ -329,6 +334,18 @@ def _check_packing_again(packing: Packing, tensors: tuple[Tensor, ...]) -> None:
         check_ends("cu_seqlens_k", cu_k, tokens_k, "max_seqlen_k", longest_k)
 
 
+def _numbers_of(mask: Mask, device: torch.device) -> tuple[Any, ...] | None:
+    """What else checking a call with this mask depends on, besides `_tensors_of` it; None: it is not known."""
+    if mask.plan is not None:
+        return mask.keys is None, mask.seqlen_k, *mask.plan.blocks
+    given, queries = mask.sequences, mask.queries
+    if given is None or mask.keys is not None or not isinstance(queries, Tensor):
+        return None
+    if queries.dtype != torch.int32 or queries.device != device:
+        return None
+    return *queries.shape, mask.seqlen_k, given.seqlen_q, given.seqlen_k, *given.window
+
+
 def attend_again(
     tensors: tuple[Tensor, ...], asked: Asked, packing: Packing | None = None, form: str = BATCH
 ) -> tuple[Result | None, tuple[Any, ...] | None]:
@@ -339,7 +356,7 @@ def attend_again(
     if seed is not None and (type(seed) is not int or not 0 <= seed < 2**63):
         return None, None
     mask, of_mask = asked.mask, _tensors_of(asked.mask, packing)
-    if of_mask is None or (mask is not None and packing is not None):
+    if of_mask is None:
         return None, None
     window, return_lse = asked.window_size, asked.return_lse
     if asked.return_attn_probs is not False or type(window) is not tuple or len(window) != 2:
@@ -347,7 +364,10 @@ def attend_again(
     plain = asked.dropout_p, asked.softmax_scale, asked.causal, *window, asked.softcap, asked.deterministic, return_lse
     tensors = (*tensors, *of_mask)
     if mask is not None:
-        plain = (*plain, mask.keys is None, mask.seqlen_k, *mask.plan.blocks)
+        numbers = _numbers_of(mask, tensors[0].device)
+        if numbers is None:
+            return None, None
+        plain = (*plain, *numbers)
     key = key_of(form if packing is None else ROW, tensors, plain)
     call = known(key)
     if key is None or call is None:

@@ -336,3 +336,38 @@ def test_a_packed_call_like_one_before_is_checked_by_its_boundaries_alone(parts,
         assert len(asked) == 1
         function(*given, torch.tensor([0, 7, 15, 20], dtype=torch.int32), 20)
         assert len(asked) == 2  # another number of sequences
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_call_with_a_mask_of_boundaries_like_one_before_is_not_checked_again(packed, monkeypatch):
+    asked = []
+    options_of = calls_module.options_of
+    monkeypatch.setattr(calls_module, "options_of", lambda *a: (asked.append(a), options_of(*a))[1])
+    monkeypatch.setattr(dispatch, "finds_sequences", lambda *_: True)
+
+    def attend(ends, window, seqlen=20, **changed):
+        cu = torch.tensor(ends, dtype=torch.int32)
+        mask = fk.masks.varlen(cu, cu, seqlen, seqlen, causal=True, window=window)._replace(**changed)
+        x = [torch.randn(seqlen, 2, 16) for _ in range(3)]
+        if packed:
+            out = fk.flash_attn_varlen_func(*x, cu, cu, seqlen, seqlen, 0.3, mask=mask, dropout_seed=3)
+        else:
+            out = fk.flash_attn_func(*(y[None] for y in x), 0.3, mask=mask, dropout_seed=3)[0]
+        options = {"causal": True, "window_size": window, "dropout_p": 0.3, "dropout_seed": 3}
+        torch.testing.assert_close(out, fk.flash_attn_varlen_func(*x, cu, cu, seqlen, seqlen, **options))
+
+    calls_module._CHECKED.clear()
+    with dispatch.force("reference"):
+        for ends in ([0, 7, 20], [0, 12, 20]):
+            attend(ends, (-1, -1))
+            assert len(asked) == 2  # the one with the mask, and the one without
+        attend([0, 12, 20], (5, -1))
+        assert len(asked) == 4
+        attend([0, 12, 24], (5, -1), 24)
+        assert len(asked) == 6
+        with pytest.raises((TypeError, ValueError), match="mask"):
+            attend([0, 12, 20], (5, -1), queries=[1])
+        with pytest.raises((TypeError, ValueError), match="mask"):
+            attend([0, 12, 20], (5, -1), queries=torch.zeros(5, 1, 21, dtype=torch.int32))
+        with pytest.raises((TypeError, ValueError), match="mask"):
+            attend([0, 12, 20], (5, -1), seqlen_k=21)
