@@ -6,10 +6,12 @@ Shapes: B batch, S sequence, E embedding width.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from flashtrain.errors import UserError
@@ -57,10 +59,14 @@ class Layer:
     def compile(self, settle: Callable[..., Any] | None, **options: Any) -> None:
         """From now on through torch.compile."""
         self.compute, self.settle = torch.compile(self.compute, **options), settle
+        if self.feed_forward is not None:
+            self.feed_forward.compile(**options)
 
     def __call__(self, hidden_states: Tensor, *rest: Any, **named: Any) -> Any:
         if self.settle is not None and "attention_mask" in named:
             named["attention_mask"] = self.settle(named["attention_mask"], hidden_states, named)
+        if self.feed_forward is not None:
+            self.feed_forward.expect(hidden_states.shape[:-1].numel())
         if self.savings.checkpointing == "none" or not torch.is_grad_enabled():
             return self.compute(hidden_states, *rest, **named)
 
@@ -76,38 +82,128 @@ class Pieces:
 
     def __init__(self, module: nn.Module) -> None:
         self.module, self.compute = module, module.forward
+        self.by_itself = self.compute  # compiled apart from its layer
+        self.dropout = any(isinstance(one, nn.Dropout) and one.p > 0 for one in module.modules())
+        self.says_more: bool | None = None  # than a tensor; None: it was not called yet
         self.chunk: int | None = None
         # A method, which torch.compile takes for the same in every layer: it would compile each anew for its object.
         module.forward = self.__call__
 
+    def compile(self, **options: Any) -> None:
+        """What sees its tokens one piece after the other is compiled for a piece."""
+        self.by_itself = torch.compile(self.compute, **options)
+
+    def expect(self, tokens: int) -> None:
+        """The next call is of so many tokens. A compiled layer must not hold the loop over pieces: torch.compile would
+        unroll it, and move what pieces need beside each other."""
+        whole = self.chunk is None or tokens <= self.chunk or self._gated() is not None
+        self.module.forward = self.__call__ if whole else self.in_pieces
+
     def __call__(self, x: Tensor, *rest: Any, **named: Any) -> Any:
-        if self.chunk is None or x.shape[:-1].numel() <= self.chunk:
+        gated = None if self.chunk is None or x.shape[:-1].numel() <= self.chunk else self._gated()
+        if self.chunk is None or gated is None:
             return self.compute(x, *rest, **named)
-        gated = self._gated()
-        if gated is not None:
-            return feed_forward_pieces(x, *gated, self.chunk)
+        gate, up, down = gated
+        inner: Any = _Joined(gate, up)
+        return feed_forward_pieces(x, inner, down, SwiGLUFeedForward.name, self.chunk)
+
+    @torch.compiler.disable
+    def in_pieces(self, x: Tensor, *rest: Any, **named: Any) -> Any:
+        """Any feed-forward, one piece after the other."""
+        flat = x.reshape(1, -1, x.shape[-1])
+        if torch.is_grad_enabled() and not (rest or named or self._draws_or_says_more(flat[:, :1])):
+            kept = _Kept.apply(flat)
+            return _OneByOne.apply(self, kept.grad_fn, kept, *self.trained()).view(*x.shape[:-1], -1)
 
         def once(piece: Tensor) -> Any:
-            return self.compute(piece, *rest, **named)
+            return self.by_itself(piece, *rest, **named)
 
-        found = []
-        for piece in x.reshape(1, -1, x.shape[-1]).split(self.chunk, dim=1):
-            found.append(checkpoint(once, piece, use_reentrant=False) if torch.is_grad_enabled() else once(piece))
+        again = partial(checkpoint, once, use_reentrant=False) if torch.is_grad_enabled() else once
+        found = [again(piece) for piece in flat.split(self.chunk, dim=1)]
         if isinstance(found[0], tuple):  # experts also say where they sent each token
             parts = zip(*found, strict=True)
             return tuple(torch.cat(one, dim=-2) if one[0].dim() < 3 else _joined(one, x) for one in parts)
         return _joined(found, x)
 
-    def _gated(self) -> tuple[Any, Any, str] | None:
-        """(the two inner matrices as one, the outer, the activation) of the usual gated feed-forward, for the operator
-        that adds its weights' gradients up in float32; None for any other."""
+    def trained(self) -> list[nn.Parameter]:
+        return [one for one in self.module.parameters() if one.requires_grad]
+
+    def _draws_or_says_more(self, token: Tensor) -> bool:
+        """Are there random numbers in it, or results beside a tensor? Then torch's checkpointing goes by the pieces."""
+        if self.dropout and self.module.training:
+            return True
+        if self.says_more is None:
+            with torch.no_grad():
+                self.says_more = not isinstance(self.compute(token), Tensor)
+        return self.says_more
+
+    def _gated(self) -> tuple[nn.Linear, nn.Linear, nn.Linear] | None:
+        """(the two inner matrices, the outer) of the usual gated feed-forward, for the operator that adds its weights'
+        gradients up in float32; None for any other."""
         parts: list[Any] = [getattr(self.module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
         act = type(getattr(self.module, "act_fn", None)).__name__
         usual = act in ("SiLU", "SiLUActivation") and len(list(self.module.children())) == 4
-        if not usual or not all(type(one) is nn.Linear for one in parts):
-            return None
-        gate, up, down = parts
-        return _Joined(gate, up), down, SwiGLUFeedForward.name
+        return (parts[0], parts[1], parts[2]) if usual and all(type(one) is nn.Linear for one in parts) else None
+
+
+class _Kept(torch.autograd.Function):
+    """x, kept for the backward before anything is computed with it: where a checkpointed layer is computed again for
+    its backward, and nothing after the feed-forward is kept, torch stops here."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, dx: Tensor) -> Tensor:
+        return dx
+
+
+class _OneByOne(torch.autograd.Function):
+    """A feed-forward of x (1, T, E) by pieces, each computed again in the backward and gone before the next begins.
+
+    kept: the node of `_Kept` that holds x; None where x needs no gradient. weights: those that do. Their gradients are
+    added up in float32 (float64 for float64). Differentiable once.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, pieces: Pieces, kept: Any, x: Tensor, *weights: Tensor) -> Tensor:
+        device = x.device.type
+        enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+        ctx.pieces, ctx.kept, ctx.chunk = pieces, kept, pieces.chunk
+        if kept is None:
+            ctx.save_for_backward(x)
+        # Without its cache: a weight that autocast casts here, without gradients, would be taken for one with them.
+        ctx.autocast = {"device_type": device, "dtype": dtype, "enabled": enabled, "cache_enabled": False}
+        out = None
+        with torch.autocast(**ctx.autocast):
+            for number, piece in enumerate(x.split(ctx.chunk, dim=1)):
+                found = pieces.by_itself(piece)
+                if out is None:
+                    out = found.new_empty(1, x.shape[1], found.shape[-1])
+                out[:, number * ctx.chunk : number * ctx.chunk + piece.shape[1]] = found
+        return x if out is None else out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple:
+        (x,) = ctx.saved_tensors if ctx.kept is None else ctx.kept.saved_tensors
+        weights = ctx.pieces.trained()
+        dx = torch.empty_like(x) if ctx.needs_input_grad[2] else None
+        sums = [torch.zeros_like(one, dtype=torch.promote_types(one.dtype, torch.float32)) for one in weights]
+        for number, (piece, gradient) in enumerate(zip(x.split(ctx.chunk, 1), dout.split(ctx.chunk, 1), strict=True)):
+            given = piece.detach().requires_grad_(dx is not None)
+            with torch.enable_grad(), torch.autocast(**ctx.autocast):
+                found = ctx.pieces.by_itself(given)
+            inputs = [*weights, given] if dx is not None else weights
+            made = torch.autograd.grad(found, inputs, gradient.to(found.dtype), allow_unused=True)
+            for total, one in zip(sums, made, strict=False):
+                if one is not None:
+                    total += one
+            if dx is not None:
+                dx[:, number * ctx.chunk : number * ctx.chunk + piece.shape[1]] = made[-1]
+        return (None, None, dx, *[total.to(one.dtype) for total, one in zip(sums, weights, strict=True)])
 
 
 class _Joined:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,8 @@ def fit(
         path, config=config, changes=SIZES if origin is None else None, lora=LORA if lora else None
     )
     model.keep_in("64-true")  # by itself: Lightning's FSDP2 knows no such precision
-    model.save_memory(MemorySavings("selective"))
+    by_pieces = lora and "RANK" in os.environ  # beside one process, which takes all tokens at once
+    model.save_memory(MemorySavings("selective", ffn_chunk=9 if by_pieces else None))
     task = Task(model, make_optimizer=lambda one: adamw(one, lr=1e-2), document_mask=True)
     task.losses = []
     options = {"max_steps": STEPS, "gradient_clip_val": None, **options}
