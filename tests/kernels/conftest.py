@@ -15,7 +15,9 @@ PATHS = ("hopper", "portable")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if metafunc.definition.get_closest_marker("gpu") is not None:
+    """A test that names its own path is run on that one."""
+    named = any(mark.args[0] == "path" for mark in metafunc.definition.iter_markers("parametrize"))
+    if metafunc.definition.get_closest_marker("gpu") is not None and not named:
         metafunc.parametrize("path", PATHS, indirect=True)
 
 

@@ -134,11 +134,15 @@ def test_a_planned_mask_gives_the_same(head_dim, options):
         torch.testing.assert_close(got[what], value, atol=2e-2, rtol=2e-2)
 
 
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf], ids=["nan", "inf"])
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("name", ["unequal", "long", "documents"])
-def test_what_a_neighbour_or_the_tail_holds_is_not_seen(name, head_dim, window, bad):
+def test_what_a_neighbour_or_the_tail_holds_is_not_seen(name, head_dim, window):
+    for bad in (torch.nan, torch.inf):
+        _is_not_seen(name, head_dim, window, bad)
+
+
+def _is_not_seen(name, head_dim, window, bad):
     inputs, cu = packed(name, head_dim)
     (cu_q, cu_k), options = [x.tolist() for x in cu], WINDOWS[window]
     dout, dlse = torch.randn_like(inputs[0]), torch.randn(4, inputs[0].shape[0], device=DEVICE)
