@@ -162,9 +162,9 @@ class _XAxis:
         named = figure_text(heading(self.key))
         panel.set_xlabel(f"{named} (tokens)" if self.key == "context" else named)
         labels = [self._label(value) for value in self.values]
-        if self.numeric and not self.log:
-            ticks_at(panel, places, labels)  # many points in a course are read off an axis of round numbers
-            return
+        few = self.numeric and ticks_at(panel, places, labels)
+        if few or (self.numeric and not self.log):
+            return  # many points in a course are read off an axis of round numbers
         # a label needs room: beyond seven take every second, or third, counted from the right so that the end is named
         step = math.ceil(len(places) / TICKS)
         ticks = list(zip(places, labels, strict=True))[::-1][::step][::-1]
@@ -309,7 +309,7 @@ def ticks_at(panel: Axes, places: Sequence[float], labels: Sequence[str]) -> boo
     for at in reversed(range(len(places))):
         if not kept or places[kept[-1]] - places[at] >= apart:
             kept.append(at)
-    panel.set_xticks([places[at] for at in kept], [labels[at] for at in kept])
+    panel.set_xticks([places[at] for at in sorted(kept)], [labels[at] for at in sorted(kept)])
     panel.xaxis.set_minor_locator(NullLocator())
     return True
 

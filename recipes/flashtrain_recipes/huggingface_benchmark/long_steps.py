@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from flashtrain.files.disk import write_atomically
 from flashtrain.folders.run_folder import read_settings
 from flashtrain.models.memory_savings import HOST_PIECE
 from flashtrain.models.trainable import Trainable
+from flashtrain.report.figures import line_figure
 from flashtrain.report.rows import OUT_OF_MEMORY, values_of
 from flashtrain.report.table import Table, make_table
 from flashtrain.run.fitting import strategy_for
@@ -51,6 +52,7 @@ from flashtrain_recipes.huggingface_benchmark.cases import HuggingFaceCase
 from flashtrain_recipes.step_benchmark.measure import FAILED, NO_TIME
 
 FLASHTRAIN, LINE = "flashtrain", "straight line"
+FIGURE = "memory.png"
 _WARM_LAYERS = 2  # under adapters the first layer's input needs no gradient, so that it has a graph of its own
 _ENDING = 10.0  # seconds in which ranks end by themselves once a row is there
 _MULTIPLE = 4096  # tokens: of the contexts that are told as the largest
@@ -127,6 +129,12 @@ class LongSteps(Benchmark):
     def tables(self, rows: Sequence[Row]) -> list[Table]:
         columns = [key for key in _COLUMNS if values_of(rows, key)]
         return [make_table(rows, columns, "long steps of transformers' decoders")]
+
+    def figures(self, run: Run) -> Iterator[tuple[str, Path]]:
+        """Peak memory against context, up to where a straight line fills the device."""
+        rows = [row for row in run.rows if row.get("peak_memory_gib")]
+        if len(values_of(rows, "context")) > 1:
+            yield "memory", line_figure(rows, "context", "peak_memory_gib", ["model", "devices"], run.folder / FIGURE)
 
     def best(self, rows: Sequence[Row]) -> dict[str, float]:
         return {
