@@ -267,7 +267,7 @@ def test_few_points_are_named_at_the_axis_and_losses_start_at_zero_where_that_is
     rows = [{"optimizer.learning_rate": rate, "train_loss": 1 + 1000 * rate, "accuracy": 0.9} for rate in rates]
     line_figure(rows, "optimizer.learning_rate", ["train_loss", "accuracy"], None, tmp_path / "a.png")
     loss, accuracy = drawn[0].axes
-    assert [label.get_text() for label in loss.get_xticklabels()] == ["0.003", "0.00151", "0.001"]  # one has no room
+    assert [label.get_text() for label in loss.get_xticklabels()] == ["0.001", "0.00151", "0.003"]  # one has no room
     assert loss.get_ylim()[0] == 0  # 2 to 4
     assert accuracy.get_ylim()[0] == 0
     assert lowest(3.3, 3.5) == pytest.approx(3.276)  # from zero it would be a flat line
