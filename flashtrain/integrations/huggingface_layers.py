@@ -86,6 +86,7 @@ class Pieces:
         self.dropout = any(isinstance(one, nn.Dropout) and one.p > 0 for one in module.modules())
         self.says_more: bool | None = None  # than a tensor; None: it was not called yet
         self.chunk: int | None = None
+        self.whole = True
         # A method, which torch.compile takes for the same in every layer: it would compile each anew for its object.
         module.forward = self.__call__
 
@@ -97,7 +98,8 @@ class Pieces:
         """The next call is of so many tokens. A compiled layer must not hold the loop over pieces: torch.compile would
         unroll it, and move what pieces need beside each other."""
         whole = self.chunk is None or tokens <= self.chunk or self._gated() is not None
-        self.module.forward = self.__call__ if whole else self.in_pieces
+        if whole != self.whole:
+            self.whole, self.module.forward = whole, self.__call__ if whole else self.in_pieces
 
     def __call__(self, x: Tensor, *rest: Any, **named: Any) -> Any:
         gated = None if self.chunk is None or x.shape[:-1].numel() <= self.chunk else self._gated()
