@@ -19,11 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, cast
-from weakref import ref
 
 import torch
 from torch import Tensor, nn
-from torch.utils.weak import WeakTensorKeyDictionary
+from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from flashtrain.errors import UserError
 from flashtrain.integrations.huggingface_context import UNDER, holds_no_documents, inputs_of, share_sequences, whole_of
@@ -45,7 +44,7 @@ from flashtrain_kernels.masks.constructors import ordinals
 
 # The masks of the batch at hand, by the tensor they were made from, so that the layers of a model share one.
 _MADE = WeakTensorKeyDictionary()
-_latest: tuple[Callable[[], Tensor | None], Any, AttentionMask] | None = None  # of them: source, key, mask
+_latest: tuple[TensorWeakRef, Any, AttentionMask] | None = None  # of those without tensors: source, key, mask
 _OF_WHOLE = WeakTensorKeyDictionary()  # cu_seq_lens_q that were seen to be of all devices' tokens
 
 
@@ -158,7 +157,8 @@ def _made_once(
     known = made.get(key)
     if known is None:
         known = made[key] = (asked, make())  # `asked` too, so that what the key names by id stays
-    _latest = ref(source), key, known[1]
+    if known[1].mask is None and known[1].bias is None:  # what holds tensors goes with its source
+        _latest = TensorWeakRef(source), key, known[1]
     return known[1]
 
 
