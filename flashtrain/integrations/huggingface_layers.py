@@ -5,7 +5,7 @@ Shapes: B batch, S sequence, E embedding width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -45,8 +45,12 @@ class Layer:
         found = [part for name in FEED_FORWARD if isinstance(part := getattr(layer, name, None), nn.Module)]
         self.feed_forward = Pieces(found[0]) if found else None
         weights = [one.p for one in layer.modules() if isinstance(one, nn.Dropout)]
-        weights += [getattr(one, "attention_dropout", 0.0) for one in layer.modules()]
-        self.dropout = max((float(one) for one in weights if isinstance(one, int | float)), default=0.0)
+        # As transformers' layers call what they draw without a module for it: attention_dropout, router_jitter_noise.
+        weights += [
+            value for one in layer.modules() for name, value in vars(one).items() if "drop" in name or "jitter" in name
+        ]
+        numbers = [float(one) for one in weights if isinstance(one, int | float) and not isinstance(one, bool)]
+        self.dropout = max(numbers, default=0.0)
         self.layer = layer
         layer.forward = self
 
@@ -54,7 +58,7 @@ class Layer:
         """From now on compute with these savings."""
         self.savings = savings
         if self.feed_forward is not None:
-            self.feed_forward.chunk = savings.ffn_chunk
+            self.feed_forward.chunk, self.feed_forward.plain = savings.ffn_chunk, {}
 
     def compile(self, settle: Callable[..., Any] | None, **options: Any) -> None:
         """From now on through torch.compile."""
@@ -65,14 +69,14 @@ class Layer:
     def __call__(self, hidden_states: Tensor, *rest: Any, **named: Any) -> Any:
         if self.settle is not None and "attention_mask" in named:
             named["attention_mask"] = self.settle(named["attention_mask"], hidden_states, named)
-        if self.feed_forward is not None:
-            self.feed_forward.expect(hidden_states.shape[:-1].numel())
-        if self.savings.checkpointing == "none" or not torch.is_grad_enabled():
-            return self.compute(hidden_states, *rest, **named)
 
         def again(x: Tensor) -> Any:
+            if self.feed_forward is not None:  # another call may have come between
+                self.feed_forward.expect(x.shape[:-1].numel())
             return self.compute(x, *rest, **named)
 
+        if self.savings.checkpointing == "none" or not torch.is_grad_enabled():
+            return again(hidden_states)
         dropout = self.dropout if self.layer.training else 0.0
         return checkpointed(again, hidden_states, savings=self.savings, dropout=dropout)
 
@@ -83,8 +87,7 @@ class Pieces:
     def __init__(self, module: nn.Module) -> None:
         self.module, self.compute = module, module.forward
         self.by_itself = self.compute  # compiled apart from its layer
-        self.dropout = any(isinstance(one, nn.Dropout) and one.p > 0 for one in module.modules())
-        self.says_more: bool | None = None  # than a tensor; None: it was not called yet
+        self.plain: dict[bool, bool] = {}  # whether `_is_plain`, in training and else, since the last settings
         self.chunk: int | None = None
         self.whole = True
         # A method, which torch.compile takes for the same in every layer: it would compile each anew for its object.
@@ -102,9 +105,12 @@ class Pieces:
             self.whole, self.module.forward = whole, self.__call__ if whole else self.in_pieces
 
     def __call__(self, x: Tensor, *rest: Any, **named: Any) -> Any:
-        gated = None if self.chunk is None or x.shape[:-1].numel() <= self.chunk else self._gated()
-        if self.chunk is None or gated is None:
+        if self.chunk is None or x.shape[:-1].numel() <= self.chunk:
             return self.compute(x, *rest, **named)
+        gated = self._gated()
+        if gated is None:  # a program called it by itself
+            by_pieces = not torch.compiler.is_compiling()
+            return (self.in_pieces if by_pieces else self.compute)(x, *rest, **named)
         gate, up, down = gated
         inner: Any = _Joined(gate, up)
         return feed_forward_pieces(x, inner, down, SwiGLUFeedForward.name, self.chunk)
@@ -113,7 +119,7 @@ class Pieces:
     def in_pieces(self, x: Tensor, *rest: Any, **named: Any) -> Any:
         """Any feed-forward, one piece after the other."""
         flat = x.reshape(1, -1, x.shape[-1])
-        if torch.is_grad_enabled() and not (rest or named or self._draws_or_says_more(flat[:, :1])):
+        if torch.is_grad_enabled() and not (rest or named) and self._is_plain(flat[:, :1]):
             kept = _Kept.apply(flat)
             return _OneByOne.apply(self, kept.grad_fn, kept, *self.trained()).view(*x.shape[:-1], -1)
 
@@ -130,14 +136,17 @@ class Pieces:
     def trained(self) -> list[nn.Parameter]:
         return [one for one in self.module.parameters() if one.requires_grad]
 
-    def _draws_or_says_more(self, token: Tensor) -> bool:
-        """Are there random numbers in it, or results beside a tensor? Then torch's checkpointing goes by the pieces."""
-        if self.dropout and self.module.training:
-            return True
-        if self.says_more is None:
-            with torch.no_grad():
-                self.says_more = not isinstance(self.compute(token), Tensor)
-        return self.says_more
+    def _is_plain(self, token: Tensor) -> bool:
+        """Does it draw no random numbers, and give a tensor alone? Else torch's checkpointing goes by the pieces. Asked
+        of one token, once: nothing of that stays."""
+        training, devices = self.module.training, [token.device] if token.is_cuda else []
+        if training not in self.plain:
+            with torch.no_grad(), torch.random.fork_rng(devices), torch.autocast(**_autocast_of(token)):
+                before = _random_states(devices)
+                found = self.compute(token.clone())
+                drew = not all(map(torch.equal, before, _random_states(devices)))
+            self.plain[training] = isinstance(found, Tensor) and not drew
+        return self.plain[training]
 
     def _gated(self) -> tuple[nn.Linear, nn.Linear, nn.Linear] | None:
         """(the two inner matrices, the outer) of the usual gated feed-forward, for the operator that adds its weights'
@@ -145,6 +154,7 @@ class Pieces:
         parts: list[Any] = [getattr(self.module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
         act = type(getattr(self.module, "act_fn", None)).__name__
         usual = act in ("SiLU", "SiLUActivation") and len(list(self.module.children())) == 4
+        usual = usual and not getattr(self.module, "residual_dropout", 0.0)  # SeedOss drops what it gives
         return (parts[0], parts[1], parts[2]) if usual and all(type(one) is nn.Linear for one in parts) else None
 
 
@@ -171,21 +181,17 @@ class _OneByOne(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, pieces: Pieces, kept: Any, x: Tensor, *weights: Tensor) -> Tensor:
-        device = x.device.type
-        enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-        ctx.pieces, ctx.kept, ctx.chunk = pieces, kept, pieces.chunk
+        ctx.pieces, ctx.kept, ctx.chunk, ctx.autocast = pieces, kept, pieces.chunk, _autocast_of(x)
         if kept is None:
             ctx.save_for_backward(x)
-        # Without its cache: a weight that autocast casts here, without gradients, would be taken for one with them.
-        ctx.autocast = {"device_type": device, "dtype": dtype, "enabled": enabled, "cache_enabled": False}
-        out = None
+        out = x
         with torch.autocast(**ctx.autocast):
             for number, piece in enumerate(x.split(ctx.chunk, dim=1)):
                 found = pieces.by_itself(piece)
-                if out is None:
+                if number == 0:
                     out = found.new_empty(1, x.shape[1], found.shape[-1])
                 out[:, number * ctx.chunk : number * ctx.chunk + piece.shape[1]] = found
-        return x if out is None else out
+        return out
 
     @staticmethod
     @once_differentiable
@@ -193,19 +199,33 @@ class _OneByOne(torch.autograd.Function):
         (x,) = ctx.saved_tensors if ctx.kept is None else ctx.kept.saved_tensors
         weights = ctx.pieces.trained()
         dx = torch.empty_like(x) if ctx.needs_input_grad[2] else None
-        sums = [torch.zeros_like(one, dtype=torch.promote_types(one.dtype, torch.float32)) for one in weights]
+        sums: list[Tensor | None] = [None] * len(weights)  # an expert that no token was sent to has no gradient
         for number, (piece, gradient) in enumerate(zip(x.split(ctx.chunk, 1), dout.split(ctx.chunk, 1), strict=True)):
             given = piece.detach().requires_grad_(dx is not None)
             with torch.enable_grad(), torch.autocast(**ctx.autocast):
                 found = ctx.pieces.by_itself(given)
             inputs = [*weights, given] if dx is not None else weights
             made = torch.autograd.grad(found, inputs, gradient.to(found.dtype), allow_unused=True)
-            for total, one in zip(sums, made, strict=False):
+            for at, one in enumerate(made[: len(weights)]):
                 if one is not None:
-                    total += one
+                    exact, before = one.to(torch.promote_types(one.dtype, torch.float32)), sums[at]
+                    sums[at] = exact if before is None else before.add_(exact)
             if dx is not None:
                 dx[:, number * ctx.chunk : number * ctx.chunk + piece.shape[1]] = made[-1]
-        return (None, None, dx, *[total.to(one.dtype) for total, one in zip(sums, weights, strict=True)])
+        given = [None if one is None else one.to(weight.dtype) for one, weight in zip(sums, weights, strict=True)]
+        return (None, None, dx, *given)
+
+
+def _autocast_of(x: Tensor) -> dict[str, Any]:
+    """torch.autocast's arguments as they are now, but for its cache: a weight that it casts without gradients would be
+    taken for one with them."""
+    device = x.device.type
+    enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+    return {"device_type": device, "dtype": dtype, "enabled": enabled, "cache_enabled": False}
+
+
+def _random_states(devices: Sequence[torch.device]) -> list[Tensor]:
+    return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
 
 
 class _Joined:

@@ -20,6 +20,7 @@ from .arguments import (
     check_q_and_kv,
     check_qkv,
     check_sink,
+    check_tensor,
     plain_window,
 )
 from .calls import Asked, Packing, Result, attend, attend_again, options_of, sizes_of
@@ -112,8 +113,13 @@ def flash_attn_heads_first(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) ->
     again, key = attend_again((q, k, v), asked, form=HEADS_FIRST)
     if again is not None:
         return again
+    for name, x, layout in (("q", q, "(B, H, Sq, D)"), ("k", k, "(B, K, Sk, D)"), ("v", v, "(B, K, Sk, D)")):
+        check_tensor(name, x, layout)
     q, k, v = autocasted(q, k, v)
-    check_qkv(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), _Q, _K)
+    turned = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    check_qkv(*turned, _Q, _K)
+    if asked.learnable_sink is not None:  # whose kernels take the form BATCH
+        return attend(turned, None, asked)
     return attend((q, k, v), None, asked, key, HEADS_FIRST)
 
 

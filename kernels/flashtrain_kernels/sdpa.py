@@ -74,13 +74,6 @@ def scaled_dot_product_attention(
     head_dim, value_dim = query.shape[-1], value.shape[-1]
     leading = _leading(query, key, value)
     heads = _heads(query, key, value, enable_gqa)
-    q = _batched(query, leading, heads)
-    k = _batched(key, leading, key.shape[-3] if key.dim() > 3 else 1)
-    v = _batched(value, leading, value.shape[-3] if value.dim() > 3 else 1)
-    if value_dim < head_dim:
-        v = functional.pad(v, (0, head_dim - value_dim))
-    elif value_dim > head_dim:
-        q, k = (functional.pad(x, (0, value_dim - head_dim)) for x in (q, k))
     options = Options(
         scale=softmax_scale_or_default(scale, head_dim, "scale"),
         right=0 if is_causal else None,
@@ -92,6 +85,13 @@ def scaled_dot_product_attention(
         remember(asked, (query, key, value), options, form=HEADS_FIRST)
         out, _ = run((query, key, value), options, False, form=HEADS_FIRST)
         return out.transpose(1, 2)
+    q = _batched(query, leading, heads)
+    k = _batched(key, leading, key.shape[-3] if key.dim() > 3 else 1)
+    v = _batched(value, leading, value.shape[-3] if value.dim() > 3 else 1)
+    if value_dim < head_dim:
+        v = functional.pad(v, (0, head_dim - value_dim))
+    elif value_dim > head_dim:
+        q, k = (functional.pad(x, (0, value_dim - head_dim)) for x in (q, k))
     out, _ = run((q, k, v), options, False)
     out = out[..., :value_dim].transpose(1, 2)
     return out.reshape(*leading, *((heads,) if query.dim() > 3 else ()), *out.shape[2:])

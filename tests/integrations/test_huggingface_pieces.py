@@ -53,18 +53,43 @@ def test_each_piece_is_computed_once_forward_and_once_more_for_its_backward(chec
     assert seen == [1, 4, 4, 4, 1, 4, 4, 4, 1]  # the first one looks at what the module gives
 
 
-def test_dropout_drops_the_same_in_the_backward() -> None:
-    model = adapted(dropout=0.5)
-    results = []
+def dropping(kind: str) -> HuggingFaceDecoder:
+    """A feed-forward that drops: adapters by a module, Starcoder2 and SeedOss by a function."""
+    if kind == "adapters":
+        return adapted(dropout=0.5)
+    changes = {**tiny._LLAMA_LIKE, "eos_token_id": 1, "residual_dropout": 0.5, "attention_dropout": 0.0}
+    torch.manual_seed(0)
+    model = transformers_decoder(config=kind, changes=changes)
+    model.materialise(torch.device("cpu"))
+    return model.double().train()
+
+
+@pytest.mark.parametrize("kind", ["adapters", "starcoder2", "seed_oss"])
+def test_dropout_drops_the_same_in_the_backward(kind: str) -> None:
+    model, results = dropping(kind), []
+    changed = {name: one for name, one in model.named_parameters() if one.requires_grad and ".mlp." in name}
     for checkpointing, shift in (("none", 0.0), ("full", 0.0), ("full", 1e-5)):
         model.save_memory(MemorySavings(checkpointing, ffn_chunk=4))
-        for name, one in model.named_parameters():
-            one.data += shift * (".lora_B" in name)
+        for one in changed.values():
+            one.data += shift
         torch.manual_seed(3)
         results.append(step(model))
     assert_same(results[1], results[0])
-    slope = sum(float(gradient.sum()) for name, gradient in results[0][1].items() if ".lora_B" in name)
+    slope = sum(float(results[0][1][name].sum()) for name in changed)
     assert float(results[2][0] - results[0][0]) / 1e-5 == pytest.approx(slope, rel=0.05)
+    model.eval()
+    torch.testing.assert_close(step(model)[0], step(model)[0], rtol=0, atol=0)
+
+
+def test_what_is_asked_of_a_feed_forward_first_leaves_the_random_numbers_alone() -> None:
+    drawn = []
+    for chunk in (None, 4):
+        model = adapted()
+        model.save_memory(MemorySavings(ffn_chunk=chunk))
+        torch.manual_seed(3)
+        step(model)
+        drawn.append(torch.rand(1))
+    assert drawn[0] == drawn[1]
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "gpt_oss"])
@@ -95,17 +120,21 @@ def test_what_is_compiled_does_not_grow_with_pieces_and_layers(kind: str) -> Non
     assert sizes[0] == sizes[1]
 
 
-def test_autocast_casts_weights_for_each_use_with_their_gradients() -> None:
-    model = adapted(dtype=torch.float32)
-    ids, results = tiny.tokens(1, TOKENS), []
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_calls_of_several_lengths_have_their_gradients_together(dtype: torch.dtype, checkpointing: str) -> None:
+    """In float32 under autocast, which casts weights for each use, with their gradients."""
+    model, results = adapted(dtype=dtype), []
+    ids = tiny.tokens(1, TOKENS)
     for chunk in (None, 4):
-        model.save_memory(MemorySavings("none", ffn_chunk=chunk))
+        model.save_memory(MemorySavings(checkpointing, ffn_chunk=chunk))
         model.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):  # the second is short enough to be taken whole
-            loss = model.loss(ids, ids.roll(-1, 1)) + model.loss(ids[:, :3], ids[:, 1:4])
-        loss.backward()
-        results.append((loss.detach(), {n: one.grad for n, one in model.named_parameters() if one.grad is not None}))
-    assert_same(results[1], results[0], 2e-2)
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.float32):
+            long, short = model.loss(ids, ids.roll(-1, 1)), model.loss(ids[:, :3], ids[:, 1:4])
+        (long + short).backward()
+        found = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+        results.append((long.detach() + short.detach(), found))
+    assert_same(results[1], results[0], 1e-10 if dtype == torch.float64 else 2e-2)
 
 
 def test_frozen_weights_and_inputs_get_no_gradient_and_nothing_is_kept_without_any() -> None:

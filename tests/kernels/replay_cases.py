@@ -168,6 +168,10 @@ def test_heads_first_a_mistake_is_told_as_flash_attn_func_tells_it():
         flash_attn_heads_first(x, x, x, dropout_p=1.5)
     with pytest.raises(TypeError, match="drop"):
         flash_attn_heads_first(x, x, x, drop=0.5)
+    with pytest.raises(ValueError, match=r"k must have the shape \(B, K, Sk, D\), not \(20, 16\)"):
+        flash_attn_heads_first(x, x[0, 0], x)
+    with pytest.raises(TypeError, match="q must be a tensor"):
+        flash_attn_heads_first(None, x, x)
 
 
 def test_other_shapes_strides_options_and_dtypes_are_other_passes(replays):

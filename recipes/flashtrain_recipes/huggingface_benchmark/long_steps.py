@@ -131,10 +131,11 @@ class LongSteps(Benchmark):
         return [make_table(rows, columns, "long steps of transformers' decoders")]
 
     def figures(self, run: Run) -> Iterator[tuple[str, Path]]:
-        """Peak memory against context, up to where a straight line fills the device."""
+        """Peak memory against context, and where a straight line through the peaks ends."""
         rows = [row for row in run.rows if row.get("peak_memory_gib")]
+        group = ["model", "devices", "implementation", *(["memory"] if len(values_of(rows, "memory")) > 1 else [])]
         if len(values_of(rows, "context")) > 1:
-            yield "memory", line_figure(rows, "context", "peak_memory_gib", ["model", "devices"], run.folder / FIGURE)
+            yield "memory", line_figure(rows, "context", "peak_memory_gib", group, run.folder / FIGURE)
 
     def best(self, rows: Sequence[Row]) -> dict[str, float]:
         return {
