@@ -36,6 +36,7 @@ STANDARD_BYTES_PER_SCORE = 8  # S x S attention: float32 scores and softmax, and
 # Gradients that live beside them while one block goes backward, in units of E (or F) per token:
 RESIDUAL_GRADIENTS = 2  # of the block's output, and of the branch's input before they are added
 FFN_GRADIENTS = 2  # of the activation's output and input; compiled, GELU's derivative is part of the product: one
+ADAPTER_TENSORS = 1  # of width F: what an adapter adds, beside what the frozen matrix gives
 CHUNK_TENSORS = 4  # a piece of the feed-forward: output and input of the activation, and their gradients
 QUERY_GRADIENT_BYTES = 4  # the kernels add up dQ in float32
 HEAD_STATES = 2  # the output head's input and its gradient
@@ -167,7 +168,7 @@ def estimate_memory(
         stream=stream,
         activation=activation,
         ffn_kept=FFN_TENSORS_KEPT + gated,
-        ffn_gradients=FFN_GRADIENTS + gated - (compiled and not gated),
+        ffn_gradients=FFN_GRADIENTS + gated - (compiled and not gated) + (ADAPTER_TENSORS if frozen else 0),
         extra=1.0 if compiled else EAGER_EXTRA,
         savings=savings,
         compiled=compiled,
