@@ -33,14 +33,15 @@ def decoder_layers(module: Any) -> list[nn.Module]:
 class Layer:
     """Stands for a layer's forward: what it computed before, under the savings of the moment.
 
-    compute: the layer's own forward, or a compiled one. feed_forward: the part of it that may see its tokens in pieces.
+    eager: the layer's own forward; compute: that, or a compiled one. feed_forward: the part of it that may see its
+    tokens in pieces.
     settle: in compiled layers, the mask (None: causal) with its packed documents, by (mask, hidden_states, arguments).
     """
 
     settle: Callable[..., Any] | None = None
 
     def __init__(self, layer: nn.Module) -> None:
-        self.compute: Callable[..., Any] = layer.forward
+        self.eager = self.compute = layer.forward
         self.savings = MemorySavings()
         found = [part for name in FEED_FORWARD if isinstance(part := getattr(layer, name, None), nn.Module)]
         self.feed_forward = Pieces(found[0]) if found else None
@@ -62,11 +63,13 @@ class Layer:
 
     def compile(self, settle: Callable[..., Any] | None, **options: Any) -> None:
         """From now on through torch.compile."""
-        self.compute, self.settle = torch.compile(self.compute, **options), settle
+        self.compute, self.settle = torch.compile(self.eager, **options), settle
         if self.feed_forward is not None:
             self.feed_forward.compile(**options)
 
     def __call__(self, hidden_states: Tensor, *rest: Any, **named: Any) -> Any:
+        if any(hasattr(one, "get_seq_length") for one in (*rest, *named.values())):
+            return self.eager(hidden_states, *rest, **named)  # a cache: each token would be compiled anew
         if self.settle is not None and "attention_mask" in named:
             named["attention_mask"] = self.settle(named["attention_mask"], hidden_states, named)
 
@@ -118,6 +121,8 @@ class Pieces:
     @torch.compiler.disable
     def in_pieces(self, x: Tensor, *rest: Any, **named: Any) -> Any:
         """Any feed-forward, one piece after the other."""
+        if self.chunk is None or x.shape[:-1].numel() <= self.chunk:
+            return self.compute(x, *rest, **named)
         flat = x.reshape(1, -1, x.shape[-1])
         if torch.is_grad_enabled() and not (rest or named) and self._is_plain(flat[:, :1]):
             kept = _Kept.apply(flat)

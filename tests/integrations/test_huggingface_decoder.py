@@ -325,6 +325,26 @@ def test_all_layers_share_what_is_compiled_and_make_no_mask_of_a_row_of_one_docu
     assert "cumsum" not in graphs[0].code  # by which documents are numbered
 
 
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma3"])
+def test_compiled_layers_generate_as_before_and_compile_nothing_for_it(kind: str, monkeypatch) -> None:
+    monkeypatch.undo()
+    ours, _ = pair(kind)
+    ours.eval().save_memory(MemorySavings("full", ffn_chunk=8))
+    ids, graphs = tiny.tokens(1, 9), []
+
+    def generated() -> torch.Tensor:
+        return ours.module.generate(input_ids=ids[:, :5], max_new_tokens=5, do_sample=False, pad_token_id=0)
+
+    wanted = generated()
+    torch._dynamo.reset()
+    ours.compile_blocks(dynamic=False, backend=lambda graph, _: graphs.append(1) or graph.forward)
+    ours.loss(ids, labels_of(ids)).backward()
+    trained = len(graphs)
+    assert trained
+    torch.testing.assert_close(generated(), wanted)
+    assert len(graphs) == trained
+
+
 def flops(kind: str, context: int, **changes) -> float:
     return transformers_decoder(
         config=kind, changes={**tiny._LLAMA_LIKE, "eos_token_id": 1, **changes}

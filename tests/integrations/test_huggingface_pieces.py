@@ -92,14 +92,13 @@ def test_what_is_asked_of_a_feed_forward_first_leaves_the_random_numbers_alone()
     assert drawn[0] == drawn[1]
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3", "gpt_oss"])
+@pytest.mark.parametrize("kind", ["llama", "gpt_oss"])
 def test_what_is_compiled_does_not_grow_with_pieces_and_layers(kind: str) -> None:
     if kind == "llama":
         model = adapted()
     else:
         ours, _ = tiny.pair(kind, torch.float64)
-        if kind == "gpt_oss":
-            ours.set_experts_implementation("eager")
+        ours.set_experts_implementation("eager")
         model = HuggingFaceDecoder(ours).train()
     wanted = step(model)
     sizes = []
