@@ -76,7 +76,7 @@ def transformers_decoder(
         raise UserError(f"{given}: transformers cannot build its model ({reason}).") from error
     folders.check_architecture(module, decoder_layers(module), given)
     if lora is not None:
-        _add_adapters(module, lora, str(path or config))
+        _add_adapters(module, lora, path or "")  # of a configuration alone peft has nothing to look up
     if quantize is not None:
         _check_quantize(quantize, lora)
     return HuggingFaceDecoder(module, origin=path, residual=residual, quantize=quantize)

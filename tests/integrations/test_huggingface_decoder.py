@@ -237,6 +237,17 @@ def test_adapters_have_the_gradients_that_peft_gives_them_in_transformers_model(
             torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-10, msg=f"{name} {savings}")
 
 
+def test_adapters_of_a_configuration_are_written_without_a_look_at_the_hub(tmp_path: Path, monkeypatch) -> None:
+    peft = pytest.importorskip("peft")
+    looked = []
+    monkeypatch.setattr(peft.utils.save_and_load, "check_file_exists_on_hf_hub", lambda *asked: looked.append(asked))
+    ours = transformers_decoder(config="llama", changes={**tiny._LLAMA_LIKE, "eos_token_id": 1}, lora=LORA)
+    ours.materialise(CPU)
+    ours.save_adapters(tmp_path)
+    assert (tmp_path / "adapter_config.json").exists()
+    assert not looked
+
+
 def test_matrices_in_4_bits_are_trained_beside_and_merged_as_they_were(tmp_path: Path) -> None:
     pytest.importorskip("torchao")
     sizes = {**tiny._LLAMA_LIKE, "eos_token_id": 1, "hidden_size": 128, "intermediate_size": 128}
