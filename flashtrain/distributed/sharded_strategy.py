@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from pytorch_lightning.strategies import ModelParallelStrategy, Strategy
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from flashtrain.errors import UserError
 from flashtrain.training import sharded
@@ -55,7 +56,7 @@ class ShardsCheckpoints(ModelParallelStrategy):
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         if not self._save_distributed_checkpoint:
-            return super().optimizer_state(optimizer)
+            return tree_map(_plain, super().optimizer_state(optimizer))
         from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
         return get_optimizer_state_dict(self._whole_module, getattr(optimizer, "_optimizer", optimizer))
@@ -171,6 +172,19 @@ def _tied(module: nn.Module) -> dict[str, str]:
         if known != name:
             tied[name] = known
     return tied
+
+
+def _plain(value: Any) -> Any:
+    """Gathered states of 8 bits as the numbers that they stand for: torch (2.13) can neither send tensors of their
+    class to the ranks that resume, nor wait for the tensors inside. They are put into 8 bits again, by the largest
+    number of each block: so the lowest code stands for its opposite, and the codes are the same again."""
+    if not isinstance(value, torch.Tensor) or not hasattr(value, "codes") or _is_plain(value):
+        return value
+    state: Any = value
+    numbers = state.qmap.clone()
+    if state.signed:
+        numbers[0] = -numbers[-1]
+    return (numbers[state.codes.long()].view(len(state.scale), -1) * state.scale[:, None]).view(state.shape)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -134,7 +134,7 @@ def adamw_8bit(
     weight_decay: float = 0.1,
 ) -> torch.optim.Optimizer:
     """AdamW whose two moments are kept in 8 bits, 256 numbers to a scale (Dettmers et al. 2021, arXiv 2110.02861), by
-    torchao. Arguments as adamw's. UserError: values out of range, no torchao."""
+    torchao. Arguments as adamw's. UserError: values out of range, no torchao, a tensor that devices share unevenly."""
     _check_adam(lr, betas, eps)
     try:
         from torchao.optim import AdamW8bit
@@ -142,7 +142,44 @@ def adamw_8bit(
         raise UserError(
             "optimizer.states=8bit needs the package torchao: pip install 'flashtrain[low-bit]'."
         ) from error
-    return AdamW8bit(parameter_groups(model, weight_decay), lr=lr, betas=betas, eps=eps)
+    for name, one in model.named_parameters():
+        if one.requires_grad:
+            _check_even(name, one)
+    from torch.distributed.tensor import DTensor
+
+    def local(x: torch.Tensor) -> torch.Tensor:
+        return x.to_local() if isinstance(x, DTensor) else x
+
+    class Resumable(AdamW8bit):
+        """Takes states as numbers too, as checkpoints of sharded ones hold them (distributed/sharded_strategy.py)."""
+
+        @torch.no_grad()
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            super().load_state_dict(state_dict)
+            for one, state in self.state.items():
+                for name, signed in (("exp_avg", True), ("exp_avg_sq", False)) if state else ():
+                    new = self._new_buffer(one, signed)
+                    if type(local(new)) is not type(local(state[name])):
+                        local(new).copy_(local(state[name]))
+                        state[name] = new
+
+    return Resumable(parameter_groups(model, weight_decay), lr=lr, betas=betas, eps=eps)
+
+
+def _check_even(name: str, parameter: torch.Tensor) -> None:
+    """Each rank's own number of rows says whether torchao puts a tensor's states into 8 bits, and a checkpoint cannot
+    gather states of two kinds (torchao 0.18)."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    if not isinstance(parameter, DTensor):
+        return
+    for at, place in enumerate(parameter.placements):
+        devices = parameter.device_mesh.size(at)
+        if isinstance(place, Shard) and parameter.shape[place.dim] % devices:
+            raise UserError(
+                f"optimizer.states=8bit needs weights whose rows the {devices} devices share evenly, and {name} has "
+                f"{parameter.shape[place.dim]}. Possible: optimizer.states=full, trainer.strategy=ddp."
+            )
 
 
 def inner_matrices(model: nn.Module) -> list[torch.Tensor]:

@@ -238,3 +238,36 @@ def test_states_of_8_bits_train_on_exactly_and_their_checkpoint_is_read_without_
     assert all(torch.equal(value, expected[name]) for name, value in state(resumed).items())
     code = "import sys; from flashtrain.training.checkpoints import read_checkpoint; read_checkpoint(sys.argv[1])"
     subprocess.run([sys.executable, "-c", code, str(whole / "checkpoints" / "last.ckpt")], check=True)
+
+
+@pytest.mark.slow
+def test_sharded_states_of_8_bits_go_on_exactly_and_rows_that_devices_cannot_share_are_refused(
+    runs: TinyRuns, tmp_path: Path
+) -> None:
+    pytest.importorskip("torchao")
+
+    def train(kind: str, rows: int, *words: str) -> tuple[subprocess.CompletedProcess[str], Path]:
+        model = tmp_path / f"{rows}-rows"
+        if not model.exists():
+            torch.manual_seed(0)
+            config = transformers.LlamaConfig(**{**SIZES, "vocab_size": rows})
+            transformers.LlamaForCausalLM(config).save_pretrained(model)
+            save_tokenizer(model)
+        words = (f"model.path={model}", "optimizer.states=8bit", "optimizer.learning_rate=0.01", *words)
+        sharded = ("trainer.devices=2", "trainer.strategy=fsdp", "schedule.name=constant", f"output={tmp_path / kind}")
+        return runs.command(*words, *sharded), tmp_path / kind
+
+    ended, folder = train("whole", 512, "trainer.steps=4")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (whole,) = (folder / "hf").iterdir()
+    _, folder = train("half", 512, "trainer.steps=2")
+    (half,) = (folder / "hf").iterdir()
+    held = read_checkpoint(half / "checkpoints" / "last.ckpt")["optimizer_states"][0]["state"]
+    assert {type(value) for one in held.values() for value in one.values()} == {torch.Tensor}
+    ended, _ = train("half", 512, "trainer.steps=4", f"resume={half}")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    expected = state(whole)
+    assert all(torch.equal(value, expected[name]) for name, value in state(half).items())
+    ended, _ = train("odd", 265, "trainer.steps=2")
+    assert ended.returncode == 2
+    assert "embed_tokens.weight has 265. Possible: optimizer.states=full" in ended.stdout + ended.stderr
