@@ -217,8 +217,8 @@ class _OneByOne(torch.autograd.Function):
                     sums[at] = exact if before is None else before.add_(exact)
             if dx is not None:
                 dx[:, number * ctx.chunk : number * ctx.chunk + piece.shape[1]] = made[-1]
-        given = [None if one is None else one.to(weight.dtype) for one, weight in zip(sums, weights, strict=True)]
-        return (None, None, dx, *given)
+        dweights = [None if one is None else one.to(weight.dtype) for one, weight in zip(sums, weights, strict=True)]
+        return (None, None, dx, *dweights)
 
 
 def _autocast_of(x: Tensor) -> dict[str, Any]:

@@ -29,7 +29,18 @@ import torch
 from torch import Tensor
 
 from .masks.mask import PLAN
-from .ops import BACKWARD_OF, BACKWARDS, BATCH, FORWARD_IN, FORWARD_OF, FORWARDS, ROW, call_of, pass_like, to_batch
+from .ops import (
+    BACKWARD_OF,
+    BACKWARDS,
+    BATCH,
+    FORWARD_IN,
+    FORWARD_OF,
+    FORWARDS,
+    call_of,
+    of_batch,
+    pass_like,
+    to_batch,
+)
 from .options import TENSORS, Options, Packed, pack
 from .replay import Pass, signature
 
@@ -141,7 +152,7 @@ def _plan(info: Any, in_dims: tuple, queries: Tensor, keys: Tensor | None, seqle
 _library = torch.library.Library("flashtrain_kernels", "IMPL")
 
 
-def attention(tensors: tuple[Tensor, ...], options: Options, form: str = BATCH) -> tuple[Tensor, Tensor]:
+def attention(tensors: tuple[Tensor, ...], options: Options, form: str = BATCH) -> tuple[Tensor, Tensor | None]:
     """(q, k, v), (q, kv) or (qkv,) -> out (B, Sq, H, D) and the natural log-sum-exp (B, H, Sq) in float32.
 
     q (B, Sq, H, D), k and v (B, Sk, K, D), kv (B, Sk, 2, K, D), qkv (B, S, 3, H, D). Differentiable in these and in
@@ -151,8 +162,7 @@ def attention(tensors: tuple[Tensor, ...], options: Options, form: str = BATCH) 
     # Compilers and transforms (vmap, torch.func.grad) go by what is registered.
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         out, lse = FORWARD_OF[len(tensors)](*[to_batch(x, form) for x in tensors], *packed)
-        # The gradient of [0] would fill a tensor with zeros, and copy into it.
-        return (out.squeeze(0), lse.squeeze(0)) if form == ROW else (out, lse)
+        return of_batch(out, lse, form)
     call, given = call_of(FORWARD_IN[form][len(tensors)], (*tensors, *packed))
     return computed(call, given, signature(given))
 

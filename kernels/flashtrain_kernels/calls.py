@@ -31,7 +31,7 @@ from .arguments import (
 from .environment import constant
 from .masks import SEQUENCE, Mask, Sequences
 from .masks.constructors import check_window, sequences
-from .ops import BATCH, FORWARD_IN, ROW, apart, call_of, to_batch
+from .ops import BATCH, FORWARD_IN, ROW, apart, call_of, of_batch, to_batch
 from .options import Options, band, pack, seed_tensor
 from .remembered import Bounded
 from .replay import Pass, signature
@@ -254,9 +254,7 @@ def run(
     if sink is None and not by_torch:
         return autograd.attention(tensors, options, form)
     if form != BATCH:
-        out, lse = run(tuple([to_batch(x, form) for x in tensors]), options, with_lse, sink)
-        # The gradient of [0] would fill a tensor with zeros, and copy into it.
-        return (out.squeeze(0), None if lse is None else lse.squeeze(0)) if form == ROW else (out, lse)
+        return of_batch(*run(tuple([to_batch(x, form) for x in tensors]), options, with_lse, sink), form)
     if sink is None:
         return attention_by_torch(*apart(tensors), options, with_lse)
     # Compilers and transforms (vmap, torch.func.grad) see attention, and a formula behind it.

@@ -233,6 +233,14 @@ def to_batch(x: Tensor, form: str) -> Tensor:
     return x if form == BATCH else x[None] if form == ROW else x.transpose(1, 2)
 
 
+def of_batch(out: Tensor, lse: Tensor | None, form: str) -> tuple[Tensor, Tensor | None]:
+    """A forward's results of BATCH in this form, differentiable."""
+    if form != ROW:
+        return out, lse
+    # The gradient of [0] would fill a tensor with zeros, and copy into it.
+    return out.squeeze(0), None if lse is None else lse.squeeze(0)
+
+
 def _to_row(x: Tensor) -> Tensor:
     return x.detach().squeeze_(0)  # no view: autograd lets nobody write into a view that a Function returns
 

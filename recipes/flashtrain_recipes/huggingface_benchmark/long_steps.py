@@ -33,7 +33,6 @@ from flashtrain.files.disk import write_atomically
 from flashtrain.folders.run_folder import read_settings
 from flashtrain.models.memory_savings import HOST_PIECE
 from flashtrain.models.trainable import Trainable
-from flashtrain.report.figures import line_figure
 from flashtrain.report.rows import OUT_OF_MEMORY, values_of
 from flashtrain.report.table import Table, make_table
 from flashtrain.run.fitting import strategy_for
@@ -132,6 +131,8 @@ class LongSteps(Benchmark):
 
     def figures(self, run: Run) -> Iterator[tuple[str, Path]]:
         """Peak memory against context, and where a straight line through the peaks ends."""
+        from flashtrain.report.figures import line_figure  # matplotlib, for which a case's processes need not wait
+
         rows = [row for row in run.rows if row.get("peak_memory_gib")]
         group = ["model", "devices", "implementation", *(["memory"] if len(values_of(rows, "memory")) > 1 else [])]
         if len(values_of(rows, "context")) > 1:
