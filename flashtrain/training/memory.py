@@ -184,12 +184,21 @@ def estimate_memory(
     updated = ADAMW_STATES * each_state + (4 if masters and states != "host" else 0)
     trained, of_frozen = parameters - frozen, 2 if copy or weight < 4 else weight
     stored = trained * weight + (frozen - quantized) * of_frozen + int(quantized * BYTES_OF_4_BITS)
-    # Sharded weights are gathered for one block at a time while the next one's are on their way, and for the embedding.
-    inside = parameters if outside is None else parameters - outside
-    outside = vocab_rows * embed if outside is None else outside
-    gathered = trained if shards == 1 else min(parameters, 2 * inside // layers + outside)
+    # Weights in the type that is computed in, whole: of one block at a time while the next one's are on their way, and
+    # of the embedding. Where nothing is sharded or computed again, autocast keeps all of its copies.
+    outside = min(parameters, vocab_rows * embed) if outside is None else outside
+    of_block, computed = (parameters - outside) // layers, copy or weight
+    gathered = min(parameters if shards > 1 else trained, 2 * of_block + outside)
+    if shards == 1 and checkpointing == "none":
+        gathered = trained
+    if shards > 1:
+        block += of_block * computed  # the buffer that the next block's are received in
+        if (
+            not frozen
+        ):  # gradients before they are shared out: the head's, a block's, and the latter's copy as it is sent
+            block += outside * computed + of_block * (computed + (4 if copy else weight))
     return MemoryEstimate(
-        weights=stored // shards + gathered * (copy if shards == 1 or copy else weight),
+        weights=stored // shards + gathered * (copy if shards == 1 else computed),
         gradients=trained * weight // shards,
         optimizer=updated * trained // shards,
         activations=int(tokens * (layers * kept + 2 * stream)),  # embedding output and final norm too

@@ -47,6 +47,22 @@ def test_long_contexts_that_compute_again_are_estimated_above_what_was_measured(
     assert measured_gib < found.total / GIB < 1.25 * measured_gib
 
 
+def test_what_is_computed_again_needs_no_copies_of_all_weights():
+    parameters, head = 124_475_904, 50304 * 768
+    kept, again = (GPT2_124M(micro_batch=1, checkpointing=kind).weights for kind in ("none", "full"))
+    assert kept - again == 2 * (parameters - head - 2 * ((parameters - head) // 12))
+
+
+def test_sharded_gradients_are_whole_before_they_are_shared_out():
+    head = 50304 * 768
+    block = (124_475_904 - head) // 12
+    one, two = (GPT2_124M(micro_batch=1, checkpointing="full", shards=shards).block for shards in (1, 2))
+    # The buffer that a block is gathered in, its gradient, this one in float32 as it is sent; the head's gradient.
+    assert two - one == block * (2 + 2 + 4) + head * 2
+    adapters = partial(GPT2_124M, micro_batch=1, checkpointing="full", frozen=124_000_000)
+    assert adapters(shards=2).block - adapters(shards=1).block == block * 2
+
+
 def test_activations_grow_with_the_batch_and_the_fixed_parts_do_not():
     one, four = GPT2_124M(micro_batch=1), GPT2_124M(micro_batch=4)
     assert four.activations == pytest.approx(4 * one.activations, rel=1e-6)

@@ -14,6 +14,7 @@ the tokens of its own device, and nothing else in a training shows that its loss
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -61,7 +62,9 @@ class ContextSequence:
         self._without_labels = counted[0] == 0
         self.refuses_own_part = True  # ... a user may say that attention to a device's own part is meant
         self.is_weighted = False  # whether the step's loss was multiplied already
-        self.unweighted: Tensor | None = None  # ... what of: a step that returns this one returns it as it was
+        # ... what of: a step that returns this one returns it as it was. Weakly: its graph holds this sequence, and a
+        # circle through a graph is never freed, nor what else the graph holds (the model, under FSDP2).
+        self._unweighted: weakref.ref[Tensor] | None = None
         self.explanation: str | None = None
         self._whole = dict(whole or {})
         self._positions: Tensor | None = None
@@ -157,8 +160,13 @@ class ContextSequence:
 
     def weighted(self, loss: Tensor) -> Tensor:
         """See models/cache.py."""
-        self.is_weighted, self.unweighted = True, loss
+        self.is_weighted, self._unweighted = True, weakref.ref(loss)
         return loss * self.weight
+
+    @property
+    def unweighted(self) -> Tensor | None:
+        """The loss that was weighted, as it was; None where none was, or it is gone."""
+        return None if self._unweighted is None else self._unweighted()
 
     def is_own_part(self, tokens: int) -> bool:
         """Whether so many tokens are the ones that this rank holds: of a row (one may be cut off or added), of all."""

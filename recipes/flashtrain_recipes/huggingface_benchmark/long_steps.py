@@ -284,6 +284,10 @@ class _Ends(_Reports):
         super().__init__(throughput)
         self.columns, self.folder, self.number, self.rate = columns, folder, number, rate
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        for optimizer in trainer.optimizers:
+            _make_states(optimizer)
+
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         super().on_train_end(trainer, pl_module)
         seconds, peak = self.found
@@ -301,6 +305,20 @@ class _Ends(_Reports):
         trainer.strategy.barrier()
         sys.stdout.flush()
         os._exit(0)
+
+
+def _make_states(optimizer: torch.optim.Optimizer) -> None:
+    """The optimiser's states, by a step that changes no weight. A first step makes them after its backward, so that the
+    peak of one step alone would be without them; every later step has them."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
 
 
 def _fit(

@@ -5,6 +5,7 @@ python strategy_ranks.py FOLDER SCENARIO      as torchrun would; each rank write
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -22,10 +23,12 @@ import pytorch_lightning as pl
 import torch
 from ranks import fork
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader, Dataset
 from unshared_models import UNSHARED
 
 import flashtrain
+from flashtrain.distributed.context.sequence import ContextSequence
 from flashtrain.errors import UserError
 from flashtrain.models import GPT2, GPT2Config, MemorySavings, RotaryPositions
 from flashtrain.models.cache import mean_over_context, whole
@@ -318,6 +321,8 @@ def two(folder: Path, checkpoint: Path) -> None:
     found: dict[str, Any] = {"resumed": resumed(folder, 6, checkpoint, devices=2, strategy=strategy(2))}
     found["twenty"] = twenty_steps(folder, devices=2, strategy=strategy())
     found["our task"] = our_task(folder, devices=2, strategy=strategy())
+    gc.collect()
+    found["left"] = sorted(type(x).__name__ for x in gc.get_objects() if isinstance(x, (ContextSequence, FSDPModule)))
     found["by hand"] = [by_hand(folder, weighs, devices=2, strategy=strategy()) for weighs in (True, False)]
     found["unshared"], found["unshared_by_hand"] = unshared(folder)
     (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found))

@@ -61,6 +61,10 @@ def test_our_language_model_logs_what_one_process_logs(two, tmp_path):
         assert rank == pytest.approx(expected, rel=1e-5)  # Lightning keeps logged numbers in float32
 
 
+def test_nothing_of_a_step_is_left_after_it(two):
+    assert two.found("left") == [[], []]  # four steps of a task that logs the mean of its loss
+
+
 def test_a_step_that_steps_its_optimiser_itself_need_not_weight_its_loss(two, tmp_path):
     expected = strategy_ranks.by_hand(tmp_path, weighs=False)
     for of_rank in two.found("by hand"):

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import run_job
@@ -21,6 +22,7 @@ from flashtrain_recipes.huggingface_benchmark.long_steps import LongSteps
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 POPEN = subprocess.Popen
+RESULTS = Path(__file__).parents[3] / "recipes" / "results"
 WORDS = ("recipe=hf-long", "hardware=cpu", "logger=none", "benchmark.contexts=[64]", "benchmark.steps=2")
 H200 = Hardware("cuda", "NVIDIA H200", 2, (9, 0), 150 * 10**9, 149 * 10**9, 989e12, "bf16-mixed", "flash", 120 * 2**30)
 
@@ -100,6 +102,21 @@ def test_the_plan_of_an_h200_holds_393_216_tokens_of_an_8b_model_with_adapters()
     assert "planned_context" in job.plan()
 
 
+def test_estimates_are_within_a_tenth_of_the_peaks_of_an_h200() -> None:
+    rows = read_result(RESULTS / "hf-long-h200.json").rows
+    measured = {(r["model"], r["context"]): r for r in rows if r["peak_memory_gib"] and "by 16,384" in r["memory"]}
+    assert len(measured) >= 4
+    models, contexts = ({key[place] for key in measured} for place in (0, 1))
+    told = ("memory=full", "memory.offload=true", "memory.ffn_chunk=16384", "memory.loss_chunk=2048")
+    asked = (f"benchmark.models=[{','.join(models)}]", f"benchmark.contexts=[{','.join(map(str, contexts))}]")
+    job = long_steps_on(H200, *told, *asked)
+    for case in job.todo:
+        if (row := measured.get((case.model, case.context))) is not None:
+            estimate = job.columns(case)["memory_estimate_gib"]
+            assert estimate == pytest.approx(row["peak_memory_gib"], rel=0.1), str(case)
+            assert estimate == row["memory_estimate_gib"]
+
+
 def test_more_than_there_is_is_a_row_that_says_so() -> None:
     job = long_steps_on(H200, "benchmark.contexts=[4194304]", "memory=full", "memory.offload=true")
     assert "GiB into host memory" in job.columns(job.todo[0])["error"]
@@ -125,6 +142,18 @@ def test_the_figure_has_a_line_for_each_model_up_to_its_largest_context(tmp_path
     assert [name for name, _ in job.figures(SimpleNamespace(rows=rows, folder=tmp_path))] == ["memory"]
     assert (tmp_path / "memory.png").stat().st_size > 10_000
     assert not list(job.figures(SimpleNamespace(rows=rows[:1], folder=tmp_path)))
+
+
+def test_a_measured_step_has_the_states_that_every_later_one_has() -> None:
+    layer = torch.nn.Linear(3, 2)
+    layer.bias.requires_grad = False
+    before = {name: parameter.clone() for name, parameter in layer.named_parameters()}
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1, weight_decay=0.5)
+    long_steps._make_states(optimizer)
+    assert set(optimizer.state[layer.weight]) == {"step", "exp_avg", "exp_avg_sq"}
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    assert layer.weight.grad is None
+    assert all(torch.equal(parameter, before[name]) for name, parameter in layer.named_parameters())
 
 
 def test_the_settings_of_a_training_are_heeded() -> None:
