@@ -19,7 +19,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from flashtrain.errors import UserError, unknown
 from flashtrain.files.disk import conf_folder, recipe_files
@@ -206,9 +206,13 @@ def _composition_error(error: ConfigCompositionException) -> UserError:
         return UserError(f"which recipe? Say recipe=NAME. Possible: {', '.join(sorted(recipe_files()))}.")
     if text.startswith("Could not override '"):
         name = text.split("'")[1]
-        if name in setting_names() and isinstance(error.__cause__, OmegaConfBaseException):
-            return wrong_value(error.__cause__, name)  # it exists, and something inside its value does not
-        return unknown_setting(name)
+        cause = error.__cause__
+        if name not in setting_names() or not isinstance(cause, OmegaConfBaseException):
+            return unknown_setting(name)
+        # It exists, and something inside its value does not.
+        if isinstance(cause, (ConfigKeyError, ConfigAttributeError)) and cause.full_key:
+            return unknown_setting(str(cause.full_key))
+        return wrong_value(cause, name)
     if text.startswith("Ambiguous value for argument"):
         given = text.splitlines()[0].split(" ", 4)[-1]
         return UserError(
