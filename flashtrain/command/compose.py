@@ -209,10 +209,7 @@ def _composition_error(error: ConfigCompositionException) -> UserError:
         cause = error.__cause__
         if name not in setting_names() or not isinstance(cause, OmegaConfBaseException):
             return unknown_setting(name)
-        # It exists, and something inside its value does not.
-        if isinstance(cause, (ConfigKeyError, ConfigAttributeError)) and cause.full_key:
-            return unknown_setting(str(cause.full_key))
-        return wrong_value(cause, name)
+        return _refused_value(cause, name)  # it exists, and something inside its value does not
     if text.startswith("Ambiguous value for argument"):
         given = text.splitlines()[0].split(" ", 4)[-1]
         return UserError(
@@ -220,8 +217,14 @@ def _composition_error(error: ConfigCompositionException) -> UserError:
         )
     cause = error.__cause__
     if isinstance(cause, OmegaConfBaseException):
-        return wrong_value(cause)
+        return _refused_value(cause)
     return UserError(f"configuration: {first_line(error)}")
+
+
+def _refused_value(error: OmegaConfBaseException, key: str = "") -> UserError:
+    if isinstance(error, (ConfigKeyError, ConfigAttributeError)) and error.full_key:
+        return unknown_setting(str(error.full_key))
+    return wrong_value(error, key)
 
 
 def _read_recipe(name: str, path: Path) -> dict[str, object]:

@@ -364,9 +364,9 @@ def unknown_setting(given: str) -> UserError:
     names = [name for name in setting_names() if name not in INTERNAL]
     if group.endswith(".options") and group in names:
         return UserError(f"{given} is an option of a registered component: add a plus, +{given}=...")
-    depth = group.count(".") + 1 if group in names else 0
-    beside = [name for name in names if name.count(".") == depth and (depth == 0 or name.startswith(f"{group}."))]
-    return unknown("setting", given, names, listed=beside)
+    while group and group not in {name.rpartition(".")[0] for name in names}:  # no group, or one inside a setting
+        group = group.rpartition(".")[0]
+    return unknown("setting", given, names, listed=[name for name in names if name.rpartition(".")[0] == group])
 
 
 @cache

@@ -88,6 +88,8 @@ def _alternatives(
 
 def estimator(settings: Settings, hardware: Hardware, model: Trainable, shape: DecoderShape) -> Estimate:
     """The estimate of this model, context and machine, for any micro-batch and savings."""
+    # What is in no block of a model that does not say it: the embedding, and learned positions.
+    tables = (shape.vocab_rows + (shape.context if shape.positions == "learned" else 0)) * shape.embed
 
     def estimate(micro_batch: int, savings: MemorySavings) -> MemoryEstimate:
         return estimate_memory(
@@ -104,7 +106,7 @@ def estimator(settings: Settings, hardware: Hardware, model: Trainable, shape: D
             gated=shape.activation in GATED,
             frozen=getattr(shape, "frozen", 0),
             quantized=getattr(shape, "quantized", 0),
-            outside=getattr(shape, "outside", None),
+            outside=getattr(shape, "outside", tables),
             states=settings.optimizer.states,
             precision=hardware.precision,
             compiled=compiles(settings, hardware),

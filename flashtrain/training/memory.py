@@ -177,7 +177,8 @@ def estimate_memory(
     )
     head_tokens = min(tokens, loss_chunk or default_chunk(vocab_rows))
     # The loss computes its gradients to the head's weights (in float32) and inputs along with it.
-    head_gradients = vocab_rows * embed * (0 if frozen else 4) + HEAD_STATES * tokens * embed * activation
+    part = 1 - frozen / parameters  # of the weights that get gradients
+    head_gradients = int(part * vocab_rows * embed * 4) + HEAD_STATES * tokens * embed * activation
     logits = head_tokens * vocab_rows * activation + head_gradients
     masters = master_weights and weight < 4
     each_state = {"full": 4 if masters else weight, "8bit": 1, "host": 0}[states]
@@ -185,18 +186,17 @@ def estimate_memory(
     trained, of_frozen = parameters - frozen, 2 if copy or weight < 4 else weight
     stored = trained * weight + (frozen - quantized) * of_frozen + int(quantized * BYTES_OF_4_BITS)
     # Weights in the type that is computed in, whole: of one block at a time while the next one's are on their way, and
-    # of the embedding. Where nothing is sharded or computed again, autocast keeps all of its copies.
+    # of the embedding. Where nothing is sharded, autocast keeps its copies of all: uncompiled until the loss is there,
+    # and for the backward of what is not computed again.
     outside = min(parameters, vocab_rows * embed) if outside is None else outside
     of_block, computed = (parameters - outside) // layers, copy or weight
     gathered = min(parameters if shards > 1 else trained, 2 * of_block + outside)
-    if shards == 1 and checkpointing == "none":
+    if shards == 1 and (checkpointing == "none" or not compiled):
         gathered = trained
     if shards > 1:
         block += of_block * computed  # the buffer that the next block's are received in
-        if (
-            not frozen
-        ):  # gradients before they are shared out: the head's, a block's, and the latter's copy as it is sent
-            block += outside * computed + of_block * (computed + (4 if copy else weight))
+        # Gradients before they are shared out: the head's, a block's, and the latter's copy as it is sent.
+        block += int(part * (outside * computed + of_block * (computed + (4 if copy else weight))))
     return MemoryEstimate(
         weights=stored // shards + gathered * (copy if shards == 1 else computed),
         gradients=trained * weight // shards,

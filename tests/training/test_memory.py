@@ -34,7 +34,8 @@ def test_gpt2_124m_is_estimated_as_it_was_measured_on_an_h200(micro_batch, measu
     ("size", "options", "measured_gib"),
     [
         ("124m", {"context": 2**20, "checkpointing": "selective", "residual": "compute"}, 64.08),
-        ("1.3b", {"context": 2**19, "checkpointing": "full", "ffn_chunk": 16384, "loss_chunk": 2048}, 89.77),
+        # Of a first step, which has no moments of AdamW yet: 8 bytes a parameter.
+        ("1.3b", {"context": 2**19, "checkpointing": "full", "ffn_chunk": 16384, "loss_chunk": 2048}, 89.77 + 9.77),
     ],
 )
 def test_long_contexts_that_compute_again_are_estimated_above_what_was_measured(size, options, measured_gib):
@@ -47,8 +48,10 @@ def test_long_contexts_that_compute_again_are_estimated_above_what_was_measured(
     assert measured_gib < found.total / GIB < 1.25 * measured_gib
 
 
-def test_what_is_computed_again_needs_no_copies_of_all_weights():
+def test_what_is_compiled_and_computed_again_needs_no_copies_of_all_weights():
     parameters, head = 124_475_904, 50304 * 768
+    eager = (GPT2_124M(micro_batch=1, checkpointing=kind, compiled=False).weights for kind in ("none", "full"))
+    assert set(eager) == {6 * parameters}  # autocast keeps them until the loss is there
     kept, again = (GPT2_124M(micro_batch=1, checkpointing=kind).weights for kind in ("none", "full"))
     assert kept - again == 2 * (parameters - head - 2 * ((parameters - head) // 12))
 
@@ -60,7 +63,20 @@ def test_sharded_gradients_are_whole_before_they_are_shared_out():
     # The buffer that a block is gathered in, its gradient, this one in float32 as it is sent; the head's gradient.
     assert two - one == block * (2 + 2 + 4) + head * 2
     adapters = partial(GPT2_124M, micro_batch=1, checkpointing="full", frozen=124_000_000)
-    assert adapters(shards=2).block - adapters(shards=1).block == block * 2
+    assert adapters(shards=2).block - adapters(shards=1).block == pytest.approx(block * 2, rel=0.05)
+    few = GPT2_124M(micro_batch=1, checkpointing="full", shards=2, frozen=4096)  # one norm, say
+    whole = GPT2_124M(micro_batch=1, checkpointing="full", shards=2)
+    assert few.total == pytest.approx(whole.total, rel=1e-3)
+
+
+@pytest.mark.parametrize(("precision", "bytes_of_a_block"), [("32-true", 4 + 4 + 4), ("bf16-true", 2 + 2 + 2)])
+def test_sharded_gradients_are_sent_in_the_weights_own_type(precision, bytes_of_a_block):
+    head = 50304 * 768
+    one, two = (
+        GPT2_124M(micro_batch=1, checkpointing="full", precision=precision, shards=shards).block for shards in (1, 2)
+    )
+    computed = bytes_of_a_block // 3
+    assert two - one == (124_475_904 - head) // 12 * bytes_of_a_block + head * computed
 
 
 def test_activations_grow_with_the_batch_and_the_fixed_parts_do_not():

@@ -254,8 +254,10 @@ class ContextParallelStrategy(ShardsCheckpoints):
         if self._check is not None:  # a step that steps the optimiser itself
             self._check.require_shared(self._degree)
         sequence = self.sequence
-        if sequence is not None and not sequence.is_weighted and not self._module.automatic_optimization:
-            closure_loss = closure_loss * sequence.weight
+        if sequence is not None and not self._module.automatic_optimization:
+            # A step may have logged the mean, and give the loss itself to manual_backward.
+            weighted = sequence.is_weighted and closure_loss is not sequence.unweighted
+            closure_loss = closure_loss if weighted else closure_loss * sequence.weight
         with self._spread():  # activation checkpointing computes blocks again
             return super().backward(closure_loss, optimizer, *args, **kwargs)
 

@@ -310,15 +310,21 @@ class _Ends(_Reports):
 def _make_states(optimizer: torch.optim.Optimizer) -> None:
     """The optimiser's states, by a step that changes no weight. A first step makes them after its backward, so that the
     peak of one step alone would be without them; every later step has them."""
-    rates = [group["lr"] for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group["lr"] = 0.0
-        for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    _set_rates(optimizer, [0.0] * len(rates))
+    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+        parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
+    _set_rates(optimizer, rates)
+
+
+def _set_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float]) -> None:
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
+        if isinstance(group["lr"], torch.Tensor):  # torchao's, which refuses another object
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 def _fit(

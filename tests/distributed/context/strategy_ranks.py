@@ -82,13 +82,17 @@ class PlainTask(pl.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=3e-2)
 
 
-class ManualTask(PlainTask):
-    """A step that steps its optimiser itself, and returns nothing. weighs: its loss, or leaves that to the strategy."""
+HOW = ("weighs", "leaves", "logs")
 
-    def __init__(self, weighs: bool = True) -> None:
+
+class ManualTask(PlainTask):
+    """A step that steps its optimiser itself, and returns nothing. how: it "weighs" its loss, "leaves" that to the
+    strategy, or "logs" the mean and leaves the loss as it is."""
+
+    def __init__(self, how: str = "weighs") -> None:
         super().__init__()
         self.automatic_optimization = False
-        self.weighs = weighs
+        self.how = how
         self.steps_taken = 0
 
     def training_step(self, batch: dict[str, Tensor], index: int) -> None:
@@ -96,7 +100,8 @@ class ManualTask(PlainTask):
         optimizer.zero_grad()
         loss = self.loss(batch)
         self.log("train", loss, sync_dist=True)
-        self.manual_backward(mean_over_context(loss) if self.weighs else loss)
+        mean = loss if self.how == "leaves" else mean_over_context(loss)
+        self.manual_backward(mean if self.how == "weighs" else loss)
         optimizer.step()
         self.steps_taken += 1
 
@@ -228,9 +233,9 @@ def resumed(folder: Path, steps: int, checkpoint: Path, **options: Any) -> list[
     return task.losses
 
 
-def by_hand(folder: Path, weighs: bool, **options: Any) -> list[float]:
+def by_hand(folder: Path, how: str, **options: Any) -> list[float]:
     """Two steps that step their optimiser themselves: the loss of the second, the largest entry of each parameter."""
-    task = ManualTask(weighs)
+    task = ManualTask(how)
     for block in task.decoder.blocks:
         block.dropout = 0.0
     fit = trainer(folder, max_steps=2, **options)
@@ -323,7 +328,7 @@ def two(folder: Path, checkpoint: Path) -> None:
     found["our task"] = our_task(folder, devices=2, strategy=strategy())
     gc.collect()
     found["left"] = sorted(type(x).__name__ for x in gc.get_objects() if isinstance(x, (ContextSequence, FSDPModule)))
-    found["by hand"] = [by_hand(folder, weighs, devices=2, strategy=strategy()) for weighs in (True, False)]
+    found["by hand"] = [by_hand(folder, how, devices=2, strategy=strategy()) for how in HOW]
     found["unshared"], found["unshared_by_hand"] = unshared(folder)
     (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
     trouble(folder, 1, partial(os._exit, 7), devices=2)

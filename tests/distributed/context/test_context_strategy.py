@@ -66,7 +66,7 @@ def test_nothing_of_a_step_is_left_after_it(two):
 
 
 def test_a_step_that_steps_its_optimiser_itself_need_not_weight_its_loss(two, tmp_path):
-    expected = strategy_ranks.by_hand(tmp_path, weighs=False)
+    expected = strategy_ranks.by_hand(tmp_path, "leaves")
     for of_rank in two.found("by hand"):
         for found in of_rank:
             assert found == pytest.approx(expected, rel=1e-6)

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import run_job
 from flashtrain.report import read_result
 from flashtrain.training.hardware import Hardware, detect_hardware
+from flashtrain.training.optimizers import Lamb, MasterWeights
 from flashtrain_recipes.huggingface_benchmark import long_steps
 from flashtrain_recipes.huggingface_benchmark.long_steps import LongSteps
 
@@ -102,9 +104,10 @@ def test_the_plan_of_an_h200_holds_393_216_tokens_of_an_8b_model_with_adapters()
     assert "planned_context" in job.plan()
 
 
-def test_estimates_are_within_a_tenth_of_the_peaks_of_an_h200() -> None:
+def test_estimates_are_at_most_a_tenth_above_the_peaks_of_one_h200_and_never_below() -> None:
+    """But for one row, of code that kept pieces of 65,536 tokens beside each other, which is no more."""
     rows = read_result(RESULTS / "hf-long-h200.json").rows
-    measured = {(r["model"], r["context"]): r for r in rows if r["peak_memory_gib"] and "by 16,384" in r["memory"]}
+    measured = {(r["model"], r["context"]): r for r in rows if r["peak_memory_gib"] and "by 65,536" not in r["memory"]}
     assert len(measured) >= 4
     models, contexts = ({key[place] for key in measured} for place in (0, 1))
     told = ("memory=full", "memory.offload=true", "memory.ffn_chunk=16384", "memory.loss_chunk=2048")
@@ -113,7 +116,7 @@ def test_estimates_are_within_a_tenth_of_the_peaks_of_an_h200() -> None:
     for case in job.todo:
         if (row := measured.get((case.model, case.context))) is not None:
             estimate = job.columns(case)["memory_estimate_gib"]
-            assert estimate == pytest.approx(row["peak_memory_gib"], rel=0.1), str(case)
+            assert row["peak_memory_gib"] <= estimate <= 1.1 * row["peak_memory_gib"], str(case)
             assert estimate == row["memory_estimate_gib"]
 
 
@@ -144,16 +147,29 @@ def test_the_figure_has_a_line_for_each_model_up_to_its_largest_context(tmp_path
     assert not list(job.figures(SimpleNamespace(rows=rows[:1], folder=tmp_path)))
 
 
-def test_a_measured_step_has_the_states_that_every_later_one_has() -> None:
+@pytest.mark.parametrize("kind", ["adamw", "a rate that is a tensor", "lamb", "float32 copies"])
+def test_a_measured_step_has_the_states_that_every_later_one_has(kind: str) -> None:
     layer = torch.nn.Linear(3, 2)
     layer.bias.requires_grad = False
+    if kind == "float32 copies":
+        layer.to(torch.bfloat16)
     before = {name: parameter.clone() for name, parameter in layer.named_parameters()}
-    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1, weight_decay=0.5)
+    rate = torch.tensor(0.1) if kind == "a rate that is a tensor" else 0.1  # torchao's
+    optimizer = make_optimizer(kind, layer, rate)
     long_steps._make_states(optimizer)
-    assert set(optimizer.state[layer.weight]) == {"step", "exp_avg", "exp_avg_sq"}
-    assert optimizer.param_groups[0]["lr"] == 0.1
+    states = optimizer.state[optimizer.param_groups[0]["params"][0]].values()
+    assert sum(torch.is_tensor(state) and state.shape == (2, 3) for state in states) == 2
+    assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(0.1)
+    assert optimizer.param_groups[0]["lr"] is rate or kind != "a rate that is a tensor"
     assert layer.weight.grad is None
     assert all(torch.equal(parameter, before[name]) for name, parameter in layer.named_parameters())
+
+
+def make_optimizer(kind: str, layer: torch.nn.Linear, rate: Any) -> torch.optim.Optimizer:
+    if kind == "lamb":
+        return Lamb([layer.weight], lr=rate)
+    adamw = torch.optim.AdamW([layer.weight], lr=rate, weight_decay=0.5)
+    return MasterWeights(adamw) if kind == "float32 copies" else adamw
 
 
 def test_the_settings_of_a_training_are_heeded() -> None:
