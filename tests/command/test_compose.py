@@ -61,7 +61,7 @@ def test_the_recipe_knows_its_name() -> None:
         (["recipe=gpt2", "mode=trian"], r"unknown mode 'trian'\. Did you mean 'train'"),
         (["recipe=gpt2", "trainer={stepz: 3}"], r"unknown setting 'trainer\.stepz'\. Did you mean 'trainer\.steps'"),
         (["recipe=gpt2", "+trainer={stepz: 3}"], r"unknown setting 'trainer\.stepz'\. Did you mean 'trainer\.steps'"),
-        (["recipe=gpt2", "trainer.steps.x=3"], r"unknown setting 'trainer\.steps\.x'.* Possible: .*trainer\.steps"),
+        (["recipe=gpt2", "trainer={steps.x: 3}"], r"unknown setting 'trainer\.steps\.x'.* Possible: .*trainer\.steps"),
         (["recipe=hf", "model.options={layers: 2}"], r"add a plus, \+model\.options\.layers=\.\.\."),
         (["recipe=gpt2", "context=abc"], r"context: Value 'abc' .* to Integer\. Possible: a whole number\."),
         (["recipe=gpt2", "model.vocab_rows=x"], r"model\.vocab_rows: Value 'x' .* Possible: a whole number, or null\."),
