@@ -117,7 +117,8 @@ def mean_over_context(loss: Tensor) -> Tensor:
     """A mean over this rank's labels, weighted so that the mean of all ranks' results is that over all labels.
 
     The strategy does it to what a step returns, gives to manual_backward or logs with sync_dist=True, unless the step
-    called this: for one that makes something else of its mean. Outside of context parallelism it is the loss itself.
+    called this: for one that makes something else of its mean. A step that only logs what this gives returns the loss
+    as it was given, not a copy. Outside of context parallelism it is the loss itself.
     """
     return loss if _in_force is None else _in_force.weighted(loss)
 

@@ -61,9 +61,9 @@ class ContextSequence:
         self.weight: float | Tensor = self._weigh(*counted)
         self._without_labels = counted[0] == 0
         self.refuses_own_part = True  # ... a user may say that attention to a device's own part is meant
-        self.is_weighted = False  # whether the step's loss was multiplied already
-        # ... what of: a step that returns this one returns it as it was. Weakly: its graph holds this sequence, and a
-        # circle through a graph is never freed, nor what else the graph holds (the model, under FSDP2).
+        self.is_weighted = False  # whether the step took a weighted mean itself, if only to log it
+        # The loss that it took it of, where that has a graph. Weakly: the graph holds this sequence, and a circle
+        # through a graph is never freed, nor what else the graph holds (the model, under FSDP2).
         self._unweighted: weakref.ref[Tensor] | None = None
         self.explanation: str | None = None
         self._whole = dict(whole or {})
@@ -160,13 +160,14 @@ class ContextSequence:
 
     def weighted(self, loss: Tensor) -> Tensor:
         """See models/cache.py."""
-        self.is_weighted, self._unweighted = True, weakref.ref(loss)
+        self.is_weighted = True
+        if loss.requires_grad:
+            self._unweighted = weakref.ref(loss)
         return loss * self.weight
 
-    @property
-    def unweighted(self) -> Tensor | None:
-        """The loss that was weighted, as it was; None where none was, or it is gone."""
-        return None if self._unweighted is None else self._unweighted()
+    def has_weighted(self, loss: Any) -> bool:
+        """Whether the step made this loss of a mean that it weighted itself, and did not only log that one."""
+        return self._unweighted is not None and self._unweighted() is not loss
 
     def is_own_part(self, tokens: int) -> bool:
         """Whether so many tokens are the ones that this rank holds: of a row (one may be cut off or added), of all."""

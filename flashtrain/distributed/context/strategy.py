@@ -255,9 +255,7 @@ class ContextParallelStrategy(ShardsCheckpoints):
             self._check.require_shared(self._degree)
         sequence = self.sequence
         if sequence is not None and not self._module.automatic_optimization:
-            # A step may have logged the mean, and give the loss itself to manual_backward.
-            weighted = sequence.is_weighted and closure_loss is not sequence.unweighted
-            closure_loss = closure_loss if weighted else closure_loss * sequence.weight
+            closure_loss = closure_loss if sequence.has_weighted(closure_loss) else closure_loss * sequence.weight
         with self._spread():  # activation checkpointing computes blocks again
             return super().backward(closure_loss, optimizer, *args, **kwargs)
 
@@ -316,8 +314,7 @@ class ContextParallelStrategy(ShardsCheckpoints):
         if sequence is None:
             return output
         loss = output.get("loss") if isinstance(output, Mapping) else output
-        # A step may log mean_over_context(loss) and return the loss that it had before.
-        if sequence.is_weighted and loss is not sequence.unweighted:
+        if sequence.has_weighted(loss):
             return output
         if isinstance(output, Tensor):
             return output * sequence.weight
