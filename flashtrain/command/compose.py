@@ -19,7 +19,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
 from flashtrain.errors import UserError, unknown
 from flashtrain.files.disk import conf_folder, recipe_files
@@ -209,7 +209,7 @@ def _composition_error(error: ConfigCompositionException) -> UserError:
         cause = error.__cause__
         if name not in setting_names() or not isinstance(cause, OmegaConfBaseException):
             return unknown_setting(name)
-        return _refused_value(cause, name)  # it exists, and something inside its value does not
+        return wrong_value(cause, name)  # it exists, and something inside its value does not
     if text.startswith("Ambiguous value for argument"):
         given = text.splitlines()[0].split(" ", 4)[-1]
         return UserError(
@@ -217,14 +217,8 @@ def _composition_error(error: ConfigCompositionException) -> UserError:
         )
     cause = error.__cause__
     if isinstance(cause, OmegaConfBaseException):
-        return _refused_value(cause)
+        return wrong_value(cause)
     return UserError(f"configuration: {first_line(error)}")
-
-
-def _refused_value(error: OmegaConfBaseException, key: str = "") -> UserError:
-    if isinstance(error, (ConfigKeyError, ConfigAttributeError)) and error.full_key:
-        return unknown_setting(str(error.full_key))
-    return wrong_value(error, key)
 
 
 def _read_recipe(name: str, path: Path) -> dict[str, object]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from flashtrain.errors import UserError, at_least, between, one_of, unknown
 from flashtrain.files.foreign_files import literal
@@ -296,8 +296,6 @@ def typed_settings(config: DictConfig) -> Settings:
         merged = OmegaConf.merge(_schema(), config)
         _check_lists(merged)
         settings = OmegaConf.to_object(merged)
-    except ConfigKeyError as error:
-        raise unknown_setting(str(error.full_key)) from error
     except OmegaConfBaseException as error:
         raise wrong_value(error) from error
     if not isinstance(settings, Settings):
@@ -322,6 +320,8 @@ def _check_lists(config: Any, prefix: str = "") -> None:
 
 def wrong_value(error: OmegaConfBaseException, key: str = "") -> UserError:
     """The error for a value that OmegaConf takes for no such setting. key: where that does not say which."""
+    if isinstance(error, (ConfigKeyError, ConfigAttributeError)) and error.full_key:
+        return unknown_setting(str(error.full_key))
     key = str(error.full_key or key)
     possible = _possible(key) if isinstance(error, ValidationError) else ""
     return UserError(f"{key or 'configuration'}: {first_line(error).removesuffix('.')}.{possible}")

@@ -193,7 +193,7 @@ def estimate_memory(
     gathered = min(parameters if shards > 1 else trained, 2 * of_block + outside)
     if shards == 1 and (checkpointing == "none" or not compiled):
         gathered = trained
-    if shards > 1:
+    elif shards > 1:
         block += of_block * computed  # the buffer that the next block's are received in
         # Gradients before they are shared out: the head's, a block's, and the latter's copy as it is sent.
         block += int(part * (outside * computed + of_block * (computed + (4 if copy else weight))))
