@@ -129,6 +129,10 @@ class Benchmark(ABC):
         """A case, as mode=plan lists it."""
         return self.case_line(case)
 
+    def plan_lines(self) -> list[str]:
+        """Every case, as mode=plan lists them."""
+        return [self.plan_line(case) for case in self.todo]
+
     def left_out(self) -> Mapping[str, str]:
         """Of mode=plan: {title of each implementation that is not measured: why}."""
         return self.missing
@@ -178,7 +182,7 @@ class Benchmark(ABC):
     def plan(self) -> str:
         """mode=plan: what would be measured, and nothing started."""
         lines = [self.line(), *[f"  left out: {title}, {reason}" for title, reason in self.left_out().items()]]
-        lines += [f"  {self.plan_line(case)}" for case in self.todo]
+        lines += [f"  {line}" for line in self.plan_lines()]
         return "\n".join([*lines, "nothing was started; leave out mode=plan to measure."])
 
     def run(self, folder: Path, *, overrides: list[str], started: float) -> dict[str, Any]:

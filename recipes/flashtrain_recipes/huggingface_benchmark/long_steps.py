@@ -23,7 +23,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader
@@ -37,7 +36,7 @@ from flashtrain.report.rows import OUT_OF_MEMORY, values_of
 from flashtrain.report.table import Table, make_table
 from flashtrain.run.fitting import strategy_for
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.batching import Batching, choose_batching, room
+from flashtrain.tasks.batching import Batching, choose_batching, memory_columns, room
 from flashtrain.tasks.components import make_model
 from flashtrain.tasks.context_run import check_model, context_columns
 from flashtrain.tasks.language.prepare import make_task
@@ -50,16 +49,14 @@ from flashtrain_recipes.benchmark_runner.run import Benchmark, Run
 from flashtrain_recipes.huggingface_benchmark.cases import HuggingFaceCase
 from flashtrain_recipes.step_benchmark.measure import FAILED, NO_TIME
 
-FLASHTRAIN, LINE = "flashtrain", "straight line"
+FLASHTRAIN, PLAN = "flashtrain", "plan of memory=auto"
 FIGURE = "memory.png"
 _WARM_LAYERS = 2  # under adapters the first layer's input needs no gradient, so that it has a graph of its own
 _ENDING = 10.0  # seconds in which ranks end by themselves once a row is there
-_MULTIPLE = 4096  # tokens: of the contexts that are told as the largest
-_FITTED = 0.95  # of a device's memory, which a straight line may fill
+_MULTIPLE, _MOST = 4096, 4096  # a largest context is a whole multiple of so many tokens, of fewer than so many
 _COLUMNS = (
     "model", "context", "devices", "implementation", "step_seconds", "tokens_per_second", "mfu", "peak_memory_gib",
-    "memory_estimate_gib", "host_estimate_gib", "memory", "planned_context", "limited_by", "steps", "compile_seconds",
-    "status",
+    "memory_estimate_gib", "host_estimate_gib", "memory", "limited_by", "steps", "compile_seconds", "status",
 )  # fmt: skip
 
 
@@ -91,10 +88,11 @@ class LongSteps(Benchmark):
         return f"{case.model} S={case.context:,}"
 
     def plan_line(self, case: HuggingFaceCase) -> str:
-        columns = self.columns(case)
-        keys = ("memory", "memory_estimate_gib", "host_estimate_gib", "planned_context", "error")
-        told = {key: columns[key] for key in keys if columns.get(key) is not None}
-        return f"{self.case_line(case)}: {', '.join(f'{key} {value}' for key, value in told.items())}"
+        return f"{self.case_line(case)}: {_words(self.columns(case))}"
+
+    def plan_lines(self) -> list[str]:
+        largest = [f"{row['model']} S={row['context']:,} at most by memory=auto: {_words(row)}" for row in self.plans()]
+        return [*super().plan_lines(), *largest]
 
     def measure(self, number: int, effort: Effort, run: Run) -> list[Row]:
         case = self.todo[number]
@@ -117,7 +115,7 @@ class LongSteps(Benchmark):
         return [{"status": NO_TIME, **self.columns(case)}]
 
     def completed(self, run: Run) -> list[Row]:
-        return [*run.rows, *self._largest(run.rows)]
+        return [*run.rows, *self.plans()]
 
     def told(self, rows: Sequence[Row]) -> str:
         row = rows[0]
@@ -130,7 +128,7 @@ class LongSteps(Benchmark):
         return [make_table(rows, columns, "long steps of transformers' decoders")]
 
     def figures(self, run: Run) -> Iterator[tuple[str, Path]]:
-        """Peak memory against context, and where a straight line through the peaks ends."""
+        """Peak memory against context."""
         from flashtrain.report.figures import line_figure  # matplotlib, for which a case's processes need not wait
 
         rows = [row for row in run.rows if row.get("peak_memory_gib")]
@@ -150,60 +148,56 @@ class LongSteps(Benchmark):
             "implementation": FLASHTRAIN, "model": case.model, "context": case.context, "batch": 1,
             "devices": settings.trainer.devices, "precision": self.settled.precision,
             **context_columns(settings, self.settled, model, 1),
-            "planned_context": self._planned(case, model),
             **dict.fromkeys(("memory", "memory_estimate_gib", "host_estimate_gib", "peak_memory_gib")),
             **dict.fromkeys(("step_seconds", "tokens_per_second", "mfu", "compile_seconds")),
         }  # fmt: skip
         try:
-            batching = choose_batching(settings, self.settled, model)
+            return {**columns, **_planned(choose_batching(settings, self.settled, model))}
         except UserError as error:
             return {**columns, "status": OUT_OF_MEMORY, "error": str(error)}
-        columns["memory"] = batching.savings.describe() or "none"
-        if batching.estimate is not None:
-            columns["memory_estimate_gib"] = round(batching.estimate.total / GIB, 2)
-            columns["host_estimate_gib"] = round(batching.estimate.host / GIB, 2)
-        return columns
 
-    def _planned(self, case: HuggingFaceCase, model: Trainable) -> int:
-        """The largest context that memory=auto takes for one sequence a step, by the estimate; 0: below _MULTIPLE."""
+    def plans(self) -> list[Row]:
+        """For each model the largest context that memory=auto takes, by its estimate; nothing of them is measured.
 
-        def fits(count: int) -> bool:
+        limited_by: what a longer one would not fit, the device's memory or the host's; None: no limit below _MOST.
+        """
+        return [row for model in self.asked.models if (row := self._largest(model))]
+
+    def _largest(self, name: str) -> Row | None:
+        case = HuggingFaceCase(name, min(self.asked.contexts), "fp32", self.settings)
+        model, free = _model(case, self.settled), room(self.settings, self.settled)
+
+        def plan(count: int) -> Batching:
             settings = replace(case, context=count * _MULTIPLE).settings()
             settings.memory = type(settings.memory)()
-            try:
-                return choose_batching(settings, self.settled, model).fits
-            except UserError:
-                return False
+            return choose_batching(settings, self.settled, model)
 
-        low, high = 0, 4096
+        low, high = 0, _MOST
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low * _MULTIPLE
+            low, high = (middle, high) if plan(middle).fits else (low, middle)
+        if not low:
+            return None
+        longer = [option.estimate for option in plan(high).options]
+        by_host = any(free.device is None or needed.total <= FREE_SHARE * free.device for needed in longer)
+        return {
+            "implementation": PLAN, "model": name, "context": low * _MULTIPLE, "batch": 1,
+            "devices": self.settings.trainer.devices, "precision": self.settled.precision, **_planned(plan(low)),
+            "limited_by": None if high == _MOST else "host" if by_host else "device",
+            "peak_memory_gib": None, "step_seconds": None,
+        }  # fmt: skip
 
-    def _largest(self, rows: Sequence[Row]) -> list[Row]:
-        """For each model and its savings the context at which the straight line through its peaks fills the device, or
-        what it offloads the host."""
-        free, found = room(self.settings, self.settled), []
-        measured = [row for row in rows if row.get("peak_memory_gib") and row["implementation"] == FLASHTRAIN]
-        for model in values_of(measured, "model"):
-            for memory in values_of([row for row in measured if row["model"] == model], "memory"):
-                kept = [row for row in measured if (row["model"], row["memory"]) == (model, memory)]
-                if len(kept) < 2 or self.hardware.total_memory_bytes is None:
-                    continue
-                slope, start = np.polyfit([row["context"] for row in kept], [row["peak_memory_gib"] for row in kept], 1)
-                limits = {"device": (_FITTED * self.hardware.total_memory_bytes / GIB - start) / slope}
-                each = kept[-1]["host_estimate_gib"] / kept[-1]["context"]
-                if each and free.host is not None:
-                    limits["host"] = FREE_SHARE * free.host / GIB / each
-                by = min(limits, key=lambda name: limits[name])
-                context = int(limits[by]) // _MULTIPLE * _MULTIPLE
-                found.append({
-                    **{key: kept[-1][key] for key in ("model", "devices", "precision", "memory", "planned_context")},
-                    "implementation": f"{LINE} through {len(kept)} peaks", "context": context, "limited_by": by,
-                    "peak_memory_gib": round(float(start + slope * context), 2), "step_seconds": None,
-                })  # fmt: skip
-        return found
+
+def _planned(batching: Batching) -> Row:
+    """The savings that are taken, and what is estimated of them."""
+    needed = batching.estimate
+    return {**memory_columns(batching), "host_estimate_gib": None if needed is None else round(needed.host / GIB, 2)}
+
+
+def _words(row: Row) -> str:
+    """What is planned of a case, as mode=plan lists it."""
+    keys = ("memory", "memory_estimate_gib", "host_estimate_gib", "limited_by", "error")
+    return ", ".join(f"{key} {row[key]}" for key in keys if row.get(key) is not None)
 
 
 def _model(case: HuggingFaceCase, hardware: Hardware) -> Trainable:
