@@ -146,6 +146,7 @@ COLUMNS: dict[str, Column] = {
     "mfu": Column("MFU", significant),
     "peak_memory_gib": Column("peak memory (GiB)", significant),
     "memory_estimate_gib": Column("estimated memory (GiB)", significant),
+    "host_estimate_gib": Column("in host memory (GiB)", significant),
     "speedup": Column("speed-up over Hugging Face, eager", significant),
     "paper_speedup": Column("the paper's speed-up", significant),
     "command_cost": Column("the command's cost over the bare loop (%)", significant),

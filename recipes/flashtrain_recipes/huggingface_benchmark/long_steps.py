@@ -346,6 +346,16 @@ def _fit(
     trainer.fit(make_task(settings, hardware, model, {}), DataLoader(batches, batch_size=None))
 
 
+def _warm_up(case: HuggingFaceCase, hardware: Hardware, folder: Path, batching: Batching) -> float:
+    """Seconds of a step of a few layers, which compiles what the case needs. Nothing of it stays."""
+    reports = _Reports(Throughput(warmup_steps=0))
+    _fit(replace(case, layers=_WARM_LAYERS), hardware, folder, 1, batching, reports)
+    (seconds,), _ = reports.found
+    del reports  # Lightning gave it the module's `log`, and with it the module, its optimiser and their memory
+    gc.collect()
+    return seconds
+
+
 def _measure(folder: Path, number: int) -> None:
     """Measure one case, as a rank of it; writes its row, or what went wrong."""
     settings = read_settings(folder)
@@ -356,15 +366,12 @@ def _measure(folder: Path, number: int) -> None:
     columns, flops, peak = job.columns(case), case.flops_per_token(), hardware.peak_flops
     batching = choose_batching(case.settings(), hardware, _model(case, hardware))
     began = time.perf_counter()
-    warm = _Reports(Throughput(warmup_steps=0))
-    _fit(replace(case, layers=_WARM_LAYERS), hardware, folder, 1, batching, warm)
-    gc.collect()
+    columns["compile_seconds"] = round(_warm_up(case, hardware, folder, batching), 1)
     if hardware.kind == "cuda":
         torch.cuda.empty_cache()
         host = 0 if batching.estimate is None else batching.estimate.host
         # Page-locked memory takes a second for a few GiB, once a run.
         [torch.empty(HOST_PIECE, dtype=torch.uint8, pin_memory=True) for _ in range(host // HOST_PIECE)]
-    columns["compile_seconds"] = round(warm.found[0][0], 1)
     columns["set_up_seconds"] = round(time.perf_counter() - began, 1)
     rate = 0.0 if peak is None else settings.trainer.devices * peak / flops
     ends = _Ends(Throughput(warmup_steps=0), columns, folder, number, rate)
