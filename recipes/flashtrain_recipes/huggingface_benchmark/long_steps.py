@@ -41,8 +41,8 @@ from flashtrain.tasks.components import make_model
 from flashtrain.tasks.context_run import check_model, context_columns
 from flashtrain.tasks.language.prepare import make_task
 from flashtrain.training.hardware import Hardware, detect_hardware
-from flashtrain.training.memory import FREE_SHARE, GIB
-from flashtrain.training.memory_choice import is_out_of_memory
+from flashtrain.training.memory import GIB
+from flashtrain.training.memory_choice import Room, is_out_of_memory
 from flashtrain.training.throughput import Throughput
 from flashtrain_recipes.benchmark_runner.measuring import Effort, Row, first_line
 from flashtrain_recipes.benchmark_runner.run import Benchmark, Run
@@ -53,7 +53,8 @@ FLASHTRAIN, PLAN = "flashtrain", "plan of memory=auto"
 FIGURE = "memory.png"
 _WARM_LAYERS = 2  # under adapters the first layer's input needs no gradient, so that it has a graph of its own
 _ENDING = 10.0  # seconds in which ranks end by themselves once a row is there
-_MULTIPLE, _MOST = 4096, 4096  # a largest context is a whole multiple of so many tokens, of fewer than so many
+_MULTIPLE = 4096  # tokens: of the contexts that are told as the largest
+_MOST = 4096  # such multiples: the search for the largest context stays below
 _COLUMNS = (
     "model", "context", "devices", "implementation", "step_seconds", "tokens_per_second", "mfu", "peak_memory_gib",
     "memory_estimate_gib", "host_estimate_gib", "memory", "limited_by", "steps", "compile_seconds", "status",
@@ -165,7 +166,7 @@ class LongSteps(Benchmark):
 
     def _largest(self, name: str) -> Row | None:
         case = HuggingFaceCase(name, min(self.asked.contexts), "fp32", self.settings)
-        model, free = _model(case, self.settled), room(self.settings, self.settled)
+        model = _model(case, self.settled)
 
         def plan(count: int) -> Batching:
             settings = replace(case, context=count * _MULTIPLE).settings()
@@ -178,8 +179,8 @@ class LongSteps(Benchmark):
             low, high = (middle, high) if plan(middle).fits else (low, middle)
         if not low:
             return None
-        longer = [option.estimate for option in plan(high).options]
-        by_host = any(free.device is None or needed.total <= FREE_SHARE * free.device for needed in longer)
+        device = Room(room(self.settings, self.settled).device)  # with a host that holds anything
+        by_host = any(device.holds(option.estimate) for option in plan(high).options)
         return {
             "implementation": PLAN, "model": name, "context": low * _MULTIPLE, "batch": 1,
             "devices": self.settings.trainer.devices, "precision": self.settled.precision, **_planned(plan(low)),

@@ -104,6 +104,8 @@ def test_the_plan_of_an_h200_holds_393_216_tokens_of_an_8b_model_with_adapters()
     assert [row["context"] for row in told] == [131072, 262144, 393216]
     assert all(row["memory_estimate_gib"] < 0.9 * 140 for row in told)
     assert told[-1]["host_estimate_gib"] == 96.0
+    (largest,) = job.plans()
+    assert largest["context"] >= 393216
     assert "llama-8b-lora S=131,072: memory" in job.plan()
 
 
