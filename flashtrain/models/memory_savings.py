@@ -201,13 +201,16 @@ def _backward(dy, x, up, up_bias, down, down_bias, activation, chunk):
     for dy_piece, piece, dx_piece in zip(dy.split(chunk), x.split(chunk), dx.split(chunk), strict=True):
         inner, outer = _inner(piece, up, up_bias, activation)
         add_product(ddown, dy_piece.mT, inner)
+        del inner  # nothing of a piece beside what comes after it
         douter = _outer_gradient(dy_piece, down, outer, activation)
+        del outer
         add_product(dup, douter.mT, piece)
         dx_piece.copy_(douter @ up)
         if up_bias is not None:
             dup_bias += douter.sum(0, dtype=total)
         if down_bias is not None:
             ddown_bias += dy_piece.sum(0, dtype=total)
+        del douter
     gradients = (dup, _or_empty(dup_bias, up_bias), ddown, _or_empty(ddown_bias, down_bias))
     return (dx, *(gradient.to(x.dtype) for gradient in gradients))
 
@@ -231,7 +234,7 @@ def _inner(x: Tensor, up: Tensor, up_bias: Tensor | None, activation: str) -> tu
 
 
 def _outer_gradient(dy: Tensor, down: Tensor, outer: Tensor, activation: str) -> Tensor:
-    """(T, E), (T, U) -> (T, U)."""
+    """(T, E), (T, U) -> (T, U); a gated activation's takes the place of outer."""
     if activation == "gelu":
         return torch.ops.flashtrain_kernels.product_times_gelu_gradient(dy, down, outer)
     dinner = dy @ down
@@ -239,9 +242,12 @@ def _outer_gradient(dy: Tensor, down: Tensor, outer: Tensor, activation: str) ->
     if activation == "gelu_exact":
         return aten.gelu_backward(dinner, outer)
     gate, value = outer.chunk(2, dim=-1)
-    if activation == "geglu":
-        return torch.cat((aten.gelu_backward(dinner * value, gate), dinner * F.gelu(gate)), dim=-1)
-    return torch.cat((aten.silu_backward(dinner * value, gate), dinner * F.silu(gate)), dim=-1)
+    dvalue = (F.gelu if activation == "geglu" else F.silu)(gate).mul_(dinner)
+    dinner.mul_(value)
+    value.copy_(dvalue)
+    backward = aten.gelu_backward if activation == "geglu" else aten.silu_backward
+    backward(dinner, gate, grad_input=gate)
+    return outer
 
 
 @torch.library.register_fake("flashtrain::feed_forward")

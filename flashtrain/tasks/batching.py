@@ -91,6 +91,12 @@ def estimator(settings: Settings, hardware: Hardware, model: Trainable, shape: D
     # What is in no block of a model that does not say it: the embedding, and learned positions.
     tables = (shape.vocab_rows + (shape.context if shape.positions == "learned" else 0)) * shape.embed
 
+    samples, ranks, sharded = (
+        settings.samples_per_step // settings.data_ranks,
+        settings.trainer.ranks,
+        settings.shards_weights,
+    )
+
     def estimate(micro_batch: int, savings: MemorySavings) -> MemoryEstimate:
         return estimate_memory(
             model.parameter_count(),
@@ -113,10 +119,11 @@ def estimator(settings: Settings, hardware: Hardware, model: Trainable, shape: D
             attention=hardware.attention,
             residual=model.residual,
             rotary=shape.positions == "rotary" and not getattr(shape, "turned_alone", False),
-            master_weights=settings.optimizer.master_weights and not settings.shards_weights,
-            shards=settings.trainer.ranks if settings.shards_weights else 1,
+            master_weights=settings.optimizer.master_weights and not sharded,
+            shards=ranks if sharded else 1,
             context_degree=settings.context_degree,
             exchange=exchange_bytes_of(settings, hardware, shape, micro_batch),
+            gradients_stay=micro_batch < samples or (ranks > 1 and not sharded),
             **asdict(savings),
         )
 

@@ -75,6 +75,11 @@ class TrainingTask(pl.LightningModule):
         schedule = {"scheduler": self._make_schedule(optimizer), "interval": "step"}
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Free the last step's gradients: Lightning would keep them beside all that this step's forward keeps."""
+        if batch_idx % self.trainer.accumulate_grad_batches == 0:
+            self.zero_grad(set_to_none=True)
+
     def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> None:
         """Clip here: Lightning's own clipping refuses fused AdamW under mixed precision."""
         norm = clip_gradients(self.model, self.gradient_clip, scale=gradient_scale(self.trainer, optimizer))

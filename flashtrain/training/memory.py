@@ -1,7 +1,6 @@
 """What a training step will need of a GPU's memory, from the model's numbers alone.
 
-Language models, and encoders: BERT with any of its heads, and classifiers of sequences. What an encoder keeps for its
-backward is counted tensor by tensor, as tests/training/test_encoder_memory.py counts what autograd saves.
+Of language models; encoders are in encoder_memory.py.
 
 An estimate on the safe side, not a measurement: the constants below are kept in one place to be calibrated against
 measured peaks. Letters: B micro-batch, S sequence, E embedding width, F feed-forward width, H query heads, V rows of
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 
 from flashtrain.errors import UserError, unknown
 from flashtrain.models.memory_savings import HOST_PIECE, MemorySavings
+from flashtrain.training.optimizers import COPIED_AT_ONCE
 from flashtrain_kernels.loss_head import default_chunk
 
 GIB = 2**30
@@ -38,12 +38,9 @@ RESIDUAL_GRADIENTS = 2  # of the block's output, and of the branch's input befor
 FFN_GRADIENTS = 2  # of the activation's output and input; compiled, GELU's derivative is part of the product: one
 ADAPTER_TENSORS = 1  # of width F: what an adapter adds, beside what the frozen matrix gives
 CHUNK_TENSORS = 4  # a piece of the feed-forward: output and input of the activation, and their gradients
+ADAPTED_CHUNK_TENSORS = 7  # where adapters are in it, so that autograd goes through a gated piece
 QUERY_GRADIENT_BYTES = 4  # the kernels add up dQ in float32
 HEAD_STATES = 2  # the output head's input and its gradient
-# Of an encoder:
-GATED_EXTRA = 2  # beside GELU's two tensors of width F: the up projection is twice as wide, and both halves multiply
-OUTSIDE_TENSORS = 1  # the input of the one norm that is in no block, in the weights' type where autocast is on
-HEAD_STATES_KEPT = 4  # a head that predicts tokens: input, before and after its activation, after its norm
 ATTENTIONS = ("flash", "sdpa", "standard")
 
 BYTES_OF_4_BITS = 0.5 + 1 / 64  # with a scale of a byte for 64 numbers
@@ -52,13 +49,29 @@ FREE_SHARE = 0.9  # of the free memory that the estimate may fill
 
 
 @dataclass(frozen=True)
-class MemoryEstimate:
-    """Bytes of one device at the peak of a training step, by what they hold.
+class Growth:
+    """How the gradients of a step come where none are left of the step before.
 
-    activations: kept from forward to backward. logits: what the output head and its loss store at once; block: what
-    the backward of one block needs beside the kept (its own activations, where they are computed again, and its
-    gradients). These two never live together. host: pinned main memory for offloaded activations, not in the total.
-    exchange: the part of block that devices sharing a sequence need for what they send each other.
+    head: bytes of those that are there before the blocks' backward; embedding: of those that come after it, when
+    at_embedding bytes are at work. The rest comes evenly with the layers.
+    """
+
+    layers: int
+    head: int
+    embedding: int
+    at_embedding: int
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes of one device in a training step, by what they hold.
+
+    gradients: all, as the step takes them. activations: kept from forward to backward. logits: what the output head
+    and its loss store at once; block: what the backward of one block needs beside the kept (its own activations, where
+    they are computed again, and its gradients); updating: what the optimiser's step does. Of these three one is there
+    at a time. growth: None where all gradients are there all the time. host: pinned main memory for offloaded
+    activations, not in the total. exchange: the part of block that devices sharing a sequence need for what they send
+    each other.
     """
 
     weights: int
@@ -70,11 +83,8 @@ class MemoryEstimate:
     block: int = 0
     host: int = 0
     exchange: int = 0
-
-    @property
-    def at_work(self) -> int:
-        """The larger of the two passing needs: the loss's logits, and one block's backward."""
-        return max(self.logits, self.block)
+    updating: int = 0
+    growth: Growth | None = None
 
     @property
     def total(self) -> int:
@@ -82,15 +92,31 @@ class MemoryEstimate:
         return sum(self.parts().values())
 
     def parts(self) -> dict[str, int]:
-        """Bytes by what they hold; their sum is the peak."""
+        """Bytes at the peak by what they hold; their sum is the peak."""
+        gradients, activations, at_work = max(self._moments(), key=sum)
         return {
             "weights": self.weights,
-            "gradients": self.gradients,
+            "gradients": gradients,
             "optimizer": self.optimizer,
-            "activations": self.activations,
-            "at work": self.at_work,
+            "activations": activations,
+            "at work": at_work,
             "other": self.other,
         }
+
+    def _moments(self) -> list[tuple[int, int, int]]:
+        """(gradients, kept activations, at work) of a step's moments, one of which is the peak: gradients come block by
+        block while what the blocks kept goes, so that in between both change at an even rate."""
+        grown, update = self.growth, (self.gradients, 0, self.updating)
+        if grown is None:
+            return [(self.gradients, self.activations, max(self.logits, self.block)), update]
+        of_block = (self.gradients - grown.head - grown.embedding) // grown.layers
+        return [
+            (0, self.activations, self.logits),
+            (grown.head + of_block, self.activations, self.block),
+            (self.gradients - grown.embedding, self.activations // grown.layers, self.block),
+            (self.gradients, 0, grown.at_embedding),
+            update,
+        ]
 
     def lines(self) -> list[str]:
         """The estimate to read: one line for each part, in GiB, and the total."""
@@ -132,6 +158,7 @@ def estimate_memory(
     shards: int = 1,
     context_degree: int = 1,
     exchange: int = 0,
+    gradients_stay: bool = False,
 ) -> MemoryEstimate:
     """Memory of one training step with AdamW, in bytes on one device.
 
@@ -144,7 +171,8 @@ def estimate_memory(
     positions turn queries and keys, whose turned copies are kept beside what they were made from: the projection that
     the values lie in too, or a norm's input. shards: devices that weights, gradients and optimiser states are divided
     among (FSDP2). context_degree: devices that share each sequence, so that one computes a part of its tokens.
-    exchange: bytes that a layer's attention holds beside, for what they send each other.
+    exchange: bytes that a layer's attention holds beside, for what they send each other. gradients_stay: all are there
+    at any time, added up over micro-batches or in DDP's buckets; else a step begins with none, as TrainingTask's does.
     Raises UserError for an unknown name or a number below 1.
     """
     if precision not in PRECISIONS:
@@ -161,7 +189,7 @@ def estimate_memory(
     residual_bytes = RESIDUAL_BYTES if copy and residual == "weights" else activation
     tokens = micro_batch * -(-context // context_degree)
     stream = embed * residual_bytes
-    kept, block = _block_bytes(
+    kept, block = block_bytes(
         EncoderShape(layers, embed, heads, ffn, gated, rotary, kv_width=kv_width, query_width=query_width),
         tokens=tokens,
         longest=context,
@@ -171,15 +199,21 @@ def estimate_memory(
         ffn_gradients=FFN_GRADIENTS + gated - (compiled and not gated) + (ADAPTER_TENSORS if frozen else 0),
         extra=1.0 if compiled else EAGER_EXTRA,
         savings=savings,
-        compiled=compiled,
+        chunk_tensors=ADAPTED_CHUNK_TENSORS if gated and frozen else CHUNK_TENSORS,
+        fused=compiled and context_degree == 1,
         attention=attention,
         exchange=exchange,
     )
+    outside = min(parameters, vocab_rows * embed) if outside is None else outside
+    of_block, computed = (parameters - outside) // layers, copy or weight
     head_tokens = min(tokens, loss_chunk or default_chunk(vocab_rows))
-    # The loss computes its gradients to the head's weights (in float32) and inputs along with it.
     part = 1 - frozen / parameters  # of the weights that get gradients
-    head_gradients = int(part * vocab_rows * embed * 4) + HEAD_STATES * tokens * embed * activation
-    logits = head_tokens * vocab_rows * activation + head_gradients
+    head = int(part * min(vocab_rows * embed, outside))
+    # The loss computes its gradients to the head's weights (in float32) and inputs along with it. The former is then
+    # copied in the weights' type, where that is another, and in the backward scaled.
+    gradient = computed if shards > 1 else weight
+    logits = max(head_tokens * vocab_rows * activation + head * 4, head * ((4 if gradient < 4 else 0) + gradient))
+    logits = max(logits, 2 * head * gradient) + HEAD_STATES * tokens * embed * activation
     masters = master_weights and weight < 4
     each_state = {"full": 4 if masters else weight, "8bit": 1, "host": 0}[states]
     updated = ADAMW_STATES * each_state + (4 if masters and states != "host" else 0)
@@ -188,15 +222,21 @@ def estimate_memory(
     # Weights in the type that is computed in, whole: of one block at a time while the next one's are on their way, and
     # of the embedding. Where nothing is sharded, autocast keeps its copies of all: uncompiled until the loss is there,
     # and for the backward of what is not computed again.
-    outside = min(parameters, vocab_rows * embed) if outside is None else outside
-    of_block, computed = (parameters - outside) // layers, copy or weight
-    gathered = min(parameters if shards > 1 else trained, 2 * of_block + outside)
-    if shards == 1 and (checkpointing == "none" or not compiled):
-        gathered = trained
-    elif shards > 1:
+    gathered, of_embedding = 2 * of_block + outside, int(part * outside * weight)
+    if shards == 1:
+        gathered = trained if checkpointing == "none" or not compiled else min(trained, gathered)
+        of_embedding -= head * weight  # nothing where both are one matrix, to whose gradient the embedding's is added
+        at_embedding = 0 if of_embedding >= head * weight else head * weight
+        growth = Growth(layers, head * weight, of_embedding, at_embedding)
+    else:
+        gathered = min(parameters, gathered)
         block += of_block * computed  # the buffer that the next block's are received in
-        # Gradients before they are shared out: the head's, a block's, and the latter's copy as it is sent.
-        block += int(part * (outside * computed + of_block * (computed + (4 if copy else weight))))
+        # Gradients before they are shared out: the head's, a block's, and the latter's copy as it is sent; at the end
+        # those of what is in no block, when no block's weights are gathered any more.
+        sent = 4 if copy else weight
+        block += head * computed + int(part * of_block * (computed + sent))
+        at_embedding = int(part * outside * (computed + sent)) - gathered * computed
+        growth = Growth(layers, 0, of_embedding // shards, max(0, at_embedding))
     return MemoryEstimate(
         weights=stored // shards + gathered * (copy if shards == 1 else computed),
         gradients=trained * weight // shards,
@@ -206,6 +246,8 @@ def estimate_memory(
         block=block,
         exchange=exchange,
         host=layers * host_bytes(tokens * stream) if offload else 0,
+        updating=4 * max(head, min(trained, COPIED_AT_ONCE)) if masters and states != "host" else 0,
+        growth=None if gradients_stay else growth,
     )
 
 
@@ -229,83 +271,7 @@ class EncoderShape:
     query_width: int | None = None
 
 
-@dataclass(frozen=True)
-class PredictingHead:
-    """A head that predicts tokens, or bins of grey levels: `rows` of its matrix, at `positions` of what is computed."""
-
-    rows: int
-    positions: int
-
-
-def estimate_encoder_memory(
-    parameters: int,
-    shape: EncoderShape,
-    *,
-    tokens: int,
-    longest: int,
-    head: PredictingHead | None = None,
-    precision: str = "bf16-mixed",
-    savings: MemorySavings | None = None,
-    compiled: bool = True,
-    attention: str = "flash",
-    master_weights: bool = False,
-) -> MemoryEstimate:
-    """Memory of one training step with AdamW or LAMB, in bytes on one device.
-
-    parameters: P. tokens: T, padding and what is read twice included. longest: S, for "standard" attention, which
-    stores a score matrix for each sequence. head: None for a head on pooled states, which needs next to nothing.
-    master_weights: float32 copies of half-precision weights, to which the optimiser's states then belong.
-    UserError: an unknown name, a number below 1.
-    """
-    savings = savings or MemorySavings()
-    if precision not in PRECISIONS:
-        raise unknown("precision", precision, PRECISIONS)
-    if attention not in ATTENTIONS:
-        raise unknown("attention", attention, ATTENTIONS)
-    for name, value in (("parameters", parameters), ("tokens", tokens), ("longest", longest)):
-        if value < 1:
-            raise UserError(f"{name} must be 1 or more, got {value}")
-    weight, copy, activation = PRECISIONS[precision]
-    stream = shape.embed * (RESIDUAL_BYTES if copy and shape.residual == "weights" else activation)
-    outside = shape.embed * (RESIDUAL_BYTES if copy else activation)
-    kept, block = _block_bytes(
-        shape,
-        tokens=tokens,
-        longest=longest,
-        stream=stream,
-        activation=activation,
-        ffn_kept=FFN_TENSORS_KEPT + GATED_EXTRA * shape.gated,
-        ffn_gradients=FFN_GRADIENTS + shape.gated,
-        extra=EAGER_EXTRA if copy and not compiled else 1.0,  # autocast's casts
-        savings=savings,
-        compiled=compiled,
-        attention=attention,
-    )
-    kept_by_head, at_loss = _of_head(head, shape.embed, activation, savings.loss_chunk)
-    states = (1 + ADAMW_STATES) * 4 if master_weights and weight < 4 else ADAMW_STATES * weight
-    return MemoryEstimate(
-        weights=parameters * (weight + copy),
-        gradients=parameters * weight,
-        optimizer=states * parameters,
-        activations=int(tokens * (shape.layers * kept + OUTSIDE_TENSORS * outside)) + kept_by_head,
-        logits=at_loss,
-        block=block,
-        host=shape.layers * host_bytes(tokens * stream) if savings.offload else 0,
-    )
-
-
-def _of_head(head: PredictingHead | None, embed: int, activation: int, loss_chunk: int | None) -> tuple[int, int]:
-    """What a predicting head keeps of its positions, and what its loss stores at once: the logits of one piece, its
-    matrix in the activations' type, the matrix's gradient in float32 and what the gradient is added to."""
-    if head is None:
-        return 0, 0
-    chunk = min(head.positions, loss_chunk or default_chunk(head.rows))
-    matrices = head.rows * embed * (activation + 8)
-    states = HEAD_STATES * head.positions * embed * activation
-    return HEAD_STATES_KEPT * head.positions * embed * activation, chunk * head.rows * activation + matrices + states
-
-
-def _block_bytes(
+def block_bytes(
     shape: EncoderShape,
     *,
     tokens: int,
@@ -316,17 +282,18 @@ def _block_bytes(
     ffn_gradients: int,
     extra: float,
     savings: MemorySavings,
-    compiled: bool,
+    fused: bool,
     attention: str,
     exchange: int = 0,
+    chunk_tensors: int = CHUNK_TENSORS,
 ) -> tuple[float, int]:
     """(bytes that one token of one block keeps for the backward, bytes that one block's backward needs of all tokens).
 
     stream: a token's bytes of the residual stream; activation: of another number. ffn_kept, ffn_gradients: tensors of
-    width F, kept and computed in the backward. extra: what is kept where nothing fuses it. exchange: as in
-    estimate_memory.
+    width F, kept and computed in the backward. extra: what is kept where nothing fuses it. fused: attention is compiled
+    along with the rest. exchange: as in estimate_memory. chunk_tensors: of width F, of a piece of the feed-forward.
     """
-    embed, ffn, gated = shape.embed, shape.ffn, shape.gated
+    embed, ffn = shape.embed, shape.ffn
     kv_width = embed if shape.kv_width is None else shape.kv_width
     query = embed if shape.query_width is None else shape.query_width
     dropped = shape.dropout * embed
@@ -352,14 +319,14 @@ def _block_bytes(
     again_in_ffn = again_in_attention = stream if savings.offload else 0.0
     if savings.checkpointing != "none":
         attention_again = attention_half - (attended if keeps_attention else 0)
-        again_in_ffn += ffn_half + (0 if keeps_attention and compiled else attention_again)
+        again_in_ffn += ffn_half + (0 if keeps_attention and fused else attention_again)
         again_in_attention += attention_again
     gradients = RESIDUAL_GRADIENTS * stream + embed * activation
     in_ffn = 0 if chunk else ffn_gradients * ffn * activation
     of_attended = query * (activation + QUERY_GRADIENT_BYTES)
     # A piece of the feed-forward is gone before attention begins. What devices exchange meets the gradients of the
     # block's output and of what attention gave, not yet those of queries, keys and values as the block takes them.
-    pieces = (chunk or 0) * (CHUNK_TENSORS + 3 * gated) * ffn * activation
+    pieces = (chunk or 0) * chunk_tensors * ffn * activation
     at_ffn = int(tokens * (gradients + again_in_ffn + in_ffn)) + pieces
     at_attention = int(tokens * (gradients + again_in_attention + qkv + of_attended))
     at_exchange = int(tokens * (stream + again_in_attention + of_attended)) + exchange

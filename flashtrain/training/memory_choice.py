@@ -44,10 +44,11 @@ def choose_micro_batch(
     if micro_batch is not None:
         return micro_batch, samples // micro_batch
     one = estimate(1)
-    fixed = one.weights + one.gradients + one.optimizer
+    parts = one.parts()
+    fixed = sum(parts[name] for name in ("weights", "gradients", "optimizer"))
     raise UserError(
-        f"one sample needs an estimated {one.total / GIB:.1f} GiB ({one.activations / GIB:.1f} activations kept,"
-        f" {one.at_work / GIB:.1f} at work, {fixed / GIB:.1f} weights with their"
+        f"one sample needs an estimated {one.total / GIB:.1f} GiB ({parts['activations'] / GIB:.1f} activations kept,"
+        f" {parts['at work'] / GIB:.1f} at work, {fixed / GIB:.1f} weights with their"
         f" gradients and optimiser states) but {allowed / GIB:.1f} GiB ({FREE_SHARE:.0%} of {free_bytes / GIB:.1f} GiB"
         " free) may be used; choose memory=auto, a shorter context, a smaller model, attention=flash or"
         " trainer.strategy=fsdp (or context) on more devices"

@@ -252,7 +252,7 @@ class Lamb(Stepping):
     def _update(self) -> None:
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
-            for some in _bundles(parameters):
+            for some in _bundles(parameters, AT_ONCE):
                 self._update_alike(some, group)
 
     def _update_alike(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
@@ -314,8 +314,8 @@ def _ratios(parameters: Sequence[Tensor], updates: Sequence[Tensor]) -> list[Ten
     return list(torch.where((weight > 0) & (update > 0), weight / update, 1.0).unbind())
 
 
-def _bundles(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Parameters of one device and dtype together, AT_ONCE elements at most, or one that is larger."""
+def _bundles(parameters: Sequence[Tensor], at_once: int) -> Iterator[list[Tensor]]:
+    """Parameters of one device and dtype together, so many elements at most, or one that is larger."""
     by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for parameter in parameters:
         by_kind.setdefault((parameter.device, parameter.dtype), []).append(parameter)
@@ -323,7 +323,7 @@ def _bundles(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         bundle: list[Tensor] = []
         size = 0
         for parameter in alike:
-            if bundle and size + parameter.numel() > AT_ONCE:
+            if bundle and size + parameter.numel() > at_once:
                 yield bundle
                 bundle, size = [], 0
             bundle.append(parameter)
@@ -332,6 +332,7 @@ def _bundles(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 HALF = (torch.bfloat16, torch.float16)
+COPIED_AT_ONCE = 2**28  # elements of the gradients that a step of MasterWeights holds in float32: 1 GiB
 
 
 class MasterWeights(SharedState):
@@ -363,15 +364,23 @@ class MasterWeights(SharedState):
     def _update(self) -> None:
         """A step of the copies. Parameters without a gradient stay as they are."""
         self._take_up()
-        moved = [(parameter, master) for parameter, master in self.pairs if parameter.grad is not None]
-        for parameter, master in moved:
-            master.grad = parameter.grad.to(master)  # type: ignore[union-attr]
-        super()._update()
-        if moved:
-            parameters, masters = zip(*moved, strict=True)
-            torch._foreach_copy_(list(parameters), list(masters))
-        for _, master in moved:
-            master.grad = None
+        # The copies have no gradient: what has one is trained as it is, in the first of the steps below.
+        others = [one for group in self.param_groups for one in group["params"] if one.grad is not None]
+        gradients = [one.grad for one in others]
+        owners = {id(master): parameter for parameter, master in self.pairs if parameter.grad is not None}
+        moved = [master for _, master in self.pairs if id(master) in owners]
+        # A part at a time, so that not all gradients are there in float32 at once. What has no gradient is passed over.
+        for masters in _bundles(moved, COPIED_AT_ONCE) if moved else [[]]:
+            parameters = [owners[id(master)] for master in masters]
+            for parameter, master in zip(parameters, masters, strict=True):
+                master.grad = parameter.grad.to(master)  # type: ignore[union-attr]
+            super()._update()
+            if masters:
+                torch._foreach_copy_(parameters, masters)
+            for one in [*masters, *others]:
+                one.grad = None
+        for one, gradient in zip(others, gradients, strict=True):
+            one.grad = gradient
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Of the parameters: the copies have a gradient only within a step."""

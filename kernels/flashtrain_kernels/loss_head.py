@@ -116,10 +116,20 @@ def _pieces(
     dhidden = torch.empty_like(hidden, memory_format=torch.contiguous_format) if gradients else hidden.new_empty(0)
     of_weight = gradients and not frozen
     dweight = weight.new_zeros(weight.shape, dtype=losses.dtype) if of_weight else weight.new_empty(0)
-    matrix = weight.to(hidden.dtype)
-    labels = labels.contiguous()
+    _add_pieces(
+        hidden, weight.to(hidden.dtype), labels.contiguous(), vocab_size, ignored, chunk, softcap,
+        losses, dhidden if gradients else None, dweight if of_weight else None,
+    )  # fmt: skip
+    return losses.sum(), dhidden, dweight.to(weight.dtype)  # the logits are gone where this needs a copy
+
+
+def _add_pieces(
+    hidden: Tensor, matrix: Tensor, labels: Tensor, vocab_size: int, ignored: int, chunk: int, softcap: float,
+    losses: Tensor, dhidden: Tensor | None, dweight: Tensor | None,
+) -> None:  # fmt: skip
+    """The losses, and the gradients where there is room for them, one piece after the other."""
     size = min(chunk, hidden.shape[0])
-    logits = hidden.new_empty((size, weight.shape[0]))
+    logits = hidden.new_empty((size, matrix.shape[0]))
     softmax_rows = _by_kernel if _runs_kernel(hidden) else _in_torch
     for start in range(0, hidden.shape[0], max(1, size)):
         at = slice(start, min(start + size, hidden.shape[0]))
@@ -127,14 +137,13 @@ def _pieces(
         tanh = piece.div_(softcap).tanh_().clone() if softcap else None
         if softcap:
             piece.mul_(softcap)
-        softmax_rows(piece, labels[at], losses[at], vocab_size, ignored, gradients)
-        if gradients:
+        softmax_rows(piece, labels[at], losses[at], vocab_size, ignored, dhidden is not None)
+        if dhidden is not None:
             if tanh is not None:
                 piece.mul_(tanh.square_().neg_().add_(1))  # the derivative of softcap * tanh(x / softcap)
             torch.mm(piece, matrix, out=dhidden[at])
-        if of_weight:
+        if dweight is not None:
             add_product(dweight, piece.mT, hidden[at])
-    return losses.sum(), dhidden, dweight.to(weight.dtype)
 
 
 def _runs_kernel(hidden: Tensor) -> bool:

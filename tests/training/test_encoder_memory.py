@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from flashtrain.errors import UserError
 from flashtrain.models import Bert, BertConfig, Classifier, ClassifierConfig
 from flashtrain.models.memory_savings import MemorySavings
-from flashtrain.training.memory import EncoderShape, PredictingHead, estimate_encoder_memory
+from flashtrain.training.encoder_memory import PredictingHead, estimate_encoder_memory
+from flashtrain.training.memory import EncoderShape
 
 ROWS, LENGTH = 4, 128
 

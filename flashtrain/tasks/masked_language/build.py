@@ -31,8 +31,9 @@ from flashtrain.tasks.components import (
 )
 from flashtrain.training.callbacks import held_out_samples
 from flashtrain.training.checkpoints import read_checkpoint, weights_in
+from flashtrain.training.encoder_memory import PredictingHead, estimate_encoder_memory
 from flashtrain.training.hardware import Hardware
-from flashtrain.training.memory import MemoryEstimate, PredictingHead, estimate_encoder_memory
+from flashtrain.training.memory import MemoryEstimate
 from flashtrain.training.memory_choice import Estimate
 
 

@@ -16,8 +16,9 @@ from flashtrain.tasks.batching import Batching, choose_encoder_batching, compile
 from flashtrain.tasks.classification import Augment, augmentation, in_turn
 from flashtrain.tasks.components import optimizer_builder, schedule_builder
 from flashtrain.training.callbacks import held_out_samples
+from flashtrain.training.encoder_memory import PredictingHead, estimate_encoder_memory
 from flashtrain.training.hardware import Hardware
-from flashtrain.training.memory import MemoryEstimate, PredictingHead, estimate_encoder_memory
+from flashtrain.training.memory import MemoryEstimate
 from flashtrain_recipes.arena.image import GreyImages
 from flashtrain_recipes.arena.listops import COUNTS, ListOps
 from flashtrain_recipes.arena.pathfinder.drawing import varied
