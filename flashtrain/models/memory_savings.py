@@ -192,7 +192,6 @@ def _forward(x, up, up_bias, down, down_bias, activation, chunk):
     return out
 
 
-@torch.library.impl("flashtrain::feed_forward_backward", _DEVICES)
 def _backward(dy, x, up, up_bias, down, down_bias, activation, chunk):
     dx = x.new_empty(x.shape)
     total = torch.promote_types(x.dtype, torch.float32)
@@ -213,6 +212,9 @@ def _backward(dy, x, up, up_bias, down, down_bias, activation, chunk):
         del douter
     gradients = (dup, _or_empty(dup_bias, up_bias), ddown, _or_empty(ddown_bias, down_bias))
     return (dx, *(gradient.to(x.dtype) for gradient in gradients))
+
+
+torch.library.impl("flashtrain::feed_forward_backward", _DEVICES, _backward)
 
 
 def _or_empty(gradient: Tensor, bias: Tensor | None) -> Tensor:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashtrain.models import memory_savings
 from flashtrain.models.block import feed_forward
@@ -94,3 +97,33 @@ def test_the_inner_width_is_not_kept_for_all_tokens():
     weights = sum(parameter.numel() for parameter in module.parameters())
     assert kept_by(5) <= x.numel() + weights
     assert kept_by(None) > x.numel() + 2 * 30 * F
+
+
+class Held(TorchDispatchMode):
+    """The most bytes that results of operators, as long as a tensor has them, took at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: dict[int, int] = {}
+        self.most = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        found = function(*arguments, **(options or {}))
+        if isinstance(found, torch.Tensor) and found.untyped_storage().data_ptr() not in self.sizes:
+            place = found.untyped_storage().data_ptr()
+            self.sizes[place] = found.untyped_storage().nbytes()
+            weakref.finalize(found, self.sizes.pop, place, None)
+            self.most = max(self.most, sum(self.sizes.values()))
+        return found
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "geglu"])
+def test_a_piece_of_a_gated_one_holds_four_tensors_of_the_inner_width(activation):
+    """Gate and value, in whose place their gradients come; the inner gradient, and the activated gate's."""
+    tokens, embed, ffn, pieces = 4096, 8, 64, 3
+    x, dy = torch.randn(2, tokens * pieces, embed)
+    up, down = torch.randn(2 * ffn, embed), torch.randn(embed, ffn)
+    with Held() as held:
+        memory_savings._backward(dy, x, up, None, down, None, activation, tokens)
+    narrow = x.nbytes + 2 * (tokens * embed * 4) + 3 * (up.nbytes + down.nbytes)
+    assert 4 * tokens * ffn * 4 <= held.most <= 4 * tokens * ffn * 4 + narrow

@@ -95,3 +95,22 @@ def test_the_loss_is_compiled_whole_or_under_full_checkpointing_by_blocks(saving
     task = LanguageModel(model, compile=True)
     task.configure_model()
     assert compiled == (["compute"] * 4 if savings.checkpointing == "full" else ["loss"])
+
+
+class Watched(Recorder):
+    """Keeps whether gradients were there when its loss was computed."""
+
+    def loss(self, tokens, labels, **options):
+        self.calls.append({"gradients": self.weight.grad is not None})
+        return self.weight * 1.0
+
+
+@pytest.mark.parametrize(("accumulate", "there"), [(1, [False] * 4), (2, [False, True, False, True])])
+def test_a_steps_forward_begins_without_the_gradients_of_the_step_before(accumulate, there):
+    model = Watched()
+    trainer = pl.Trainer(
+        max_steps=4 // accumulate, accumulate_grad_batches=accumulate, accelerator="cpu", logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(LanguageModel(model, document_mask=False), DataLoader([batch()] * 4, batch_size=None))
+    assert [call["gradients"] for call in model.calls] == there

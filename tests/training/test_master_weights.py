@@ -10,6 +10,7 @@ from tiny_training import TinyModel
 
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2, GPT2Config
+from flashtrain.training import optimizers
 from flashtrain.training.optimizers import MasterWeights, adamw, inner_matrices, muon
 
 TOKENS = torch.arange(36).view(4, 9) % 17
@@ -48,6 +49,35 @@ def test_the_copies_follow_the_float32_course_and_the_weights_are_the_copies_rou
     for parameter, wanted in zip(model.parameters(), exact, strict=True):
         torch.testing.assert_close(masters[id(parameter)], wanted)
         assert torch.equal(parameter, masters[id(parameter)].bfloat16())
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_a_step_holds_a_part_of_the_gradients_in_float32_and_changes_nothing(name, monkeypatch):
+    models = [tiny_gpt2().bfloat16() for _ in range(2)]
+    for model in models:  # a float32 parameter among them, which is no copy, and a step must move once
+        model.final_norm.float()
+    whole, parts = (MasterWeights(BUILDERS[name](model, lr=1e-2)) for model in models)
+    one, another = (model.loss(TOKENS[:, :-1], TOKENS[:, 1:]) for model in models)
+    one.backward()
+    another.backward()
+    whole.step()
+    held = []
+    update = optimizers.SharedState._update
+
+    def spied(optimizer):
+        if optimizer is parts:
+            held.append(sum(master.grad.numel() for _, master in parts.pairs if master.grad is not None))
+        update(optimizer)
+
+    monkeypatch.setattr(optimizers, "COPIED_AT_ONCE", 300)
+    monkeypatch.setattr(optimizers.SharedState, "_update", spied)
+    parts.step()
+    assert len(held) > 3
+    assert max(held) <= 300
+    assert sum(held) == sum(master.numel() for _, master in parts.pairs)
+    for ours, wanted in zip(models[1].parameters(), models[0].parameters(), strict=True):
+        assert torch.equal(ours, wanted)
+        assert ours.grad is not None
 
 
 def test_updates_too_small_for_bfloat16_add_up():

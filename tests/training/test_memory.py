@@ -10,9 +10,8 @@ from flashtrain.errors import UserError
 from flashtrain.training.memory import GIB, MemoryEstimate, estimate_memory
 from flashtrain.training.memory_choice import choose_micro_batch
 
-GPT2_124M = partial(
-    estimate_memory, 124_475_904, layers=12, embed=768, heads=12, ffn=3072, vocab_rows=50304, context=1024
-)
+OF_12_LAYERS = partial(estimate_memory, layers=12, embed=768, heads=12, ffn=3072, vocab_rows=50304, context=1024)
+GPT2_124M = partial(OF_12_LAYERS, 124_475_904)
 
 
 def test_the_fixed_part_is_weights_gradients_and_two_adam_states():
@@ -96,10 +95,48 @@ def logits_of(tokens, **options):
     return GPT2_124M(micro_batch=tokens // 1024, **options).logits
 
 
+def test_gradients_come_while_what_the_blocks_kept_goes():
+    """Many tokens: the peak is the first block's backward. Few: the last one's. Never all of both."""
+    long, short = (GPT2_124M(micro_batch=size, checkpointing="selective", offload=True) for size in (64, 1))
+    head = 50304 * 768 * 4
+    of_block = (124_475_904 * 4 - head) // 12
+    assert long.parts()["gradients"] == head + of_block
+    assert long.parts()["activations"] == long.activations
+    assert short.parts()["gradients"] == short.gradients
+    assert short.parts()["activations"] <= short.activations // 12
+    always = long.weights + long.optimizer + long.other
+    assert long.total < always + long.gradients + long.activations + long.block
+
+
+def test_gradients_that_stay_are_there_beside_all_that_is_kept():
+    gone, stay = (GPT2_124M(micro_batch=64, gradients_stay=stay) for stay in (False, True))
+    assert stay.parts()["gradients"] == stay.gradients == 4 * 124_475_904
+    assert stay.parts()["activations"] == stay.activations
+    assert stay.total - gone.total >= 4 * (124_475_904 - 50304 * 768) * 11 // 12
+
+
+def test_the_embeddings_gradients_are_shared_out_when_the_blocks_are_done():
+    """Of a large vocabulary this is more than any block's backward."""
+    large = partial(OF_12_LAYERS, 200_000_000, vocab_rows=150_000, outside=150_000 * 768, shards=2, micro_batch=1,
+                    checkpointing="full")  # fmt: skip
+    assert large().parts()["gradients"] == 200_000_000 * 4 // 2
+    gathered = 150_000 * 768 + 2 * ((200_000_000 - 150_000 * 768) // 12)
+    assert large().parts()["at work"] == 150_000 * 768 * (2 + 4) - 2 * gathered
+
+
+def test_a_step_of_float32_copies_holds_a_part_of_the_gradients_in_float32():
+    bf16 = partial(GPT2_124M, precision="bf16-true", micro_batch=1)
+    assert bf16().updating == 0
+    assert bf16(master_weights=True).updating == 4 * 124_475_904  # fewer than the 2**28 of a part
+    large = OF_12_LAYERS(2_000_000_000, precision="bf16-true", micro_batch=1, master_weights=True)
+    assert large.updating == 4 * 2**28
+    assert large.total >= 2_000_000_000 * (2 + 2 + 12) + 4 * 2**28
+
+
 def test_logits_are_those_of_one_piece_of_the_loss():
     table, gradient = 50304 * 768 * 4, 2 * 768 * 2  # the head's gradient, and a token's state with its own
     assert logits_of(65536, loss_chunk=2048) == 2048 * 50304 * 2 + table + 65536 * gradient
-    assert logits_of(1024, loss_chunk=2048) == 1024 * 50304 * 2 + table + 1024 * gradient
+    assert logits_of(1024, loss_chunk=2048) == 2 * table + 1024 * gradient  # scaled in the backward, a second one
     assert logits_of(65536) == logits_of(65536, loss_chunk=8192)  # what the loss takes by itself
 
 
