@@ -30,6 +30,22 @@ def decoder_layers(module: Any) -> list[nn.Module]:
     raise UserError(f"{type(module).__name__} has no list of {count} layers, as its configuration says.")
 
 
+def feed_forward_of(layer: nn.Module) -> nn.Module | None:
+    """The part of a layer that may see its tokens in pieces; None where none is found."""
+    found = (getattr(layer, name, None) for name in FEED_FORWARD)
+    return next((part for part in found if isinstance(part, nn.Module)), None)
+
+
+def gated_matrices(module: nn.Module) -> tuple[nn.Linear, nn.Linear, nn.Linear] | None:
+    """(the two inner matrices, the outer) of the usual gated feed-forward, for the operator that adds its weights'
+    gradients up in float32; None for any other."""
+    parts: list[Any] = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
+    act = type(getattr(module, "act_fn", None)).__name__
+    usual = act in ("SiLU", "SiLUActivation") and len(list(module.children())) == 4
+    usual = usual and not getattr(module, "residual_dropout", 0.0)  # SeedOss drops what it gives
+    return (parts[0], parts[1], parts[2]) if usual and all(type(one) is nn.Linear for one in parts) else None
+
+
 class Layer:
     """Stands for a layer's forward: what it computed before, under the savings of the moment.
 
@@ -43,8 +59,8 @@ class Layer:
     def __init__(self, layer: nn.Module) -> None:
         self.eager = self.compute = layer.forward
         self.savings = MemorySavings()
-        found = [part for name in FEED_FORWARD if isinstance(part := getattr(layer, name, None), nn.Module)]
-        self.feed_forward = Pieces(found[0]) if found else None
+        found = feed_forward_of(layer)
+        self.feed_forward = None if found is None else Pieces(found)
         weights = [one.p for one in layer.modules() if isinstance(one, nn.Dropout)]
         # As transformers' layers call what they draw without a module for it: attention_dropout, router_jitter_noise.
         weights += [
@@ -103,14 +119,14 @@ class Pieces:
     def expect(self, tokens: int) -> None:
         """The next call is of so many tokens. A compiled layer must not hold the loop over pieces: torch.compile would
         unroll it, and move what pieces need beside each other."""
-        whole = self.chunk is None or tokens <= self.chunk or self._gated() is not None
+        whole = self.chunk is None or tokens <= self.chunk or gated_matrices(self.module) is not None
         if whole != self.whole:
             self.whole, self.module.forward = whole, self.__call__ if whole else self.in_pieces
 
     def __call__(self, x: Tensor, *rest: Any, **named: Any) -> Any:
         if self.chunk is None or x.shape[:-1].numel() <= self.chunk:
             return self.compute(x, *rest, **named)
-        gated = self._gated()
+        gated = gated_matrices(self.module)
         if gated is None:  # a program called it by itself
             by_pieces = not torch.compiler.is_compiling()
             return (self.in_pieces if by_pieces else self.compute)(x, *rest, **named)
@@ -152,15 +168,6 @@ class Pieces:
                 drew = not all(map(torch.equal, before, _random_states(devices)))
             self.plain[training] = isinstance(found, Tensor) and not drew
         return self.plain[training]
-
-    def _gated(self) -> tuple[nn.Linear, nn.Linear, nn.Linear] | None:
-        """(the two inner matrices, the outer) of the usual gated feed-forward, for the operator that adds its weights'
-        gradients up in float32; None for any other."""
-        parts: list[Any] = [getattr(self.module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
-        act = type(getattr(self.module, "act_fn", None)).__name__
-        usual = act in ("SiLU", "SiLUActivation") and len(list(self.module.children())) == 4
-        usual = usual and not getattr(self.module, "residual_dropout", 0.0)  # SeedOss drops what it gives
-        return (parts[0], parts[1], parts[2]) if usual and all(type(one) is nn.Linear for one in parts) else None
 
 
 class _Kept(torch.autograd.Function):

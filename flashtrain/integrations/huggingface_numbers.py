@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from flashtrain.integrations.huggingface_layers import decoder_layers
+from flashtrain.integrations.huggingface_layers import decoder_layers, feed_forward_of, gated_matrices
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class HuggingFaceShape:
     matrices read the input, else "gelu". positions: "rotary" or "learned". frozen: parameters that get no gradient.
     outside: parameters of no layer. quantized: of the frozen ones, those in 4 bits. turned_alone: of queries and keys
     only what positions turned is kept for the backward, as each is a projection of its own and nothing normalises it.
+    pieces_by_autograd: the feed-forward's pieces are not computed by our operator, which holds less of a gated one's.
     """
 
     vocab_size: int
@@ -41,6 +42,7 @@ class HuggingFaceShape:
     outside: int
     quantized: int = 0
     turned_alone: bool = False
+    pieces_by_autograd: bool = False
 
 
 def shape_of(module: Any) -> HuggingFaceShape:
@@ -55,6 +57,7 @@ def shape_of(module: Any) -> HuggingFaceShape:
     named = [*layers[-1].named_modules(), *layers[-1].named_parameters()]
     names = {name.rpartition(".")[2] for name, _ in named}
     inside = sum(one.numel() for layer in layers for one in layer.parameters())
+    feed_forward = feed_forward_of(layers[-1])
     normed = any("norm" in name and name.startswith(("q", "k")) for name in names)
     return HuggingFaceShape(
         vocab_size=config.vocab_size,
@@ -71,6 +74,7 @@ def shape_of(module: Any) -> HuggingFaceShape:
         frozen=sum(one.numel() for one in module.parameters() if not one.requires_grad),
         outside=sum(one.numel() for one in module.parameters()) - inside,
         turned_alone={"q_proj", "k_proj"} <= names and not normed,
+        pieces_by_autograd=feed_forward is None or gated_matrices(feed_forward) is None,
     )
 
 

@@ -90,12 +90,8 @@ def estimator(settings: Settings, hardware: Hardware, model: Trainable, shape: D
     """The estimate of this model, context and machine, for any micro-batch and savings."""
     # What is in no block of a model that does not say it: the embedding, and learned positions.
     tables = (shape.vocab_rows + (shape.context if shape.positions == "learned" else 0)) * shape.embed
-
-    samples, ranks, sharded = (
-        settings.samples_per_step // settings.data_ranks,
-        settings.trainer.ranks,
-        settings.shards_weights,
-    )
+    samples, ranks = settings.samples_per_step // settings.data_ranks, settings.trainer.ranks
+    sharded = settings.shards_weights
 
     def estimate(micro_batch: int, savings: MemorySavings) -> MemoryEstimate:
         return estimate_memory(
@@ -116,6 +112,7 @@ def estimator(settings: Settings, hardware: Hardware, model: Trainable, shape: D
             states=settings.optimizer.states,
             precision=hardware.precision,
             compiled=compiles(settings, hardware),
+            pieces_by_autograd=getattr(shape, "pieces_by_autograd", False),
             attention=hardware.attention,
             residual=model.residual,
             rotary=shape.positions == "rotary" and not getattr(shape, "turned_alone", False),

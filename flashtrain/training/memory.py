@@ -38,7 +38,7 @@ RESIDUAL_GRADIENTS = 2  # of the block's output, and of the branch's input befor
 FFN_GRADIENTS = 2  # of the activation's output and input; compiled, GELU's derivative is part of the product: one
 ADAPTER_TENSORS = 1  # of width F: what an adapter adds, beside what the frozen matrix gives
 CHUNK_TENSORS = 4  # a piece of the feed-forward: output and input of the activation, and their gradients
-ADAPTED_CHUNK_TENSORS = 7  # where adapters are in it, so that autograd goes through a gated piece
+GATED_CHUNK_TENSORS = 7  # of a gated one, where autograd goes through it; our operator reuses them
 QUERY_GRADIENT_BYTES = 4  # the kernels add up dQ in float32
 HEAD_STATES = 2  # the output head's input and its gradient
 ATTENTIONS = ("flash", "sdpa", "standard")
@@ -159,6 +159,7 @@ def estimate_memory(
     context_degree: int = 1,
     exchange: int = 0,
     gradients_stay: bool = False,
+    pieces_by_autograd: bool = False,
 ) -> MemoryEstimate:
     """Memory of one training step with AdamW, in bytes on one device.
 
@@ -173,6 +174,7 @@ def estimate_memory(
     among (FSDP2). context_degree: devices that share each sequence, so that one computes a part of its tokens.
     exchange: bytes that a layer's attention holds beside, for what they send each other. gradients_stay: all are there
     at any time, added up over micro-batches or in DDP's buckets; else a step begins with none, as TrainingTask's does.
+    pieces_by_autograd: of the feed-forward, not by our operator.
     Raises UserError for an unknown name or a number below 1.
     """
     if precision not in PRECISIONS:
@@ -199,7 +201,7 @@ def estimate_memory(
         ffn_gradients=FFN_GRADIENTS + gated - (compiled and not gated) + (ADAPTER_TENSORS if frozen else 0),
         extra=1.0 if compiled else EAGER_EXTRA,
         savings=savings,
-        chunk_tensors=ADAPTED_CHUNK_TENSORS if gated and frozen else CHUNK_TENSORS,
+        chunk_tensors=GATED_CHUNK_TENSORS if gated and pieces_by_autograd else CHUNK_TENSORS,
         fused=compiled and context_degree == 1,
         attention=attention,
         exchange=exchange,

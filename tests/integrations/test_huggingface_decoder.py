@@ -442,6 +442,12 @@ def test_a_mask_that_positions_cannot_say_is_refused() -> None:
             ours.loss(ids, labels_of(ids), positions=positions, mask=mask)
 
 
+@pytest.mark.parametrize(("kind", "by_autograd"), [("llama", False), ("gemma3", True), ("gpt2", True)])
+def test_the_estimate_knows_whose_pieces_our_operator_computes(kind, by_autograd):
+    model = transformers.AutoModelForCausalLM.from_config(tiny.DECODERS[kind](), attn_implementation="sdpa")
+    assert shape_of(model).pieces_by_autograd is by_autograd
+
+
 @pytest.mark.parametrize(("kind", "alone"), [("llama", True), ("qwen3", False)])
 def test_of_queries_the_backward_keeps_what_positions_turned_and_what_a_norm_read(kind, alone):
     """What the estimate of memory counts: autograd keeps a projection's output only where a norm needs it."""
