@@ -91,11 +91,11 @@ def estimator(settings: Settings, hardware: Hardware, model: Trainable, shape: D
     # What is in no block of a model that does not say it: the embedding, and learned positions.
     tables = (shape.vocab_rows + (shape.context if shape.positions == "learned" else 0)) * shape.embed
     samples, ranks = settings.samples_per_step // settings.data_ranks, settings.trainer.ranks
-    sharded = settings.shards_weights
+    sharded, parameters = settings.shards_weights, model.parameter_count()
 
     def estimate(micro_batch: int, savings: MemorySavings) -> MemoryEstimate:
         return estimate_memory(
-            model.parameter_count(),
+            parameters,
             layers=shape.layers,
             embed=shape.embed,
             heads=shape.heads,

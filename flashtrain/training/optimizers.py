@@ -365,21 +365,20 @@ class MasterWeights(SharedState):
         """A step of the copies. Parameters without a gradient stay as they are."""
         self._take_up()
         # The copies have no gradient: what has one is trained as it is, in the first of the steps below.
-        others = [one for group in self.param_groups for one in group["params"] if one.grad is not None]
-        gradients = [one.grad for one in others]
-        owners = {id(master): parameter for parameter, master in self.pairs if parameter.grad is not None}
-        moved = [master for _, master in self.pairs if id(master) in owners]
+        others = [(one, one.grad) for group in self.param_groups for one in group["params"] if one.grad is not None]
+        copies = {id(parameter): master for parameter, master in self.pairs}
+        moved = [parameter for parameter, _ in self.pairs if parameter.grad is not None]
         # A part at a time, so that not all gradients are there in float32 at once. What has no gradient is passed over.
-        for masters in _bundles(moved, COPIED_AT_ONCE) if moved else [[]]:
-            parameters = [owners[id(master)] for master in masters]
+        for parameters in list(_bundles(moved, COPIED_AT_ONCE)) or [[]]:
+            masters = [copies[id(parameter)] for parameter in parameters]
             for parameter, master in zip(parameters, masters, strict=True):
                 master.grad = parameter.grad.to(master)  # type: ignore[union-attr]
             super()._update()
-            if masters:
+            if parameters:
                 torch._foreach_copy_(parameters, masters)
-            for one in [*masters, *others]:
+            for one in [*masters, *(one for one, _ in others)]:
                 one.grad = None
-        for one, gradient in zip(others, gradients, strict=True):
+        for one, gradient in others:
             one.grad = gradient
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
 from flashtrain.models import MemorySavings, Trainable
+from flashtrain.report import read_result
 from flashtrain.tasks.batching import Batching, choose_batching
 from flashtrain.tasks.components import make_model
 from flashtrain.tasks.language.prepare import describe
@@ -17,6 +19,7 @@ from flashtrain.tasks.language.prepare import plan_language as plan
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import FREE_SHARE, GIB
 
+RESULTS = Path(__file__).parents[2] / "recipes" / "results"
 FREE, HOST = 139 * GIB, 120 * GIB
 H200 = Hardware("cuda", "NVIDIA H200", 1, (9, 0), FREE, FREE, 989e12, "bf16-mixed", "flash", HOST)
 CPU = Hardware("cpu", "CPU", 2, None, 8 * GIB, 8 * GIB, None, "32-true", "sdpa", 8 * GIB)
@@ -50,6 +53,20 @@ def test_one_sequence_of_half_a_million_tokens_and_more_fits_an_h200(size, conte
     assert found.estimate.total <= FREE_SHARE * FREE
     assert found.estimate.host <= FREE_SHARE * HOST
     assert found.savings.checkpointing != "none"
+
+
+def test_gpt2s_estimates_are_at_most_7_percent_above_the_peaks_of_an_h200_and_never_below():
+    """docs/longer-context.md says so, of today's estimates; the file holds those of its day."""
+    rows = [row for row in read_result(RESULTS / "gpt2-speed-h200.json").rows if row["implementation"] == "flashtrain"]
+    assert len(rows) == 7
+    for row in rows:
+        size, context, batch = row["model"], row["context"], row["batch"]
+        precision = "bf16-true" if row["weights"] == "bf16" else "bf16-mixed"
+        found = batching(
+            f"model.size={size}", f"context={context}", f"trainer.micro_batch={batch}", "memory=none",
+            f"trainer.tokens_per_step={batch * context}", hardware=replace(H200, precision=precision),
+        )  # fmt: skip
+        assert 1 <= found.estimate.total / GIB / row["peak_memory_gib"] <= 1.07, row
 
 
 def test_a_short_context_saves_nothing_and_keeps_its_batch():

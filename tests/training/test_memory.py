@@ -44,7 +44,7 @@ def test_long_contexts_that_compute_again_are_estimated_above_what_was_measured(
     found = estimate_memory(
         **(shape if size == "124m" else large), vocab_rows=50304, micro_batch=1, rotary=True, **options
     )
-    assert measured_gib < found.total / GIB < 1.25 * measured_gib
+    assert measured_gib < found.total / GIB < 1.07 * measured_gib
 
 
 def test_what_is_compiled_and_computed_again_needs_no_copies_of_all_weights():
