@@ -56,14 +56,16 @@ def generate(
     A model sees at most its context. Of a longer prompt it reads the last `context` tokens; when the context is full,
     the last context // 2 tokens are read anew as a fresh window, so that what it sees varies between half a context and
     a whole one, and reading stays cheap on average. Rows must be of equal length: there is no padding.
-    Runs without gradients, in evaluation mode, on the model's device; the model's mode is restored.
+    Runs without gradients, in evaluation mode, on the model's device; the model's mode is restored. A model on the meta
+    device (transformers_decoder's) is first given its weights, on the prompt's device.
     UserError: a model that does not generate, an empty prompt, tokens outside the vocabulary, options out of range,
     predictions that are no numbers.
     """
     shape = model.shape
     if shape is None or not model.generates:
-        raise UserError(f"{type(model).__name__} cannot generate text: only flashtrain's decoders can.")
+        raise UserError(f"{type(model).__name__} cannot generate text: only decoders can.")
     _check(shape.vocab_size, tokens, max_new_tokens, temperature, top_k, end_of_text)
+    model.materialise(tokens.device)  # nothing where it has its weights
     device, context = next(model.parameters()).device, shape.context
     tokens = tokens.to(device)
     generator = torch.Generator(device=device).manual_seed(seed)

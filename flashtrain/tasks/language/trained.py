@@ -193,6 +193,8 @@ def load_trained(given: str, *, attention: str, settings: Settings | None = None
         model: Trainable = GPT2(config, attention=attention, residual=residual)
     else:
         own = read_settings(folder)
+        if settings is not None:
+            own = own.having(context=max(own.context, settings.context), model=settings.model)
         # A model with a configuration of its own is no larger than that says.
         sized = hasattr(component("model", own.model.name), "check")
         vocab_size = load_tokenizer(folder / TOKENIZER).vocab_size if sized else _vocab_size(description, state, path)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from flashtrain.announce import say
 from flashtrain.data.tokenizers import Tokenizer
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import make_unique
-from flashtrain.models.gpt2 import GPT2
+from flashtrain.models.trainable import Trainable
 from flashtrain.models.trained_decoders import MaskMaker, row_mask
 from flashtrain.report.rows import RESULT, Row, write_result
 from flashtrain.report.table import View
@@ -97,7 +96,7 @@ def passkey_rows(
     return rows
 
 
-def greedy(model: GPT2, prompts: Tensor, count: int, mask: MaskMaker | None = None) -> Tensor:
+def greedy(model: Trainable, prompts: Tensor, count: int, mask: MaskMaker | None = None) -> Tensor:
     """The likeliest next token, `count` times: (B, count) int64, after prompts (B, L'). Reads a prompt whole, once."""
     cache = model.new_cache(prompts.shape[1] + count)
     written = []
@@ -106,7 +105,8 @@ def greedy(model: GPT2, prompts: Tensor, count: int, mask: MaskMaker | None = No
         for _ in range(count):
             read = cache.length
             seen = None if mask is None else row_mask(mask, read + unread.shape[1], unread.device, read)
-            unread = model(unread, cache=cache, mask=seen, last_only=True)[:, -1].argmax(dim=-1, keepdim=True)
+            options = {} if seen is None else {"mask": seen}
+            unread = model(unread, cache=cache, last_only=True, **options)[:, -1].argmax(dim=-1, keepdim=True)
             written.append(unread)
     return torch.cat(written, dim=1)
 
@@ -134,15 +134,15 @@ def evaluate_passkey(settings: Settings, hardware: Hardware) -> list[Row]:
     """Ask, print the table, write RUN/passkey/result.json, and return the rows.
 
     A length past the trained context needs rotary positions, or model.interpolate_positions=true.
-    Raises UserError otherwise, and for a model that is no decoder of ours.
+    Raises UserError otherwise, and for a model that writes no text.
     """
     asked = settings.passkey
     lengths = list(asked.lengths) if asked.lengths is not None else [settings.context]
     longest = replace(settings, context=max(settings.context, *lengths))
     trained = load_trained(str(settings.checkpoint), attention=hardware.attention, settings=longest)
-    model = cast(GPT2, move(trained.model, hardware.kind, hardware.precision))
+    model = move(trained.model, hardware.kind, hardware.precision)
     if not model.generates:
-        raise UserError(f"{type(model).__name__} cannot write an answer: only flashtrain's decoders can.")
+        raise UserError(f"{type(model).__name__} cannot write an answer: only decoders can.")
     dtype = autocast_dtype(hardware.precision)
 
     def answer(prompts: Tensor, count: int) -> Tensor:
