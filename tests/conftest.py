@@ -5,16 +5,21 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from tiny_runs import TINY, TinyRuns
 
 # Each core runs a process of tests: more threads in each would only get in each other's way. Before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# No example has a time to be ready in, nor has drawing them: how fast and how busy the machine is tells nothing.
+settings.register_profile("flashtrain", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("flashtrain")
 
 # While files are imported and tests collected nothing is thrown away: see pytest_collection_finish.
 gc.disable()
@@ -90,6 +95,15 @@ def no_rank_is_left() -> Iterator[None]:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+
+
+@pytest.fixture
+def passing(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """passing(seconds): so much time passes, by time.monotonic and time.perf_counter. By itself none does."""
+    now = [1000.0]
+    for name in ("monotonic", "perf_counter"):
+        monkeypatch.setattr(time, name, lambda: now[0])
+    return lambda seconds: now.append(now.pop() + seconds)
 
 
 @pytest.fixture

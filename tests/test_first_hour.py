@@ -45,7 +45,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.timeout(600)
 def test_no_dead_end_in_the_first_hour(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -49,9 +49,7 @@ def encoder() -> Bert:
 def test_changed_files_of_every_kind_are_read_or_refused_in_one_line(tmp_path) -> None:
     seed, count = os.environ.get("FLASHTRAIN_SEED", "1"), os.environ.get("FLASHTRAIN_MUTATIONS", "25")
     program = Path(__file__).with_name("mutations.py")
-    done = subprocess.run(
-        [sys.executable, program, tmp_path, seed, count], capture_output=True, text=True, timeout=3600
-    )
+    done = subprocess.run([sys.executable, program, tmp_path, seed, count], capture_output=True, text=True)
     print(done.stdout)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 

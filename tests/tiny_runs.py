@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,14 @@ TINY = (
     "logger=csv",
     "generate.tokens=8",
 )
+
+
+def wait_for(condition: Callable[[], object]) -> bool:
+    """Whether it comes true in ten minutes, which is long for any machine."""
+    until = time.monotonic() + 600
+    while not (found := condition()) and time.monotonic() < until:
+        time.sleep(0.02)
+    return bool(found)
 
 
 @dataclass
@@ -59,9 +68,7 @@ class TinyRuns:
         return flashtrain_command(*self.settings_words(*extra), cwd=self.folder, launcher=launcher)
 
 
-def flashtrain_command(
-    *words: str, cwd: Path, launcher: tuple[str, ...] = (), timeout: float = 240
-) -> subprocess.CompletedProcess[str]:
+def flashtrain_command(*words: str, cwd: Path, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     """Run `python -m flashtrain` in the folder `cwd`, with the checkout on the import path.
 
     launcher: the module that starts it, and its arguments, in place of Python itself.
@@ -69,4 +76,4 @@ def flashtrain_command(
     path = os.pathsep.join([str(ROOT), str(ROOT / "recipes"), str(ROOT / "kernels"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", *launcher, "flashtrain", *words]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout)
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)

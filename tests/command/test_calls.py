@@ -300,7 +300,7 @@ def test_in_a_hydra_program_and_in_a_thread(tiny: dict[str, Any], a_hydra_progra
 
 
 def test_time_that_is_up_is_no_failure(tiny: dict[str, Any]) -> None:
-    run = flashtrain.train(**tiny, **{"trainer.max_minutes": 0.0001})
+    run = flashtrain.train(**tiny, **{"trainer.max_minutes": 1e-6})
     assert run.summary["status"] == "stopped"
 
 
@@ -314,7 +314,7 @@ def test_several_devices_are_a_process_of_their_own(tiny: dict[str, Any], monkey
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     before = state_of_the_process()
     two = {"trainer.devices": 2, "trainer.strategy": "ddp"}
-    stopped = flashtrain.train(**tiny, **two, **{"trainer.max_minutes": 0.001})
+    stopped = flashtrain.train(**tiny, **two, **{"trainer.max_minutes": 1e-6})
     assert stopped.summary["status"] == "stopped"
     run = flashtrain.train(**tiny, **two, resume="auto")
     assert (run.folder, run.summary["status"], run.summary["devices"]) == (stopped.folder, "finished", 2)

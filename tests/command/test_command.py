@@ -7,11 +7,10 @@ import os
 import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from tiny_runs import ROOT, TinyRuns, flashtrain_command
+from tiny_runs import ROOT, TinyRuns, flashtrain_command, wait_for
 
 from flashtrain.command.command_help import EXAMPLES, help_text
 from flashtrain.command.compose import compose_settings
@@ -91,7 +90,6 @@ def test_resume_auto_goes_on_in_the_folder_of_the_unfinished_run(tiny_runs: Tiny
         env=environment,
         capture_output=True,
         text=True,
-        timeout=240,
     )
     assert stopped.returncode == 143, stopped.stdout + stopped.stderr
     assert "resume=" in stopped.stdout
@@ -101,7 +99,6 @@ def test_resume_auto_goes_on_in_the_folder_of_the_unfinished_run(tiny_runs: Tiny
     assert json.loads((folder / "summary.json").read_text())["status"] == "finished"
 
 
-@pytest.mark.timeout(400)
 def test_a_sweep_ends_with_a_table_and_a_figure_and_goes_on_past_a_job_that_fails(
     tiny_runs: TinyRuns, tmp_path
 ) -> None:
@@ -139,19 +136,17 @@ def test_the_ranks_that_lightning_starts_end_with_the_first_one(tiny_runs: TinyR
     first = subprocess.Popen([sys.executable, "-m", "flashtrain", *words], env=environment, stderr=subprocess.DEVNULL)
     children = Path(f"/proc/{first.pid}/task/{first.pid}/children")
     rank: list[str] = []
-    until = time.monotonic() + 60
-    while not rank and time.monotonic() < until:
-        rank = [
-            pid for pid in children.read_text().split() if b"flashtrain" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        ]
-        time.sleep(0.02)
+
+    def starts() -> bool:
+        for process in children.read_text().split():
+            if b"flashtrain" in Path(f"/proc/{process}/cmdline").read_bytes():
+                rank.append(process)
+        return bool(rank)
+
+    assert wait_for(starts)
     first.kill()  # before the ranks have met
     first.wait()
-    assert rank
-    until = time.monotonic() + 20
-    while Path(f"/proc/{rank[0]}").exists() and time.monotonic() < until:
-        time.sleep(0.1)
-    assert not Path(f"/proc/{rank[0]}").exists()
+    assert wait_for(lambda: not Path(f"/proc/{rank[0]}").exists())
 
 
 # Every way to start two processes, and each strategy, once: the pair that is left out is what the curriculum's and

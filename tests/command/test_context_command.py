@@ -84,7 +84,7 @@ def test_ranks_stop_together_when_time_is_up_and_one_process_goes_on(
     tiny_runs: TinyRuns, one_process, tmp_path
 ) -> None:
     done = tiny_runs.command(
-        *STEPS, f"output={tmp_path}", "trainer.devices=2", "context_parallel=2", "trainer.max_minutes=0.001",
+        *STEPS, f"output={tmp_path}", "trainer.devices=2", "context_parallel=2", "trainer.max_minutes=1e-6",
         "trainer.checkpoint=sharded",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

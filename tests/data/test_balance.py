@@ -25,7 +25,7 @@ def log_normal(count: int, longest: int = 512, seed: int = 0) -> np.ndarray:
     return np.clip(random.lognormal(np.log(58), 0.8, count), 18, longest).astype(np.int64)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     lengths=st.lists(st.integers(1, 20), min_size=1, max_size=60),
     bins=st.integers(1, 4),

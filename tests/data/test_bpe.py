@@ -160,7 +160,6 @@ def test_forks_after_encoding_neither_warn_nor_hang_and_a_users_choice_stays():
             capture_output=True,
             text=True,
             check=True,
-            timeout=60,
         )
         assert done.stdout.strip() == after
         assert "forked" not in done.stderr

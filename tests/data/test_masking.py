@@ -21,7 +21,7 @@ def samples_of(lengths: list[int]) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(parts), np.repeat(np.arange(len(parts)), [len(part) for part in parts])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=6), share=st.floats(0.01, 1))
 def test_each_sample_has_its_share_of_labels_at_ordinary_tokens(lengths, share):
     tokens, samples = samples_of(lengths)

@@ -60,7 +60,7 @@ def test_a_short_paragraph_is_joined_to_the_next_and_the_last_to_the_one_before(
     assert [piece.strip() for piece in found] == ["I.\n\nA long paragraph here", "Another one of them\n\nEnd"]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     texts=st.lists(st.text(st.sampled_from("ab.\n "), max_size=60), min_size=1, max_size=5),
     unit=st.sampled_from(UNITS),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashtrain.data.loader import FixedSampler, StepSampler
@@ -28,6 +28,10 @@ def steps_of(samples, *, world_size, accumulate, batch_size, total_steps=6, seed
             assert len(micro_batch) == batch_size
             steps[number // accumulate] += micro_batch
     return [sorted(step) for step in steps]
+
+
+def test_a_property_has_no_time_to_be_shown_in():
+    assert settings().deadline is None  # Hypothesis' own is 200 ms, which a busy machine may need for any example
 
 
 @given(st.integers(1, 50), st.integers(0, 3))

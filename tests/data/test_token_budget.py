@@ -22,7 +22,7 @@ def samples_of(plan: TokenBudgetPlan, steps: int) -> list[int]:
     return [number for _ in range(steps) for row in plan.next_step().rows for number in row]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     lengths=st.lists(st.integers(1, 30), min_size=1, max_size=80),
     rows=st.integers(1, 4),

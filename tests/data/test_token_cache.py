@@ -8,11 +8,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_runs import wait_for
 
 from flashtrain.data import token_cache
 from flashtrain.data.token_builder import open_or_build
@@ -203,7 +203,7 @@ def start_slow_build(folder: Path, documents: int) -> subprocess.Popen[str]:
 
 def test_two_processes_started_together_build_once(tmp_path):
     processes = [start_slow_build(tmp_path, 20) for _ in range(2)]
-    outputs = [process.communicate(timeout=100) for process in processes]
+    outputs = [process.communicate() for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     assert outputs[0][0] == outputs[1][0]
     assert (tmp_path / "readings").read_text() == "x"
@@ -211,17 +211,14 @@ def test_two_processes_started_together_build_once(tmp_path):
 
 def test_a_build_killed_midway_leaves_no_cache_and_the_next_one_cleans_up(tmp_path):
     process = start_slow_build(tmp_path, 10_000)
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("*.building-*/tokens.bin")):
-        assert time.monotonic() < deadline, process.poll()
-        time.sleep(0.05)
+    assert wait_for(lambda: list(tmp_path.glob("*.building-*/tokens.bin")))
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     assert list(tmp_path.glob("*.building-*"))
     assert not list(tmp_path.glob("*/meta.json"))
 
     second = start_slow_build(tmp_path, 3)
-    output, errors = second.communicate(timeout=100)
+    output, errors = second.communicate()
     assert second.returncode == 0, errors
     assert int(output) > 0
     assert not list(tmp_path.glob("*.building-*"))

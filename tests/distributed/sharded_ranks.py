@@ -93,7 +93,7 @@ def going_on(folder: Path) -> None:
     waited: list[bool] = []
 
     def late(self: Any, *arguments: Any) -> None:
-        waited.append(later.wait(60))
+        waited.append(later.wait(600))
         real(self, *arguments)
 
     class Watch(pl.Callback):
@@ -160,7 +160,7 @@ def killed(folder: Path) -> None:
         ]
         for rank in ranks:
             rank.start()
-        patience = time.monotonic() + 60
+        patience = time.monotonic() + 600
         while time.monotonic() < patience and (not sharded.is_sharded(path) or sharded.current(path).name == before):
             time.sleep(0.01)
         time.sleep(0.02 + 0.037 * number)  # somewhere in the writing of a later one

@@ -49,7 +49,7 @@ EVERY = 11  # of some 1,300 cases, which take minutes: prime to the numbers of w
 @pytest.mark.slow
 def test_each_eleventh_of_all_cases_there_are(tmp_path: Path) -> None:
     script = str(Path(__file__).with_name("huggingface_ranks.py"))
-    code, printed = run_script(script, tmp_path, str(EVERY), timeout=3000, CUDA_VISIBLE_DEVICES="")
+    code, printed = run_script(script, tmp_path, str(EVERY), CUDA_VISIBLE_DEVICES="")
     assert code == 0, printed[-6000:]
     for model in (*MODELS, *MORE):
         for folder, degree in (("two", 2), ("four", 4)):

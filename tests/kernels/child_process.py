@@ -17,7 +17,6 @@ def child(*command: str, **environment: str) -> subprocess.CompletedProcess[str]
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment},
         capture_output=True,
         text=True,
-        timeout=280,
         check=False,
     )
 

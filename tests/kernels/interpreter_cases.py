@@ -55,7 +55,7 @@ def test_any_shape(case, tile, together):
         assert_close(ours(case, inputs), expected(case, inputs), 2e-5)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     seqlen_q=st.integers(1, 70),
     seqlen_k=st.integers(1, 70),

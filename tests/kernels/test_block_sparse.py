@@ -52,7 +52,7 @@ def check(mask, seen):
     assert mask.density() == pytest.approx(seen.float().mean().item() if seen.numel() else 0.0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seqlen_q=st.integers(1, 150), seqlen_k=st.integers(1, 150), causal=st.booleans(),
     window=st.tuples(st.integers(-1, 60), st.integers(-1, 60)), size=st.sampled_from([(16, 16), (32, 16), (16, 64)]),

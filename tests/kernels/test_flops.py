@@ -23,7 +23,7 @@ def through_the_operators():
 bounds = st.none() | st.integers(-14, 14)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(seqlen_q=st.integers(0, 9), seqlen_k=st.integers(0, 9), left=bounds, right=bounds)
 def test_visible_pairs_are_those_of_the_band(seqlen_q, seqlen_k, left, right):
     if left is not None and right is not None and left > right:

@@ -182,14 +182,13 @@ def test_a_bias_of_minus_infinity_hides_whole_rows_and_all_that_is_in_its_keys()
 
 
 # It compiles 60 to 80 kernels: minutes where Triton's cache is empty, as it may be since these tests come first.
-@pytest.mark.timeout(900)
 @pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="compute-sanitizer is not on PATH")
 def test_compute_sanitizer_finds_no_access_outside_of_memory(path):
     places = os.pathsep.join([str(HERE), str(HERE.parents[1] / "kernels"), os.environ.get("PYTHONPATH", "")])
     result = subprocess.run(
         ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "7", sys.executable,
          str(HERE / "sanitizer_cases.py"), "cuda", path],
-        env={**os.environ, "PYTHONPATH": places}, capture_output=True, text=True, timeout=880, check=False,
+        env={**os.environ, "PYTHONPATH": places}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
     assert "ERROR SUMMARY: 0 errors" in result.stdout

@@ -93,7 +93,7 @@ def run(items, processors, made):
     return added
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     seqlen_q=st.integers(1, 900), seqlen_k=st.integers(1, 900), left=BOUND, right=BOUND, batch=st.integers(1, 2),
     kv_heads=st.integers(1, 2), group=st.sampled_from([1, 1, 3]), together=st.integers(1, 5),
@@ -119,7 +119,7 @@ def test_every_tile_of_dq_is_added_up_in_one_order_and_nobody_waits_for_ever(
     assert {item.counter for item in items} == set(range(len(items)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 500), st.integers(0, 500)), min_size=1, max_size=5),
     window=st.tuples(st.integers(-1, 300), st.integers(-1, 300)), group=st.sampled_from([1, 2]),

@@ -29,7 +29,7 @@ def expected(hidden, weight, labels, vocab_size):
     return F.cross_entropy(logits, labels, reduction="sum") / (labels != -100).sum().clamp(min=1)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     tokens=st.integers(0, 40), chunk=st.none() | st.integers(1, 50), padding=st.integers(0, 5), seed=st.integers(0, 99)
 )

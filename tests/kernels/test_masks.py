@@ -31,7 +31,7 @@ def test_each_mask_within_documents_equals_its_rule(name):
     assert torch.equal(case.mask.dense(), case.dense())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(batch=batches(), left=st.integers(-1, 12), right=st.integers(-1, 12), global_tokens=st.integers(0, 30))
 def test_masks_equal_their_rules_at_any_lengths(batch, left, right, global_tokens):
     # A bound of -1 is none; the rule's is one that no row reaches.
@@ -90,7 +90,7 @@ def cumulative(lengths):
     return torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=5),
     causal=st.booleans(), left=st.integers(-1, 5), right=st.integers(-1, 5), tail=st.integers(0, 3),
@@ -113,7 +113,7 @@ def test_varlen_numbers_the_sequences_and_measures_positions_within_them():
     assert mask.queries[POSITION].tolist() == [[1, 2, 3, 4, 5]]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(bounds=st.lists(st.integers(-50, 50), min_size=2, max_size=6), total=st.integers(0, 12))
 def test_no_content_of_cu_seqlens_points_outside(bounds, total):
     cu_seqlens = torch.tensor(bounds)

@@ -24,7 +24,7 @@ def over_parts(q, k, v, ends):
     return [fk.flash_attn_func(q, k[:, a:b], v[:, a:b], return_lse=True) for a, b in itertools.pairwise(bounds)]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(ends=st.lists(st.integers(0, 12), max_size=4).map(sorted))
 def test_any_split_of_the_keys_gives_the_whole_and_its_gradients(ends):
     inputs = tensors()

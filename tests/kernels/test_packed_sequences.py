@@ -60,7 +60,7 @@ def bounds(total_q, total_k, window):
     return Bounds(total_q, total_k, -max(window[0], 0), max(window[1], 0))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(packing=packings(), tile=st.sampled_from([(64, 64), (128, 128), (192, 128)]))
 def test_the_forwards_tiles_visit_each_visible_pair_once_and_store_each_row_once(packing, tile):
     from plain_jit import Pointer, lanes, plain
@@ -100,7 +100,7 @@ def test_the_forwards_tiles_visit_each_visible_pair_once_and_store_each_row_once
     assert np.array_equal(stored, np.ones(total_q, int))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(packing=packings())
 def test_the_backwards_items_visit_each_visible_pair_once_and_store_each_key_once(packing):
     from plain_jit import Integer, Pointer, lanes, plain
@@ -154,7 +154,7 @@ def test_the_backwards_items_visit_each_visible_pair_once_and_store_each_key_onc
     assert np.array_equal(stored, np.ones(total_k, int))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(lengths=st.lists(st.integers(0, 9), min_size=1, max_size=900), tile=st.sampled_from([64, 128, 192]))
 def test_thousands_of_sequences_are_found(lengths, tile):
     from plain_jit import Pointer, lanes, plain
@@ -171,7 +171,7 @@ def test_thousands_of_sequences_are_found(lengths, tile):
         assert find(slot, lanes(128), Pointer(cu), number, total, tile) == (sequence, slot - begins[sequence])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     given_q=st.lists(st.integers(-(2**31), 2**31 - 1), min_size=2, max_size=6),
     small=st.booleans(), total=st.integers(1, 300),

@@ -76,7 +76,7 @@ def test_the_published_words_of_philox2x32(rounds, counter, key, expected):
     assert plain_philox2x32(rounds, words(counter), number) == words(expected)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     seed=st.integers(-(2**63), 2**63 - 1),
     counter=st.tuples(*[st.integers(-(2**31), 2**31 - 1)] * 4),

@@ -46,7 +46,7 @@ def test_plans_visit_every_visible_pair_once_in_any_order_of_tokens(name, order)
             assert masked_needlessly == 0 or name in ("shared question", "global window")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), min_size=1, max_size=5),
     causal=st.booleans(), left=st.integers(-1, 40), right=st.integers(-1, 40), tail=st.integers(0, 20),

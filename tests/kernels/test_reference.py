@@ -51,7 +51,7 @@ def shuffled_pairs(mask):
     return pairs
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seqlen_q=st.integers(1, 6),
     seqlen_k=st.integers(1, 6),

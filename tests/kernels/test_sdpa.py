@@ -97,7 +97,7 @@ def test_a_query_that_its_mask_hides_everything_from_gives_zero_and_no_gradient(
     assert all(x.isfinite().all() for x in gradients)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     heads=st.sampled_from([(4, 4), (4, 2), (6, 1), (6, 3)]),
     lengths=st.tuples(st.integers(1, 6), st.integers(1, 6)),

@@ -44,7 +44,7 @@ def each_alone(q, k, v, cu_q, cu_k, slopes=None, seed=None, **options):
     return torch.cat(outs), torch.cat(lses, 1)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=4),
     window=st.tuples(st.integers(-1, 4), st.integers(-1, 4)),

@@ -70,7 +70,7 @@ def test_the_three_attentions_agree(family):
     assert all(furthest(first, other) < 1e-10 for other in others)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=6), spare=st.integers(1, 5))
 def test_whatever_the_lengths_packed_sequences_are_scored_as_each_alone(lengths, spare):
     model = build()

@@ -290,7 +290,7 @@ def test_a_browser_shows_the_page_and_runs_nothing_in_it(tmp_path: Path) -> None
         "--window-size=1280,1600",
     ]
     flags += [f"--user-data-dir={tmp_path / 'profile'}", f"--screenshot={tmp_path / 'seen.png'}"]
-    subprocess.run([str(BROWSER), *flags, (run / "report.html").as_uri()], check=True, capture_output=True, timeout=120)
+    subprocess.run([str(BROWSER), *flags, (run / "report.html").as_uri()], check=True, capture_output=True)
     seen = Image.open(tmp_path / "seen.png").convert("RGB")
     assert seen.width == 1280
     blue, orange = (11, 111, 184), (213, 94, 0)  # the curves' first two colours: training and held-out loss
@@ -298,7 +298,7 @@ def test_a_browser_shows_the_page_and_runs_nothing_in_it(tmp_path: Path) -> None
     assert {blue, orange} <= colours
     dumped = subprocess.run(
         [str(BROWSER), *flags[:-1], "--dump-dom", (run / "report.html").as_uri()],
-        check=True, capture_output=True, text=True, timeout=120,
+        check=True, capture_output=True, text=True,
     )  # fmt: skip
     assert "<title>owned</title>" not in dumped.stdout
     assert "Settings that differ" in dumped.stdout

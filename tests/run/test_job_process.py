@@ -6,11 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from tiny_runs import ROOT
+from tiny_runs import ROOT, wait_for
 
 from flashtrain.run import job_process
 from flashtrain.run.job_process import PARENT, CtrlC, JobProcesses, end_with_parent
@@ -27,7 +26,7 @@ signal.signal(signal.SIGTERM, save)
 end_with_parent()
 (folder / "job.new").write_text(str(os.getpid()))
 (folder / "job.new").rename(folder / "job")
-time.sleep(60)
+time.sleep(3600)
 """
 PARENT_SCRIPT = """
 import signal, sys
@@ -39,15 +38,6 @@ with job_process.JobProcesses() as processes:
     status = processes.run([sys.argv[1]])
 print(status, processes.stopped_by.name)
 """
-
-
-def wait_for(condition, seconds: float = 20) -> bool:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def is_alive(process: int) -> bool:
@@ -72,9 +62,9 @@ def test_a_job_saves_and_ends_when_its_command_is_killed_or_told_to_end(tmp_path
         assert wait_for((tmp_path / "job").exists)
         job = int((tmp_path / "job").read_text())
         parent.send_signal(number)
-        assert wait_for(lambda: not is_alive(job), 5)
+        assert wait_for(lambda: not is_alive(job))
         assert (tmp_path / "saved").exists()
-        told, _ = parent.communicate(timeout=20)
+        told, _ = parent.communicate()
         assert told == ("" if number == signal.SIGKILL else f"143 {number.name}\n")
     finally:
         parent.kill()

@@ -177,7 +177,7 @@ def test_every_text_comes_back_from_config_yaml_as_it_was(tmp_path, text) -> Non
 
 
 @given(st.text())
-@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.settings(max_examples=40)
 def test_any_text_comes_back_from_config_yaml_as_it_was(tmp_path_factory, text) -> None:
     folder = tmp_path_factory.mktemp("any")
     write_config(with_text(text), folder)

@@ -38,12 +38,16 @@ class Other:
 
     def __init__(self, folder: Path) -> None:
         script = (
-            "import sys, time, pathlib; from flashtrain.folders.run_lock import hold\n"
-            f"hold(pathlib.Path({str(folder)!r})); print('held', flush=True); time.sleep(120)"
+            "import sys, pathlib; from flashtrain.folders.run_lock import hold\n"
+            f"hold(pathlib.Path({str(folder)!r})); print('held', flush=True); sys.stdin.read()"
         )
         path = os.pathsep.join([str(ROOT), str(ROOT / "recipes"), str(ROOT / "kernels")])
         self.process = subprocess.Popen(
-            [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
+            [sys.executable, "-c", script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
         )
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "held\n"

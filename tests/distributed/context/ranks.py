@@ -36,13 +36,11 @@ def process_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
 
 
-def run_script(script: str, *arguments: Any, timeout: float = 280, **variables: str) -> tuple[int, str]:
+def run_script(script: str, *arguments: Any, **variables: str) -> tuple[int, str]:
     """The exit code and the output of one process."""
     command = [sys.executable, str(HERE / script), *map(str, arguments)]
     environment = {**process_environment(), **variables}
-    done = subprocess.run(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout
-    )
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return done.returncode, done.stdout
 
 
@@ -59,7 +57,7 @@ def fork(ranks: int, function: Callable[..., None], folder: Path, *arguments: An
     for process in processes:
         process.start()
     for process in processes:
-        process.join(120)
+        process.join(600)
         if process.is_alive():
             process.kill()
             process.join()

@@ -259,7 +259,7 @@ def trouble(folder: Path, rank: int, act: Callable[[], None], **options: Any) ->
     """Training that cannot end well."""
     task = PlainTask()
     told = (folder / f"{os.environ['RANK']}.told").write_text
-    watched = flashtrain.ContextParallelStrategy(timeout_seconds=4, on_failure=told)
+    watched = flashtrain.ContextParallelStrategy(timeout_seconds=20, on_failure=told)
     trainer(folder, max_steps=9, callbacks=[Trouble(rank, act)], strategy=watched, **options).fit(task, Loaders(80))
 
 
@@ -303,7 +303,7 @@ def unshared(folder: Path) -> tuple[dict[str, Any], list[Any]]:
 
 
 def strategy(degree: int | None = None, **options: Any) -> flashtrain.ContextParallelStrategy:
-    return flashtrain.ContextParallelStrategy(degree, timeout_seconds=120, **options)
+    return flashtrain.ContextParallelStrategy(degree, timeout_seconds=600, **options)
 
 
 def four(folder: Path) -> None:

@@ -108,7 +108,7 @@ def test_what_a_rank_needs_from_others_is_counted():
     assert fetched_share(needed, 16) == 3 / 48
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=20),
     degree=st.integers(1, 5),
@@ -135,7 +135,7 @@ def test_every_token_is_held_once_and_comes_back(lengths, degree, block, name):
     assert torch.equal(layout.unshard([layout.positions(rank).expand(2, -1) for rank in range(degree)])[0], x[0])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 1000), degree=st.integers(1, 8))
 def test_blocks_that_divide_leave_no_padding(seed, degree):
     length = degree * 256 * (1 + seed % 5)

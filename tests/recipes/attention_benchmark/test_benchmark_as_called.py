@@ -167,7 +167,9 @@ def test_each_case_is_called_once_in_both_directions_before(monkeypatch) -> None
     warm.call_once(cache, all_peers("cpu")[0], CPU)
 
 
-def test_on_a_gpu_all_that_is_compiled_is_called_before_and_never_for_more_than_half_of_the_time(monkeypatch) -> None:
+def test_on_a_gpu_all_that_is_compiled_is_called_before_and_never_for_more_than_half_of_the_time(
+    monkeypatch, passing
+) -> None:
     words = ["recipe=attention-benchmark", "benchmark.rows=as-called", "hardware=cpu", "hardware.demo=never"]
     one = benchmark_run.AttentionBenchmark(*settle(compose_settings(words), words))
     one.device = torch.device("cuda")
@@ -183,7 +185,7 @@ def test_on_a_gpu_all_that_is_compiled_is_called_before_and_never_for_more_than_
     ]
     assert not any(name.startswith("sdpa") for _, name in tasks)
     assert (device, one.broken) == ("cuda", {tasks[0]: "broke"})
-    assert 25 < seconds <= 30
+    assert seconds == 30
 
     def without_memory(*_):
         raise OSError("no shared memory")
@@ -197,9 +199,9 @@ def test_on_a_gpu_all_that_is_compiled_is_called_before_and_never_for_more_than_
 @pytest.mark.slow  # a process imports torch
 def test_a_process_that_dies_names_what_it_called(monkeypatch) -> None:
     case = replace(SMALL, mask="full")
-    assert warm.warm_up([(case, "flashtrain"), (case, "standard")], "cpu", 120, workers=1) == {}
+    assert warm.warm_up([(case, "flashtrain"), (case, "standard")], "cpu", 600, workers=1) == {}
     # a name that nobody knows ends the process, as a crash in a kernel does
-    (reason,) = warm.warm_up([(case, "flashtrain"), (case, "nobody")], "cpu", 120, workers=1).values()
+    (reason,) = warm.warm_up([(case, "flashtrain"), (case, "nobody")], "cpu", 600, workers=1).values()
     assert "its process ended with 1" in reason
 
 
@@ -261,17 +263,17 @@ def test_cases_without_time_are_rows_that_name_them(tmp_path, monkeypatch) -> No
 
     class Slow(Measurement):
         def run(self, *given, **options):
-            monkeypatch.setattr(time, "monotonic", lambda: real() + 100)
+            monkeypatch.setattr(time, "monotonic", lambda: real() + 1000)
             return super().run(*given, **options)
 
     monkeypatch.setattr(benchmark_run, "Measurement", Slow)
     monkeypatch.setitem(cases_module._PRESETS, "as-called", lambda _: [tiny(PUBLISHED[0]), tiny(PUBLISHED[2])])
-    assert run(tmp_path / "run", *WORDS, "benchmark.max_seconds=90") == 0
+    assert run(tmp_path / "run", *WORDS, "benchmark.max_seconds=900") == 0
     rows = [row for row in read_result(tmp_path / "run" / "result.json").rows if row["part"] == "calls"]
     assert {row["status"] for row in rows if row["mask"] == "causal"} == {"no time"}
     left = [row for row in rows if row["mask"] == "full"]
     assert [(row["direction"], row["status"]) for row in left] == [("forward", "left out"), ("backward", "left out")]
-    assert left[0]["error"] == "benchmark.max_seconds=90.0 were over"
+    assert left[0]["error"] == "benchmark.max_seconds=900.0 were over"
 
 
 def test_a_gpu_that_breaks_ends_its_cases_and_not_the_run(tmp_path, monkeypatch) -> None:

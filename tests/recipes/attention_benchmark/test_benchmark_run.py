@@ -100,14 +100,14 @@ def test_when_the_time_is_over_the_rest_is_noted_and_the_run_is_finished(tmp_pat
 
         def run(self, *_, **__):
             measured.append(self.case)
-            monkeypatch.setattr(time, "monotonic", lambda: real() + 100)
+            monkeypatch.setattr(time, "monotonic", lambda: real() + 1000)
             return []
 
     monkeypatch.setattr(benchmark_run, "Measurement", Slow)
-    assert run(tmp_path / "run", "benchmark.max_seconds=90") == 0
+    assert run(tmp_path / "run", "benchmark.max_seconds=900") == 0
     assert len(measured) == 1
     notes = (tmp_path / "run" / "notes.txt").read_text()
-    assert "not measured: benchmark.max_seconds=90 were over [B=1 H=2 S=64 D=64 full; " in notes
+    assert "not measured: benchmark.max_seconds=900 were over [B=1 H=2 S=64 D=64 full; " in notes
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["cases_measured"] == 1
 
 
@@ -144,7 +144,7 @@ def test_a_killed_run_has_lost_nothing(tmp_path) -> None:
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "recipes"), str(ROOT / "kernels")]),
     }
     command = [sys.executable, str(script), *WORDS, f"output={tmp_path}"]
-    assert subprocess.run(command, env=environment, capture_output=True, timeout=240).returncode == -signal.SIGKILL
+    assert subprocess.run(command, env=environment, capture_output=True).returncode == -signal.SIGKILL
     (result,) = tmp_path.glob("attention-benchmark/*/result.json")
     assert len(read_result(result).rows) == 6
 

@@ -78,7 +78,7 @@ def run(folder: Path, name: str) -> int:
     """One run in a process of its own, whose output goes to a file."""
     process = multiprocessing.get_context("fork").Process(target=in_process, args=(folder, name, RUNS[name], {}))
     process.start()
-    process.join(100)
+    process.join(600)
     return process.exitcode if process.exitcode is not None else -1
 
 
@@ -95,7 +95,7 @@ def as_torchrun(folder: Path) -> list[int]:
         processes.append(multiprocessing.get_context("fork").Process(target=in_process, args=arguments))
         processes[-1].start()
     for process in processes:
-        process.join(100)
+        process.join(600)
     return [process.exitcode if process.exitcode is not None else -1 for process in processes]
 
 

@@ -30,7 +30,7 @@ def runs(tmp_path_factory, worker_id) -> Path:
             variables = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
             script = Path(__file__).parent / "context_runs.py"
             command = [sys.executable, str(script), str(folder)]
-            done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=280)
+            done = subprocess.run(command, env=variables, capture_output=True, text=True)
             assert (folder / "codes.json").is_file(), done.stdout + done.stderr
     return folder
 
@@ -166,7 +166,7 @@ def test_errors_on_two_gpus_are_at_most_twice_one_gpus(tmp_path) -> None:
     words = ("benchmark.seqlens=[4096,8192]", "benchmark.shapes=[4/2x64]", "benchmark.degrees=[2]", "logger=none")
     extra = ("benchmark.masks=[causal,full,causal-document,window-500]", "benchmark.rounds=2")
     command = ("recipe=long-context-benchmark", *words, *extra, f"output={tmp_path}")
-    done = flashtrain_command(*command, cwd=tmp_path, timeout=280)
+    done = flashtrain_command(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     (file,) = tmp_path.glob("long-context-benchmark/*/result.json")
     found = [row for row in read_result(file).rows if row["way"] in ("all-to-all", "all-gather", "ring")]

@@ -71,10 +71,8 @@ def test_a_rank_that_finds_no_memory_ends_its_model_and_not_the_run(tmp_path, mo
 
 
 def test_what_takes_too_long_or_dies_is_a_row(tmp_path, monkeypatch) -> None:
-    as_ranks(monkeypatch, "import time; time.sleep(60)")
-    began = time.monotonic()
+    as_ranks(monkeypatch, "import time; time.sleep(3600)")
     rows = rows_of(tmp_path / "a", "benchmark.models=[tiny,tiny-lora]", "benchmark.max_seconds=2")
-    assert time.monotonic() - began < 15
     assert [row["status"] for row in rows] == ["no time left"] * 2
     as_ranks(monkeypatch, "import sys; sys.exit(3)")
     (row,) = rows_of(tmp_path / "b")

@@ -167,7 +167,7 @@ def test_a_length_that_fails_is_a_row_and_the_others_go_on(tiny_runs: TinyRuns, 
 
 
 @pytest.mark.parametrize(
-    ("script", "status"), [("raise SystemExit(3)", 3), ("os.kill(os.getppid(), 15); time.sleep(60)", -15)]
+    ("script", "status"), [("raise SystemExit(3)", 3), ("os.kill(os.getppid(), 15); time.sleep(3600)", -15)]
 )
 def test_a_training_is_a_process_whose_end_is_told_and_which_gets_our_sigterm(monkeypatch, script, status) -> None:
     command = [sys.executable, "-c", f"import os, time; {script}"]

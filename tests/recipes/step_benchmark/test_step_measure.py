@@ -125,16 +125,15 @@ def test_an_implementation_that_is_not_there_is_one_row_that_says_why() -> None:
     assert (row["status"], row["error"], row["batch"]) == ("not available", "needs another package", None)
 
 
-def test_when_the_time_is_over_nothing_more_is_begun_and_rows_say_so() -> None:
-    slow = MadeUp("slow", does=lambda batch: time.sleep(0.05))
-    began = time.monotonic()
+def test_when_the_time_is_over_nothing_more_is_begun_and_rows_say_so(passing) -> None:
+    slow = MadeUp("slow", does=lambda batch: passing(0.05))
     notes: list = []
-    rows = measurement(notes).run([slow, MadeUp("late")], [2, 4], Effort(9, 9, seconds=60, until=began + 0.1))
+    effort = Effort(9, 9, seconds=60, until=time.monotonic() + 0.1)
+    rows = measurement(notes).run([slow, MadeUp("late")], [2, 4], effort)
     told = {(row["implementation"], row["batch"]): row.get("status") for row in rows}
     assert told == {("slow", 2): None, ("late", 2): "no time left", ("slow", 4): "no time left",
                     ("late", 4): "no time left"}  # fmt: skip
     assert ("late", "no time left at batch 2: benchmark.max_seconds leave no time for it") in notes
-    assert time.monotonic() - began < 5
 
 
 def test_a_cases_share_of_the_time_ends_its_batches_but_not_the_first_one() -> None:
@@ -144,8 +143,8 @@ def test_a_cases_share_of_the_time_ends_its_batches_but_not_the_first_one() -> N
 
 
 def test_what_is_expected_to_take_too_long_is_not_begun() -> None:
-    effort = Effort(2, 1, until=time.monotonic() + 60)
-    rows = measurement(expected={"long": 100.0}).run([MadeUp("long"), MadeUp("short")], [2], effort)
+    effort = Effort(2, 1, until=time.monotonic() + 600)
+    rows = measurement(expected={"long": 1000.0}).run([MadeUp("long"), MadeUp("short")], [2], effort)
     assert {row["implementation"]: row.get("status") for row in rows} == {"short": None, "long": "no time left"}
 
 
@@ -161,10 +160,10 @@ def test_a_loss_that_is_no_number_is_not_a_measurement() -> None:
     assert (row["status"], row["error"]) == ("failed", "ArithmeticError: the first loss is nan")
 
 
-def test_steps_that_take_long_are_few(monkeypatch) -> None:
+def test_steps_that_take_long_are_few(monkeypatch, passing) -> None:
     monkeypatch.setattr("flashtrain_recipes.step_benchmark.measure._SLOW_SECONDS", 0.02)
     calls: list[str] = []
-    slow = MadeUp("slow", calls, does=lambda batch: time.sleep(0.03))
+    slow = MadeUp("slow", calls, does=lambda batch: passing(0.03))
     (row,) = measurement().run([slow], [2], Effort(rounds=5, steps=10))
     assert len(calls) == 3  # the first, the one that tells memory, and one more
     assert row["turns"] == 2

@@ -51,7 +51,7 @@ def test_it_agrees_with_a_plain_drawing(images_of: ImagesOf, side: int, contour:
         assert np.abs(drawn[image].numpy() - expected).max() <= 0.51
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(
     side=st.integers(24, 80),
     dashes=st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1), st.floats(0, 6.3)), min_size=1, max_size=5),
