@@ -36,6 +36,7 @@ TRAIN_ON = ("assistant", "all")
 MOST_TEMPLATE = 2**18  # characters; those of the models of 2026 have up to 20,000
 MARKS_ANSWERS = re.compile(r"\{%-?\s*generation\s*-?%\}")  # as transformers looks for it
 POSSIBLE = "messages (a list of objects with role and content), prompt and completion, or text"
+PROBE = {"role": "assistant", "content": "an answer"}
 
 Messages = list[dict[str, Any]]
 
@@ -134,6 +135,26 @@ class ChatTemplate:
         """The tokens after which the model answers a user who says this. UserError: there is no template."""
         rendered = self._render([{"role": "user", "content": text}], None, prompt=True)
         return self._ids([rendered])[0].tolist()
+
+    @property
+    def end_ids(self) -> list[int]:
+        """The ids of the tokens after which an answer is over, as far as they are learnt; none without a template."""
+        end = self._end()
+        return [] if end is None else [self._library.token_to_id(end)]
+
+    def _end(self) -> str | None:
+        """The first added token that is learnt behind an answer's own text; None where the template writes none."""
+        try:
+            (piece, *_) = self.pieces({"messages": [{"role": "user", "content": "ask"}, PROBE]})
+        except UserError:  # it has no template, or one that takes no such conversation
+            return None
+        text = piece.text[: piece.learnt[-1][1]]
+        return self._added(text[text.rfind(PROBE["content"]) :])
+
+    def _added(self, text: str) -> str | None:
+        """The first token of a text that is one of the tokenizer's added tokens."""
+        added = self._library.get_added_tokens_decoder()
+        return next((added[number].content for number in self._ids([text])[0].tolist() if number in added), None)
 
     def _marked(self, piece: Piece, parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """parts: the tokens of each part by itself."""

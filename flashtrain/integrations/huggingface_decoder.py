@@ -11,7 +11,7 @@ Shapes: B batch, S sequence, E embedding width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -98,6 +98,10 @@ class HuggingFaceDecoder(Trainable):
     @property
     def generates(self) -> bool:
         return True
+
+    @property
+    def end_ids(self) -> Sequence[int]:
+        return () if self.origin is None else folders.end_ids(folders.folder_of(self.origin))
 
     @property
     def shares_sequences(self) -> bool:

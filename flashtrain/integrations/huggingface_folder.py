@@ -7,6 +7,7 @@ drawn a layer at a time, the same whatever the number of ranks. No code of a fol
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -20,7 +21,8 @@ from torch import Tensor, nn
 from flashtrain.data.tokenizers import Tokenizer, huggingface_tokenizer
 from flashtrain.errors import UserError, unknown
 from flashtrain.files import foreign_files
-from flashtrain.integrations.weight_files import CONFIG, INDEX, LARGEST, files_of_weights, shown
+from flashtrain.files.disk import write_atomically
+from flashtrain.integrations.weight_files import CONFIG, GENERATION, INDEX, LARGEST, files_of_weights, shown
 
 DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model")  # all of a repository but its weights
 MOST_LAYERS = 1024  # of a configuration without weights beside it, which bear it out
@@ -111,6 +113,24 @@ def read_config(path: str, changes: Mapping[str, Any], setting: str = "model.pat
 
 def _possible(decoders: Iterable[str]) -> str:
     return f"Possible: one of transformers' {len(list(decoders))} kinds of decoders, such as llama, qwen3 or gpt_oss."
+
+
+def end_ids(folder: Path) -> list[int]:
+    """All of eos_token_id in a model's generation_config.json, or in its config.json where that names none."""
+    for file in (folder / GENERATION, folder / CONFIG):
+        given = foreign_files.read_json_object(file).get("eos_token_id") if file.is_file() else None
+        if given is not None:
+            return [one for one in (given if isinstance(given, list) else [given]) if type(one) is int]
+    return []
+
+
+def add_end_ids(folder: Path, ids: Iterable[int]) -> None:
+    """Let what transformers and vLLM write with an exported model end at these ids too."""
+    file = folder / GENERATION
+    if file.is_file():  # transformers reads the export
+        content = foreign_files.read_json_object(file)
+        content["eos_token_id"] = list(dict.fromkeys([*end_ids(folder), *ids]))
+        write_atomically(file, json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
 def check_weights(folder: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -103,6 +103,11 @@ class Trainable(nn.Module):
     def generates(self) -> bool:
         """Whether it writes text: new_cache, and a forward that takes `cache` and `last_only`, as GPT2's does."""
         return False
+
+    @property
+    def end_ids(self) -> Sequence[int]:
+        """The ids at which what it writes ends, by the files that its weights come from."""
+        return ()
 
     @property
     def shares_sequences(self) -> bool:

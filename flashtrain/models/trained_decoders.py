@@ -16,7 +16,7 @@ E embedding width, C positions of a learned table.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -43,15 +43,16 @@ def generate(
     temperature: float = 0.8,
     top_k: int | None = 50,
     seed: int = 0,
-    end_of_text: int | None = None,
+    end_of_text: int | Sequence[int] | None = None,
     mask: MaskMaker | None = None,
 ) -> Tensor:
     """The prompt tokens (B, S) int64 with up to max_new_tokens more behind them: (B, S + new) int64.
 
     temperature: divides the logits before drawing; 0 takes the likeliest token (greedy). top_k: draw among the k
     likeliest only (None: all). seed: of the draws; the same seed, model and device draw the same tokens. end_of_text:
-    a row that draws it is finished and filled up with it, and generation ends once all rows are. mask: which tokens
-    each token sees, as LanguageModel takes it, of a window that is one document (None: the model's own causal rule).
+    a row that draws it, or one of several, is finished and filled up with the first of them, and generation ends once
+    all rows are. mask: which tokens each token sees, as LanguageModel takes it, of a window that is one document (None:
+    the model's own causal rule).
 
     A model sees at most its context. Of a longer prompt it reads the last `context` tokens; when the context is full,
     the last context // 2 tokens are read anew as a fresh window, so that what it sees varies between half a context and
@@ -64,10 +65,11 @@ def generate(
     shape = model.shape
     if shape is None or not model.generates:
         raise UserError(f"{type(model).__name__} cannot generate text: only decoders can.")
-    _check(shape.vocab_size, tokens, max_new_tokens, temperature, top_k, end_of_text)
+    ends = [] if end_of_text is None else [end_of_text] if isinstance(end_of_text, int) else list(end_of_text)
+    _check(shape.vocab_size, tokens, max_new_tokens, temperature, top_k, ends)
     model.materialise(tokens.device)  # nothing where it has its weights
     device, context = next(model.parameters()).device, shape.context
-    tokens = tokens.to(device)
+    tokens, closing = tokens.to(device), torch.tensor(ends, device=device)
     generator = torch.Generator(device=device).manual_seed(seed)
     # No more than these tokens need: a whole context of a million tokens would take tens of GiB for a few words.
     cache = model.new_cache(min(context, tokens.shape[1] + max_new_tokens))
@@ -85,11 +87,11 @@ def generate(
                 options = {} if seen is None else {"mask": seen}
                 logits = model(unread, cache=cache, last_only=True, **options)[:, 0]
                 unread = _draw(logits, temperature, top_k, generator)
-                if end_of_text is not None:
-                    unread = unread.masked_fill(finished, end_of_text)
-                    finished |= unread == end_of_text
+                if ends:
+                    unread = unread.masked_fill(finished, ends[0])
+                    finished |= torch.isin(unread, closing)
                 tokens = torch.cat((tokens, unread), dim=1)
-                if end_of_text is not None and bool(finished.all()):
+                if ends and bool(finished.all()):
                     break
     finally:
         model.train(was_training)
@@ -118,7 +120,7 @@ def _draw(logits: Tensor, temperature: float, top_k: int | None, generator: torc
 
 
 def _check(
-    vocabulary: int, tokens: Tensor, max_new_tokens: int, temperature: float, top_k: int | None, end_of_text: int | None
+    vocabulary: int, tokens: Tensor, max_new_tokens: int, temperature: float, top_k: int | None, ends: Sequence[int]
 ) -> None:
     if tokens.dim() != 2 or tokens.shape[1] == 0 or tokens.shape[0] == 0:
         raise UserError(f"a prompt of shape {tuple(tokens.shape)}. Possible: (rows, tokens), at least one token a row.")
@@ -132,8 +134,9 @@ def _check(
         raise UserError(f"temperature {temperature:g}. Possible: 0 (greedy) or more, up to {LARGEST_TEMPERATURE:g}.")
     if top_k is not None and top_k < 1:
         raise UserError(f"top_k {top_k}. Possible: 1 or more, or none for the whole vocabulary.")
-    if end_of_text is not None and not 0 <= end_of_text < vocabulary:
-        raise UserError(f"end_of_text {end_of_text}. Possible: 0 to {vocabulary - 1}, the model's vocabulary.")
+    for end in ends:
+        if not 0 <= end < vocabulary:
+            raise UserError(f"end_of_text {end}. Possible: 0 to {vocabulary - 1}, the model's vocabulary.")
 
 
 POSITION_TABLE = "position_embedding.weight"

@@ -72,6 +72,18 @@ def test_a_row_that_ends_is_filled_and_generation_stops_when_all_have_ended(mode
     assert bool((both[0, 3 + first :] == end).all())
 
 
+def test_any_of_several_ends_finishes_a_row(model):
+    greedy = generate(model, PROMPT, 10, temperature=0)
+    unused = next(token for token in range(50) if token not in greedy[:, 3:])
+    ends = [unused, int(greedy[0, 5]), int(greedy[1, 6])]
+    out = generate(model, PROMPT, 10, temperature=0, end_of_text=ends)
+    last = [next(place for place in range(3, 13) if int(row[place]) in ends) for row in greedy]
+    assert out.shape[1] == max(last) + 1
+    for row, found, place in zip(greedy, out, last, strict=True):
+        assert torch.equal(found[: place + 1], row[: place + 1])
+        assert bool((found[place + 1 :] == unused).all())
+
+
 def test_the_models_mode_is_restored_and_no_gradient_is_kept(model):
     model.train()
     out = generate(model, PROMPT, 2)
@@ -90,6 +102,7 @@ def test_the_models_mode_is_restored_and_no_gradient_is_kept(model):
         ({"top_k": 0}, "top_k 0. Possible: 1 or more"),
         ({"max_new_tokens": -1}, "max_new_tokens -1"),
         ({"end_of_text": 50}, "end_of_text 50. Possible: 0 to 49"),
+        ({"end_of_text": [3, 50]}, "end_of_text 50. Possible: 0 to 49"),
     ],
 )
 def test_mistakes_are_refused_in_one_line(model, options, message):

@@ -171,3 +171,31 @@ def test_the_recipe_trains_evaluates_and_exports_a_transformers_model(runs, tmp_
     assert run_mode("mode=export", f"checkpoint={finished}") == 0
     assert AutoTokenizer.from_pretrained(finished / "export").chat_template == LLAMA3
     assert AutoModelForCausalLM.from_pretrained(finished / "export").config.vocab_size == 272
+
+
+def test_what_is_written_ends_with_the_turn_that_was_trained_on(tmp_path, capsys):
+    """Of a base model whose own files end a text alone: here, and with transformers' generate on the export."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+    folder = save_tokenizer_folder(tmp_path / "llama", CHATML)
+    text_end, turn_end = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids(["<|end|>", "<|im_end|>"])
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(**shape, vocab_size=272, max_position_embeddings=64)).save_pretrained(folder)
+    GenerationConfig(eos_token_id=[text_end, 270]).save_pretrained(folder)
+    row = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "yes"}]}
+    (tmp_path / "chats.jsonl").write_text(f"{json.dumps(row)}\n" * 8)
+    words = ["recipe=sft", "hardware=cpu", "logger=none", "context=64", "trainer.tokens_per_step=128",
+             "trainer.steps=40", "trainer.micro_batch=2", "optimizer.learning_rate=0.01", "prompt=Hi",
+             "generate.temperature=0", "generate.tokens=20", f"model.path={folder}",
+             f"data.path={tmp_path / 'chats.jsonl'}", f"data.cache_dir={tmp_path}"]  # fmt: skip
+    status, finished = TinyRuns(tmp_path, [*words, f"output={tmp_path}"]).run("sft")
+    assert status == 0
+    expected = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>"
+    assert run_mode("mode=generate", f"checkpoint={finished}", "prompt=Hi") == 0
+    assert capsys.readouterr().out.splitlines()[-1].removesuffix("<|im_end|>") == "yes"
+    assert run_mode("mode=export", f"checkpoint={finished}") == 0
+    model, tokenizer = (one.from_pretrained(finished / "export") for one in (AutoModelForCausalLM, AutoTokenizer))
+    assert model.generation_config.eos_token_id == [text_end, 270, turn_end]
+    asked = tokenizer.apply_chat_template(row["messages"][:1], add_generation_prompt=True, return_tensors="pt")
+    written = model.generate(**asked, max_new_tokens=20, do_sample=False, pad_token_id=0)
+    assert tokenizer.decode(written[0]) == expected

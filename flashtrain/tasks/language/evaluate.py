@@ -12,10 +12,12 @@ from flashtrain.data.tokenizers import known_end
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import new_folder, read_settings
 from flashtrain.integrations import save_decoder, save_tokenizer
+from flashtrain.integrations.huggingface_folder import add_end_ids
 from flashtrain.settings.groups import DataSettings
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import LanguageModel
 from flashtrain.tasks.components import make_mask
+from flashtrain.tasks.language.ends import turn_ends
 from flashtrain.tasks.language.prepare import continue_text, make_data
 from flashtrain.tasks.language.trained import TrainedModel, load_trained, move
 from flashtrain.tasks.training_task import evaluating_trainer
@@ -26,7 +28,7 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
     """Evaluate, generate or export."""
     trained = load_trained(str(settings.checkpoint), attention=hardware.attention, settings=settings)
     if settings.mode == "export":
-        return _export(trained)
+        return _export(trained, settings)
     trained.model = move(trained.model, hardware.kind, hardware.precision)
     if settings.mode == "generate":
         return {"text": continue_text(trained.model, trained.tokenizer, settings)}
@@ -55,13 +57,14 @@ def _text(data: DataSettings) -> dict[str, Any]:
     return {name: value for name, value in asdict(data).items() if name not in others and "validation" not in name}
 
 
-def _export(trained: TrainedModel) -> dict[str, Any]:
+def _export(trained: TrainedModel, settings: Settings) -> dict[str, Any]:
     """Write the weights as safetensors: in a layout of Hugging Face's where one can hold the model, else in our own."""
     shape = trained.model.shape
     context = shape.context if shape is not None and shape.positions == "learned" else None
     with new_folder(trained.folder, "export") as folder:
         how = trained.model.save(folder)
         how = how or save_decoder(trained.model, folder, end_of_text=known_end(trained.tokenizer))
+        add_end_ids(folder, turn_ends(trained.tokenizer, settings))
         tokenizer = save_tokenizer(trained.tokenizer, folder, context=context)
     say(f"exported step {trained.step} to {folder} ({how}; {tokenizer})")
     return {"folder": folder}

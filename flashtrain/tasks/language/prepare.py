@@ -13,7 +13,7 @@ import torch
 
 from flashtrain.announce import say
 from flashtrain.data.datamodule import TextDataModule
-from flashtrain.data.tokenizers import Tokenizer, known_end, load_tokenizer
+from flashtrain.data.tokenizers import Tokenizer, load_tokenizer
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
 from flashtrain.folders.run_folder import SAMPLE, TOKENIZER
@@ -39,6 +39,7 @@ from flashtrain.tasks.components import (
     vocabulary_of,
 )
 from flashtrain.tasks.context_run import check_model, check_shape, context_columns, describe_context, plan_lines
+from flashtrain.tasks.language.ends import generation_ends
 from flashtrain.tasks.training_task import metric
 from flashtrain.training.callbacks import describe_validation, held_out_samples
 from flashtrain.training.hardware import Hardware
@@ -344,7 +345,7 @@ def continue_text(model: Trainable, tokenizer: Tokenizer, settings: Settings) ->
             temperature=options.temperature,
             top_k=options.top_k,
             seed=settings.seed,
-            end_of_text=known_end(tokenizer),
+            end_of_text=generation_ends(model, tokenizer, settings),
             mask=make_mask(settings, packed=False),
         )
     return tokenizer.decode(written[0].tolist())
