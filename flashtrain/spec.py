@@ -300,6 +300,7 @@ OF_TOKENS = (
 # What a command does, beside the modes' own names.
 TRAIN = "train"  # once, or at several contexts (a study)
 CHECKPOINT = "checkpoint"  # is asked of a checkpoint: mode=evaluate, generate, export, ...
+WITHOUT_A_RUN = ("evaluate", "generate")  # of those, what also takes a language model that no run has trained
 
 
 class Rule(NamedTuple):
@@ -359,6 +360,11 @@ def never(settings: Settings) -> bool:
 
 def no_weights(settings: Settings) -> bool:
     return settings.weights is None
+
+
+def of_weights(settings: Settings) -> bool:
+    """Whether a language model that no run has trained is evaluated or written with."""
+    return settings.mode in WITHOUT_A_RUN and settings.checkpoint is None and task_heeds("model")(settings)
 
 
 def runs_a_training(settings: Settings) -> bool:

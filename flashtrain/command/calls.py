@@ -36,7 +36,7 @@ from flashtrain.command.guest import as_a_guest
 from flashtrain.command.words import plain_words
 from flashtrain.errors import RunFailed, UserError
 from flashtrain.files.disk import conf_folder
-from flashtrain.folders.run_folder import BEST, find_checkpoint, read_settings, read_summary, remove_unused
+from flashtrain.folders.run_folder import BEST, CONFIG_FILE, find_checkpoint, read_settings, read_summary, remove_unused
 from flashtrain.folders.run_lock import let_go, slurm_job
 from flashtrain.models.trained_decoders import generate as generate_tokens
 from flashtrain.run.fitting import Stopped
@@ -122,8 +122,9 @@ def train(recipe: str, *, quiet: bool = True, **settings: Any) -> Run:
 def evaluate(run: Trained, *, quiet: bool = True, **settings: Any) -> dict[str, Any]:
     """The measures of a run's best checkpoint on held-out data, or of the checkpoint named: {"validation_loss": ...}.
 
-    run: a Run, its folder, a checkpoint in one, or a classifier's .safetensors. settings: those that differ from the
-    run's, such as data={"path": OTHER}. mode="passkey" asks for passkeys instead. Raises UserError.
+    run: a Run, its folder, a checkpoint in one, a transformers model's folder, or a classifier's .safetensors.
+    settings: those that differ from the run's (of a folder: from recipe="hf"'s), such as data={"path": OTHER}.
+    mode="passkey" asks for passkeys instead. Raises UserError.
     """
     with as_a_guest(quiet=quiet):
         return modes.of_checkpoint(_of(run, settings))
@@ -136,7 +137,7 @@ def generate(run: Trained, prompt: str = "", max_new_tokens: int | None = None, 
 def generate(run: Any, prompt: Any = "", max_new_tokens: int | None = None, **options: Any) -> Any:
     """What a language model writes after a prompt: a text of a run, tokens of a model.
 
-    run: a Run, its folder or a checkpoint in one, or what flashtrain.load gave, whose model is then used as it is now:
+    run: as in evaluate, or what flashtrain.load gave, whose model is then used as it is now:
     the prompt is a text and comes back with what follows it. Of a model, the prompt is tokens (B, S) int64 and so is
     the answer, (B, S + new). max_new_tokens, temperature, top_k, seed: see flashtrain.models.trained_decoders.generate;
     of a run their defaults are its settings. Of a path other settings may be named too, such as context.
@@ -221,6 +222,8 @@ def _of(run: Trained, settings: Mapping[str, Any], mode: str = "evaluate") -> Se
     """The settings of what is asked of a run or checkpoint."""
     given = os.fspath(run)
     where = "weights" if given.endswith(".safetensors") else "checkpoint"
+    if Path(given, "config.json").is_file() and not Path(given, CONFIG_FILE).is_file():
+        where = "model.path"
     words = [f"mode={settings.get('mode', mode)}", f"{where}={_value(where, given)}"]
     return settings_of(plain_words([*words, *words_of({k: v for k, v in settings.items() if k != "mode"})]))
 

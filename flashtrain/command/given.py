@@ -33,6 +33,7 @@ from flashtrain.spec import (
     does,
     either,
     measures,
+    of_weights,
     runs_a_training,
     task_heeds,
     task_of,
@@ -77,8 +78,9 @@ TRAINING_RULES = (
     Rule("checkpoint", does(CHECKPOINT), "mode=evaluate, generate, export, passkey; a training takes weights="),
     Rule(
         "weights",
-        either(trains(), _tests_weights),
-        f"{_TRAINING}, and by mode=evaluate without checkpoint= of a classifier's .safetensors",
+        either(trains(), _tests_weights, of_weights),
+        f"{_TRAINING}; without checkpoint= by mode=evaluate of a language model or a classifier's .safetensors, and by "
+        "mode=generate",
     ),
     Rule("target_accuracy", trains("target_accuracy"), "mode=train of recipe=bert, bert-lamb"),
     Rule("export_precision", does("export", task="export_precision"), "mode=export of a classifier"),

@@ -1,6 +1,7 @@
 """mode=evaluate, generate, export and passkey: what can be done with a run folder or a checkpoint.
 
 Their settings are the run's own (its config.yaml) with the command line's on top, so no recipe needs to be named.
+mode=evaluate and generate also take a model that no run has trained: of model.path, or of weights with a recipe.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from flashtrain.announce import quieten
-from flashtrain.command.compose import checked_settings, parse_overrides, readable_errors
+from flashtrain.announce import quieten, say
+from flashtrain.command.compose import checked_settings, compose_settings, parse_overrides, readable_errors
 from flashtrain.command.job import settle
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import BEST, find_checkpoint, read_settings
 from flashtrain.settings.groups import forget_unheeded
 from flashtrain.settings.settings import Settings, settings_config
-from flashtrain.spec import modes, task_of, tasks
+from flashtrain.spec import WITHOUT_A_RUN, modes, task_of, tasks
 from flashtrain.training.hardware import Hardware
 
 OF_A_CHECKPOINT = ("evaluate", "generate", "export")  # of any task; others are registered
@@ -35,20 +36,17 @@ GROUPS = {
 
 
 def settings_from_checkpoint(words: Sequence[str]) -> Settings | None:
-    """The settings for a mode that works on a checkpoint; None where the command line asks for another mode.
+    """The settings for a mode that works on a trained model; None where the command line asks for another mode.
 
-    Raises UserError when no checkpoint is given.
+    Raises UserError when no such model is given.
     """
     given = {override.get_key_element().lstrip("+~"): override for override in parse_overrides(words)}
     mode = str(given["mode"].value()) if "mode" in given else "train"
     others = modes()
     if mode not in OF_A_CHECKPOINT and not (mode in others and others[mode].of_checkpoint):
         return None
-    if mode == "evaluate" and "weights" in given and "checkpoint" not in given:
-        found = (task.for_weights(words, given) for task in tasks().values())
-        return next(filter(None, found), None)
     if "checkpoint" not in given:
-        raise UserError(f"mode={mode} needs checkpoint=..., a run folder or a checkpoint in one.")
+        return _settings_of_weights(words, given, mode)
     folder, _ = find_checkpoint(str(given["checkpoint"].value()), prefer=BEST)
     own = read_settings(folder)
     config = settings_config(task_of(own).of_checkpoint(own))
@@ -76,6 +74,23 @@ def settings_from_checkpoint(words: Sequence[str]) -> Settings | None:
     return checked_settings(config)
 
 
+def _settings_of_weights(words: Sequence[str], given: dict[str, Any], mode: str) -> Settings:
+    """The settings where no run is given: a recipe's (recipe=hf with model.path), or those that weights name."""
+    alone = mode in WITHOUT_A_RUN
+    if alone and ("model.path" in given or {"weights", "recipe"} <= given.keys()):
+        settings = compose_settings(words if "recipe" in given else [*words, "recipe=hf"])
+        if "model" in task_of(settings).heeds:
+            for line in task_of(settings).fit_weights(settings, given):
+                say(line)
+            return settings
+    if mode == "evaluate" and "weights" in given:
+        for task in tasks().values():
+            if (found := task.for_weights(words, given)) is not None:
+                return found
+    also = ", or model.path=..., a transformers folder; or recipe=... and weights=..." if alone else ""
+    raise UserError(f"mode={mode} needs checkpoint=..., a run folder or a checkpoint in one{also}.")
+
+
 def run_mode(settings: Settings) -> int:
     """Evaluate, generate, export or ask for passkeys, for the command. Returns the exit status."""
     found = of_checkpoint(settings)
@@ -91,7 +106,7 @@ def of_checkpoint(settings: Settings) -> dict[str, Any]:
 
 
 def on_this_machine(settings: Settings) -> tuple[Settings, Hardware]:
-    """The settings of something that is asked of a checkpoint, as this machine can do it, and the machine."""
+    """The settings of something that is asked of a trained model, as this machine can do it, and the machine."""
     quieten()
-    settings.hardware.demo = "never"  # the model is the checkpoint's, on whatever machine
+    settings.hardware.demo = "never"  # the model is the one that was given, on whatever machine
     return settle(settings, ())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +14,14 @@ from tiny_runs import TinyRuns
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import flashtrain
+from flashtrain.command import modes
+from flashtrain.command.calls import words_of
+from flashtrain.command.given import settings_of
+from flashtrain.data.tokenizers import huggingface_tokenizer
 from flashtrain.integrations import transformers_decoder
 from flashtrain.report import read_result
+from flashtrain.tasks.language.prepare import make_data
+from flashtrain.training.hardware import detect_hardware
 from flashtrain_recipes.long_context.passkey_run import ANSWER, SPARE_TOKENS, make_prompt
 
 SMALL = ["hardware=cpu", "logger=none", "trainer.steps=2", "trainer.tokens_per_step=768", "generate.tokens=4"]
@@ -25,8 +33,9 @@ def base(tmp_path_factory) -> Path:
     """A Llama of random weights that are far from 0, with a ChatML tokenizer."""
     folder = save_tokenizer_folder(tmp_path_factory.mktemp("base") / "llama", CHATML)
     shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    shape |= {"rms_norm_eps": 1e-5, "initializer_range": 0.5}
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**shape, vocab_size=272, max_position_embeddings=256, initializer_range=0.5))
+    model = LlamaForCausalLM(LlamaConfig(**shape, vocab_size=265, max_position_embeddings=256))
     model.save_pretrained(folder)
     rows = [
         {"messages": [{"role": "user", "content": f"What is {a}+{b}?"}, {"role": "assistant", "content": f"{a + b}"}]}
@@ -67,7 +76,7 @@ def test_a_run_of_a_transformers_model_is_asked_for_passkeys(lora: Path) -> None
 def test_passkey_answers_are_transformers_own_greedy_ones(base: Path) -> None:
     from flashtrain_recipes.long_context.passkey_run import greedy
 
-    tokenizer = flashtrain.data.tokenizers.huggingface_tokenizer(base)
+    tokenizer = huggingface_tokenizer(base)
     prompt = make_prompt(tokenizer, "48213", length=400, depth=0.5)
     assert prompt.answer == len(tokenizer.encode(ANSWER.format(key="48213"))) + SPARE_TOKENS
     ids = torch.tensor([prompt.tokens])
@@ -86,3 +95,57 @@ def test_a_decoder_that_has_no_weights_yet_is_given_them_to_generate(base: Path)
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=9, do_sample=False, eos_token_id=None, pad_token_id=0
     )
     assert torch.equal(flashtrain.generate(transformers_decoder(str(base)), ids, 9, temperature=0), wanted)
+
+
+def their_loss(folder: Path, settings) -> float:
+    """transformers' own mean loss over the labels that these settings hold out, each document or row read by itself."""
+    data = make_data(settings, detect_hardware("cpu"))
+    data.setup()
+    model, total, count = AutoModelForCausalLM.from_pretrained(folder), 0.0, 0
+    for batch in data.val_dataloader():
+        for tokens, labels, positions in zip(batch["tokens"], batch["labels"], batch["positions"], strict=True):
+            begins = positions.eq(0).nonzero().flatten().tolist() if settings.within_documents else [0]
+            for begin, end in pairwise([*begins, len(tokens)]):
+                wanted = labels[None, begin:end]
+                if number := int((wanted != -100).sum()):
+                    with torch.no_grad():
+                        loss = model(tokens[None, begin:end], labels=wanted, shift_labels=wanted).loss
+                    total, count = total + loss.item() * number, count + number
+    return total / count
+
+
+def held_out(folder: Path, source: str) -> dict[str, Any]:
+    """Settings of a small text, or of the conversations beside the model, of which much is held out."""
+    path = folder.parent / ("chats.jsonl" if source == "chat" else "text.txt")
+    if source == "files":
+        path.write_text("The quick brown fox jumps over the lazy dog. " * 99)
+    data = {"source": source, "path": str(path), "cache_dir": str(folder.parent), "validation_fraction": 0.4}
+    return {"data": data, "hardware": "cpu"}
+
+
+@pytest.mark.parametrize(("recipe", "source"), [("hf", "files"), ("sft", "chat")])
+def test_a_model_that_no_run_has_trained_has_transformers_own_loss(base: Path, recipe: str, source: str) -> None:
+    words = {"recipe": recipe, "context": 96, **held_out(base, source)}
+    found = flashtrain.evaluate(base, **words)["validation_loss"]
+    settings = settings_of(["mode=evaluate", f"model.path={base}", *words_of(words)])
+    assert found == pytest.approx(their_loss(base, settings), abs=1e-5)
+
+
+def test_weights_are_scored_and_written_with_by_our_own_decoders(base: Path, capsys) -> None:
+    words = ["recipe=gpt2", f"weights={base}", f"data.tokenizer={base}"]
+    settings = settings_of(["mode=evaluate", *words, *words_of(held_out(base, "files"))])
+    assert settings.context == 256  # the model's, and not the recipe's
+    assert modes.of_checkpoint(settings)["validation_loss"] == pytest.approx(their_loss(base, settings), abs=1e-5)
+    how = ["mode=generate", "hardware=cpu", "prompt=The quick", "generate.temperature=0"]
+    assert modes.run_mode(settings_of([*words, *how])) == 0
+    ours = capsys.readouterr().out
+    assert modes.run_mode(settings_of([f"model.path={base}", *how])) == 0
+    assert capsys.readouterr().out == ours
+    assert ours.startswith("The quick")
+
+
+def test_a_mode_without_any_model_names_the_settings_that_give_one() -> None:
+    with pytest.raises(flashtrain.UserError, match=r"mode=evaluate needs checkpoint=.*model\.path="):
+        settings_of(["mode=evaluate", "recipe=hf"])
+    with pytest.raises(flashtrain.UserError, match=r"mode=export needs checkpoint="):
+        settings_of(["mode=export", "model.path=x"])

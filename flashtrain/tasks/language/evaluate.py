@@ -3,37 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 
 from flashtrain.announce import say
-from flashtrain.data.tokenizers import known_end
+from flashtrain.data.token_ids import TokenIds
+from flashtrain.data.tokenizers import NONE, TokenizerSpec, known_end, make_tokenizer
 from flashtrain.errors import UserError
-from flashtrain.folders.run_folder import new_folder, read_settings
+from flashtrain.folders.run_folder import CONFIG_FILE, new_folder, read_settings
 from flashtrain.integrations import save_decoder, save_tokenizer
 from flashtrain.integrations.huggingface_folder import add_end_ids
 from flashtrain.settings.groups import DataSettings
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import LanguageModel
-from flashtrain.tasks.components import make_mask
+from flashtrain.tasks.components import make_mask, make_source, make_tokenizer_spec
 from flashtrain.tasks.language.ends import turn_ends
-from flashtrain.tasks.language.prepare import continue_text, make_data
-from flashtrain.tasks.language.trained import TrainedModel, load_trained, move
+from flashtrain.tasks.language.prepare import continue_text, make_data, model_builder, tokenizer_of_weights
+from flashtrain.tasks.language.trained import TrainedModel, load_trained, move, run_of_weights
 from flashtrain.tasks.training_task import evaluating_trainer
 from flashtrain.training.hardware import Hardware
 
 
 def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
     """Evaluate, generate or export."""
-    trained = load_trained(str(settings.checkpoint), attention=hardware.attention, settings=settings)
     if settings.mode == "export":
+        trained = load_trained(str(settings.checkpoint), attention=hardware.attention, settings=settings)
         return _export(trained, settings)
-    trained.model = move(trained.model, hardware.kind, hardware.precision)
+    trained = read_model(settings, hardware)
     if settings.mode == "generate":
         return {"text": continue_text(trained.model, trained.tokenizer, settings)}
     data = make_data(settings, hardware)
-    if settings.data.tokenizer == "bpe":  # trained on this text, if it is the run's
+    # Trained on this text, if it is the run's.
+    if settings.data.tokenizer == "bpe" and (trained.folder / CONFIG_FILE).is_file():
         same = _text(settings.data) == _text(read_settings(trained.folder).data)
         if same:
             data.prepare_data()
@@ -47,8 +50,28 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
         raise UserError("nothing is held out to evaluate on: raise data.validation_fraction, or use more text.")
     loss = found[0]["validation_loss"]
     perplexity = float(torch.exp(torch.tensor(loss)))
-    say(f"{trained.checkpoint} (step {trained.step}): held-out loss {loss:.4f}, perplexity {perplexity:.2f}")
+    step = "" if settings.checkpoint is None else f" (step {trained.step})"
+    say(f"{trained.checkpoint}{step}: held-out loss {loss:.4f}, perplexity {perplexity:.2f}")
     return {"validation_loss": loss, "perplexity": perplexity}
+
+
+def read_model(settings: Settings, hardware: Hardware) -> TrainedModel:
+    """The model of `checkpoint`, or without one that of `weights` or model.path, on the machine."""
+    if settings.checkpoint is not None:
+        found = load_trained(settings.checkpoint, attention=hardware.attention, settings=settings)
+    else:
+        path = Path(settings.weights or settings.model.path or "")
+        path = run_of_weights(settings) or path if settings.weights else path
+        build, tokenizer = model_builder(settings), tokenizer_of_weights(settings) or make_tokenizer_spec(settings)
+        if isinstance(tokenizer, TokenizerSpec):
+            ids = TokenIds(settings.data.vocab_size, settings.data.end_of_text)
+            tokenizer = ids if tokenizer.kind == NONE else make_tokenizer(tokenizer, cast(Any, make_source(settings)))
+        model = build(vocab_size=tokenizer.vocab_size, attention=hardware.attention)
+        model.keep_in(hardware.precision)
+        model.materialise(torch.device(hardware.kind))
+        found = TrainedModel(model.eval(), tokenizer, path, path, 0)
+    found.model = move(found.model, hardware.kind, hardware.precision)
+    return found
 
 
 def _text(data: DataSettings) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from flashtrain.spec import (
     measures_nothing,
     mode_of,
     no_weights,
+    of_weights,
     runs_a_training,
     say_finished,
     task_heeds,
@@ -59,11 +60,13 @@ class LanguageTask(Task):
             )
 
     def fit_weights(self, settings: Settings, given: Collection[str]) -> Sequence[str]:
-        from flashtrain.tasks.language.trained import check_family, fit_to_run
+        from flashtrain.tasks.language.trained import check_family, fit_context, fit_to_run
 
+        if settings.weights is None:
+            return fit_context(settings, given)
         if not {"model", "model.name"}.isdisjoint(given):
             check_family(settings)
-        return fit_to_run(settings, given)
+        return [*fit_to_run(settings, given), *fit_context(settings, given)]
 
     def columns(self, settings: Settings) -> dict[str, Any]:
         return {
@@ -108,11 +111,9 @@ class LanguageTask(Task):
         return run_language_mode(settings, hardware) if mode is None else mode.run_checkpoint(settings, hardware)
 
     def load(self, settings: Settings, hardware: Hardware) -> Loaded:
-        from flashtrain.tasks.language.trained import load_trained, move
+        from flashtrain.tasks.language.evaluate import read_model
 
-        found = load_trained(str(settings.checkpoint), attention=hardware.attention, settings=settings)
-        found.model = move(found.model, hardware.kind, hardware.precision)
-        return Loaded(settings=settings, **vars(found))
+        return Loaded(settings=settings, **vars(read_model(settings, hardware)))
 
     def fit_demo(self, demo: Settings, given: Collection[str]) -> None:
         if "trainer.tokens_per_step" not in given:
@@ -164,7 +165,7 @@ RULES = (
     ),
     Rule(
         "model.name model.size model.positions model.dropout model.vocab_rows model.options",
-        either(trains("model"), measures("model")),
+        either(trains("model"), measures("model"), of_weights),
         "trainings; a checkpoint's model is as it was trained",
     ),
     Rule(

@@ -14,6 +14,7 @@ from flashtrain.data.tokenizers import Tokenizer, load_tokenizer
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import BEST, CONFIG_FILE, TOKENIZER, find_checkpoint, read_settings
 from flashtrain.integrations import exported_by_flashtrain, load_decoder, load_weights
+from flashtrain.integrations.huggingface_folder import folder_of, read_config
 from flashtrain.integrations.weight_files import (
     check_stored,
     check_vocabulary,
@@ -27,6 +28,7 @@ from flashtrain.models.trainable import Trainable
 from flashtrain.models.trained_decoders import with_context
 from flashtrain.registry import component
 from flashtrain.settings.settings import Settings
+from flashtrain.spec import of_weights
 from flashtrain.tasks.components import make_model
 from flashtrain.training.checkpoints import read_checkpoint, weights_in
 
@@ -129,6 +131,22 @@ def fit_to_run(settings: Settings, given: Collection[str]) -> list[str]:
             settings.trainer.tokens_per_step = step * max(1, settings.trainer.tokens_per_step // step)
         taken.append(f"context {own.context}")
     return [f"as in {folder}: {', '.join(taken)}."]
+
+
+def fit_context(settings: Settings, given: Collection[str]) -> list[str]:
+    """Of a model that is not trained here the context, where the command line leaves it open and the recipe's is longer
+    than the model's own."""
+    if "context" in given or not of_weights(settings):
+        return []
+    if settings.weights is None:
+        config = read_config(str(folder_of(str(settings.model.path))), settings.model.options).get_text_config()
+        own = getattr(config, "max_position_embeddings", None) or settings.context
+    else:
+        own = starting_weights(settings)[0].context
+    if settings.context <= own:
+        return []
+    settings.context = own
+    return [f"context {own}, the longest that {settings.weights or settings.model.path} was trained with."]
 
 
 def starting_weights(settings: Settings) -> tuple[GPT2Config, dict[str, torch.Tensor]]:
