@@ -44,7 +44,8 @@ def unknown(kind: str, given: str, possible: Iterable[str], *, listed: Iterable[
     near = difflib.get_close_matches(given, names, n=2, cutoff=0.6)
     hint = f" Did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
     choices = ", ".join(names if listed is None else sorted(listed)) or "none exist"
-    return UserError(f"unknown {kind} '{given}'.{hint} Possible: {choices}.")
+    several = " Add -m to run several." if "," in given else ""
+    return UserError(f"unknown {kind} '{given}'.{hint}{several} Possible: {choices}.")
 
 
 class RunFailed(Exception):

@@ -16,7 +16,6 @@ optimizer={"name": "lamb"} or optimizer="lamb".
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -30,7 +29,7 @@ from typing import Any, overload
 from torch import Tensor, nn
 
 from flashtrain.command import job, modes
-from flashtrain.command.compose import quoted
+from flashtrain.command.compose import as_value, quoted
 from flashtrain.command.given import settings_of
 from flashtrain.command.guest import as_a_guest
 from flashtrain.command.words import plain_words
@@ -47,8 +46,6 @@ from flashtrain.spec import modes as all_modes
 from flashtrain.training.loggers import METRICS, read_metrics
 from flashtrain.training.memory_choice import OutOfMemory
 
-_PLAIN = re.compile(r"[A-Za-z_/.][\w/.-]*")  # a text that Hydra reads as it is
-_NO_TEXT = ("null", "true", "false", "nan", "inf")
 _CHOOSES = {**modes.GROUPS, "recipe": ""}  # group -> which of its settings names it, where that is not `name`
 _OF_WRITING = {"max_new_tokens": "generate.tokens", "temperature": "generate.temperature", "top_k": "generate.top_k"}
 
@@ -209,8 +206,7 @@ def _value(key: str, value: Any) -> str:
     if isinstance(value, Real):
         return repr(float(value))
     if isinstance(value, str | os.PathLike):
-        text = os.fspath(value)
-        return text if _PLAIN.fullmatch(text) and text.lower() not in _NO_TEXT else quoted(text)
+        return as_value(os.fspath(value))
     if isinstance(value, Sequence) and not isinstance(value, bytes):
         return f"[{','.join(_value(key, one) for one in value)}]"
     if isinstance(value, Mapping) and all(isinstance(name, str) and name.isidentifier() for name in value):

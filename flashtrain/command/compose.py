@@ -39,7 +39,8 @@ from flashtrain.settings.settings import (
 from flashtrain.spec import modes, task_of
 
 CONFIG_NAME = "config"
-
+_PLAIN = re.compile(r"\.{0,2}[A-Za-z_/][\w/.-]*", re.ASCII)  # a text that Hydra reads as it is
+_NO_TEXT = ("null", "true", "false", "nan", "inf")
 
 _registered: dict[str, tuple[Path, int]] = {}  # recipe -> the file that the store has it from, and when that changed
 
@@ -102,20 +103,13 @@ def parse_overrides(words: Sequence[str]) -> list[Override]:
         return OverridesParser.create().parse_overrides(list(words))
 
 
-def quote_prompt(word: str) -> str:
-    """`prompt=...` with its text quoted for Hydra's grammar, which would trip over commas, apostrophes and the like.
-
-    Other words, and a prompt that carries quotes of its own, come back as they are.
-    """
-    key, equals, text = word.partition("=")
-    has_quotes = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
-    if key != "prompt" or not equals or has_quotes:
-        return word
-    return f"prompt={quoted(text)}"
+def as_value(text: str) -> str:
+    """Any text as a value in Hydra's grammar: as it is where Hydra reads it so, and quoted elsewhere."""
+    return text if _PLAIN.fullmatch(text) and text.lower() not in _NO_TEXT else quoted(text)
 
 
 def quoted(text: str) -> str:
-    """Any text as a value in Hydra's grammar."""
+    """Any text as a value in Hydra's grammar, in quotes."""
     text = literal(text)  # OmegaConf would look for a setting of that name
     # In Hydra's quoted text a backslash escapes only before a quote, the closing one included.
     escaped = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)

@@ -17,7 +17,7 @@ from typing import Any
 
 from hydra._internal.utils import get_args_parser
 
-from flashtrain.command.compose import quote_prompt
+from flashtrain.command.compose import as_value
 from flashtrain.errors import UserError, unknown
 from flashtrain.files.disk import conf_folder, recipe_files
 from flashtrain.registry import registered
@@ -65,6 +65,8 @@ _REGISTERED = {
 }
 _FORM = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[^=]*)=(?P<value>.*)", re.DOTALL)
 _POWER_OF_TEN = re.compile(r"\d+(\.\d+)?[eE]\+?\d{1,2}")
+_BETWEEN_COMMAS = re.compile(r"""'(\\.|[^'\\])*'(?=,|$)|"(\\.|[^"\\])*"(?=,|$)|[^,]+""")
+_SWEEP = re.compile(r"(choice|range|interval|glob|shuffle|sort|tag)\(")  # Hydra's own words for several values
 _NO_NAME = re.compile(r"null|true|false|[-+.\d].*|", re.IGNORECASE)  # what YAML takes for something else than a text
 
 
@@ -81,19 +83,18 @@ def plain_words(words: Sequence[str]) -> list[str]:
         if word.startswith(("model=", "model.name=")) and word.partition("=")[2].lower() not in DECODERS
     ]
     kept = ("-", "model.size=") if own else ("-",)
-    return [word if word.startswith(kept) else _plain(quote_prompt(word)) for word in words]
+    sweep = "-m" in words or "--multirun" in words
+    return [word if word.startswith(kept) else _plain(word, sweep) for word in words]
 
 
-def _plain(word: str) -> str:
+def _plain(word: str, sweep: bool) -> str:
     form = _FORM.fullmatch(word)
     if form is None:
         return word
     sign, key, value = form["sign"] or "", form["key"].strip(), form["value"]
     if not key:
         raise UserError(f"cannot read '{word}': settings are given as name=value.")
-    if key == "prompt":
-        return word
-    if "\n" in value or "\r" in value:
+    if key != "prompt" and ("\n" in value or "\r" in value):
         raise UserError(f"{key}= has a line break in its value: a setting is one line.")
     if key in ("logger", "logger.name") and re.fullmatch(r"\[[\w, ]+\]", value):
         several = ",".join(_as_written(one, LOGGERS).strip() for one in value[1:-1].split(","))
@@ -105,12 +106,28 @@ def _plain(word: str) -> str:
         if _NO_NAME.fullmatch(value) and value not in possible and not value.startswith("["):
             raise unknown(key, value, possible)
         value = _as_written(value, possible)
-    elif key == "mode" or key in _CHOICES:
-        names = mode_names() if key == "mode" else _CHOICES[key]
-        value = ",".join(_as_written(one, names) for one in value.split(","))
     elif key in _whole_numbers():
         value = _POWER_OF_TEN.sub(lambda number: _whole(number[0]), value)
+    elif possible is None and key in _texts() and sign != "~":
+        names = mode_names() if key == "mode" else _CHOICES.get(key, ())
+        value = ",".join(_as_written(one, names) for one in value.split(","))
+        if all(one in names for one in value.split(",")):
+            pass  # without -m Hydra says how several names are given
+        elif not sweep or key == "prompt":
+            value = _as_typed(key, value)
+        elif not _SWEEP.match(value):
+            value = _BETWEEN_COMMAS.sub(lambda one: _as_typed(key, one[0]), value)
     return f"{sign}{key}={value}"
+
+
+def _as_typed(key: str, text: str) -> str:
+    """A text as Hydra reads it back: `=`, commas and brackets have no meaning in it. What is written in Hydra's own
+    form stays (in quotes, with backslashes, ${...}, null); a prompt is that only in quotes."""
+    text = text if key == "prompt" else text.strip()
+    of_hydra = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+    if key != "prompt":
+        of_hydra = of_hydra or text.lower() in ("", "null") or "\\" in text or "${" in text
+    return text if of_hydra else as_value(text)
 
 
 def _as_written(value: str, possible: Sequence[str]) -> str:
@@ -154,16 +171,22 @@ def _choices(key: str) -> list[str] | None:
 @cache
 def _whole_numbers() -> frozenset[str]:
     """The settings that are whole numbers, or lists of them."""
-    return frozenset(_of_integers(Settings(), ""))
+    return frozenset(_of_type(Settings(), "", int, list[int]))
 
 
-def _of_integers(group: Any, prefix: str) -> list[str]:
+@cache
+def _texts() -> frozenset[str]:
+    """The settings that are texts, paths among them."""
+    return frozenset([*_of_type(Settings(), "", str), "hydra.run.dir", "hydra.sweep.dir"])
+
+
+def _of_type(group: Any, prefix: str, *types_: Any) -> list[str]:
     hints, found = typing.get_type_hints(type(group)), []
     for one in fields(group):
         value, hint = getattr(group, one.name), hints[one.name]
         if is_dataclass(value):
-            found += _of_integers(value, f"{prefix}{one.name}.")
+            found += _of_type(value, f"{prefix}{one.name}.", *types_)
         parts = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-        if int in parts or list[int] in parts:
+        if any(kind in parts for kind in types_):
             found.append(f"{prefix}{one.name}")
     return found

@@ -7,7 +7,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from flashtrain.command import compose
-from flashtrain.command.compose import apply_demo, compose_settings, override_keys, parse_overrides, quote_prompt
+from flashtrain.command.compose import apply_demo, compose_settings, override_keys, parse_overrides
+from flashtrain.command.words import plain_words
 from flashtrain.errors import UserError
 from flashtrain.files.disk import conf_folder
 from flashtrain.settings.groups import CHECKPOINTING
@@ -165,7 +166,7 @@ def test_a_demos_step_is_whole_samples_of_another_context(context, tokens) -> No
     ],
 )
 def test_a_prompt_may_be_any_text(text: str) -> None:
-    (override,) = parse_overrides([quote_prompt(f"prompt={text}")])
+    (override,) = parse_overrides(plain_words([f"prompt={text}"]))
     assert OmegaConf.create({"prompt": override.value()}).prompt == text
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from flashtrain import registry
+from flashtrain.command.compose import compose_settings, parse_overrides
+from flashtrain.command.sweep import expand
 from flashtrain.command.words import plain_words
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import FAMILIES, POSITIONS, RESIDUALS, SIZES
@@ -39,7 +41,6 @@ def test_names_in_capitals_and_powers_of_ten_are_what_they_mean(given: str, read
         "optimizer.learning_rate=1e-3",
         "optimizer.epsilon=1e8",  # no whole number
         "trainer.steps=1.5e0",
-        "data.path=1e3",
         "data.name=Org/Name",
         "data.text_column=Text",
         "hydra.run.dir=Runs/1e3",
@@ -57,8 +58,68 @@ def test_everything_else_stays_as_it_is_given(word: str) -> None:
 
 
 def test_a_prompt_may_hold_anything_and_a_model_of_ones_own_has_sizes_of_its_own() -> None:
+    assert plain_words(["prompt=null"]) == ["prompt='null'"]
     assert plain_words(["prompt=A, 'b'\n1e6"]) == ["prompt='A, \\'b\\'\n1e6'"]
     assert plain_words(["model.name=mine", "model.size=124M"])[1] == "model.size=124M"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "epoch=1-step=10.ckpt",
+        "runs/lr=0.1,wd=0/run",
+        "a b/[c] (d) {e: f}",
+        "it's",
+        "~/é",
+        "1e3",
+        ".5",
+        "007",
+        "true",
+        "auto",
+    ],
+)
+@pytest.mark.parametrize(
+    "key",
+    ["checkpoint", "weights", "resume", "output", "data.path", "data.tokenizer", "++model.path", "finetune.path"],
+)
+def test_a_path_is_the_text_that_was_typed(key: str, text: str) -> None:
+    words = plain_words([f"{key}={text}"])
+    (override,) = parse_overrides(words)
+    assert override.value() == text
+    assert plain_words(words) == words  # ranks read the command's words once more
+    swept = [parse_overrides(job)[0].value() for job in expand(plain_words(["-m", f"{key}={text}"])[1:])]
+    assert swept == text.split(",")
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [
+        ("'lr=0.1,wd=0/run'", "lr=0.1,wd=0/run"),
+        ('"a b"', "a b"),
+        (r"a\=b\,c", "a=b,c"),
+        ("null", None),
+        ("", ""),
+        ("${oc.env:HOME}/x", "${oc.env:HOME}/x"),
+    ],
+)
+def test_a_path_in_hydras_own_form_is_read_as_hydra_does(value: str, read: str | None) -> None:
+    (override,) = parse_overrides(plain_words([f"checkpoint={value}"]))
+    assert override.value() == read
+
+
+def test_commas_of_a_sweep_separate_paths_outside_quotes() -> None:
+    given = ["-m", "recipe=gpt2", "data=files", "data.path=a=1/x,'b,c'", "logger.group=choice(d,e)", "prompt=f, g"]
+    jobs = expand(plain_words(given)[1:])
+    assert [compose_settings(job).data.path for job in jobs] == ["a=1/x", "a=1/x", "b,c", "b,c"]
+    assert [compose_settings(job).logger.group for job in jobs] == ["d", "e", "d", "e"]
+    assert {compose_settings(job).prompt for job in jobs} == {"f, g"}
+
+
+def test_several_names_without_m_are_told_of_it() -> None:
+    with pytest.raises(UserError, match="-m"):
+        compose_settings(plain_words(["recipe=gpt2", "logger.mode=online,offline"])).check()
+    with pytest.raises(UserError, match="-m"):
+        compose_settings(plain_words(["recipe=gpt2", "model.size=124M,355M"]))
 
 
 def test_what_a_program_registered_is_named_like_what_ships(monkeypatch) -> None:

@@ -12,8 +12,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashtrain.command.compose import compose_settings, quote_prompt
+from flashtrain.command.compose import compose_settings
 from flashtrain.command.modes import settings_from_checkpoint
+from flashtrain.command.words import plain_words
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import (
     BEST,
@@ -193,7 +194,7 @@ def with_text(text: str) -> Settings:
 
 def test_a_prompt_on_the_command_line_is_the_text_that_was_typed() -> None:
     for text in TEXTS[:6]:
-        assert compose_settings(["recipe=gpt2", quote_prompt(f"prompt={text}")]).prompt == text
+        assert compose_settings(plain_words(["recipe=gpt2", f"prompt={text}"])).prompt == text
 
 
 def test_nothing_is_looked_up_for_a_config_yaml_from_elsewhere(tmp_path, monkeypatch) -> None:
