@@ -18,7 +18,7 @@ def test_the_kernels_equal_the_reference_in_the_interpreter(part):
 
 
 # Slow: compiling all that is compiled for sm_90 takes half a minute of a core. One of few cases is always compiled. For
-# the other two .ci/run compiles them, each with two releases of Triton in turns.
+# the other two .ci/run compiles them, with two releases of Triton and on days that take turns.
 @pytest.mark.parametrize("cases", [pytest.param("tests", marks=pytest.mark.slow), "few"])
 def test_the_tables_tiles_compile_without_spills_within_shared_memory_and_with_tensor_cores(cases):
     rows = compiled_rows("compile_cases.py", "90", "--cases", cases)
