@@ -58,8 +58,10 @@ class ChatDataModule(TextDataModule):
     ) -> None:
         one_of("data.too_long", too_long, TOO_LONG)
         rows = ChatFiles(source) if isinstance(source, str | os.PathLike) else source
-        folder = tokenizer.kind if isinstance(tokenizer, TokenizerSpec) else tokenizer
-        made = huggingface_tokenizer(folder) if isinstance(folder, str | os.PathLike) else folder
+        if isinstance(tokenizer, TokenizerSpec):
+            made = huggingface_tokenizer(tokenizer.kind, begin_of_text=tokenizer.begin_of_text)
+        else:
+            made = huggingface_tokenizer(tokenizer) if isinstance(tokenizer, str | os.PathLike) else tokenizer
         self.template = ChatTemplate(made, template=template, train_on=train_on, text_column=text_column)
         self.too_long = too_long
         self._documents: tuple[ChatDocuments, ChatDocuments] | None = None

@@ -28,7 +28,7 @@ from flashtrain.data.bpe import clean, rust_threads
 from flashtrain.data.huggingface_tokenizer import HuggingFaceTokenizer
 from flashtrain.data.text_files import one_line
 from flashtrain.data.token_cache import GOES_ON, LABELLED
-from flashtrain.data.tokenizers import Tokenizer
+from flashtrain.data.tokenizers import Tokenizer, as_document
 from flashtrain.errors import UserError, one_of
 from flashtrain.files.foreign_files import parse_json, read_text
 
@@ -102,9 +102,6 @@ class ChatTemplate:
         self._special = {name: _content(one) for name, one in tokenizer.config.items() if name.endswith("_token")}
         # In a template's text, unlike in other texts, what spells a special token is that token: a copy knows them.
         self._library = tokenizer.library_form()
-        # What the tokenizer puts before a text of no template: Llama's begin of text, nothing of GPT-2's.
-        begin, around = self._library.token_to_id(str(self._special.get("bos_token"))), self._library.encode("").ids
-        self._before = around[:1] if around[:1] == [begin] else []
 
     def key(self) -> str:
         """What decides the tokens, and which of them are learnt, beside the tokenizer's vocabulary."""
@@ -169,8 +166,8 @@ class ChatTemplate:
         for begin, end in piece.learnt:
             marks[counts[begin][0] if begin else 0 : counts[end][1]] = LABELLED
         if piece.plain:
-            tokens = np.concatenate((self._before, tokens, [self.tokenizer.end_of_text])).astype(np.int64)
-            marks = np.concatenate((np.zeros(len(self._before)), marks, [LABELLED])).astype(np.uint8)
+            tokens = as_document(self.tokenizer, tokens)
+            marks = np.concatenate((np.zeros(len(tokens) - len(marks) - 1), marks, [LABELLED])).astype(np.uint8)
         if piece.goes_on:
             marks[:1] |= GOES_ON
         return tokens, marks

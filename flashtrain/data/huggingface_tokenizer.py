@@ -34,6 +34,7 @@ USUAL_ENDS = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>")  # where no file 
 class HuggingFaceTokenizer:
     """A tokenizer as its folder has it. It adds no special token to a text, and one that a text spells is text.
 
+    begin_of_text: the ids that transformers' AutoTokenizer puts before a text (tokenizers.as_document does).
     end_of_text: the eos_token of the folder's settings, else its sep_token, else that of the model beside.
     config: what tokenizer_config.json says, a chat template included. Made by `load`.
     """
@@ -45,6 +46,7 @@ class HuggingFaceTokenizer:
         tokenizer.no_truncation()
         tokenizer.encode_special_tokens = True
         self._tokenizer = tokenizer
+        self.begin_of_text = _put_before(tokenizer)
         self.end_of_text = end_of_text
         # The class that takes tokenizer.json as it is: others of transformers build parts of it anew.
         self.config = {**config, "tokenizer_class": "PreTrainedTokenizerFast"}
@@ -78,6 +80,12 @@ class HuggingFaceTokenizer:
             )
         return cls(tokenizer, _end_of_text(folder, tokenizer, config), config)
 
+    def without_begin(self) -> HuggingFaceTokenizer:
+        """A copy that puts nothing around a text; nor does AutoTokenizer where it is saved."""
+        library = self.library_form()
+        library.post_processor = None
+        return HuggingFaceTokenizer(library, self.end_of_text, self.config)
+
     def library_form(self) -> RustTokenizer:
         """A copy of the Hugging Face library's tokenizer."""
         return RustTokenizer.from_str(self._tokenizer.to_str())
@@ -97,7 +105,8 @@ class HuggingFaceTokenizer:
         return f"a Hugging Face tokenizer ({self.vocab_size:,} tokens)"
 
     def fingerprint(self) -> str:
-        return hashlib.sha256(f"{self.end_of_text} {self._tokenizer.to_str()}".encode()).hexdigest()
+        begin = f"{self.begin_of_text} " if self.begin_of_text else ""
+        return hashlib.sha256(f"{begin}{self.end_of_text} {self._tokenizer.to_str()}".encode()).hexdigest()
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Also loads as transformers.AutoTokenizer.from_pretrained(folder)."""
@@ -136,6 +145,13 @@ def _made_by_transformers(folder: Path) -> str:
         raise UserError(
             f"no {FILE} in {folder}, and transformers makes no tokenizer of its other files: {reason}"
         ) from error
+
+
+def _put_before(tokenizer: RustTokenizer) -> list[int]:
+    """AutoTokenizer takes what stands around a text from tokenizer.json alone, whatever add_bos_token says."""
+    found = tokenizer.encode("a")
+    own = [not added for added in found.special_tokens_mask]
+    return found.ids[: own.index(True)] if any(own) else []
 
 
 def _end_of_text(folder: Path, tokenizer: RustTokenizer, config: dict[str, Any]) -> int:

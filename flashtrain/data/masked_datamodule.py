@@ -6,6 +6,7 @@ T tokens of a packed row.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from torch.utils.data import DataLoader
 
@@ -17,7 +18,7 @@ from flashtrain.data.packing import Spans
 from flashtrain.data.sources import TextSource, TokenSource
 from flashtrain.data.token_budget import Cost, TokenBudgetPlan, rows_once
 from flashtrain.data.token_budget_loader import TokenBudgetLoader, TokenBudgetSampler
-from flashtrain.data.tokenizers import SpecialTokens, Tokenizer, TokenizerSpec
+from flashtrain.data.tokenizers import SpecialTokens, Tokenizer, TokenizerSpec, without_begin
 from flashtrain.errors import UserError
 
 VALIDATION_SEED = 2**32  # no training run has it: seeds end below
@@ -86,6 +87,10 @@ class MaskedTextDataModule(TextDataModule):
             num_workers=num_workers,
             cache_dir=cache_dir,
         )
+        # A sample has [CLS] already.
+        given = self.tokenizer_spec
+        spec = isinstance(given, TokenizerSpec)
+        self.tokenizer_spec = replace(given, begin_of_text=False) if spec else without_begin(given)
         if isinstance(self.source, TokenSource):
             raise UserError(f"masked samples are pieces of text, and the source is {self.source.describe()}.")
 

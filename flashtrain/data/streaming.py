@@ -13,7 +13,7 @@ from flashtrain.data.packing import Batch, PackedSamples, Spans
 from flashtrain.data.sources import TextSource
 from flashtrain.data.text_stream import Shard, StreamedBatches, StreamLoader, TextStream, shards_of
 from flashtrain.data.token_cache import TokenCache
-from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, make_tokenizer
+from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, as_document, make_tokenizer
 from flashtrain.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -74,9 +74,8 @@ class StreamingDataModule(TextDataModule):
                 left_out[number] += 1
                 room -= len(text.encode("utf-8", errors="replace"))
                 if text:
-                    ids = self.tokenizer.encode_batch([text])[0]
-                    self._held_out.append(np.concatenate([ids, [self.tokenizer.end_of_text]]).astype(np.int64))
-                    tokens += len(ids) + 1
+                    self._held_out.append(as_document(self.tokenizer, self.tokenizer.encode_batch([text])[0]))
+                    tokens += len(self._held_out[-1])
             if tokens >= wanted or room <= 0:
                 break
         if tokens < self.context + 1:

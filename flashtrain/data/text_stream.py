@@ -25,7 +25,7 @@ import torch
 from flashtrain.data.loader import align_batch_counts, epoch_order
 from flashtrain.data.packing import Batch, packed_batch
 from flashtrain.data.sources import TextSource
-from flashtrain.data.tokenizers import Tokenizer
+from flashtrain.data.tokenizers import Tokenizer, as_document
 from flashtrain.errors import UserError
 from flashtrain.files.foreign_files import is_count
 
@@ -50,7 +50,7 @@ class Place(NamedTuple):
 
 
 class Document(NamedTuple):
-    """ids: with the end of text. place: of its first token."""
+    """ids: with what stands before and after a text. place: of its first token."""
 
     ids: np.ndarray
     place: Place
@@ -83,11 +83,10 @@ class TextStream:
             found = False
             for start, texts in self._groups(epoch, shard, first):
                 order = epoch_order(len(texts), self.seed, epoch, *start)
-                end = [self.tokenizer.end_of_text]
                 ids = self.tokenizer.encode_batch(texts)
                 for number in range(before, len(texts)):
                     found = True
-                    whole = np.concatenate([ids[order[number]], end]).astype(np.int64)
+                    whole = as_document(self.tokenizer, ids[order[number]])
                     yield Document(whole, Place(epoch, *start, number))
                 before = 0
             if not found and (shard, first) == (0, 0):

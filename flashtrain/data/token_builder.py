@@ -33,7 +33,7 @@ from flashtrain.data.token_cache import (
     open_checked,
     tokenizer_key,
 )
-from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, make_tokenizer
+from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, as_document, make_tokenizer
 from flashtrain.errors import UserError
 from flashtrain.files.disk import only_writer
 
@@ -171,7 +171,6 @@ def _write_tokens(
     written.dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
     written.begun = time.monotonic()
     offsets = array("q", [0])
-    end = np.array([tokenizer.end_of_text], dtype=written.dtype)
     groups = _groups(documents)
     group = next(groups, None)
     with ThreadPoolExecutor(1, "flashtrain-reads") as reader, (part / "tokens.bin").open("wb") as file:
@@ -180,8 +179,8 @@ def _write_tokens(
             coming = reader.submit(next, groups, None)
             arrays = []
             for ids in tokenizer.encode_batch(group):
-                arrays += [ids.astype(written.dtype), end]
-                written.tokens += len(ids) + 1
+                arrays.append(as_document(tokenizer, ids).astype(written.dtype))
+                written.tokens += len(arrays[-1])
                 offsets.append(written.tokens)
             written.text_bytes += sum(len(text.encode("utf-8", errors="replace")) for text in group)
             _write(file, np.concatenate(arrays))

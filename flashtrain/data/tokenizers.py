@@ -16,8 +16,9 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
 from tokenizers import BertWordPieceTokenizer
@@ -247,7 +248,7 @@ class TokenizerSpec:
 
     kind: "bytes", "bpe" (trained on the corpus), "gpt2", or a folder's path (huggingface_tokenizer). vocab_size: how
     many tokens a trained "bpe" has. vocab, merges: GPT-2's two files; without them they come from the hub.
-    sample_bytes: a "bpe" is trained on the first so many bytes of the corpus.
+    sample_bytes: a "bpe" is trained on the first so many bytes of the corpus. begin_of_text: see huggingface_tokenizer.
     """
 
     kind: str = "gpt2"
@@ -255,6 +256,7 @@ class TokenizerSpec:
     vocab: str | None = None
     merges: str | None = None
     sample_bytes: int = 200_000_000
+    begin_of_text: bool = True
 
     def __post_init__(self) -> None:
         if self.kind not in (*KINDS, NONE) and not Path(self.kind).expanduser().is_dir():
@@ -276,7 +278,9 @@ class TokenizerSpec:
         if self.kind != "gpt2":
             from flashtrain.data.huggingface_tokenizer import folder_version
 
-            return f"huggingface {folder_version(self.kind)}"
+            version = folder_version(self.kind)
+            begin = _put_before(self.kind, version) if self.begin_of_text else ()
+            return f"huggingface {version}{f' after {begin}' if begin else ''}"
         if self.vocab is None and self.merges is None:
             return "gpt2 from the hub"
         return f"gpt2 {gpt2_files_version(self.vocab, self.merges)}"
@@ -291,21 +295,29 @@ def make_tokenizer(spec: TokenizerSpec, source: TextSource) -> Tokenizer:
     if spec.kind == NONE:
         raise UserError("data.tokenizer=none is for data=tokens: text needs a tokenizer.")
     if spec.kind != "gpt2":
-        return huggingface_tokenizer(spec.kind)
+        return huggingface_tokenizer(spec.kind, begin_of_text=spec.begin_of_text)
     return gpt2_tokenizer(vocab=spec.vocab, merges=spec.merges)
 
 
-def huggingface_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
+def huggingface_tokenizer(folder: str | os.PathLike[str], *, begin_of_text: bool = True) -> Tokenizer:
     """The tokenizer of a Hugging Face folder: of a model, or one that flashtrain saved or exported. Raises UserError.
 
     Its own end of text closes the documents. No code in the folder runs.
+    begin_of_text: whether what AutoTokenizer puts before a text stands before each document and prompt.
     """
     from flashtrain.data.huggingface_tokenizer import HuggingFaceTokenizer  # most runs need none of it
 
     if not Path(folder).expanduser().is_dir():
         raise unknown_tokenizer(os.fspath(folder))
     folder = Path(folder).expanduser()
-    return load_tokenizer(folder) if holds_tokenizer(folder) else HuggingFaceTokenizer.load(folder)
+    found = load_tokenizer(folder) if holds_tokenizer(folder) else HuggingFaceTokenizer.load(folder)
+    return found if begin_of_text else without_begin(found)
+
+
+@cache
+def _put_before(folder: str, version: str) -> tuple[int, ...]:
+    """version: of the folder's files, which may change."""
+    return tuple(begin_of(huggingface_tokenizer(folder)))
 
 
 def unknown_tokenizer(given: str) -> UserError:
@@ -345,6 +357,26 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
 
         return TokenIds.of(read_json_object(path)[MARK], path)
     raise unknown("kind of saved tokenizer", kind, ("bytes", "bpe", "ids", "wordpiece", "huggingface"))
+
+
+def begin_of(tokenizer: Tokenizer) -> list[int]:
+    """The ids that stand before a text: what transformers' AutoTokenizer puts there, none of bytes, bpe and gpt2."""
+    return getattr(tokenizer, "begin_of_text", [])
+
+
+def without_begin(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer with nothing before a text."""
+    return cast(Any, tokenizer).without_begin() if begin_of(tokenizer) else tokenizer
+
+
+def as_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of a text that a model goes on with, after what stands before a text."""
+    return [*begin_of(tokenizer), *tokenizer.encode(text)]
+
+
+def as_document(tokenizer: Tokenizer, ids: np.ndarray) -> np.ndarray:
+    """A text's ids, int64, between what stands before a text and the end of text."""
+    return np.concatenate((begin_of(tokenizer), ids, [tokenizer.end_of_text]), dtype=np.int64, casting="unsafe")
 
 
 def known_end(tokenizer: Tokenizer) -> int | None:

@@ -134,6 +134,8 @@ def read_settings(folder: Path) -> Settings:
         data = content.get("data")
         if isinstance(data, dict) and "mixture" not in data and data.get("streaming") is True:
             data["streaming"] = None  # of an earlier run, to which it meant: while downloading
+        if isinstance(data, dict):
+            data.setdefault("begin_of_text", None)
         for name in registered("settings"):
             _complete(content.get(name), component("settings", name))
     try:
@@ -251,6 +253,8 @@ def _of_the_same(folders: Iterable[Path], settings: Settings) -> Iterator[tuple[
         except UserError as error:
             say(f"passing over {folder}: {error}")
             continue
+        if there.data.begin_of_text is None:  # of a run before this setting, which goes on as it began
+            there.data.begin_of_text = settings.data.begin_of_text
         if _what_is_trained(there) == wanted:
             yield folder, there
 

@@ -58,12 +58,12 @@ def folder_of(path: str, *weights: str) -> Path:
         ) from error
 
 
-def tokenizer_of(path: str | None) -> Tokenizer:
-    """The tokenizer beside a model. UserError: none is there."""
+def tokenizer_of(path: str | None, *, begin_of_text: bool = True) -> Tokenizer:
+    """The tokenizer beside a model. begin_of_text: see huggingface_tokenizer. UserError: none is there."""
     if path is None:
         raise UserError("data.tokenizer=huggingface is the one in the folder of model.path=..., which is not given.")
     folder = folder_of(path)
-    return huggingface_tokenizer(folder if folder.is_dir() else folder.parent)
+    return huggingface_tokenizer(folder if folder.is_dir() else folder.parent, begin_of_text=begin_of_text)
 
 
 def read_config(path: str, changes: Mapping[str, Any], setting: str = "model.path") -> Any:

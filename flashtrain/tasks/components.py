@@ -251,8 +251,10 @@ def make_tokenizer_spec(settings: Settings) -> TokenizerSpec | Tokenizer:
     if data.tokenizer == "huggingface":
         from flashtrain.integrations.huggingface_folder import tokenizer_of
 
-        return tokenizer_of(settings.model.path)
-    return TokenizerSpec(kind=data.tokenizer, vocab_size=data.vocab_size, vocab=data.vocab, merges=data.merges)
+        return tokenizer_of(settings.model.path, begin_of_text=data.puts_begin)
+    return TokenizerSpec(
+        data.tokenizer, data.vocab_size, vocab=data.vocab, merges=data.merges, begin_of_text=data.puts_begin
+    )
 
 
 def vocabulary_of(data: DataSettings) -> int:

@@ -13,7 +13,7 @@ import torch
 
 from flashtrain.announce import say
 from flashtrain.data.datamodule import TextDataModule
-from flashtrain.data.tokenizers import Tokenizer, load_tokenizer
+from flashtrain.data.tokenizers import Tokenizer, as_prompt, begin_of, load_tokenizer, without_begin
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
 from flashtrain.folders.run_folder import SAMPLE, TOKENIZER
@@ -162,7 +162,10 @@ def tokenizer_of_weights(settings: Settings) -> Tokenizer | None:
     from flashtrain.tasks.language.trained import run_of_weights
 
     run = run_of_weights(settings)
-    return None if run is None else load_tokenizer(run / TOKENIZER)
+    if run is None:
+        return None
+    found = load_tokenizer(run / TOKENIZER)
+    return found if settings.data.puts_begin else without_begin(found)
 
 
 def model_builder(settings: Settings) -> Callable[..., Trainable]:
@@ -330,12 +333,13 @@ def continue_text(model: Trainable, tokenizer: Tokenizer, settings: Settings) ->
     where conversations are its data. Raises UserError for a model that does not generate."""
     device = next(model.parameters()).device
     prompt, options = settings.prompt or settings.data.first_words, settings.generate
+    unseen = 0  # tokens at the beginning that are no part of the answer
     if settings.data.source == CHAT:
         from flashtrain.data.chat_template import ChatTemplate
 
         begin = ChatTemplate(tokenizer).prompt(prompt)
     else:
-        begin = tokenizer.encode(prompt)
+        begin, unseen = as_prompt(tokenizer, prompt), len(begin_of(tokenizer))
     tokens = torch.tensor([begin], device=device)
     with torch.autocast("cuda", dtype=torch.bfloat16, enabled=device.type == "cuda" and torch.cuda.is_bf16_supported()):
         written = generate(
@@ -348,4 +352,4 @@ def continue_text(model: Trainable, tokenizer: Tokenizer, settings: Settings) ->
             end_of_text=generation_ends(model, tokenizer, settings),
             mask=make_mask(settings, packed=False),
         )
-    return tokenizer.decode(written[0].tolist())
+    return tokenizer.decode(written[0].tolist()[unseen:])

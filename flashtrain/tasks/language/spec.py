@@ -184,7 +184,7 @@ RULES = (
         "language models and BERT; a classifier has sequence.*",
     ),
     Rule(
-        "data.document_mask data.validation_tokens data.split_context",
+        "data.document_mask data.validation_tokens data.split_context data.begin_of_text",
         task_heeds("model"),
         "language models; BERT has masked.* and finetune.*",
     ),

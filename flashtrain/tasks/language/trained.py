@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from flashtrain.announce import say
-from flashtrain.data.tokenizers import Tokenizer, load_tokenizer
+from flashtrain.data.tokenizers import Tokenizer, load_tokenizer, without_begin
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import BEST, CONFIG_FILE, TOKENIZER, find_checkpoint, read_settings
 from flashtrain.integrations import exported_by_flashtrain, load_decoder, load_weights
@@ -120,6 +120,8 @@ def fit_to_run(settings: Settings, given: Collection[str]) -> list[str]:
                 f"data.{name}={there}: leave it out."
             )
         setattr(settings.data, name, there)
+    if "data.begin_of_text" not in given:
+        settings.data.begin_of_text = own.data.puts_begin
     for name in ("name", "size", "positions", "vocab_rows"):
         setattr(settings.model, name, getattr(own.model, name))
     taken = [f"tokenizer {own.data.tokenizer}", f"model {own.model.label}"]
@@ -222,6 +224,8 @@ def load_trained(given: str, *, attention: str, settings: Settings | None = None
     except RuntimeError as error:
         raise UserError(f"{path} does not fit its model: {str(error).splitlines()[0]}") from error
     tokenizer = load_tokenizer(folder / TOKENIZER)
+    if not (settings or read_settings(folder)).data.puts_begin:
+        tokenizer = without_begin(tokenizer)
     known = config.vocab_size if description["name"] in DECODERS else vocab_size
     check_vocabulary(tokenizer.vocab_size, known, folder)
     return TrainedModel(model.eval(), tokenizer, folder, path, trained_steps(saved, path))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flashtrain.announce import say
-from flashtrain.data.tokenizers import Tokenizer
+from flashtrain.data.tokenizers import Tokenizer, as_prompt
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import make_unique
 from flashtrain.models.trainable import Trainable
@@ -57,8 +57,9 @@ def make_prompt(tokenizer: Tokenizer, key: str, *, length: int, depth: float) ->
     Pieces are tokenised one by one and the filler is cut to the token, so that any tokenizer gives the exact length.
     Raises UserError where the length holds no filler at all.
     """
-    introduction, filler, hidden, question, answer = (
-        tokenizer.encode(text.format(key=key)) for text in (INTRODUCTION, FILLER, HIDDEN, QUESTION, ANSWER)
+    introduction = as_prompt(tokenizer, INTRODUCTION)
+    filler, hidden, question, answer = (
+        tokenizer.encode(text.format(key=key)) for text in (FILLER, HIDDEN, QUESTION, ANSWER)
     )
     count = len(answer) + SPARE_TOKENS
     fixed = len(introduction) + len(hidden) + len(question) + count
