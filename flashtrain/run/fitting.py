@@ -24,7 +24,7 @@ from flashtrain.training.hardware import Hardware
 from flashtrain.training.loggers import close_loggers, log_summary, make_loggers
 from flashtrain.training.memory_choice import OutOfMemory, is_out_of_memory, out_of_memory_line
 from flashtrain.training.progress import make_progress
-from flashtrain.training.resuming import CheckRestored, RandomState, raised_while_restoring
+from flashtrain.training.resuming import CheckRestored, RandomState, RatesOfThisRun, raised_while_restoring
 from flashtrain.training.signals import SaveOnSignal, StoppedInValidation, killed_rank
 from flashtrain.training.throughput import Throughput
 
@@ -73,6 +73,7 @@ def fit(
         StopOnNonFinite(),
         signals,
         CheckRestored(),
+        RatesOfThisRun(),
         RandomState(settings.seed),
         due,
         *callbacks,

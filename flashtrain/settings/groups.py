@@ -488,7 +488,7 @@ class ScheduleSettings:
 
     name: str = "cosine"  # cosine, linear or constant, or one that your program registered
     warmup_steps: int | None = None  # null: 5% of the steps
-    minimum_ratio: float = 0.1  # the last learning rate as a share of the peak
+    minimum_ratio: float = 0.1  # the last learning rate as a share of the peak; 0 comes a step after the last
     options: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:

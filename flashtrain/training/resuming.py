@@ -11,6 +11,7 @@ import logging
 import random
 import sys
 import traceback
+import warnings
 from collections.abc import Mapping
 from numbers import Real
 from pathlib import Path
@@ -184,6 +185,40 @@ def _short(value: Any) -> str:
         return f"a tensor of shape {tuple(value.shape)}"
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+class RatesOfThisRun(pl.Callback):
+    """Gives a run that goes on the learning rates that its own schedule has from this step on.
+
+    What a checkpoint has of schedule and rates is of the earlier run: where that was shorter, its rates are at their
+    end. So the new schedule is stepped to where the checkpoint stands, unless it follows a figure (ReduceLROnPlateau).
+    """
+
+    _new: tuple[Any, ...] = ()  # each schedule, its state, and the rates of its optimiser's groups
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # Between the making of optimisers and schedules and the restoring of their states.
+        schedules: list[Any] = [one.scheduler for one in trainer.lr_scheduler_configs if not one.reduce_on_plateau]
+        self._new = tuple((one, copy.deepcopy(one.state_dict()), _rates(one)) for one in schedules)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.ckpt_path is None:
+            return
+        for schedule, state, rates in self._new:
+            done = schedule.last_epoch
+            schedule.load_state_dict(state)
+            schedule.optimizer.state_dict()  # MasterWeights in host memory take up what was restored only now
+            for group, own in zip(schedule.optimizer.param_groups, rates, strict=True):
+                group.update(own)
+            with warnings.catch_warnings():  # that the optimiser has made no step
+                warnings.simplefilter("ignore")
+                for _ in range(done):
+                    schedule.step()
+
+
+def _rates(schedule: Any) -> list[dict[str, Any]]:
+    groups = schedule.optimizer.param_groups
+    return [{name: copy.deepcopy(group[name]) for name in ("lr", "initial_lr")} for group in groups]
 
 
 log = logging.getLogger(__name__)

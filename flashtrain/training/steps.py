@@ -125,13 +125,14 @@ def cosine_with_warmup(
     """Linear warm-up to the peak over warmup_steps, then half a cosine down to minimum_ratio times the peak.
 
     The first step already has 1/warmup_steps of the peak, and the last of total_steps the minimum (Loshchilov and
-    Hutter 2017, arXiv 1608.03983, without restarts). Steps past total_steps stay at the minimum.
+    Hutter 2017, arXiv 1608.03983, without restarts); a minimum of 0 comes a step later, so that every step learns.
+    Steps past total_steps stay at the minimum.
     Raises UserError for counts that do not fit together or a ratio outside 0..1.
     """
     _check(warmup_steps, total_steps, minimum_ratio)
 
     def ratio(step: int) -> float:
-        done = _fraction_done(step, warmup_steps, total_steps)
+        done = _fraction_done(step, warmup_steps, total_steps, minimum_ratio)
         return minimum_ratio + (1 - minimum_ratio) * 0.5 * (1 + math.cos(math.pi * done))
 
     return _after_warmup(optimizer, warmup_steps, ratio)
@@ -142,12 +143,13 @@ def linear_with_warmup(
 ) -> LambdaLR:
     """Linear warm-up to the peak over warmup_steps, then a straight line down to minimum_ratio times the peak.
 
-    Raises UserError for counts that do not fit together or a ratio outside 0..1.
+    First and last steps as in `cosine_with_warmup`. Raises UserError for counts that do not fit together or a ratio
+    outside 0..1.
     """
     _check(warmup_steps, total_steps, minimum_ratio)
 
     def ratio(step: int) -> float:
-        return 1 - (1 - minimum_ratio) * _fraction_done(step, warmup_steps, total_steps)
+        return 1 - (1 - minimum_ratio) * _fraction_done(step, warmup_steps, total_steps, minimum_ratio)
 
     return _after_warmup(optimizer, warmup_steps, ratio)
 
@@ -192,10 +194,11 @@ def _check(warmup_steps: int, total_steps: int, minimum_ratio: float) -> None:
         raise UserError(f"minimum_ratio must lie between 0 and 1, got {minimum_ratio}")
 
 
-def _fraction_done(step: int, warmup_steps: int, total_steps: int) -> float:
-    """0 at the step that reaches the peak, 1 at the last step and after."""
+def _fraction_done(step: int, warmup_steps: int, total_steps: int, minimum_ratio: float) -> float:
+    """0 at the step that reaches the peak, 1 at the last step and after; only after it where that is a rate of 0."""
     first = max(warmup_steps - 1, 0)
-    return min(1.0, (step - first) / max(1, total_steps - 1 - first))
+    last = total_steps - 1 if minimum_ratio else total_steps
+    return min(1.0, (step - first) / max(1, last - first))
 
 
 def _after_warmup(optimizer: Optimizer, warmup_steps: int, ratio: Callable[[int], float]) -> LambdaLR:

@@ -12,6 +12,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from tiny_runs import TinyRuns
+from transformers import get_linear_schedule_with_warmup
 
 from flashtrain import registry
 from flashtrain.training.checkpoints import read_checkpoint, save_atomically
@@ -120,6 +121,21 @@ def test_sigterm_in_a_validation_at_which_no_checkpoint_was_due_leaves_one_of_th
     status, _ = tiny_runs.run(folder.name, *words, f"resume={folder}")
     assert status == 0
     assert outcome(folder) == outcome(whole)
+
+
+@pytest.mark.parametrize("states", ["full", "host"])
+def test_a_run_that_goes_on_beyond_its_end_has_the_rates_of_its_new_length(tiny_runs: TinyRuns, states: str) -> None:
+    words = ("schedule=linear", "schedule.minimum_ratio=0", f"optimizer.states={states}")
+    status, folder = tiny_runs.run(f"longer-{states}", *words)
+    assert status == 0
+    status, _ = tiny_runs.run(folder.name, *words, "trainer.steps=12", f"resume={folder}")
+    assert status == 0
+    schedule = get_linear_schedule_with_warmup(torch.optim.SGD([torch.zeros(1)], lr=1.0), 1, 13)
+    factor = schedule.lr_lambdas[0]  # ours leaves its first rate out, which is 0
+    rows = [{name[:3]: value for name, value in row.items()} for row in outcome(folder)["metrics"]]
+    rates = [float(row["lr-"]) for row in rows if row["lr-"]]
+    assert rates[6:] == pytest.approx([0.003 * factor(step + 1) for step in range(6, 12)])
+    assert min(rates) > 0
 
 
 @pytest.fixture(scope="module")

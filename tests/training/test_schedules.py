@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
+from tiny_training import TinyData, TinyTask, tiny_trainer
+from torch.optim.lr_scheduler import ConstantLR, LinearLR, OneCycleLR, SequentialLR, StepLR
+from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
 
 from flashtrain.errors import UserError
+from flashtrain.training.checkpoints import SaveLast
+from flashtrain.training.resuming import RatesOfThisRun
 from flashtrain.training.steps import constant_with_warmup, cosine_with_warmup, linear_with_warmup, make_schedule
 
 
@@ -32,7 +38,62 @@ def test_cosine_rises_to_the_peak_and_falls_to_the_minimum():
 
 
 def test_linear_falls_in_equal_steps():
-    assert rates(linear_with_warmup, 6, 2, 6) == pytest.approx([1.0, 2.0, 1.5, 1.0, 0.5, 0.0])
+    assert rates(linear_with_warmup, 6, 2, 6, 0.1) == pytest.approx([1.0, 2.0, 1.55, 1.1, 0.65, 0.2])
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 3])
+@pytest.mark.parametrize("name", ["linear", "cosine"])
+def test_a_fall_to_0_is_transformers_whose_first_rate_of_0_is_left_out(name, warmup):
+    ours = rates(lambda optimizer: make_schedule(name, optimizer, warmup, 7, 0.0), 8)
+    theirs = get_linear_schedule_with_warmup if name == "linear" else get_cosine_schedule_with_warmup
+    skipped = min(warmup, 1)
+    assert ours == pytest.approx(rates(theirs, 8 + skipped, warmup, 7 + skipped)[skipped:])
+    assert min(ours[:7]) > 0 == ours[7]
+
+
+class Rated(TinyTask):
+    """Keeps each step's rate of a schedule that `build` makes for so many steps."""
+
+    def __init__(self, build: Any, total_steps: int) -> None:
+        super().__init__(total_steps)
+        self.build, self.rates = build, []
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.lr)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": self.build(optimizer, self.total_steps)}
+                | {"interval": "step"}}  # fmt: skip
+
+    def training_step(self, batch, batch_idx):
+        self.rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda optimizer, total: linear_with_warmup(optimizer, 2, total),
+        lambda optimizer, total: constant_with_warmup(optimizer, total // 2),
+        lambda optimizer, total: StepLR(optimizer, total // 3),
+        lambda optimizer, total: OneCycleLR(optimizer, 0.1, total),
+        lambda optimizer, total: SequentialLR(  # warm-up, stable, decay
+            optimizer,
+            [LinearLR(optimizer, 0.1, total_iters=2), ConstantLR(optimizer, 1), LinearLR(optimizer, 1, 0.1, total - 9)],
+            [2, 9],
+        ),
+    ],
+    ids=["linear", "constant", "steps", "one-cycle", "wsd"],
+)
+def test_a_run_that_goes_on_beyond_its_end_has_the_rates_of_its_new_length(tmp_path, build):
+    def fit(length: int, folder: str, resume: str | None = None) -> list[float]:
+        task = Rated(build, length)
+        callbacks = (RatesOfThisRun(), SaveLast(tmp_path / folder))
+        tiny_trainer(tmp_path, *callbacks, max_steps=length).fit(task, datamodule=TinyData(), ckpt_path=resume)
+        return task.rates
+
+    assert len(fit(10, "short")) == 10
+    for length in (12, 15):
+        continued = fit(length, "again", resume=str(tmp_path / "short" / "last.ckpt"))
+        assert continued == fit(length, "whole")[10:]
 
 
 def test_constant_stays_at_the_peak():
@@ -49,7 +110,7 @@ def test_a_run_of_one_step_works():
 
 
 def test_a_schedule_is_made_by_its_name():
-    assert rates(lambda optimizer: make_schedule("linear", optimizer, 0, 3, 0.0), 3) == pytest.approx([2.0, 1.0, 0.0])
+    assert rates(lambda optimizer: make_schedule("linear", optimizer, 0, 3, 0.5), 3) == pytest.approx([2.0, 1.5, 1.0])
     with pytest.raises(UserError, match="Did you mean 'cosine'"):
         make_schedule("cosin", None, 0, 1, 0.0)
 
