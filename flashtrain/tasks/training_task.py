@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -18,7 +17,6 @@ from flashtrain.training.optimizers import adamw
 from flashtrain.training.progress import make_progress
 from flashtrain.training.steps import clip_gradients, gradient_scale
 
-LOSSES_KEPT = 64
 DEFAULT_LEARNING_RATE = 6e-4
 
 OptimizerBuilder = Callable[[nn.Module], torch.optim.Optimizer]
@@ -65,7 +63,7 @@ class TrainingTask(pl.LightningModule):
         self._make_schedule = make_schedule
         self._step_losses: list[Tensor] = []
         self._first_loss: Tensor | None = None
-        self._last_losses: deque[Tensor] = deque(maxlen=LOSSES_KEPT)
+        self._last_loss: Tensor | None = None
 
     def configure_optimizers(self) -> Any:
         """The optimiser, and the schedule stepped at each optimiser step."""
@@ -95,41 +93,35 @@ class TrainingTask(pl.LightningModule):
         self._step_losses.clear()
         if self._first_loss is None:
             self._first_loss = self._over_ranks(step_loss)
-        self._last_losses.append(step_loss)
+        self._last_loss = step_loss
         return step_loss
 
     def on_train_end(self) -> None:
-        """Make the latest losses those of all ranks: each computed another part of the step."""
-        if self._last_losses:
-            means = self._over_ranks(self._latest())
-            self._last_losses = deque(means, maxlen=LOSSES_KEPT)
-
-    def _latest(self) -> Tensor:
-        """This rank's latest losses, of which the earlier ones may come from a checkpoint."""
-        device = self._last_losses[-1].device
-        return torch.stack([loss.float().to(device) for loss in self._last_losses])
+        """Make the last loss that of all ranks: each computed another part of the step."""
+        if self._last_loss is not None:
+            self._last_loss = self._over_ranks(self._last_loss)
 
     def _over_ranks(self, losses: Tensor) -> Tensor:
         """The mean over all ranks, of which every one must call this."""
         return losses if self.trainer.world_size == 1 else self.trainer.strategy.reduce(losses, reduce_op="mean")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep what rebuilds the model beside its weights, and the first and latest losses for the run's summary.
+        """Keep what rebuilds the model beside its weights, and the first and the last loss for the run's summary.
 
-        Every rank calls this: the latest losses are kept as the means over all.
+        Every rank calls this: the last loss is kept as the mean over all.
         """
         checkpoint["flashtrain"] = self.description
         checkpoint["first_loss"] = self.first_loss
-        checkpoint["last_losses"] = self._over_ranks(self._latest()).tolist() if self._last_losses else []
+        checkpoint["last_loss"] = None if self._last_loss is None else float(self._over_ranks(self._last_loss))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take the losses of the run that this one continues. Raises UserError where they are no numbers."""
-        first, latest = checkpoint.get("first_loss"), checkpoint.get("last_losses", [])
-        numbers = latest if first is None or not isinstance(latest, list) else [first, *latest]
-        if not isinstance(numbers, list) or not all(type(number) is float for number in numbers):
+        losses = checkpoint.get("first_loss"), checkpoint.get("last_loss")
+        if not all(loss is None or type(loss) is float for loss in losses):
             raise UserError("the checkpoint is damaged: the losses that it notes are no numbers.")
-        self._first_loss = None if first is None else torch.tensor(first)
-        self._last_losses = deque((torch.tensor(loss) for loss in latest), maxlen=LOSSES_KEPT)
+        self._first_loss, self._last_loss = (
+            None if loss is None else torch.tensor(loss, device=self.device) for loss in losses
+        )
 
     @property
     def first_loss(self) -> float | None:
@@ -138,10 +130,8 @@ class TrainingTask(pl.LightningModule):
 
     @property
     def last_loss(self) -> float | None:
-        """The mean loss of the latest steps (64 at most); None before the first. Over all ranks, once the fit ended."""
-        if not self._last_losses:
-            return None
-        return torch.stack([loss.float().cpu() for loss in self._last_losses]).mean().item()
+        """The loss of the latest step; None before the first. Over all ranks, once the fit has ended."""
+        return None if self._last_loss is None else float(self._last_loss)
 
     def is_logged_step(self) -> bool:
         """Whether this step's values are looked at: averaging over ranks and self.log cost time at each step.

@@ -57,6 +57,8 @@ def test_the_summary_is_one_flat_row_and_the_loss_fell(trained) -> None:
     assert not any(isinstance(value, dict | list) for value in row.values())
     assert row["status"] == "finished"
     assert (row["steps"], row["tokens"], row["batch"]) == (6, 6 * 256, 8)
+    curve = losses(trained)
+    assert (row["train_loss_first"], row["train_loss"]) == pytest.approx((curve[0], curve[5]))
     assert row["train_loss"] < row["train_loss_first"]
     assert row["mfu"] is None  # no peak is known for a CPU
 

@@ -228,7 +228,7 @@ def first_state(checkpoint: dict[str, Any]) -> dict[str, Any]:
         ("schedule-step", lambda c: c["lr_schedulers"][0].update(_step_count="4"), "the schedule's _step_count is '4'"),
         ("schedule-method", lambda c: c["lr_schedulers"][0].update(get_lr=5), "the schedule's state has an entry"),
         ("schedule-rate", lambda c: c["lr_schedulers"][0].update(base_lrs=[float("nan")]), "base_lrs is [nan]"),
-        ("losses", lambda c: c.update(last_losses="all"), "losses"),
+        ("losses", lambda c: c.update(last_loss="all"), "losses"),
         ("random", lambda c: c["random_states"][0].update(cpu=torch.zeros(3)), "random states are damaged"),
         ("callbacks", lambda c: c.update(callbacks=[1]), "its callbacks"),
         ("description", lambda c: c.update(flashtrain="a model"), ""),
