@@ -171,7 +171,7 @@ class HuggingFaceDecoder(Trainable):
             self.to(device)
         for _, layer in self.adapters:
             with folders.whole(layer, device):
-                for name in layer.lora_A:
+                for name in layer.r:
                     layer.reset_lora_parameters(name, True)
 
     @contextmanager
@@ -305,9 +305,9 @@ def _counted(tokens: Tensor) -> Tensor:
 
 
 def _size_in_4_bits(adapted: tuple[str, Any]) -> int:
-    """The numbers of an adapted layer's matrix that fit torchao's blocks of blocks; else 0, and it stays as it is."""
-    weight = adapted[1].get_base_layer().weight
-    return weight.numel() if weight.numel() % BLOCKS_OF_4_BITS == 0 else 0
+    """The numbers of an adapted nn.Linear that fit torchao's blocks of blocks; else 0, and it stays as it is."""
+    base = adapted[1].get_base_layer()
+    return base.weight.numel() if isinstance(base, nn.Linear) and base.weight.numel() % BLOCKS_OF_4_BITS == 0 else 0
 
 
 def _trained_alone(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:

@@ -79,7 +79,9 @@ def transformers_decoder(
         _add_adapters(module, lora, path or "")  # of a configuration alone peft has nothing to look up
     if quantize is not None:
         _check_quantize(quantize, lora)
-    return HuggingFaceDecoder(module, origin=path, residual=residual, quantize=quantize)
+    model = HuggingFaceDecoder(module, origin=path, residual=residual, quantize=quantize)
+    _check_adapters(model)
+    return model
 
 
 def _check_quantize(quantize: str, lora: Mapping[str, Any] | None) -> None:
@@ -106,6 +108,20 @@ def _add_adapters(module: Any, lora: Mapping[str, Any], name: str) -> None:
         module.add_adapter(LoraConfig(task_type="CAUSAL_LM", **lora))
     except ValueError as error:
         raise UserError(f"model.adapter_targets: {' '.join(str(error).split())[:200]}") from error
+
+
+def _check_adapters(model: HuggingFaceDecoder) -> None:
+    """UserError for an adapter that would be merged into more layers than the one that it was trained in."""
+    names: dict[int, list[str]] = {}
+    for name, weight in model.module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(weight), []).append(name.removesuffix(".weight").removesuffix(".base_layer"))
+    for _, layer in model.adapters:
+        for weight in layer.get_base_layer().parameters():
+            if len(names[id(weight)]) > 1:
+                raise UserError(
+                    f"model.adapter_targets: {' and '.join(names[id(weight)])} are one matrix (tie_word_embeddings), "
+                    "and an adapter of one would be merged into both: choose other layers, such as all-linear."
+                )
 
 
 def _stretch(config: Any, context: int | None, base: float | None, factor: float | None, where: str) -> None:

@@ -207,16 +207,22 @@ def test_the_sum_of_all_branches_is_kept_in_the_type_that_was_asked_for(residual
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
 
 
+def draw_adapters(model):
+    """The model itself, its adapters drawn at random."""
+    torch.manual_seed(1)
+    for name, one in model.named_parameters():
+        if ".lora_" in name:
+            one.data = 0.3 * torch.randn_like(one)
+    return model
+
+
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "gpt2"])
 def test_adapters_have_the_gradients_that_peft_gives_them_in_transformers_model(kind: str) -> None:
     peft = pytest.importorskip("peft")
     models = tiny.pair(kind, torch.float64)
     for model in models:
         model.add_adapter(peft.LoraConfig(**LORA))
-        torch.manual_seed(1)
-        for name, one in model.named_parameters():
-            if ".lora_" in name:
-                one.data = 0.3 * torch.randn(one.shape, dtype=torch.float64)
+        draw_adapters(model)
     ours, eager = HuggingFaceDecoder(models[0]), models[1]
     ids = tiny.tokens(1, sum(DOCUMENTS))
     labels = labels_of(ids)
@@ -235,6 +241,38 @@ def test_adapters_have_the_gradients_that_peft_gives_them_in_transformers_model(
         assert found.keys() == wanted.keys()
         for name, gradient in wanted.items():
             torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-10, msg=f"{name} {savings}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "targets", "said"),
+    [
+        ("llama", {}, ["lm_head"], "model.embed_tokens and lm_head"),
+        ("llama", {}, ["q_proj", "embed_tokens"], "model.embed_tokens and lm_head"),
+        ("gpt2", {"n_embd": 32, "n_head": 2}, ["wte"], "transformer.wte and lm_head"),
+        ("gpt_neox", {}, ["embed_in"], "gpt_neox.embed_in and lm_head"),
+    ],
+)
+def test_adapters_on_a_matrix_that_two_layers_share_are_refused(kind, sizes, targets, said) -> None:
+    pytest.importorskip("peft")
+    changes = {**tiny._LLAMA_LIKE, "eos_token_id": 1, "tie_word_embeddings": True, **sizes}
+    with pytest.raises(UserError, match=rf"{said} are one matrix .tie_word_embeddings"):
+        transformers_decoder(config=kind, changes=changes, lora={**LORA, "target_modules": targets})
+
+
+def test_adapters_on_embeddings_begin_as_the_model_and_are_merged_where_the_head_is_apart(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    base, run = tmp_path / "base", tmp_path / "run"
+    eager, ids = tiny.build("llama", "eager"), tiny.tokens(1, 9)
+    eager.save_pretrained(base)
+    ours = transformers_decoder(str(base), lora={**LORA, "target_modules": ["embed_tokens", "lm_head"]})
+    ours.materialise(CPU)
+    torch.testing.assert_close(ours(ids), eager(ids).logits, rtol=0, atol=1e-5)
+    trained = draw_adapters(ours)(ids)
+    ours.save(run)
+    merged = transformers.AutoModelForCausalLM.from_pretrained(run, dtype=torch.float32)
+    apart = peft.PeftModel.from_pretrained(eager, run / "adapter")
+    for back in (merged, apart):
+        torch.testing.assert_close(back(ids).logits, trained, rtol=0, atol=1e-4)
 
 
 def test_adapters_of_a_configuration_are_written_without_a_look_at_the_hub(tmp_path: Path, monkeypatch) -> None:
