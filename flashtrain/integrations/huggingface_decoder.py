@@ -169,7 +169,7 @@ class HuggingFaceDecoder(Trainable):
                 base.weight = nn.Parameter(to_nf4(base.weight.detach().to(device)), requires_grad=False)
         if place != device:
             self.to(device)
-        for _, layer in self.adapters:
+        for _, layer in sorted(self.adapters, key=lambda one: -one[0].count(".base_layer")):  # the inner ones first
             with folders.whole(layer, device):
                 for name in layer.r:
                     layer.reset_lora_parameters(name, True)
@@ -178,7 +178,7 @@ class HuggingFaceDecoder(Trainable):
     def _without_adapters(self) -> Iterator[None]:
         """The model as transformers knows it, each adapted layer's own in its place."""
         adapted = self.adapters
-        for name, layer in adapted:
+        for name, layer in reversed(adapted):  # of two around one module (its experts' matrices) the inner one first
             self.module.set_submodule(name, layer.get_base_layer())
         try:
             yield

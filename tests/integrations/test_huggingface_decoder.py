@@ -275,6 +275,49 @@ def test_adapters_on_embeddings_begin_as_the_model_and_are_merged_where_the_head
         torch.testing.assert_close(back(ids).logits, trained, rtol=0, atol=1e-4)
 
 
+EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+LATENT = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "num_key_value_heads": 4}
+LATENT |= {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8}
+
+
+def experts(kind: str) -> transformers.PretrainedConfig:
+    latent = LATENT if kind == "deepseek_v3" else {}
+    return transformers.AutoConfig.for_model(kind, **{**tiny._LLAMA_LIKE, "eos_token_id": 1, **EXPERTS, **latent})
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "olmoe", "deepseek_v3"])
+def test_adapters_of_experts_are_pefts_and_are_written_merged_and_apart(kind: str, tmp_path: Path, monkeypatch) -> None:
+    """peft puts one adapter around another where several matrices of a module are adapted."""
+    peft = pytest.importorskip("peft")
+    monkeypatch.undo()
+    base, run, ids = tmp_path / "base", tmp_path / "run", tiny.tokens(1, 13)
+    transformers.AutoModelForCausalLM.from_config(experts(kind)).save_pretrained(base)
+
+    def read(folder: Path) -> transformers.PreTrainedModel:
+        return transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+
+    theirs = read(base)
+    theirs.add_adapter(peft.LoraConfig(task_type="CAUSAL_LM", **LORA))
+    ours = transformers_decoder(str(base), lora=LORA)
+    ours.materialise(CPU)
+    torch.testing.assert_close(ours(ids), read(base)(ids).logits, rtol=0, atol=1e-5)  # an adapter begins with 0
+    adapters = {name: one.shape for name, one in theirs.named_parameters() if ".lora_" in name}
+    assert {name: one.shape for name, one in ours.state_dict().items()} == adapters
+    assert sum(".experts." in name for name in adapters) == (4 if kind == "deepseek_v3" else 8)
+    labels = labels_of(ids)
+    ours.train().save_memory(MemorySavings("full", ffn_chunk=7))
+    draw_adapters(ours).loss(ids, labels).backward()
+    expected = draw_adapters(theirs)(input_ids=ids, labels=labels, shift_labels=labels)
+    expected.loss.backward()
+    for name, gradient in gradients(theirs).items():
+        torch.testing.assert_close(gradients(ours)[name], gradient, rtol=0, atol=1e-5, msg=name)
+    torch.testing.assert_close(ours.eval()(ids), expected.logits, rtol=0, atol=1e-5)
+    ours.save(run)
+    torch.testing.assert_close(ours(ids), expected.logits, rtol=0, atol=1e-5)  # and goes on as before
+    for back in (read(run), peft.PeftModel.from_pretrained(read(base), run / "adapter")):
+        torch.testing.assert_close(back(ids).logits, expected.logits, rtol=0, atol=1e-5)
+
+
 def test_adapters_of_a_configuration_are_written_without_a_look_at_the_hub(tmp_path: Path, monkeypatch) -> None:
     peft = pytest.importorskip("peft")
     looked = []
