@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from flashtrain.errors import UserError
 from flashtrain.integrations import huggingface_folder as folders
-from flashtrain.integrations.huggingface_layers import Layer, decoder_layers
+from flashtrain.integrations.huggingface_layers import Layer, body_of, decoder_layers
 from flashtrain.integrations.huggingface_numbers import HuggingFaceShape, flops_per_token, head_of, shape_of
 from flashtrain.models.cache import next_positions, spread_sequence
 from flashtrain.models.memory_savings import MemorySavings
@@ -205,7 +205,7 @@ class HuggingFaceDecoder(Trainable):
     def hidden(self, tokens: Tensor, *, positions: Tensor | None = None) -> Tensor:
         """The states (B, S, E) that lm_head reads, of packed documents where positions (B, S) begin anew."""
         positions = _counted(tokens) if positions is None else positions
-        return self.module.base_model(input_ids=tokens, position_ids=positions, use_cache=False).last_hidden_state
+        return body_of(self.module)[1](input_ids=tokens, position_ids=positions, use_cache=False).last_hidden_state
 
     def loss(
         self, tokens: Tensor, labels: Tensor, *, positions: Tensor | None = None, mask: Mask | None = None

@@ -21,6 +21,13 @@ from flashtrain.models.memory_savings import MemorySavings, checkpointed, feed_f
 FEED_FORWARD = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe")  # what transformers' layers call it
 
 
+def body_of(module: Any) -> tuple[str, nn.Module]:
+    """(its name, the child of a transformers model that gives lm_head its states); base_model_prefix names it in most,
+    and in Llama 4's text decoder nothing. It has the embeddings."""
+    embeddings = module.get_input_embeddings()
+    return next((name, body) for name, body in module.named_children() if embeddings in body.modules())
+
+
 def decoder_layers(module: Any) -> list[nn.Module]:
     """The layers of a transformers model, from the first to the last. UserError: they are not found."""
     count = module.config.get_text_config().num_hidden_layers

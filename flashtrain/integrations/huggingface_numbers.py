@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from flashtrain.integrations.huggingface_layers import decoder_layers, feed_forward_of, gated_matrices
+from flashtrain.integrations.huggingface_layers import body_of, decoder_layers, feed_forward_of, gated_matrices
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def shape_of(module: Any) -> HuggingFaceShape:
 
 def learned_positions(module: Any) -> Tensor | None:
     """The table of a model's learned positions; None where they are computed."""
-    tables = [one.weight for one in module.base_model.children() if isinstance(one, nn.Embedding)]
+    tables = [one.weight for one in body_of(module)[1].children() if isinstance(one, nn.Embedding)]
     return next((one for one in tables if one is not module.get_input_embeddings().weight), None)
 
 
@@ -131,9 +131,8 @@ def head_of(module: Any) -> Head | None:
     if not isinstance(head, nn.Linear) or head.bias is not None:
         return None
     probe = torch.linspace(-60, 60, 25, dtype=torch.float64, device="cpu")[None, None]
-    body_name = module.base_model_prefix
     head_name = next(name for name, one in module.named_modules() if one is head)
-    body = module._modules[body_name]
+    body_name, body = body_of(module)
     try:
         module._modules[body_name] = _Says(_states(probe), body)
         module.set_submodule(head_name, nn.Identity())

@@ -415,7 +415,7 @@ class HardwareSettings:
     """conf/hardware: what to run on. `demo` auto trains a recipe's small demo where there is no GPU."""
 
     accelerator: str = "auto"
-    precision: str | None = None  # bf16-mixed | 16-mixed | 32-true | bf16-true; null: what the device does best
+    precision: str | None = None  # 64-true: with ddp or one device alone; null: what the device does best
     peak_tflops: float | None = None  # dense peak for MFU; null: from flashtrain's table, or MFU left out
     demo: str = "auto"  # auto | always | never
 

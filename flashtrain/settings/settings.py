@@ -159,6 +159,11 @@ class Settings:
                 "optimizer.states=host is for weights that lie whole on a device; sharded ones are divided among all: "
                 "choose trainer.strategy=ddp, or optimizer.states=8bit."
             )
+        if self.hardware.precision == "64-true" and self.shards_weights:  # as Lightning has it
+            raise UserError(
+                f"hardware.precision=64-true needs whole weights on each device, and trainer.strategy={self.strategy} "
+                "shards them: choose hardware.precision=32-true, or trainer.strategy=ddp."
+            )
         if self.trainer.checkpoint == "sharded" and not self.shards_weights:
             raise UserError(
                 f"trainer.checkpoint=sharded: with trainer.strategy={self.strategy} every device has the whole model. "

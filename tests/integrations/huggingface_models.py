@@ -88,6 +88,12 @@ def olmo2(**changes) -> transformers.Olmo2Config:
     return transformers.Olmo2Config(**{**_LLAMA_LIKE, **changes})
 
 
+def llama4_text(**changes) -> transformers.Llama4TextConfig:
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8, "intermediate_size_mlp": 48}
+    layers = {"attention_chunk_size": 5, "no_rope_layers": [1, 0], "interleave_moe_layer_step": 2}
+    return transformers.Llama4TextConfig(**{**_LLAMA_LIKE, **experts, **layers, **changes})
+
+
 CAUSAL = {
     "gpt2": gpt2,
     "llama": llama,
@@ -97,7 +103,7 @@ CAUSAL = {
     "gpt_oss": gpt_oss,
 }
 # What is trained through model=huggingface beside those.
-DECODERS = {**CAUSAL, "mistral": mistral, "gemma3": gemma3, "olmo2": olmo2}
+DECODERS = {**CAUSAL, "mistral": mistral, "gemma3": gemma3, "olmo2": olmo2, "llama4_text": llama4_text}
 BIDIRECTIONAL = {"bert": bert, "modernbert": modernbert}
 KINDS = {**DECODERS, **BIDIRECTIONAL}
 

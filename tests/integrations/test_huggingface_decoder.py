@@ -318,6 +318,15 @@ def test_adapters_of_experts_are_pefts_and_are_written_merged_and_apart(kind: st
         torch.testing.assert_close(back(ids).logits, expected.logits, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["phimoe", "llama4_text"])
+def test_adapters_of_a_router_that_gives_several_tensors_are_refused(kind: str) -> None:
+    """peft's own adapter of it fails in the first forward: 'tuple' object has no attribute 'dtype'."""
+    pytest.importorskip("peft")
+    changes = {**tiny._LLAMA_LIKE, "eos_token_id": 1, **EXPERTS, "head_dim": 8}
+    with pytest.raises(UserError, match=r"router is a .*Router, .* such as \[.*q_proj,.*v_proj"):
+        transformers_decoder(config=kind, changes=changes, lora=LORA)
+
+
 def test_adapters_of_a_configuration_are_written_without_a_look_at_the_hub(tmp_path: Path, monkeypatch) -> None:
     peft = pytest.importorskip("peft")
     looked = []

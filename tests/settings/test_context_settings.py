@@ -59,6 +59,8 @@ def test_samples_of_a_step_divide_over_groups_of_devices():
         (("trainer.devices=8", "context_parallel=3"), r"does not divide 8 devices .*: choose context_parallel=1, 2, 4"),
         (("trainer.devices=2", "context_parallel=2", "trainer.strategy=fsdp"), "choose trainer.strategy=context"),
         (("trainer.strategy=context", "optimizer=lamb"), "lamb cannot train sharded weights"),
+        (("trainer.strategy=fsdp", "hardware.precision=64-true"), "trainer.strategy=fsdp shards them"),
+        (("context_parallel=2", "hardware.precision=64-true"), "trainer.strategy=context shards them"),
         (("trainer.strategy=context", "attention=standard"), "choose attention=flash"),
         (("trainer.strategy=context", "trainer.cuda_graphs=true"), "choose trainer.cuda_graphs=false"),
         (("trainer.strategy=context", "mode=lengths", "lengths.contexts=[32]"), "trains several contexts"),
