@@ -83,7 +83,7 @@ def test_an_interrupted_export_leaves_nothing(trained, monkeypatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("flashtrain.tasks.language.evaluate.save_tokenizer", interrupted)
+    monkeypatch.setattr("flashtrain.tasks.language.exports.save_tokenizer", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_mode("mode=export", f"checkpoint={trained}")
     assert set(trained.iterdir()) == before

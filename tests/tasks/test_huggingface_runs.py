@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from chat_folders import CHATML, save_tokenizer_folder
 from tiny_runs import TinyRuns
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -149,3 +150,28 @@ def test_a_mode_without_any_model_names_the_settings_that_give_one() -> None:
         settings_of(["mode=evaluate", "recipe=hf"])
     with pytest.raises(flashtrain.UserError, match=r"mode=export needs checkpoint="):
         settings_of(["mode=export", "model.path=x"])
+
+
+def test_a_training_goes_on_from_a_run_of_adapters(base: Path, words: list[str], lora: Path) -> None:
+    ids = torch.arange(60, 90)[None]
+    trained = logits(flashtrain.load(lora).model, ids)
+    assert not torch.allclose(trained, logits(AutoModelForCausalLM.from_pretrained(base), ids), atol=1e-2)
+    ended = json.loads((lora / "summary.json").read_text())["validation_loss"]
+    runs = TinyRuns(base.parent, words)
+    for name, *how in (("path", f"model.path={lora}"), ("weights", "model.path=null", f"weights={lora}")):
+        status, folder = runs.run(name, "optimizer.learning_rate=1e-12", "model.adapter=lora", "trainer.steps=1", *how)
+        assert status == 0
+        torch.testing.assert_close(logits(flashtrain.load(folder).model, ids), trained, rtol=0, atol=1e-5)
+        assert json.loads((folder / "summary.json").read_text())["validation_loss"] == pytest.approx(ended, abs=1e-5)
+    (exported,) = lora.glob("export*")  # made once
+    torch.testing.assert_close(logits(AutoModelForCausalLM.from_pretrained(exported), ids), trained, rtol=0, atol=1e-5)
+    (lora / "checkpoints" / "best.ckpt").touch()  # as one that was written since
+    assert settings_of(["mode=generate", f"model.path={lora}"]).model.path == str(lora / "export-2")
+
+
+def test_a_plan_from_a_run_writes_nothing(words: list[str], lora: Path) -> None:
+    before = set(lora.iterdir())
+    planned = [word for word in words if not word.startswith(("recipe", "model.path", "logger"))]
+    settings = {key: yaml.safe_load(value) for key, value in (word.split("=", 1) for word in planned)}
+    assert "parameters" in flashtrain.plan("sft", **settings, weights=lora)
+    assert set(lora.iterdir()) == before

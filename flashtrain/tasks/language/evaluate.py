@@ -10,16 +10,14 @@ import torch
 
 from flashtrain.announce import say
 from flashtrain.data.token_ids import TokenIds
-from flashtrain.data.tokenizers import NONE, TokenizerSpec, known_end, make_tokenizer
+from flashtrain.data.tokenizers import NONE, TokenizerSpec, make_tokenizer
 from flashtrain.errors import UserError
-from flashtrain.folders.run_folder import CONFIG_FILE, new_folder, read_settings
-from flashtrain.integrations import save_decoder, save_tokenizer
-from flashtrain.integrations.huggingface_folder import add_end_ids
+from flashtrain.folders.run_folder import CONFIG_FILE, read_settings
 from flashtrain.settings.groups import DataSettings
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import LanguageModel
 from flashtrain.tasks.components import make_mask, make_source, make_tokenizer_spec
-from flashtrain.tasks.language.ends import turn_ends
+from flashtrain.tasks.language.exports import export
 from flashtrain.tasks.language.prepare import continue_text, make_data, model_builder, tokenizer_of_weights
 from flashtrain.tasks.language.trained import TrainedModel, load_trained, move, run_of_weights
 from flashtrain.tasks.training_task import evaluating_trainer
@@ -30,7 +28,7 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
     """Evaluate, generate or export."""
     if settings.mode == "export":
         trained = load_trained(str(settings.checkpoint), attention=hardware.attention, settings=settings)
-        return _export(trained, settings)
+        return {"folder": export(trained, settings)}
     trained = read_model(settings, hardware)
     if settings.mode == "generate":
         return {"text": continue_text(trained.model, trained.tokenizer, settings)}
@@ -78,16 +76,3 @@ def _text(data: DataSettings) -> dict[str, Any]:
     """The settings that say which text it is, and how a tokenizer is trained on it."""
     others = ("document_mask", "split_context", "workers", "cache_dir")
     return {name: value for name, value in asdict(data).items() if name not in others and "validation" not in name}
-
-
-def _export(trained: TrainedModel, settings: Settings) -> dict[str, Any]:
-    """Write the weights as safetensors: in a layout of Hugging Face's where one can hold the model, else in our own."""
-    shape = trained.model.shape
-    context = shape.context if shape is not None and shape.positions == "learned" else None
-    with new_folder(trained.folder, "export") as folder:
-        how = trained.model.save(folder)
-        how = how or save_decoder(trained.model, folder, end_of_text=known_end(trained.tokenizer))
-        add_end_ids(folder, turn_ends(trained.tokenizer, settings))
-        tokenizer = save_tokenizer(trained.tokenizer, folder, context=context)
-    say(f"exported step {trained.step} to {folder} ({how}; {tokenizer})")
-    return {"folder": folder}

@@ -60,8 +60,10 @@ class LanguageTask(Task):
             )
 
     def fit_weights(self, settings: Settings, given: Collection[str]) -> Sequence[str]:
+        from flashtrain.tasks.language.exports import take_export
         from flashtrain.tasks.language.trained import check_family, fit_context, fit_to_run
 
+        take_export(settings)
         if settings.weights is None:
             return fit_context(settings, given)
         if not {"model", "model.name"}.isdisjoint(given):

@@ -88,10 +88,11 @@ def check_family(settings: Settings) -> None:
 def run_of_weights(settings: Settings) -> Path | None:
     """The folder of the run whose weights `weights` names; None where they are no run's."""
     path = Path(str(settings.weights)).expanduser()
-    return find_checkpoint(str(path), prefer=BEST)[0] if _is_of_run(path) else None
+    return find_checkpoint(str(path), prefer=BEST)[0] if is_of_run(path) else None
 
 
-def _is_of_run(path: Path) -> bool:
+def is_of_run(path: Path) -> bool:
+    """Whether a run's folder, or a checkpoint in one, is there."""
     return path.suffix == ".ckpt" or (path / CONFIG_FILE).is_file()
 
 
@@ -158,7 +159,7 @@ def starting_weights(settings: Settings) -> tuple[GPT2Config, dict[str, torch.Te
     run folder or checkpoint (its best weights). Raises UserError for anything else.
     """
     path = Path(str(settings.weights)).expanduser()
-    if _is_of_run(path):
+    if is_of_run(path):
         config, state = _checkpoint_weights(path)
     elif exported_by_flashtrain(path):
         config, state = load_weights(path)

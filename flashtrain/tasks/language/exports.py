@@ -1,0 +1,68 @@
+"""A run's export: written for other programs, and found again where a training goes on from the run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import filelock
+
+from flashtrain.announce import say
+from flashtrain.data.tokenizers import known_end
+from flashtrain.errors import UserError
+from flashtrain.files.foreign_files import read_json_object
+from flashtrain.folders.run_folder import BEST, find_checkpoint, new_folder, read_settings
+from flashtrain.integrations import save_decoder, save_tokenizer
+from flashtrain.integrations.huggingface_folder import add_end_ids
+from flashtrain.settings.settings import Settings
+from flashtrain.tasks.language.ends import turn_ends
+from flashtrain.tasks.language.trained import TrainedModel, is_of_run, load_trained
+
+NOTE = "flashtrain.json"  # of which checkpoint an export is; its last file
+
+
+def export(trained: TrainedModel, settings: Settings) -> Path:
+    """Write the weights as safetensors: in a layout of Hugging Face's where one can hold the model, else in our own."""
+    shape = trained.model.shape
+    context = shape.context if shape is not None and shape.positions == "learned" else None
+    with new_folder(trained.folder, "export") as folder:
+        how = trained.model.save(folder)
+        how = how or save_decoder(trained.model, folder, end_of_text=known_end(trained.tokenizer))
+        add_end_ids(folder, turn_ends(trained.tokenizer, settings))
+        tokenizer = save_tokenizer(trained.tokenizer, folder, context=context)
+        (folder / NOTE).write_text(json.dumps(_note(trained.checkpoint)) + "\n", encoding="utf-8")
+    say(f"exported step {trained.step} to {folder} ({how}; {tokenizer})")
+    return folder
+
+
+def take_export(settings: Settings) -> None:
+    """Where model.path names a run, or weights one of a transformers model, put its export in their place; it is
+    written where there is none. Other weights of model=huggingface are a model.path. UserError: no checkpoint."""
+    given = Path(settings.weights or settings.model.path or "").expanduser()
+    transformers = settings.model.name == "huggingface"
+    if not is_of_run(given):
+        if settings.weights is not None and transformers:
+            settings.model.path, settings.weights = settings.weights, None
+        return
+    folder, checkpoint = find_checkpoint(
+        str(given), prefer=BEST, setting="weights" if settings.weights else "model.path"
+    )
+    own = read_settings(folder)
+    if settings.weights is not None and own.model.name != "huggingface":
+        return
+    if not transformers:
+        raise UserError(f"weights={given} is a run of a transformers model: choose recipe=hf or recipe=sft.")
+    settings.weights = None
+    if settings.mode == "plan":  # its shape is known without an export
+        model = own.model
+        settings.model.path, settings.model.config = model.path, model.config
+        settings.model.options = {**model.options, **settings.model.options}
+        return
+    with filelock.FileLock(folder / ".export.lock"):  # ranks look at the same time
+        found = (one for one in folder.glob("export*") if (one / NOTE).is_file())
+        same = next((one for one in found if read_json_object(one / NOTE) == _note(checkpoint)), None)
+        settings.model.path = str((same or export(load_trained(str(checkpoint), attention="sdpa"), own)).absolute())
+
+
+def _note(checkpoint: Path) -> dict[str, object]:
+    return {"checkpoint": checkpoint.name, "written": checkpoint.stat().st_mtime_ns}
