@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 from pathlib import Path
@@ -68,6 +69,16 @@ def test_the_quick_start_is_two_commands() -> None:
 
 
 RESULTS = ROOT / "recipes" / "results"
+
+
+def test_a_gpus_constraints_are_what_its_figures_were_measured_with() -> None:
+    pins = "".join((ROOT / name).read_text() for name in ("constraints-gpu.txt", "constraints-all.txt"))
+    pinned = dict(re.findall(r"^([\w-]+)==([\w.]+)", pins, flags=re.MULTILINE))
+    for path in RESULTS.glob("*.json"):
+        versions = json.loads(path.read_text())["versions"]
+        if "cuda" in versions and not path.stem.startswith("gpu-tests"):
+            named = {name: version for name, version in versions.items() if name in pinned}
+            assert named == {name: pinned[name] for name in named}, path.name
 
 
 WITH_TABLES = [page for page in PAGES if "<!-- table: " in (ROOT / page).read_text(encoding="utf-8")]
