@@ -49,6 +49,15 @@ THINKING = """\
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 
+MARKED_THINKING = """\
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{% if message.role == 'assistant' %}{% generation %}
+{{- message.content if loop.last else message.content.split('</think>')[-1] }}<|im_end|>{% endgeneration %}
+{%- else %}{{ message.content }}<|im_end|>{% endif %}
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
 # The prompt for an answer opens a thought, which no finished answer shows.
 OPENED = """\
 {%- for message in messages %}{{ '[' + message.role + ']' + message.content.split('</think>')[-1] }}
@@ -59,6 +68,63 @@ OPENED = """\
 CLOSED = """\
 {%- for message in messages %}{{ '<|im_start|>' + message.role + ':' + message.content + '<|im_end|>' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant:' }}{% else %}{{ eos_token }}{% endif %}"""
+
+# As gpt-oss': the answer that comes last is written with its thought and an end of its own, others are not; a call is
+# written with its thought until an answer follows it; of several calls the first is written.
+HARMONY = """\
+{%- for message in messages %}
+{%- set later = namespace(answer=false) %}
+{%- for other in messages[loop.index:] if other.role == 'assistant' and not other.tool_calls %}
+{%- set later.answer = true %}{% endfor %}
+{%- set last = loop.last and not add_generation_prompt %}
+{%- if message.thinking and (message.tool_calls and not later.answer or last) %}
+{{- '<|im_start|>assistant|thinks|' + message.thinking + '<|im_end|>' }}{% endif %}
+{%- if message.tool_calls %}{% set call = message.tool_calls[0].function %}
+{{- '<|im_start|>assistant|calls|' + call.name + ' ' + call.arguments | tojson + '[INST]' }}
+{%- elif message.role == 'assistant' %}
+{{- '<|im_start|>assistant|says|' + message.content + ('<|eot_id|>' if last else '<|im_end|>') }}
+{%- else %}{{ '<|im_start|>' + message.role + '|' + message.content + '<|im_end|>' }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant{% endif %}"""
+
+# As GLM's: an answer has no end, and what follows it begins with its role's token; earlier thoughts are not shown.
+ENDLESS = """\
+{%- set asked = namespace(at=0) %}
+{%- for message in messages if message.role == 'user' %}{% set asked.at = loop.index %}{% endfor %}
+{%- for message in messages %}
+{%- if message.role == 'assistant' %}{{ '<|im_start|>\\n' }}
+{%- if message.thinking and asked.at * 2 <= loop.index %}{{ '<think>' + message.thinking + '</think>' }}{% endif %}
+{{- message.content or '' }}
+{%- for call in message.tool_calls or [] %}{{ '<call>' ~ call.function.arguments | tojson }}{% endfor %}
+{%- else %}{{ {'user': '[INST]', 'tool': '[/INST]', 'system': ''}[message.role] + message.content }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|im_start|>{% endif %}"""
+
+# As DeepSeek's: a call's arguments are text, and the content beside one is a text or null.
+JOINED = """\
+{%- for message in messages %}
+{%- if message.role != 'assistant' %}{{ '[INST]' + message['content'] + '[/INST]' }}
+{%- elif message.tool_calls is defined %}
+{%- if message['content'] is not none %}{{ message['content'] + '' }}{% endif %}
+{%- for call in message.tool_calls %}{{ '<call>' + call.function.name + call.function.arguments }}{% endfor %}
+{{- eos_token }}
+{%- else %}{{ message['content'] + eos_token }}{% endif %}
+{%- endfor %}"""
+
+# It takes a content as text or as a list of parts, each on a line of its own.
+LISTED = """\
+{%- for message in messages %}{{ '[' + message.role + ']' }}
+{%- if message.content is string %}{{ message.content }}
+{%- else %}{{ message.content | map(attribute='text') | join('\\n') }}{% endif %}
+{%- if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}
+{%- if add_generation_prompt %}[assistant]{% endif %}"""
+
+# A question is written otherwise before it is answered.
+ASKING = """\
+{%- for message in messages %}{{ '[' + message.role + ']' + message.content }}
+{%- if message.role == 'assistant' %}{{ eos_token }}
+{%- elif not (loop.last and add_generation_prompt) %} (answered){% endif %}{% endfor %}
+{%- if add_generation_prompt %}[assistant]{% endif %}"""
 
 SPECIAL = (
     "<|begin|>", "<|end|>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",

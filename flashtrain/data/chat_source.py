@@ -13,7 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from flashtrain.data.chat_template import ChatTemplate, Piece
+from flashtrain.data.chat_answers import Piece
+from flashtrain.data.chat_template import ChatTemplate
 from flashtrain.data.hub_source import HubSource, datasets_library, reading_errors
 from flashtrain.data.sources import LONGEST, FilesSource
 from flashtrain.data.text_files import json_lines, one_line, parquet_errors
@@ -149,7 +150,7 @@ class ChatSource:
                 raise error
             broken.append(error if not broken else UserError())
 
-        kept, before = 0, self.template.rewritten
+        kept, before = 0, (self.template.rewritten, self.template.endless)
         group: list[Piece] = []
         characters = 0
         for where, row in self.rows.rows(refuse):
@@ -166,13 +167,13 @@ class ChatSource:
                 group, characters = [], 0
         if group:
             yield self._encoded(group)
-        self._tell(kept + len(broken), broken, self.template.rewritten - before)
+        self._tell(kept + len(broken), broken, self.template.rewritten - before[0], self.template.endless - before[1])
 
     def _encoded(self, group: list[Piece]) -> Marked:
         tokens, marks = zip(*self.template.encode(group), strict=True)
         return Marked(tokens, marks, sum(len(piece.text.encode("utf-8", errors="replace")) for piece in group))
 
-    def _tell(self, rows: int, broken: list[UserError], rewritten: int) -> None:
+    def _tell(self, rows: int, broken: list[UserError], rewritten: int, endless: int) -> None:
         if len(broken) > self.skip_broken * rows:
             raise UserError(
                 f"{len(broken):,} of {rows:,} rows are broken, more than data.skip_broken={self.skip_broken:g} allows; "
@@ -185,6 +186,12 @@ class ChatSource:
                 "the chat template rewrites earlier turns: %s conversations become a document for each answer, of what "
                 "the model is shown when it gives it",
                 f"{rewritten:,}",
+            )
+        if endless:
+            log.warning(
+                "nothing teaches the model to stop: the chat template writes no special token behind an answer (%s "
+                "conversations)",
+                f"{endless:,}",
             )
 
 

@@ -8,7 +8,7 @@ import logging
 
 import numpy as np
 import pytest
-from chat_folders import CHATML, THINKING, save_tokenizer_folder
+from chat_folders import ASKING, CHATML, ENDLESS, THINKING, save_tokenizer_folder
 
 from flashtrain.data.chat_source import ChatDataset, ChatFiles, ChatSource
 from flashtrain.data.chat_template import ChatTemplate
@@ -146,3 +146,21 @@ def test_what_a_template_rewrites_is_told_in_a_line(file, tmp_path, caplog):
     thought = {"role": "assistant", "content": "<think>hm</think>Hi."}
     assert len(texts(file({"messages": [ASK, thought, ASK, thought]}, TALK), rewriting)) == 3
     assert "the chat template rewrites earlier turns: 1 conversations become a document for each answer" in caplog.text
+
+
+def test_a_conversation_whose_answers_cannot_be_made_out_is_counted_and_named(file, tmp_path, caplog):
+    caplog.set_level(logging.WARNING)
+    asking = ChatTemplate(huggingface_tokenizer(save_tokenizer_folder(tmp_path / "other", ASKING)))
+    assert texts(file(TALK, {"text": "plain"}), asking, skip_broken=0.5) == ["plain<|end|>"]
+    assert "1 of 2 rows are broken and left out; the first: " in caplog.text
+    assert "chats.jsonl:1: message 2 cannot be told from what comes before it" in caplog.text
+
+
+def test_a_line_says_that_nothing_teaches_the_model_to_stop(file, tmp_path, caplog):
+    caplog.set_level(logging.WARNING)
+    for name, jinja in (("marker", ENDLESS), ("none", ENDLESS.replace("[INST]", "user:"))):
+        template = ChatTemplate(huggingface_tokenizer(save_tokenizer_folder(tmp_path / name, jinja)))
+        caplog.clear()
+        texts(file(TALK, TALK, {"text": "plain"}), template)
+        assert ("nothing teaches the model to stop" in caplog.text) == (name == "none")
+    assert "(2 conversations)" in caplog.text

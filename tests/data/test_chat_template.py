@@ -6,7 +6,22 @@ import json
 
 import numpy as np
 import pytest
-from chat_folders import CHATML, CLOSED, LLAMA3, MARKED, MISTRAL, OPENED, THINKING, save_tokenizer_folder
+from chat_folders import (
+    ASKING,
+    CHATML,
+    CLOSED,
+    ENDLESS,
+    HARMONY,
+    JOINED,
+    LISTED,
+    LLAMA3,
+    MARKED,
+    MARKED_THINKING,
+    MISTRAL,
+    OPENED,
+    THINKING,
+    save_tokenizer_folder,
+)
 from transformers import AutoTokenizer
 
 from flashtrain.data.chat_template import ChatTemplate, read_template
@@ -115,11 +130,12 @@ def test_marks_hold_where_the_tokenizer_trims_white_space_from_its_offsets(make)
     assert learnt(template, {"messages": talk}) == [[" Yes<|im_end|>"]]
 
 
-def test_a_template_that_rewrites_earlier_turns_makes_a_document_of_each_answer(make):
+@pytest.mark.parametrize(("jinja", "after"), [(THINKING, "\n"), (MARKED_THINKING, "")], ids=["plain", "marked"])
+def test_a_template_that_rewrites_earlier_turns_makes_a_document_of_each_answer(make, jinja, after):
     thoughtful = [
         {**one, "content": f"<think>hm</think>{one['content']}"} if one["role"] == "assistant" else one for one in TALK
     ]
-    template = make(THINKING)
+    template = make(jinja)
     pieces = template.pieces({"messages": thoughtful})
     assert [piece.goes_on for piece in pieces] == [False, True]
     assert template.rewritten == 1
@@ -127,9 +143,123 @@ def test_a_template_that_rewrites_earlier_turns_makes_a_document_of_each_answer(
     assert "<think>hm</think>Hi there" in first
     assert "<think>hm</think>Hi there" not in second  # as the model is shown it when it gives the second answer
     assert learnt(template, {"messages": thoughtful}) == [
-        ["<think>hm</think>Hi there<|im_end|>\n"], ["<think>hm</think>It is 4.<|im_end|>\n"],
+        [f"<think>hm</think>Hi there<|im_end|>{after}"], [f"<think>hm</think>It is 4.<|im_end|>{after}"],
     ]  # fmt: skip
     assert len(template.pieces({"messages": TALK})) == 1  # nothing to rewrite
+
+
+def shown(template: ChatTemplate, row: dict) -> list[str]:
+    """Of each document, the text before the first of its tokens that is learnt."""
+    found = template.encode(template.pieces(row))
+    return [template.tokenizer.decode(tokens[: int(np.argmax(marks & 1))]) for tokens, marks in found]
+
+
+def thought(number: int, **more) -> dict:
+    return {"role": "assistant", "content": f"a{number}", "thinking": f"hm {number}", **more}
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+def test_each_answer_is_learnt_to_its_end_after_what_the_model_is_shown(make, thinks):
+    """A template that strips earlier thoughts in the prompt for an answer too, and ends the last answer otherwise."""
+    asks = [{"role": "user", "content": f"q{number}"} for number in range(3)]
+    answers = [thought(number) if thinks else {"role": "assistant", "content": f"a{number}"} for number in range(3)]
+    talk = [one for pair in zip(asks, answers, strict=True) for one in pair]
+    template = make(HARMONY)
+    assert template.end_ids == [template.tokenizer.library_form().token_to_id("<|eot_id|>")]
+    begin = [f"|thinks|hm {number}<|im_end|><|im_start|>assistant" if thinks else "" for number in range(3)]
+    assert learnt(template, {"messages": talk}) == [[f"{begin[n]}|says|a{n}<|eot_id|>"] for n in range(3)]
+    prompts = [usual(template).apply_chat_template(talk[: 2 * n + 1], add_generation_prompt=True) for n in range(3)]
+    assert shown(template, {"messages": talk}) == [template.tokenizer.decode(one["input_ids"]) for one in prompts]
+    assert template.rewritten == 2  # it was asked twice
+
+
+def test_an_answer_that_takes_an_earlier_thought_away_is_learnt_after_what_the_model_is_shown(make):
+    call = {"tool_calls": [{"type": "function", "function": {"name": "w", "arguments": {"x": 1}}}]}
+    talk = [
+        {"role": "user", "content": "Weather?"},
+        thought(1, content="", **call),
+        {"role": "tool", "content": "sunny"},
+        thought(2),
+    ]
+    template = make(HARMONY)
+    assert learnt(template, {"messages": talk}) == [
+        ['|thinks|hm 1<|im_end|><|im_start|>assistant|calls|w {"x": 1}[INST]'],
+        ["|thinks|hm 2<|im_end|><|im_start|>assistant|says|a2<|eot_id|>"],
+    ]
+    prompts = [usual(template).apply_chat_template(talk[:at], add_generation_prompt=True) for at in (1, 3)]
+    assert shown(template, {"messages": talk}) == [template.tokenizer.decode(one["input_ids"]) for one in prompts]
+    assert "hm 1" in shown(template, {"messages": talk})[1]
+    assert "hm 1" not in usual(template).apply_chat_template(talk, tokenize=False)
+
+
+@pytest.mark.parametrize(
+    ("jinja", "row", "told"),
+    [
+        (ASKING, {"messages": TALK}, "message 2 cannot be told from what comes before it"),
+        (
+            HARMONY,
+            {"messages": [*TALK[:1], {"role": "assistant", "tool_calls": [{"function": {"name": "w"}}] * 2}]},
+            "message 2: the chat template does not write what it calls",
+        ),
+        (
+            CHATML,
+            {"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}]}, *TALK[1:]]},
+            "message 1: its content has a part of type image",
+        ),
+    ],
+)
+def test_what_a_template_does_not_write_as_the_model_would_is_refused(make, jinja, row, told):
+    with pytest.raises(UserError, match=told):
+        make(jinja).pieces(row)
+
+
+def test_where_an_answer_has_no_end_the_token_that_follows_it_is_learnt(make):
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "w", "arguments": {"x": 1}}}]}
+    talk = [TALK[0], call, {"role": "tool", "content": "sunny"}, *TALK[1:]]
+    template = make(ENDLESS)
+    assert learnt(template, {"messages": talk}) == [['\n<call>{"x": 1}[/INST]', "\nHi there[INST]", "\nIt is 4.[INST]"]]
+    text = usual(template).apply_chat_template(talk, tokenize=False)
+    assert whole(template, {"messages": talk}) == [f"{text}[INST]"]
+    assert learnt(template, {"messages": talk[:2]}) == [['\n<call>{"x": 1}[/INST]']]
+    thoughtful = [TALK[0], thought(1), TALK[2], thought(2)]
+    assert learnt(template, {"messages": thoughtful}) == [
+        ["\n<think>hm 1</think>a1[INST]"], ["\n<think>hm 2</think>a2[INST]"]
+    ]  # fmt: skip
+    tokens = usual(template).convert_tokens_to_ids(["[INST]", "[/INST]"])
+    assert template.end_ids == tokens
+    assert template.endless == 0
+    assert make(ENDLESS.replace("[INST]", "you:").replace("[/INST]", "tool:")).end_ids == []
+
+
+@pytest.mark.parametrize("content", [{"content": None}, {"content": ""}, {}])
+@pytest.mark.parametrize("arguments", ['{"x":1}', {"x": 1}])
+@pytest.mark.parametrize(
+    ("jinja", "written"),
+    [(JOINED, "<call>w%s<|end|>"), (CHATML, '<call>{"x": 1}</call><|im_end|>\n'), (HARMONY, '|calls|w {"x": 1}[INST]')],
+    ids=["joined", "chatml", "harmony"],
+)
+def test_calls_reach_a_template_in_the_form_that_it_takes(make, jinja, written, content, arguments):
+    call = {"role": "assistant", **content, "tool_calls": [{"function": {"name": "w", "arguments": arguments}}]}
+    given = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    template = make(jinja)
+    row = {"messages": [TALK[0], call]}
+    assert learnt(template, row) == [[written.replace("%s", given)]]
+    assert learnt(template, {"messages": json.dumps(row["messages"])}) == [[written.replace("%s", given)]]
+
+
+@pytest.mark.parametrize(
+    ("jinja", "answer"),
+    [(CHATML, "It is four.<|im_end|>\n"), (MISTRAL, " It is four.<|end|>"), (LISTED, "It is\n four.<|end|>")],
+    ids=["chatml", "mistral", "listed"],
+)
+def test_the_texts_of_a_list_are_joined_where_the_template_takes_no_list(make, jinja, answer):
+    parts = [{"type": "text", "text": "It is"}, {"type": "text", "text": " four."}]
+    talk = [{"role": "user", "content": parts[:1]}, {"role": "assistant", "content": parts}]
+    template = make(jinja)
+    assert learnt(template, {"messages": talk}) == [[answer]]
+    assert learnt(template, {"prompt": talk[:1], "completion": talk[1:]}) == [[answer]]
+    (text,) = whole(template, {"messages": talk})
+    assert "type" not in text
 
 
 def test_tools_and_calls_reach_the_template(make):

@@ -1,0 +1,96 @@
+"""The messages of a row, in the forms in which chat templates take them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from itertools import product
+from typing import Any
+
+from flashtrain.errors import UserError
+from flashtrain.files.foreign_files import parse_json
+
+POSSIBLE = "messages (a list of objects with role and content), prompt and completion, or text"
+
+Messages = list[dict[str, Any]]
+
+
+def messages_of(given: object, column: str) -> Messages:
+    """The messages in a column, which may be JSON text. What is null is left out. UserError: they are none."""
+    given = parse_json(given, f"its {column}") if isinstance(given, str) else given
+    if not isinstance(given, list) or not given:
+        raise UserError(f"its {column} are no list of messages. Possible: {POSSIBLE}.")
+    for number, message in enumerate(given, start=1):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise UserError(f"message {number} of its {column} has no role. Possible: an object with role and content.")
+    # Templates ask whether a key is there at all, and write "None" where it is null.
+    return [{key: value for key, value in message.items() if value is not None} for message in given]
+
+
+def tools_of(row: Mapping[str, Any]) -> list[Any] | None:
+    """The tools of a row, which may be JSON text. UserError: they are no list of objects."""
+    given = row.get("tools")
+    given = parse_json(given, "its tools") if isinstance(given, str) and given else given
+    if given is not None and (not isinstance(given, list) or not all(isinstance(one, dict) for one in given)):
+        raise UserError("its tools are no list of objects. Possible: a JSON schema for each.")
+    return given or None
+
+
+def joined(messages: Messages) -> Messages:
+    """The messages with each content that is a list of texts as one text. UserError: a part that is no text."""
+    found = []
+    for number, message in enumerate(messages, start=1):
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+                kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+                raise UserError(
+                    f"message {number}: its content has a part of type {kind}: expected parts of type text."
+                )
+        text = "".join(part["text"] for part in content) if isinstance(content, list) else content
+        found.append({**message, "content": text} if isinstance(content, list) else message)
+    return found
+
+
+def forms(messages: Messages) -> Iterator[Messages]:
+    """The messages as templates want calls: their arguments as an object or as text, and no content left out, empty
+    or null. The usual form comes first."""
+    if not any(_calls(messages)):
+        yield messages
+        return
+    contents: tuple[dict[str, Any], ...] = ({}, {"content": ""}, {"content": None})
+    for content, as_text in product(contents, (False, True)):
+        found = deepcopy([{**content, **one} if one.get("tool_calls") else one for one in messages])
+        for number, called in _calls(found):
+            arguments = called.get("arguments")
+            if isinstance(arguments, str) and not as_text:
+                called["arguments"] = parse_json(arguments, f"message {number}: a call's arguments")
+            elif isinstance(arguments, dict) and as_text:
+                called["arguments"] = json.dumps(arguments, ensure_ascii=False)
+        yield found
+
+
+def with_other_calls(messages: Messages) -> tuple[Messages, dict[str, int]]:
+    """The messages with a word in place of each call's name and arguments; the words, and the number of each one's
+    message."""
+    found, words = deepcopy(messages), {}
+    for place, (number, called) in enumerate(_calls(found)):
+        word = f"call_{place}_word"
+        arguments = {word: word}
+        called |= {
+            "name": word,
+            "arguments": json.dumps(arguments) if isinstance(called.get("arguments"), str) else arguments,
+        }
+        words[word] = number
+    return found, words
+
+
+def _calls(messages: Messages) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each call's name and arguments, with the number of its message."""
+    for number, message in enumerate(messages, start=1):
+        calls = message.get("tool_calls")
+        for call in calls if isinstance(calls, list) else ():
+            called = call.get("function", call) if isinstance(call, dict) else None
+            if isinstance(called, dict):
+                yield number, called

@@ -1,0 +1,157 @@
+"""Conversations as a tokenizer's chat template writes them, and the tokens of what it writes.
+
+A template is Jinja, which transformers renders in a sandbox.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flashtrain.data.bpe import clean, rust_threads
+from flashtrain.data.chat_messages import Messages, forms, joined, with_other_calls
+from flashtrain.data.huggingface_tokenizer import HuggingFaceTokenizer
+from flashtrain.data.text_files import one_line
+from flashtrain.errors import UserError
+from flashtrain.files.foreign_files import read_text
+
+MOST_TEMPLATE = 2**18  # characters; those of the models of 2026 have up to 20,000
+MARKS_ANSWERS = re.compile(r"\{%-?\s*generation\s*-?%\}")  # as transformers looks for it
+
+Tools = list[Any] | None
+
+
+class ChatRendering:
+    """A tokenizer's chat template. UserError: one that is too long, or no Jinja."""
+
+    def __init__(self, tokenizer: HuggingFaceTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.templates = _templates(tokenizer.config.get("chat_template"))
+        self.special = {name: _content(one) for name, one in tokenizer.config.items() if name.endswith("_token")}
+        # In a template's text, unlike in other texts, what spells a special token is that token: a copy knows them.
+        self.library = tokenizer.library_form()
+
+    def text(self, messages: Messages, tools: Tools, *, prompt: bool = False) -> str:
+        """prompt: with what asks the model for an answer."""
+        return self._rendered(messages, tools, add_generation_prompt=prompt)[0][0]
+
+    def marks(self, tools: Tools) -> bool:
+        """Whether the template marks what the assistant says ({% generation %})."""
+        return MARKS_ANSWERS.search(self._template(tools)) is not None
+
+    def marked(self, messages: Messages, tools: Tools) -> list[tuple[int, int]]:
+        """What the template marks, as (begin, end) in characters."""
+        return list(self._rendered(messages, tools, return_assistant_tokens_mask=True)[1][0])
+
+    def taken(self, messages: Messages, tools: Tools) -> Messages:
+        """The messages in the first form in which the template takes them. UserError: it takes none."""
+        refused = []
+        for form in forms(joined(messages)):
+            try:
+                self._check_calls(form, tools)
+                return self._with_lists(form, messages, tools)
+            except UserError as error:
+                refused.append(error)
+        raise refused[0]
+
+    def _check_calls(self, messages: Messages, tools: Tools) -> None:
+        """UserError: the template does not write each call."""
+        changed, words = with_other_calls(messages)
+        text = self.text(changed, tools) if words else ""
+        for word, number in words.items():
+            if word not in text:
+                raise UserError(f"message {number}: the chat template does not write what it calls.")
+
+    def _with_lists(self, texts: Messages, given: Messages, tools: Tools) -> Messages:
+        """The messages with their lists of texts as given, where the template writes a list of one text as the text."""
+        at = [place for place, one in enumerate(given) if isinstance(one.get("content"), list)]
+        single, lists = list(texts), list(texts)
+        for place in at:
+            single[place] = {**texts[place], "content": [{"type": "text", "text": texts[place]["content"]}]}
+            lists[place] = {**texts[place], "content": given[place]["content"]}
+        try:
+            return lists if at and self.text(single, tools) == self.text(texts, tools) else texts
+        except UserError:
+            return texts
+
+    def ids(self, texts: list[str]) -> list[np.ndarray]:
+        """The tokens of each text, int64."""
+        with rust_threads():
+            found = self.library.encode_batch_fast([clean(text) for text in texts], add_special_tokens=False)
+        return [np.array(one.ids, dtype=np.int64) for one in found]
+
+    def shared_text(self, one: str, other: str) -> int:
+        """How many characters both begin with, in whole tokens where they part."""
+        if other.startswith(one):
+            return len(one)
+        ids, more = self.ids([one, other])
+        begin = self.tokenizer.decode(ids[: shared_tokens(ids, more)])
+        return len(begin) if one.startswith(begin) else len(os.path.commonprefix((one, other)))  # noqa: RUF071 - texts
+
+    def added(self, text: str) -> list[str]:
+        """Those tokens of a text that the tokenizer has beside its vocabulary, special ones among them, in order."""
+        added = self.library.get_added_tokens_decoder()
+        return [added[number].content for number in self.ids([text])[0].tolist() if number in added]
+
+    def _template(self, tools: Tools) -> str:
+        """The template's text; a tokenizer may have one of its own for tools."""
+        for name in ("tool_use", "default") if tools else ("default",):
+            if name in self.templates:
+                return self.templates[name]
+        raise UserError("the tokenizer has no chat template. Possible: data.chat_template=FILE, a Jinja template.")
+
+    def _rendered(self, messages: Messages, tools: Tools, **how: bool) -> tuple[list[str], list[Any]]:
+        return _rendered(self._template(tools), [messages], "does not take it", tools=tools, **how, **self.special)
+
+
+def read_template(path: str | os.PathLike[str] | None) -> str | None:
+    """The Jinja template in a file. UserError: none that can be read, or too long a one."""
+    return None if path is None else read_text(Path(path).expanduser(), MOST_TEMPLATE)
+
+
+def _templates(given: object) -> dict[str, str]:
+    """A tokenizer's templates by name, "default" where there is one. UserError: too long a one, or no Jinja."""
+    if isinstance(given, list):  # as tokenizer_config.json has several
+        found: dict[str, Any] = {str(one.get("name")): one.get("template") for one in given if isinstance(one, dict)}
+    else:
+        found = {} if given is None else {"default": given}
+    for text in found.values():
+        if not isinstance(text, str) or len(text) > MOST_TEMPLATE:
+            raise UserError(f"the chat template is no text of at most {MOST_TEMPLATE:,} characters.")
+        _rendered(text, [], "is no Jinja")
+    return found
+
+
+def _rendered(template: str, conversations: list[Messages], what: str, **given: Any) -> tuple[list[str], list[Any]]:
+    """Of each conversation its text, and what in it the template marks, as lists of (begin, end), where asked for.
+
+    The library's own mask of tokens loses answers whose first characters its tokenizer trims off its offsets.
+    what: of the template, where it fails, in words.
+    """
+    try:
+        from jinja2 import TemplateError
+        from transformers.utils.chat_template_utils import render_jinja_template
+    except ImportError as error:
+        raise UserError("chat templates need `transformers`; install it with: pip install 'flashtrain[hub]'") from error
+    render: Any = render_jinja_template  # its annotation names one of the two that it returns
+    try:
+        return render(conversations=conversations, chat_template=template, **given)
+    # Whatever Python raises of values that a template did not expect.
+    except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        raise UserError(f"the chat template {what}: {one_line(error)}.") from error
+
+
+def _content(token: object) -> object:
+    """A special token's text, which a file may give with how it is found."""
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def shared_tokens(one: np.ndarray, other: np.ndarray) -> int:
+    """How many tokens both begin with."""
+    count = min(len(one), len(other))
+    differ = np.flatnonzero(one[:count] != other[:count])
+    return int(differ[0]) if len(differ) else count
