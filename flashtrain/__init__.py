@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from flashtrain.models.gpt2 import GPT2 as GPT2
     from flashtrain.models.gpt2 import GPT2Config as GPT2Config
     from flashtrain.registry import register as register
-    from flashtrain.tasks.language.lm_eval import register_with_lm_eval as register_with_lm_eval
     from flashtrain.tasks.language.task import LanguageModel as LanguageModel
     from flashtrain.training.throughput import Throughput as Throughput
 
@@ -70,7 +69,6 @@ _HOMES = {
     "mean_over_context": "models.cache",
     "next_positions": "models.cache",
     "register": "registry",
-    "register_with_lm_eval": "tasks.language.lm_eval",
     "main": "__main__",
 }
 __all__ = ["__version__", *_HOMES]

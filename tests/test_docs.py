@@ -222,7 +222,7 @@ OTHERS = (
     r"lint-imports$",
     r"mkdocs (build --strict|serve)$",
     r"bash \.ci/run$",
-    r"python -m flashtrain\.tasks\.language\.lm_eval --model flashtrain ",  # by tests/tasks/test_lm_eval.py
+    r"lm_eval --model hf ",
 )
 
 

@@ -88,9 +88,10 @@ class MaskedTextDataModule(TextDataModule):
             cache_dir=cache_dir,
         )
         # A sample has [CLS] already.
-        given = self.tokenizer_spec
-        spec = isinstance(given, TokenizerSpec)
-        self.tokenizer_spec = replace(given, begin_of_text=False) if spec else without_begin(given)
+        if isinstance(self.tokenizer_spec, TokenizerSpec):
+            self.tokenizer_spec = replace(self.tokenizer_spec, begin_of_text=False)
+        else:
+            self.tokenizer_spec = without_begin(self.tokenizer_spec)
         if isinstance(self.source, TokenSource):
             raise UserError(f"masked samples are pieces of text, and the source is {self.source.describe()}.")
 
