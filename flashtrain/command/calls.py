@@ -15,6 +15,7 @@ optimizer={"name": "lamb"} or optimizer="lamb".
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -81,6 +82,7 @@ class Run:
 
 
 Trained = Run | Loaded | str | os.PathLike[str]
+Prompt = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 
 
 def train(recipe: str, *, quiet: bool = True, **settings: Any) -> Run:
@@ -130,18 +132,20 @@ def evaluate(run: Trained, *, quiet: bool = True, **settings: Any) -> dict[str, 
 @overload
 def generate(run: nn.Module, prompt: Tensor, max_new_tokens: int, **options: Any) -> Tensor: ...
 @overload
-def generate(run: Trained, prompt: str = "", max_new_tokens: int | None = None, **options: Any) -> str: ...
+def generate(run: Trained, prompt: Prompt = "", max_new_tokens: int | None = None, **options: Any) -> str: ...
 def generate(run: Any, prompt: Any = "", max_new_tokens: int | None = None, **options: Any) -> Any:
     """What a language model writes after a prompt: a text of a run, tokens of a model.
 
-    run: as in evaluate, or what flashtrain.load gave, whose model is then used as it is now:
-    the prompt is a text and comes back with what follows it. Of a model, the prompt is tokens (B, S) int64 and so is
-    the answer, (B, S + new). max_new_tokens, temperature, top_k, seed: see flashtrain.models.trained_decoders.generate;
-    of a run their defaults are its settings. Of a path other settings may be named too, such as context.
-    Raises UserError.
+    run: as in evaluate, or what flashtrain.load gave, whose model is then used as it is now: the prompt is a text and
+    comes back with what follows it. Of a conversation the answer comes alone: a list of messages, {"messages": [...],
+    "tools": [...]}, or a text where the run's data are conversations. Of a model, the prompt is tokens (B, S) int64 and
+    so is the answer, (B, S + new). max_new_tokens, temperature, top_k, seed: see
+    flashtrain.models.trained_decoders.generate; of a run their defaults are its settings. Of a path other settings may
+    be named too, such as context. Raises UserError.
     """
     if isinstance(run, nn.Module):
         return generate_tokens(run, prompt, max_new_tokens, **options)  # type: ignore[arg-type]
+    prompt = prompt if isinstance(prompt, str) else json.dumps(prompt)
     asked_for = {**options, **({} if max_new_tokens is None else {"max_new_tokens": max_new_tokens})}
     with as_a_guest(quiet=True):
         if isinstance(run, Loaded):

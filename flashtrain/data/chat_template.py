@@ -86,9 +86,10 @@ class ChatTemplate:
         parts = iter(self._rendering.ids([part for piece in pieces for part in piece.parts]))
         return [self._marked(piece, [next(parts) for _ in piece.ends]) for piece in pieces]
 
-    def prompt(self, text: str) -> list[int]:
-        """The tokens after which the model answers a user who says this. UserError: there is no template."""
-        rendered = self._rendering.text([{"role": "user", "content": text}], None, prompt=True)
+    def prompt(self, row: Mapping[str, Any]) -> list[int]:
+        """The tokens after which the model answers a row's messages. UserError: what is wrong with it; no template."""
+        messages, tools = messages_of(row.get("messages"), "messages"), tools_of(row)
+        rendered = self._rendering.text(self._rendering.taken(messages, tools), tools, prompt=True)
         return self._rendering.ids([rendered])[0].tolist()
 
     def _conversation(self, messages: Messages, tools: Tools, first: int) -> list[Piece]:

@@ -98,8 +98,9 @@ class HuggingFaceTokenizer:
             found = self._tokenizer.encode_batch_fast([clean(text) for text in texts], add_special_tokens=False)
         return [np.asarray(one.ids, dtype=np.uint32) for one in found]
 
-    def decode(self, ids: Iterable[int]) -> str:
-        return self._tokenizer.decode([int(token) for token in ids], skip_special_tokens=False)
+    def decode(self, ids: Iterable[int], *, special: bool = True) -> str:
+        """special: with the special tokens' names."""
+        return self._tokenizer.decode([int(token) for token in ids], skip_special_tokens=not special)
 
     def describe(self) -> str:
         return f"a Hugging Face tokenizer ({self.vocab_size:,} tokens)"

@@ -357,4 +357,5 @@ def test_the_tokenizer_of_a_run_folder_has_its_template_still(make, tmp_path):
     made.save(tmp_path / "run")
     again = ChatTemplate(load_tokenizer(tmp_path / "run"))
     assert again.key() == template.key()
-    assert again.tokenizer.decode(again.prompt("Hello")) == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+    row = {"messages": [{"role": "user", "content": "Hello"}]}
+    assert again.tokenizer.decode(again.prompt(row)) == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"

@@ -69,8 +69,9 @@ def test_its_checkpoint_is_evaluated_on_the_held_out_answers(finished, caplog):
 
 def test_it_answers_a_prompt_as_a_user_gives_it(finished, capsys):
     assert run_mode("mode=generate", f"checkpoint={finished}", 'prompt="What is 2+3?"') == 0
-    begin = "<|im_start|>user\nWhat is 2+3?<|im_end|>\n<|im_start|>assistant\n"
-    assert capsys.readouterr().out.startswith(begin)
+    out = capsys.readouterr().out
+    assert "2+3" not in out  # the answer alone, without the template's frame
+    assert "<|im_" not in out
 
 
 def test_its_export_has_the_chat_template(finished):

@@ -12,12 +12,13 @@ import torch
 import yaml
 from chat_folders import CHATML, save_tokenizer_folder
 from tiny_runs import TinyRuns
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import flashtrain
 from flashtrain.command import modes
 from flashtrain.command.calls import words_of
 from flashtrain.command.given import settings_of
+from flashtrain.command.words import plain_words
 from flashtrain.data.tokenizers import huggingface_tokenizer
 from flashtrain.integrations import transformers_decoder
 from flashtrain.report import read_result
@@ -137,7 +138,7 @@ def test_weights_are_scored_and_written_with_by_our_own_decoders(base: Path, cap
     settings = settings_of(["mode=evaluate", *words, *words_of(held_out(base, "files"))])
     assert settings.context == 256  # the model's, and not the recipe's
     assert modes.of_checkpoint(settings)["validation_loss"] == pytest.approx(their_loss(base, settings), abs=1e-5)
-    how = ["mode=generate", "hardware=cpu", "prompt=The quick", "generate.temperature=0"]
+    how = ["mode=generate", "hardware=cpu", "prompt=The quick", "generate.temperature=0", "generate.tokens=9"]
     assert modes.run_mode(settings_of([*words, *how])) == 0
     ours = capsys.readouterr().out
     assert modes.run_mode(settings_of([f"model.path={base}", *how])) == 0
@@ -161,10 +162,10 @@ def test_a_training_goes_on_from_a_run_of_adapters(base: Path, words: list[str],
     for name, *how in (("path", f"model.path={lora}"), ("weights", "model.path=null", f"weights={lora}")):
         status, folder = runs.run(name, "optimizer.learning_rate=1e-12", "model.adapter=lora", "trainer.steps=1", *how)
         assert status == 0
-        torch.testing.assert_close(logits(flashtrain.load(folder).model, ids), trained, rtol=0, atol=1e-5)
+        torch.testing.assert_close(logits(flashtrain.load(folder).model, ids), trained, rtol=0, atol=1e-4)
         assert json.loads((folder / "summary.json").read_text())["validation_loss"] == pytest.approx(ended, abs=1e-5)
     (exported,) = lora.glob("export*")  # made once
-    torch.testing.assert_close(logits(AutoModelForCausalLM.from_pretrained(exported), ids), trained, rtol=0, atol=1e-5)
+    torch.testing.assert_close(logits(AutoModelForCausalLM.from_pretrained(exported), ids), trained, rtol=0, atol=1e-4)
     (lora / "checkpoints" / "best.ckpt").touch()  # as one that was written since
     assert settings_of(["mode=generate", f"model.path={lora}"]).model.path == str(lora / "export-2")
 
@@ -175,3 +176,38 @@ def test_a_plan_from_a_run_writes_nothing(words: list[str], lora: Path) -> None:
     settings = {key: yaml.safe_load(value) for key, value in (word.split("=", 1) for word in planned)}
     assert "parameters" in flashtrain.plan("sft", **settings, weights=lora)
     assert set(lora.iterdir()) == before
+
+
+MESSAGES = [
+    {"role": "system", "content": "You are brief."},
+    {"role": "user", "content": "What is 1+2, and why?"},
+    {"role": "assistant", "content": "3"},
+    {"role": "user", "content": "And 2+2?"},
+]
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+
+
+@pytest.mark.parametrize("row", [{"messages": MESSAGES}, {"messages": MESSAGES, "tools": TOOLS}])
+def test_a_conversation_is_answered_as_transformers_does(base: Path, row: dict, tmp_path: Path, capsys) -> None:
+    tokenizer, model = AutoTokenizer.from_pretrained(base), AutoModelForCausalLM.from_pretrained(base)
+    options = {"tokenize": True, "return_tensors": "pt", "return_dict": True, "add_generation_prompt": True}
+    shown = tokenizer.apply_chat_template(row["messages"], tools=row.get("tools"), **options)
+    ends = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")]
+    written = model.generate(**shown, max_new_tokens=20, do_sample=False, eos_token_id=ends, pad_token_id=0)
+    wanted = tokenizer.decode(written[0, shown["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert flashtrain.generate(base, row, 20, temperature=0, hardware="cpu") == wanted
+    (tmp_path / "talk.json").write_text(json.dumps(row if "tools" in row else row["messages"]))
+    for prompt in (tmp_path / "talk.json", json.dumps(row)):
+        how = [f"prompt={prompt}", "generate.temperature=0", "generate.tokens=20", "hardware=cpu"]
+        assert modes.run_mode(settings_of(plain_words(["mode=generate", f"model.path={base}", *how]))) == 0
+        assert capsys.readouterr().out == wanted + "\n"
+
+
+def test_a_prompt_is_a_text_unless_it_is_a_conversation(base: Path, tmp_path: Path) -> None:
+    for text in ("[1, 2]", "{x", '{"a": 1}', "see the file config.json"):
+        assert flashtrain.generate(base, text, 2, hardware="cpu").startswith(text)
+    with pytest.raises(flashtrain.UserError, match=r"talk\.json"):
+        flashtrain.generate(base, str(tmp_path / "talk.json"), 2, hardware="cpu")
+    asked = "What is 2+2?"
+    as_a_user = flashtrain.generate(base, asked, 9, recipe="sft", hardware="cpu")
+    assert as_a_user == flashtrain.generate(base, [{"role": "user", "content": asked}], 9, hardware="cpu")

@@ -28,7 +28,7 @@ def export(trained: TrainedModel, settings: Settings) -> Path:
     with new_folder(trained.folder, "export") as folder:
         how = trained.model.save(folder)
         how = how or save_decoder(trained.model, folder, end_of_text=known_end(trained.tokenizer))
-        add_end_ids(folder, turn_ends(trained.tokenizer, settings))
+        add_end_ids(folder, turn_ends(trained.tokenizer, chat=settings.data.source == "chat"))
         tokenizer = save_tokenizer(trained.tokenizer, folder, context=context)
         (folder / NOTE).write_text(json.dumps(_note(trained.checkpoint)) + "\n", encoding="utf-8")
     say(f"exported step {trained.step} to {folder} ({how}; {tokenizer})")

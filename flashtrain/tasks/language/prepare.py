@@ -16,6 +16,7 @@ from flashtrain.data.datamodule import TextDataModule
 from flashtrain.data.tokenizers import Tokenizer, as_prompt, begin_of, load_tokenizer, without_begin
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
+from flashtrain.files.foreign_files import parse_json, read_json
 from flashtrain.folders.run_folder import SAMPLE, TOKENIZER
 from flashtrain.models.gpt2 import FAMILIES, GPT2
 from flashtrain.models.trainable import Trainable
@@ -329,17 +330,19 @@ def _ways_to_run(batching: Batching) -> list[str]:
 
 
 def continue_text(model: Trainable, tokenizer: Tokenizer, settings: Settings) -> str:
-    """The prompt and what the model writes after it, as the settings say: under its mask, and by the chat template
-    where conversations are its data. Raises UserError for a model that does not generate."""
+    """The prompt and what the model writes after it, as the settings say, under its mask. Of a conversation, as every
+    prompt is where conversations are the data, the answer alone, without the chat template's tokens. Raises UserError
+    for a model that does not generate."""
     device = next(model.parameters()).device
     prompt, options = settings.prompt or settings.data.first_words, settings.generate
-    unseen = 0  # tokens at the beginning that are no part of the answer
-    if settings.data.source == CHAT:
+    row, template = conversation_of(prompt), None
+    if row is None and settings.data.source == CHAT:
+        row = {"messages": [{"role": "user", "content": prompt}]}
+    if row is not None:
         from flashtrain.data.chat_template import ChatTemplate
 
-        begin = ChatTemplate(tokenizer).prompt(prompt)
-    else:
-        begin, unseen = as_prompt(tokenizer, prompt), len(begin_of(tokenizer))
+        template = ChatTemplate(tokenizer)
+    begin = as_prompt(tokenizer, prompt) if template is None or row is None else template.prompt(row)
     tokens = torch.tensor([begin], device=device)
     with torch.autocast("cuda", dtype=torch.bfloat16, enabled=device.type == "cuda" and torch.cuda.is_bf16_supported()):
         written = generate(
@@ -349,7 +352,25 @@ def continue_text(model: Trainable, tokenizer: Tokenizer, settings: Settings) ->
             temperature=options.temperature,
             top_k=options.top_k,
             seed=settings.seed,
-            end_of_text=generation_ends(model, tokenizer, settings),
+            end_of_text=generation_ends(model, tokenizer, chat=template is not None),
             mask=make_mask(settings, packed=False),
-        )
-    return tokenizer.decode(written[0].tolist()[unseen:])
+        )[0].tolist()
+    if template is not None:
+        return template.tokenizer.decode(written[len(begin) :], special=False)
+    return tokenizer.decode(written[len(begin_of(tokenizer)) :])
+
+
+def conversation_of(prompt: str) -> dict[str, Any] | None:
+    """The conversation that a prompt names, a .json file, or is, as JSON: a list of messages, or an object with
+    `messages` and perhaps `tools`. None: it is a text. UserError: the file has none."""
+    named = prompt.endswith(".json") and (" " not in prompt or Path(prompt).expanduser().is_file())
+    try:
+        given = read_json(Path(prompt).expanduser()) if named else parse_json(prompt, "prompt")
+    except UserError:
+        if named:
+            raise
+        return None
+    row = {"messages": given} if isinstance(given, list) else given if isinstance(given, dict) else {}
+    messages = row.get("messages")
+    spoken = isinstance(messages, list) and any(isinstance(one, dict) and "role" in one for one in messages)
+    return row if named or spoken else None
