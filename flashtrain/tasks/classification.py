@@ -172,9 +172,7 @@ class SequenceClassification(TrainingTask):
             batch = {**batch, "tokens": self.augment(batch["tokens"], generator)}
         losses = self.batch_losses(batch, step=batch_idx, pixels=self.training_pixels)
         loss = self.total(losses)
-        correct, (total, count) = losses.correct.detach(), self._correct
-        self._correct = (correct + total, count + 1)
-        self._step_corrects.append(correct)
+        self._step_corrects.append(losses.correct.detach())
         self._step_pixels.append(losses.pixels.detach())
         step_loss = self.record_loss(loss, batch_idx)
         if step_loss is not None:
@@ -184,9 +182,14 @@ class SequenceClassification(TrainingTask):
                 self.log("train_accuracy", torch.stack(self._step_corrects).mean(), prog_bar=True, sync_dist=several)
                 if self.masked is not None:
                     self.log("pixel_loss", torch.stack(self._step_pixels).mean(), sync_dist=several)
-            self._step_corrects.clear()
             self._step_pixels.clear()
         return loss
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Count the step's samples: one that an exception ends before is made again by the run that goes on."""
+        total, count = self._correct
+        self._correct = (sum(self._step_corrects, total), count + len(self._step_corrects))
+        self._step_corrects.clear()
 
     def validation_step(self, batch: SequenceBatch, batch_idx: int) -> None:
         """Adds the micro-batch to the held-out loss and accuracy, means over all held-out samples and ranks."""

@@ -69,7 +69,7 @@ class StopOnNonFinite(pl.Callback):
         self._check_losses(trainer)
 
     def _check_losses(self, trainer: pl.Trainer) -> None:
-        pending, self._pending = self._pending, []
+        pending = self._pending
         losses = torch.stack([loss.reshape(()).float() for _, loss in pending]).tolist() if pending else []
         # Step and kind in one number, so that one reduction tells every rank both.
         bad = [
@@ -81,6 +81,7 @@ class StopOnNonFinite(pl.Callback):
         if first != NEVER:
             step, infinite = divmod(first, 2)
             raise UserError(f"loss became {'infinite' if infinite else 'nan'} at step {step}; {_advice(trainer)}")
+        self._pending = []  # not before: no checkpoint is written after this error either
 
     def _check_weights(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         finite = [torch.isfinite(_local(p.detach())).all() for p in pl_module.parameters() if p.is_floating_point()]

@@ -21,6 +21,7 @@ import torch
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from pytorch_lightning.callbacks import Checkpoint, ModelCheckpoint
 
+from flashtrain.announce import say
 from flashtrain.errors import UserError
 from flashtrain.files.disk import FULL, os_errors
 from flashtrain.training.loggers import MetricsFile
@@ -344,7 +345,7 @@ class BestCheckpoint(ModelCheckpoint):
 
 
 class SaveLast(Checkpoint):
-    """Writes `last.ckpt` every N optimiser steps and after the last step.
+    """Writes `last.ckpt` every N optimiser steps, after the last step, and when an exception ends the fit.
 
     The last step's file is written before the loop closes its epoch, so that a longer run can continue from it with
     exactly the next sample (ModelCheckpoint's own `save_last` is written only when some other checkpoint is).
@@ -353,6 +354,10 @@ class SaveLast(Checkpoint):
 
     Every checkpoint that is written during a validation (best.ckpt, or last.ckpt after a signal) says that the training
     stood before that validation: Lightning would count a validation that was cut off as half made.
+
+    After an exception the file is of the last step that was completed, and says that the training stood at its end. It
+    is not written where the optimiser was at work, or several processes train: the others may wait for the one that
+    failed. Nor after KeyboardInterrupt, which does not want to wait.
     """
 
     def __init__(self, folder: str | Path, every_n_steps: int | None = None) -> None:
@@ -364,16 +369,22 @@ class SaveLast(Checkpoint):
         self.last_saved: str | None = None
         self._saved_step = -1
         self._steps = OptimizerStepCounter()
-        self._loops: dict[str, Any] | None = None  # where the loops stood before the validation under way
+        self._ended: tuple[int, Any] = (-1, None)  # the last step that was completed, and the fit loop's state there
+        self._updated = -1  # the step after which the optimiser began to change the weights
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._steps.start(trainer)
         self._saved_step = trainer.global_step  # nothing new to save yet
-        self._loops = _loops_of(trainer)
+        self._ended, self._updated = _end_of_step(trainer), -1
         _continue_metrics(trainer)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         _continue_metrics(trainer)  # of a run that died in its last validation, and trains no more
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        self._updated = trainer.global_step
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -384,31 +395,46 @@ class SaveLast(Checkpoint):
         if due or trainer.global_step == trainer.max_steps:
             self.save(trainer)
         every = trainer.val_check_batch
-        if trainer.is_last_batch or (isinstance(every, int) and (batch_idx + 1) % every == 0):
-            self._loops = _loops_of(trainer)
+        validates = trainer.is_last_batch or (isinstance(every, int) and (batch_idx + 1) % every == 0)
+        if validates or trainer.world_size == 1:  # ranks may have to ask each other for the state of their data
+            self._ended = _end_of_step(trainer)
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        if trainer.state.fn == "fit" and trainer.validating and self._loops is not None:
-            checkpoint["loops"] = self._loops
+        step, loop = self._ended
+        cut_off = trainer.validating or trainer.interrupted
+        if trainer.state.fn == "fit" and cut_off and step == trainer.global_step:
+            checkpoint["loops"]["fit_loop"] = loop
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.save(trainer)
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        step = trainer.global_step
+        whole = isinstance(exception, Exception) and trainer.world_size == 1 and self._updated != step
+        if not whole or trainer.state.fn != "fit" or self._saved_step in (-1, step):
+            return
+        pl_module.zero_grad(set_to_none=True)  # memory may have run out
+        try:
+            self.save(trainer)
+            say(f"the checkpoint of step {step} is written, resume= goes on from it: {self.path}")
+        except Exception as problem:  # noqa: BLE001 - what ended the fit is what is raised
+            if str(problem) != str(exception):
+                say(f"no checkpoint of step {step} is written: {_first_line(problem)}")
 
     def save(self, trainer: pl.Trainer) -> None:
         """Write last.ckpt now, unless this optimiser step already has; every rank must call it."""
         if trainer.fast_dev_run or self._saved_step == trainer.global_step:  # type: ignore[attr-defined]
             return
-        _flush_metrics(trainer)
+        _flush_metrics(trainer, in_step=self._ended[0] == trainer.global_step)
         trainer.save_checkpoint(self.path, weights_only=False)
         self._saved_step = trainer.global_step
         self.last_saved = str(self.path)
 
 
-def _loops_of(trainer: pl.Trainer) -> dict[str, Any]:
-    loops = ("fit_loop", "validate_loop", "test_loop", "predict_loop")  # as Lightning's checkpoints have them
-    return copy.deepcopy({name: getattr(trainer, name).state_dict() for name in loops})
+def _end_of_step(trainer: pl.Trainer) -> tuple[int, dict[str, Any]]:
+    return trainer.global_step, copy.deepcopy(trainer.fit_loop.state_dict())
 
 
 def _continue_metrics(trainer: pl.Trainer) -> None:
@@ -417,15 +443,15 @@ def _continue_metrics(trainer: pl.Trainer) -> None:
             logger.continue_from(trainer.global_step)
 
 
-def _flush_metrics(trainer: pl.Trainer) -> None:
+def _flush_metrics(trainer: pl.Trainer, *, in_step: bool) -> None:
     """Have what this step logged in metrics.csv. Lightning hands a step's metrics to the loggers after the hook in
-    which its checkpoint is written; the same again is no other row."""
+    which its checkpoint is written; the same again is no other row. in_step: the next step has logged already."""
     connector = trainer._logger_connector
     step = trainer.fit_loop.epoch_loop._batches_that_stepped
     for logger in trainer.loggers:
         if not isinstance(logger, MetricsFile):
             continue
-        if trainer.training and connector.should_update_logs and trainer._results is not None:
+        if not in_step and trainer.training and connector.should_update_logs and trainer._results is not None:
             values = {name: float(value) for name, value in connector.metrics["log"].items()}
             if values:
                 logger.log_metrics({**values, "epoch": trainer.current_epoch}, step=step)

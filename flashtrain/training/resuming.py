@@ -240,11 +240,22 @@ class RandomState(pl.Callback):
         self.seed = seed
         self._loaded: list[dict[str, Any]] | None = None
         self._pending = False
+        self._ended: tuple[int, Any] = (-1, None)  # the last step that was completed, and the generators there
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step != self._ended[0]:
+            self._ended = trainer.global_step, _drawn(trainer.strategy.root_device)
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        here = _states(trainer.strategy.root_device)
+        step, drawn = self._ended
+        # After an exception the step that it ended has drawn some numbers, and is made again.
+        here = _states(
+            drawn if trainer.interrupted and step == trainer.global_step else _drawn(trainer.strategy.root_device)
+        )
         states: list[Any] = [here]
         if trainer.world_size > 1 and dist.is_initialized():  # every rank dumps a checkpoint; the first one writes it
             states = [None] * trainer.world_size
@@ -277,10 +288,15 @@ class RandomState(pl.Callback):
         _seed(self.seed, trainer.global_step)
 
 
-def _states(device: torch.device) -> dict[str, Any]:
-    version, words, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    states: dict[str, Any] = {
+def _drawn(device: torch.device) -> tuple[Any, ...]:
+    """The generators' states as they come, which takes the least time."""
+    states = random.getstate(), np.random.get_state(legacy=True), torch.get_rng_state()
+    return (*states, torch.cuda.get_rng_state(device)) if device.type == "cuda" else states
+
+
+def _states(drawn: tuple[Any, ...]) -> dict[str, Any]:
+    (version, words, gauss), (kind, keys, position, has_gauss, cached), *of_torch = drawn
+    return {
         "python": [version, torch.tensor(words, dtype=torch.int64), gauss],
         "numpy": [
             str(kind),
@@ -289,11 +305,8 @@ def _states(device: torch.device) -> dict[str, Any]:
             int(has_gauss),
             float(cached),
         ],
-        "cpu": torch.get_rng_state(),
+        **dict(zip(("cpu", "cuda"), of_torch, strict=False)),
     }
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
 
 
 def _restore(states: dict[str, Any], device: torch.device) -> None:

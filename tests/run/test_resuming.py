@@ -90,6 +90,28 @@ def test_a_run_that_ends_in_a_validation_goes_on_to_the_same_end(
     assert outcome(folder) == uninterrupted
 
 
+class InStep(pl.Callback):
+    """Raises before the second of the fifth step's two micro-batches."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        if batch_idx == 9:
+            raise Died
+
+
+def test_a_run_that_crashes_in_a_step_goes_on_from_the_step_before_to_the_same_end(
+    tiny_runs: TinyRuns, uninterrupted, monkeypatch, capsys
+) -> None:
+    words = (*DROPOUT, "trainer.checkpoint_every=100")
+    monkeypatch.setitem(registry._components["callback"], "strike", lambda _: InStep())
+    status, folder = tiny_runs.run("crashed", *words, "trainer.callbacks=[strike]")
+    assert status == 1
+    assert "Died" in capsys.readouterr().err
+    assert read_checkpoint(folder / "checkpoints" / "last.ckpt")["global_step"] == 4
+    status, _ = tiny_runs.run(folder.name, *words, f"resume={folder}")
+    assert status == 0
+    assert outcome(folder) == uninterrupted
+
+
 @pytest.mark.gpu
 def test_dropout_on_a_gpu_goes_on_with_the_numbers_that_were_next(tiny_runs: TinyRuns, monkeypatch) -> None:
     on_gpu = ("hardware=gpu", "trainer.compile=false", "model.dropout=0.3")

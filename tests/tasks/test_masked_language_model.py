@@ -70,6 +70,21 @@ def fit(folder, module, *callbacks, resume=None, stop_at=None, trainer_options=N
     return trainer, losses, source
 
 
+class FailsInStep3(pl.Callback):
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if batch_idx == 5:
+            raise ArithmeticError
+
+
+def test_the_work_of_a_step_that_fails_is_not_counted(tmp_path):
+    stopped, failed = task(), task()
+    fit(tmp_path, stopped, accumulate=2, stop_at=2)
+    with pytest.raises(ArithmeticError):
+        fit(tmp_path, failed, FailsInStep3(), accumulate=2)
+    done = [(one.tokens_done, one.sequences_done, one.flops_done) for one in (stopped, failed)]
+    assert done[0] == done[1] > (0, 0, 0)
+
+
 def test_padded_and_packed_training_have_one_loss_curve(tmp_path):
     curves = [fit(tmp_path, task(), layout=layout)[1] for layout in ("packed", "padded")]
     assert len(curves[0].train) == 6

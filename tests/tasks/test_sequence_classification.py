@@ -46,7 +46,7 @@ def fit(task: SequenceClassification, steps: int, size: int = 64, **options) -> 
         enable_model_summary=False,
         **options,
     )
-    trainer.fit(task, DataLoader(batches(steps, size), batch_size=None))
+    trainer.fit(task, DataLoader(batches(steps * trainer.accumulate_grad_batches, size), batch_size=None))
     return trainer
 
 
@@ -64,6 +64,19 @@ def test_it_learns_an_easy_task_to_over_90_percent_of_unseen_images() -> None:
     assert found["validation_accuracy"] > 0.9
     tested = trainer.test(learned, DataLoader(batches(8, 64, seed=7), batch_size=None), verbose=False)[0]
     assert tested["test_accuracy"] == pytest.approx(found["validation_accuracy"])
+
+
+def test_the_accuracy_of_a_step_that_fails_is_not_counted() -> None:
+    class FailsInStep3(pl.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+            if batch_idx == 5:
+                raise ArithmeticError
+
+    stopped, failed = task(), task()
+    fit(stopped, 2, accumulate_grad_batches=2)
+    with pytest.raises(ArithmeticError):
+        fit(failed, 3, accumulate_grad_batches=2, callbacks=[FailsInStep3()])
+    assert stopped.take_train_accuracy() == failed.take_train_accuracy()
 
 
 def test_pre_training_on_masked_pixels_alone_needs_no_labels() -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+import pytorch_lightning as pl
 import torch
 from tiny_training import TinyData, TinyTask, tiny_trainer
 
 from flashtrain.errors import UserError
+from flashtrain.training.callbacks import DueValidation, StopOnNonFinite
 from flashtrain.training.checkpoints import (
     AtomicCheckpointIO,
     SaveLast,
@@ -22,6 +26,7 @@ from flashtrain.training.checkpoints import (
     read_weights,
     save_atomically,
 )
+from flashtrain.training.resuming import RandomState
 from flashtrain.training.throughput import Throughput
 
 
@@ -134,6 +139,71 @@ def test_a_missing_checkpoint_names_those_that_are_there(tmp_path):
 def test_a_folder_is_not_a_checkpoint(tmp_path):
     with pytest.raises(UserError, match="is a folder"):
         read_checkpoint(tmp_path)
+
+
+class Fails(TinyTask):
+    """Draws random numbers in every step, and raises at a place of the eighth step's second micro-batch."""
+
+    def __init__(self, place: str | None = None) -> None:
+        super().__init__()
+        self.place = place
+
+    def fail(self, place: str, batch: int = 15) -> None:
+        if self.place == place and self.trainer.fit_loop.epoch_loop.batch_idx >= batch:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    def training_step(self, batch, batch_idx):
+        noise = torch.rand(()) + random.random() + np.random.random()
+        self.fail("forward")
+        return super().training_step(batch, batch_idx) * noise
+
+    def on_after_backward(self):
+        self.fail("backward")
+
+    def optimizer_step(self, *arguments, **named):
+        super().optimizer_step(*arguments, **named)
+        self.fail("optimiser")
+
+    def on_train_batch_end(self, *_):
+        self.fail("end", 13)
+
+    def on_validation_start(self):
+        self.fail("validation", 0)
+
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        if self.trainer.training:
+            self.fail("data", 14)  # the next one's
+        return batch
+
+
+@pytest.mark.parametrize("place", ["forward", "backward", "end", "data", "validation"])
+def test_an_exception_leaves_the_last_whole_step_from_which_the_run_goes_on_bit_for_bit(tmp_path, place):
+    def fit(task: Fails, resume: str | None = None) -> list[float]:
+        pl.seed_everything(1, verbose=False)
+        callbacks = RandomState(), StopOnNonFinite(), DueValidation(7), SaveLast(tmp_path, 100)
+        options = {"max_steps": 10, "accumulate_grad_batches": 2, "limit_val_batches": 1, "val_check_interval": 14}
+        trainer = tiny_trainer(tmp_path, *callbacks, plugins=[AtomicCheckpointIO()], **options)
+        trainer.fit(task, datamodule=TinyData(), ckpt_path=resume)
+        return task.losses
+
+    whole, failing = fit(Fails()), Fails(place)
+    with pytest.raises(torch.OutOfMemoryError):
+        fit(failing)
+    assert read_checkpoint(tmp_path / "last.ckpt")["global_step"] == 7
+    assert failing.losses[:14] + fit(Fails(), str(tmp_path / "last.ckpt")) == whole
+
+
+def test_an_exception_while_the_optimiser_was_at_work_leaves_the_checkpoint_before(tmp_path):
+    with pytest.raises(torch.OutOfMemoryError):
+        fit(tmp_path, SaveLast(tmp_path, 5), task=Fails("optimiser"), max_steps=10, accumulate_grad_batches=2)
+    assert read_checkpoint(tmp_path / "last.ckpt")["global_step"] == 5
+
+
+def test_what_ended_the_fit_is_raised_where_no_checkpoint_can_be_written(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(torch, "save", lambda *_: 1 / 0)
+    with pytest.raises(torch.OutOfMemoryError), caplog.at_level("INFO"):
+        fit(tmp_path, SaveLast(tmp_path), task=Fails("forward"), max_steps=20)
+    assert "no checkpoint of step 15 is written: division by zero" in caplog.text
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.95])

@@ -122,7 +122,8 @@ class TinyData(pl.LightningDataModule):
 
     def val_dataloader(self) -> DataLoader:
         world, rank = self.trainer.world_size, self.trainer.global_rank
-        return DataLoader(Samples(10_000 + rank, self.batch_size, world), batch_size=self.batch_size)
+        samples = Samples(10_000 + rank, self.batch_size, world)
+        return DataLoader(samples, batch_size=self.batch_size, generator=torch.Generator())  # training draws the others
 
     def state_dict(self) -> dict[str, int]:
         return {"vocabulary": VOCABULARY}

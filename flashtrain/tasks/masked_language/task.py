@@ -30,6 +30,7 @@ class MaskedLanguageModel(LanguageModel):
         self.flops_done = 0.0
         self.tokens_done = 0
         self.sequences_done = 0
+        self._step_work: list[tuple[int, int, float]] = []
         self._scores: list[MaskedScore] = []
         self._accuracy: float | None = None
 
@@ -51,12 +52,18 @@ class MaskedLanguageModel(LanguageModel):
 
     def training_step(self, batch: MaskedBatch, batch_idx: int) -> Tensor:  # type: ignore[override]
         """As LanguageModel's; also counts this device's work in tokens_done (real), sequences_done and flops_done."""
-        self.tokens_done += batch["real_tokens"]
-        self.sequences_done += batch["sequences"]
-        self.flops_done += self.bert.config.flops_of(
-            batch["real_tokens"], batch["pairs"], batch["sequences"], batch["scored"]
-        )
+        tokens, sequences = batch["real_tokens"], batch["sequences"]
+        flops = self.bert.config.flops_of(tokens, batch["pairs"], sequences, batch["scored"])
+        self._step_work.append((tokens, sequences, flops))
         return super().training_step(cast(Any, batch), batch_idx)
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Count the step's work: one that an exception ends before is made again by the run that goes on."""
+        for tokens, sequences, flops in self._step_work:
+            self.tokens_done += tokens
+            self.sequences_done += sequences
+            self.flops_done += flops
+        self._step_work.clear()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """As every task, and what has been done so far (on the device that writes)."""
