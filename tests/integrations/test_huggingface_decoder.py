@@ -252,11 +252,12 @@ def test_adapters_have_the_gradients_that_peft_gives_them_in_transformers_model(
         ("gpt_neox", {}, ["embed_in"], "gpt_neox.embed_in and lm_head"),
     ],
 )
-def test_adapters_on_a_matrix_that_two_layers_share_are_refused(kind, sizes, targets, said) -> None:
+def test_adapters_on_a_matrix_that_two_layers_share_are_refused(kind, sizes, targets, said, tmp_path) -> None:
     pytest.importorskip("peft")
-    changes = {**tiny._LLAMA_LIKE, "eos_token_id": 1, "tie_word_embeddings": True, **sizes}
+    content = {**tiny._LLAMA_LIKE, "eos_token_id": 1, "tie_word_embeddings": True, **sizes}
+    config = save_config(tmp_path, model_type=kind, **content)
     with pytest.raises(UserError, match=rf"{said} are one matrix .tie_word_embeddings"):
-        transformers_decoder(config=kind, changes=changes, lora={**LORA, "target_modules": targets})
+        transformers_decoder(config=config, lora={**LORA, "target_modules": targets})
 
 
 def test_adapters_on_embeddings_begin_as_the_model_and_are_merged_where_the_head_is_apart(tmp_path: Path) -> None:
@@ -319,12 +320,27 @@ def test_adapters_of_experts_are_pefts_and_are_written_merged_and_apart(kind: st
 
 
 @pytest.mark.parametrize("kind", ["phimoe", "llama4_text"])
-def test_adapters_of_a_router_that_gives_several_tensors_are_refused(kind: str) -> None:
+def test_adapters_of_a_router_that_gives_several_tensors_are_refused(kind: str, tmp_path: Path) -> None:
     """peft's own adapter of it fails in the first forward: 'tuple' object has no attribute 'dtype'."""
     pytest.importorskip("peft")
-    changes = {**tiny._LLAMA_LIKE, "eos_token_id": 1, **EXPERTS, "head_dim": 8}
+    config = save_config(tmp_path, model_type=kind, **{**tiny._LLAMA_LIKE, "eos_token_id": 1, **EXPERTS, "head_dim": 8})
     with pytest.raises(UserError, match=r"router is a .*Router, .* such as \[.*q_proj,.*v_proj"):
-        transformers_decoder(config=kind, changes=changes, lora=LORA)
+        transformers_decoder(config=config, lora=LORA)
+
+
+@pytest.mark.parametrize("targets", [["q_proj", "v_prj"], ["v_prj"]])
+def test_a_target_that_no_layer_has_is_refused_with_the_near_name(targets: list[str]) -> None:
+    pytest.importorskip("peft")
+    changes = {**tiny._LLAMA_LIKE, "eos_token_id": 1}
+    with pytest.raises(UserError, match=r"unknown layer in model.adapter_targets 'v_prj'. Did you mean 'v_proj'"):
+        transformers_decoder(config="llama", changes=changes, lora={**LORA, "target_modules": targets})
+
+
+def test_targets_may_name_experts_as_peft_does(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    experts("mixtral").save_pretrained(tmp_path)
+    ours = transformers_decoder(config=str(tmp_path), lora={**LORA, "target_modules": ["q_proj", "w1", "w2", "w3"]})
+    assert sum(".experts" in name for name, _ in ours.adapters) == 4  # transformers has w1 and w3 as one
 
 
 def test_adapters_of_a_configuration_are_written_without_a_look_at_the_hub(tmp_path: Path, monkeypatch) -> None:
@@ -521,6 +537,76 @@ def test_positions_that_are_too_few_are_refused_and_rotary_ones_stretched(caplog
     longer = transformers_decoder(config="llama", changes=changes, context=128, rope_factor=2.0)
     assert longer.config.max_position_embeddings == 128
     assert longer.config.rope_parameters["rope_theta"] > 10000
+
+
+SCALED = {"rope_type": "yarn", "factor": 4.0}
+OWN = {"rope_type": "default", "rope_theta": 1e5}
+GEMMA = {"sliding_attention": {"rope_type": "default", "rope_theta": 7e3}, "full_attention": OWN}
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "changes", "whole"),
+    [
+        ("llama", {"rope_theta": 1e5}, {"rope_parameters": SCALED}, {**OWN, **SCALED}),
+        ("llama", {"rope_parameters": OWN}, {"rope_parameters": SCALED}, {**OWN, **SCALED}),
+        ("llama", {"rope_parameters": OWN}, {"rope_scaling": {"type": "yarn", "factor": 4.0}}, {**OWN, **SCALED}),
+        ("llama", {"rope_parameters": OWN}, {"rope_theta": 2e5}, {"rope_type": "default", "rope_theta": 2e5}),
+        ("llama", {"rope_theta": 1e5, "rope_scaling": SCALED}, {"rope_scaling": None}, OWN),
+        (
+            "llama",
+            {"rope_parameters": OWN},
+            {"rope_parameters": SCALED, "max_position_embeddings": 256},
+            {**OWN, **SCALED, "original_max_position_embeddings": 64},
+        ),
+        (
+            "gemma3_text",
+            {"rope_parameters": GEMMA},
+            {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0}}},
+            {**GEMMA, "full_attention": {**OWN, "rope_type": "linear", "factor": 8.0}},
+        ),
+    ],
+)
+def test_rotary_entries_given_in_part_leave_the_models_own(kind, content, changes, whole, tmp_path: Path) -> None:
+    sizes = {**tiny._LLAMA_LIKE, "eos_token_id": 1, "head_dim": 8}
+    given = json.loads(json.dumps(changes))  # transformers writes into what it is given
+    ours = transformers_decoder(config=save_config(tmp_path, model_type=kind, **sizes, **content), changes=given)
+    rest = {name: value for name, value in changes.items() if not name.startswith("rope")}
+    wanted = transformers.AutoConfig.for_model(kind, **{**sizes, **rest}, rope_parameters=whole)
+    module = transformers.AutoModelForCausalLM.from_config(wanted)
+    ours.materialise(CPU)
+    angles = {name: one for name, one in module.named_buffers() if "inv_freq" in name}
+    assert angles
+    for name, one in angles.items():
+        torch.testing.assert_close(ours.module.get_buffer(name), one, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"attention_droput": 0.1},
+            "unknown LlamaConfig entry in model.options 'attention_droput'. Did you mean 'attention_dropout'",
+        ),
+        (
+            {"rope_parameters": {"rope_typ": "yarn"}},
+            "unknown rotary entry in model.options 'rope_typ'. Did you mean 'rope_type'",
+        ),
+        ({"rope_parameters": {"full_attention": {}}}, "unknown rotary entry in model.options 'full_attention'"),
+        ({"model_type": "qwen3"}, "unknown LlamaConfig entry in model.options 'model_type'"),
+    ],
+)
+def test_a_change_of_what_the_configuration_has_not_is_refused(changes, said, tmp_path: Path) -> None:
+    given = save_config(tmp_path, model_type="llama", **{**tiny._LLAMA_LIKE, "eos_token_id": 1}, of_its_own=1)
+    transformers_decoder(config=given, changes={"attention_dropout": 0.1, "of_its_own": 2, "rope_theta": 1e5})
+    with pytest.raises(UserError, match=said):
+        transformers_decoder(config=given, changes=changes)
+
+
+def test_older_and_other_names_of_entries_are_changed(tmp_path: Path) -> None:
+    small = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2}  # GPT-2 calls them n_embd, ...
+    assert transformers_decoder(config="gpt2", changes=small).config.n_embd == 32
+    few = {**tiny._LLAMA_LIKE, "eos_token_id": 1, "sliding_window_pattern": 2}  # a field no more
+    assert transformers_decoder(config="gemma3_text", changes=few).config.layer_types[1] == "full_attention"
 
 
 def test_a_mask_that_positions_cannot_say_is_refused() -> None:
