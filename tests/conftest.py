@@ -47,6 +47,18 @@ LONGEST = (
 )
 
 
+# Fixtures that start processes for all tests that ask for them: these are whole runs, ranks and installs.
+LAUNCHES = {
+    "launched", "live", "wheels", "two_ranks", "three_masked_ranks",
+    "huggingface_ranks", "huggingface_training", "huggingface_strategies",
+}  # fmt: skip
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if LAUNCHES.intersection(getattr(item, "fixturenames", ())):
+        item.add_marker("integration")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (not item.name.startswith(LONGEST), _mixed(item)))

@@ -68,6 +68,7 @@ def commands_of(marker: str) -> list[list[str]]:
     return [shlex.split(line)[2:] for line in block.splitlines()]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("marker", PROGRAMS)
 def test_a_program_that_adds_something_trains_by_the_commands_of_its_page(
     marker: str, tiny_runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -133,6 +134,7 @@ def test_the_backend_of_the_guide_runs_what_it_serves_and_is_explained(monkeypat
     assert "(no backward yet)" in line
 
 
+@pytest.mark.integration
 def test_the_script_on_conversations_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FLASHTRAIN_CACHE", str(tmp_path / "cache"))
@@ -174,6 +176,7 @@ def test_the_script_for_eight_gpus_is_put_together(monkeypatch: pytest.MonkeyPat
     assert isinstance(told["data"], pl.LightningDataModule)
 
 
+@pytest.mark.integration
 def test_the_program_of_the_page_about_python_trains_scores_and_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,6 +192,7 @@ def test_the_program_of_the_page_about_python_trains_scores_and_writes(
     assert "Once upon a time" in printed
 
 
+@pytest.mark.integration
 def test_the_script_around_a_hugging_face_model_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("novel.txt").write_text("\n\n".join(f"Paragraph {number} of a short novel. " * 9 for number in range(20)))
@@ -197,6 +201,7 @@ def test_the_script_around_a_hugging_face_model_trains(tmp_path: Path, monkeypat
     assert task.last_loss < task.first_loss < 6
 
 
+@pytest.mark.integration
 def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     notebook = json.loads((ROOT / "docs" / "quickstart.ipynb").read_text(encoding="utf-8"))

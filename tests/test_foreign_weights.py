@@ -46,6 +46,7 @@ def encoder() -> Bert:
     return Bert(BertConfig(261, 320, 16, **SIZES), "sdpa")
 
 
+@pytest.mark.integration
 def test_changed_files_of_every_kind_are_read_or_refused_in_one_line(tmp_path) -> None:
     seed, count = os.environ.get("FLASHTRAIN_SEED", "1"), os.environ.get("FLASHTRAIN_MUTATIONS", "25")
     program = Path(__file__).with_name("mutations.py")

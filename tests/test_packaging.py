@@ -115,6 +115,7 @@ def test_an_installed_wheel_finds_its_own_configuration_and_recipes(installed: P
     assert set(names) == {file.stem for file in CHECKOUT.glob("recipes/*.yaml")}
 
 
+@pytest.mark.integration
 def test_an_editable_install_finds_those_of_the_checkout(tmp_path: Path):
     code = "import hatchling.build, sys; print(hatchling.build.build_editable(sys.argv[1]))"
     wheel = run(sys.executable, "-c", code, tmp_path, cwd=CHECKOUT).split()[-1]

@@ -64,6 +64,7 @@ print(*(name.rpartition(".")[2] for name in sys.modules if name.startswith("flas
 MOST_FILES = 70  # of flashtrain that recipe=gpt2 reads, its packages' own included
 
 
+@pytest.mark.integration
 def test_gpt2_is_planned_without_the_experiments_beyond_what_they_register() -> None:
     """Their settings with the names and sizes in them, their rules, and what they offer a run."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -6,9 +6,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
+from _pytest.mark import ParameterSet
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -32,6 +35,11 @@ TINY = (
     "logger=csv",
     "generate.tokens=8",
 )
+
+
+def each(names: Iterable[str], *quick: str) -> list[ParameterSet]:
+    """The names as parameters of a test that is an integration test but for those that are quick."""
+    return [pytest.param(name, marks=[] if name in quick else [pytest.mark.integration]) for name in names]
 
 
 def wait_for(condition: Callable[[], object]) -> bool:

@@ -30,6 +30,8 @@ from flashtrain.errors import RunFailed
 from flashtrain.files.disk import conf_folder
 from flashtrain.training.checkpoints import read_checkpoint
 
+pytestmark = pytest.mark.integration  # whole runs
+
 
 @pytest.fixture
 def tiny(tiny_runs: TinyRuns, tmp_path: Path) -> dict[str, Any]:

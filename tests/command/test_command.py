@@ -70,6 +70,7 @@ def test_a_run_says_what_it_trains_and_ends_with_a_summary_a_sample_and_the_next
     assert "124M" not in done.stdout
 
 
+@pytest.mark.integration
 def test_resume_auto_goes_on_in_the_folder_of_the_unfinished_run(tiny_runs: TinyRuns, tmp_path) -> None:
     script = tmp_path / "stop_after_three.py"
     script.write_text(
@@ -99,6 +100,7 @@ def test_resume_auto_goes_on_in_the_folder_of_the_unfinished_run(tiny_runs: Tiny
     assert json.loads((folder / "summary.json").read_text())["status"] == "finished"
 
 
+@pytest.mark.integration
 def test_a_sweep_ends_with_a_table_and_a_figure_and_goes_on_past_a_job_that_fails(
     tiny_runs: TinyRuns, tmp_path
 ) -> None:
@@ -126,6 +128,7 @@ def one_process(tiny_runs: TinyRuns) -> dict[str, float]:
     return json.loads((folder / "summary.json").read_text())
 
 
+@pytest.mark.integration
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at processes as Linux has them")
 def test_the_ranks_that_lightning_starts_end_with_the_first_one(tiny_runs: TinyRuns, tmp_path) -> None:
     words = tiny_runs.settings_words("trainer.devices=2", "trainer.strategy=ddp", f"output={tmp_path}")

@@ -16,6 +16,8 @@ from flashtrain.command.compose import compose_settings
 from flashtrain.folders.run_folder import find_unfinished, read_summary
 from flashtrain.training.checkpoints import read_checkpoint
 
+pytestmark = pytest.mark.integration  # starts ranks
+
 # Five steps: the last one is no time for a validation, so that one follows the fit. Documents change the layout, and
 # what a prefix shows is not scored, wherever it is dealt to.
 STEPS = ("trainer.steps=5", "mask=prefix", "mask.prefix=8", "mask.documents=true")

@@ -237,6 +237,7 @@ def test_the_published_commands_are_found() -> None:
     assert "recipe=gpt2 context=4096 attention=sdpa" in published_commands()
 
 
+@pytest.mark.integration
 @pytest.mark.usefixtures("a_users_recipe")
 @pytest.mark.parametrize("command", PUBLISHED.values())
 def test_every_published_command_is_heeded_whole(command: str, runs: dict[str, Path], monkeypatch) -> None:

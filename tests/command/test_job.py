@@ -16,6 +16,8 @@ from flashtrain import registry
 from flashtrain.folders.run_folder import read_settings
 from flashtrain.training.checkpoints import read_checkpoint
 
+pytestmark = pytest.mark.integration  # whole runs
+
 SUMMARY_KEYS = {
     "recipe", "model", "parameters", "attention", "context", "batch", "steps", "tokens", "train_loss_first",
     "train_loss", "validation_loss", "tokens_per_second", "mfu", "peak_memory_gib", "seconds", "device", "versions",

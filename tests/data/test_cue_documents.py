@@ -91,6 +91,7 @@ def micro_f1_after_training(samples: LabelledSamples, steps: int) -> float:
     return metric.compute()
 
 
+@pytest.mark.slow
 def test_a_classifier_finds_in_whole_documents_what_no_reader_of_a_quarter_can():
     documents = CueDocuments(20000, 64, labels=4, presence=0.2)
     special = SpecialTokens.past(documents.vocab_size)

@@ -327,6 +327,7 @@ torch.distributed.destroy_process_group()
 """
 
 
+@pytest.mark.integration
 def test_two_devices_share_each_steps_samples_with_lightnings_default_settings(data, tmp_path):
     program = tmp_path / "two_ranks.py"
     program.write_text(TWO_RANKS)

@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.integration
 def test_no_damaged_file_is_anything_but_read_or_refused(tmp_path) -> None:
     seed, count = os.environ.get("FLASHTRAIN_MUTATION_SEED", "1"), os.environ.get("FLASHTRAIN_MUTATIONS", "6")
     words = [sys.executable, str(Path(__file__).with_name("mutated_files.py")), str(tmp_path), seed, count]

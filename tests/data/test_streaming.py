@@ -208,6 +208,7 @@ write_batches(Path(sys.argv[1]), Path(sys.argv[2]), kill_after=9)
 """
 
 
+@pytest.mark.integration
 def test_a_killed_run_goes_on_bit_for_bit(corpus, tmp_path):
     write_batches(corpus, tmp_path / "whole")
     words = [sys.executable, "-c", KILLED, str(corpus), str(tmp_path / "parts")]

@@ -201,6 +201,7 @@ def start_slow_build(folder: Path, documents: int) -> subprocess.Popen[str]:
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.integration
 def test_two_processes_started_together_build_once(tmp_path):
     processes = [start_slow_build(tmp_path, 20) for _ in range(2)]
     outputs = [process.communicate() for process in processes]
@@ -209,6 +210,7 @@ def test_two_processes_started_together_build_once(tmp_path):
     assert (tmp_path / "readings").read_text() == "x"
 
 
+@pytest.mark.integration
 def test_a_build_killed_midway_leaves_no_cache_and_the_next_one_cleans_up(tmp_path):
     process = start_slow_build(tmp_path, 10_000)
     assert wait_for(lambda: list(tmp_path.glob("*.building-*/tokens.bin")))

@@ -12,6 +12,8 @@ from tiny_training import TinyData, tiny_trainer
 
 from flashtrain.training.checkpoints import AtomicCheckpointIO, find_resumable, read_checkpoint, read_weights
 
+pytestmark = pytest.mark.integration  # starts ranks
+
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:

@@ -344,6 +344,7 @@ def test_beam_search_equals_eager():
 # torch.compile
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen3", "modernbert"])
 def test_a_compiled_model_is_one_graph_and_gives_the_same_logits(kind):
     torch._dynamo.reset()

@@ -442,6 +442,7 @@ def test_all_layers_share_what_is_compiled_and_make_no_mask_of_a_row_of_one_docu
     assert "cumsum" not in graphs[0].code  # by which documents are numbered
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma3"])
 def test_compiled_layers_generate_as_before_and_compile_nothing_for_it(kind: str, monkeypatch) -> None:
     monkeypatch.undo()

@@ -92,6 +92,7 @@ def test_what_is_asked_of_a_feed_forward_first_leaves_the_random_numbers_alone()
     assert drawn[0] == drawn[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gpt_oss"])
 def test_what_is_compiled_does_not_grow_with_pieces_and_layers(kind: str) -> None:
     if kind == "llama":

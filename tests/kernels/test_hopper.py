@@ -8,6 +8,7 @@ from child_process import assert_passes_in_the_interpreter, compiled_rows
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
 
+@pytest.mark.interpreter
 def test_their_small_kernels_compute_gradients_again_in_the_interpreter():
     assert_passes_in_the_interpreter("interpreter_hopper_cases.py")
 

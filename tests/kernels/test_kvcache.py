@@ -155,6 +155,7 @@ def test_packed_sequences_over_pages_equal_those_over_rows_gradients_too(options
 # --- the kernels without a GPU ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.interpreter
 def test_the_kernels_equal_the_formula_in_the_interpreter():
     assert_passes_in_the_interpreter("interpreter_kvcache_cases.py")
 

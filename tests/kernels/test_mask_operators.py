@@ -14,6 +14,7 @@ OPERATORS = torch.ops.flashtrain_kernels
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
 
+@pytest.mark.interpreter
 @needs_triton
 def test_triton_fills_the_same_masks_in_the_interpreter():
     assert_passes_in_the_interpreter("interpreter_mask_cases.py")

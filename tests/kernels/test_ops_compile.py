@@ -42,6 +42,7 @@ LENGTHS = (11, 13, 33)
 LONG = (90, 100, 120)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"window_size": (4, 0), "softcap": 2.0}, {"dropout_p": 0.2}], ids=str)
 def test_one_graph_for_any_lengths_of_queries_and_keys(options):
     calls = [
@@ -53,6 +54,7 @@ def test_one_graph_for_any_lengths_of_queries_and_keys(options):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", ["qkvpacked", "kvpacked"])
 def test_one_graph_for_any_lengths_of_packed_inputs(packing):
     def draw(*shape):
@@ -66,6 +68,7 @@ def test_one_graph_for_any_lengths_of_packed_inputs(packing):
     assert_one_compilation_serves(lambda *x: function(*x, causal=True, return_lse=True), calls)
 
 
+@pytest.mark.slow
 def test_one_graph_for_any_lengths_of_packed_sequences():
     def attend(q, k, v, cu_seqlens, longest):
         return fk.flash_attn_varlen_func(
@@ -82,6 +85,7 @@ def test_one_graph_for_any_lengths_of_packed_sequences():
     assert_one_compilation_serves(attend, calls)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["documents", "planned, with key positions"])
 def test_one_graph_for_masks_of_any_length_with_a_bias_that_has_a_gradient(kind):
     def attend(q, k, v, bias, mask):
@@ -98,6 +102,7 @@ def test_one_graph_for_masks_of_any_length_with_a_bias_that_has_a_gradient(kind)
     assert_one_compilation_serves(attend, calls)
 
 
+@pytest.mark.slow
 def test_one_graph_that_makes_its_mask_itself():
     def attend(q, k, v, ids):
         mask = masks.prefix_lm(torch.full_like(ids, 2), documents=ids)
@@ -110,6 +115,7 @@ def test_one_graph_that_makes_its_mask_itself():
     assert_one_compilation_serves(attend, calls)
 
 
+@pytest.mark.slow
 def test_one_graph_for_block_masks_of_any_length():
     def attend(q, k, v, mask):
         return fk.flash_attn_func(q, k, v, causal=True, mask=mask, return_lse=True)

@@ -196,6 +196,7 @@ def test_nothing_that_cu_seqlens_holds_makes_a_kernel_write_elsewhere(given_q, s
         assert key + own.seqlen_k <= total
 
 
+@pytest.mark.slow
 def test_gradients_computed_again_because_of_a_nan_are_right():
     assert_passes_in_the_interpreter("interpreter_packed_cases.py")
 

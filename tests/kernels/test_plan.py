@@ -17,6 +17,7 @@ from flashtrain_kernels.masks.mask import PLAN, build_plan
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
 
+@pytest.mark.interpreter
 @needs_triton
 def test_triton_builds_the_same_plans_in_the_interpreter():
     assert_passes_in_the_interpreter("interpreter_plan_cases.py")

@@ -9,7 +9,8 @@ from child_process import assert_passes_in_the_interpreter, compiled_rows
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
 
-# In parts, because together they are slow on a slow machine. Slow: every two features together.
+# In parts, because together they are slow on a slow machine.
+@pytest.mark.interpreter
 @pytest.mark.parametrize(
     "part", [pytest.param("every_two", marks=pytest.mark.slow), "every_feature or every_value", "not every"]
 )

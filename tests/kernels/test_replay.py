@@ -17,6 +17,7 @@ from flashtrain_kernels.replay import Place
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
 
+@pytest.mark.interpreter
 def test_replayed_passes_in_the_interpreter():
     assert_passes_in_the_interpreter("replay_cases.py")
 

@@ -99,6 +99,7 @@ def test_the_same_weights_are_dropped_again(name, attention):
         assert_equal(loss_and_gradients(build(attention, SAVINGS[name], dropout=0.3)), exact)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "attention", "dropout"),
     [
@@ -160,6 +161,7 @@ def test_selective_computes_attention_once_and_full_twice(kind, times, attention
 
 
 # (With full checkpointing torch's tracer takes SDPA on a CPU apart, so there is no operator to count.)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "attention", "again"), [("selective", "flash", 0), ("selective", "sdpa", 0), ("full", "flash", LAYERS)]
 )

@@ -145,6 +145,7 @@ def test_a_packed_row_has_no_score_matrix_of_its_own(attention):
     assert largest.elements <= tokens * 4 * model.config.embed  # the feed-forward's inside
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["bert", "modern"])
 def test_batches_of_other_lengths_are_compiled_once(family):
     model = build(family, "flash", next_sentence=True)

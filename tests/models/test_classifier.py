@@ -212,6 +212,7 @@ def test_masked_tokens_are_hidden_and_predicted_from_the_others_whatever_the_pad
         torch.testing.assert_close(found.classification, model.losses(given, labels, lengths).classification)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [TOKENS, PREDICTED, PIXELS], ids=["tokens", "masked tokens", "pixels"])
 def test_the_losses_are_one_graph(config) -> None:
     model = build(config, "sdpa")

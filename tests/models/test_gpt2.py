@@ -159,6 +159,7 @@ def test_reading_with_a_cache_gives_the_same_logits(family, kind, tokens):
     assert cache.length == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("packed", [False, True])
@@ -176,6 +177,7 @@ def test_the_loss_compiles_whole(family, kind, packed, tokens, mask_of_lengths):
         torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_loss_of_flash_with_dropout_compiles_whole_and_follows_torchs_seed(family, packed, tokens, mask_of_lengths):

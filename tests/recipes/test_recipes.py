@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tiny_runs import each
 
 from flashtrain.command.compose import apply_demo, compose_settings
 from flashtrain.command.job import run_job
@@ -47,7 +48,10 @@ def run_training(words: list[str]) -> int:
     return run([word for word in words if not word.startswith("hydra.")], Path(told["hydra.run.dir"].strip("'")))
 
 
-@pytest.mark.parametrize("recipe", [name for name in RECIPES if name not in CLASSIFIERS + BERTS + CHATS])
+QUICK = ("gpt2", "gpt2-speed", "hf", "pathfinder-preview")
+
+
+@pytest.mark.parametrize("recipe", each((name for name in RECIPES if name not in CLASSIFIERS + BERTS + CHATS), *QUICK))
 def test_it_trains_or_measures_a_step_on_a_cpu(recipe: str, tmp_path) -> None:
     words = [f"recipe={recipe}", "hardware=cpu", "logger=none", *SMALLEST.get(recipe, ()), f"output={tmp_path}"]
     settings = compose_settings(words)

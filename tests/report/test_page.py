@@ -277,6 +277,7 @@ def test_few_points_are_named_at_the_axis_and_losses_start_at_zero_where_that_is
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
 
+@pytest.mark.integration
 @pytest.mark.skipif(BROWSER is None, reason="looks at the page in a browser")
 def test_a_browser_shows_the_page_and_runs_nothing_in_it(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run", {**ROW, "model": EVIL})

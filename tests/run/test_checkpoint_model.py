@@ -100,6 +100,7 @@ def test_a_run_and_its_checkpoint_are_starts(trained) -> None:
         assert torch.equal(model.token_embedding.weight, saved["model.token_embedding.weight"])
 
 
+@pytest.mark.integration
 def test_training_goes_on_from_a_run_at_twice_its_context(tiny_runs: TinyRuns, trained) -> None:
     words = (f"weights={trained}", "context=64", "model.interpolate_positions=true", "trainer.steps=1")
     status, folder = tiny_runs.run("longer", *words)
@@ -201,6 +202,7 @@ def test_a_tokenizer_trained_on_this_text_is_none_of_weights_from_elsewhere(hugg
         start(f"weights={hugging_face}", "context=64", "data.tokenizer=gpt2")
 
 
+@pytest.mark.integration
 def test_another_text_is_read_in_the_runs_own_tokens(words_of_its_own, tiny_runs: TinyRuns, tmp_path, caplog) -> None:
     """In training and in evaluation: a tokenizer trained on it would have as many tokens, and others."""
     other = tmp_path / "other"

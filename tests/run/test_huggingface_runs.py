@@ -21,6 +21,8 @@ from flashtrain.data.bpe import byte_level_without_merges
 from flashtrain.errors import UserError
 from flashtrain.training.checkpoints import read_checkpoint
 
+pytestmark = pytest.mark.integration  # whole runs
+
 NOT_GIVEN = ("recipe=", "model.size=", "model.vocab_rows=", "data.tokenizer=")
 SIZES = {
     "vocab_size": 264,

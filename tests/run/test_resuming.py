@@ -17,6 +17,8 @@ from transformers import get_linear_schedule_with_warmup
 from flashtrain import registry
 from flashtrain.training.checkpoints import read_checkpoint, save_atomically
 
+pytestmark = pytest.mark.integration  # whole runs
+
 DROPOUT = ("model.dropout=0.1", "trainer.log_every=2")
 
 

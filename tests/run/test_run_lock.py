@@ -117,6 +117,7 @@ def test_hydra_run_dir_of_a_run_that_lives_is_refused_before_hydra_writes_there(
     assert not (live / ".hydra").exists()
 
 
+@pytest.mark.integration
 def test_a_lock_ends_with_its_process_however_that_ended(tmp_path: Path) -> None:
     other = Other(tmp_path)
     other.kill()

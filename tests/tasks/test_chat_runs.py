@@ -81,6 +81,7 @@ def test_its_export_has_the_chat_template(finished):
     assert AutoTokenizer.from_pretrained(finished / "export").chat_template == CHATML
 
 
+@pytest.mark.integration
 def test_a_resumed_run_ends_as_the_uninterrupted_one(runs, finished):
     _, folder = runs.run("resumed", "trainer.steps=3", "schedule=constant")
     _, straight = runs.run("straight", "schedule=constant")

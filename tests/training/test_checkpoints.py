@@ -241,6 +241,7 @@ def test_a_full_disk_is_one_line_and_the_previous_file_intact(tmp_path, monkeypa
     assert [p.name for p in tmp_path.iterdir()] == ["last.ckpt"]
 
 
+@pytest.mark.integration
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no file size limit for a process")
 def test_torch_save_reports_a_real_write_failure_as_that_line(tmp_path):
     program = """

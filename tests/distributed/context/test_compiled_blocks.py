@@ -49,6 +49,7 @@ def trained(folder: Path, kind: str, compiled: bool) -> Record:
     return record
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "calls_a_layer"), [("none", 1), ("selective", 1), ("full", 2)])
 def test_blocks_compile_around_attention_and_a_new_batch_compiles_nothing(kind, calls_a_layer, monkeypatch, tmp_path):
     strategy_ranks.quiet()
@@ -74,6 +75,7 @@ def test_blocks_compile_around_attention_and_a_new_batch_compiles_nothing(kind, 
     assert len(calls) == STEPS * LAYERS * calls_a_layer  # selective checkpointing computes attention once
 
 
+@pytest.mark.slow
 def test_layers_of_a_transformers_model_compile_around_attention(tmp_path):
     strategy_ranks.quiet()
     torch.compiler.reset()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_runs import each
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import run_job
@@ -54,7 +55,7 @@ def test_every_such_recipe_is_tried() -> None:
     assert named - {"pathfinder-preview"} == set(SMALLEST)
 
 
-@pytest.mark.parametrize("recipe", SMALLEST)
+@pytest.mark.parametrize("recipe", each(SMALLEST, "lra-listops", "pathx"))
 def test_it_trains_or_measures_a_step_on_a_cpu(recipe: str, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("FLASHTRAIN_CACHE", str(tmp_path / "cache"))
     words = [f"recipe={recipe}", "hardware=cpu", "logger=none", *SMALLEST[recipe], *local_data(recipe, tmp_path)]

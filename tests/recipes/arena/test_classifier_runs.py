@@ -26,6 +26,8 @@ from flashtrain_recipes.arena.evaluate import _command
 from flashtrain_recipes.arena.stages import stages_of
 from flashtrain_recipes.arena.weights import SavedClassifier, read_classifier, read_notes, write_classifier
 
+pytestmark = pytest.mark.integration  # whole runs
+
 
 class SignalAt(pl.Callback):
     """Sends this process one signal when so many optimiser steps of all stages are done."""

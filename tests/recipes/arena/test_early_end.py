@@ -11,6 +11,8 @@ from tiny_runs import TinyRuns
 
 from flashtrain import registry
 
+pytestmark = pytest.mark.integration  # whole runs
+
 # Half of the held-out images are right from the start: a growing stage ends at its first validation, after 3 steps.
 STAGES = (
     "curriculum.stages=[{side:24,contour:2..3,steps:9,batch:4,until:0.1,schedule:constant},{side:28,steps:4,batch:4}]"

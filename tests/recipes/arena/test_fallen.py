@@ -13,6 +13,8 @@ from flashtrain_recipes.arena.learning_curve import fell
 from flashtrain_recipes.arena.stages import stages_of
 from flashtrain_recipes.arena.weights import read_classifier
 
+pytestmark = pytest.mark.integration  # whole runs
+
 WORDS = ("recipe=pathx", "sequence.validation_samples=400", "curriculum.stages=[{side:32},{side:32},{side:32}]")
 
 

@@ -13,6 +13,8 @@ from flashtrain_recipes.arena.pathfinder.parameters import ORIGINAL, SMOOTH
 from flashtrain_recipes.arena.pathfinder.source import Pathfinder
 from flashtrain_recipes.arena.weights import read_classifier
 
+pytestmark = pytest.mark.integration  # large models
+
 RESULTS = Path(__file__).parents[3] / "recipes/results"
 
 

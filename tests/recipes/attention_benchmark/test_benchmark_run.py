@@ -19,6 +19,8 @@ from flashtrain.report.__main__ import main as report
 from flashtrain_recipes.attention_benchmark import measure as benchmark_run
 from flashtrain_recipes.attention_benchmark.spec import Benchmark
 
+pytestmark = pytest.mark.integration  # whole runs
+
 WORDS = (
     "recipe=attention-benchmark",
     "hardware=cpu",

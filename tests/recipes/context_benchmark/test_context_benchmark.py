@@ -17,6 +17,8 @@ from flashtrain.distributed.context.ways import traffic
 from flashtrain.report import read_result
 from flashtrain.report.__main__ import main as report
 
+pytestmark = pytest.mark.integration  # starts ranks
+
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory, worker_id) -> Path:

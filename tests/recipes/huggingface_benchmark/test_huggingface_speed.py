@@ -18,6 +18,8 @@ from flashtrain_recipes.huggingface_benchmark.cases import SHAPES, HuggingFaceCa
 from flashtrain_recipes.huggingface_benchmark.contenders import CHECKPOINTING, Shared, everyone
 from flashtrain_recipes.huggingface_benchmark.run import HuggingFaceSteps, judged
 
+pytestmark = pytest.mark.integration  # whole runs
+
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 CPU = torch.device("cpu")

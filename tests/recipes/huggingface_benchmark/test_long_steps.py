@@ -25,6 +25,8 @@ from flashtrain.training.optimizers import Lamb, MasterWeights
 from flashtrain_recipes.huggingface_benchmark import long_steps
 from flashtrain_recipes.huggingface_benchmark.long_steps import LongSteps
 
+pytestmark = pytest.mark.integration  # whole runs and plans
+
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 POPEN = subprocess.Popen

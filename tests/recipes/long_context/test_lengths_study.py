@@ -19,6 +19,8 @@ from flashtrain.report import read_result
 from flashtrain.report.__main__ import main as report
 from flashtrain_recipes.context_study import run_study, start_training, study_plan
 
+pytestmark = pytest.mark.integration  # whole runs
+
 LENGTHS = (
     "mode=lengths",
     "resume=auto",

@@ -19,6 +19,8 @@ from flashtrain.training.loggers import MetricsFile
 from flashtrain_recipes.step_benchmark import command_cost
 from flashtrain_recipes.step_benchmark import run as steps_run
 
+pytestmark = pytest.mark.integration  # whole runs
+
 TINY = ("hardware=cpu", "logger=csv", "benchmark.rounds=1", "benchmark.steps=1")
 SPEED = ("recipe=gpt2-speed", *TINY, "benchmark.contexts=[16]", "benchmark.batches=[1,2]")
 CONTEXT = ("recipe=context-speed", *TINY, "benchmark.contexts=[16,32,64]", "benchmark.tokens=32")

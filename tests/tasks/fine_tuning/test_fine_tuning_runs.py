@@ -21,6 +21,8 @@ from flashtrain.errors import UserError
 from flashtrain.spec import task_of
 from flashtrain.training.checkpoints import read_checkpoint
 
+pytestmark = pytest.mark.integration  # whole runs
+
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "ab", "cd", "abcd", "x", "y", "and", *map(str, range(40))]
 
 

@@ -6,6 +6,7 @@ import json
 import time
 
 import pytest
+from tiny_runs import each
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import run_job
@@ -39,7 +40,7 @@ def words(text_folder, tmp_path, monkeypatch) -> list[str]:
     return ["hardware=cpu", "logger=none", f"output={tmp_path}", *data]
 
 
-@pytest.mark.parametrize("recipe", SMALLEST)
+@pytest.mark.parametrize("recipe", each(SMALLEST, "bert", "finetune"))
 def test_it_trains_or_measures_a_step_on_a_cpu(recipe: str, words, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(speed_case, "VOCAB_SIZE", 320)  # of 30,528 tokens the embedding is most of a tiny BERT's time
     words = [f"recipe={recipe}", *words, *SMALLEST[recipe]]
@@ -72,6 +73,7 @@ def test_long_document_looks_at_its_texts_before_it_trains(words, tmp_path) -> N
         run_study(compose_settings(given), given, started=time.time(), start=lambda _: pytest.fail("trained"))
 
 
+@pytest.mark.integration
 def test_long_document_trains_each_context_and_draws_the_scores(words, tmp_path) -> None:
     words = ["recipe=long-document", *words, *DOCUMENTS, "lengths.contexts=[16,32]", "finetune.length=32"]
     started: list[str] = []

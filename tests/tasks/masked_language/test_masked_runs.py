@@ -22,6 +22,8 @@ from flashtrain.spec import task_of
 from flashtrain.tasks.masked_language.build import read_bert
 from flashtrain.training.checkpoints import read_checkpoint
 
+pytestmark = pytest.mark.integration  # whole runs
+
 
 class SignalAt(pl.Callback):
     """Sends this process a signal when a step begins."""

@@ -11,6 +11,7 @@ from tracer import traced_label
 from flashtrain_recipes.arena.pathfinder.raster import rasterise
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("side", "contour", "count"), [(128, "easy", 200), (128, "hard", 200)])
 def test_following_the_drawn_curve_finds_the_label(images_of: ImagesOf, side: int, contour: str, count: int) -> None:
     images = images_of(side, contour, count)
@@ -25,6 +26,7 @@ def test_half_of_the_labels_are_one(images_of: ImagesOf) -> None:
     assert abs(labels.mean() - 0.5) < 4 * 0.5 / len(labels) ** 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("side", "count"), [(32, 6000)])
 def test_summary_features_do_not_give_the_label_away(images_of: ImagesOf, side: int, count: int) -> None:
     images = images_of(side, "hard", count)

@@ -33,6 +33,7 @@ def stored(images: PathfinderImages) -> bytes:
     return images.path.read_bytes()[HEADER_BYTES:]
 
 
+@pytest.mark.integration
 def test_a_set_is_the_same_from_one_process_and_from_two(whole: bytes, tmp_path: Path) -> None:
     assert stored(ensure(32, 5, EXPECTED, workers=1, cache_dir=tmp_path / "one")) == whole
     assert stored(ensure(32, 5, EXPECTED, workers=2, cache_dir=tmp_path / "two")) == whole
@@ -124,6 +125,7 @@ def test_strokes_come_in_the_order_asked_for(tmp_path: Path) -> None:
     assert len(some) == 3
 
 
+@pytest.mark.integration
 def test_reading_and_drawing_need_no_numba(tmp_path: Path) -> None:
     path = ensure(32, 5, 20, workers=1, cache_dir=tmp_path).path
     program = (
