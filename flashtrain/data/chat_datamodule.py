@@ -6,7 +6,7 @@ data = ChatDataModule("chats.jsonl", "MODEL_FOLDER", context=8192, batch_size=2,
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from torch.utils.data import DataLoader
@@ -19,7 +19,8 @@ from flashtrain.data.loader import ListedBatches, evaluation_loader
 from flashtrain.data.packing import ChatBatch, Split
 from flashtrain.data.token_budget import TokenBudgetPlan, rows_once
 from flashtrain.data.token_budget_loader import TokenBudgetLoader, TokenBudgetSampler
-from flashtrain.data.token_cache import GOES_ON
+from flashtrain.data.token_builder import open_or_build
+from flashtrain.data.token_cache import GOES_ON, TokenCache
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, huggingface_tokenizer
 from flashtrain.errors import UserError, one_of
 
@@ -36,7 +37,8 @@ class ChatDataModule(TextDataModule):
     too_long: a document longer than the context is "cut" (its first tokens are read), "drop"ped, or "refuse"d; one
     without a label within the context is always left out. skip_broken: the share of rows that may be broken.
     context, batch_size, total_steps, accumulate, seed, validation_fraction, validation_samples (rows), num_workers,
-    cache_dir: see TextDataModule. What is held out are whole conversations. document_mask: also see there.
+    cache_dir: see TextDataModule. What is held out are whole conversations, or those of validation or of files that are
+    named for it. document_mask: also see there.
 
     Raises UserError: arguments out of range, no chat template where one is needed, broken rows, nothing to learn.
     """
@@ -53,6 +55,7 @@ class ChatDataModule(TextDataModule):
         text_column: str = "text",
         too_long: str = "cut",
         skip_broken: float = 0.0,
+        validation: ChatRows | None = None,
         document_mask: bool = True,
         **options: Any,
     ) -> None:
@@ -65,6 +68,7 @@ class ChatDataModule(TextDataModule):
         self.template = ChatTemplate(made, template=template, train_on=train_on, text_column=text_column)
         self.too_long = too_long
         self._documents: tuple[ChatDocuments, ChatDocuments] | None = None
+        self._caches: list[TokenCache] = []  # of what trains, and of what validates where that is apart
         self._conversations = 0
         self._said = ""
         super().__init__(
@@ -72,32 +76,48 @@ class ChatDataModule(TextDataModule):
             made,
             context,
             batch_size,
+            validation=None if validation is None else ChatSource(validation, self.template, skip_broken=skip_broken),
             document_mask=document_mask,
             **options,
         )
 
+    def prepare_data(self) -> None:
+        """Build the token files where they are missing."""
+        if not self._caches:
+            source = cast(ChatSource, self.source)
+            other = source.held_out() if self.validation is None else self.validation
+            found = [open_or_build(one, self.tokenizer_spec, self.cache_dir) for one in filter(None, (source, other))]
+            self._caches, self._cache = found, found[0]
+
     def setup(self, stage: str | None = None) -> None:
         """Open the token file, hold conversations out and cut documents. Again only after another context was set."""
         self.prepare_data()
-        offsets, marks = self.cache.offsets, np.asarray(np.memmap(self.cache.marks_path, dtype=np.uint8, mode="r"))
+        training, *others = self._caches
+        fraction = self.validation_fraction
+        if not others:
+            self._documents = self._drawn(training, fraction)
+        else:
+            held_out = self._drawn(others[0], 1.0 if fraction else 0.0)[1]
+            self._documents = self._drawn(training, 0.0)[0], held_out
+        if not len(self._documents[0].begins) and fraction != 1:
+            raise UserError(
+                f"{self.source.describe()}: no conversation has anything to learn within context={self.context}."
+            )
+
+    def _drawn(self, cache: TokenCache, fraction: float) -> tuple[ChatDocuments, ChatDocuments]:
+        """The documents of a token file, but for this share of its conversations, and those of that share."""
+        offsets, marks = cache.offsets, np.asarray(np.memmap(cache.marks_path, dtype=np.uint8, mode="r"))
         begins = (marks[offsets[:-1]] & GOES_ON) == 0
         begins[0] = True  # whatever a file says
         conversation = np.cumsum(begins) - 1
         self._conversations = int(conversation[-1]) + 1
         place = _places(self._conversations)[conversation]
-        held = _held_out(self._conversations, self.validation_fraction)
+        held = _held_out(self._conversations, fraction)
         found = self._cut(ChatDocuments(offsets[:-1], np.diff(offsets), np.empty(0, dtype=np.int64)), marks)
         useful = found.label_counts > 0
-        if not useful[place >= held].any():
-            raise UserError(
-                f"{self.source.describe()}: no conversation has anything to learn within context={self.context}."
-            )
         # Validations read the first of those held out, which are drawn at random already.
         drawn = np.argsort(place, kind="stable")
-        self._documents = (
-            found.chosen(useful & (place >= held)),
-            found.chosen(drawn[useful[drawn] & (place[drawn] < held)]),
-        )
+        return found.chosen(useful & (place >= held)), found.chosen(drawn[useful[drawn] & (place[drawn] < held)])
 
     @property
     def split(self) -> Split:
@@ -175,7 +195,7 @@ class ChatDataModule(TextDataModule):
         held_out = self._validated()
         if not len(held_out.begins):
             return []
-        samples = self._chats(held_out)
+        samples = self._chats(held_out, self._caches[-1])
         world_size, rank = self._place()
         size = self.validation_batch or self.batch_size
         steps = rows_once(samples.lengths(0), budget=self.context, ranks=size * world_size, cost=COST)
@@ -184,10 +204,10 @@ class ChatDataModule(TextDataModule):
         sampler = ListedBatches(len(samples), mine, **place)
         return evaluation_loader(samples, sampler, num_workers=self.num_workers, pin_memory=self._pin_memory())
 
-    def _chats(self, documents: ChatDocuments) -> ChatSamples:
+    def _chats(self, documents: ChatDocuments, cache: TokenCache | None = None) -> ChatSamples:
         strategy = None if self.trainer is None else self.trainer.strategy
         shared = bool(getattr(strategy, "shares_sequences", False))
-        return ChatSamples(self.cache, documents, self.context, self.document_mask, shared=shared)
+        return ChatSamples(cache or self.cache, documents, self.context, self.document_mask, shared=shared)
 
     def _validated(self) -> ChatDocuments:
         held_out = self.documents[1]
@@ -219,4 +239,4 @@ def _places(count: int) -> np.ndarray:
 
 def _held_out(count: int, fraction: float) -> int:
     """How many conversations validate: none of a single one."""
-    return 0 if fraction == 0 else min(count - 1, max(1, round(fraction * count)))
+    return (0 if fraction == 0 else count) if fraction in (0, 1) else min(count - 1, max(1, round(fraction * count)))

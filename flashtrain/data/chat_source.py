@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from flashtrain.data.chat_answers import Piece
 from flashtrain.data.chat_template import ChatTemplate
 from flashtrain.data.hub_source import HubSource, datasets_library, reading_errors
-from flashtrain.data.sources import LONGEST, FilesSource
+from flashtrain.data.sources import LONGEST, FilesSource, held_out
 from flashtrain.data.text_files import json_lines, one_line, parquet_errors
 from flashtrain.data.token_builder import GROUP_CHARACTERS, GROUP_DOCUMENTS, Marked
 from flashtrain.data.tokenizers import Tokenizer
@@ -124,6 +124,11 @@ class ChatSource:
         self.rows = rows
         self.template = template
         self.skip_broken = skip_broken
+
+    def held_out(self) -> ChatSource | None:
+        """The conversations of files that are named for validation; None where none is."""
+        rows = held_out(self.rows)
+        return None if rows is None else ChatSource(rows, self.template, skip_broken=self.skip_broken)
 
     def describe(self) -> str:
         return self.rows.describe()

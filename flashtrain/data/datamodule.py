@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch
@@ -23,10 +23,10 @@ from torch.utils.data import DataLoader
 from flashtrain.data.loader import FixedSampler, ResumableLoader, Samples, StepSampler, evaluation_loader
 from flashtrain.data.packing import Batch, PackedSamples, Spans, Split, split_documents
 from flashtrain.data.sources import TextSource, TokenSource, make_source
-from flashtrain.data.token_builder import open_or_build
 from flashtrain.data.token_cache import TokenCache
+from flashtrain.data.token_files import open_split
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec
-from flashtrain.errors import UserError, at_least
+from flashtrain.errors import UserError, at_least, between
 
 
 class ResumableDataModule(pl.LightningDataModule):
@@ -97,6 +97,7 @@ class TextDataModule(ResumableDataModule):
         itself, or a TextSource or TokenSource.
     tokenizer: "bytes", "bpe" (trained on the corpus), "gpt2", a folder's path (tokenizers.huggingface_tokenizer), a
         TokenizerSpec, or a Tokenizer.
+    validation: what is held out, as a source of its own (None: files that are named for it, else validation_fraction).
     context: S, in tokens. batch_size: B, rows of a micro-batch on each device.
     total_steps: optimiser steps of the run. accumulate: micro-batches a step, as Trainer(accumulate_grad_batches=).
     seed: of the order of samples. document_mask: see PackedSamples.
@@ -124,6 +125,7 @@ class TextDataModule(ResumableDataModule):
         batch_size: int = 8,
         *,
         path: str | os.PathLike[str] | None = None,
+        validation: TextSource | None = None,
         total_steps: int = 100,
         accumulate: int = 1,
         seed: int = 0,
@@ -137,6 +139,7 @@ class TextDataModule(ResumableDataModule):
     ) -> None:
         super().__init__()
         self.source = make_source(source, path)
+        self.validation = validation
         self.tokenizer_spec = TokenizerSpec(tokenizer) if isinstance(tokenizer, str) else tokenizer
         self.context = context
         self.batch_size = batch_size
@@ -167,7 +170,8 @@ class TextDataModule(ResumableDataModule):
                     )
                 self._cache = opened
             else:
-                self._cache = open_or_build(self.source, self.tokenizer_spec, self.cache_dir)
+                opened = open_split(self.source, self.tokenizer_spec, self.cache_dir, self.validation)
+                self._cache = cast(TokenCache, opened)
 
     def setup(self, stage: str | None = None) -> None:
         """Open the token file and split it. Again only after another context or fraction was set."""
@@ -260,8 +264,7 @@ class TextDataModule(ResumableDataModule):
         at_least("num_workers", self.num_workers, 0)
         if not 0 <= self.seed < 2**32:
             raise UserError(f"seed={self.seed} must be at least 0 and below 2**32.")
-        if not 0 <= self.validation_fraction < 1:
-            raise UserError(f"validation_fraction={self.validation_fraction} must be at least 0 and below 1.")
+        between("validation_fraction", self.validation_fraction, 0, 1)
         if self.trainer is not None:
             _check_trainer(self.trainer, self.accumulate)
 

@@ -27,7 +27,8 @@ VALIDATION_SEED = 2**32  # no training run has it: seeds end below
 class MaskedTextDataModule(TextDataModule):
     """Batches of masked samples (flashtrain.data.masking.MaskedBatch) of a corpus.
 
-    source, tokenizer, total_steps, accumulate, seed, validation_fraction, num_workers, cache_dir: see TextDataModule.
+    source, tokenizer, total_steps, accumulate, seed, validation, validation_fraction, num_workers, cache_dir: see
+    TextDataModule.
     context: tokens of the longest sample, [CLS] and [SEP] included. unit: what a sample is, "sentence", "paragraph" or
     "document", cut where it is longer; shortest: pieces below so many tokens are joined to the next.
     token_budget: T, tokens of a micro-batch on each device. share: of the tokens, masked. pairs: samples of two pieces
@@ -55,6 +56,7 @@ class MaskedTextDataModule(TextDataModule):
         total_steps: int = 100,
         accumulate: int = 1,
         seed: int = 0,
+        validation: TextSource | None = None,
         validation_fraction: float = 0.01,
         validation_samples: int = 10000,
         num_workers: int = 0,
@@ -82,6 +84,7 @@ class MaskedTextDataModule(TextDataModule):
             total_steps=total_steps,
             accumulate=accumulate,
             seed=seed,
+            validation=validation,
             validation_fraction=validation_fraction,
             validation_samples=validation_samples,
             num_workers=num_workers,

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import Dataset
 
 from flashtrain.data.masking import MaskedBatch, Pieces, hashed, mask_tokens, masked_count
-from flashtrain.data.packing import IGNORED_LABEL
+from flashtrain.data.packing import IGNORED_LABEL, Mappable
 from flashtrain.data.token_cache import check_ids
 from flashtrain.data.tokenizers import SpecialTokens
 from flashtrain.errors import UserError, unknown
@@ -66,7 +66,7 @@ class MaskedSamples(Dataset[MaskedBatch]):
 
     def __init__(
         self,
-        tokens_path: str | os.PathLike[str],
+        tokens_path: str | os.PathLike[str] | Mappable,
         dtype: str,
         pieces: Pieces,
         special: SpecialTokens,
@@ -84,7 +84,7 @@ class MaskedSamples(Dataset[MaskedBatch]):
             raise UserError("there is no text to make samples of.")
         if not 0 < share <= 1:
             raise UserError(f"masking {share:g} of the tokens. Possible: a share above 0, and at most 1.")
-        self.tokens_path = Path(tokens_path)
+        self.tokens_path = Path(tokens_path) if isinstance(tokens_path, str | os.PathLike) else tokens_path
         self.dtype = dtype
         self.pieces = pieces
         self.special = special
@@ -243,7 +243,9 @@ class MaskedSamples(Dataset[MaskedBatch]):
     def _piece(self, piece: int) -> np.ndarray:
         if self._tokens is None:
             # The plain array: slices of numpy's memmap class cost ten times as much to make.
-            self._tokens = np.asarray(np.memmap(self.tokens_path, dtype=self.dtype, mode="r"))
+            path = self.tokens_path
+            mapped = np.asarray(np.memmap(path, self.dtype, "r")) if isinstance(path, Path) else path.mapped()
+            self._tokens = mapped
         found = self._tokens[self.pieces.begins[piece] : self.pieces.ends[piece]].astype(np.int64)
         check_ids(found, self.special.vocab_size, self.tokens_path)
         return found

@@ -138,7 +138,7 @@ def split_pieces(
             starts = low + _starts(some, breaks, unit)
         for document in range(first, last):
             begin, end = int(spans.begins[document]), int(spans.ends[document])
-            if end > begin and end_of_text is not None and tokens[end - 1] == end_of_text:
+            if end > begin and end_of_text is not None and tokens[end - 1 : end][0] == end_of_text:
                 end -= 1
             if end <= begin:
                 continue

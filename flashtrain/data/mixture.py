@@ -19,7 +19,7 @@ import torch
 from flashtrain.data.loader import StepSampler, epoch_order
 from flashtrain.data.packing import Batch, PackedSamples, Spans, Split, split_documents
 from flashtrain.data.sources import TextSource, TokenSource
-from flashtrain.data.token_builder import open_or_build
+from flashtrain.data.token_files import open_split
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, first_bytes, load_tokenizer, make_tokenizer
 from flashtrain.errors import UserError
 from flashtrain.files.disk import default_cache_dir, only_writer
@@ -74,7 +74,7 @@ class MixtureSource:
             if isinstance(part.source, TokenSource):
                 caches.append(part.source.open_tokens(tokenizer, cache_dir))
             else:
-                caches.append(open_or_build(part.source, tokenizer, cache_dir))
+                caches.append(open_split(part.source, tokenizer, cache_dir))
         folder = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
         return OpenMixture([part.name for part in self.parts], caches, block_counts(self.shares), folder)
 

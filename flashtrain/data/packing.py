@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from flashtrain.data.token_cache import check_ids
-from flashtrain.errors import UserError
+from flashtrain.errors import UserError, between
 
 IGNORED_LABEL = -100
 """The label of a position that has no target; torch's cross_entropy leaves it out by default."""
@@ -94,7 +94,7 @@ class Split(NamedTuple):
 def split_documents(offsets: np.ndarray, *, fraction: float, context: int, seed: int = 0) -> Split:
     """Hold out about `fraction` of the documents, drawn at random, and no document on both sides.
 
-    offsets: (documents + 1,) int64, as in a token cache. fraction: of the documents, in [0, 1); 0 holds out nothing.
+    offsets: (documents + 1,) int64, as in a token cache. fraction: of the documents; 0 holds out nothing, 1 all.
     context: S, in tokens. Both sides get at least one sample's worth (S + 1 tokens) wherever the corpus has that.
 
     At least one document is held out, more when they are short. A document of more than twice the share (which would
@@ -104,8 +104,7 @@ def split_documents(offsets: np.ndarray, *, fraction: float, context: int, seed:
 
     Deterministic in its arguments. Raises UserError when the corpus is shorter than one sample.
     """
-    if not 0 <= fraction < 1:
-        raise UserError(f"validation_fraction={fraction} must be at least 0 and below 1.")
+    between("validation_fraction", fraction, 0, 1)
     begins, ends = np.asarray(offsets[:-1]), np.asarray(offsets[1:])
     lengths = ends - begins
     total, sample = int(lengths.sum()), context + 1
@@ -114,8 +113,9 @@ def split_documents(offsets: np.ndarray, *, fraction: float, context: int, seed:
             f"the corpus has {total:,} tokens, fewer than the {sample:,} of one sample with context={context}; "
             f"use {f'a context of at most {total - 1}, or ' if total > 16 else ''}more text."
         )
-    if fraction == 0:
-        return Split(Spans(begins, ends), None)
+    if fraction in (0, 1):
+        whole, nothing = Spans(begins, ends), Spans(begins[:0], ends[:0])
+        return Split(nothing, whole) if fraction else Split(whole, None)
     held = _held_out(lengths, fraction, sample, seed)
     if held is not None:
         mask = np.zeros(len(lengths), dtype=bool)

@@ -14,10 +14,12 @@ import platform
 import re
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from flashtrain.data.split_names import by_split
 from flashtrain.data.text_files import UTF_8, check_encoding, decode_text, json_lines, one_line, parquet_rows
 from flashtrain.errors import UserError, printable
 from flashtrain.files.foreign_files import BROKEN_FILE_ERRORS, COMPRESSIONS, DEFAULT_LONGEST, read_whole
@@ -41,7 +43,8 @@ ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*(?:::|://)")  # s3://..., and zip://...:
 
 
 class FilesSource:
-    """A file, or every readable file below a folder in the order of their paths; hidden files are left out.
+    """A file, or every readable file below a folder in the order of their paths; hidden files are left out, and so are
+    those named for another split than this source is of (split_names).
 
     path: file or folder, or an address that fsspec reads ("s3://bucket/folder"). text_column: the field of .jsonl
     objects and .parquet rows that holds the text; rows where it is null are left out. encoding: of .txt, .md and .jsonl
@@ -65,12 +68,25 @@ class FilesSource:
         self.text_column = text_column
         self.encoding = check_encoding(encoding)
         self.longest_document = longest_document
+        self.split = "train"
         self._told: set[Path] = set()  # files whose replaced bytes were told of: they are read more than once
 
     def describe(self) -> str:
         if self.address is not None:
             return f"files at {self.address}"
         return f"files in {self.path}" if self.path.is_dir() else f"file {self.path}"
+
+    def held_out(self) -> FilesSource | None:
+        """The files that are named for validation, as a source of their own; None where none is."""
+        found = self._by_split()
+        for split, what in (("validation", "held out"), ("test", "left out")):
+            if split in found:
+                log.info("%s: %s", what, ", ".join(printable(path.name) for path in found[split]))
+        if "validation" not in found:
+            return None
+        other = copy(self)
+        other.split = "validation"
+        return other
 
     def fingerprint(self) -> str:
         encoding = "" if self.encoding == UTF_8 else f"\nencoding {self.encoding}"
@@ -114,23 +130,26 @@ class FilesSource:
 
     def _files(self) -> list[Any]:
         """Paths, or what stands for them of an address."""
+        return self._by_split()[self.split]
+
+    def _by_split(self) -> dict[str, list[Any]]:
         if self.address is not None:
             from flashtrain.files.addresses import remote_files
 
             there = [file for file in remote_files(self.address) if _format(file) is not None]
             if not there:
                 raise UserError(f"no readable file at {self.address}; what is read: {READABLE}.")
-            return there
+            return by_split(there, [PurePosixPath(file.relative) for file in there])
         if self.path.is_file():
             if _format(self.path) is None:
                 raise UserError(f"{self.path} is of no format that is read: {READABLE}.")
-            return [self.path]
+            return {"train": [self.path]}
         if not self.path.is_dir():
             raise UserError(f"no file or folder {self.path} (seen from {Path.cwd()}).")
         found = sorted(path for path in files_below(self.path) if _format(path) is not None)
         if not found:
             raise UserError(f"no readable file in {self.path}; what is read: {READABLE}.")
-        return found
+        return by_split(found, [path.relative_to(self.path) for path in found])
 
     def _read(self, path: Path) -> Iterator[str]:
         kind = _format(path)
@@ -294,6 +313,12 @@ class StandardLibrarySource:
                 "use text files of your own (data=files data.path=...)."
             )
         return sorted(found)
+
+
+def held_out(source: Any) -> Any:
+    """What a source holds out by its files' names, as a source of its own; None where nothing is."""
+    own = getattr(source, "held_out", None)
+    return own() if callable(own) else None
 
 
 def make_source(

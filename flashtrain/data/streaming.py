@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from flashtrain.data.datamodule import TextDataModule
 from flashtrain.data.packing import Batch, PackedSamples, Spans
-from flashtrain.data.sources import TextSource
+from flashtrain.data.sources import TextSource, held_out
 from flashtrain.data.text_stream import Shard, StreamedBatches, StreamLoader, TextStream, shards_of
 from flashtrain.data.token_cache import TokenCache
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, as_document, make_tokenizer
@@ -32,8 +32,8 @@ class _InMemory:
 class StreamingDataModule(TextDataModule):
     """A TextDataModule without a token file: text_stream says how. Its tokenizer is not trained on the text.
 
-    The first documents are held out: as many as validation_samples need, and at most validation_fraction of the text
-    where its size is known. num_workers and cache_dir are not used.
+    What is named for validation is held out, else the first documents: as many as validation_samples need, and at most
+    validation_fraction of the text where its size is known. num_workers and cache_dir are not used.
     """
 
     def __init__(self, source: Any, tokenizer: str | TokenizerSpec | Tokenizer = "bytes", *more: Any, **options: Any):
@@ -61,13 +61,16 @@ class StreamingDataModule(TextDataModule):
         self.prepare_data()
 
     def _hold_out(self) -> None:
-        """Take documents from the first shard on. All devices take the same."""
+        """Take the documents that are named for it, or those of the text from the first shard on. All devices take the
+        same."""
+        other = held_out(self.source) if self.validation is None else self.validation
+        shards = self._shards if other is None else [other.documents]
         wanted = self.validation_samples * self.context + 1 if self.validation_fraction else 0
         size = cast(TextSource, self.source).approximate_bytes() if wanted else 0
-        room = float("inf") if size is None else self.validation_fraction * size  # bytes
+        room = float("inf") if size is None or other is not None else self.validation_fraction * size  # bytes
         tokens = 0
-        left_out = [0] * len(self._shards)
-        for number, shard in enumerate(self._shards):
+        left_out = [0] * len(shards)
+        for number, shard in enumerate(shards):
             for text in shard():
                 if tokens >= wanted or room <= 0:
                     break
@@ -82,7 +85,7 @@ class StreamingDataModule(TextDataModule):
             if wanted:
                 log.warning("the streamed text has no document to spare for validation with context=%s", self.context)
             self._held_out, left_out = [], []
-        self._left_out = tuple(left_out)
+        self._left_out = tuple(left_out) if other is None else ()
 
     @property
     def cache(self) -> TokenCache:
@@ -115,7 +118,8 @@ class StreamingDataModule(TextDataModule):
         return None
 
     def describe(self) -> str:
-        held_out = f"the first {len(self._held_out):,} documents, {self.validation_tokens:,} tokens, held out"
+        first = "the first " if self._left_out else ""
+        held_out = f"{first}{len(self._held_out):,} documents, {self.validation_tokens:,} tokens, held out"
         parts = f"streamed in {len(self._shards):,} parts, nothing is written"
         return f"{self.source.describe()} | {self.tokenizer.describe()} | {parts} | {held_out}"
 

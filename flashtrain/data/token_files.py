@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +17,10 @@ from typing import NamedTuple
 import numpy as np
 
 from flashtrain.data.packing import Spans, Split, split_documents
-from flashtrain.data.sources import files_below
+from flashtrain.data.sources import TextSource, files_below, held_out
+from flashtrain.data.split_names import by_split
+from flashtrain.data.token_builder import open_or_build
+from flashtrain.data.token_cache import TokenCache
 from flashtrain.data.token_ids import TokenIds
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, make_tokenizer
 from flashtrain.errors import UserError
@@ -34,7 +36,6 @@ HEADER_BYTES = 1024  # of llm.c: 256 int32, of which the first three are magic, 
 HEADERS = {20240520: "uint16", 20240801: "uint32"}  # magic of GPT-2's tokens, of Llama 3's
 AT_ONCE = 2**24  # tokens that are looked at
 REMEMBERED_FROM = 2**26  # bytes of a file whose documents are noted in the cache: looking at them takes a while
-HELD_OUT = re.compile(r"(?:^|[^a-z])(?:val|valid|validation)(?:[^a-z]|$)")  # in a name, as both programs call it
 
 
 class TokenFile(NamedTuple):
@@ -85,39 +86,55 @@ class TokenFiles:
     """A file of tokens, or every .npy and .bin below a folder in the order of their paths.
 
     dtype: of .bin files without llm.c's header. end_of_text: the id that separates documents (None: the tokenizer's,
-    or none where there is no tokenizer; each file is then one document). In a folder, files with val, valid or
-    validation in their name are held out.
+    or none where there is no tokenizer; each file is then one document). In a folder, files named for validation are
+    held out, and those named for a test are not read (split_names). validation: a file or folder that is held out.
     Raises UserError: a missing path, a file of another form than its name says, a token beyond the vocabulary.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, dtype: str | None = None, end_of_text: int | None = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        dtype: str | None = None,
+        end_of_text: int | None = None,
+        validation: str | os.PathLike[str] | None = None,
     ) -> None:
         self.path = Path(path).expanduser()
         self.dtype = dtype
         self.end_of_text = end_of_text
+        self.validation = None if validation is None else TokenFiles(validation, dtype=dtype)
 
     def describe(self) -> str:
         return f"tokens in {self.path}"
 
-    def files(self) -> list[TokenFile]:
-        """The files, their headers checked. Raises UserError."""
+    def files(self) -> dict[str, list[TokenFile]]:
+        """The files by split (train, validation), their headers checked. Raises UserError."""
+        found = self._paths()
+        if self.validation is not None:
+            others = self.validation._paths()
+            found = {**found, "validation": others.get("validation", others["train"])}
+        if "test" in found:
+            log.info("left out: %s", ", ".join(path.name for path in found.pop("test")))
+        return {split: [token_file(path, self.dtype) for path in paths] for split, paths in found.items()}
+
+    def _paths(self) -> dict[str, list[Path]]:
         if self.path.is_file():
             if self.path.suffix not in FORMATS:
                 raise UserError(f"{self.path} is no file of tokens: {' or '.join(FORMATS)} are read.")
-            return [token_file(self.path, self.dtype)]
+            return {"train": [self.path]}
         if not self.path.is_dir():
             raise UserError(f"no file or folder {self.path} (seen from {Path.cwd()}).")
         found = sorted(path for path in files_below(self.path) if path.suffix in FORMATS)
         if not found:
             raise UserError(f"no file of tokens in {self.path}: {' or '.join(FORMATS)} are read.")
-        return [token_file(path, self.dtype) for path in found]
+        return by_split(found, [path.relative_to(self.path).with_suffix("") for path in found], any_word=True)
 
     def open_tokens(
         self, tokenizer: TokenizerSpec | Tokenizer, cache_dir: str | os.PathLike[str] | None
     ) -> OpenTokenFiles:
         """The files, mapped, and looked at once: every token is one of the vocabulary's. Raises UserError."""
-        files = self.files()
+        splits = self.files()
+        files = sorted((file for paths in splits.values() for file in paths), key=lambda file: file.path)
         known = self._tokenizer(tokenizer)
         end = known.end_of_text if self.end_of_text is None else self.end_of_text
         if end >= known.vocab_size:
@@ -130,12 +147,11 @@ class TokenFiles:
                     f"{file.path} holds token {least if least < 0 else most}, and the vocabulary has "
                     f"{known.vocab_size:,}: name its data.tokenizer, or data.vocab_size where it has none."
                 )
-        root = self.path if self.path.is_dir() else None
-        opened = OpenTokenFiles(self.path, tuple(files), [ends for *_, ends in seen], known, root, end >= 0)
-        names = [file.path.name for file, out in zip(files, opened.held_out, strict=True) if out]
-        if names:
-            log.info("held out: %s", ", ".join(names))
-        return opened
+        held_out = splits.get("validation", [])
+        if held_out:
+            log.info("held out: %s", ", ".join(file.path.name for file in held_out))
+        ends = [ends for *_, ends in seen]
+        return OpenTokenFiles(self.path, tuple(files), ends, known, [file in held_out for file in files], end >= 0)
 
     def _tokenizer(self, tokenizer: TokenizerSpec | Tokenizer) -> Tokenizer:
         if not isinstance(tokenizer, TokenizerSpec):
@@ -160,15 +176,15 @@ class Counted(NamedTuple):
 class OpenTokenFiles:
     """What a data module needs of a token cache (token_cache.TokenCache), of files that lie where they are.
 
-    ends: of each file, where its documents end. root: the folder that was named, None of a single file. has_documents:
-    whether an end of text is known.
+    ends: of each file, where its documents end. held_out: of each file, whether it validates. has_documents: whether an
+    end of text is known.
     """
 
     folder: Path
     files: tuple[TokenFile, ...]
     ends: list[np.ndarray]
     tokenizer: Tokenizer
-    root: Path | None
+    held_out: list[bool]
     has_documents: bool
 
     @property
@@ -189,32 +205,40 @@ class OpenTokenFiles:
         begins = np.cumsum([0, *(file.tokens for file in self.files)])
         return np.concatenate([[0], *(begin + ends for begin, ends in zip(begins, self.ends, strict=False))])
 
-    @cached_property
-    def held_out(self) -> list[bool]:
-        """Of each file, whether its name says that it validates; of none where all or none say so."""
-        named = [self.root is not None and is_held_out(file.path.relative_to(self.root)) for file in self.files]
-        return named if not all(named) else [False] * len(named)
-
     def split(self, *, fraction: float, context: int) -> Split:
-        """As split_documents, but that files named for it are held out, if there are some beside others."""
-        held = self.held_out
-        if fraction == 0 or not any(held):
+        """As split_documents, but that files that are for it are held out, if there are some beside others."""
+        if not any(self.held_out):
             return split_documents(self.offsets, fraction=fraction, context=context)
-        mask = np.repeat(held, [len(ends) for ends in self.ends])
+        mask = np.repeat(self.held_out, [len(ends) for ends in self.ends])
         begins, ends = self.offsets[:-1], self.offsets[1:]
         sides = [Spans(begins[side], ends[side]) for side in (~mask, mask)]
+        if fraction == 0:
+            return Split(sides[0], None)
         for spans, name in zip(sides, ("to train on", "to validate on"), strict=True):
             if spans.tokens < context + 1:
                 raise UserError(
-                    f"the files in {self.root} have {spans.tokens:,} tokens {name}, fewer than the {context + 1:,} of "
-                    f"one sample with context={context}."
+                    f"the files of {self.folder} have {spans.tokens:,} tokens {name}, fewer than the {context + 1:,} "
+                    f"of one sample with context={context}."
                 )
         return Split(*sides)
 
 
-def is_held_out(path: Path) -> bool:
-    """Whether a file's path within its folder says that it is held out."""
-    return any(HELD_OUT.search(part.lower()) for part in path.with_suffix("").parts)
+def open_split(
+    source: TextSource,
+    tokenizer: TokenizerSpec | Tokenizer,
+    cache_dir: str | os.PathLike[str] | None = None,
+    validation: TextSource | None = None,
+) -> TokenCache | OpenTokenFiles:
+    """The token cache of a source, joined to that of what validates: `validation`, or files that are named for it."""
+    cache = open_or_build(source, tokenizer, cache_dir)
+    other = held_out(source) if validation is None else validation
+    if other is None:
+        return cache
+    trained = isinstance(tokenizer, TokenizerSpec) and tokenizer.kind == "bpe"  # on the text to train on
+    caches = [cache, open_or_build(other, cache.tokenizer if trained else tokenizer, cache_dir)]
+    files = tuple(TokenFile(one.tokens_path, one.meta.dtype, 0, one.meta.tokens) for one in caches)
+    ends = [np.asarray(one.offsets[1:]) for one in caches]
+    return OpenTokenFiles(cache.folder, files, ends, cache.tokenizer, [False, True], has_documents=True)
 
 
 def token_file(path: Path, dtype: str | None) -> TokenFile:

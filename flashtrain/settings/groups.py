@@ -28,6 +28,7 @@ TOO_LONG = ("cut", "drop", "refuse")
 # (include_tests is not among them: commands of published results name it beside data=files.)
 HEEDED_BY = {
     "path": "data=files or data=tokens",
+    "validation_path": "data=files or data=tokens or data=hub or data=stdlib",
     "dtype": "data=tokens",
     "mixture": "data=mixture",
     "end_of_text": "data=tokens",
@@ -152,6 +153,7 @@ class DataSettings:
 
     source: str = "stdlib"
     path: str | None = None  # of data=files, tokens, chat: a file or a folder
+    validation_path: str | None = None  # a file or folder of text, tokens or conversations that is held out
     dtype: str | None = None  # of data=tokens: of .bin files without a header, uint16 | uint32
     mixture: Any = None  # of data=mixture: {NAME: {path: ..., weight: 2}, ...}
     end_of_text: int | None = None  # of data=tokens: the id between documents; null: the tokenizer's
@@ -169,7 +171,7 @@ class DataSettings:
     merges: str | None = None  # of data.tokenizer=gpt2: a local merges.txt
     begin_of_text: bool | None = True
     document_mask: bool = False  # the same as mask.documents=true
-    validation_fraction: float = 0.02  # of the documents, held out
+    validation_fraction: float = 0.02  # of the documents, held out where no file is named for it; 1 (evaluate): all
     validation_tokens: int | None = None
     split_context: int | None = None
     workers: int | None = None
@@ -225,7 +227,8 @@ class DataSettings:
                 f"data.{name}={getattr(self, name)} is for {by}, and this is data={self.source} "
                 f"data.tokenizer={self.tokenizer}: leave it out."
             )
-        between("data.validation_fraction", self.validation_fraction, 0.0, 0.5)
+        if self.validation_fraction != 1:
+            between("data.validation_fraction", self.validation_fraction, 0.0, 0.5)
         at_least("data.validation_tokens", self.validation_tokens, 1)
         at_least("data.split_context", self.split_context, 1)
         at_least("data.workers", self.workers, 0)

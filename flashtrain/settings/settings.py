@@ -180,6 +180,7 @@ class Settings:
         at_least("context_parallel", self.context_parallel, 1)
         if self.mode in ("train", "plan"):  # others may name it: their settings are those of a trained checkpoint
             check_context(self)
+            between("data.validation_fraction", self.data.validation_fraction, 0.0, 0.5)
 
     def check_step(self) -> None:
         """Raise UserError unless a step is whole samples that divide over devices and micro-batches.

@@ -15,7 +15,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
-from flashtrain.data.sources import FilesSource, StandardLibrarySource, TextSource, TokenSource
+from flashtrain.data.sources import FilesSource, StandardLibrarySource, TextSource, TokenSource, held_out
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, huggingface_tokenizer
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2, GPT2Config
@@ -94,7 +94,12 @@ def build_files(settings: DataSettings) -> TextSource:
 def build_token_files(settings: DataSettings) -> TokenSource:
     from flashtrain.data.token_files import TokenFiles
 
-    return TokenFiles(str(settings.path), dtype=settings.dtype, end_of_text=settings.end_of_text)
+    return TokenFiles(
+        str(settings.path),
+        dtype=settings.dtype,
+        end_of_text=settings.end_of_text,
+        validation=settings.validation_path,
+    )
 
 
 @register("source", "mixture")
@@ -243,6 +248,16 @@ def attended_context(settings: Settings) -> int:
 def make_source(settings: Settings) -> TextSource | TokenSource:
     """The source that `data` names."""
     return component("source", settings.data.source)(settings.data)
+
+
+def make_validation(settings: Settings) -> Any:
+    """The source that `data.validation_path` names; None where it names none, or data=tokens, which reads it itself."""
+    data = settings.data
+    if data.validation_path is None or data.source == "tokens":
+        return None
+    kind = data.source if data.source == "chat" else "files"
+    source = component("source", kind)(replace(data, path=data.validation_path, name=None))
+    return held_out(source) or source
 
 
 def make_tokenizer_spec(settings: Settings) -> TokenizerSpec | Tokenizer:

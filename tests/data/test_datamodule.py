@@ -190,7 +190,7 @@ def test_sizes_below_one_are_told(data, name):
 
 
 def test_other_impossible_arguments_are_told(data):
-    for options in ({"num_workers": -1}, {"seed": -1}, {"validation_fraction": 1.0}):
+    for options in ({"num_workers": -1}, {"seed": -1}, {"validation_fraction": 1.5}):
         name, value = next(iter(options.items()))
         with pytest.raises(UserError, match=f"{name}={value}"):
             data(**options)

@@ -80,7 +80,7 @@ def test_a_corpus_shorter_than_a_sample_is_told_with_the_numbers():
         split_documents(offsets([20, 30]), fraction=0.01, context=64)
 
 
-@pytest.mark.parametrize("fraction", [-0.1, 1.0])
+@pytest.mark.parametrize("fraction", [-0.1, 1.5])
 def test_an_impossible_fraction_is_told(fraction):
     with pytest.raises(UserError, match="validation_fraction="):
         split_documents(offsets([100]), fraction=fraction, context=8)

@@ -23,6 +23,7 @@ from flashtrain.data.labelled_documents import (
 )
 from flashtrain.data.labelled_examples import CueDocuments, TokenLabelledSamples, best_micro_f1, encode_words, word_rows
 from flashtrain.data.sequences import ArraySource, SequenceShape
+from flashtrain.data.split_names import NAMES, split_named
 from flashtrain.data.tokenizers import ByteTokenizer, SpecialTokens, Tokenizer, huggingface_tokenizer
 from flashtrain.errors import UserError
 from flashtrain.settings.groups import DataSettings
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from flashtrain.tasks.fine_tuning.spec import FineTuningSettings
 
 SPLITS = ("train", "validation", "test")
-# How files' names begin, and what a dataset may call the split.
-_NAMES = {"train": ("train",), "validation": ("validation", "valid", "dev", "eval"), "test": ("test",)}
 CUE_COUNTS = {"train": 100_000, "validation": 500, "test": 2000}
 
 
@@ -185,7 +184,7 @@ def _text_rows(asked: FineTuningSettings) -> dict[str, list[Any]]:
     if asked.data == "files":
         return _files(str(asked.path), read)
     found: dict[str, list[Any]] = {}
-    for name, possible in _NAMES.items():
+    for name, possible in NAMES.items():
         for split in possible:
             try:
                 found[name] = dataset_rows(
@@ -209,13 +208,13 @@ def _token_rows(asked: FineTuningSettings) -> dict[str, list[Any]]:
 
 
 def _files(given: str, read: Callable[[Path], list[Any]]) -> dict[str, list[Any]]:
-    """The rows of files named train..., validation... and test... in a folder. Where none is named train..., all that
-    have no such name are to train on, and so is a file alone."""
+    """The rows of a folder's files by split (split_names). Where none is named train, all that have no such name are to
+    train on, and so is a file alone."""
     path = Path(given).expanduser()
     files = [file for file in sorted(path.iterdir()) if file.name.endswith(SUFFIXES)] if path.is_dir() else []
     if not files:
         return {"train": read(path)}
-    named = {split: [file for file in files if file.name.startswith(possible)] for split, possible in _NAMES.items()}
+    named = {split: [file for file in files if split_named(Path(file.name)) == split] for split in SPLITS}
     if not named["train"]:
         others = {file for found in named.values() for file in found}
         named["train"] = [file for file in files if file not in others]

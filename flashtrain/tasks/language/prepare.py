@@ -35,6 +35,7 @@ from flashtrain.tasks.components import (
     make_model,
     make_source,
     make_tokenizer_spec,
+    make_validation,
     optimizer_builder,
     schedule_builder,
     vocabulary_of,
@@ -77,6 +78,7 @@ def make_data(settings: Settings, hardware: Hardware, own: Tokenizer | None = No
         total_steps=settings.trainer.steps,
         seed=settings.seed,
         document_mask=settings.within_documents,
+        validation=make_validation(settings),
         validation_fraction=settings.data.validation_fraction,
         split_context=settings.data.split_context,
         validation_samples=held_out_samples(

@@ -26,6 +26,7 @@ from flashtrain.tasks.components import (
     loader_workers,
     make_source,
     make_tokenizer_spec,
+    make_validation,
     optimizer_builder,
     schedule_builder,
 )
@@ -288,6 +289,7 @@ def make_masked_data(settings: Settings, hardware: Hardware) -> MaskedTextDataMo
         total_steps=settings.trainer.steps,
         accumulate=max(1, tokens_per_device(settings) // budget),
         seed=settings.seed,
+        validation=make_validation(settings),
         validation_fraction=settings.data.validation_fraction,
         validation_samples=held_out_samples(
             asked.validation_samples,

@@ -1,0 +1,38 @@
+"""Which split a file's name says that it is of: train.jsonl, validation-00000-of-00002.parquet, books_test.txt.gz."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import TypeVar
+
+# Split -> what files and datasets call it.
+NAMES = {"train": ("train",), "validation": ("validation", "valid", "val", "dev", "eval"), "test": ("test",)}
+_ANY = rf"({'|'.join(name for names in NAMES.values() for name in names)})(?:ing|set)?"
+_WORD = re.compile(rf"(?<![a-z]){_ANY}(?![a-z])")
+_WHOLE = re.compile(rf"{_ANY}(?:[-_.]?\d+)?(?:[-_.]of[-_.]\d+)?\..*")
+
+File = TypeVar("File")
+
+
+def split_named(path: PurePath) -> str | None:
+    """The split that a word of the file's name says, or of the folders' that it is in; None where none does."""
+    found = next(filter(None, (_WORD.search(part.lower()) for part in reversed(path.parts))), None)
+    return None if found is None else next(split for split, names in NAMES.items() if found[1] in names)
+
+
+def by_split(files: Sequence[File], paths: Sequence[PurePath], *, any_word: bool = False) -> dict[str, list[File]]:
+    """A folder's files by split, in their order; those without a name of one train.
+
+    paths: of the files, within the folder. any_word: a word says it also where no file is named train; else only a name
+    of nothing but the split and a number does then, and how-to-test.md is a text like others. Where nothing would be
+    left to train on, all is.
+    """
+    names = [split_named(path) for path in paths]
+    if not any_word and "train" not in names:
+        names = [name if _WHOLE.fullmatch(path.name.lower()) else None for name, path in zip(names, paths, strict=True)]
+    found: dict[str, list[File]] = {}
+    for file, name in zip(files, names, strict=True):
+        found.setdefault(name or "train", []).append(file)
+    return found if "train" in found else {"train": list(files)}
