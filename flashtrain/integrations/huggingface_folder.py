@@ -7,6 +7,7 @@ drawn a layer at a time, the same whatever the number of ranks. No code of a fol
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,12 +23,14 @@ from flashtrain.data.tokenizers import Tokenizer, huggingface_tokenizer
 from flashtrain.errors import UserError, unknown
 from flashtrain.files import foreign_files
 from flashtrain.files.disk import write_atomically
+from flashtrain.integrations.huggingface_context import source_of
 from flashtrain.integrations.weight_files import CONFIG, GENERATION, INDEX, LARGEST, files_of_weights, shown
 
 DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model")  # all of a repository but its weights
 MOST_LAYERS = 1024  # of a configuration without weights beside it, which bear it out
 MOST_COUNTED = 2**17  # heads, experts: what a model may make one after another
 OTHER_MIXERS = r"Mamba|SSM|DeltaNet|ShortConv|Rwkv|Recurrent|Linear\w*Attention|LightningAttention"
+ROTARY = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")  # all are of rope_parameters
 PATIENCE = 3  # seconds that the hub has for an answer
 
 
@@ -69,8 +72,9 @@ def tokenizer_of(path: str | None, *, begin_of_text: bool = True) -> Tokenizer:
 def read_config(path: str, changes: Mapping[str, Any], setting: str = "model.path") -> Any:
     """The transformers configuration in a folder or a config.json, or that of a model type by itself ("llama").
 
-    changes: entries in place of the file's. UserError: no configuration; one of a model that is no decoder, runs code
-    of its own, or has sizes that cannot be.
+    changes: entries in place of the file's; rotary ones that they leave out are the model's own. UserError: no
+    configuration; one of a model that is no decoder, runs code of its own, or has sizes that cannot be; a change of
+    what its kind has not.
     """
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as DECODERS
@@ -89,26 +93,79 @@ def read_config(path: str, changes: Mapping[str, Any], setting: str = "model.pat
         if isinstance(kind, str):
             raise unknown("kind of decoder in transformers", kind[:80], DECODERS, listed=["llama", "qwen3", "..."])
         raise UserError(f"{setting}={path}: {CONFIG} names no model_type. {_possible(DECODERS)}")
-    content = {**content, **changes}
-    if content.get("quantization_config") is not None:
+    _check_names(kind, content, changes)
+    if {**content, **changes}.get("quantization_config") is not None:
         raise UserError(
             f"{setting}={path} holds quantised weights, which cannot be trained. Possible: the same model in bfloat16."
         )
-    for name, value in content.items():
+    for name, value in {**content, **changes}.items():
         most = MOST_COUNTED if name.startswith("num_") else LARGEST
         if type(value) is int and abs(value) > most:
             raise UserError(f"{setting}={path}: {name} in {CONFIG} is {shown(value)}. Possible: up to {most:,}.")
-    content.pop("auto_map", None)
-    rest = {name: value for name, value in content.items() if name != "model_type"}
+    content = {name: value for name, value in content.items() if name not in ("auto_map", "model_type")}
     try:
-        config = AutoConfig.for_model(kind, **rest)
+        if not changes.keys().isdisjoint(ROTARY):
+            content, changes = _with_rotary(kind, content, changes)
+        config = AutoConfig.for_model(kind, **{**content, **changes})
         layers, width = config.get_text_config().num_hidden_layers, config.get_text_config().hidden_size
+    except UserError:
+        raise
     except Exception as error:  # whatever a configuration class says of values that it does not take
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{setting}={path}: {CONFIG} describes no {kind} ({reason}).") from error
     if type(layers) is not int or not 1 <= layers <= MOST_LAYERS or type(width) is not int or width < 1:
         raise UserError(f"{setting}={path}: {shown(layers)} layers of width {shown(width)}. Possible: 1 or more.")
     return config
+
+
+def _check_names(kind: str, content: Mapping[str, Any], changes: Iterable[str]) -> None:
+    """UserError for a change of an entry that neither the file nor its kind's configuration class has: transformers
+    takes any name, and makes nothing of it."""
+    from transformers import PreTrainedConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    own = CONFIG_MAPPING[kind]
+    fields = inspect.signature(own).parameters
+    known = {*content, *fields, *own.attribute_map, "experts_implementation"} - {"model_type"}
+    known.update(ROTARY if "rope_parameters" in fields else ())
+    # Older names, which a class takes from what is no field of it.
+    classes = [one for one in own.__mro__ if issubclass(one, PreTrainedConfig) and one is not PreTrainedConfig]
+    sources = "".join(source_of(one.__module__) for one in classes)
+    for name in changes:
+        if name not in known and f'"{name}"' not in sources:
+            listed = fields.keys() - inspect.signature(PreTrainedConfig).parameters
+            raise unknown(f"{own.__name__} entry in model.options", name, known, listed=listed)
+
+
+def _with_rotary(kind: str, content: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[dict, dict]:
+    """(content, changes) with all rotary entries in the changes' rope_parameters, those that they leave out from the
+    model's own: its base, and the length that it was trained with."""
+    from transformers import AutoConfig
+
+    given: dict[str, Any] = {}
+    for name in ROTARY[:2]:
+        if name in changes:
+            given |= changes[name] or {"rope_type": "default"}
+    given |= {name: changes[name] for name in ROTARY[2:] if name in changes}
+    others = {name: value for name, value in changes.items() if name not in ROTARY[:2]}
+    trained = {name: value for name, value in content.items() if name == "max_position_embeddings"}
+    config = AutoConfig.for_model(kind, **{**content, **others, **trained})
+    config.rope_parameters = _rotary_with(config.rope_parameters or {}, given)
+    config.standardize_rope_params()
+    content = {name: value for name, value in content.items() if name not in ROTARY[:2]}
+    return content, {**others, "rope_parameters": config.rope_parameters}
+
+
+def _rotary_with(own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """own rotary entries, or those of each kind of layer, with the given ones in their place."""
+    from transformers.modeling_rope_utils import RopeParameters
+
+    kinds = {name for name, value in own.items() if isinstance(value, dict)}
+    known = kinds or {*own, *RopeParameters.__annotations__}
+    new = {"rope_type" if name == "type" else name: value for name, value in given.items()}
+    for name in new.keys() - known:
+        raise unknown("rotary entry in model.options", name, known)
+    return {**own, **{name: _rotary_with(own[name], value) if name in kinds else value for name, value in new.items()}}
 
 
 def _possible(decoders: Iterable[str]) -> str:

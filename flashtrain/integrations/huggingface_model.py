@@ -105,10 +105,18 @@ def _add_adapters(module: Any, lora: Mapping[str, Any], name: str) -> None:
     except ImportError as error:
         raise UserError("model.adapter=lora needs the package peft: pip install 'flashtrain[hub]'.") from error
     module.name_or_path = name  # what the adapters say that they are for
+    matrices = [name for name, one in module.named_modules() if getattr(one, "weight", torch.empty(0)).dim() > 1]
+    config, refusal = LoraConfig(task_type="CAUSAL_LM", **lora), None
     try:
-        module.add_adapter(LoraConfig(task_type="CAUSAL_LM", **lora))
+        module.add_adapter(config)
     except ValueError as error:
-        raise UserError(f"model.adapter_targets: {' '.join(str(error).split())[:200]}") from error
+        refusal = error
+    # peft passes over a name that no layer has; of the given names it has left those that are no experts'.
+    for target in [] if isinstance(lora.get("target_modules"), str) else sorted(config.target_modules or ()):
+        if not any(f".{name}".endswith(f".{target}") for name in matrices):
+            raise unknown("layer in model.adapter_targets", target, {name.rpartition(".")[2] for name in matrices})
+    if refusal is not None:
+        raise UserError(f"model.adapter_targets: {' '.join(str(refusal).split())[:200]}") from refusal
 
 
 def _check_adapters(model: HuggingFaceDecoder) -> None:
