@@ -74,7 +74,7 @@ def forms(messages: Messages) -> Iterator[Messages]:
 def with_other_calls(messages: Messages) -> tuple[Messages, dict[str, int]]:
     """The messages with a word in place of each call's name and arguments; the words, and the number of each one's
     message."""
-    found, words = deepcopy(messages), {}
+    found, words = deepcopy(messages) if any(_calls(messages)) else messages, {}
     for place, (number, called) in enumerate(_calls(found)):
         word = f"call_{place}_word"
         arguments = {word: word}

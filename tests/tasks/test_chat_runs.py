@@ -74,11 +74,14 @@ def test_it_answers_a_prompt_as_a_user_gives_it(finished, capsys):
     assert "<|im_" not in out
 
 
-def test_its_export_has_the_chat_template(finished):
-    from transformers import AutoTokenizer
+def test_its_export_has_the_chat_template_and_ends_where_answers_do(finished):
+    from transformers import AutoTokenizer, GenerationConfig
 
     assert run_mode("mode=export", f"checkpoint={finished}") == 0
-    assert AutoTokenizer.from_pretrained(finished / "export").chat_template == CHATML
+    tokenizer = AutoTokenizer.from_pretrained(finished / "export")
+    assert tokenizer.chat_template == CHATML
+    ends = tokenizer.convert_tokens_to_ids(["<|end|>", "<|im_end|>"])
+    assert GenerationConfig.from_pretrained(finished / "export").eos_token_id == ends
 
 
 @pytest.mark.integration
