@@ -74,5 +74,5 @@ def read_model(settings: Settings, hardware: Hardware) -> TrainedModel:
 
 def _text(data: DataSettings) -> dict[str, Any]:
     """The settings that say which text it is, and how a tokenizer is trained on it."""
-    others = ("document_mask", "split_context", "workers", "cache_dir")
+    others = ("begin_of_text", "document_mask", "split_context", "workers", "cache_dir")
     return {name: value for name, value in asdict(data).items() if name not in others and "validation" not in name}

@@ -6,9 +6,11 @@ import re
 
 import pytest
 import torch
+from chat_folders import save_tokenizer_folder
+from transformers import AutoTokenizer
 
 from flashtrain.command import modes
-from flashtrain.data.tokenizers import BPETokenizer, ByteTokenizer
+from flashtrain.data.tokenizers import BPETokenizer, ByteTokenizer, huggingface_tokenizer
 from flashtrain.errors import UserError
 from flashtrain.models import GPT2, GPT2Config
 from flashtrain.report import read_result
@@ -46,6 +48,13 @@ def accuracy(write, tokenizer=BYTES, **changes) -> list[float]:
 def test_a_model_that_copies_finds_every_key_at_every_length_and_depth(bpe) -> None:
     assert accuracy(copies) == [1.0] * 6
     assert accuracy(copies, bpe) == [1.0] * 6
+
+
+def test_a_prompt_begins_as_its_tokenizer_begins_texts_and_has_the_exact_length(tmp_path) -> None:
+    tokenizer = huggingface_tokenizer(save_tokenizer_folder(tmp_path, begins=True))
+    prompt = make_prompt(tokenizer, "12345", length=400, depth=0.5)
+    assert prompt.tokens[:1] == AutoTokenizer.from_pretrained(tmp_path)("").input_ids
+    assert len(prompt.tokens) + prompt.answer == 400
 
 
 @pytest.mark.parametrize(
