@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -181,11 +181,12 @@ def end_ids(folder: Path) -> list[int]:
     return []
 
 
-def add_end_ids(folder: Path, ids: Iterable[int]) -> None:
+def add_end_ids(folder: Path, ids: Sequence[int]) -> None:
     """Let what transformers and vLLM write with an exported model end at these ids too."""
     file = folder / GENERATION
-    if file.is_file():  # transformers reads the export
+    if ids and file.is_file():  # transformers reads the export
         content = foreign_files.read_json_object(file)
+        content.pop("_from_model_config", None)  # of which transformers 4 would go by config.json
         content["eos_token_id"] = list(dict.fromkeys([*end_ids(folder), *ids]))
         write_atomically(file, json.dumps(content, indent=2, sort_keys=True) + "\n")
 

@@ -157,7 +157,9 @@ def logits(folder: Path, ids: torch.Tensor) -> torch.Tensor:
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(ids).logits
 
 
-def test_an_export_is_what_from_pretrained_loads_with_tokenizer_and_generation_config(trained: Path) -> None:
+def test_an_export_is_what_from_pretrained_loads_with_tokenizer_and_generation_config(
+    trained: Path, llama: Path
+) -> None:
     assert mode("export", trained) == 0
     folder = trained / "export"
     back = transformers.AutoModelForCausalLM.from_pretrained(folder)
@@ -169,6 +171,8 @@ def test_an_export_is_what_from_pretrained_loads_with_tokenizer_and_generation_c
     assert tokenizer.decode(tokenizer("the fox").input_ids) == "the fox"
     assert tokenizer.eos_token == "<|endoftext|>"
     assert back.generation_config.max_length == 77
+    files = [folder / "generation_config.json" for folder in (trained / "export", llama)]
+    assert files[0].read_bytes() == files[1].read_bytes()
     assert (folder / "chat_template.jinja").read_text() == "{{ messages }}"
 
 

@@ -186,7 +186,7 @@ def test_what_is_written_ends_with_the_turn_that_was_trained_on(tmp_path, capsys
     text_end, turn_end = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids(["<|end|>", "<|im_end|>"])
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     LlamaForCausalLM(LlamaConfig(**shape, vocab_size=272, max_position_embeddings=64)).save_pretrained(folder)
-    GenerationConfig(eos_token_id=[text_end, 270]).save_pretrained(folder)
+    GenerationConfig(eos_token_id=[text_end, 270], _from_model_config=True).save_pretrained(folder)
     row = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "yes"}]}
     (tmp_path / "chats.jsonl").write_text(f"{json.dumps(row)}\n" * 8)
     words = ["recipe=sft", "hardware=cpu", "logger=none", "context=64", "trainer.tokens_per_step=128",
@@ -201,6 +201,7 @@ def test_what_is_written_ends_with_the_turn_that_was_trained_on(tmp_path, capsys
     assert run_mode("mode=export", f"checkpoint={finished}") == 0
     model, tokenizer = (one.from_pretrained(finished / "export") for one in (AutoModelForCausalLM, AutoTokenizer))
     assert model.generation_config.eos_token_id == [text_end, 270, turn_end]
+    assert not model.generation_config._from_model_config
     asked = tokenizer.apply_chat_template(row["messages"][:1], add_generation_prompt=True, return_tensors="pt")
     written = model.generate(**asked, max_new_tokens=20, do_sample=False, pad_token_id=0)
     assert tokenizer.decode(written[0]) == expected
