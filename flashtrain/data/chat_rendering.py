@@ -56,7 +56,7 @@ class ChatRendering:
                 return self._with_lists(form, messages, tools)
             except UserError as error:
                 refused.append(error)
-        raise refused[0]
+        raise refused[-1]
 
     def _check_calls(self, messages: Messages, tools: Tools) -> None:
         """UserError: the template does not write each call."""
