@@ -119,11 +119,11 @@ def _caches(scene: Scene, data: Path) -> None:
     keys = {word.split("=")[0] for word in bpe}
     plain = [*scene.words(LM), "trainer.steps=3", f"data.cache_dir={data}/token-cache"]
     plain = [word for word in plain if word != "trainer.steps=6"]
-    must(scene.command(*plain, f"hydra.run.dir={data}/first", inside=[data], seconds=100))
+    must(scene.command(*plain, f"hydra.run.dir={data}/first", inside=[data], seconds=300))
     words = [*(word for word in plain if word.split("=")[0] not in keys), *bpe]
     run = data / "gpt2" / "2026-01-01_00-00-00"
     run.parent.mkdir()
-    must(scene.command(*words, f"hydra.run.dir={run}", inside=[data], seconds=100))
+    must(scene.command(*words, f"hydra.run.dir={run}", inside=[data], seconds=300))
     config = run / "config.yaml"  # as though it had been killed after its third step of six
     config.write_text(config.read_text().replace("  steps: 3\n", "  steps: 6\n"))
     summary = json.loads((run / "summary.json").read_text())
@@ -142,7 +142,7 @@ def _caches(scene: Scene, data: Path) -> None:
         "trainer.steps=2", "trainer.validate_every=2", "schedule.warmup_steps=1", f"sequence.path={data}/reviews",
     ]  # fmt: skip
     must(scene.command(*arena, f"sequence.cache_dir={data}/sequences", f"hydra.run.dir={data}/arena", inside=[data],
-                       seconds=100))  # fmt: skip
+                       seconds=300))  # fmt: skip
 
 
 def _sweep(scene: Scene, data: Path) -> None:

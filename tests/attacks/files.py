@@ -19,7 +19,7 @@ from tests.attacks.record import Round
 from tests.attacks.scene import BERT, CLASSIFIER, HEAD, LM, Scene, copy_run, remove
 from tests.attacks.watch import Outcome
 
-SECONDS = 30
+SECONDS = 300
 MANY = 100  # rounds before which every command is tried on what was not changed
 SECRET = "the-secret"
 Change = Callable[[random.Random, Path, Lures], str]

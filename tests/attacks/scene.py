@@ -61,7 +61,7 @@ class Scene:
         self,
         *words: str,
         inside: Iterable[Path] = (),
-        seconds: float = 30,
+        seconds: float = 300,
         report: bool = False,
         environment: Mapping[str, str] | None = None,
         **watched: Any,
@@ -160,7 +160,7 @@ def train_all(scene: Scene, tasks: Iterable[str] = (LM, CLASSIFIER, BERT, HEAD))
         folder.parent.mkdir(parents=True, exist_ok=True)
         must(scene.command(*scene.words(task), f"hydra.run.dir={folder}", inside=[folder], seconds=200))
         if task != HEAD:
-            must(scene.command("mode=export", f"checkpoint={folder}", inside=[folder], seconds=100))
+            must(scene.command("mode=export", f"checkpoint={folder}", inside=[folder], seconds=300))
 
 
 def write_canary(root: Path) -> None:

@@ -14,7 +14,7 @@ from functools import cache
 from tests.attacks.record import Round
 from tests.attacks.scene import BERT, CLASSIFIER, HEAD, LM, Scene, copy_run, remove
 
-SECONDS = 30
+SECONDS = 300
 MODES = ("train", "plan", "evaluate", "generate", "export", "benchmark", "lengths", "passkey", "preview")
 SMALL = ("0", "1", "2", "3", "8", "16", "64", "0.1", "0.5", "1.0", "1e-3", "10")
 LARGE = ("1024", "1000000", "1000000000", "2147483648", "9223372036854775808", "1" + "0" * 30, "1e300")
