@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from flashtrain.errors import UserError
 from flashtrain.integrations import huggingface_folder as folders
 from flashtrain.integrations.huggingface_layers import Layer, body_of, decoder_layers
-from flashtrain.integrations.huggingface_numbers import HuggingFaceShape, flops_per_token, head_of, shape_of
+from flashtrain.integrations.huggingface_numbers import HuggingFaceShape, balance_of, flops_per_token, head_of, shape_of
 from flashtrain.models.cache import next_positions, spread_sequence
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.models.trainable import Trainable
@@ -56,6 +56,10 @@ class HuggingFaceDecoder(Trainable):
         self.blocks = decoder_layers(module)
         self.layers = [Layer(block) for block in self.blocks]
         self.head = head_of(module)
+        self.balance = balance_of(module)
+        for layer in self.layers if self.balance is not None else []:
+            if layer.feed_forward is not None:
+                layer.feed_forward.routes = True
         self.savings = MemorySavings()
         if residual == "compute":
             module.get_input_embeddings().register_forward_hook(_in_compute_type)
@@ -204,24 +208,29 @@ class HuggingFaceDecoder(Trainable):
 
     def hidden(self, tokens: Tensor, *, positions: Tensor | None = None) -> Tensor:
         """The states (B, S, E) that lm_head reads, of packed documents where positions (B, S) begin anew."""
+        return self._states(tokens, positions).last_hidden_state
+
+    def _states(self, tokens: Tensor, positions: Tensor | None) -> Any:
         positions = _counted(tokens) if positions is None else positions
-        return body_of(self.module)[1](input_ids=tokens, position_ids=positions, use_cache=False).last_hidden_state
+        return body_of(self.module)[1](input_ids=tokens, position_ids=positions, use_cache=False)
 
     def loss(
         self, tokens: Tensor, labels: Tensor, *, positions: Tensor | None = None, mask: Mask | None = None
     ) -> Tensor:
-        """As Trainable.loss, and transformers' own of shifted labels. mask: that of the documents that the positions
-        tell of, which transformers finds in them. UserError: any other."""
+        """As Trainable.loss, and transformers' own of shifted labels: in training with the balancing loss of routers
+        whose configuration has output_router_logits. mask: that of the documents that the positions tell of, which
+        transformers finds in them. UserError: any other."""
         if mask is not None:
             _check_mask(mask, positions)
         if self.head is None:  # not known: whole logits, by the model's own head
             positions = _counted(tokens) if positions is None else positions
-            logits = self.module(input_ids=tokens, position_ids=positions, use_cache=False).logits
-            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            found = self.module(input_ids=tokens, position_ids=positions, use_cache=False)
+            logits = found.logits.to(torch.promote_types(found.logits.dtype, torch.float32))
             total = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
-            return total / (labels != IGNORED).sum().clamp(min=1)
-        hidden = self.hidden(tokens, positions=positions)
-        return linear_cross_entropy(
+            return self._balanced(total / (labels != IGNORED).sum().clamp(min=1), found, tokens)
+        found = self._states(tokens, positions)
+        hidden = found.last_hidden_state
+        loss = linear_cross_entropy(
             hidden if self.head.scale == 1 else hidden * self.head.scale,
             self.output_weight,
             labels,
@@ -229,6 +238,15 @@ class HuggingFaceDecoder(Trainable):
             chunk=self.savings.loss_chunk,
             softcap=self.head.softcap,
         )
+        return self._balanced(loss, found, tokens)
+
+    def _balanced(self, loss: Tensor, found: Any, tokens: Tensor) -> Tensor:
+        """The loss of labels, in training with that of the routers, which is also kept to be logged."""
+        if self.balance is None or not self.training:
+            return loss
+        balancing = self.balance.loss(found.router_logits, tokens.shape[0])
+        self.balancing_loss = balancing.detach()
+        return loss + self.balance.coefficient * balancing.to(loss.dtype)
 
     def new_cache(self, tokens: int | None = None) -> Any:
         return Cache(self.module.config)

@@ -116,6 +116,7 @@ class Pieces:
         self.plain: dict[bool, bool] = {}  # whether `_is_plain`, in training and else, since the last settings
         self.chunk: int | None = None
         self.whole = True
+        self.routes = False  # whether what is computed inside is read outside: a router's logits
         # A method, which torch.compile takes for the same in every layer: it would compile each anew for its object.
         module.forward = self.__call__
 
@@ -147,7 +148,7 @@ class Pieces:
         if self.chunk is None or x.shape[:-1].numel() <= self.chunk:
             return self.compute(x, *rest, **named)
         flat = x.reshape(1, -1, x.shape[-1])
-        if torch.is_grad_enabled() and not (rest or named) and self._is_plain(flat[:, :1]):
+        if torch.is_grad_enabled() and not (rest or named or self.routes) and self._is_plain(flat[:, :1]):
             kept = _Kept.apply(flat)
             return _OneByOne.apply(self, kept.grad_fn, kept, *self.trained()).view(*x.shape[:-1], -1)
 

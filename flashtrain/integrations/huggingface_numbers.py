@@ -6,7 +6,8 @@ All of it is known on the meta device, before any weight is read.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from flashtrain.integrations.huggingface_layers import body_of, decoder_layers, feed_forward_of, gated_matrices
+from flashtrain.models.cache import spread_sequence
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,41 @@ def _seen(config: Any, length: int) -> Iterator[float]:
             yield length / 2
         else:
             yield bound / 2 if kind == "chunked_attention" else bound * (1 - bound / (2 * length))
+
+
+class Balance(NamedTuple):
+    """The loss by which a model's routers send experts alike many tokens, as transformers' load_balancing_loss_func has
+    it: the product of shares and mean probabilities, over the tokens of all layers, and of all devices."""
+
+    coefficient: float
+    experts: int
+    top: int
+
+    def loss(self, router_logits: Sequence[Tensor], batch: int) -> Tensor:
+        """router_logits: (tokens, experts) of each layer, or of its pieces one after the other. batch: B."""
+        spread, sums, first = spread_sequence(), [], 0
+        if spread is not None:  # of this device's tokens those that are no padding
+            real = spread.dealt(torch.ones(batch, spread.length, device=router_logits[0].device)).flatten()
+        for logits in router_logits:
+            chances = logits.flatten(0, -2).softmax(-1)
+            chosen = torch.zeros_like(chances).scatter_(1, chances.topk(self.top, dim=-1).indices, 1.0)
+            both = torch.cat((chosen, chances, torch.ones_like(chances[:, :1])), 1).float()
+            if spread is not None:
+                both = both * real[(first + torch.arange(len(both), device=real.device)) % len(real), None]
+                first += len(both)
+            sums.append(both.sum(0))
+        of_all = torch.stack(sums).sum(0)
+        counts, chances, rows = (of_all if spread is None else spread.summed(of_all)).split((self.experts,) * 2 + (1,))
+        return self.experts * (counts / rows * (chances / rows)).sum()
+
+
+def balance_of(module: Any) -> Balance | None:
+    """What transformers adds to the loss of a model of experts; None where it adds nothing."""
+    config, own = module.config.get_text_config(), vars(sys.modules[type(module).__module__])
+    if "load_balancing_loss_func" not in own or not getattr(config, "output_router_logits", False):
+        return None
+    coefficient = getattr(config, "aux_loss_coef" if config.model_type == "jetmoe" else "router_aux_loss_coef")
+    return Balance(coefficient, module.num_experts, module.num_experts_per_tok)
 
 
 class Head(NamedTuple):

@@ -71,6 +71,9 @@ class SpreadSequence(Protocol):
     def gathered(self, part: Tensor) -> Tensor:
         """What all devices hold of a tensor (B, n, ...), in the sequence's order (B, S, ...); all must call it."""
 
+    def summed(self, x: Tensor) -> Tensor:
+        """The sum of all devices' x, through which each has its gradient; all must call it."""
+
     def dealt(self, x: Tensor) -> Tensor:
         """What this device holds of x (B, S, ...): (B, n, ...)."""
 

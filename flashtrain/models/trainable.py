@@ -55,6 +55,7 @@ class Trainable(nn.Module):
     B batch, S sequence.
     """
 
+    balancing_loss: Tensor | None = None  # of the routers, as the latest loss has it but for its coefficient; logged
     residual: str = "weights"  # what the sum of all branches is kept in under autocast: see GPT2
 
     def loss(

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from flashtrain.distributed.context.exchange import ContextGroup
 from flashtrain.distributed.context.sequence import BatchNames, deal_batch
 from flashtrain.integrations import register_with_transformers
+from flashtrain.integrations.huggingface_numbers import balance_of
 from flashtrain.models.cache import spread_over
 
 VOCABULARY, ROWS, LENGTH = 29, 2, 45  # odd: no number of ranks divides it
@@ -86,13 +87,16 @@ MODELS = {
     "olmo2": lambda heads: transformers.Olmo2Config(**_sizes(heads)),
     "gpt2": _gpt2,
 }
-# How positions become angles, masks of chunks, and layers that differ.
+# How positions become angles, masks of chunks, layers that differ, and a loss of more than labels.
 MORE = {
     "llama, dynamic": _llama(rope_type="dynamic"),
     "llama, yarn": _llama(rope_type="yarn"),
     "llama, llama3": _llama(rope_type="llama3", low_freq_factor=1.0, high_freq_factor=4.0),
     "llama4": _llama4,
     "gemma4": _gemma4,
+    "mixtral": lambda heads: transformers.MixtralConfig(
+        **_sizes(heads), num_local_experts=4, output_router_logits=True, router_aux_loss_coef=3.0
+    ),
 }
 BATCHES = ("plain", "packed", "packed, no cache", "padded", "lengths")
 
@@ -168,8 +172,11 @@ def loss_and_gradients(model: nn.Module, given: dict[str, Any], weight: Any = 1.
     model.zero_grad()
     torch.manual_seed(7)  # attention's dropout is the first rank's draw
     labels = given.pop("labels")
-    logits = model(**given).logits
-    loss = weight * nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    output, balance = model(**given), balance_of(model)
+    loss = nn.functional.cross_entropy(output.logits.flatten(0, 1), labels.flatten())
+    if balance is not None:
+        loss = loss + balance.coefficient * balance.loss(output.router_logits, ROWS)
+    loss = weight * loss
     loss.backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     return {"loss": loss.detach(), **gradients}

@@ -540,6 +540,39 @@ def test_positions_that_are_too_few_are_refused_and_rotary_ones_stretched(caplog
     assert longer.config.rope_parameters["rope_theta"] > 10000
 
 
+BALANCED = ["mixtral", "qwen3_moe", "qwen2_moe", "olmoe", "gpt_oss", "minimax_m2", "phimoe", "granitemoe", "jetmoe"]
+
+
+@pytest.mark.parametrize("kind", BALANCED)
+def test_the_balancing_loss_of_routers_is_transformers_own_with_every_saving(kind: str, tmp_path, monkeypatch) -> None:
+    monkeypatch.undo()
+    coefficient = {"aux_loss_coef" if kind == "jetmoe" else "router_aux_loss_coef": 10.0}
+    content = {**tiny._LLAMA_LIKE, "eos_token_id": 1, **EXPERTS, "num_local_experts": 4, "head_dim": 8, **coefficient}
+    content |= {"kv_channels": 8, "rope_parameters": OWN, "decoder_sparse_step": 1}
+    config = transformers.AutoConfig.for_model(kind, **content, output_router_logits=True)
+    eager = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").train()
+    eager.save_pretrained(tmp_path)
+    ours = transformers_decoder(str(tmp_path))
+    ours.materialise(CPU)
+    ids = tiny.tokens(2, 13)
+    labels = labels_of(ids)
+    expected = eager(input_ids=ids, labels=labels, shift_labels=labels)
+    expected.loss.backward()
+    assert expected.aux_loss > 1
+    ours.train()
+    for savings in SAVINGS:
+        ours.save_memory(savings)
+        ours.zero_grad()
+        loss = ours.loss(ids, labels)
+        loss.backward()
+        assert loss.item() == pytest.approx(expected.loss.item(), abs=1e-5), savings
+        assert ours.balancing_loss.item() == pytest.approx(expected.aux_loss.item(), abs=1e-5)
+        for name, gradient in gradients(eager).items():
+            torch.testing.assert_close(gradients(ours)[name], gradient, rtol=1e-4, atol=1e-5, msg=f"{name} {savings}")
+    held_out = expected.loss - 10 * expected.aux_loss  # nats a token
+    assert ours.eval().loss(ids, labels).item() == pytest.approx(held_out.item(), abs=1e-5)
+
+
 SCALED = {"rope_type": "yarn", "factor": 4.0}
 OWN = {"rope_type": "default", "rope_theta": 1e5}
 GEMMA = {"sliding_attention": {"rope_type": "default", "rope_theta": 7e3}, "full_attention": OWN}

@@ -138,6 +138,11 @@ class ContextSequence:
         return self.layout.unshard(parts)
 
     @torch.compiler.disable
+    def summed(self, x: Tensor) -> Tensor:
+        """See models/cache.py."""
+        return _Summed.apply(x, self.group.group)
+
+    @torch.compiler.disable
     def dealt(self, x: Tensor) -> Tensor:
         """See models/cache.py; 0 for padding."""
         return self.layout.shard(x, self.group.rank)
@@ -190,6 +195,20 @@ class ContextSequence:
                 f"{tokens} tokens on a rank that holds {self.layout.held} of {self.layout.seqlen}. Possible: the batch "
                 "as the strategy dealt it, not cut or joined (labels are shifted before a batch is dealt)."
             )
+
+
+class _Summed(torch.autograd.Function):
+    """The sum of all ranks' x; a gradient of each rank's is one of every x in it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        ctx.group, summed = group, x.clone()
+        dist.all_reduce(summed, group=group)
+        return summed
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None]:
+        return _Summed.forward(ctx, dout, ctx.group), None
 
 
 IGNORED = -100

@@ -34,7 +34,8 @@ class LanguageModel(TrainingTask):
     cuda_graphs: record the compiled loss's launches, forward and backward, once and replay them: for models so small
         that launching takes longer than computing. Without effect unless the loss is compiled as a whole.
 
-    Logs `train_loss`, `gradient_norm` (before clipping) and `validation_loss`, in nats a token.
+    Logs `train_loss`, `gradient_norm` (before clipping) and `validation_loss`, in nats a token; of a model of experts
+    that balances them, `train_loss` is with their balancing loss, and that of a step's last micro-batch is logged too.
     """
 
     def __init__(
@@ -114,6 +115,8 @@ class LanguageModel(TrainingTask):
         step_loss = self.record_loss(loss, batch_idx)
         if step_loss is not None and self.is_logged_step():
             self.log("train_loss", step_loss, prog_bar=True, sync_dist=self.trainer.world_size > 1)
+            if self.model.balancing_loss is not None:
+                self.log("balancing_loss", self.model.balancing_loss, sync_dist=self.trainer.world_size > 1)
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
