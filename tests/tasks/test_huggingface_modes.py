@@ -118,16 +118,21 @@ def their_loss(folder: Path, settings) -> float:
 
 def held_out(folder: Path, source: str) -> dict[str, Any]:
     """Settings of a small text, or of the conversations beside the model, of which much is held out."""
-    path = folder.parent / ("chats.jsonl" if source == "chat" else "text.txt")
+    path = folder.parent / ("chats.jsonl" if source == "chat" else "texts.jsonl")
     if source == "files":
-        path.write_text("The quick brown fox jumps over the lazy dog. " * 99)
+        texts = [{"text": "The quick brown fox jumps over the lazy dog. " * (1 + number % 9)} for number in range(30)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in texts))
     data = {"source": source, "path": str(path), "cache_dir": str(folder.parent), "validation_fraction": 0.4}
     return {"data": data, "hardware": "cpu"}
 
 
-@pytest.mark.parametrize(("recipe", "source"), [("hf", "files"), ("sft", "chat")])
-def test_a_model_that_no_run_has_trained_has_transformers_own_loss(base: Path, recipe: str, source: str) -> None:
-    words = {"recipe": recipe, "context": 96, **held_out(base, source)}
+@pytest.mark.parametrize(
+    ("recipe", "source", "apart"), [("hf", "files", False), ("hf", "files", True), ("sft", "chat", True)]
+)
+def test_a_model_that_no_run_has_trained_has_transformers_own_loss(
+    base: Path, recipe: str, source: str, apart: bool
+) -> None:
+    words = {"recipe": recipe, "context": 96, **held_out(base, source), "data.document_mask": apart}
     found = flashtrain.evaluate(base, **words)["validation_loss"]
     settings = settings_of(["mode=evaluate", f"model.path={base}", *words_of(words)])
     assert found == pytest.approx(their_loss(base, settings), abs=1e-5)

@@ -120,9 +120,10 @@ class LanguageModel(TrainingTask):
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Adds the micro-batch to the held-out loss, a mean over all held-out samples and ranks (or their labels)."""
+        """Adds the micro-batch to the held-out loss, a mean over all labels that are held out, on all ranks."""
         loss = self.batch_loss(batch)
-        count = cast(ChatBatch, batch)["label_count"] if "label_count" in batch else len(batch["tokens"])
+        told = cast(ChatBatch, batch)["label_count"] if "label_count" in batch else None
+        count = int((whole(batch, "labels") != IGNORED_LABEL).sum()) if told is None else told
         self.log("validation_loss", loss, prog_bar=True, sync_dist=True, batch_size=count)
 
     def _score_unseen(self, batch: Batch, dataloader_idx: int) -> Batch:
