@@ -540,7 +540,7 @@ def test_positions_that_are_too_few_are_refused_and_rotary_ones_stretched(caplog
     assert longer.config.rope_parameters["rope_theta"] > 10000
 
 
-BALANCED = ["mixtral", "qwen3_moe", "qwen2_moe", "olmoe", "gpt_oss", "minimax_m2", "phimoe", "granitemoe", "jetmoe"]
+BALANCED = ["mixtral", "qwen3_moe", "qwen2_moe", "olmoe", "gpt_oss", "minimax_m2", "granitemoe", "jetmoe"]
 
 
 @pytest.mark.parametrize("kind", BALANCED)
@@ -550,6 +550,7 @@ def test_the_balancing_loss_of_routers_is_transformers_own_with_every_saving(kin
     content = {**tiny._LLAMA_LIKE, "eos_token_id": 1, **EXPERTS, "num_local_experts": 4, "head_dim": 8, **coefficient}
     content |= {"kv_channels": 8, "rope_parameters": OWN, "decoder_sparse_step": 1}
     config = transformers.AutoConfig.for_model(kind, **content, output_router_logits=True)
+    torch.manual_seed(0)
     eager = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").train()
     eager.save_pretrained(tmp_path)
     ours = transformers_decoder(str(tmp_path))
