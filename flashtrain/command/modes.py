@@ -6,7 +6,7 @@ mode=evaluate and generate also take a model that no run has trained: of model.p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -32,6 +32,12 @@ GROUPS = {
     "logger": "name",
     "mask": "name",
     "memory": "checkpointing",
+}
+
+
+# What names a text.
+_TEXT = {
+    f"data{name}" for name in ("", ".source", ".path", ".validation_path", ".name", ".config", ".split", ".mixture")
 }
 
 
@@ -71,7 +77,16 @@ def settings_from_checkpoint(words: Sequence[str]) -> Settings | None:
         with readable_errors():
             OmegaConf.update(config, key, value)
     forget_unheeded(config.data, given)  # what the run was told of another source, or by a demo
+    _score_all(config.data, given, mode)
     return checked_settings(config)
+
+
+def _score_all(data: Any, given: Collection[str], mode: str) -> None:
+    """A text that an evaluation names is scored whole: nothing of it is trained on here."""
+    if mode == "evaluate" and _TEXT & set(given) and "data.validation_fraction" not in given:
+        data.validation_fraction, data.streaming = 1.0, None
+        if "data.validation_path" not in given:
+            data.validation_path = None
 
 
 def _settings_of_weights(words: Sequence[str], given: dict[str, Any], mode: str) -> Settings:
@@ -79,6 +94,7 @@ def _settings_of_weights(words: Sequence[str], given: dict[str, Any], mode: str)
     alone = mode in WITHOUT_A_RUN
     if alone and ("model.path" in given or {"weights", "recipe"} <= given.keys()):
         settings = compose_settings(words if "recipe" in given else [*words, "recipe=hf"])
+        _score_all(settings.data, given, mode)
         if "model" in task_of(settings).heeds:
             for line in task_of(settings).fit_weights(settings, given):
                 say(line)

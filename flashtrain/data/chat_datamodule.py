@@ -146,6 +146,15 @@ class ChatDataModule(TextDataModule):
         """Rows of each validation, over all devices, were they all full."""
         return -(-int(self._validated().lengths.sum()) // self.context)
 
+    def scored(self) -> dict[str, int]:
+        """What a validation reads: conversations, their tokens, and how many of these are scored. Needs setup()."""
+        cache, read = self._caches[-1], self._validated()
+        marks = np.memmap(cache.marks_path, dtype=np.uint8, mode="r")
+        firsts = cache.offsets[:-1][(marks[cache.offsets[:-1]] & GOES_ON) == 0]
+        conversations = len(np.unique(np.searchsorted(firsts, read.begins, side="right")))
+        tokens, labels = int(read.lengths.sum()), int(read.label_counts.sum())
+        return {"conversations": conversations, "tokens": tokens, "labels": labels}
+
     def describe(self) -> str:
         """The corpus in one line. Needs setup()."""
         training = self.documents[0]
@@ -211,7 +220,8 @@ class ChatDataModule(TextDataModule):
 
     def _validated(self) -> ChatDocuments:
         held_out = self.documents[1]
-        room = np.searchsorted(held_out.lengths.cumsum(), self.validation_samples * self.context, side="right")
+        most = min(self.validation_samples, 2**40) * self.context
+        room = np.searchsorted(held_out.lengths.cumsum(), most, side="right")
         return held_out.chosen(np.arange(min(len(held_out.begins), max(1, int(room)))))
 
     def _cut(self, documents: ChatDocuments, marks: np.ndarray) -> ChatDocuments:

@@ -217,6 +217,13 @@ class TextDataModule(ResumableDataModule):
         held_out = self.split.validation
         return 0 if held_out is None else min(self.validation_samples, len(self._samples(held_out)))
 
+    def scored(self) -> dict[str, int]:
+        """What a validation reads: tokens, and documents where it reads all of them whole. Needs setup()."""
+        held_out = self.split.validation if self.validation_fraction == 1 else None
+        if isinstance(held_out, Spans):
+            return {"documents": len(held_out.begins), "tokens": held_out.tokens}
+        return {"tokens": self.held_out_rows * self.context}
+
     def describe(self) -> str:
         """The corpus in one line: source, tokenizer, counts, and where the tokens lie. Needs setup()."""
         return (
@@ -256,6 +263,7 @@ class TextDataModule(ResumableDataModule):
             self.context,
             self.document_mask,
             vocab_size=self.tokenizer.vocab_size,
+            whole=self.validation_fraction == 1,
         )
 
     def _check(self) -> None:

@@ -21,7 +21,7 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypedDict
+from typing import Any, NamedTuple, Protocol, TypedDict, cast
 
 import numpy as np
 import torch
@@ -108,7 +108,7 @@ def split_documents(offsets: np.ndarray, *, fraction: float, context: int, seed:
     begins, ends = np.asarray(offsets[:-1]), np.asarray(offsets[1:])
     lengths = ends - begins
     total, sample = int(lengths.sum()), context + 1
-    if total < sample:
+    if total < sample and fraction != 1:
         raise UserError(
             f"the corpus has {total:,} tokens, fewer than the {sample:,} of one sample with context={context}; "
             f"use {f'a context of at most {total - 1}, or ' if total > 16 else ''}more text."
@@ -164,7 +164,8 @@ class PackedSamples(Dataset[Batch]):
     context: S.
     document_mask: positions restart at each document, and the label that would be the next document's first token is
     -100; without it rows are plain text with end_of_text in between. `documents` are given either way.
-    vocab_size: ids are below it (None: not checked).
+    vocab_size: ids are below it (None: not checked). whole: the tokens past the last full sample are one too, filled
+    up, and a batch has its label_count: of evaluations, whose loss is the mean over all tokens.
     Raises UserError when the spans hold fewer than S + 1 tokens; when read, a token that is none of the vocabulary's.
 
     Cheap to send to worker processes: the file is memory-mapped where it is first read.
@@ -179,7 +180,9 @@ class PackedSamples(Dataset[Batch]):
         document_mask: bool = False,
         *,
         vocab_size: int | None = None,
+        whole: bool = False,
     ) -> None:
+        self.whole = whole
         self.tokens_path = Path(tokens_path) if isinstance(tokens_path, (str, os.PathLike)) else tokens_path
         self.dtype = dtype
         self.context = context
@@ -194,8 +197,8 @@ class PackedSamples(Dataset[Batch]):
         self._run_stream_ends = self._ends[last]
         self._run_stream_begins = np.concatenate([[0], self._run_stream_ends[:-1]])
         self._tokens: Any = None
-        self.tokens = int(self._ends[-1])
-        if self.tokens < context + 1:
+        self.tokens = int(self._ends[-1]) if len(self._ends) else 0
+        if self.tokens < (2 if whole else context + 1):
             raise UserError(
                 f"{self.tokens:,} tokens are fewer than the {context + 1:,} of one sample with context={context}; "
                 "use a shorter context, or more text."
@@ -203,21 +206,26 @@ class PackedSamples(Dataset[Batch]):
 
     def __len__(self) -> int:
         """The samples of an epoch."""
-        return (self.tokens - 1) // self.context
+        return -(-(self.tokens - 1) // self.context) if self.whole else (self.tokens - 1) // self.context
 
     def __getitem__(self, samples: Sequence[int]) -> Batch:
         """The Batch of these samples, in this order. Raises IndexError for one that does not exist."""
         size = self.context
-        window = np.empty((len(samples), size + 1), dtype=np.int64)
-        ends = []
+        window = np.zeros((len(samples), size + 1), dtype=np.int64)
+        ends, lengths = [], []
         for row, sample in enumerate(samples):
             if not 0 <= sample < len(self):
                 raise IndexError(f"sample {sample} of {len(self)}")
             begin = sample * size
-            self._read(begin, window[row])
+            lengths.append(min(size, self.tokens - 1 - begin))
+            self._read(begin, window[row, : lengths[-1] + 1])
             check_ids(window[row], self.vocab_size, self.tokens_path)
             ends.append(self._document_ends(begin))
-        return packed_batch(window, ends, self.document_mask)
+        batch = packed_batch(window, ends, self.document_mask)
+        if not self.whole:
+            return batch
+        batch["labels"][torch.arange(size) >= torch.tensor(lengths)[:, None]] = IGNORED_LABEL
+        return cast(Batch, {**batch, "label_count": int((batch["labels"] != IGNORED_LABEL).sum())})
 
     def _document_ends(self, begin: int) -> np.ndarray:
         """Where documents end in the row that begins here in the stream: columns 1 to S."""

@@ -88,6 +88,10 @@ class FilesSource:
         other.split = "validation"
         return other
 
+    def paths(self) -> list[Path]:
+        """The files that are read. Not of an address."""
+        return self._files()
+
     def fingerprint(self) -> str:
         encoding = "" if self.encoding == UTF_8 else f"\nencoding {self.encoding}"
         files = self._files()

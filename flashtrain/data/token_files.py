@@ -212,8 +212,8 @@ class OpenTokenFiles:
         mask = np.repeat(self.held_out, [len(ends) for ends in self.ends])
         begins, ends = self.offsets[:-1], self.offsets[1:]
         sides = [Spans(begins[side], ends[side]) for side in (~mask, mask)]
-        if fraction == 0:
-            return Split(sides[0], None)
+        if fraction in (0, 1):
+            return Split(sides[0], sides[1] if fraction else None)
         for spans, name in zip(sides, ("to train on", "to validate on"), strict=True):
             if spans.tokens < context + 1:
                 raise UserError(

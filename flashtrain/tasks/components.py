@@ -260,6 +260,15 @@ def make_validation(settings: Settings) -> Any:
     return held_out(source) or source
 
 
+def make_sources(settings: Settings) -> tuple[Any, Any]:
+    """The source, and what is held out as a source of its own (None: files named for it, or drawn documents). Where all
+    is scored and nothing trained (data.validation_fraction=1) the source is that."""
+    source, validation = make_source(settings), make_validation(settings)
+    if settings.data.validation_fraction != 1:
+        return source, validation
+    return validation or held_out(source) or source, None
+
+
 def make_tokenizer_spec(settings: Settings) -> TokenizerSpec | Tokenizer:
     """Which tokenizer to make; a `bpe` is trained on the source, the others come as they are."""
     data = settings.data

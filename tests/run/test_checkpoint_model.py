@@ -12,7 +12,7 @@ from flashtrain.command import modes
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import settle
 from flashtrain.errors import UserError
-from flashtrain.folders.run_folder import read_summary
+from flashtrain.folders.run_folder import read_settings, read_summary
 from flashtrain.integrations import save_gpt2, save_llama, save_weights
 from flashtrain.models import GPT2, GPT2Config
 from flashtrain.models.positions import stretched
@@ -215,7 +215,8 @@ def test_another_text_is_read_in_the_runs_own_tokens(words_of_its_own, tiny_runs
     own, more = (load_trained(str(run), attention="sdpa").tokenizer for run in (words_of_its_own, folder))
     assert own.fingerprint() == more.fingerprint()
     reported = read_summary(folder)["validation_loss"]
-    for words in ((), ("data=files", f"data.path={other}")):
+    share = read_settings(folder).data.validation_fraction  # without it all of a path is scored
+    for words in ((), ("data=files", f"data.path={other}", f"data.validation_fraction={share}")):
         caplog.clear()
         settings = modes.settings_from_checkpoint(["mode=evaluate", f"checkpoint={folder}", "hardware=cpu", *words])
         with caplog.at_level("INFO"):

@@ -17,6 +17,7 @@ from flashtrain.settings.groups import DataSettings
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import LanguageModel
 from flashtrain.tasks.components import make_mask, make_source, make_tokenizer_spec
+from flashtrain.tasks.held_out import scored_words, why_not_held_out
 from flashtrain.tasks.language.exports import export
 from flashtrain.tasks.language.prepare import continue_text, make_data, model_builder, tokenizer_of_weights
 from flashtrain.tasks.language.trained import TrainedModel, load_trained, move, run_of_weights
@@ -32,9 +33,10 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
     trained = read_model(settings, hardware)
     if settings.mode == "generate":
         return {"text": continue_text(trained.model, trained.tokenizer, settings)}
-    data = make_data(settings, hardware)
+    whole = settings.data.validation_fraction == 1
+    data = make_data(settings, hardware, trained.tokenizer if whole else None)
     # Trained on this text, if it is the run's.
-    if settings.data.tokenizer == "bpe" and (trained.folder / CONFIG_FILE).is_file():
+    if not whole and settings.data.tokenizer == "bpe" and (trained.folder / CONFIG_FILE).is_file():
         same = _text(settings.data) == _text(read_settings(trained.folder).data)
         if same:
             data.prepare_data()
@@ -49,8 +51,11 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
     loss = found[0]["validation_loss"]
     perplexity = float(torch.exp(torch.tensor(loss)))
     step = "" if settings.checkpoint is None else f" (step {trained.step})"
-    say(f"{trained.checkpoint}{step}: held-out loss {loss:.4f}, perplexity {perplexity:.2f}")
-    return {"validation_loss": loss, "perplexity": perplexity}
+    counts, why_not = data.scored(), why_not_held_out(settings, trained.folder)
+    words = scored_words(counts, data.source.describe(), why_not)
+    claim = "held-out " if why_not is None else ""
+    say(f"{trained.checkpoint}{step}: {claim}loss {loss:.4f}, perplexity {perplexity:.2f}, {words}")
+    return {"validation_loss": loss, "perplexity": perplexity, "held_out": why_not is None, **counts}
 
 
 def read_model(settings: Settings, hardware: Hardware) -> TrainedModel:

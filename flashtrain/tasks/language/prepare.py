@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from functools import partial
@@ -34,8 +35,8 @@ from flashtrain.tasks.components import (
     make_mask,
     make_model,
     make_source,
+    make_sources,
     make_tokenizer_spec,
-    make_validation,
     optimizer_builder,
     schedule_builder,
     vocabulary_of,
@@ -69,19 +70,22 @@ def make_task(settings: Settings, hardware: Hardware, model: Trainable, descript
 def make_data(settings: Settings, hardware: Hardware, own: Tokenizer | None = None) -> TextDataModule:
     """The data module of these settings; its micro-batch is set once the model is known. own: the tokenizer of a run,
     in place of the one that the settings would train on this text."""
-    asked = settings.data.validation_tokens
+    asked, (source, validation) = settings.data.validation_tokens, make_sources(settings)
+    whole = asked is None and settings.data.validation_fraction == 1
     return _module(settings.data)(
-        make_source(settings),
+        source,
         own if own is not None and settings.data.tokenizer == "bpe" else make_tokenizer_spec(settings),
         settings.context,
         batch_size=settings.samples_per_step // settings.data_ranks,
         total_steps=settings.trainer.steps,
         seed=settings.seed,
         document_mask=settings.within_documents,
-        validation=make_validation(settings),
+        validation=validation,
         validation_fraction=settings.data.validation_fraction,
         split_context=settings.data.split_context,
-        validation_samples=held_out_samples(
+        validation_samples=sys.maxsize
+        if whole
+        else held_out_samples(
             None if asked is None else max(1, asked // settings.context),
             settings.trainer.validate_every,
             settings.samples_per_step,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,8 @@ from flashtrain.tasks import MaskedLanguageModel
 from flashtrain.tasks.batching import Batching, choose_encoder_batching, compiles, encoder_shape
 from flashtrain.tasks.components import (
     loader_workers,
-    make_source,
+    make_sources,
     make_tokenizer_spec,
-    make_validation,
     optimizer_builder,
     schedule_builder,
 )
@@ -273,10 +273,11 @@ def make_masked_data(settings: Settings, hardware: Hardware) -> MaskedTextDataMo
     """The data module of these settings; its token_budget and accumulate are set once the model is known."""
     if settings.data.streaming:
         raise UserError("data.streaming=true trains language models: BERT's samples are pieces of a token file.")
-    asked = settings.masked
+    asked, (source, validation) = settings.masked, make_sources(settings)
+    whole = asked.validation_samples is None and settings.data.validation_fraction == 1
     budget = asked.token_budget or max(settings.context, tokens_per_device(settings))
     return MaskedTextDataModule(
-        make_source(settings),
+        source,
         make_tokenizer_spec(settings),
         settings.context,
         budget,
@@ -289,9 +290,11 @@ def make_masked_data(settings: Settings, hardware: Hardware) -> MaskedTextDataMo
         total_steps=settings.trainer.steps,
         accumulate=max(1, tokens_per_device(settings) // budget),
         seed=settings.seed,
-        validation=make_validation(settings),
+        validation=validation,
         validation_fraction=settings.data.validation_fraction,
-        validation_samples=held_out_samples(
+        validation_samples=sys.maxsize
+        if whole
+        else held_out_samples(
             asked.validation_samples,
             settings.trainer.validate_every,
             settings.trainer.tokens_per_step // settings.context,  # at least so many: most are shorter

@@ -20,6 +20,7 @@ from flashtrain.spec import Prepared
 from flashtrain.tasks import MaskedLanguageModel
 from flashtrain.tasks.batching import Batching, memory_plan, memory_words, plan_text
 from flashtrain.tasks.components import make_source, vocabulary_of
+from flashtrain.tasks.held_out import scored_words, why_not_held_out
 from flashtrain.tasks.language.trained import move
 from flashtrain.tasks.masked_language.build import (
     SavedBert,
@@ -185,11 +186,15 @@ def _evaluate(saved: SavedBert, settings: Settings, hardware: Hardware) -> dict[
     (found,) = trainer.validate(MaskedLanguageModel(model), data, verbose=False) or [{}]
     if "validation_accuracy" not in found:
         raise UserError("no text is held out to evaluate on: raise data.validation_fraction.")
+    counts, why_not = {"samples": data.held_out_samples}, why_not_held_out(settings, saved.folder)
+    words = scored_words(counts, data.source.describe(), why_not)
+    claim = "held-out " if why_not is None else ""
     say(
-        f"{saved.path} (step {saved.step}): held-out loss {found['validation_loss']:.4f}, masked-language accuracy "
-        f"{found['validation_accuracy']:.2%}"
+        f"{saved.path} (step {saved.step}): {claim}loss {found['validation_loss']:.4f}, masked-language accuracy "
+        f"{found['validation_accuracy']:.2%}, {words}"
     )
-    return {name: found[name] for name in ("validation_loss", "validation_accuracy")}
+    told = {name: found[name] for name in ("validation_loss", "validation_accuracy")}
+    return {**told, "held_out": why_not is None, **counts}
 
 
 def trained_bert(saved: SavedBert, settings: Settings, hardware: Hardware) -> Bert:

@@ -1,0 +1,94 @@
+"""What an evaluation scores, and whether the run that made the model was trained on it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from flashtrain.data.mixture import MixtureSource
+from flashtrain.data.sources import FilesSource, held_out
+from flashtrain.data.token_files import TokenFiles
+from flashtrain.errors import UserError
+from flashtrain.folders.run_folder import CONFIG_FILE, read_settings
+from flashtrain.settings.settings import Settings
+from flashtrain.tasks.components import make_source, make_sources
+
+BLOCK = 2**20  # bytes of a file that are read at once
+
+
+def why_not_held_out(settings: Settings, folder: Path) -> str | None:
+    """Why what these settings score cannot be called held out from the training of the run in `folder`; None where it
+    was held out."""
+    if not (folder / CONFIG_FILE).is_file():
+        return "what the model was trained on is not known"
+    own = read_settings(folder)
+    try:
+        scored, apart = make_sources(settings)
+        if settings.data.validation_fraction == 1:
+            trained = _paths_and_fingerprints(make_source(own), scored=False)
+            seen = _common(trained, _paths_and_fingerprints(scored, scored=True))
+            return "the run was trained on some or all of it" if seen else None
+        drawn = apart is None and held_out(scored) is None
+    except UserError as error:
+        return f"what the run was trained on cannot be read ({error})"
+    if drawn and _draw(settings) != _draw(own):
+        return "another context or data.validation_fraction draws other rows, and the run may have trained on some"
+    return None
+
+
+def scored_words(counts: Mapping[str, int], text: str, why_not: str | None) -> str:
+    """Over how much of which text a loss is, and why it is not called held-out."""
+    numbers = ", ".join(f"{number:,} {name}" for name, number in counts.items())
+    return f"over {numbers} of {text}{'' if why_not is None else f'; {why_not}'}"
+
+
+def _draw(settings: Settings) -> tuple[Any, ...]:
+    """What decides which documents are drawn to be held out."""
+    length = max(settings.context, settings.data.split_context or 0)
+    return settings.data.validation_fraction, 0 if settings.data.source == "chat" else length
+
+
+def _paths_and_fingerprints(source: Any, *, scored: bool) -> Iterator[Path | str]:
+    """The files that a source trains on, or those that are scored; of what is no file the fingerprint."""
+    if isinstance(source, MixtureSource):
+        for part in source.parts:
+            yield from _paths_and_fingerprints((scored and held_out(part.source)) or part.source, scored=scored)
+    elif isinstance(source, TokenFiles):
+        splits = source.files()
+        yield from (file.path for file in (splits.get("validation") if scored else None) or splits["train"])
+    elif isinstance(source, FilesSource) and source.address is None:
+        yield from source.paths()
+    elif hasattr(source, "fingerprint"):
+        yield source.fingerprint()
+
+
+def _common(trained: Iterator[Path | str], scored: Iterator[Path | str]) -> bool:
+    """Whether a file, by its place or its contents, or a fingerprint is in both."""
+    there, here = set(trained), set(scored)
+    if there & here or {_real(one) for one in there} & {_real(one) for one in here}:
+        return True
+    sizes = _sizes(there) & _sizes(here)
+    return bool(_contents(there, sizes) & _contents(here, sizes))
+
+
+def _real(one: Path | str) -> Path | str:
+    return one.resolve() if isinstance(one, Path) else one
+
+
+def _sizes(files: Collection[Path | str]) -> set[int]:
+    return {one.stat().st_size for one in files if isinstance(one, Path)}
+
+
+def _contents(files: Collection[Path | str], sizes: Collection[int]) -> set[str]:
+    """The checksums of files of these sizes."""
+    found = set()
+    for one in files:
+        if isinstance(one, Path) and one.stat().st_size in sizes:
+            digest = sha256()
+            with one.open("rb") as file:
+                while block := file.read(BLOCK):
+                    digest.update(block)
+            found.add(digest.hexdigest())
+    return found
