@@ -21,7 +21,7 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypedDict, cast
+from typing import Any, NamedTuple, Protocol, TypedDict
 
 import numpy as np
 import torch
@@ -164,8 +164,8 @@ class PackedSamples(Dataset[Batch]):
     context: S.
     document_mask: positions restart at each document, and the label that would be the next document's first token is
     -100; without it rows are plain text with end_of_text in between. `documents` are given either way.
-    vocab_size: ids are below it (None: not checked). whole: the tokens past the last full sample are one too, filled
-    up, and a batch has its label_count: of evaluations, whose loss is the mean over all tokens.
+    vocab_size: ids are below it (None: not checked). whole: the tokens past the last full sample are one too, filled up
+    without labels.
     Raises UserError when the spans hold fewer than S + 1 tokens; when read, a token that is none of the vocabulary's.
 
     Cheap to send to worker processes: the file is memory-mapped where it is first read.
@@ -222,10 +222,9 @@ class PackedSamples(Dataset[Batch]):
             check_ids(window[row], self.vocab_size, self.tokens_path)
             ends.append(self._document_ends(begin))
         batch = packed_batch(window, ends, self.document_mask)
-        if not self.whole:
-            return batch
-        batch["labels"][torch.arange(size) >= torch.tensor(lengths)[:, None]] = IGNORED_LABEL
-        return cast(Batch, {**batch, "label_count": int((batch["labels"] != IGNORED_LABEL).sum())})
+        if self.whole:
+            batch["labels"][torch.arange(size) >= torch.tensor(lengths)[:, None]] = IGNORED_LABEL
+        return batch
 
     def _document_ends(self, begin: int) -> np.ndarray:
         """Where documents end in the row that begins here in the stream: columns 1 to S."""
