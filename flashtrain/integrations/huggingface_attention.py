@@ -29,6 +29,7 @@ from flashtrain.integrations.huggingface_context import UNDER, holds_no_document
 from flashtrain.integrations.huggingface_masks import AttentionMask, attention_mask, dense_bias
 from flashtrain.integrations.huggingface_rules import refuse_other_architectures
 from flashtrain.models.cache import SpreadSequence, spread_sequence
+from flashtrain_kernels.environment import autocast_dtype
 from flashtrain_kernels.flash_attn import flash_attn_heads_first
 from flashtrain_kernels.masks import (
     HIGH,
@@ -104,8 +105,7 @@ def settled(given: Any, hidden: Tensor, others: dict[str, Any], *, head_dim: int
     """
     if spread_sequence() is not None or not isinstance(given, AttentionMask | None):
         return given
-    dtype = torch.get_autocast_dtype(hidden.device.type) if torch.is_autocast_enabled(hidden.device.type) else None
-    query = hidden.new_empty(0, 0, 0, head_dim, dtype=dtype)
+    query = hidden.new_empty(0, 0, 0, head_dim, dtype=autocast_dtype(hidden.device.type))
     asked = AttentionMask(hidden.shape[0], hidden.shape[1], hidden.shape[1], causal=True) if given is None else given
     return with_documents(asked, query, others)._replace(settled=True)
 
@@ -351,9 +351,9 @@ def _layer_mask(
 
 
 def _one_dtype(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    dtype, device_type = value.dtype, query.device.type
-    if dtype == torch.float32 and torch.is_autocast_enabled(device_type):
-        dtype = torch.get_autocast_dtype(device_type)
+    dtype = value.dtype
+    if dtype == torch.float32:
+        dtype = autocast_dtype(query.device.type) or dtype
     if query.dtype == key.dtype == value.dtype == dtype:
         return query, key, value
     return query.to(dtype), key.to(dtype), value.to(dtype)

@@ -273,7 +273,10 @@ def documents_of(positions: Tensor) -> Tensor | None:
 
 
 def holds_no_documents(positions: Tensor) -> bool:
-    """Whether the forward at hand knows that positions (B or 1, S) are of one document a row, without a look."""
+    """Whether the forward at hand knows that positions (B or 1, S) are of one document a row, without a look. Meta
+    tensors count as such."""
+    if positions.is_meta:
+        return True
     forwards = _forwards()
     if not forwards:
         return False
@@ -281,7 +284,9 @@ def holds_no_documents(positions: Tensor) -> bool:
 
 
 def _found_once(positions: Tensor, find: Callable[[Tensor], Tensor | None]) -> Tensor | None:
-    """What `find` finds in positions (B, S), once in a forward: it waits for the device."""
+    """What `find` finds in positions (B, S), once in a forward: it waits for the device. In meta tensors, nothing."""
+    if positions.is_meta:
+        return None
     forwards = _forwards()
     if not forwards or torch.compiler.is_compiling():
         return find(positions)

@@ -30,6 +30,7 @@ from flashtrain.models.cache import next_positions, spread_sequence
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.models.trainable import Trainable
 from flashtrain_kernels import Mask, linear_cross_entropy
+from flashtrain_kernels.environment import autocast_dtype
 from flashtrain_kernels.masks import HIGH, LOW
 
 IGNORED = -100
@@ -337,8 +338,7 @@ def _trained_alone(module: nn.Module, state: dict[str, Any], prefix: str, _: Any
 
 
 def _in_compute_type(module: nn.Module, given: Any, embedded: Tensor) -> Tensor:
-    device = embedded.device.type
-    return embedded.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else embedded
+    return embedded.to(autocast_dtype(embedded.device.type) or embedded.dtype)
 
 
 def _check_mask(mask: Mask, positions: Tensor | None) -> None:
@@ -349,7 +349,7 @@ def _check_mask(mask: Mask, positions: Tensor | None) -> None:
     if fits and positions is not None:
         index = torch.arange(positions.shape[1], device=positions.device)
         low, high = mask.queries[LOW], mask.queries[HIGH]
-        fits = bool(((low == index - positions) & (high == index + 1)).all())
+        fits = positions.is_meta or bool(((low == index - positions) & (high == index + 1)).all())
     if not fits:
         raise UserError(
             "a transformers model takes the mask of packed documents, as their positions tell of them, and no other: "

@@ -168,6 +168,8 @@ class Pieces:
     def _is_plain(self, token: Tensor) -> bool:
         """Does it draw no random numbers, and give a tensor alone? Else torch's checkpointing goes by the pieces. Asked
         of one token, once: nothing of that stays."""
+        if token.is_meta:
+            return False  # it draws none there
         training, devices = self.module.training, [token.device] if token.is_cuda else []
         if training not in self.plain:
             with torch.no_grad(), torch.random.fork_rng(devices), torch.autocast(**_autocast_of(token)):

@@ -17,6 +17,7 @@ from flashtrain.integrations import huggingface_rules as mask_rules
 from flashtrain.integrations.huggingface_context import UNDER, documents_of, inputs_of
 from flashtrain.integrations.huggingface_rules import Rules
 from flashtrain.models.cache import SpreadSequence, spread_sequence
+from flashtrain_kernels.environment import autocast_dtype
 from flashtrain_kernels.masks import Mask
 
 MaskFunction = Callable[..., Any]
@@ -259,7 +260,9 @@ def _ends(padding: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _look_at(padding: Tensor) -> tuple[bool, bool]:
-    """(every key is real, no row has padding between real keys)."""
+    """(every key is real, no row has padding between real keys); of meta tensors neither is known."""
+    if padding.is_meta:
+        return False, False
     first, last = _ends(padding)
     whole = (last - first)[:, 0] == padding.sum(1)
     every, runs = torch.stack((padding.all(), whole.all())).tolist()
@@ -325,5 +328,4 @@ def _head_dim(config: Any) -> int | None:
 
 
 def _computed_in(dtype: torch.dtype, device_type: str) -> torch.dtype:
-    autocast = torch.is_autocast_enabled(device_type) and dtype != torch.float64
-    return torch.get_autocast_dtype(device_type) if autocast else dtype
+    return dtype if dtype == torch.float64 else autocast_dtype(device_type) or dtype

@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 import flashtrain_kernels
 from flashtrain.errors import UserError
+from flashtrain_kernels.environment import autocast_dtype
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 CPU_DTYPES = (*DTYPES, torch.float64)
@@ -175,9 +176,7 @@ def _reason(q: Tensor, k: Tensor, v: Tensor, devices: tuple[str, ...]) -> str | 
 
 def _computed_in(x: Tensor) -> torch.dtype:
     """The dtype torch would compute in: autocast's for floating-point tensors but float64."""
-    if torch.is_autocast_enabled(x.device.type) and x.dtype in DTYPES:
-        return torch.get_autocast_dtype(x.device.type)
-    return x.dtype
+    return (autocast_dtype(x.device.type) if x.dtype in DTYPES else None) or x.dtype
 
 
 def _unchecked(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -42,6 +42,7 @@ from torch import Tensor, nn
 from flashtrain.errors import UserError, unknown
 from flashtrain.models.cache import LayerCache, PackedSequences, next_positions, spread_sequence
 from flashtrain_kernels import BlockMask, Mask, dispatch, flash_attn_func, flash_attn_qkvpacked_func, masks
+from flashtrain_kernels.environment import autocast_dtype
 
 
 def takes_block_rows(q: Tensor, k: Tensor, v: Tensor, mask: object) -> bool:
@@ -180,10 +181,8 @@ def plan_mask(
         or dispatch.implementation_for(x.device.type) == "torch"
     ):
         return mask
-    dtype = x.dtype
     # Autocast leaves float64 alone.
-    if dtype != torch.float64 and torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
+    dtype = x.dtype if x.dtype == torch.float64 else autocast_dtype(x.device.type) or x.dtype
     return mask.planned(head_dim, dtype, rich=dropout > 0)
 
 

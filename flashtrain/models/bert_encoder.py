@@ -22,6 +22,7 @@ from flashtrain.models.cache import PackedSequences
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.models.positions import LearnedPositions, RotaryPositions, check_learned, check_rotary
 from flashtrain_kernels import Documents, Mask, dispatch, documents_from_cu_seqlens, masks
+from flashtrain_kernels.environment import autocast_dtype
 
 FAMILIES = ("bert", "modern")
 POSITIONS = ("learned", "rotary")
@@ -279,8 +280,8 @@ class BertEncoder(nn.Module):
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         x = self.dropout(x)
-        if self.residual == "compute" and torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
-            x = x.to(torch.get_autocast_dtype(x.device.type))
+        if self.residual == "compute" and x.dtype != torch.float64:
+            x = x.to(autocast_dtype(x.device.type) or x.dtype)
         return x
 
     def _packed(self, cu_seqlens: Tensor, tokens: Tensor, drops: bool) -> tuple[Mask | PackedSequences, Tensor]:
@@ -289,7 +290,7 @@ class BertEncoder(nn.Module):
         index = torch.arange(tokens.shape[0], device=tokens.device, dtype=torch.int32)[None]
         positions = torch.where(documents.end > documents.start, index - documents.start, 0)
         kernels = self.attention == "flash" and dispatch.implementation_for(tokens.device.type) != "torch"
-        if kernels or torch.compiler.is_compiling():
+        if kernels or torch.compiler.is_compiling() or tokens.is_meta:
             if drops:  # as sequences: the Hopper kernels drop weights there, and not with masks
                 return masks.varlen(cu_seqlens, cu_seqlens, tokens.shape[0], tokens.shape[0]), positions
             return masks.document(documents, causal=False), positions

@@ -25,6 +25,7 @@ from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.models.positions import LearnedPositions, RotaryPositions, check_learned, check_rotary, rotary_base_for
 from flashtrain.models.trainable import Trainable
 from flashtrain_kernels import linear_cross_entropy
+from flashtrain_kernels.environment import autocast_dtype
 
 POSITIONS = ("learned", "rotary")
 RESIDUALS = ("weights", "compute")
@@ -263,8 +264,8 @@ class GPT2(Trainable):
         if self.position_embedding is not None:
             x = x + self.position_embedding(positions)
         x = self.dropout(x)
-        if self.residual == "compute" and torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
+        if self.residual == "compute":
+            x = x.to(autocast_dtype(x.device.type) or x.dtype)
         dropout = self.config.dropout if self.training else 0.0
         mask = plan_mask(mask, x, attention=self.attention, head_dim=self.config.head_dim, dropout=dropout)
         for index, block in enumerate(self.blocks):

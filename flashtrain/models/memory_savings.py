@@ -30,6 +30,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from flashtrain.errors import UserError, unknown
 from flashtrain_kernels import FORWARDS
+from flashtrain_kernels.environment import autocast_dtype
 from flashtrain_kernels.loss_head import add_product
 
 CHECKPOINTING = ("none", "selective", "full")
@@ -173,9 +174,8 @@ def feed_forward_pieces(x: Tensor, up: nn.Linear, down: nn.Linear, activation: s
     float64). Under autocast it computes in autocast's dtype, as nn.Linear does. Differentiable once.
     """
     tensors: tuple[Tensor | None, ...] = (x.reshape(-1, x.shape[-1]), up.weight, up.bias, down.weight, down.bias)
-    device = x.device.type
-    if torch.is_autocast_enabled(device) and x.dtype != torch.float64:  # autocast leaves float64 alone
-        dtype = torch.get_autocast_dtype(device)
+    dtype = autocast_dtype(x.device.type)
+    if dtype is not None and x.dtype != torch.float64:  # autocast leaves float64 alone
         tensors = tuple(None if tensor is None else tensor.to(dtype) for tensor in tensors)
     return FEED_FORWARD(*tensors, activation, chunk).view(*x.shape[:-1], -1)
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from . import dispatch
+from .environment import autocast_dtype
 from .masks import SEQUENCE, BlockMask, Mask
 from .options import band
 from .remembered import values_of
@@ -48,10 +49,9 @@ def autocasted(*tensors: Any) -> tuple[Any, ...]:
 
 
 def _autocasted(x: Any) -> Any:
-    if not isinstance(x, Tensor) or x.dtype not in _DTYPES[:3] or x.device.type == "meta":
+    if not isinstance(x, Tensor) or x.dtype not in _DTYPES[:3]:
         return x
-    device = x.device.type
-    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+    return x.to(autocast_dtype(x.device.type) or x.dtype)
 
 
 def plain_window(window_size: Any) -> Any:

@@ -28,7 +28,7 @@ from .arguments import (
     plain_window,
     softmax_scale_or_default,
 )
-from .environment import constant
+from .environment import autocast_dtype, constant
 from .masks import SEQUENCE, Mask, Sequences
 from .masks.constructors import check_window, sequences
 from .ops import BATCH, FORWARD_IN, ROW, apart, call_of, of_batch, to_batch
@@ -64,7 +64,7 @@ def attention_by_torch(
     Where one of these is asked for the reference computes, which stores the whole matrix.
     """
     _say_once(q.device.type)
-    if torch.is_autocast_enabled(q.device.type):  # the inputs are cast; a bias in float32 stays so
+    if autocast_dtype(q.device.type) is not None:  # the inputs are cast; a bias in float32 stays so
         with torch.autocast(q.device.type, enabled=False):
             return attention_by_torch(q, k, v, options, with_lse)
     if with_lse or options.softcap > 0 or options.dropout_p > 0:
@@ -91,9 +91,8 @@ def attention_by_torch(
         scale=options.scale,
         enable_gqa=grouped,
     )
-    if hidden is not None:
-        out = out.masked_fill(hidden, 0.0)
-    return out.transpose(1, 2), None
+    out = out.transpose(1, 2)  # first: what masked_fill returns is contiguous
+    return out if hidden is None else out.masked_fill(hidden.transpose(1, 2), 0.0), None
 
 
 def _mask(q: Tensor, k: Tensor, options: Options) -> tuple[Tensor, Tensor]:
@@ -250,7 +249,9 @@ def run(
     tensors: tuple[Tensor, ...], options: Options, with_lse: bool, sink: Tensor | None = None, form: str = BATCH
 ) -> tuple[Tensor, Tensor | None]:
     """(out, lse) of (q, k, v), (q, kv) or (qkv,) in this form (ops.py); lse may be None without with_lse."""
-    by_torch = dispatch.implementation_for(tensors[0].device.type) == "torch"
+    device_type = tensors[0].device.type
+    # Of meta tensors the operators say the shapes.
+    by_torch = device_type != "meta" and dispatch.implementation_for(device_type) == "torch"
     if sink is None and not by_torch:
         return autograd.attention(tensors, options, form)
     if form != BATCH:
@@ -276,9 +277,7 @@ def key_of(function: str, tensors: tuple[Tensor, ...], plain: tuple[Any, ...]) -
     kinds = tuple([type(value) for value in plain])
     if signed is None or not _KINDS.issuperset(kinds):
         return None
-    device = tensors[0].device.type
-    cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    return function, signed, plain, kinds, cast
+    return function, signed, plain, kinds, autocast_dtype(tensors[0].device.type)
 
 
 def known(key: tuple[Any, ...] | None) -> Pass | None:

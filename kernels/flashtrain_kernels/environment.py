@@ -1,10 +1,12 @@
-"""What holds for the whole process: what is forced, which Triton is installed, and what torch.compile is told."""
+"""What holds for the whole process: what is forced, which Triton is installed, what autocast and torch.compile do."""
 
 import importlib.metadata
 import os
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
+
+import torch
 
 Function = TypeVar("Function", bound=Callable)
 
@@ -36,6 +38,13 @@ def release() -> tuple[int, int]:
     except importlib.metadata.PackageNotFoundError:
         return 0, 0
     return int(numbers[0]), int(numbers[1])
+
+
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """torch.autocast's dtype on this type of device, None where it is off. torch has none for meta tensors, and raises
+    where it is asked."""
+    on = device_type != "meta" and torch.is_autocast_enabled(device_type)
+    return torch.get_autocast_dtype(device_type) if on else None
 
 
 def constant(function: Function) -> Function:

@@ -7,6 +7,7 @@ and its derivative are applied to the products' results before they are stored (
 T tokens, E embedding width, F width inside.
 """
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.flop_counter import register_flop_formula
 
 from . import cublaslt
+from .environment import autocast_dtype
 
 ALIGNED = 8  # elements that a fused product's sizes must be multiples of (16 bytes)
 
@@ -30,10 +32,10 @@ _PRODUCT = torch.ops.flashtrain_kernels.product_times_gelu_gradient.default
 
 def gelu_feed_forward(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> Tensor:
     """x (..., E) -> (..., E), all floating; differentiable once in all five. Under autocast, in its type."""
-    device = x.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    cast = autocast_dtype(x.device.type)
+    dtype = cast or x.dtype
     rows = x.reshape(-1, x.shape[-1]).to(dtype)
-    with torch.autocast(device, enabled=False):
+    with nullcontext() if cast is None else torch.autocast(x.device.type, enabled=False):
         out = _FeedForward.apply(rows, *(p.to(dtype) for p in (up, up_bias, down, down_bias)))
     return out.view(*x.shape[:-1], down.shape[0])
 

@@ -407,5 +407,5 @@ _attend_op = torch.ops.flashtrain_kernels.attend_to_cache.default
 
 
 def _of_device(q: Tensor, operator: Any, function: Any) -> Any:
-    """The operators exist for the CPU and CUDA; elsewhere the same functions are called directly."""
-    return operator if q.device.type in _DEVICES else function
+    """The operators exist for these devices; elsewhere the same functions are called directly."""
+    return operator if q.device.type in (*_DEVICES, "meta") else function

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.flop_counter import register_flop_formula
 
-from .environment import INTERPRETED, forced_implementation
+from .environment import INTERPRETED, autocast_dtype, forced_implementation
 
 IGNORED = -100  # torch's convention
 PIECE = 2**29  # logits a piece: 1 GiB in bfloat16
@@ -54,8 +54,7 @@ def linear_cross_entropy(
     _check(hidden, weight, labels, vocab_size, chunk, reduction)
     if softcap < 0:
         raise ValueError(f"softcap must be 0 (none) or more, not {softcap}")
-    device = hidden.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+    dtype = autocast_dtype(hidden.device.type) or weight.dtype
     rows = hidden.reshape(-1, hidden.shape[-1]).to(dtype)
     flat = labels.reshape(-1)
     gradients = torch.is_grad_enabled() and (rows.requires_grad or weight.requires_grad)

@@ -381,3 +381,20 @@ def test_packed_documents_are_found_in_inference_mode_too() -> None:
         packed = ours(ids, position_ids=documents.clone(), use_cache=False).logits
         alone = torch.cat([eager(part).logits for part in ids.split([4, 5], 1)], 1)
     torch.testing.assert_close(packed, alone, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "bert"])
+def test_on_the_meta_device_shapes_are_those_of_the_cpu(kind: str) -> None:
+    ids = tokens(2, S)
+    inputs = {"attention_mask": padding(S, [17, 11], "left"), "position_ids": positions([5, 12]).expand(2, -1)}
+    shapes = {}
+    for device in ("cpu", "meta"):
+        model = build(kind, register_with_transformers()).to(device)
+        model.tie_weights()  # which a move to the meta device unties
+        found = []
+        for names in ([], ["attention_mask"], ["position_ids"], ["attention_mask", "position_ids"]):
+            logits = model(ids.to(device), **{name: inputs[name].to(device) for name in names}).logits
+            gradients = torch.autograd.grad(logits.sum(), list(model.parameters()), allow_unused=True)
+            found += [None if x is None else (x.shape, x.dtype) for x in (logits, *gradients)]
+        shapes[device] = found
+    assert shapes["meta"] == shapes["cpu"]

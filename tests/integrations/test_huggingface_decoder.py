@@ -670,3 +670,16 @@ def test_of_queries_the_backward_keeps_what_positions_turned_and_what_a_norm_rea
     with torch.autograd.graph.saved_tensors_hooks(lambda x: (kept.append(x.data_ptr()), x)[1], lambda x: x):
         model(torch.arange(12)[None], use_cache=False)
     assert (made[0].data_ptr() not in kept) is alone
+
+
+@pytest.mark.parametrize("savings", [MemorySavings(), MemorySavings("selective", ffn_chunk=8, loss_chunk=8)], ids=str)
+def test_a_decoder_without_weights_has_a_loss_and_gradients_of_the_weights_shapes(savings: MemorySavings) -> None:
+    ours = transformers_decoder(config="llama", changes={k: v for k, v in tiny._LLAMA_LIKE.items() if v is not None})
+    ours.save_memory(savings)
+    with torch.device("meta"):
+        row = torch.zeros(1, 20, dtype=torch.int64)
+        at = torch.arange(20)[None]
+        loss = ours.loss(row, row, positions=at, mask=masks.document(torch.zeros_like(row), causal=True))
+    loss.backward()
+    assert loss.is_meta
+    assert all(one.grad is not None and one.grad.shape == one.shape for one in ours.parameters())

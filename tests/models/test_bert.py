@@ -248,3 +248,15 @@ def test_calls_that_cannot_work_are_one_line(call, message):
 def test_shapes_that_cannot_work_are_one_line(options, message):
     with pytest.raises(UserError, match=message):
         BertConfig.of_size(**{"size": "tiny", "vocab_size": 50, **options})
+
+
+@pytest.mark.parametrize("family", ["bert", "modern"])
+def test_on_the_meta_device_a_packed_row_has_a_loss_and_gradients(family):
+    with torch.device("meta"):
+        model = build(family, "flash")
+        row, ends = torch.zeros(24, dtype=torch.int64), torch.zeros(3, dtype=torch.int32)
+        loss = model.loss(row, row[:4], row[:4], cu_seqlens=ends)
+    gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+    assert loss.is_meta
+    assert loss.shape == ()
+    assert {None if x is None else x.device.type for x in gradients} <= {"meta", None}

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from flashtrain.errors import UserError
 from flashtrain.models import GPT2, GPT2Config
+from flashtrain.models.memory_savings import MemorySavings
 
 KINDS = ["flash", "sdpa", "standard"]
 FAMILIES = ["gpt2", "modern"]
@@ -250,3 +251,20 @@ def test_under_autocast_the_residual_stream_is_kept_as_asked(residual, dtype):
 def test_an_unknown_residual_is_refused():
     with pytest.raises(UserError, match="residual"):
         GPT2(GPT2Config(17, 20, 9, layers=1, heads=2, kv_heads=2, embed=8, ffn=16), "sdpa", "half")
+
+
+@pytest.mark.parametrize("savings", [MemorySavings(), MemorySavings("selective", ffn_chunk=8, loss_chunk=8)], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_the_meta_device_shapes_are_those_of_the_cpu(family, kind, savings, tokens, mask_of_lengths):
+    shapes = {}
+    for device in ("cpu", "meta"):
+        model = build(family, kind, dropout=0.1).to(device)
+        model.save_memory(savings)
+        mask = mask_of_lengths([5, 7], [1, 11])
+        rows = tokens.to(device)
+        loss = model.loss(rows, rows, mask=mask._replace(queries=mask.queries.to(device)))
+        made = [model(rows), loss, *torch.autograd.grad(loss, list(model.parameters()))]
+        shapes[device] = [(x.shape, x.dtype) for x in made]
+        assert {x.device.type for x in made} == {device}
+    assert shapes["meta"] == shapes["cpu"]
