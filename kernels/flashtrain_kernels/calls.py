@@ -6,6 +6,7 @@ B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension
 """
 
 import logging
+import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -67,11 +68,6 @@ def attention_by_torch(
     if autocast_dtype(q.device.type) is not None:  # the inputs are cast; a bias in float32 stays so
         with torch.autocast(q.device.type, enabled=False):
             return attention_by_torch(q, k, v, options, with_lse)
-    if with_lse or options.softcap > 0 or options.dropout_p > 0:
-        # The operators exist for the CPU and CUDA; elsewhere autograd calls the same functions directly.
-        if q.device.type in ("cpu", "cuda"):
-            return autograd.attention((q, k, v), options)
-        return reference.apply(q, k, v, options)
     # Statements, not expressions: under torch.compile a comparison of sizes may be a symbol, which torch's call
     # refuses.
     grouped = False
@@ -81,7 +77,22 @@ def attention_by_torch(
     top_left = False
     if unmasked and options.right is not None and options.right == 0:  # where torch's alignment is ours
         top_left = True
-    mask, hidden = (None, None) if top_left or (unmasked and options.right is None) else _mask(q, k, options)
+    masked = not (top_left or (unmasked and options.right is None))
+    exact = with_lse or options.softcap > 0 or options.dropout_p > 0
+    if (masked or top_left) and not exact:
+        # torch multiplies the weight 0 of a masked pair with what is there, and 0 * NaN is NaN.
+        finite = _is_finite(q, k, v, options.bias)
+        if finite is False or (finite is None and masked):
+            q, k, v = _unseen_as_zeros(q, k, v, options)
+            exact = finite is False and _is_finite(q, k, v, options.bias) is False
+    if exact:
+        # The operators exist for the CPU and CUDA; elsewhere autograd calls the same functions directly.
+        if q.device.type in ("cpu", "cuda"):
+            return autograd.attention((q, k, v), options)
+        return reference.apply(q, k, v, options)
+    mask, hidden = _mask(q, k, options) if masked else (None, None)
+    if top_left:
+        k, v = k[:, : q.shape[1]], v[:, : q.shape[1]]  # nobody sees the others
     out = scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
@@ -103,18 +114,36 @@ def _mask(q: Tensor, k: Tensor, options: Options) -> tuple[Tensor, Tensor]:
     batch, seqlen_q, seqlen_k = q.shape[0], q.shape[1], k.shape[1]
     seen = reference.visible_mask(seqlen_q, seqlen_k, options, q.device).expand(-1, -1, seqlen_q, seqlen_k)
     hidden = ~seen.any(-1, keepdim=True)
-    seen = seen | hidden
-    added = None
-    if options.bias is not None:
-        # Also a bias of -inf would hide the whole row.
-        added = options.bias.masked_fill(options.bias == -torch.inf, 0.0)
+    added = options.bias
     if options.alibi_slopes is not None:
         exact = torch.promote_types(q.dtype, torch.float32)
         slopes = reference.alibi(batch, seqlen_q, seqlen_k, options, exact)
         added = slopes if added is None else slopes + added
     if added is None:
-        return seen, hidden
-    return torch.where(seen, added, -torch.inf), hidden
+        return seen | hidden, hidden
+    return torch.where(seen, added, -torch.inf).masked_fill(hidden, 0.0), hidden
+
+
+def _is_finite(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> bool | None:
+    """Is every number finite, but for a bias's -inf? None where that is not known: compilers and transforms allow no
+    look, and other devices would be waited for. Sums that overflow count as numbers that do."""
+    if q.device.type != "cpu" or signature((q, k, v)) is None:
+        return None
+    exact = torch.promote_types(q.dtype, torch.bfloat16)  # float16 overflows soon
+    with torch.no_grad():
+        total = q.sum(dtype=exact) + k.sum(dtype=exact) + v.sum(dtype=exact)
+        return math.isfinite(total) and (bias is None or bool(bias.sum(dtype=exact) < math.inf))
+
+
+def _unseen_as_zeros(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v with zeros in the queries that see nothing and in the keys that nobody sees."""
+    seen = reference.visible_mask(q.shape[1], k.shape[1], options, q.device)
+    seen = seen.expand(-1, -1, q.shape[1], k.shape[1])
+    blind, unseen = ~seen.any(-1), ~seen.any(-2)  # (B or 1, H or 1, Sq) and (..., Sk)
+    if unseen.shape[1] != 1:
+        unseen = unseen.unflatten(1, (k.shape[2], -1)).all(2)  # by all heads of the key's group
+    blind, unseen = (x.transpose(1, 2)[..., None] for x in (blind, unseen))
+    return q.masked_fill(blind, 0.0), k.masked_fill(unseen, 0.0), v.masked_fill(unseen, 0.0)
 
 
 Result = Tensor | tuple[Tensor, ...]
