@@ -30,6 +30,7 @@ def mean(ranks, key):
     return np.mean([rank[key] for rank in ranks], axis=0)
 
 
+@pytest.mark.integration  # it asks for what ranks found
 @pytest.mark.parametrize("ranks", ["four", "two"])
 def test_a_plain_script_has_one_process_loss_curve(request, tmp_path, ranks):
     found = request.getfixturevalue(ranks).found("twenty")
