@@ -1,7 +1,8 @@
 """Checkpoints that survive: written whole or not at all, read without running code, found again for resuming.
 
 A run folder's `checkpoints/` holds `last.ckpt` (every N optimiser steps and at the end; what resuming continues from)
-and `best.ckpt` (lowest validation loss). Both are single files, or folders of what every rank wrote (sharded.py).
+and `best.ckpt` (lowest validation loss; without the optimiser's states). Both are single files, or folders of what
+every rank wrote (sharded.py).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from pytorch_lightning.callbacks import Checkpoint, ModelCheckpoint
+from pytorch_lightning.trainer.call import _call_callbacks_on_save_checkpoint
 
 from flashtrain.announce import say
 from flashtrain.errors import UserError
@@ -293,7 +295,8 @@ def keep_if_best(trainer: pl.Trainer) -> None:
 
 
 class BestCheckpoint(ModelCheckpoint):
-    """ModelCheckpoint for one best.ckpt that is right after a fit's end and after a resumption too.
+    """ModelCheckpoint for one best.ckpt that is right after a fit's end and after a resumption too. It is there for its
+    weights: the optimiser's states, twice as large, are in last.ckpt alone.
 
     last.ckpt may know less than best.ckpt does: a validation that follows the fit comes after it was written. So a run
     that goes on takes the score to beat from best.ckpt. (A stage that has not validated yet has nothing to beat.)
@@ -313,7 +316,16 @@ class BestCheckpoint(ModelCheckpoint):
         score = trainer.callback_metrics.get(str(self.monitor))
         if score is not None and self.check_monitor_top_k(trainer, score):
             self._holds(score)
-            trainer.save_checkpoint(self._path, weights_only=False)
+            self._save_checkpoint(trainer, str(self._path))
+
+    def _save_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:
+        # Lightning's save_weights_only leaves out all that callbacks save too, and so the score to beat.
+        checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=True)
+        checkpoint["callbacks"] = {self.state_key: self.state_dict()}
+        _call_callbacks_on_save_checkpoint(trainer, checkpoint)
+        trainer.strategy.save_checkpoint(checkpoint, filepath)
+        trainer.strategy.barrier("BestCheckpoint")
+        self._last_global_step_saved = trainer.global_step
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)

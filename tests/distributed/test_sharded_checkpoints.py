@@ -62,7 +62,9 @@ def test_last_and_best_are_folders_of_one_whole_checkpoint_each(ranks) -> None:
     assert find_resumable(folder) == folder / "last.ckpt"
     for name in ("best.ckpt", "last.ckpt"):
         assert sorted(path.name for path in (folder / name).iterdir()) == ["6-0", "current.json"]
-        assert read_checkpoint(folder / name, mmap=True)["global_step"] == 6
+        checkpoint = read_checkpoint(folder / name, mmap=True)
+        assert checkpoint["global_step"] == 6
+        assert ("optimizer_states" in checkpoint) == (name == "last.ckpt")
 
 
 def test_its_weights_are_read_whole_tied_ones_under_both_names(ranks) -> None:

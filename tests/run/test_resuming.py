@@ -222,6 +222,13 @@ def test_a_path_in_a_checkpoint_is_never_believed(tiny_runs: TinyRuns, half: Pat
     assert victim.read_text() == "somebody else's"
 
 
+def test_a_run_does_not_go_on_from_its_best_weights(tiny_runs: TinyRuns, trained: Path) -> None:
+    words = ("trainer.steps=12", f"resume={trained / 'checkpoints' / 'best.ckpt'}")
+    status, folder = tiny_runs.run("from-best", *words)
+    assert status == 2
+    assert "no state of the optimiser and schedule" in json.loads((folder / "summary.json").read_text())["error"]
+
+
 def first_group(checkpoint: dict[str, Any]) -> dict[str, Any]:
     return checkpoint["optimizer_states"][0]["param_groups"][0]
 
