@@ -12,6 +12,7 @@ from published_commands import ROOT, asked_alike, published_commands, words_of
 from flashtrain.command import modes, sweep
 from flashtrain.command.compose import check_given_once, compose_settings
 from flashtrain.command.given import check_all_heeded, check_heeded_by_a_job, rules
+from flashtrain.command.words import plain_words
 from flashtrain.errors import UserError
 from flashtrain.files.disk import recipe_files
 from flashtrain.folders.run_folder import write_config
@@ -39,6 +40,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def check(words: list[str]) -> Settings:
     """The settings of a command line, after all that is asked of them before anything runs."""
+    words = plain_words(words)
     check_given_once(words)
     settings = modes.settings_from_checkpoint(words) or compose_settings(words)
     check_all_heeded(settings, words)
