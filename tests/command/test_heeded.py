@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+import transformers
+from chat_folders import save_tokenizer_folder
 from published_commands import ROOT, asked_alike, published_commands, words_of
 
 from flashtrain.command import modes, sweep
@@ -28,11 +30,15 @@ RUN_OF = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A run folder of each task, with a checkpoint that is only there to be found."""
-    found = {}
-    for task, recipe in RUN_OF.items():
-        found[task] = folder = tmp_path_factory.mktemp(recipe)
-        write_config(compose_settings([f"recipe={recipe}"]), folder)
+    """A run folder of each task and one of conversations ("chat"), with a checkpoint that is only there to be found;
+    and a transformers folder without weights ("model")."""
+    model = save_tokenizer_folder(tmp_path_factory.mktemp("model"))
+    transformers.LlamaConfig().save_pretrained(model)
+    found = {"model": model}
+    chat = ["recipe=sft", f"model.path={model}", "data.path=chats.jsonl"]
+    for task, words in {**{task: [f"recipe={recipe}"] for task, recipe in RUN_OF.items()}, "chat": chat}.items():
+        found[task] = folder = tmp_path_factory.mktemp(task)
+        write_config(compose_settings(words), folder)
         (folder / "checkpoints").mkdir()
         (folder / "checkpoints" / "best.ckpt").touch()
     return found
@@ -216,11 +222,15 @@ def ways(command: str, runs: dict[str, Path]) -> list[list[str]]:
     """The words of a published command; with checkpoint=RUN those of a run of each task that has the mode."""
     words = words_of(command)
     words = ["weights=recipes/results/pathx-h200.safetensors" if "FILE.safe" in word else word for word in words]
+    if {"mode=evaluate", "mode=generate"} & set(words):
+        words = [f"model.path={runs['model']}" if word.startswith("model.path=") else word for word in words]
     if not any(word.startswith("checkpoint=") for word in words):
         return sweep.expand(words) if command.startswith("-m") else [words]
     kept = [word for word in words if not word.startswith("checkpoint=")]
-    tasks = list(runs)
-    if "gpt2" in command or not {"mode=evaluate", "mode=export"} & set(words):
+    tasks = list(RUN_OF)
+    if "runs/sft" in command:
+        tasks = ["chat"]
+    elif "gpt2" in command or not {"mode=evaluate", "mode=export"} & set(words):
         tasks = ["language_model"]
     if any(word.startswith(("pathfinder.", "sequence.")) for word in words):
         tasks = ["classification"]
