@@ -125,7 +125,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     kind = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>", "chat_template": TEMPLATE}
     (tmp_path / "somebodys-llama" / "tokenizer_config.json").write_text(json.dumps(kind))
     spoken = [{"role": role, "content": f"{role} speaks"} for role in ("user", "assistant")]
-    (tmp_path / "chats.jsonl").write_text("\n".join(json.dumps({"messages": spoken}) for _ in range(60)))
+    for name in ("chats", "more", "others"):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(json.dumps({"messages": spoken}) for _ in range(60)))
+    (tmp_path / "talk.json").write_text(json.dumps(spoken[:1]))
     (tmp_path / "numbers").mkdir()
     (np.arange(5000, dtype=np.uint16) % 65).tofile(tmp_path / "numbers" / "all.bin")
     np.save(tmp_path / "tokens.npy", np.arange(5000, dtype=np.uint16) % 65)

@@ -24,7 +24,6 @@ from flashtrain.data.loader import FixedSampler, ResumableLoader, Samples, StepS
 from flashtrain.data.packing import Batch, PackedSamples, Spans, Split, split_documents
 from flashtrain.data.sources import TextSource, TokenSource, make_source
 from flashtrain.data.token_cache import TokenCache
-from flashtrain.data.token_files import open_split
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec
 from flashtrain.errors import UserError, at_least, between
 
@@ -170,6 +169,8 @@ class TextDataModule(ResumableDataModule):
                     )
                 self._cache = opened
             else:
+                from flashtrain.data.token_files import open_split  # a plan needs none of it
+
                 opened = open_split(self.source, self.tokenizer_spec, self.cache_dir, self.validation)
                 self._cache = cast(TokenCache, opened)
 

@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from flashtrain.data.split_names import by_split
 from flashtrain.data.text_files import UTF_8, check_encoding, decode_text, json_lines, one_line, parquet_rows
 from flashtrain.errors import UserError, printable
 from flashtrain.files.foreign_files import BROKEN_FILE_ERRORS, COMPRESSIONS, DEFAULT_LONGEST, read_whole
@@ -137,6 +136,8 @@ class FilesSource:
         return self._by_split()[self.split]
 
     def _by_split(self) -> dict[str, list[Any]]:
+        from flashtrain.data.split_names import by_split  # a plan needs none of it
+
         if self.address is not None:
             from flashtrain.files.addresses import remote_files
 

@@ -42,7 +42,6 @@ from flashtrain.tasks.components import (
     vocabulary_of,
 )
 from flashtrain.tasks.context_run import check_model, check_shape, context_columns, describe_context, plan_lines
-from flashtrain.tasks.language.ends import generation_ends
 from flashtrain.tasks.training_task import metric
 from flashtrain.training.callbacks import describe_validation, held_out_samples
 from flashtrain.training.hardware import Hardware
@@ -339,6 +338,8 @@ def continue_text(model: Trainable, tokenizer: Tokenizer, settings: Settings) ->
     """The prompt and what the model writes after it, as the settings say, under its mask. Of a conversation, as every
     prompt is where conversations are the data, the answer alone, without the chat template's tokens. Raises UserError
     for a model that does not generate."""
+    from flashtrain.tasks.language.ends import generation_ends  # a plan needs none of it
+
     device = next(model.parameters()).device
     prompt, options = settings.prompt or settings.data.first_words, settings.generate
     row, template = conversation_of(prompt), None
