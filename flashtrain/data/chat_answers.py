@@ -196,13 +196,13 @@ class ChatAnswers:
         last = messages[at - 1]
         other = {**last, "content": "y" if str(last.get("content")).rstrip().endswith("x") else "x"}
         asked = _shared_end(before, self.rendering.text([*messages[: at - 1], other], tools, prompt=True))
-        told = _shared_end(own, self.rendering.text([*messages[: at - 1], other, messages[at]], tools))
-        if not told.startswith(asked):
+        answered = _shared_end(own, self.rendering.text([*messages[: at - 1], other, messages[at]], tools))
+        if not answered.startswith(asked):
             raise UserError(
                 f"message {at + 1} cannot be told from what comes before it, which the chat template writes otherwise "
                 "when it asks for an answer. Expected the same text (data.chat_template=FILE)."
             )
-        return told[len(asked) :]
+        return answered[len(asked) :]
 
 
 def _shared_end(one: str, other: str) -> str:

@@ -122,8 +122,8 @@ class LanguageModel(TrainingTask):
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Adds the micro-batch to the held-out loss, a mean over all labels that are held out, on all ranks."""
         loss = self.batch_loss(batch)
-        told = cast(ChatBatch, batch)["label_count"] if "label_count" in batch else None
-        count = int((whole(batch, "labels") != IGNORED_LABEL).sum()) if told is None else told
+        given = cast(ChatBatch, batch)["label_count"] if "label_count" in batch else None
+        count = int((whole(batch, "labels") != IGNORED_LABEL).sum()) if given is None else given
         self.log("validation_loss", loss, prog_bar=True, sync_dist=True, batch_size=count)
 
     def _score_unseen(self, batch: Batch, dataloader_idx: int) -> Batch:

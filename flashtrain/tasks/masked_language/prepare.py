@@ -193,8 +193,8 @@ def _evaluate(saved: SavedBert, settings: Settings, hardware: Hardware) -> dict[
         f"{saved.path} (step {saved.step}): {claim}loss {found['validation_loss']:.4f}, masked-language accuracy "
         f"{found['validation_accuracy']:.2%}, {words}"
     )
-    told = {name: found[name] for name in ("validation_loss", "validation_accuracy")}
-    return {**told, "held_out": why_not is None, **counts}
+    measures = {name: found[name] for name in ("validation_loss", "validation_accuracy")}
+    return {**measures, "held_out": why_not is None, **counts}
 
 
 def trained_bert(saved: SavedBert, settings: Settings, hardware: Hardware) -> Bert:
