@@ -38,7 +38,7 @@ from flashtrain.command.compose import (  # noqa: E402
 from flashtrain.command.given import settings_of  # noqa: E402
 from flashtrain.command.words import plain_words  # noqa: E402
 from flashtrain.errors import UserError  # noqa: E402
-from flashtrain.files.disk import conf_folder  # noqa: E402
+from flashtrain.files.shipped import conf_folder  # noqa: E402
 from flashtrain.run.job_process import CtrlC, end_with_parent  # noqa: E402
 from flashtrain.settings.settings import Settings  # noqa: E402
 

@@ -48,6 +48,12 @@ def unknown(kind: str, given: str, possible: Iterable[str], *, listed: Iterable[
     return UserError(f"unknown {kind} '{given}'.{hint}{several} Possible: {choices}.")
 
 
+def first_line(error: BaseException, longest: int = 300) -> str:
+    """What an exception says in its first line, without the period at its end; its type where it says nothing."""
+    words = str(error).strip().split("\n", 1)[0].split()
+    return " ".join(words)[:longest].rstrip(".") or type(error).__name__
+
+
 class RunFailed(Exception):
     """A run failed where the user can mend nothing: one line, without a traceback, and exit status 1."""
 

@@ -19,7 +19,7 @@ PACKAGES = {  # of a wheel: the folder that holds each
 }
 
 FIND = """
-from flashtrain.files.disk import conf_folder, recipe_files, recipes_folder
+from flashtrain.files.shipped import conf_folder, recipe_files, recipes_folder
 print(conf_folder())
 print(recipes_folder())
 print(" ".join(recipe_files()))

@@ -16,7 +16,7 @@ from flashtrain.data.token_builder import amount
 from flashtrain.data.token_cache import META, CacheMeta, DamagedCacheError
 from flashtrain.data.tokenizers import load_tokenizer
 from flashtrain.errors import UserError, printable
-from flashtrain.files.disk import default_cache_dir
+from flashtrain.files.caches import default_cache_dir
 
 USAGE = "flashtrain cache, flashtrain cache clear KEY, flashtrain cache clear all; each also with data.cache_dir=FOLDER"
 

@@ -35,7 +35,7 @@ from flashtrain.command.given import settings_of
 from flashtrain.command.guest import as_a_guest
 from flashtrain.command.words import plain_words
 from flashtrain.errors import RunFailed, UserError
-from flashtrain.files.disk import conf_folder
+from flashtrain.files.shipped import conf_folder
 from flashtrain.folders.run_folder import BEST, CONFIG_FILE, find_checkpoint, read_settings, read_summary, remove_unused
 from flashtrain.folders.run_lock import let_go, slurm_job
 from flashtrain.models.trained_decoders import generate as generate_tokens

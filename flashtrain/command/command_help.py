@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashtrain.files.disk import recipe_description, recipe_files
+from flashtrain.files.shipped import recipe_description, recipe_files
 from flashtrain.settings.groups import LOGGERS, MASKS
 from flashtrain.settings.settings import mode_names
 

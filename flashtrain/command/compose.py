@@ -21,14 +21,13 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from flashtrain.errors import UserError, unknown
-from flashtrain.files.disk import conf_folder, recipe_files
+from flashtrain.errors import UserError, first_line, unknown
 from flashtrain.files.foreign_files import SETTINGS_BYTES, literal, read_text
+from flashtrain.files.shipped import conf_folder, recipe_files
 from flashtrain.registry import registered
 from flashtrain.settings.groups import forget_unheeded
 from flashtrain.settings.settings import (
     Settings,
-    first_line,
     setting_names,
     settings_class,
     settings_config,

@@ -19,7 +19,7 @@ from hydra._internal.utils import get_args_parser
 
 from flashtrain.command.compose import as_value
 from flashtrain.errors import UserError, unknown
-from flashtrain.files.disk import conf_folder, recipe_files
+from flashtrain.files.shipped import conf_folder, recipe_files
 from flashtrain.registry import registered
 from flashtrain.settings.groups import (
     ACCELERATORS,

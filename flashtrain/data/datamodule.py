@@ -106,7 +106,7 @@ class TextDataModule(ResumableDataModule):
     validation_samples: rows read at each validation, over all devices; fewer when fewer are held out.
     validation_batch: rows of a micro-batch there (None: batch_size).
     num_workers: processes that build batches, on each device; 0 builds them in the training process.
-    cache_dir: where the token file lives (flashtrain.files.disk says where otherwise).
+    cache_dir: where the token file lives (flashtrain.files.caches says where otherwise).
 
     A run is one Lightning epoch of total_steps * accumulate micro-batches: use Trainer(max_epochs=1), or max_steps.
     A checkpoint resumes with exactly the next sample, however many devices it goes on with. Works without a Trainer,

@@ -18,7 +18,7 @@ from typing import Any
 from flashtrain.data.text_files import one_line
 from flashtrain.errors import UserError
 from flashtrain.files.addresses import hash_of_contents, work_offline_where_unreachable
-from flashtrain.files.disk import default_cache_dir
+from flashtrain.files.caches import default_cache_dir
 from flashtrain.files.foreign_files import BROKEN_FILE_ERRORS, read_json_object, read_text
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from flashtrain.data.sources import TextSource, TokenSource
 from flashtrain.data.token_files import open_split
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, first_bytes, load_tokenizer, make_tokenizer
 from flashtrain.errors import UserError
-from flashtrain.files.disk import default_cache_dir, only_writer
+from flashtrain.files.caches import default_cache_dir, only_writer
 
 BLOCK = 10_000
 BLOCKS_KEPT = 4

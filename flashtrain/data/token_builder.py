@@ -35,7 +35,7 @@ from flashtrain.data.token_cache import (
 )
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, as_document, make_tokenizer
 from flashtrain.errors import UserError
-from flashtrain.files.disk import only_writer
+from flashtrain.files.caches import only_writer
 
 log = logging.getLogger(__name__)
 

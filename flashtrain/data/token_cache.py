@@ -28,7 +28,7 @@ import numpy as np
 
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, load_tokenizer
 from flashtrain.errors import UserError
-from flashtrain.files.disk import default_cache_dir
+from flashtrain.files.caches import default_cache_dir
 from flashtrain.files.foreign_files import read_json_object
 from flashtrain.files.npy_files import DamagedArrayError, map_npy
 

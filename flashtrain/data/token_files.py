@@ -24,7 +24,7 @@ from flashtrain.data.token_cache import TokenCache
 from flashtrain.data.token_ids import TokenIds
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, make_tokenizer
 from flashtrain.errors import UserError
-from flashtrain.files.disk import default_cache_dir
+from flashtrain.files.caches import default_cache_dir
 from flashtrain.files.npy_files import DamagedArrayError, map_npy, npy_place
 
 log = logging.getLogger(__name__)

@@ -31,7 +31,8 @@ from urllib.parse import urlparse
 from urllib.request import getproxies
 
 from flashtrain.errors import UserError
-from flashtrain.files.disk import default_cache_dir, write_atomically
+from flashtrain.files.caches import default_cache_dir
+from flashtrain.files.disk import write_atomically
 from flashtrain.files.foreign_files import CHUNK, read_json_object
 
 # What file systems tell of a file's content, the surest first.

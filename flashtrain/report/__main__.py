@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from flashtrain.errors import UserError
-from flashtrain.files.disk import recipes_folder, write_atomically
+from flashtrain.files.disk import write_atomically
+from flashtrain.files.shipped import recipes_folder
 from flashtrain.registry import component, registered
 from flashtrain.report.figures import line_figure
 from flashtrain.report.page import write_page

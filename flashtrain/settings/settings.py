@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
-from flashtrain.errors import UserError, at_least, between, one_of, unknown
+from flashtrain.errors import UserError, at_least, between, first_line, one_of, unknown
 from flashtrain.files.foreign_files import literal
 from flashtrain.registry import component, registered
 from flashtrain.settings.groups import (
@@ -330,7 +330,10 @@ def wrong_value(error: OmegaConfBaseException, key: str = "") -> UserError:
         return unknown_setting(str(error.full_key))
     key = str(error.full_key or key)
     possible = _possible(key) if isinstance(error, ValidationError) else ""
-    return UserError(f"{key or 'configuration'}: {first_line(error).removesuffix('.')}.{possible}")
+    said = first_line(error)
+    if said.startswith("While dereferencing interpolation"):  # its value may be a password of the environment
+        said = re.sub(r"Value '.*' of type", "what it stands for, of type", said)
+    return UserError(f"{key or 'configuration'}: {said}.{possible}")
 
 
 def _possible(key: str) -> str:
@@ -345,15 +348,6 @@ def _possible(key: str) -> str:
     if kind is None or node is None:
         return ""
     return f" Possible: {kind}{', or null' if node._is_optional() else ''}."
-
-
-def first_line(error: BaseException) -> str:
-    """What a library says of an error, in a line, and without the value that an interpolation stands for: that may be
-    a password of the environment, and a log is read by others."""
-    text = str(error)
-    if text.startswith("While dereferencing interpolation"):
-        text = re.sub(r"Value '.*' of type", "what it stands for, of type", text, flags=re.DOTALL)
-    return text.splitlines()[0] if text else type(error).__name__
 
 
 def settings_config(settings: Settings) -> DictConfig:

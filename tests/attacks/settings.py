@@ -108,7 +108,7 @@ def _word(chosen: random.Random, kind: str) -> str:
 
 
 def _recipe(chosen: random.Random) -> str:
-    from flashtrain.files.disk import recipe_files
+    from flashtrain.files.shipped import recipe_files
 
     if chosen.random() < 0.05:
         return chosen.choice(STRANGE)
@@ -124,7 +124,7 @@ def _names() -> list[str]:
 
 @cache
 def _groups() -> dict[str, list[str]]:
-    from flashtrain.files.disk import conf_folder
+    from flashtrain.files.shipped import conf_folder
 
     folders = [path for path in conf_folder().iterdir() if path.is_dir() and path.name != "hydra"]
     return {folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in folders}

@@ -27,7 +27,7 @@ import flashtrain
 from flashtrain import UserError, registry
 from flashtrain.command.calls import words_of
 from flashtrain.errors import RunFailed
-from flashtrain.files.disk import conf_folder
+from flashtrain.files.shipped import conf_folder
 from flashtrain.training.checkpoints import read_checkpoint
 
 pytestmark = pytest.mark.integration  # whole runs

@@ -16,7 +16,7 @@ from flashtrain.command.compose import check_given_once, compose_settings
 from flashtrain.command.given import check_all_heeded, check_heeded_by_a_job, rules
 from flashtrain.command.words import plain_words
 from flashtrain.errors import UserError
-from flashtrain.files.disk import recipe_files
+from flashtrain.files.shipped import recipe_files
 from flashtrain.folders.run_folder import write_config
 from flashtrain.settings.settings import Settings, setting_names
 

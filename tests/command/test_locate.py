@@ -1,4 +1,4 @@
-"""flashtrain.files.disk from a checkout; tests/test_packaging.py has it as a wheel and as an editable install."""
+"""flashtrain.files.shipped from a checkout; tests/test_packaging.py has it as a wheel and as an editable install."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flashtrain.errors import UserError
-from flashtrain.files import disk
+from flashtrain.files import shipped as places
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -21,8 +21,8 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("flashtrain", "conf", "recipes/results"):
         (tmp_path / "root" / name).mkdir(parents=True)
     recipe(tmp_path / "root" / "recipes", "ours")
-    monkeypatch.setattr(disk, "_PACKAGE", tmp_path / "root" / "flashtrain")
-    monkeypatch.delenv(disk.RECIPES_VARIABLE, raising=False)
+    monkeypatch.setattr(places, "_PACKAGE", tmp_path / "root" / "flashtrain")
+    monkeypatch.delenv(places.RECIPES_VARIABLE, raising=False)
     return tmp_path / "root"
 
 
@@ -34,12 +34,12 @@ def recipe(folder: Path, name: str, text: str = "# a recipe\ncontext: 8\n") -> P
 
 
 def test_a_checkout_has_its_folders_beside_the_package():
-    assert disk.conf_folder() == CHECKOUT / "conf"
-    assert disk.recipes_folder() == CHECKOUT / "recipes"
+    assert places.conf_folder() == CHECKOUT / "conf"
+    assert places.recipes_folder() == CHECKOUT / "recipes"
 
 
 def test_a_bare_pythonpath_finds_the_folders_from_any_working_directory(tmp_path: Path):
-    code = "from flashtrain.files.disk import *; print(conf_folder()); print(recipes_folder())"
+    code = "from flashtrain.files.shipped import *; print(conf_folder()); print(recipes_folder())"
     environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
     shown = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
@@ -49,27 +49,27 @@ def test_a_bare_pythonpath_finds_the_folders_from_any_working_directory(tmp_path
 
 def test_folders_inside_the_package_win_over_a_stranger_beside_it(shipped: Path):
     (shipped / "flashtrain" / "conf").mkdir()
-    assert disk.conf_folder() == shipped / "flashtrain" / "conf"
+    assert places.conf_folder() == shipped / "flashtrain" / "conf"
 
 
 def test_a_missing_folder_is_said_with_both_places(shipped: Path):
     (shipped / "conf").rmdir()
     with pytest.raises(UserError, match=r"'conf' is neither at .*flashtrain.conf nor at .*root.conf"):
-        disk.conf_folder()
+        places.conf_folder()
 
 
 def test_recipes_are_named_by_their_files_and_results_are_none(shipped: Path):
     recipe(shipped / "recipes" / "results", "not-a-recipe")
     (shipped / "recipes" / "README.md").write_text("no recipe either", encoding="utf-8")
-    assert disk.recipe_files() == {"ours": shipped / "recipes" / "ours.yaml"}
+    assert places.recipe_files() == {"ours": shipped / "recipes" / "ours.yaml"}
 
 
 def test_user_folders_come_from_the_environment_and_from_the_caller(
     shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     files = {name: recipe(tmp_path / name, name) for name in ("one", "two", "three")}
-    monkeypatch.setenv(disk.RECIPES_VARIABLE, os.pathsep.join([str(tmp_path / "one"), "", str(tmp_path / "two")]))
-    found = disk.recipe_files([tmp_path / "three"])
+    monkeypatch.setenv(places.RECIPES_VARIABLE, os.pathsep.join([str(tmp_path / "one"), "", str(tmp_path / "two")]))
+    found = places.recipe_files([tmp_path / "three"])
     assert found == {"ours": shipped / "recipes" / "ours.yaml", **files}
     assert list(found) == sorted(found)
 
@@ -77,21 +77,21 @@ def test_user_folders_come_from_the_environment_and_from_the_caller(
 def test_two_recipes_of_one_name_are_refused_naming_both_files(shipped: Path, tmp_path: Path):
     mine = recipe(tmp_path / "mine", "ours")
     with pytest.raises(UserError) as caught:
-        disk.recipe_files([tmp_path / "mine"])
+        places.recipe_files([tmp_path / "mine"])
     assert str(mine) in str(caught.value)
     assert str(shipped / "recipes" / "ours.yaml") in str(caught.value)
 
 
 def test_a_folder_named_twice_counts_once(shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     recipe(tmp_path / "mine", "one")
-    monkeypatch.setenv(disk.RECIPES_VARIABLE, str(tmp_path / "mine"))
-    assert list(disk.recipe_files([tmp_path / "mine", shipped / "recipes"])) == ["one", "ours"]
+    monkeypatch.setenv(places.RECIPES_VARIABLE, str(tmp_path / "mine"))
+    assert list(places.recipe_files([tmp_path / "mine", shipped / "recipes"])) == ["one", "ours"]
 
 
 def test_a_user_folder_that_does_not_exist_is_named(shipped: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv(disk.RECIPES_VARIABLE, "/no/such/folder")
+    monkeypatch.setenv(places.RECIPES_VARIABLE, "/no/such/folder")
     with pytest.raises(UserError, match=r"FLASHTRAIN_RECIPES names the recipe folder '/no/such/folder'"):
-        disk.recipe_files()
+        places.recipe_files()
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,9 @@ def test_a_user_folder_that_does_not_exist_is_named(shipped: Path, monkeypatch: 
     ],
 )
 def test_a_description_is_the_first_comment_line(tmp_path: Path, text: str, description: str):
-    assert disk.recipe_description(recipe(tmp_path, "any", text)) == description
+    assert places.recipe_description(recipe(tmp_path, "any", text)) == description
 
 
 def test_every_shipped_recipe_describes_itself():
-    files = disk.recipe_files()
-    assert [name for name, path in files.items() if not disk.recipe_description(path)] == []
+    files = places.recipe_files()
+    assert [name for name, path in files.items() if not places.recipe_description(path)] == []

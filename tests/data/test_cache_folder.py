@@ -10,7 +10,7 @@ from platformdirs.macos import MacOS
 from platformdirs.unix import Unix
 from platformdirs.windows import Windows
 
-from flashtrain.files.disk import default_cache_dir
+from flashtrain.files.caches import default_cache_dir
 
 
 def test_the_environment_variable_decides(monkeypatch, tmp_path):

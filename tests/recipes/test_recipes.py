@@ -11,7 +11,7 @@ from tiny_runs import each
 
 from flashtrain.command.compose import apply_demo, compose_settings
 from flashtrain.command.job import run_job
-from flashtrain.files.disk import recipe_description, recipe_files
+from flashtrain.files.shipped import recipe_description, recipe_files
 from flashtrain_recipes.context_study import run_study
 
 RECIPES = sorted(recipe_files())

@@ -38,7 +38,7 @@ from flashtrain.distributed.context.watchdog import Watchdog
 from flashtrain.distributed.context.ways import AUTO, WAYS, choose_way
 from flashtrain.distributed.sharded_strategy import ShardsCheckpoints
 from flashtrain.distributed.sharding import DATA_PARALLEL, LAYER_NAMES, blocks_of, shard
-from flashtrain.errors import UserError, unknown
+from flashtrain.errors import UserError, first_line, unknown
 from flashtrain.models.attention import Attention
 from flashtrain.models.cache import spread_over
 
@@ -182,7 +182,7 @@ class ContextParallelStrategy(ShardsCheckpoints):
         if self.watchdog is not None and self.context is not None:
             if _broke_off(exception):
                 self.watchdog.await_verdict()
-            self.watchdog.stop(_first_line(exception))
+            self.watchdog.stop(first_line(exception))
         super().on_exception(exception)
 
     def _check_devices(self) -> None:
@@ -351,10 +351,6 @@ def _broke_off(exception: BaseException) -> bool:
     return isinstance(exception, torch.distributed.DistError) or (
         isinstance(exception, RuntimeError) and any(word in str(exception) for word in ("gloo", "Gloo", "NCCL"))
     )
-
-
-def _first_line(exception: BaseException) -> str:
-    return (str(exception).splitlines() or [type(exception).__name__])[0][:200]
 
 
 def _shard_children(module: pl.LightningModule) -> None:

@@ -23,7 +23,7 @@ from flashtrain.data.sequences import Sequences, SequenceShape
 from flashtrain.data.text_files import is_plain, one_line, parquet_rows
 from flashtrain.errors import UserError
 from flashtrain.files.addresses import work_offline_where_unreachable
-from flashtrain.files.disk import default_cache_dir
+from flashtrain.files.caches import default_cache_dir
 from flashtrain.files.npy_files import DamagedArrayError, map_npy
 
 if TYPE_CHECKING:

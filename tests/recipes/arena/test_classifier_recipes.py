@@ -12,7 +12,7 @@ from tiny_runs import each
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import run_job
-from flashtrain.files.disk import recipe_files
+from flashtrain.files.shipped import recipe_files
 
 IMAGES = ("pathfinder.train_images=8", "pathfinder.validation_images=4", "pathfinder.workers=1")
 FEW = tuple(f"sequence.{part}=8" for part in ("train", "validation", "test"))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flashtrain.errors import UserError, at_least, one_of
-from flashtrain.files.disk import default_cache_dir, only_writer
+from flashtrain.files.caches import default_cache_dir, only_writer
 from flashtrain_recipes.arena.pathfinder.original.windows import DEGREES, directions
 from flashtrain_recipes.arena.pathfinder.parameters import (
     DRAWINGS,

@@ -1,0 +1,53 @@
+"""Where flashtrain keeps what it can rebuild, token files above all, and how one process at a time writes it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from flashtrain.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def only_writer(path: Path, setting: str) -> Iterator[None]:
+    """Within the context no other process writes `path`, a file or folder of a cache; one that does is waited for.
+
+    setting: the name of the setting that chooses the cache's folder, for the UserError where that cannot be written.
+    """
+    import filelock  # when it is needed: the command's help locks nothing
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(f"{path}.lock")
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            log.info("another process is writing %s; waiting for it", path.name)
+            lock.acquire()
+    except OSError as error:
+        raise UserError(
+            f"cannot write to the cache folder {path.parent}: {error.strerror}. Choose another with {setting}, or "
+            "set FLASHTRAIN_CACHE."
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def default_cache_dir() -> Path:
+    """The folder for caches: $FLASHTRAIN_CACHE where set, else the platform's own place for a user's caches.
+
+    Linux: $XDG_CACHE_HOME or ~/.cache; macOS: ~/Library/Caches; Windows: %LOCALAPPDATA%; each with /flashtrain.
+    """
+    from platformdirs import PlatformDirs  # when it is asked for: the command's help needs no cache
+
+    chosen = os.environ.get("FLASHTRAIN_CACHE")
+    # opinion: on Windows no folder Cache inside of it, where caches of earlier versions do not lie.
+    dirs = PlatformDirs("flashtrain", appauthor=False, opinion=False)
+    return Path(chosen).expanduser() if chosen else dirs.user_cache_path

@@ -1,0 +1,84 @@
+"""Where conf/ and recipes/ lie on this machine, and which recipes there are.
+
+An installed wheel carries both inside the package (flashtrain/conf, flashtrain/recipes); a checkout, whether it is on
+PYTHONPATH or installed as editable, has them beside the package. Every reader of a configuration or a recipe asks here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from flashtrain.errors import UserError
+
+RECIPES_VARIABLE = "FLASHTRAIN_RECIPES"
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def conf_folder() -> Path:
+    """The folder of Hydra's config groups. Raises UserError when the installation lacks it."""
+    return _shipped_folder("conf")
+
+
+def recipes_folder() -> Path:
+    """The folder of flashtrain's own recipes. Raises UserError when the installation lacks it."""
+    return _shipped_folder("recipes")
+
+
+def recipe_files(extra_folders: Iterable[str | Path] = ()) -> dict[str, Path]:
+    """Every recipe by name, sorted: NAME.yaml in flashtrain's folder, in FLASHTRAIN_RECIPES' and in `extra_folders`.
+
+    FLASHTRAIN_RECIPES lists folders separated as PATH's are (os.pathsep). A folder named twice counts once.
+    Raises UserError for a folder that does not exist, and for two files of one name: which of them runs must not
+    depend on the order of folders.
+    """
+    from_environment = [part for part in os.environ.get(RECIPES_VARIABLE, "").split(os.pathsep) if part.strip()]
+    folders = [recipes_folder()]
+    folders += [_user_folder(part, f"{RECIPES_VARIABLE} names") for part in from_environment]
+    folders += [_user_folder(part, "asked for") for part in extra_folders]
+
+    found: dict[str, Path] = {}
+    for folder in dict.fromkeys(folders):
+        for file in sorted(folder.glob("*.yaml")):
+            if file.stem in found:
+                raise UserError(
+                    f"two recipes are called '{file.stem}': {found[file.stem]} and {file}. Rename one of the files."
+                )
+            found[file.stem] = file
+    return dict(sorted(found.items()))
+
+
+def recipe_description(path: str | Path) -> str:
+    """What a recipe says of itself: the first comment line of its YAML file, without '#'; "" where it has none.
+
+    Hydra's own first line (`# @package _global_`) is not a description and is passed over.
+    """
+    for line in Path(path).read_text(encoding="utf-8").splitlines():
+        text = line.strip()
+        if text.startswith("#"):
+            text = text.lstrip("#").strip()
+            if text and not text.startswith("@package"):
+                return text
+    return ""
+
+
+def _shipped_folder(name: str) -> Path:
+    # The wheel's place comes first: beside an installed package lies site-packages, where a folder `conf` could be
+    # anyone's. In a checkout the package itself never holds these folders.
+    candidates = [_PACKAGE / name, _PACKAGE.parent / name]
+    for candidate in candidates:
+        if candidate.is_dir():
+            return candidate
+    raise UserError(
+        f"flashtrain's folder '{name}' is neither at {candidates[0]} nor at {candidates[1]}: "
+        "install flashtrain again, or put the root of a whole checkout on PYTHONPATH."
+    )
+
+
+def _user_folder(given: str | Path, said_by: str) -> Path:
+    folder = Path(given).expanduser().resolve()
+    if not folder.is_dir():
+        raise UserError(f"{said_by} the recipe folder '{given}', which is not a folder.")
+    return folder
