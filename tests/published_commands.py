@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,7 +57,7 @@ def _commands(text: str) -> list[str]:
         rest = text[start.end() :].splitlines()[0] if text[start.end() :] else ""
         rest = re.split(r"`|;| # | {2,}#|, where | \(|  ", rest)[0]
         found.append(rest.strip().rstrip(",.: "))
-    return found
+    return [command for command in found if not command.endswith("=")]  # "recipe=..." names none
 
 
 def _choices(command: str) -> list[str]:
@@ -83,3 +84,57 @@ def asked_alike(command: str) -> frozenset[str]:
     """The settings that a command names, with values that are words: two commands that differ in numbers and lists
     alone are alike here."""
     return frozenset(word if re.search(r"=[a-z-]+$", word) else word.split("=")[0] for word in words_of(command))
+
+
+RUN_OF = {
+    "language_model": "gpt2",
+    "classification": "pathx",
+    "masked_language_model": "bert",
+    "fine_tuning": "finetune",
+}
+
+
+def saved_runs(folder: Path) -> dict[str, Path]:
+    """Made in `folder`: a run folder of each task and one of conversations ("chat"), with a checkpoint that is only
+    there to be found; a transformers folder without weights ("model"); and a folder of recipes ("mine")."""
+    import transformers
+    from chat_folders import save_tokenizer_folder
+
+    from flashtrain.command.compose import compose_settings
+    from flashtrain.folders.run_folder import write_config
+
+    found = {name: folder / name for name in ("model", "mine", "chat", *RUN_OF)}
+    for one in found.values():
+        one.mkdir()
+    save_tokenizer_folder(found["model"])
+    transformers.LlamaConfig().save_pretrained(found["model"])
+    shutil.copy(ROOT / "recipes" / "gpt2.yaml", found["mine"] / "mine.yaml")
+    words = {task: [f"recipe={recipe}"] for task, recipe in RUN_OF.items()}
+    words["chat"] = ["recipe=sft", f"model.path={found['model']}", "data.path=chats.jsonl"]
+    for task, given in words.items():
+        write_config(compose_settings(given), found[task])
+        (found[task] / "checkpoints").mkdir()
+        (found[task] / "checkpoints" / "best.ckpt").touch()
+    return found
+
+
+def jobs_of(command: str, runs: dict[str, Path]) -> list[list[str]]:
+    """The words of each job of a published command; with checkpoint=RUN those of a run of each task that has the
+    mode. runs: saved_runs."""
+    from flashtrain.command import sweep
+
+    words = words_of(command)
+    words = ["weights=recipes/results/pathx-h200.safetensors" if "FILE.safe" in word else word for word in words]
+    if {"mode=evaluate", "mode=generate"} & set(words):
+        words = [f"model.path={runs['model']}" if word.startswith("model.path=") else word for word in words]
+    if not any(word.startswith("checkpoint=") for word in words):
+        return sweep.expand(words) if command.startswith("-m") else [words]
+    kept = [word for word in words if not word.startswith("checkpoint=")]
+    tasks = list(RUN_OF)
+    if "runs/sft" in command:
+        tasks = ["chat"]
+    elif "gpt2" in command or not {"mode=evaluate", "mode=export"} & set(words):
+        tasks = ["language_model"]
+    if any(word.startswith(("pathfinder.", "sequence.")) for word in words):
+        tasks = ["classification"]
+    return [[*kept, f"checkpoint={runs[task]}"] for task in tasks]

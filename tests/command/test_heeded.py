@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
-import transformers
-from chat_folders import save_tokenizer_folder
-from published_commands import ROOT, asked_alike, published_commands, words_of
+from published_commands import ROOT, asked_alike, jobs_of, published_commands, saved_runs, words_of
 
 from flashtrain.command import modes, sweep
 from flashtrain.command.compose import check_given_once, compose_settings
@@ -17,31 +14,12 @@ from flashtrain.command.given import check_all_heeded, check_heeded_by_a_job, ru
 from flashtrain.command.words import plain_words
 from flashtrain.errors import UserError
 from flashtrain.files.shipped import recipe_files
-from flashtrain.folders.run_folder import write_config
 from flashtrain.settings.settings import Settings, setting_names
-
-RUN_OF = {
-    "language_model": "gpt2",
-    "classification": "pathx",
-    "masked_language_model": "bert",
-    "fine_tuning": "finetune",
-}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A run folder of each task and one of conversations ("chat"), with a checkpoint that is only there to be found;
-    and a transformers folder without weights ("model")."""
-    model = save_tokenizer_folder(tmp_path_factory.mktemp("model"))
-    transformers.LlamaConfig().save_pretrained(model)
-    found = {"model": model}
-    chat = ["recipe=sft", f"model.path={model}", "data.path=chats.jsonl"]
-    for task, words in {**{task: [f"recipe={recipe}"] for task, recipe in RUN_OF.items()}, "chat": chat}.items():
-        found[task] = folder = tmp_path_factory.mktemp(task)
-        write_config(compose_settings(words), folder)
-        (folder / "checkpoints").mkdir()
-        (folder / "checkpoints" / "best.ckpt").touch()
-    return found
+    return saved_runs(tmp_path_factory.mktemp("runs"))
 
 
 def check(words: list[str]) -> Settings:
@@ -212,36 +190,7 @@ def test_the_table_names_settings_that_exist() -> None:
     assert [name for rule in rules() for name in rule.names.split() if name not in names] == []
 
 
-@pytest.fixture
-def a_users_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copy(ROOT / "recipes" / "gpt2.yaml", tmp_path / "mine.yaml")
-    monkeypatch.setenv("FLASHTRAIN_RECIPES", str(tmp_path))
-
-
-def ways(command: str, runs: dict[str, Path]) -> list[list[str]]:
-    """The words of a published command; with checkpoint=RUN those of a run of each task that has the mode."""
-    words = words_of(command)
-    words = ["weights=recipes/results/pathx-h200.safetensors" if "FILE.safe" in word else word for word in words]
-    if {"mode=evaluate", "mode=generate"} & set(words):
-        words = [f"model.path={runs['model']}" if word.startswith("model.path=") else word for word in words]
-    if not any(word.startswith("checkpoint=") for word in words):
-        return sweep.expand(words) if command.startswith("-m") else [words]
-    kept = [word for word in words if not word.startswith("checkpoint=")]
-    tasks = list(RUN_OF)
-    if "runs/sft" in command:
-        tasks = ["chat"]
-    elif "gpt2" in command or not {"mode=evaluate", "mode=export"} & set(words):
-        tasks = ["language_model"]
-    if any(word.startswith(("pathfinder.", "sequence.")) for word in words):
-        tasks = ["classification"]
-    return [[*kept, f"checkpoint={runs[task]}"] for task in tasks]
-
-
-PUBLISHED = {
-    asked_alike(command): command
-    for command in published_commands()
-    if command != "--help" and command.split()[:1] != ["cache"]
-}
+PUBLISHED = {asked_alike(command): command for command in published_commands() if words_of(command)}
 
 
 def test_the_published_commands_are_found() -> None:
@@ -251,11 +200,11 @@ def test_the_published_commands_are_found() -> None:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("command", PUBLISHED.values())
-def test_every_published_command_is_heeded_whole(command: str, runs: dict[str, Path], monkeypatch, request) -> None:
+def test_every_published_command_is_heeded_whole(command: str, runs: dict[str, Path], monkeypatch) -> None:
     monkeypatch.chdir(ROOT)
     if "recipe=mine" in command:  # for the others, recipes are composed once: see quick_settings.py
-        request.getfixturevalue("a_users_recipe")
-    for words in ways(command, runs):
+        monkeypatch.setenv("FLASHTRAIN_RECIPES", str(runs["mine"]))
+    for words in jobs_of(command, runs):
         check(words)
 
 
