@@ -298,6 +298,8 @@ def align_batch_counts(trainer: pl.Trainer, length: int, accumulate_then: int, a
         for tracker, value in ((current, steps * accumulate_now), (total, before_epoch + steps * accumulate_now)):
             tracker.reset()
             tracker.increment_by(value)
+        # The step at which Lightning logs: it would count the last one only where it finds the counts as it saved them.
+        trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
     if steps * accumulate_now < length:
         progress.is_last_batch = False  # it was the last of a shorter run
 

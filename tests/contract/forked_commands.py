@@ -1,0 +1,74 @@
+"""`python -m flashtrain` as processes that can be killed, one for each rank, forked from one that has imported it."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import socket
+import sys
+import time
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+from contract_runs import Settings
+
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["pytorch_lightning", "flashtrain.__main__", "flashtrain.command.job"])
+
+
+def words_of(settings: Settings) -> list[str]:
+    """The settings as the command line has them: those whose value is a name, a number or a path."""
+    return [f"{key}={value if isinstance(value, str | Path) else json.dumps(value)}" for key, value in settings.items()]
+
+
+def start(settings: Settings, output: Path, ranks: int = 1, temporary: Path | None = None) -> list[ForkServerProcess]:
+    """The command's processes. What they print is in OUTPUT/printed-RANK; temporary: TMPDIR."""
+    output.mkdir(parents=True, exist_ok=True)
+    shared = {"WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"}
+    if temporary is not None:
+        shared["TMPDIR"] = str(temporary)
+    if ranks > 1:  # as torchrun has it
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        shared |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "GROUP_RANK": "0"}
+        shared |= {"TORCHELASTIC_RUN_ID": "contract"}
+    processes = []
+    for rank in range(ranks):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
+        process = _FORKS.Process(
+            target=_command, args=(words_of(settings), {**shared, **own}, output / f"printed-{rank}")
+        )
+        process.start()
+        processes.append(process)
+    return processes
+
+
+def end(processes: list[ForkServerProcess]) -> list[int | None]:
+    """Their exit statuses, a signal's as -N, once all have ended."""
+    for process in processes:
+        process.join()
+    return [process.exitcode for process in processes]
+
+
+def run(settings: Settings, output: Path, ranks: int = 1) -> None:
+    """The command, which must end well."""
+    statuses = end(start(settings, output, ranks))
+    assert statuses == [0] * ranks, (output / "printed-0").read_text()
+
+
+def _command(words: list[str], environment: dict[str, str], printed: Path) -> None:
+    os.environ.update(environment)
+    with printed.open("a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    import torch
+
+    import flashtrain.__main__ as command
+
+    torch.set_num_threads(1)
+    command.STARTED = time.time()
+    sys.modules["__main__"] = command
+    sys.argv = ["flashtrain", *words]
+    command.main()

@@ -1,0 +1,79 @@
+"""A checkpoint that was loaded names other paths: nothing outside of the run's folder is deleted or written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from contract_runs import TASKS, Settings, interrupted, summary, train
+
+import flashtrain
+
+pytestmark = pytest.mark.integration  # whole runs
+
+
+class Ended(Exception):
+    pass
+
+
+def fail() -> None:
+    raise Ended
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    place = tmp_path_factory.mktemp("text")
+    return {**TASKS["language"](place), "data.cache_dir": place}
+
+
+@pytest.fixture(scope="module")
+def half(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that failed after its first validation and best.ckpt, with another validation to come."""
+    return interrupted(settings, tmp_path_factory.mktemp("half"), 8, fail, Ended)
+
+
+def name_everywhere(checkpoint: dict[str, Any], path: Path) -> None:
+    """Let all that Lightning's checkpoint callbacks save as a path be this one, to be replaced by any better model."""
+    worst = torch.tensor(99.0)
+    names = ("best_model_path", "kth_best_model_path", "last_model_path")
+    paths = {**dict.fromkeys(names, str(path)), "dirpath": str(path.parent), "best_k_models": {str(path): worst}}
+    scores = {"best_model_score": worst, "current_score": worst, "kth_value": worst, "monitor": "validation_loss"}
+    states = [state for name, state in checkpoint["callbacks"].items() if "Checkpoint" in name or {*names} & {*state}]
+    assert states
+    for state in states:
+        state.update(paths | scores)
+
+
+def everything(folder: Path) -> dict[str, bytes | None]:
+    return {str(path): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("form", ["absolute", "..", "link"])
+def test_a_path_in_a_checkpoint_is_not_believed(form: str, half: Path, settings: Settings, tmp_path: Path) -> None:
+    victims, folder = tmp_path / "victims", tmp_path / "runs" / "run"
+    (victims / "folder.ckpt").mkdir(parents=True)
+    for name in ("best.ckpt", "last.ckpt", "folder.ckpt/file"):
+        (victims / name).write_text("somebody else's")
+    before = everything(victims)
+    for victim in ("best.ckpt", "last.ckpt", "folder.ckpt"):
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(half, folder)
+        checkpoints = folder / "checkpoints"
+        named = {"absolute": victims, "..": checkpoints / os.path.relpath(victims, checkpoints)}
+        if form == "link":
+            (checkpoints / "link").symlink_to(victims)
+        checkpoint = torch.load(checkpoints / "last.ckpt", weights_only=True)
+        name_everywhere(checkpoint, named.get(form, checkpoints / "link") / victim)
+        torch.save(checkpoint, checkpoints / "last.ckpt")
+        flashtrain.evaluate(checkpoints / "last.ckpt", hardware="cpu")
+        assert everything(victims) == before
+        # A folder with a link that leads out of it may be refused as a whole.
+        with contextlib.suppress(flashtrain.UserError) if form == "link" else contextlib.nullcontext():
+            train(settings, tmp_path, resume=folder)
+            assert summary(folder)["status"] == "finished"
+        assert everything(victims) == before

@@ -1,0 +1,94 @@
+"""SIGKILL at random moments: last.ckpt is whole or not there yet, and resumed the run ends as if nothing had been.
+
+FLASHTRAIN_KILLS=N: so many kills of each kind. FLASHTRAIN_SEED=N: other moments; what failed says which.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from contract_runs import SHARDS, assert_same_run, language, last_step, summary
+from forked_commands import end, run, start
+
+import flashtrain
+
+pytestmark = pytest.mark.integration  # whole runs, in processes
+
+KILLS = int(os.environ.get("FLASHTRAIN_KILLS", "3"))
+SEED = os.environ.get("FLASHTRAIN_SEED", "1")
+MEMORY = Path("/dev/shm")  # another file system than that of the runs, on Linux
+# A checkpoint each step, which takes longer than the step.
+OFTEN = {"trainer.steps": 30, "trainer.checkpoint_every": 1, "trainer.validate_every": 10, "schedule": "constant"}
+
+
+@pytest.fixture
+def temporary(request, tmp_path: Path):
+    """A folder for TMPDIR, on the file system of the runs or on another."""
+    if request.param == "TMPDIR beside":
+        (tmp_path / "temporary").mkdir()
+        yield tmp_path / "temporary"
+    elif not MEMORY.is_dir() or MEMORY.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("no other file system to put temporary files on")
+    else:
+        with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+            yield Path(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "temporary"),
+    [
+        ("file", 1, "TMPDIR beside"),
+        ("file", 1, "TMPDIR elsewhere"),
+        ("folder", 1, "TMPDIR elsewhere"),
+        ("folder", 2, "TMPDIR beside"),
+    ],
+    indirect=["temporary"],
+)
+def test_kills_cost_no_checkpoint_and_change_nothing(kind: str, ranks: int, temporary: Path, tmp_path: Path) -> None:
+    settings = {**language(tmp_path), **OFTEN, "data.cache_dir": tmp_path, "trainer.devices": ranks}
+    settings |= SHARDS if kind == "folder" else {}
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    run({**settings, "hydra.run.dir": whole}, tmp_path / "printed-by-whole", ranks)
+    last = folder / "checkpoints" / "last.ckpt"
+    chosen = random.Random(f"{SEED} {kind} {ranks} {temporary.parent == tmp_path}")
+    kills, step, finished = 0, 0, True
+    while kills < KILLS or not finished:
+        before = written(last)
+        if finished or before is None:
+            shutil.rmtree(folder, ignore_errors=True)
+            before, step = None, 0
+        where = "hydra.run.dir" if before is None else "resume"
+        processes = start({**settings, where: folder}, tmp_path / "printed", ranks, temporary)
+        if kills < KILLS:
+            if chosen.random() < 0.7:  # else also before it writes its first
+                while written(last) == before and processes[0].is_alive():
+                    time.sleep(0.002)
+            time.sleep(chosen.uniform(0, 1))
+            for process in processes:
+                process.kill()
+        statuses = end(processes)
+        assert set(statuses) <= {-9, 0}, (tmp_path / "printed" / "printed-0").read_text()
+        kills += any(statuses)
+        finished = not any(statuses) or ended(folder)  # it may have been killed when all was written
+        if last.is_file():
+            assert last_step(folder) >= step
+            step = last_step(folder)
+        elif last.exists():
+            assert flashtrain.load(last, hardware="cpu").model
+        if finished:
+            assert_same_run(folder, whole)
+
+
+def written(last: Path) -> int | None:
+    """Changes with each checkpoint written; None where there is none."""
+    return last.stat().st_mtime_ns if last.exists() else None
+
+
+def ended(folder: Path) -> bool:
+    return (folder / "summary.json").exists() and summary(folder)["status"] == "finished"

@@ -1,0 +1,106 @@
+"""A run that was stopped and resumed is the run that was not: weights, optimiser states and losses, bit for bit.
+
+Every case trains with dropout and, but for one stage, with accumulated gradients; validations and checkpoints fall
+before, on and after the steps at which it is stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from contract_runs import ROWS, SHARDS, TASKS, Settings, assert_same_run, interrupted, summary, train
+
+pytestmark = pytest.mark.integration  # whole runs
+
+CASES = (*TASKS, "language in shards")
+
+
+class Ended(Exception):
+    """What this program does at SIGTERM; and an error of a user's own code."""
+
+
+def ctrl_c() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def fail() -> None:
+    raise Ended
+
+
+@pytest.fixture(scope="module")
+def settings_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Settings]:
+    known: dict[str, Settings] = {}
+
+    def get(case: str) -> Settings:
+        if case not in known:
+            place = tmp_path_factory.mktemp("data")
+            name = case.removesuffix(" in shards")
+            known[case] = {**TASKS[name](place), **(SHARDS if name != case else {})}
+            if name in ("language", "chat", "masked_language"):
+                known[case]["data.cache_dir"] = tmp_path_factory.mktemp("cache")
+        return known[case]
+
+    return get
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(settings_of, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    known: dict[str, Path] = {}
+
+    def get(case: str) -> Path:
+        if case not in known:
+            known[case] = train(settings_of(case), tmp_path_factory.mktemp("whole"))
+        return known[case]
+
+    return get
+
+
+@pytest.fixture
+def terminated(monkeypatch):
+    """A program that ends by an exception of its own where it is sent SIGTERM."""
+
+    def end(*_) -> None:
+        raise Ended
+
+    before = signal.signal(signal.SIGTERM, end)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+# The micro-batch in which it is stopped: two make a step, but for the first stage's 5 steps of classification.
+@pytest.mark.parametrize(
+    ("case", "at", "act", "raised"),
+    [
+        *((case, at, terminate, Ended) for case in CASES for at in (3, 5)),
+        *(("classification", at, terminate, Ended) for at in (4, 8)),  # on the first stage's last step; in the second
+        *(("language", at, ctrl_c, KeyboardInterrupt) for at in (2, 5)),
+        *(("language", at, fail, Ended) for at in (6, 7)),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_stopped_in_any_step(case, at, act, raised, settings_of, uninterrupted, terminated, tmp_path: Path) -> None:
+    settings = settings_of(case)
+    folder = interrupted(settings, tmp_path, at, act, raised)
+    assert summary(folder)["status"] in ("stopped", "failed")
+    assert train(settings, tmp_path, resume=folder) == folder
+    assert_same_run(folder, uninterrupted(case))
+
+
+@pytest.mark.parametrize("case", ["language", "language in shards", "chat"])
+def test_a_checkpoint_of_an_epochs_last_batch(case: str, settings_of, tmp_path: Path) -> None:
+    """A shorter run has ended, by Lightning's count an epoch; of the text three steps are an epoch of its rows."""
+    settings = {**settings_of(case), "schedule": "constant"}
+    folder = train(settings, tmp_path / "resumed", **{"trainer.steps": 3})
+    if case.startswith("language"):
+        assert ROWS == 3 * 8
+        assert summary(folder)["epochs"] == 1
+    assert train(settings, tmp_path / "resumed", resume=folder) == folder
+    assert_same_run(folder, train(settings, tmp_path / "whole"))
