@@ -5,12 +5,14 @@ FLASHTRAIN_KILLS=N: so many kills of each kind. FLASHTRAIN_SEED=N: other moments
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from contract_runs import SHARDS, assert_same_run, language, last_step, summary
@@ -59,17 +61,18 @@ def test_kills_cost_no_checkpoint_and_change_nothing(kind: str, ranks: int, temp
     chosen = random.Random(f"{SEED} {kind} {ranks} {temporary.parent == tmp_path}")
     kills, step, finished = 0, 0, True
     while kills < KILLS or not finished:
-        before = written(last)
-        if finished or before is None:
+        if finished or not last.exists():
             shutil.rmtree(folder, ignore_errors=True)
-            before, step = None, 0
-        where = "hydra.run.dir" if before is None else "resume"
+            step = 0
+        where = "resume" if last.exists() else "hydra.run.dir"
         processes = start({**settings, where: folder}, tmp_path / "printed", ranks, temporary)
         if kills < KILLS:
-            if chosen.random() < 0.7:  # else also before it writes its first
-                while written(last) == before and processes[0].is_alive():
-                    time.sleep(0.002)
-            time.sleep(chosen.uniform(0, 1))
+            if chosen.random() < 0.8:  # as a rule while it writes, else also before it writes its first
+                for _ in range(chosen.randrange(1, 50)):
+                    wait_for_change(last.parent, processes)
+                time.sleep(chosen.uniform(0, 0.02))
+            else:
+                time.sleep(chosen.uniform(0, 3))
             for process in processes:
                 process.kill()
         statuses = end(processes)
@@ -85,9 +88,21 @@ def test_kills_cost_no_checkpoint_and_change_nothing(kind: str, ranks: int, temp
             assert_same_run(folder, whole)
 
 
-def written(last: Path) -> int | None:
-    """Changes with each checkpoint written; None where there is none."""
-    return last.stat().st_mtime_ns if last.exists() else None
+def wait_for_change(checkpoints: Path, processes: list[Any]) -> None:
+    """Until a file or folder in there is new, longer, newer or gone; or the processes have ended."""
+    before = found = files_of(checkpoints)
+    while found == before and all(process.is_alive() for process in processes):
+        time.sleep(0.001)
+        found = files_of(checkpoints)
+
+
+def files_of(folder: Path) -> dict[str, tuple[int, int]]:
+    found = {}
+    for path in folder.rglob("*") if folder.is_dir() else ():
+        with contextlib.suppress(FileNotFoundError):
+            about = path.stat()
+            found[str(path)] = about.st_size, about.st_mtime_ns
+    return found
 
 
 def ended(folder: Path) -> bool:
