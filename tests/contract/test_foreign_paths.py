@@ -1,4 +1,4 @@
-"""A checkpoint that was loaded names other paths: nothing outside of the run's folder is deleted or written."""
+"""A run's folder from elsewhere, whose checkpoint or links name other paths: nothing outside is deleted or written."""
 
 from __future__ import annotations
 
@@ -77,3 +77,25 @@ def test_a_path_in_a_checkpoint_is_not_believed(form: str, half: Path, settings:
             train(settings, tmp_path, resume=folder)
             assert summary(folder)["status"] == "finished"
         assert everything(victims) == before
+
+
+WRITTEN = (
+    "config.yaml", "summary.json", "metrics.*", "flashtrain.log", "report.html", "sample.txt", "tokenizer",
+    "checkpoints", "checkpoints/last.ckpt", "checkpoints/best.ckpt", "checkpoints/last.ckpt.partial", ".lock",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_nothing_is_written_through_a_link_that_leads_out(name: str, half: Path, settings: Settings, tmp_path: Path):
+    """The link stands for what a run writes there; where it leads is as it was, or still nothing."""
+    folder = Path(shutil.copytree(half, tmp_path / "runs" / "run"))
+    place = next(folder.glob(name), folder / name)
+    (tmp_path / "victims").mkdir()
+    victim = tmp_path / "victims" / place.name
+    if place.exists():
+        place.rename(victim)
+    place.symlink_to(victim)
+    before = everything(tmp_path / "victims")
+    with contextlib.suppress(flashtrain.UserError):
+        train(settings, tmp_path, resume=folder)
+    assert everything(tmp_path / "victims") == before

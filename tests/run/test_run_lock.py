@@ -257,17 +257,6 @@ def test_what_a_holder_is_said_to_be_is_never_believed(tmp_path: Path, content: 
     let_go(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["metrics.csv", "checkpoints", "checkpoints/last.ckpt.partial", LOCK])
-def test_a_folder_with_a_link_that_leads_out_of_it_is_not_written_into(tmp_path: Path, name: str) -> None:
-    victim, folder = tmp_path / "victim", tmp_path / "run"
-    victim.mkdir()
-    (folder / name).parent.mkdir(parents=True)
-    (folder / name).symlink_to(victim / "file")
-    with pytest.raises(UserError, match="a link that leads out"):
-        hold(folder)
-    assert not list(victim.iterdir())
-
-
 def test_what_a_killed_process_had_half_written_goes_when_the_folder_is_taken_again(tmp_path: Path) -> None:
     half, whole = tmp_path / "stage-1" / ".summary.json.4711.unfinished", tmp_path / "summary.json"
     half.parent.mkdir()
