@@ -54,9 +54,16 @@ LAUNCHES = {
 }  # fmt: skip
 
 
+# And those for which numba compiles the walks of Pathfinder's images, for a quarter of a minute.
+COMPILES = {"images_of"}
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
-    if LAUNCHES.intersection(getattr(item, "fixturenames", ())):
+    names = set(getattr(item, "fixturenames", ()))
+    if names & LAUNCHES:
         item.add_marker("integration")
+    if names & COMPILES:
+        item.add_marker("slow")
 
 
 @pytest.hookimpl(trylast=True)

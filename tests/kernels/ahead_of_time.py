@@ -26,6 +26,12 @@ _POINTERS = {
     torch.uint8: "*u8",
 }  # fmt: skip
 
+
+def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """Without data: what a launch for a GPU that is not there is given."""
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
 # An instruction and where it is; a load or a store of local memory, predicated or not.
 _INSTRUCTION = r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;"
 _SPILL = r"(?:@!?U?P\w+\s+)?(?:LDL|STL)(?![A-Z0-9_])"

@@ -175,13 +175,3 @@ def pairwise(factors: dict[str, list]) -> list[dict[str, Any]]:
         rows.append(max(candidates, key=lambda row: len(pairs(row) & missing)))
         missing -= pairs(rows[-1])
     return rows
-
-
-def every_value(factors: dict[str, list], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Few of the rows, in which every value of every factor comes (greedy)."""
-    missing = {(name, value) for name, values in factors.items() for value in values}
-    chosen = []
-    while missing:
-        chosen.append(max(rows, key=lambda row: len(missing & set(row.items()))))
-        missing -= set(chosen[-1].items())
-    return chosen

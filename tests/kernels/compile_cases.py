@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import triton
-from ahead_of_time import compile_launch
+from ahead_of_time import compile_launch, empty
 
 from flashtrain_kernels.backends.portable import tile_table
 from flashtrain_kernels.backends.portable.backward import backward_launches
@@ -28,10 +28,6 @@ from flashtrain_kernels.masks.block_sparse import BlockMask
 from flashtrain_kernels.options import Options
 
 B, S, H = 2, 1024, 4
-
-
-def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def intervals(count: int) -> Mask:
@@ -84,8 +80,6 @@ CASES: dict[str, list[Case]] = {
         ("softcap", 128, 1), ("alibi", 128, 1), ("alibi of sequences", 128, 1), ("bias", 128, 1),
         ("intervals, dropout", 128, 1), ("bias of blocks", 64, 1),
     ],
-    # What the quick tests compile: nothing asked, with the backward in two kernels, and a mask, with it in one.
-    "few": [("full", 64, 1), ("blocks", 128, 2)],
     # Dense, masks and rich, for each release of Triton.
     "releases": [
         ("full", 64, 1), ("causal", 64, 2), ("intervals", 64, 1), ("two intervals", 64, 1), ("bias", 64, 1),

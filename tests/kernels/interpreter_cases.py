@@ -8,7 +8,7 @@ the ordinary collection: test_portable.py runs this file in a process of its own
 
 import pytest
 import torch
-from attention_cases import BANDS, BLOCKS, MASKS, Case, assert_close, every_value, expected, ours, pairwise
+from attention_cases import BANDS, BLOCKS, MASKS, Case, assert_close, expected, ours, pairwise
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -126,27 +126,12 @@ def test_every_feature_with_the_backward_in_two_launches(factors):
         assert_close(ours(case, inputs), expected(case, inputs), 5e-5)
 
 
-def check_in_one_launch(factors: dict) -> None:
+@pytest.mark.parametrize("factors", TOGETHER, ids=lambda factors: str(feature_case(factors)))
+def test_every_two_values_together_with_the_backward_in_one_launch(factors):
     case = feature_case(factors)
     inputs = case.inputs(torch.float32)
     with dispatch.force("portable", factors.get("tile", SMALL)):
         assert_close(ours(case, inputs), expected(case, inputs), 5e-5)
-
-
-@pytest.mark.parametrize("factors", ALONE, ids=lambda factors: str(feature_case(factors)))
-def test_every_feature_alone(factors):
-    check_in_one_launch(factors)
-
-
-# Some of the next test's cases: together they have every value of every factor, each among others.
-@pytest.mark.parametrize("factors", every_value(FACTORS, TOGETHER), ids=lambda factors: str(feature_case(factors)))
-def test_every_value_among_others(factors):
-    check_in_one_launch(factors)
-
-
-@pytest.mark.parametrize("factors", TOGETHER, ids=lambda factors: str(feature_case(factors)))
-def test_every_two_values_together(factors):
-    check_in_one_launch(factors)
 
 
 # --- varlen ----------------------------------------------------------------------------------------------------------

@@ -74,3 +74,21 @@ def assert_same(got, wanted, inputs):
         torch.testing.assert_close(one, other)
     for one, other in zip(*(torch.autograd.grad(loss, inputs) for loss in losses), strict=True):
         torch.testing.assert_close(one, other.nan_to_num(0.0))
+
+
+def assert_one_graph_serves(function, calls):
+    """torch.compile makes one graph of the whole function, which computes what it does for each of these arguments."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(function, backend=backend, fullgraph=True, dynamic=True)
+    for arguments in calls:
+        results = []
+        for each in (compiled, function):
+            torch.manual_seed(0)
+            results.append(each(*arguments))
+        torch.testing.assert_close(*results)
+    assert len(graphs) == 1

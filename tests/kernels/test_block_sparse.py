@@ -128,25 +128,19 @@ SQUARE = torch.ones(1, 2, 2, dtype=torch.bool)
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "message"),
+    ("changes", "error"),
     [
-        ({"blocks": SQUARE.int()}, TypeError, r"blocks must be a bool tensor .* not torch.int32"),
-        ({"blocks": [[True]]}, TypeError, "blocks must be a bool tensor .* not list"),
-        ({"blocks": SQUARE[0]}, ValueError, r"blocks must have the shape .* not \(2, 2\)"),
-        ({"blocks": SQUARE[:0]}, ValueError, r"blocks must have the shape .* not \(0, 2, 2\)"),
-        ({"blocks": SQUARE[:, :1]}, ValueError, r"end in the shape \(nq, nk\) = \(2, 2\) .* not \(1, 2\)"),
-        ({"block_size": 24}, ValueError, "block_size must be one or two powers of two from 16 to 4096, not 24"),
-        ({"block_size": (16, 8)}, ValueError, r"block_size must be .* not \(16, 8\)"),
-        ({"block_size": (16, 16, 16)}, ValueError, "block_size must be one or two"),
-        ({"seqlen_q": -1}, ValueError, "seqlen_q must be 0 or more, not -1"),
-        ({"window_size": (3,)}, TypeError, "window_size must be two integers"),
-        ({"window_size": (-3, 0)}, ValueError, "window_size must be 0 or more on each side, or -1"),
-        ({"causal": 1}, TypeError, "causal must be True or False, not 1"),
+        ({"blocks": SQUARE.int()}, TypeError), ({"blocks": [[True]]}, TypeError), ({"blocks": SQUARE[0]}, ValueError),
+        ({"blocks": SQUARE[:0]}, ValueError), ({"blocks": SQUARE[:, :1]}, ValueError), ({"block_size": 24}, ValueError),
+        ({"block_size": (16, 8)}, ValueError), ({"block_size": (16, 16, 16)}, ValueError),
+        ({"seqlen_q": -1}, ValueError), ({"window_size": (3,)}, TypeError), ({"window_size": (-3, 0)}, ValueError),
+        ({"causal": 1}, TypeError),
     ],
-)
-def test_a_mistake_is_refused_in_one_line_that_names_the_argument(changes, error, message):
+)  # fmt: skip
+def test_a_mistake_is_refused_by_the_arguments_name(changes, error):
+    (name,) = changes
     arguments = {"blocks": SQUARE, "block_size": 16, "seqlen_q": 32, "seqlen_k": 32, **changes}
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=f"^{name}"):
         block_mask(arguments.pop("blocks"), **arguments)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from plain_formula import tensors
+from plain_formula import assert_one_graph_serves, tensors
 
 import flashtrain_kernels as fk
 from flashtrain_kernels import calls, dispatch, masks
@@ -28,35 +28,11 @@ def test_float64_is_refused_where_the_triton_kernels_would_run():
         fk.flash_attn_func(x, x, x)
 
 
-@pytest.mark.parametrize("implementation", ["torch", "reference"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"causal": True},
-        {"window_size": (3, 2), "return_lse": True},
-        {"dropout_p": 0.2},
-        {"alibi_slopes": torch.ones(4)},
-    ],
-    ids=str,
-)
-def test_torch_compile_takes_the_whole_graph_and_changing_lengths(implementation, options):
-    graphs = []
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph
-
-    compiled = torch.compile(
-        lambda q, k, v: fk.flash_attn_func(q, k, v, **options), backend=backend, fullgraph=True, dynamic=True
-    )
-    with dispatch.force(implementation):
-        for seqlen in (6, 11, 12):
-            inputs = tensors(seqlen_q=seqlen, seqlen_k=seqlen + 3)
-            torch.manual_seed(0)
-            got = compiled(*inputs)
-            torch.manual_seed(0)
-            torch.testing.assert_close(got, fk.flash_attn_func(*inputs, **options))
-    assert len(graphs) == 1
+# By the operators, with gradients too: test_ops_compile.py.
+@pytest.mark.parametrize("options", [{"window_size": (3, 2), "return_lse": True}, {"dropout_p": 0.2}], ids=str)
+def test_torch_compile_takes_the_whole_graph_and_changing_lengths(options):
+    calls = [tensors(seqlen_q=seqlen, seqlen_k=seqlen + 3) for seqlen in (6, 11, 12)]
+    assert_one_graph_serves(lambda q, k, v: fk.flash_attn_func(q, k, v, **options), calls)
 
 
 def test_torch_compile_with_a_mask_and_a_bias_that_has_a_gradient():
@@ -72,39 +48,27 @@ def test_torch_compile_with_a_mask_and_a_bias_that_has_a_gradient():
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("implementation", ["torch", "reference"])
+@pytest.mark.parametrize("implementation", ["torch", pytest.param("reference", marks=pytest.mark.slow)])
 def test_torch_compile_with_masks_and_biases_of_changing_lengths(implementation):
-    graphs = []
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph
-
     def attend(q, k, v, bias, slopes, mask, hidden):
         first = fk.flash_attn_func(q, k, v, bias=bias, alibi_slopes=slopes, mask=mask)
         heads_first = [x.transpose(1, 2) for x in (q, k, v)]
         return first + fk.scaled_dot_product_attention(*heads_first, hidden, enable_gqa=True).transpose(1, 2)
 
-    compiled = torch.compile(attend, backend=backend, fullgraph=True, dynamic=True)
+    calls = []
+    for seqlen in (6, 11, 12):
+        bias, hidden = torch.randn(4, seqlen, 1).double(), torch.rand(seqlen, seqlen) > 0.2
+        mask = masks.document(torch.arange(seqlen).expand(2, seqlen) // 4, causal=True)
+        calls.append((*tensors(seqlen_q=seqlen, seqlen_k=seqlen), bias, torch.rand(7, 4), mask, hidden))
     with dispatch.force(implementation):
-        for seqlen in (6, 11, 12):
-            bias, hidden = torch.randn(4, seqlen, 1).double(), torch.rand(seqlen, seqlen) > 0.2
-            mask = masks.document(torch.arange(seqlen).expand(2, seqlen) // 4, causal=True)
-            arguments = (*tensors(seqlen_q=seqlen, seqlen_k=seqlen), bias, torch.rand(7, 4), mask, hidden)
-            torch.testing.assert_close(compiled(*arguments), attend(*arguments))
-    assert len(graphs) == 1
+        assert_one_graph_serves(attend, calls)
 
 
-@pytest.mark.parametrize("implementation", ["torch", "reference"])
-def test_torch_compile_with_a_block_mask(implementation):
-    def attend(q, k, v, mask):
-        return fk.flash_attn_func(q, k, v, mask=mask)
-
-    inputs = tensors(batch=1, seqlen_q=40, seqlen_k=50)
+@pytest.mark.slow
+def test_torch_compile_with_a_block_mask():
     mask = fk.block_mask(torch.rand(4, 3, 4) > 0.4, block_size=16, seqlen_q=40, seqlen_k=50)
-    with dispatch.force(implementation):
-        got = torch.compile(attend, backend="aot_eager", fullgraph=True)(*inputs, mask)
-        torch.testing.assert_close(got, attend(*inputs, mask))
+    inputs = tensors(batch=1, seqlen_q=40, seqlen_k=50)
+    assert_one_graph_serves(lambda q, k, v, mask: fk.flash_attn_func(q, k, v, mask=mask), [(*inputs, mask)])
 
 
 def test_one_line_is_logged_a_process(monkeypatch, caplog):
@@ -129,6 +93,7 @@ def test_explain_is_one_line_with_the_reason_and_draws_nothing():
         fk.explain(x, x, x, 1.5)
 
 
+@pytest.mark.integration  # a process
 def test_the_import_needs_no_triton_and_not_torchs_compiler():
     program = "import sys, torch; sys.modules['triton'] = None; before = 'torch._dynamo' in sys.modules; "
     program += "import flashtrain_kernels; assert before == ('torch._dynamo' in sys.modules), 'slow to import'; "

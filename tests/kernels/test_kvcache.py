@@ -71,59 +71,49 @@ def test_under_torch_compile_with_lengths_that_change():
 
 Q, CACHE, NEW = torch.zeros(2, 1, 4, 8), torch.zeros(2, 6, 2, 8), torch.zeros(2, 1, 2, 8)
 TABLE = torch.zeros(2, 3, dtype=torch.int32)
+TURNED = CACHE.transpose(2, 3).contiguous().transpose(2, 3)
+ANGLES = torch.ones(6, 4)
 MISTAKES = [
-    ({"q": Q[0]}, ValueError, r"q must have the shape \(B, Sq, H, D\)"),
-    ({"k_cache": CACHE[0]}, ValueError, r"k_cache must have the shape \(caches, C, K, D\)"),
-    ({"v_cache": CACHE[:, :5]}, ValueError, "k_cache and v_cache must have the same shape"),
-    ({"k_cache": CACHE.half()}, TypeError, "k_cache has dtype float16 and q has float32"),
-    (
-        {"v_cache": CACHE.transpose(2, 3).contiguous().transpose(2, 3)},
-        ValueError,
-        "v_cache must have a last stride of 1",
-    ),
-    ({"k_cache": CACHE[:1], "v_cache": CACHE[:1]}, ValueError, "k_cache must be of q's 2 sequences .*, not of 1"),
-    ({"q": Q[:, :, :3]}, ValueError, "q's heads must be a multiple of k_cache's heads, not 3 and 2"),
-    ({"k": NEW}, ValueError, "k and v must be given together"),
-    ({"k": NEW, "v": NEW}, ValueError, "cache_seqlens must be given with k and v"),
-    (
-        {"k": NEW[:1], "v": NEW, "cache_seqlens": 1},
-        ValueError,
-        r"k must have the shape \(B, Sn, K, D\) = \(2, 1, 2, 8\)",
-    ),
-    ({"k": NEW, "v": NEW, "cache_seqlens": 6}, ValueError, "cache_seqlens must fit the cache: 6 rows and 1 new ones"),
-    (
-        {"cache_seqlens": torch.tensor([7, 1])},
-        ValueError,
-        "cache_seqlens must fit the cache: 7 rows are more than the 6",
-    ),
-    ({"cache_seqlens": torch.tensor([-1, 1])}, ValueError, "cache_seqlens must be 0 or more, not -1"),
-    ({"cache_seqlens": torch.ones(3).int()}, ValueError, r"cache_seqlens must have the shape \(B,\) = \(2,\)"),
-    ({"cache_seqlens": torch.ones(2)}, TypeError, "cache_seqlens must be int32, not float32"),
-    ({"cache_seqlens": 1.5}, TypeError, "cache_seqlens must be an integer, not float"),
-    ({"cache_batch_idx": torch.tensor([0, 2])}, ValueError, "cache_batch_idx must be of the 2 caches, .* from 0 to 2"),
-    ({"block_table": TABLE, "cache_batch_idx": torch.tensor([0, 1])}, ValueError, "cache_batch_idx must be None with"),
-    ({"block_table": TABLE.long()}, TypeError, "block_table must be int32, not int64"),
-    ({"block_table": TABLE[:1]}, ValueError, r"block_table must have the shape \(sequences, pages\) = \(2, ...\)"),
-    ({"block_table": TABLE, "cache_seqlens": 19}, ValueError, "block_table: the pages of a sequence.* has"),
-    ({"rotary_cos": torch.ones(6, 4)}, ValueError, "rotary_cos and rotary_sin must be given together"),
-    ({"rotary_cos": torch.ones(6, 4), "rotary_sin": torch.ones(6, 4)}, ValueError, "must be None without k and v"),
-    ({"causal": 1}, TypeError, "causal must be True or False"),
-    ({"num_splits": 129}, ValueError, "num_splits must be at most 128, not 129"),
-    ({"num_splits": -1}, ValueError, "num_splits must be 0 or more"),
-    ({"learnable_sink": torch.zeros(3)}, ValueError, r"learnable_sink must have the shape \(H,\) = \(4,\)"),
+    ("q", {"q": Q[0]}, ValueError),
+    ("k_cache", {"k_cache": CACHE[0]}, ValueError),
+    ("k_cache and v_cache", {"v_cache": CACHE[:, :5]}, ValueError),
+    ("k_cache", {"k_cache": CACHE.half()}, TypeError),
+    ("v_cache", {"v_cache": TURNED}, ValueError),
+    ("k_cache", {"k_cache": CACHE[:1], "v_cache": CACHE[:1]}, ValueError),
+    ("q's heads", {"q": Q[:, :, :3]}, ValueError),
+    ("k and v", {"k": NEW}, ValueError),
+    ("cache_seqlens", {"k": NEW, "v": NEW}, ValueError),
+    ("k", {"k": NEW[:1], "v": NEW, "cache_seqlens": 1}, ValueError),
+    ("cache_seqlens", {"k": NEW, "v": NEW, "cache_seqlens": 6}, ValueError),
+    ("cache_seqlens", {"cache_seqlens": torch.tensor([7, 1])}, ValueError),
+    ("cache_seqlens", {"cache_seqlens": torch.tensor([-1, 1])}, ValueError),
+    ("cache_seqlens", {"cache_seqlens": torch.ones(3).int()}, ValueError),
+    ("cache_seqlens", {"cache_seqlens": torch.ones(2)}, TypeError),
+    ("cache_seqlens", {"cache_seqlens": 1.5}, TypeError),
+    ("cache_batch_idx", {"cache_batch_idx": torch.tensor([0, 2])}, ValueError),
+    ("cache_batch_idx", {"block_table": TABLE, "cache_batch_idx": torch.tensor([0, 1])}, ValueError),
+    ("block_table", {"block_table": TABLE.long()}, TypeError),
+    ("block_table", {"block_table": TABLE[:1]}, ValueError),
+    ("cache_seqlens", {"block_table": TABLE, "cache_seqlens": 19}, ValueError),
+    ("rotary_cos", {"rotary_cos": ANGLES}, ValueError),
+    ("rotary_cos", {"rotary_cos": ANGLES, "rotary_sin": ANGLES}, ValueError),
+    ("causal", {"causal": 1}, TypeError),
+    ("num_splits", {"num_splits": 129}, ValueError),
+    ("num_splits", {"num_splits": -1}, ValueError),
+    ("learnable_sink", {"learnable_sink": torch.zeros(3)}, ValueError),
 ]
 
 
-@pytest.mark.parametrize(("changes", "error", "message"), MISTAKES, ids=[mistake[2][:50] for mistake in MISTAKES])
-def test_a_mistake_is_named(changes, error, message):
-    with pytest.raises(error, match=message):
+@pytest.mark.parametrize(("named", "changes", "error"), MISTAKES)
+def test_a_mistake_is_named(named, changes, error):
+    with pytest.raises(error, match=f"^{named}"):
         fk.flash_attn_with_kvcache(**{"q": Q, "k_cache": CACHE, "v_cache": CACHE, **changes})
 
 
 @pytest.mark.parametrize("columns", [3, 5])
 def test_rotary_tables_too_short_or_too_wide_are_named(columns):
     angle = torch.ones(5 if columns == 3 else 6, columns)
-    with pytest.raises(ValueError, match=r"rotary_cos must have the shape \(C, R / 2\), with 6 rows or more"):
+    with pytest.raises(ValueError, match="rotary_cos"):
         fk.flash_attn_with_kvcache(Q, CACHE, CACHE, NEW, NEW, angle, angle, cache_seqlens=1)
 
 
@@ -160,8 +150,8 @@ def test_the_kernels_equal_the_formula_in_the_interpreter():
     assert_passes_in_the_interpreter("interpreter_kvcache_cases.py")
 
 
-@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])
-def test_the_kernels_compile_without_spills(capability):
-    rows = compiled_rows("kvcache_compile_cases.py", str(capability))
+@pytest.mark.slow
+def test_the_kernels_compile_without_spills():
+    rows = compiled_rows("kvcache_compile_cases.py", "80", "90")
     assert [row for row in rows if row["spills"] or row["shared"] > 101_376] == []
-    assert len(rows) == 12
+    assert len(rows) == 2 * 12

@@ -76,6 +76,10 @@ BACKWARDS = {"": ops.BACKWARD, "qkvpacked": ops.BACKWARD_QKVPACKED, "kvpacked": 
 CALLS = [("", name) for name in OPTIONS] + [
     (packing, name) for packing in ("qkvpacked", "kvpacked") for name in ("window and slopes", "everything")
 ]
+CHECKED = [
+    pytest.param(*call, marks=[] if call in (("", "block mask"), ("", "everything")) else pytest.mark.slow)
+    for call in CALLS
+]
 
 
 def forward_arguments(packing, name):
@@ -95,12 +99,12 @@ def backward_arguments(packing, name):
 # --- registration ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("packing", "name"), CALLS)
+@pytest.mark.parametrize(("packing", "name"), CHECKED)
 def test_opcheck_of_the_forward(packing, name):
     torch.library.opcheck(FORWARDS[packing], forward_arguments(packing, name))
 
 
-@pytest.mark.parametrize(("packing", "name"), CALLS)
+@pytest.mark.parametrize(("packing", "name"), CHECKED)
 def test_opcheck_of_the_backward(packing, name):
     torch.library.opcheck(BACKWARDS[packing], backward_arguments(packing, name))
 

@@ -12,6 +12,7 @@ from tiny_runs import each
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import run_job
 from flashtrain.files.shipped import recipe_description, recipe_files
+from flashtrain.report.__main__ import main as report
 from flashtrain_recipes.context_study import run_study
 
 RECIPES = sorted(recipe_files())
@@ -42,7 +43,7 @@ def run_training(words: list[str]) -> int:
     return run([word for word in words if not word.startswith("hydra.")], Path(told["hydra.run.dir"].strip("'")))
 
 
-QUICK = ("gpt2", "gpt2-speed", "hf", "pathfinder-preview")
+QUICK = ("gpt2", "gpt2-speed", "hf")
 
 
 @pytest.mark.parametrize("recipe", each((name for name in RECIPES if name not in CLASSIFIERS + BERTS + CHATS), *QUICK))
@@ -66,3 +67,27 @@ def test_what_is_measured_is_what_the_gpt2_recipe_trains(recipe: str) -> None:
     measured, trained = (compose_settings([f"recipe={name}"]) for name in (recipe, "gpt2"))
     for group in ("model", "data", "attention", "optimizer", "schedule", "trainer", "hardware"):
         assert getattr(measured, group) == getattr(trained, group)
+
+
+RESULTS = Path(__file__).parents[2] / "recipes" / "results"
+FIGURES = {
+    "accuracy": "lra-h200",
+    "attention-memory": "attention-paper-h200",
+    "attention-runtime": "attention-paper-h200",
+    "attention-shapes": "attention-anchors-h200",
+    "context-efficiency": "context-two-gpus-h200",
+    "curriculum": "pathfinder-training-h200",
+    "documents": "long-document-h200",
+    "lengths": "gpt2-long-h200",
+    "lengths-positions": "gpt2-long-h200",
+    "speed": "context-speed-h200",
+}
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_a_figure_is_drawn_from_its_published_rows_and_from_no_others(figure: str, tmp_path, capsys) -> None:
+    drawn = ["--figure", figure, "--out", str(tmp_path)]
+    assert report([str(RESULTS / "first-call-h200.json"), *drawn]) != 0
+    assert not list(tmp_path.glob("*.png"))
+    assert report([str(RESULTS / f"{FIGURES[figure]}.json"), *drawn]) == 0
+    assert max(path.stat().st_size for path in tmp_path.glob("*.png")) > 10_000

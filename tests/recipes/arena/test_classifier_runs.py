@@ -28,6 +28,12 @@ from flashtrain_recipes.arena.weights import SavedClassifier, read_classifier, r
 
 pytestmark = pytest.mark.integration  # whole runs
 
+LISTOPS = (
+    "recipe=lra-listops", "hardware=cpu", "hardware.demo=never", "logger=csv", "classifier.embed=16",
+    "classifier.layers=1", "classifier.heads=1", "sequence.length=32", "sequence.train=40", "sequence.validation=8",
+    "sequence.test=8", "sequence.batch=4", "trainer.steps=2", "trainer.validate_every=2", "schedule.warmup_steps=1",
+)  # fmt: skip
+
 
 class SignalAt(pl.Callback):
     """Sends this process one signal when so many optimiser steps of all stages are done."""
@@ -54,6 +60,10 @@ class FirstImages(pl.Callback):
 
 def weights(folder, name="last.ckpt"):
     return read_checkpoint(folder / "checkpoints" / name)["state_dict"]
+
+
+def same_weights(one, other) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(weights(one).values(), weights(other).values(), strict=True))
 
 
 def curve(folder) -> list[dict[str, str]]:
@@ -94,36 +104,18 @@ def test_the_checkpoint_says_which_stage_it_is_of(finished) -> None:
     assert (notes["task"], notes["stage"], notes["shape"]["side"]) == ("classification", 1, 28)
 
 
-@pytest.mark.parametrize("step", [3, 4, 6])
-def test_a_run_stopped_in_either_stage_and_resumed_equals_the_uninterrupted_one_bit_for_bit(
-    curriculum: TinyRuns, finished, monkeypatch, step
-) -> None:
-    stop = SignalAt(step)
-    monkeypatch.setitem(registry._components["callback"], "stop", lambda _: stop)
-    # A signal is acted upon at the end of the next step; that after 4 is the last one of the first stage.
-    status, folder = curriculum.run(f"stopped-{step}", "trainer.callbacks=[stop]")
-    assert status == 143
-    assert summary(folder)["status"] == "stopped"
-    status, folder = curriculum.run(f"stopped-{step}", "resume=auto")
-    assert status == 0
-    expected, got = weights(finished), weights(folder)
-    assert all(torch.equal(expected[name], got[name]) for name in expected)
-    assert curve(folder) == curve(finished)
-
-
 def test_a_carried_checkpoint_goes_on_in_a_new_folder_with_its_whole_curve(
     curriculum: TinyRuns, finished, monkeypatch, tmp_path
 ) -> None:
-    stop = SignalAt(4)
+    stop = SignalAt(4)  # acted upon at the end of the next step, the last one of the first stage
     monkeypatch.setitem(registry._components["callback"], "stop", lambda _: stop)
-    _, folder = curriculum.run("carried-from", "trainer.callbacks=[stop]")
+    status, folder = curriculum.run("carried-from", "trainer.callbacks=[stop]")
+    assert (status, summary(folder)["status"]) == (143, "stopped")
     carried = shutil.copy(folder / "checkpoints" / "last.ckpt", tmp_path / "carried.ckpt")
     status, folder = curriculum.run("carried-to", f"resume={carried}")
     assert status == 0
     assert curve(folder) == curve(finished)
-    assert all(
-        torch.equal(one, other) for one, other in zip(weights(finished).values(), weights(folder).values(), strict=True)
-    )
+    assert same_weights(finished, folder)
 
 
 def test_a_run_ends_at_its_time_limit_and_that_is_no_failure(curriculum: TinyRuns, finished) -> None:
@@ -133,9 +125,7 @@ def test_a_run_ends_at_its_time_limit_and_that_is_no_failure(curriculum: TinyRun
     assert "max_minutes are over at step 1" in summary(folder)["error"]
     status, folder = curriculum.run("pieces", "resume=auto")
     assert status == 0
-    assert all(
-        torch.equal(one, other) for one, other in zip(weights(finished).values(), weights(folder).values(), strict=True)
-    )
+    assert same_weights(finished, folder)
 
 
 def test_a_finished_stage_leads_to_the_next(curriculum: TinyRuns, finished) -> None:
@@ -144,9 +134,7 @@ def test_a_finished_stage_leads_to_the_next(curriculum: TinyRuns, finished) -> N
     assert status == 0
     status, folder = curriculum.run("longer", f"resume={folder}")
     assert status == 0
-    assert all(
-        torch.equal(one, other) for one, other in zip(weights(finished).values(), weights(folder).values(), strict=True)
-    )
+    assert same_weights(finished, folder)
     assert curve(folder) == curve(finished)
 
 
@@ -175,13 +163,7 @@ def test_a_stage_may_pre_train_on_pixels_alone(curriculum: TinyRuns) -> None:
 
 
 def test_tokens_are_pre_trained_on_and_their_weights_start_a_training(tmp_path, caplog) -> None:
-    words = (
-        "recipe=lra-listops", "hardware=cpu", "hardware.demo=never", "logger=csv", "classifier.embed=16",
-        "classifier.layers=1", "classifier.heads=1", "sequence.length=32", "sequence.train=40", "sequence.validation=8",
-        "sequence.test=8", "sequence.batch=4", "trainer.steps=2", "trainer.validate_every=2", "schedule.warmup_steps=1",
-        f"data.cache_dir={tmp_path / 'cache'}",
-    )  # fmt: skip
-    runs = TinyRuns(tmp_path, list(words))
+    runs = TinyRuns(tmp_path, [*LISTOPS, f"data.cache_dir={tmp_path / 'cache'}"])
     with caplog.at_level("INFO", logger="flashtrain"):
         status, before = runs.run("before", "sequence.classification_weight=0", "masked_pixels.weight=1")
     assert status == 0
@@ -192,13 +174,8 @@ def test_tokens_are_pre_trained_on_and_their_weights_start_a_training(tmp_path, 
 
 
 def test_exported_weights_are_tested_on_the_task_that_they_were_trained_on(tmp_path) -> None:
-    words = (
-        "recipe=lra-listops", "hardware=cpu", "hardware.demo=never", "logger=csv", "classifier.embed=16",
-        "classifier.layers=1", "classifier.heads=1", "sequence.length=32", "sequence.train=40", "sequence.validation=8",
-        "sequence.test=8", "sequence.seed=3", "sequence.batch=4", "trainer.steps=2", "trainer.validate_every=2",
-        "schedule.warmup_steps=1", f"data.cache_dir={tmp_path / 'cache'}",
-    )  # fmt: skip
-    status, folder = TinyRuns(tmp_path, list(words)).run("tokens")
+    runs = TinyRuns(tmp_path, [*LISTOPS, f"data.cache_dir={tmp_path / 'cache'}"])
+    status, folder = runs.run("tokens", "sequence.seed=3")
     assert status == 0
     run_mode(settings_from_checkpoint(["mode=export", f"checkpoint={folder}"]))
     (file,) = folder.glob("export*/classifier.safetensors")
@@ -320,37 +297,34 @@ def test_a_mode_for_language_models_is_refused(finished) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "named"),
     [
-        (("trainer.devices=3",), "does not divide over 3 devices"),
-        (("curriculum.stages=[{side:24,steps:2,epochs:2}]",), "give one of them"),
-        (("curriculum.stages=[{side:24,learning_rate:0}]",), "must be above 0"),
+        (("trainer.devices=3",), "devices"),
+        (("curriculum.stages=[{side:24,steps:2,epochs:2}]",), "epochs"),
+        (("curriculum.stages=[{side:24,learning_rate:0}]",), "learning_rate"),
         (("curriculum.stages=[{sides:24}]",), "sides"),
-        (("curriculum.stages=[{side:24,until:0}]",), r"stages\[0\].until=0.0 must be a share"),
-        (("curriculum.stages=[{side:24,until:90}]",), "at most 1"),
-        (("curriculum.stages=[{side:24,until:0.9,classification_weight:0}]",), "learns no labels"),
-        (("curriculum.stages=[{side:24,contour:7..3}]",), "contour=7..3 must grow"),
-        (("curriculum.stages=[{side:24,contour:3..99}]",), "to 20 at most"),
-        (("curriculum.stages=[{side:24,contour:3...9}]",), "such as 3..14"),
-        (("pathfinder.contour=3..9",), "unknown contour"),
-        (("curriculum.stages=[{side:24,schedule:cosin}]",), "unknown schedule.*cosine"),
+        (("curriculum.stages=[{side:24,until:0}]",), r"stages\[0\].until"),
+        (("curriculum.stages=[{side:24,until:90}]",), "until"),
+        (("curriculum.stages=[{side:24,until:0.9,classification_weight:0}]",), "until"),
+        (("curriculum.stages=[{side:24,contour:7..3}]",), "contour=7..3"),
+        (("curriculum.stages=[{side:24,contour:3..99}]",), "contour"),
+        (("curriculum.stages=[{side:24,contour:3...9}]",), "3..14"),
+        (("pathfinder.contour=3..9",), "contour"),
+        (("curriculum.stages=[{side:24,schedule:cosin}]",), "cosine"),
         (("sequence.data=listops",), "only pathfinder has"),
-        (("sequence.data=poems",), "unknown sequence.data"),
-        (("sequence.data=listops", "sequence.augment=turn", "curriculum.stages=[]"), "turns images"),
-        (("sequence.length=64",), "sequence.length=64 is not for images.*pathfinder.side"),
-        (("sequence.data=image", "sequence.length=64", "curriculum.stages=[]"), "has some of 1,024 pixels"),
-        (("sequence.train=9",), "use pathfinder.train_images=9"),
-        (("sequence.data=text", "sequence.test=9", "curriculum.stages=[]"), "as many as its files hold"),
-        (("masked_pixels.share=0",), "between 0 and 1"),
-        (
-            ("sequence.training_pixels=400",),
-            "training_pixels=400 leaves pixels out, and masked_pixels.weight=1 needs all",
-        ),
-        (("sequence.data=listops", "sequence.training_pixels=9", "curriculum.stages=[]"), "is for images, not listops"),
-        (("trainer.max_minutes=0",), "above 0"),
-        (("task=poetry",), "unknown task"),
+        (("sequence.data=poems",), "sequence.data"),
+        (("sequence.data=listops", "sequence.augment=turn", "curriculum.stages=[]"), "augment"),
+        (("sequence.length=64",), "pathfinder.side"),
+        (("sequence.data=image", "sequence.length=64", "curriculum.stages=[]"), "sequence.length"),
+        (("sequence.train=9",), "pathfinder.train_images"),
+        (("sequence.data=text", "sequence.test=9", "curriculum.stages=[]"), "sequence.test"),
+        (("masked_pixels.share=0",), "masked_pixels.share"),
+        (("sequence.training_pixels=400",), "training_pixels=400"),
+        (("sequence.data=listops", "sequence.training_pixels=9", "curriculum.stages=[]"), "training_pixels"),
+        (("trainer.max_minutes=0",), "trainer.max_minutes"),
+        (("task=poetry",), "task"),
     ],
 )
-def test_settings_that_cannot_work_are_one_line(curriculum: TinyRuns, words, message) -> None:
-    with pytest.raises(UserError, match=message):
+def test_settings_that_cannot_work_are_named(curriculum: TinyRuns, words, named) -> None:
+    with pytest.raises(UserError, match=named):
         stages_of(compose_settings(curriculum.settings_words(*words)))

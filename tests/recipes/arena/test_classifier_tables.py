@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from flashtrain.errors import UserError
 from flashtrain.report.rows import read_result
 from flashtrain_recipes.arena.accuracy import accuracy_rows, accuracy_table, mean_speedups, speed_rows
-from flashtrain_recipes.arena.figures import accuracy_figure, curriculum_figure
+from flashtrain_recipes.arena.figures import curriculum_figure
 
 RESULTS = Path(__file__).resolve().parents[3] / "recipes" / "results"
 
@@ -102,22 +101,6 @@ def test_the_papers_stand_beside_their_own_task_only(task, same, others, theirs)
 def test_a_demo_and_the_papers_task_are_two_tasks_of_one_table() -> None:
     found = [row["task"] for row in accuracy_rows([PATHX, {**PATHX, "contour": "easy"}]) if row["accuracy"] == 0.8]
     assert found == ["pathx, own images", "pathfinder, side 128, easy contours"]
-
-
-def test_a_figure_is_drawn_of_accuracies_alone(tmp_path) -> None:
-    assert accuracy_figure([PATHX], tmp_path / "x.png").stat().st_size > 5000
-    with pytest.raises(UserError, match="no accuracies"):
-        accuracy_figure([{"task": "x", "loss": 1.0}], tmp_path / "y.png")
-
-
-def test_a_curriculums_accuracy_is_drawn_stage_by_stage(tmp_path) -> None:
-    def row(side: int, contour: str, minutes: float) -> dict:
-        return {"side": side, "contour": contour, "validation_accuracy": 0.8, "minutes": minutes}
-
-    rows = [row(32, "3", 1.0), row(32, "hard", 2.0), row(64, "3", 2.05), row(128, "hard", 4.0)]
-    assert curriculum_figure(rows, tmp_path / "x.png").stat().st_size > 5000
-    with pytest.raises(UserError, match="no contour"):
-        curriculum_figure([{"side": 32, "validation_accuracy": 0.5, "minutes": 1.0}], tmp_path / "y.png")
 
 
 def test_a_curriculums_figure_has_a_line_for_each_stage_and_names_the_drawing(tmp_path, monkeypatch) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_classifier_runs import SignalAt, curve, summary, weights
+from test_classifier_runs import SignalAt, curve, same_weights, summary, weights
 from tiny_runs import TinyRuns
 
 from flashtrain import registry
@@ -25,10 +25,6 @@ def early(curriculum: TinyRuns) -> Path:
     status, folder = curriculum.run("early", STAGES)
     assert status == 0
     return folder
-
-
-def same_weights(one: Path, other: Path) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(weights(one).values(), weights(other).values(), strict=True))
 
 
 def test_the_curve_and_the_summary_tell_the_steps_really_made(early) -> None:

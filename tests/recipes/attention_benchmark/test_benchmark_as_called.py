@@ -17,7 +17,6 @@ from test_benchmark_run import run
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import settle
 from flashtrain.report import read_result
-from flashtrain.report.__main__ import main as report
 from flashtrain_recipes.attention_benchmark import cases as cases_module
 from flashtrain_recipes.attention_benchmark import measure as benchmark_run
 from flashtrain_recipes.attention_benchmark import warm
@@ -129,11 +128,6 @@ def test_what_fails_is_a_row_with_its_reason_and_what_is_refused_a_note() -> Non
     assert not any(name == "picky" for name, _ in told)
 
 
-def test_an_implementation_without_time_left_is_a_row() -> None:
-    rows, _ = measure(SMALL, Named("late"), until=time.monotonic() - 1)
-    assert [(row["direction"], row["status"]) for row in rows] == [("forward", "no time"), ("backward", "no time")]
-
-
 def test_what_broke_the_gpu_before_is_not_called_again() -> None:
     calls: list[str] = []
     bad = Named("bad", calls)
@@ -232,30 +226,6 @@ def test_one_command_gives_every_part_and_names_what_is_missing(finished) -> Non
     # a matrix in place of a window or of slopes is not what a program would call
     masks = {row["mask"] for row in rows if row["implementation"] == "torch SDPA, math"}
     assert masks == {"full", "causal"}
-
-
-SHAPE = "columns=batch,heads,kv_heads,seqlen_q,head_dim,mask"
-CACHE = "columns=batch,cache,implementation,milliseconds,host_us,gpu_milliseconds,gb_per_second,bandwidth_share"
-TABLES = (
-    f"{SHAPE} pivot=implementation value=tflops only=part:calls,direction:forward",
-    f"{SHAPE},direction pivot=implementation value=host_us only=part:calls",
-    "columns=head_dim,features,dropout,direction pivot=implementation value=of_plain only=part:features",
-    f"{CACHE} only=part:decoding",
-)
-
-
-def test_its_tables_are_put_into_a_page_and_checked(finished, tmp_path) -> None:
-    assert report([str(finished), "--save", str(tmp_path / "called.json")]) == 0
-    page = tmp_path / "page.md"
-    page.write_text("".join(f"<!-- table: called {view} -->\n<!-- end table -->\n\n" for view in TABLES))
-    where = ["--results", str(tmp_path)]
-    assert report(["--insert", str(page), *where]) == 0
-    assert report(["--check", str(page), *where]) == 0
-    told = page.read_text()
-    assert "| mask | flashtrain | torch SDPA, math | flashtrain, planned once |" in told
-    assert "| batch | cache | implementation | time (ms) | processor (us) | time, queued (ms) | GB/s" in told
-    assert "| pages of 256 | flashtrain |" in told
-    assert "| 16 | softcap 30 | 0 | forward |" in told
 
 
 def test_cases_without_time_are_rows_that_name_them(tmp_path, monkeypatch) -> None:

@@ -8,8 +8,6 @@ from flashtrain.errors import UserError
 from flashtrain_recipes.attention_benchmark.figures import (
     PAPER_MILLISECONDS,
     both_directions,
-    case_line,
-    dot_figure,
     families,
     paper_rows,
     runtime_figure,
@@ -35,12 +33,6 @@ def test_forward_and_backward_are_added_and_the_larger_memory_is_kept() -> None:
         {"implementation": "flashtrain", "seqlen_q": 512, "batch": 16,
          "forward_backward_milliseconds": pytest.approx(0.512 + 1.28), "peak_memory_mib": 9.0}
     ]  # fmt: skip
-
-
-def test_one_direction_alone_is_no_point_and_a_failure_is_marked() -> None:
-    assert both_directions([row("forward", 512)]) == []
-    failed = row("backward", 512, status="out of memory", milliseconds=None)
-    assert both_directions([row("forward", 512), failed])[0]["status"] == "out of memory"
 
 
 def test_a_family_is_one_shape_at_several_lengths() -> None:
@@ -91,24 +83,3 @@ def test_tables_have_a_column_an_implementation_and_a_row_a_shape_and_direction(
     assert [table.title.split(",")[0] for table in others] == [
         "milliseconds", "peak memory", "largest error over the float64 reference's largest value"
     ]  # fmt: skip
-
-
-def test_a_cases_line_has_both_directions_of_each_implementation() -> None:
-    plan = row("plan", 512, milliseconds=0.0312, tflops=None)
-    failed = row("forward", 512, "standard attention", status="out of memory", tflops=None)
-    assert (
-        case_line([*ROWS[:2], plan, failed]) == "flashtrain 300/300 (plan 0.0312 ms); standard attention out of memory"
-    )
-    assert case_line([]) == "nothing could be measured"
-
-
-def test_many_shapes_are_lines_of_one_figure_that_grows_with_them(tmp_path) -> None:
-    rows = [{**each, "tflops": 100.0 + number} for number, each in enumerate(ROWS)]
-    few, many = dot_figure(rows[:2], tmp_path / "few.png"), dot_figure(rows, tmp_path / "many.png")
-    heights = [int.from_bytes(path.read_bytes()[20:24], "big") for path in (few, many)]  # a PNG's eighth field
-    assert heights[0] < heights[1]
-
-
-def test_a_figure_of_shapes_needs_measured_rows(tmp_path) -> None:
-    with pytest.raises(UserError, match="nothing to draw"):
-        dot_figure([{"implementation": "a", "direction": "forward", "tflops": None}], tmp_path / "none.png")

@@ -5,7 +5,6 @@ launches become a sample, on a CPU and, with a made-up torch.cuda, on a GPU.
 from __future__ import annotations
 
 import time
-import warnings
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from flashtrain_recipes.attention_benchmark.cases import Case
 from flashtrain_recipes.attention_benchmark.one_case import Measurement
 from flashtrain_recipes.attention_benchmark.peers.base import Peer
 from flashtrain_recipes.attention_benchmark.peers.pytorch import Standard
-from flashtrain_recipes.benchmark_runner.measuring import CpuClock, Effort, GpuClock, Pace, clock_for
+from flashtrain_recipes.benchmark_runner.measuring import CpuClock, Effort, GpuClock, Pace
 
 
 class FakeGpu:
@@ -68,12 +67,6 @@ def test_a_cpu_sample_is_the_mean_of_launches_that_take_turns() -> None:
     milliseconds = CpuClock().sample(launches, Pace(4, 0.0))
     assert calls == ["a", "b", "a", "b"]
     assert milliseconds >= 1.0
-
-
-def test_a_cpu_knows_no_memory_and_no_second_clock() -> None:
-    clock = clock_for(torch.device("cpu"))
-    assert clock.peak_mib(lambda: None) is None
-    assert clock.host_sample([lambda: None], Pace(1, 0.0)) is None
 
 
 @pytest.mark.parametrize(("seconds", "launches"), [(0.02, 1), (0.001, 10), (1e-6, 50)])
@@ -237,40 +230,6 @@ def test_out_of_memory_is_a_row_that_says_so() -> None:
     (row,) = [row for row in rows if row["implementation"] == "big"]
     assert (row["direction"], row["status"], row["milliseconds"]) == ("forward", "out of memory", None)
     assert notes == [("big", "forward: out of memory")]
-
-
-def test_what_torch_warned_of_is_part_of_the_reason() -> None:
-    class Warned(Named):
-        def attend(self, case, context):
-            def attention(inputs):
-                warnings.warn("Flash attention kernel not used because: (Triggered internally)", stacklevel=1)
-                warnings.warn("Flash attention has been runtime disabled. (Triggered internally)", stacklevel=1)
-                warnings.warn("Both fused kernels require a last stride of 1. (Triggered internally)", stacklevel=1)
-                raise RuntimeError("No available kernel. Aborting execution.")
-
-            return attention
-
-    _, notes = measure([Warned("sdpa")])
-    assert notes == [
-        ("sdpa", "forward: RuntimeError: No available kernel. Aborting execution.; "
-                 "Both fused kernels require a last stride of 1.")
-    ]  # fmt: skip
-
-
-def test_a_refusal_is_told_in_words_and_what_does_not_apply_is_not() -> None:
-    class Elsewhere(Named):
-        def applies(self, case: Case) -> bool:
-            return False
-
-    rows, notes = measure([Picky("picky"), Elsewhere("elsewhere")])
-    assert rows == []
-    assert notes == [("picky", "no causal mask")]
-
-
-def test_no_implementation_is_begun_when_the_time_is_over() -> None:
-    rows, notes = measure([Named("late")], until=time.monotonic() - 1)
-    assert rows == []
-    assert notes == [("late", "no time was left")]
 
 
 def test_rounds_end_with_the_cases_share_of_the_time_but_not_before_three() -> None:

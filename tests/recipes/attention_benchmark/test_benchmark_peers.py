@@ -12,7 +12,6 @@ from flashtrain_recipes.attention_benchmark.cases import Case, document_lengths
 from flashtrain_recipes.attention_benchmark.inputs import Context, make_sets
 from flashtrain_recipes.attention_benchmark.peers import all_peers, choose_peers
 from flashtrain_recipes.attention_benchmark.peers.flash_attn import FlashAttn, FlashAttn3, FlashAttn4
-from flashtrain_recipes.attention_benchmark.peers.ours import options
 from flashtrain_recipes.attention_benchmark.peers.pytorch import (
     VarlenAttn,
     causal_option,
@@ -74,20 +73,9 @@ def test_what_a_cpu_cannot_have_is_named_with_its_reason() -> None:
     assert missing["torch SDPA, cuDNN"] == "needs an NVIDIA GPU"
 
 
-def test_only_those_asked_for_are_chosen() -> None:
-    peers, missing = choose_peers(["standard", "flex"], CPU)
-    assert [peer.name for peer in peers] == ["standard"]
-    assert list(missing) == ["FlexAttention"]
-
-
 def test_a_package_that_is_not_installed_is_missing_on_a_gpu_too(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "flash_attn", None)
     assert "cannot be imported" in str(FlashAttn().missing(GPU))
-
-
-def test_a_flash_attn_4_alone_is_no_flash_attn(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "flash_attn", types.ModuleType("flash_attn"))
-    assert "has no flash_attn_func" in str(FlashAttn().missing(GPU))
 
 
 class FakeFlashAttn:
@@ -211,24 +199,3 @@ def test_the_flash_attn_packages_get_a_cache_each_in_its_own_way(monkeypatch) ->
         "flash-attn-4": {"softmax_scale", "seqused_k", "page_table", "pages"},
     }
     assert all(words["pages"] == (4, 256) for words in given.values())
-
-
-def test_a_package_whose_import_raises_anything_is_missing(monkeypatch) -> None:
-    def broken(self):
-        raise KeyError("sm_90")
-
-    monkeypatch.setattr(FlashAttn, "_import", broken)
-    assert FlashAttn4().missing(GPU) == "cannot be imported (KeyError: 'sm_90')"
-
-
-def test_ours_is_given_only_what_the_case_asks_for() -> None:
-    case = Case(1, 2, 64, 16, "full", dtype_name="float32")
-    one = make_sets(case, CPU, 0, 0)[0]
-    assert options(case, one, None) == {}
-    causal = Case(1, 2, 64, 16, "causal", dropout=0.1, softcap=30.0)
-    assert options(causal, one, None) == {"causal": True, "dropout_p": 0.1, "softcap": 30.0}
-    assert options(Case(1, 2, 64, 16, "full", deterministic=True), one, None) == {"deterministic": True}
-
-
-def test_titles_on_a_gpu_name_flash_attention_2() -> None:
-    assert "torch SDPA, FlashAttention-2" in {peer.title for peer in all_peers()}

@@ -15,7 +15,6 @@ from tiny_runs import ROOT
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import run_job, settle
 from flashtrain.report import read_result
-from flashtrain.report.__main__ import main as report
 from flashtrain_recipes.attention_benchmark import measure as benchmark_run
 from flashtrain_recipes.attention_benchmark.spec import Benchmark
 
@@ -69,27 +68,6 @@ def test_the_result_has_the_form_of_recipes_results(finished) -> None:
         "flashtrain", "torch SDPA, flash", "standard attention"
     }  # fmt: skip
     assert all(row["error"] < 1e-5 for row in result.rows)
-
-
-def test_a_result_is_published_and_drawn_by_the_report_command(finished, tmp_path, capsys) -> None:
-    file = tmp_path / "attention.json"
-    assert report([str(finished), "--save", str(file)]) == 0
-    assert read_result(file) == read_result(finished / "result.json")
-    wide = ["--columns", "seqlen_q,mask", "--pivot", "implementation", "--value", "tflops"]
-    assert report([str(file), *wide, "--only", "direction:forward", "--markdown"]) == 0
-    told = capsys.readouterr().out
-    assert "| query length | mask | flashtrain | torch SDPA, flash | standard attention |" in told
-    for figure in ("attention-runtime", "attention-memory"):
-        assert report([str(file), "--figure", figure, "--out", str(tmp_path)]) == 0
-        assert (tmp_path / "attention.png").stat().st_size > 5000
-
-
-def test_the_tables_are_printed_and_the_next_command_is_told(finished, tmp_path, capsys, caplog) -> None:
-    with caplog.at_level("INFO"):
-        assert run(tmp_path / "again", "benchmark.seqlens=[32]", "benchmark.masks=[causal]") == 0
-    assert "TFLOP/s" in capsys.readouterr().out
-    assert "[1/1] B=1 H=2 S=32 D=64 causal" in caplog.text
-    assert "--save recipes/results/NAME.json" in caplog.text
 
 
 def test_when_the_time_is_over_the_rest_is_noted_and_the_run_is_finished(tmp_path, monkeypatch) -> None:
@@ -165,14 +143,6 @@ def test_inputs_that_do_not_fit_are_noted_and_the_rest_goes_on(tmp_path, monkeyp
     assert run(tmp_path / "run") == 0
     assert "the inputs: out of memory" in (tmp_path / "run" / "notes.txt").read_text()
     assert len(read_result(tmp_path / "run" / "result.json").rows) == 12
-
-
-def test_without_a_gpu_it_says_that_it_measures_small_shapes(caplog) -> None:
-    with caplog.at_level("INFO"):
-        settings, _ = settle(compose_settings(["recipe=attention-benchmark", "hardware=cpu"]), [])
-    assert "measuring small shapes through torch's CPU backends (lengths to 1024, float32, 45 s at most)" in caplog.text
-    assert settings.is_demo
-    assert "attention=flash needs" not in caplog.text
 
 
 def test_plan_lists_the_cases_and_starts_nothing(tmp_path) -> None:

@@ -118,12 +118,6 @@ def test_a_run_leaves_its_figure_and_its_rows_are_published_as_the_other_benchma
     assert "| tokens of the sequence | all-to-all | all-gather | ring | plain all-gather |" in capsys.readouterr().out
 
 
-def test_peers_that_are_not_here_are_one_line_each(runs) -> None:
-    notes = (runs / "grid" / "notes.txt").read_text()
-    assert "torch context_parallel, FlashAttention-2: needs NVIDIA GPUs [every row]" in notes
-    assert "ring-flash-attention zigzag: needs NVIDIA GPUs [every row]" in notes
-
-
 def test_each_degree_is_measured_by_the_first_ranks_and_larger_ones_are_left_out_with_a_line(runs) -> None:
     found = rows(runs, "degrees")
     assert {(row["way"], row["degree"]) for row in found} == {

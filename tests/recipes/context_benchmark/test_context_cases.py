@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashtrain.command.compose import compose_settings
-from flashtrain.command.job import settle
 from flashtrain.distributed.context import local_attention
 from flashtrain.distributed.context.layout import LAYOUTS
 from flashtrain.distributed.context.ways import WAYS
@@ -34,10 +33,10 @@ from flashtrain_recipes.context_benchmark.contenders import (
     only_communicating,
     our_contenders,
 )
-from flashtrain_recipes.context_benchmark.launch import choose_contenders, started_by_torchrun
+from flashtrain_recipes.context_benchmark.launch import started_by_torchrun
 from flashtrain_recipes.context_benchmark.peers import peers
 from flashtrain_recipes.context_benchmark.rows import Rates
-from flashtrain_recipes.context_benchmark.run import ContextBenchmark, efficiency_figure, job_of
+from flashtrain_recipes.context_benchmark.run import ContextBenchmark, job_of
 
 RECIPE = "recipe=long-context-benchmark"
 CPU = detect_hardware("cpu")
@@ -64,23 +63,15 @@ def test_names_are_those_of_the_ways_and_layouts_there_are() -> None:
 @pytest.mark.parametrize(
     ("setting", "given", "said"),
     [
-        ("ways", ["rings"], "Did you mean 'ring'"),
-        ("layouts", ["zigzag"], "Possible: balanced, contiguous, head-tail"),
-        ("masks", ["block-random"], "block-random over several devices. Possible: full, causal, window-L"),
-        ("masks", ["casual"], "Did you mean 'causal'"),
-        ("shapes", ["16"], "Possible: 16x128, or 32/8x128"),
-        ("shapes", ["16/3x64"], "key/value heads that divide the query heads"),
-        ("degrees", [1], "must be at least 2"),
-        ("degrees", [], "Possible: numbers of 2 or more"),
-        ("implementations", ["rings"], "Possible: flashtrain, plain-all-gather, ring-flash-attention"),
-        ("min_seconds", -1, "must be at least 0"),
+        ("ways", ["rings"], "'ring'"), ("layouts", ["zigzag"], "head-tail"), ("masks", ["block-random"], "window-L"),
+        ("masks", ["casual"], "'causal'"), ("shapes", ["16"], "32/8x128"), ("shapes", ["16/3x64"], "heads"),
+        ("degrees", [1], "degrees"), ("degrees", [], "degrees"), ("implementations", ["rings"], "plain-all-gather"),
+        ("min_seconds", -1, "min_seconds"),
     ],
-)
+)  # fmt: skip
 def test_a_mistaken_word_is_refused_before_anything_is_started(setting: str, given: object, said: str) -> None:
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError, match=said):
         BenchmarkSettings(name="context", **{setting: given}).check()
-    assert said in str(refused.value)
-    assert "\n" not in str(refused.value)
 
 
 def test_a_machine_that_is_too_small_for_every_degree_says_so() -> None:
@@ -122,13 +113,6 @@ def test_documents_fill_the_sequence_whatever_its_length(total: int, seed: int) 
     assert sum(lengths) == total
     assert min(lengths) >= 1
     assert lengths == heavy_tailed_lengths(total, seed)
-
-
-def test_documents_are_heavy_tailed() -> None:
-    lengths = sorted(heavy_tailed_lengths(2**20))
-    middle = lengths[len(lengths) // 2]
-    assert 300 < middle < 1500
-    assert lengths[-1] > 20 * middle
 
 
 def test_all_to_all_computes_alike_in_every_layout_and_is_measured_in_one() -> None:
@@ -214,16 +198,6 @@ def test_a_rate_is_that_of_the_longest_length_of_the_same_family() -> None:
     assert rates.extrapolated(case("full", 128)) is None
 
 
-def test_the_figure_needs_two_lengths_of_a_shape(tmp_path) -> None:
-    row = {"implementation": "ring, balanced", **case().columns(), "efficiency": 0.9}
-    with pytest.raises(UserError, match="no shape was measured at two lengths"):
-        efficiency_figure([row], tmp_path / "a.png")
-    other = {**row, "head_dim": 32}
-    several = [{**one, "seqlen": length} for one in (row, other) for length in (64, 128)]
-    efficiency_figure(several, tmp_path / "a.png")
-    assert len(list(tmp_path.glob("a*.png"))) == 2
-
-
 def test_plan_lists_the_cases_what_does_not_fit_them_and_what_is_missing() -> None:
     told = ContextBenchmark(
         asked("benchmark.seqlens=[64]", "benchmark.degrees=[2]", "benchmark.dtype=float32"), CPU
@@ -231,16 +205,3 @@ def test_plan_lists_the_cases_what_does_not_fit_them_and_what_is_missing() -> No
     assert "2 cases, float32, up to 10 rounds" in told
     assert "causal, 64 tokens, 16x128, 2 ranks; without hybrid, balanced (hybrid with 16 heads" in told
     assert "left out: torch context_parallel, cuDNN, needs NVIDIA GPUs" in told
-
-
-def test_only_what_is_asked_for_is_measured() -> None:
-    chosen, missing = choose_contenders(BenchmarkSettings(implementations=["plain-all-gather"]), "cpu")
-    assert [one.title for one in chosen] == ["plain all-gather, head-tail"]
-    assert not missing
-
-
-def test_without_a_gpu_it_says_that_it_measures_two_processes(caplog) -> None:
-    with caplog.at_level("INFO"):
-        settings, _ = settle(asked("hardware=cpu"), [])
-    assert "measuring two processes that share short sequences (256, 512 tokens, float32, 25 s at most)" in caplog.text
-    assert settings.is_demo

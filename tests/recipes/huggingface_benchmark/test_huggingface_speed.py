@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flashtrain.command.compose import compose_settings
-from flashtrain.command.job import run_job, settle
+from flashtrain.command.job import run_job
 from flashtrain.errors import UserError
 from flashtrain.report import read_result
 from flashtrain.training.hardware import detect_hardware
@@ -16,7 +16,7 @@ from flashtrain.training.optimizers import MasterWeights
 from flashtrain_recipes.attention_benchmark.settings import HF_IMPLEMENTATIONS, HF_MODELS, LORA
 from flashtrain_recipes.huggingface_benchmark.cases import SHAPES, HuggingFaceCase
 from flashtrain_recipes.huggingface_benchmark.contenders import CHECKPOINTING, Shared, everyone
-from flashtrain_recipes.huggingface_benchmark.run import HuggingFaceSteps, judged
+from flashtrain_recipes.huggingface_benchmark.run import judged
 
 pytestmark = pytest.mark.integration  # whole runs
 
@@ -122,14 +122,6 @@ def test_ratios_are_to_the_fastest_of_each_kind() -> None:
     ours = judged([row("flashtrain", 150.0), eager, full, layers])[0]
     assert (ours["over_eager"], ours["over_compiled"]) == (1.875, 1.5)
     assert judged([row("flashtrain", 150.0), eager, full])[0]["over_compiled"] is None
-
-
-def test_plan_says_what_each_case_would_need() -> None:
-    words = ["recipe=hf-speed", "mode=plan", "hardware.demo=never"]
-    settings, hardware = settle(compose_settings(words), words, quiet=True)
-    told = HuggingFaceSteps(settings, hardware).plan()
-    assert "llama-8b-lora S=8192 weights bf16-master: batch 1: " in told
-    assert told.endswith("leave out mode=plan to measure.")
 
 
 def test_gpt2s_sizes_are_not_among_its_models() -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from flashtrain.errors import UserError
 from flashtrain_recipes.long_context.compare import (
     BETTER,
     EQUAL,
@@ -25,7 +24,6 @@ from flashtrain_recipes.long_context.compare import (
     remarks,
 )
 from flashtrain_recipes.long_context.evaluate import Windows
-from flashtrain_recipes.long_context.study import lengths_figure, positions_figure
 from flashtrain_recipes.long_context.study import lengths_table as table
 
 
@@ -60,17 +58,8 @@ def test_windows_of_one_document_do_not_make_the_interval_narrower() -> None:
     assert as_windows.high - as_windows.low < 0.5 * (alone.high - alone.low)
 
 
-def test_equal_documents_have_no_spread() -> None:
-    assert tuple(interval(np.full((5, 3), 2.0), np.arange(5))) == (2.0, 2.0, 2.0)
-
-
 def test_a_single_unit_has_no_interval() -> None:
     assert tuple(interval([[1.0, 3.0]], [0])) == (2.0, None, None)
-
-
-def test_draws_are_the_same_for_the_same_seed() -> None:
-    assert np.array_equal(draws(7, 5, seed=3), draws(7, 5, seed=3))
-    assert not np.array_equal(draws(7, 5, seed=3), draws(7, 5, seed=4))
 
 
 NOISE = np.random.RandomState(0).normal(0, 0.5, size=(12, 8)).astype("float32")
@@ -169,11 +158,3 @@ def test_loss_by_position_is_the_mean_of_each_bin() -> None:
     assert [row["position"] for row in rows] == [0, 3, 5]
     assert [row["loss"] for row in rows] == [1.0, 3.5, 6.0]
     assert [row["loss_sliding"] for row in rows] == [2.0, 4.5, 7.0]
-
-
-def test_both_figures_are_drawn_from_the_rows(tmp_path) -> None:
-    rows = rows_of(c1024=0.0, c2048=-0.02) + position_rows({1024: scores(0.0), 2048: scores(0.0)}, bins=4)
-    for draw in (lengths_figure, positions_figure):
-        assert draw(rows, tmp_path / "figure.png").stat().st_size > 10_000
-        with pytest.raises(UserError, match="not of recipe=gpt2-long"):
-            draw([{"context": 1024}], tmp_path / "none.png")

@@ -16,7 +16,6 @@ from flashtrain.command.job import run_job, settle
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import read_settings, write_summary
 from flashtrain.report import read_result
-from flashtrain.report.__main__ import main as report
 from flashtrain_recipes.context_study import run_study, start_training, study_plan
 
 pytestmark = pytest.mark.integration  # whole runs
@@ -97,18 +96,6 @@ def test_it_leaves_rows_a_summary_and_two_figures(finished) -> None:
     assert summary["best_context"] in (16, 64)
 
 
-def test_it_is_published_and_drawn_by_the_report_command(finished, tmp_path, capsys) -> None:
-    _, study, _ = finished
-    file = tmp_path / "gpt2-long.json"
-    assert report([str(study), "--save", str(file)]) == 0
-    assert (
-        report([str(file), "--columns", "context,perplexity,time_ratio", "--only", "part:lengths", "--markdown"]) == 0
-    )
-    assert "| context | perplexity | time per token / shortest |" in capsys.readouterr().out
-    for figure in ("lengths", "lengths-positions"):
-        assert report([str(file), "--figure", figure, "--out", str(tmp_path)]) == 0
-
-
 def test_what_is_finished_is_not_trained_again_and_a_new_length_joins_it(
     finished, tiny_runs: TinyRuns, capsys, caplog
 ) -> None:
@@ -179,12 +166,6 @@ def test_a_training_is_a_process_whose_end_is_told_and_which_gets_our_sigterm(mo
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_sweep_over_comparisons_gives_each_its_folder(tiny_runs: TinyRuns, tmp_path) -> None:
-    assert compare(tiny_runs, tmp_path, f"hydra.run.dir={tmp_path}/00", start=lambda words: 130)[0] == 130
-    assert (tmp_path / "00" / "summary.json").is_file()
-    assert not (tmp_path / "gpt2").exists()
-
-
 @pytest.mark.parametrize("status", [130, 143, -15])
 def test_a_stopped_training_stops_the_comparison(tiny_runs: TinyRuns, tmp_path, status) -> None:
     assert compare(tiny_runs, tmp_path, start=lambda words: status)[0] == (130 if status == 130 else 143)
@@ -205,13 +186,13 @@ def test_running_out_of_memory_is_a_result(tiny_runs: TinyRuns, tmp_path) -> Non
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["lengths.contexts=[16,16]"], "must be one or more different lengths"),
-        (["lengths.scored=17"], r"lengths\.scored=17 tokens do not fit the context of 16"),
-        (["lengths.window=32"], r"lengths\.window=32 is shorter than the context of 64"),
-        (["lengths.stride=9"], r"lengths\.stride=9 must be at most lengths\.scored=8"),
-        (["lengths.contexts=[16,48]"], r"trainer\.tokens_per_step=256 is no multiple of context=48"),
+        (["lengths.contexts=[16,16]"], "lengths.contexts"),
+        (["lengths.scored=17"], "lengths.scored"),
+        (["lengths.window=32"], "lengths.window"),
+        (["lengths.stride=9"], "lengths.stride"),
+        (["lengths.contexts=[16,48]"], "trainer.tokens_per_step"),
         (["lengths.contexts=null"], "recipe=gpt2-long"),
-        (["context=32"], r"change those, or add mode=train to train one context"),
+        (["context=32"], "mode=train"),
         (["lengths.contexts=[8192]", "trainer.tokens_per_step=8192"], "tokens"),
     ],
 )

@@ -17,7 +17,6 @@ from flashtrain.tasks.components import make_model
 from flashtrain.training.hardware import detect_hardware
 from flashtrain_recipes.attention_benchmark.settings import STEP_IMPLEMENTATIONS, STEP_MODELS
 from flashtrain_recipes.step_benchmark.contenders import (
-    HuggingFace,
     Plain,
     all_contenders,
     hugging_face_gpt2,
@@ -135,12 +134,6 @@ def test_the_names_of_the_settings_are_the_implementations_and_the_models() -> N
     contenders = all_contenders(settings, detect_hardware("cpu"), compiled=True)
     assert tuple(contender.name for contender in contenders) == STEP_IMPLEMENTATIONS
     assert set(STEP_MODELS) == set(SIZES)
-
-
-def test_without_transformers_its_implementations_say_how_to_get_it(monkeypatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    reason = HuggingFace("hf-eager", "Hugging Face", attention="eager").missing(CPU)
-    assert reason == "needs transformers: pip install 'flashtrain[hub]'"
 
 
 def test_the_flops_of_a_token_are_6n_and_half_the_square_of_attention() -> None:

@@ -136,12 +136,6 @@ def test_when_the_time_is_over_nothing_more_is_begun_and_rows_say_so(passing) ->
     assert ("late", "no time left at batch 2: benchmark.max_seconds leave no time for it") in notes
 
 
-def test_a_cases_share_of_the_time_ends_its_batches_but_not_the_first_one() -> None:
-    rows = measurement().run([MadeUp("a"), MadeUp("b")], [2, 4], Effort(9, 1, seconds=0.0))
-    told = {(row["implementation"], row["batch"]): row.get("status") for row in rows}
-    assert told == {("a", 2): None, ("b", 2): None, ("a", 4): "no time left", ("b", 4): "no time left"}
-
-
 def test_what_is_expected_to_take_too_long_is_not_begun() -> None:
     effort = Effort(2, 1, until=time.monotonic() + 600)
     rows = measurement(expected={"long": 1000.0}).run([MadeUp("long"), MadeUp("short")], [2], effort)

@@ -55,11 +55,6 @@ def test_gpt2_speed_measures_every_implementation_at_every_batch(speed) -> None:
     assert result.command.startswith("python -m flashtrain recipe=gpt2-speed")
 
 
-def test_its_rows_have_what_a_published_result_needs(speed) -> None:
-    wanted = {"implementation", "model", "context", "batch", "weights", "tokens_per_second", "mfu", "peak_memory_gib"}
-    assert all(set(row) >= wanted for row in read_result(speed / "result.json").rows)
-
-
 def test_its_summary_is_flat_and_says_what_flashtrain_reached(speed) -> None:
     row = json.loads((speed / "summary.json").read_text())
     assert not any(isinstance(value, (dict, list)) for value in row.values())
@@ -157,17 +152,6 @@ def test_a_command_that_fails_or_takes_too_long_is_a_row_that_says_so(tmp_path, 
     assert row["status"] == "no time left"
 
 
-def test_a_longer_context_is_expected_to_take_as_much_longer_as_it_has_more_flops() -> None:
-    settings = settled("recipe=context-speed", "hardware.demo=never")
-    contenders = steps_run.GPT2Steps(settings, detect_hardware("cpu")).contenders
-    short, _, longer, *_ = steps_run.cases(settings)
-    row = {"implementation": "flashtrain", "model": "124m", "context": 1024, "batch": 64, "milliseconds": 1000.0,
-           "compile_seconds": 30.0}  # fmt: skip
-    found = steps_run.expected_seconds(contenders, longer, [16], [row])
-    ratio = longer.flops_per_token() / short.flops_per_token()
-    assert found == {"flashtrain": pytest.approx(30 + 2 * ratio)}
-
-
 def test_plan_lists_cases_and_batches_and_starts_nothing() -> None:
     settings = settled("recipe=context-speed", "hardware.demo=never", "mode=plan")
     told = steps_run.GPT2Steps(settings, detect_hardware("cpu")).plan()
@@ -177,37 +161,19 @@ def test_plan_lists_cases_and_batches_and_starts_nothing() -> None:
     assert told.endswith("leave out mode=plan to measure.")
 
 
-def test_without_a_gpu_it_says_that_a_small_model_is_measured(caplog) -> None:
-    with caplog.at_level("INFO"):
-        settings, _ = settle(compose_settings(["recipe=gpt2-speed", "hardware=cpu"]), [])
-    assert "measuring steps of a small model (demo, contexts to 128, 60 s at most)" in caplog.text
-    assert settings.benchmark.models == ["demo"]
-
-
 @pytest.mark.parametrize(
-    ("word", "line"),
+    "word",
     [
-        ("benchmark.models=[125m]", "unknown benchmark.models '125m'. Did you mean '124m'"),
-        ("benchmark.weights=[fp16]", "unknown benchmark.weights 'fp16'"),
-        ("benchmark.implementations=[flex]", "unknown benchmark.implementations 'flex'"),
-        ("benchmark.contexts=[]", "benchmark.contexts=[] names nothing"),
-        ("benchmark.batches=[0]", "benchmark.batches=0 must be at least 1"),
-        ("benchmark.steps=0", "benchmark.steps=0 must be at least 1"),
-        ("benchmark.command_steps=5", "benchmark.command_steps=5 must be at least 20"),
+        "benchmark.models=[125m]", "benchmark.weights=[fp16]", "benchmark.implementations=[flex]",
+        "benchmark.contexts=[]", "benchmark.batches=[0]", "benchmark.steps=0", "benchmark.command_steps=5",
     ],
-)
-def test_a_setting_that_cannot_be_is_refused_in_a_line(word: str, line: str) -> None:
-    with pytest.raises(UserError) as raised:
+)  # fmt: skip
+def test_a_setting_that_cannot_be_is_named(word: str) -> None:
+    with pytest.raises(UserError, match=word.partition("=")[0]):
         compose_settings(["recipe=gpt2-speed", word])
-    assert str(raised.value).startswith(line)
 
 
 def test_another_family_of_models_is_refused() -> None:
     settings = settled("recipe=gpt2-speed", "model=modern", "hardware.demo=never")
     with pytest.raises(UserError, match="training steps of model=gpt2 are measured"):
         steps_run.cases(settings)
-
-
-def test_what_was_measured_is_not_trained_by_mistake() -> None:
-    with pytest.raises(UserError, match="measures and trains nothing"):
-        compose_settings(["recipe=gpt2-speed", "mode=train"])

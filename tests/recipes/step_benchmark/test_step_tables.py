@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from flashtrain.errors import UserError
-from flashtrain.report.__main__ import main as report
-from flashtrain.report.rows import write_result
 from flashtrain_recipes.step_benchmark.contenders import BASELINE, FLASHTRAIN
 from flashtrain_recipes.step_benchmark.figures import (
     best_rows,
-    case_line,
-    context_speed_figure,
     judged,
     paper_rows,
     step_tables,
@@ -51,13 +46,6 @@ def test_precisions_of_weights_are_not_compared_with_each_other() -> None:
     assert found[-1]["speedup"] is None
 
 
-def test_each_implementation_is_told_at_its_best_batch_and_failures_stay() -> None:
-    found = best_rows(ROWS)
-    assert [(line["implementation"], line["batch"]) for line in found] == [
-        (FLASHTRAIN, 64), ("plain PyTorch, SDPA, compiled", 64), (BASELINE, 16), ("Hugging Face, SDPA, compiled", None)
-    ]  # fmt: skip
-
-
 def test_the_papers_table_2_stands_beside_ours() -> None:
     found = {line["implementation"]: line for line in paper_rows(best_rows(ROWS))}
     assert [found[f"{name} (paper)"]["paper_days"] for name in ("Hugging Face", "Megatron-LM", "FlashAttention")] == [
@@ -79,37 +67,3 @@ def test_other_contexts_have_no_counterpart_in_the_paper() -> None:
     longer = [dict(line, context=4096) for line in ROWS]
     assert paper_rows(best_rows(longer)) == []
     assert len(step_tables(longer)) == 2
-
-
-def test_the_tables_are_three_with_every_batch_in_the_last() -> None:
-    best, paper, batches = (table.markdown() for table in step_tables(ROWS))
-    assert "| 124m | 1,024 | fp32 | flashtrain | 64 | 600,000 | 10.0 |" in best
-    assert "out of memory" not in best
-    assert "not available (needs transformers)" in best
-    assert "| 124m | FlashAttention (paper) | 2.70 | 3.50 | flashtrain | fp32 | 6.00 |" in paper
-    assert "| 124m | 1,024 | fp32 | 64 | 600,000 | 520,000 | out of memory |" in batches
-
-
-def test_a_case_in_a_line() -> None:
-    line = case_line(ROWS)
-    assert line.startswith("flashtrain 500,000 (batch 16), 600,000 (batch 64); plain PyTorch, SDPA, compiled 520,000")
-    assert "Hugging Face, eager 100,000 (batch 16), out of memory (64)" in line
-
-
-def test_the_figure_of_contexts_marks_where_memory_ended(tmp_path) -> None:
-    rows = [row(FLASHTRAIN, 500_000 / n, context=1024 * n) for n in (1, 4, 16)]
-    rows += [row("standard", 400_000), row("standard", None, context=4096, status="out of memory")]
-    rows += [row("standard", None, None, context=16384, status="no time left")]
-    path = context_speed_figure(rows, tmp_path / "context.png")
-    assert path.stat().st_size > 10_000
-    with pytest.raises(UserError, match="no two contexts"):
-        context_speed_figure(ROWS, tmp_path / "none.png")
-
-
-def test_a_published_result_draws_the_same_figure_by_the_report_command(tmp_path) -> None:
-    rows = [row(FLASHTRAIN, 500_000 / n, context=1024 * n) for n in (1, 4)]
-    write_result(tmp_path / "speed.json", "context-speed", "python -m flashtrain recipe=context-speed", judged(rows))
-    assert report([str(tmp_path / "speed.json"), "--figure", "speed", "--out", str(tmp_path)]) == 0
-    assert (tmp_path / "speed.png").stat().st_size > 10_000
-    only = ["--only", "best_batch:True", "--columns", "context,implementation,tokens_per_second", "--markdown"]
-    assert report([str(tmp_path / "speed.json"), *only]) == 0

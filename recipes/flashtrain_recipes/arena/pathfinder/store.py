@@ -41,7 +41,7 @@ SPLITS = ("train", "validation", "test")
 class PathfinderImages:
     """A stored set, or its first `count` images.
 
-    Raises UserError for a file of another kind or version, and where it holds fewer than `count` whole images.
+    Raises UserError where it holds fewer than `count` whole images.
     """
 
     def __init__(self, path: str | os.PathLike[str], count: int | None = None) -> None:
@@ -179,9 +179,7 @@ def _read(path: Path, header: Header) -> tuple[np.ndarray, int]:
 
 
 def _whole(path: Path, expected: Header) -> int:
-    """How many whole images of the expected set the file holds; 0 where there is none. UserError: no file."""
-    if path.exists() and not path.is_file():  # a pipe would be waited for without end
-        raise UserError(f"{path} is no file of images: delete it, and it is made anew.")
+    """How many whole images of the expected set the file holds; 0 where there is none."""
     if not path.exists() or path.stat().st_size < HEADER_BYTES:
         return 0
     found = read_header(path)

@@ -13,6 +13,7 @@ from flashtrain_recipes.arena.pathfinder.source import Pathfinder
 from flashtrain_recipes.arena.pathfinder.store import ensure
 
 
+@pytest.mark.slow  # numba compiles the walks
 def test_a_range_has_as_many_images_of_each_length_in_turn(tmp_path: Path) -> None:
     source = Pathfinder(32, 7, counts={"train": 8}, contour="3-5", workers=1, cache_dir=tmp_path)
     samples = source.split("train")
@@ -26,6 +27,7 @@ def test_a_range_has_as_many_images_of_each_length_in_turn(tmp_path: Path) -> No
     assert "contours of 3 to 5 dashes" in source.describe()
 
 
+@pytest.mark.slow
 def test_fewer_images_than_lengths_are_of_the_first(tmp_path: Path) -> None:
     source = Pathfinder(32, 7, counts={"train": 2}, contour="3-5", workers=1, cache_dir=tmp_path)
     assert len(source.split("train")) == 2

@@ -28,6 +28,7 @@ def preview(folder: Path, *words: str) -> int:
     return run_job(compose_settings(words), folder / "run", overrides=list(words), started=time.time())
 
 
+@pytest.mark.slow  # numba compiles the walks
 def test_it_draws_as_many_images_as_asked(tmp_path: Path) -> None:
     assert preview(tmp_path, "pathfinder.preview=7") == 0
     row = json.loads((tmp_path / "run" / "summary.json").read_text())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +11,6 @@ from pathlib import Path
 import filelock
 import numpy as np
 import pytest
-import torch
 
 from flashtrain.errors import UserError
 from flashtrain_recipes.arena.pathfinder import generate
@@ -20,6 +18,8 @@ from flashtrain_recipes.arena.pathfinder.generate import generate_records
 from flashtrain_recipes.arena.pathfinder.parameters import of_side
 from flashtrain_recipes.arena.pathfinder.records import HEADER_BYTES, Header, record_type
 from flashtrain_recipes.arena.pathfinder.store import SPLITS, PathfinderImages, ensure, set_path
+
+pytestmark = pytest.mark.slow  # numba compiles the walks
 
 EXPECTED = 900  # more than three chunks
 
@@ -114,17 +114,6 @@ def test_splits_share_no_image(tmp_path: Path) -> None:
     assert len(pictures) == 300
 
 
-def test_strokes_come_in_the_order_asked_for(tmp_path: Path) -> None:
-    images = ensure(32, 5, 50, workers=1, cache_dir=tmp_path)
-    every = images.strokes(slice(None))
-    some = images.strokes(torch.tensor([40, 3, 3]))
-    assert every.segments.shape == (50, images.parameters.most_dashes, 4)
-    assert every.segments.dtype == every.markers.dtype == torch.float32
-    assert torch.equal(some.segments, every.segments[[40, 3, 3]])
-    assert torch.equal(some.to("cpu").labels, every.labels[[40, 3, 3]])
-    assert len(some) == 3
-
-
 @pytest.mark.integration
 def test_reading_and_drawing_need_no_numba(tmp_path: Path) -> None:
     path = ensure(32, 5, 20, workers=1, cache_dir=tmp_path).path
@@ -158,45 +147,3 @@ def test_a_file_of_before_there_were_two_drawings_is_of_the_smooth_one(tmp_path:
     header = json.loads(smooth.path.read_bytes()[:HEADER_BYTES])
     assert ("drawing" in header, header["version"]) == (False, 1)
     assert not np.array_equal(smooth.strokes([0]).segments, original.strokes([0]).segments)
-
-
-def test_a_file_of_an_unknown_drawing_is_refused(tmp_path: Path) -> None:
-    path = ensure(32, 5, 20, workers=1, cache_dir=tmp_path).path
-    path.write_bytes(path.read_bytes().replace(b'"original"', b'"pencils!"', 1))
-    with pytest.raises(UserError, match="another version of the generator"):
-        PathfinderImages(path)
-
-
-@pytest.mark.parametrize("content", [b"", b"not json", b'{"format": "another"}', b"[1, 2]"])
-def test_another_file_is_refused(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "other.bin"
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=r"other\.bin"):
-        PathfinderImages(path)
-
-
-def test_a_missing_file_and_an_unknown_split_are_said_in_a_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot read"):
-        PathfinderImages(tmp_path / "none.bin")
-    with pytest.raises(UserError, match="Possible: test, train, validation"):
-        ensure(32, 5, 10, split="training", cache_dir=tmp_path)
-
-
-def test_a_record_is_small() -> None:
-    assert record_type(of_side(128)).itemsize <= 256
-
-
-@pytest.mark.parametrize("kind", ["pipe", "folder"])
-def test_what_is_no_file_in_a_sets_place_is_refused(tmp_path, kind) -> None:
-    path = set_path(32, 0, cache_dir=tmp_path)
-    make = os.mkfifo if kind == "pipe" else os.mkdir
-    make(path)
-    with pytest.raises(UserError, match=f"{path} is no file of images"):
-        ensure(32, 0, 4, workers=1, cache_dir=tmp_path)
-
-
-def test_a_set_with_a_hole_of_gigabytes_is_whole_up_to_it(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("flashtrain_recipes.arena.pathfinder.records._AT_ONCE", 4)
-    path = ensure(32, 0, 10, workers=1, cache_dir=tmp_path).path
-    os.truncate(path, 16 * 2**30)
-    assert len(PathfinderImages(path)) == 10

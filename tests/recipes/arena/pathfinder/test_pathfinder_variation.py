@@ -84,6 +84,7 @@ def test_half_of_the_images_have_dashes_of_other_brightness_the_same_ones_each_t
     assert not torch.equal(found, varied_brightness(1.0, 6, np.arange(1000)))
 
 
+@pytest.mark.slow  # numba compiles the walks
 def test_only_images_for_training_are_varied(tmp_path) -> None:
     source = Pathfinder(
         24, counts={"train": 40, "validation": 8}, contour="2", variation=1.0, workers=1, cache_dir=tmp_path

@@ -12,6 +12,8 @@ from flashtrain_recipes.arena.pathfinder.parameters import of_side
 from flashtrain_recipes.arena.pathfinder.records import GENERATOR_VERSIONS, Header
 from flashtrain_recipes.arena.pathfinder.store import PathfinderImages
 
+pytestmark = pytest.mark.slow  # numba compiles the walks
+
 SETS = [(32, "hard", 300), (64, "easy", 100), (128, "hard", 60), (256, "hard", 200), (48, "easy", 60)]
 
 
