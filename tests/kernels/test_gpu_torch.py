@@ -151,35 +151,30 @@ def launches(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("given", "mistake", "message"),
+    ("named", "given", "mistake"),
     [
-        (
-            {"cu": [0, 100, 401]},
-            ValueError,
-            "cu_seqlens_q must end at the number of tokens, 400, or before, not at 401",
-        ),
-        ({"cu": [0, 300, 200]}, ValueError, "cu_seqlens_q must not decrease, and does by 100"),
-        ({"cu": [1, 300, 400]}, ValueError, "cu_seqlens_q must start at 0, not at 1"),
-        ({"cu": [0, 300, 400], "longest": 299}, ValueError, "max_seqlen_q must be at least the longest sequence's 300"),
-        ({"cu_device": "cpu"}, ValueError, "cu_seqlens_q is on cpu and q on cuda:0"),
-        ({"dtype": torch.float64}, TypeError, "q is float64, which the Triton kernels do not compute"),
-        ({"k_device": "cpu"}, ValueError, "k is on cpu and q on cuda:0"),
-        ({"bias": torch.zeros(400)}, ValueError, "bias is on cpu and q on cuda:0"),
-        ({"alibi_slopes": torch.zeros(4)}, ValueError, "alibi_slopes is on cpu and q on cuda:0"),
-        ({"dropout_p": 0.1, "dropout_seed": torch.zeros(3).long()}, ValueError, "dropout_seed is on cpu and q on cuda"),
-        ({"dropout_p": 1.0}, ValueError, "dropout_p must be a probability from 0 to less than 1, not 1.0"),
-        ({"window_size": (-2, 0)}, ValueError, "window_size must be 0 or more on each side"),
-        ({"mask": fk.masks.causal(400)}, ValueError, "mask.queries is on cpu and q on cuda:0"),
+        ("cu_seqlens_q must end", {"cu": [0, 100, 401]}, ValueError),
+        ("cu_seqlens_q must not decrease", {"cu": [0, 300, 200]}, ValueError),
+        ("cu_seqlens_q must start", {"cu": [1, 300, 400]}, ValueError),
+        ("max_seqlen_q", {"cu": [0, 300, 400], "longest": 299}, ValueError),
+        ("cu_seqlens_q", {"cu_device": "cpu"}, ValueError),
+        ("q is float64", {"dtype": torch.float64}, TypeError),
+        ("k", {"k_device": "cpu"}, ValueError),
+        ("bias", {"bias": torch.zeros(400)}, ValueError),
+        ("alibi_slopes", {"alibi_slopes": torch.zeros(4)}, ValueError),
+        ("dropout_seed", {"dropout_p": 0.1, "dropout_seed": torch.zeros(3).long()}, ValueError),
+        ("dropout_p", {"dropout_p": 1.0}, ValueError),
+        ("window_size", {"window_size": (-2, 0)}, ValueError),
+        ("mask.queries", {"mask": fk.masks.causal(400)}, ValueError),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_mistake_is_found_before_a_launch(given, mistake, message, launches):
+def test_a_mistake_is_found_before_a_launch(named, given, mistake, launches):
     given = dict(given)
     cu = torch.tensor(given.pop("cu", [0, 100, 400]), dtype=torch.int32).to(given.pop("cu_device", DEVICE))
     longest = given.pop("longest", 400)
     q = torch.zeros(400, 4, 64, device=DEVICE, dtype=given.pop("dtype", BF16))
     k = q.to(given.pop("k_device", DEVICE))
-    with pytest.raises(mistake, match=message):
+    with pytest.raises(mistake, match=f"^{named}"):
         fk.flash_attn_varlen_func(q, k, k, cu, cu, longest, longest, **given)
     assert not launches
     torch.cuda.synchronize()

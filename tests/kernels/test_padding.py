@@ -57,20 +57,21 @@ def test_attention_on_the_unpadded_tokens_is_attention_with_a_key_mask():
     torch.testing.assert_close(out, wanted)
 
 
+TOKENS = torch.zeros(3, 2)
 MISTAKES = [
-    (lambda: fk.unpad_input([1], MASK), TypeError, r"hidden_states must be a tensor \(B, S, ...\), not list"),
-    (lambda: fk.unpad_input(torch.zeros(4), MASK), ValueError, r"hidden_states must have the shape .* not \(4,\)"),
-    (lambda: fk.unpad_input(torch.zeros(4, 5), MASK), ValueError, r"attention_mask .*\(4, 5\), not \(4, 4\)"),
-    (lambda: fk.unpad_input(torch.zeros(4, 4), MASK, MASK[:2]), ValueError, r"unused_mask .*\(4, 4\), not \(2, 4\)"),
-    (lambda: fk.unpad_input(torch.zeros(4, 4), None), TypeError, "attention_mask must be a tensor"),
-    (lambda: fk.pad_input(torch.zeros(3, 2), torch.zeros(2).long(), 1, 4), ValueError, r"indices must have the shape"),
-    (lambda: fk.pad_input(torch.zeros(3, 2), torch.zeros(3), 1, 4), TypeError, "indices must be int64 or int32"),
-    (lambda: fk.pad_input(torch.zeros(3, 2), torch.zeros(3).long(), 1.0, 4), TypeError, "batch must be an integer"),
-    (lambda: fk.pad_input(torch.zeros(3, 2), torch.zeros(3).long(), 1, -4), ValueError, "seqlen must be 0 or more"),
+    ("hidden_states", TypeError, lambda: fk.unpad_input([1], MASK)),
+    ("hidden_states", ValueError, lambda: fk.unpad_input(torch.zeros(4), MASK)),
+    ("attention_mask", ValueError, lambda: fk.unpad_input(torch.zeros(4, 5), MASK)),
+    ("unused_mask", ValueError, lambda: fk.unpad_input(torch.zeros(4, 4), MASK, MASK[:2])),
+    ("attention_mask", TypeError, lambda: fk.unpad_input(torch.zeros(4, 4), None)),
+    ("indices", ValueError, lambda: fk.pad_input(TOKENS, torch.zeros(2).long(), 1, 4)),
+    ("indices", TypeError, lambda: fk.pad_input(TOKENS, torch.zeros(3), 1, 4)),
+    ("batch", TypeError, lambda: fk.pad_input(TOKENS, torch.zeros(3).long(), 1.0, 4)),
+    ("seqlen", ValueError, lambda: fk.pad_input(TOKENS, torch.zeros(3).long(), 1, -4)),
 ]
 
 
-@pytest.mark.parametrize(("call", "error", "message"), MISTAKES, ids=[mistake[2][:40] for mistake in MISTAKES])
-def test_a_mistake_is_named(call, error, message):
-    with pytest.raises(error, match=message):
+@pytest.mark.parametrize(("named", "error", "call"), MISTAKES)
+def test_a_mistake_is_named(named, error, call):
+    with pytest.raises(error, match=f"^{named}"):
         call()

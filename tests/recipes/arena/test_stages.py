@@ -20,7 +20,7 @@ from flashtrain_recipes.arena.accuracy import wilson
 from flashtrain_recipes.arena.build import classifier_config
 from flashtrain_recipes.arena.settings import StageSettings
 from flashtrain_recipes.arena.stages import SAID_BY_STAGES, stages_of
-from flashtrain_recipes.arena.words import plan_classifier, random_start
+from flashtrain_recipes.arena.words import plan_classifier
 
 
 def test_pathx_is_trained_on_growing_images() -> None:
@@ -123,17 +123,6 @@ def test_the_plan_tells_every_stages_cost_and_starts_nothing(tmp_path, monkeypat
     assert "stages 15 to 25 of 32, side 64, contours of 3 to 13 dashes one after another: " in text
     assert "until 90% of held-out samples are right, at most 3,000 steps" in text
     assert not list(tmp_path.iterdir())
-
-
-def test_large_images_from_random_weights_are_said_with_how_to_start_from_a_curriculums(tmp_path) -> None:
-    def told(*words: str) -> str:
-        return random_start(stages_of(compose_settings(words))[0])
-
-    assert "weights=RUN (of recipe=pathx)" in told("recipe=path256")
-    assert "\n" not in told("recipe=path256")
-    assert told("recipe=path256", f"weights={tmp_path}") == ""
-    assert told("recipe=pathx") == ""
-    assert told("recipe=lra-image") == ""
 
 
 def test_intervals_hold_the_share_and_shrink_with_the_count() -> None:

@@ -102,6 +102,11 @@ def test_the_first_tips_are_as_far_apart_as_seed_distance(images: PathfinderImag
     assert np.abs(apart - parameters.seed_distance).max() < 2.2  # three roundings to whole pixels
 
 
+def test_half_of_the_labels_are_one(images_of: ImagesOf) -> None:
+    labels = images_of(32, "hard", 6000).labels
+    assert abs(labels.mean() - 0.5) < 4 * 0.5 / len(labels) ** 0.5
+
+
 def test_both_margins_of_path_x_occur(images_of: ImagesOf) -> None:
     assert set(images_of(128, "hard", 60).margins.tolist()) == {2, 3}
 
