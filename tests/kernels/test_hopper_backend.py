@@ -68,13 +68,94 @@ def test_a_release_that_was_not_tried_is_named_once_in_a_warning_of_one_line_wit
     assert "\n" not in record.getMessage()
 
 
+BANDS = [{}, {"right": 0}, {"left": -100, "right": 0}]
+SLOPES, DROPS = {"alibi_slopes": torch.ones(2)}, {"dropout_p": 0.1, "seed": SEED}
+BIAS = {"bias": torch.zeros(1, 1, 1, 1)}
+DOCUMENTS = {"mask": masks.document(torch.arange(1024)[None] // 300, causal=True)}
+SERVED = [
+    ({"head_dim": head_dim, "kv_heads": kv_heads}, {**band, **rich})
+    for head_dim, kv_heads, band in itertools.product((64, 128), (1, 2), BANDS)
+    for rich in ({}, SLOPES, {"alibi_slopes": torch.ones(1, 2)}, DROPS)
+]
+SERVED += [({"head_dim": head_dim}, {**band, "softcap": 30.0}) for head_dim in (64, 72, 128, 256) for band in BANDS]
+SERVED += [({"head_dim": head_dim}, {}) for head_dim in (72, 120, 200, 248, 256)]
+SERVED += [({"seqlen": 512}, {"right": 0, **DROPS}), ({}, {"right": 5, **SLOPES})]
+LEFT = [  # to the portable kernels, and a word of the reason
+    ({"head_dim": 68}, {}, "head dimension"), ({"head_dim": 63}, {}, "head dimension"),
+    ({"dtype": torch.float32}, {}, "float32"), ({}, BIAS, ""), ({}, {**BIAS, "softcap": 3.0}, ""),
+    ({}, {**BIAS, **DROPS}, ""), ({}, {**BIAS, **SLOPES}, ""), ({}, {**DROPS, "softcap": 3.0}, ""),
+    ({}, {**SLOPES, "softcap": 3.0}, ""), ({}, {**SLOPES, **DROPS}, "dropout"), ({}, {**SLOPES, **DOCUMENTS}, "masks"),
+    ({}, {"alibi_slopes": torch.ones(4)[::2]}, "stride"), ({"head_dim": 256}, SLOPES, "head dimensions"),
+    ({"head_dim": 256}, DROPS, "head dimensions 64 and 128"), ({}, {**DROPS, **DOCUMENTS}, "masks"),
+    ({}, {"softcap": 1e-5}, "softcap"),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("release", [(3, 6), (3, 7), (3, 8), (3, 9)])
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("kv_heads", [1, 2])
-@pytest.mark.parametrize("options", [{}, {"right": 0}, {"left": -100, "right": 0}], ids=str)
-def test_bands_and_grouped_heads_are_served(release, head_dim, kv_heads, options, gpu):
+def test_what_is_served_in_both_passes(release, gpu):
     gpu(release=release)
-    assert refusals(*tensors(head_dim, kv_heads=kv_heads), **options) == (None, None)
+    for given, options in SERVED:
+        assert refusals(*tensors(**given), **options) == (None, None), (given, options)
+    assert refusals(*torch.zeros(2, 100, 3, 4, 64, dtype=BF16).unbind(2)) == (None, None)  # read where it lies
+
+
+@pytest.mark.parametrize(("given", "options", "word"), LEFT)
+def test_what_is_left_to_the_portable_kernels_is_named(given, options, word, gpu):
+    gpu()
+    assert all(reason is not None and word in reason for reason in refusals(*tensors(**given), **options))
+
+
+def test_what_lies_otherwise_than_they_read_is_left_to_the_portable_kernels(gpu):
+    gpu()
+    q, k, v = tensors()
+    odd = torch.zeros(1, 1024, 2, 68, dtype=BF16)[..., :64]
+    assert all("q" in reason and "stride" in reason for reason in refusals(odd, k, v))
+    assert refusals(q[:, :1001], k, v, **SLOPES) == (None, None)
+    assert refusals(q[:, :1008], k, v, **DROPS) == (None, None)  # Sk - Sq = 16
+    assert all("multiple of 16" in reason for reason in refusals(q[:, :1016], k, v, **DROPS))
+    forward, backward = refusals(*tensors(40))
+    assert (forward, "head dimension 40" in backward) == (None, True)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_deterministic_backward_is_served_but_with_masks_and_wide_heads(asked, gpu):
+    """Asked of the call, or of torch."""
+    from flashtrain_kernels.backends.hopper.backward import choices
+
+    gpu()
+    torch.use_deterministic_algorithms(not asked)
+    try:
+        for given, options in SERVED:
+            if given.get("head_dim", 64) > 128:
+                continue
+            options, inputs = {**options, "deterministic": asked}, tensors(**given)
+            assert refusals(*inputs, **options) == (None, None)
+            assert choices(*inputs[:2], Options(0.125, **options), inputs).deterministic
+        planned = DOCUMENTS["mask"].planned(64, BF16)
+        for others in ((*tensors(256), {"right": 0}), (*tensors(), {"mask": planned})):
+            *inputs, options = others
+            assert refusals(*inputs, deterministic=asked, **options)[1].startswith("deterministic")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert not choices(*tensors()[:2], Options(0.125), tensors()).deterministic
+
+
+@pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (100, 0)], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+def test_packed_sequences_are_served_in_both_passes_wherever_no_mask_is_made_of_them(head_dim, window, gpu):
+    gpu()
+    cu = torch.zeros(4, dtype=torch.int32)
+    q, k, v = tensors(head_dim=head_dim)
+    assert hopper.finds_sequences(CUDA, head_dim, q.dtype, False)
+    sequences = masks.Sequences(cu, cu, 1024, 1024, window)
+    for rich in ({}, SLOPES) if head_dim != 96 else ({},):
+        options = Options(0.125, **rich).by_boundaries(sequences)
+        assert [hopper.serves(Call(q, k, v, options), way) for way in ("forward", "backward")] == [None, None]
+        assert hopper.changes_sequences(options, head_dim) == bool(rich)
+    rows = [x.expand(2, -1, -1, -1) for x in (q, k, v)]
+    assert "more than one row" in hopper.serves(Call(*rows, options), "forward")
+    for others in ((40, BF16, False), (256, BF16, False), (64, torch.float32, False), (64, BF16, True)):
+        assert not hopper.finds_sequences(CUDA, *others)
 
 
 def test_documents_and_block_masks_are_served_and_planned_for_their_tiles(gpu):
@@ -126,32 +207,6 @@ def test_the_forward_reads_positions_of_keys_and_calls_without_them_have_no_argu
     assert given[6] == 0  # the stride of a mask that all rows share: so do its keys
 
 
-def test_a_packed_projection_is_read_where_it_lies(gpu):
-    gpu()
-    assert refusals(*torch.zeros(2, 100, 3, 4, 64, dtype=BF16).unbind(2)) == (None, None)
-
-
-@pytest.mark.parametrize(
-    ("head_dim", "dtype", "forward", "backward"),
-    [
-        (256, BF16, None, None),
-        (200, BF16, None, None),
-        (72, BF16, None, None),
-        (120, BF16, None, None),
-        (248, BF16, None, None),
-        (68, BF16, "head dimension", "head dimension 68"),
-        (63, BF16, "head dimension", "head dimension 63"),
-        (40, BF16, None, "head dimension 40"),
-        (64, torch.float32, "float32", "float32"),
-    ],
-)
-def test_what_a_call_has_that_they_do_not_serve_is_named(head_dim, dtype, forward, backward, gpu):
-    gpu()
-    got = refusals(*tensors(head_dim, dtype))
-    for reason, wanted in zip(got, (forward, backward), strict=True):
-        assert (reason is None) if wanted is None else (wanted in reason)
-
-
 def test_masks_of_wide_heads_are_left_to_the_portable_kernels(gpu):
     gpu()
     everything = torch.ones(1, 8, 8, dtype=torch.bool)
@@ -162,53 +217,6 @@ def test_masks_of_wide_heads_are_left_to_the_portable_kernels(gpu):
         with dispatch.force("hopper"):
             assert all("mask" in reason for reason in refusals(*tensors(256), mask=mask))
         assert refusals(*tensors(128), mask=mask)[0] is None
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"bias": torch.zeros(1, 1, 1, 1)}, {"bias": torch.zeros(1, 1, 1, 1), "softcap": 3.0}],
-    ids=" and ".join,
-)
-def test_a_bias_is_left_to_the_portable_kernels_and_so_are_features_together(options, gpu):
-    gpu()
-    assert all(refusals(*tensors(), **options))
-    assert all(refusals(*tensors(), dropout_p=0.1, seed=SEED, softcap=3.0))
-    assert all(refusals(*tensors(), alibi_slopes=torch.ones(2), softcap=3.0))
-    assert all(refusals(*tensors(), **options, dropout_p=0.1, seed=SEED))
-    assert all(refusals(*tensors(), **options, alibi_slopes=torch.ones(2)))
-
-
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("options", [{}, {"right": 5}, {"left": -100, "right": 0}], ids=str)
-def test_alibi_is_served_by_itself(head_dim, options, gpu):
-    gpu()
-    q, k, v = tensors(head_dim, kv_heads=1)
-    for slopes in (torch.ones(2), torch.ones(1, 2)):
-        assert refusals(q[:, :1001], k, v, alibi_slopes=slopes, **options) == (None, None)
-    slopes = torch.ones(2)
-    assert all("dropout" in reason for reason in refusals(q, k, v, alibi_slopes=slopes, dropout_p=0.1, seed=SEED))
-    assert all("stride" in reason for reason in refusals(q, k, v, alibi_slopes=torch.ones(4)[::2]))
-    assert all("head dimensions" in reason for reason in refusals(*tensors(256), alibi_slopes=slopes))
-    mask = masks.document(torch.arange(1024)[None] // 300, causal=True)
-    assert all("masks" in reason for reason in refusals(q, k, v, alibi_slopes=slopes, mask=mask))
-    cu = torch.tensor([0, 100, 1024], dtype=torch.int32)
-    packed = Options(0.125, alibi_slopes=slopes).by_boundaries(masks.Sequences(cu, cu.clone(), 1024, 1024, (-1, 0)))
-    assert hopper.changes_sequences(packed, head_dim)
-    assert [hopper.serves(Call(q, k, v, packed), way) for way in ("forward", "backward")] == [None, None]
-
-
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("options", [{}, {"right": 0}, {"left": -100, "right": 0}], ids=str)
-def test_dropout_is_served_where_a_thread_has_the_weights_of_a_draw(head_dim, options, gpu):
-    gpu()
-    dropout = {"dropout_p": 0.1, "seed": SEED, **options}
-    q, k, v = tensors(head_dim, kv_heads=1)
-    assert refusals(q, k, v, **dropout) == (None, None)
-    assert refusals(q[:, :1008], k, v, **dropout) == (None, None)  # Sk - Sq = 16
-    assert all("multiple of 16" in reason for reason in refusals(q[:, :1016], k, v, **dropout))
-    assert all("head dimensions 64 and 128" in reason for reason in refusals(*tensors(256), **dropout))
-    mask = masks.document(torch.arange(1024)[None] // 300, causal=True)
-    assert all("masks" in reason for reason in refusals(*tensors(head_dim), dropout_p=0.1, seed=SEED, mask=mask))
 
 
 def test_dropout_of_packed_sequences_is_served_with_one_cu_seqlens(gpu):
@@ -227,19 +235,6 @@ def test_dropout_of_packed_sequences_is_served_with_one_cu_seqlens(gpu):
         assert (reasons == (None, None)) if served else all("other cu_seqlens" in reason for reason in reasons)
 
 
-def test_a_short_causal_backward_with_dropout_is_not_left_to_the_portable_kernels(gpu):
-    gpu()
-    assert refusals(*tensors(seqlen=512), right=0, dropout_p=0.1, seed=SEED) == (None, None)
-
-
-@pytest.mark.parametrize("head_dim", [64, 72, 128, 256])
-@pytest.mark.parametrize("options", [{}, {"right": 0}, {"left": -100, "right": 0}], ids=str)
-def test_a_softcap_is_served_in_both_passes(head_dim, options, gpu):
-    gpu()
-    assert refusals(*tensors(head_dim), **options, softcap=30.0) == (None, None)
-    assert all("softcap" in reason for reason in refusals(*tensors(head_dim), **options, softcap=1e-5))
-
-
 def test_masks_with_a_softcap_are_planned_for_the_tiles_of_those_that_serve_them(gpu, monkeypatch):
     gpu()
     monkeypatch.setattr(dispatch, "runs_kernels", lambda device: True)
@@ -255,15 +250,6 @@ def test_masks_with_a_softcap_are_planned_for_the_tiles_of_those_that_serve_them
     assert mask.planned(64, BF16, rich=True, softcap=True).plan.blocks == (16,) * 6
 
 
-def test_strides_that_the_copy_engine_cannot_take_are_named(gpu):
-    gpu()
-    _, k, v = tensors()
-    odd = torch.zeros(1, 1024, 2, 68, dtype=BF16)[..., :64]
-    for reason in refusals(odd, k, v):
-        assert "q" in reason
-        assert "stride" in reason
-
-
 def test_short_causal_backwards_go_to_the_portable_kernels(gpu):
     gpu()
     short = tensors(seqlen=512)
@@ -271,36 +257,6 @@ def test_short_causal_backwards_go_to_the_portable_kernels(gpu):
     assert refusals(*short) == (None, None)
     with dispatch.force("hopper"):
         assert refusals(*short, right=0) == (None, None)
-
-
-def test_a_deterministic_backward_is_served_but_with_masks_and_wide_heads(gpu):
-    from flashtrain_kernels.backends.hopper.backward import choices
-
-    gpu()
-    band = {"left": -100, "right": 0}
-    alibi, drops = {"right": 0, "alibi_slopes": torch.ones(2)}, {"right": 0, "dropout_p": 0.1, "seed": SEED}
-    mask = masks.document(torch.arange(1024)[None] // 300, causal=True)
-    torch_asks = torch.are_deterministic_algorithms_enabled
-    for asked in ({"deterministic": True}, {}):
-        torch.use_deterministic_algorithms(not asked)
-        try:
-            assert torch_asks() is not bool(asked)
-            for head_dim in (64, 96, 128):
-                for kv_heads in (1, 2):
-                    given = tensors(head_dim, kv_heads=kv_heads)
-                    for options in ({}, {"right": 0}, {"left": -100}, band, {"right": 0, "softcap": 3.0}, alibi, drops):
-                        if ("seed" in options or "alibi_slopes" in options) and head_dim == 96:
-                            continue
-                        assert refusals(*given, **asked, **options) == (None, None)
-                        assert choices(*given[:2], Options(0.125, **asked, **options), given).deterministic
-            for others in (
-                refusals(*tensors(256), **asked, right=0),
-                refusals(*tensors(), **asked, mask=mask.planned(64, BF16)),
-            ):
-                assert others[1].startswith("deterministic")
-        finally:
-            torch.use_deterministic_algorithms(False)
-    assert not choices(*tensors()[:2], Options(0.125), tensors()).deterministic
 
 
 def test_short_calls_with_a_head_for_every_program_add_dq_up_in_one_order_and_are_served(gpu):
@@ -330,28 +286,6 @@ def test_forcing_the_portable_kernels_is_a_reason(gpu):
     gpu()
     with dispatch.force("portable"):
         assert hopper.unavailable(CUDA) == "portable is forced"
-
-
-@pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (100, 0)], ids=str)
-@pytest.mark.parametrize("head_dim", [64, 96, 128])
-def test_packed_sequences_are_served_in_both_passes_wherever_no_mask_is_made_of_them(head_dim, window, gpu):
-    gpu()
-    cu = torch.zeros(4, dtype=torch.int32)
-    q, k, v = tensors(head_dim=head_dim)
-    assert hopper.finds_sequences(CUDA, head_dim, q.dtype, False)
-    options = Options(0.125).by_boundaries(masks.Sequences(cu, cu, 1024, 1024, window))
-    assert [hopper.serves(Call(q, k, v, options), way) for way in ("forward", "backward")] == [None, None]
-    rows = [x.expand(2, -1, -1, -1) for x in (q, k, v)]
-    assert "more than one row" in hopper.serves(Call(*rows, options), "forward")
-
-
-@pytest.mark.parametrize(
-    ("head_dim", "dtype", "changed"),
-    [(40, BF16, False), (256, BF16, False), (64, torch.float32, False), (64, BF16, True)],
-)
-def test_of_other_packed_sequences_a_mask_is_made(head_dim, dtype, changed, gpu):
-    gpu()
-    assert not hopper.finds_sequences(CUDA, head_dim, dtype, changed)
 
 
 @pytest.mark.parametrize("keys", [64, 128])

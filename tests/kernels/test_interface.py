@@ -123,22 +123,32 @@ def test_windows_are_inclusive_and_aligned_alike():
     assert seen_by(3, 3, window_size=[-1, 1]) == [[1, 1, 0], [1, 1, 1], [1, 1, 1]]
 
 
-@pytest.mark.parametrize(
-    ("function", "first"),
-    [
-        (fk.flash_attn_func, ["q", "k", "v"]),
-        (fk.flash_attn_kvpacked_func, ["q", "kv"]),
-        (fk.flash_attn_qkvpacked_func, ["qkv"]),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_parameters_and_defaults_are_flash_attns_and_ours_come_by_keyword(function, first):
+LENGTHS = ["cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"]
+KVCACHE = {
+    "k": None, "v": None, "rotary_cos": None, "rotary_sin": None, "cache_seqlens": None, "cache_batch_idx": None,
+    "cache_leftpad": None, "block_table": None, "softmax_scale": None, "causal": False, "window_size": (-1, -1),
+    "softcap": 0.0, "rotary_interleaved": True, "alibi_slopes": None, "num_splits": 0, "return_softmax_lse": False,
+}  # fmt: skip
+TORCHS = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
+SIGNATURES = [
+    (fk.flash_attn_func, ["q", "k", "v"], FLASH_ATTN, OURS),
+    (fk.flash_attn_kvpacked_func, ["q", "kv"], FLASH_ATTN, OURS),
+    (fk.flash_attn_qkvpacked_func, ["qkv"], FLASH_ATTN, OURS),
+    (fk.flash_attn_varlen_func, ["q", "k", "v", *LENGTHS], {**FLASH_ATTN, "block_table": None}, OURS),
+    (fk.flash_attn_varlen_kvpacked_func, ["q", "kv", *LENGTHS], FLASH_ATTN, OURS),
+    (fk.flash_attn_varlen_qkvpacked_func, ["qkv", "cu_seqlens", "max_seqlen"], FLASH_ATTN, OURS),
+    (fk.flash_attn_with_kvcache, ["q", "k_cache", "v_cache"], KVCACHE, {"learnable_sink": None}),
+    (fk.scaled_dot_product_attention, ["query", "key", "value"], TORCHS, {}),
+]
+
+
+@pytest.mark.parametrize(("function", "first", "named", "ours"), SIGNATURES)
+def test_parameters_and_defaults_are_flash_attns_and_torchs_and_ours_come_by_keyword(function, first, named, ours):
     parameters = inspect.signature(function).parameters.values()
     by_place = {p.name: p.default for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD}
-    by_keyword = {p.name: p.default for p in parameters if p.kind == p.KEYWORD_ONLY}
     assert list(by_place)[: len(first)] == first
-    assert list(by_place.items())[len(first) :] == list(FLASH_ATTN.items())
-    assert by_keyword == OURS
+    assert list(by_place.items())[len(first) :] == list(named.items())
+    assert {p.name: p.default for p in parameters if p.kind == p.KEYWORD_ONLY} == ours
 
 
 def test_what_return_attn_probs_returns():

@@ -1,29 +1,12 @@
 """flash_attn_with_kvcache and keys in pages: on a CPU by plain PyTorch, in Triton's interpreter, compiled ahead of
 time, and what is said of mistakes."""
 
-import inspect
-
 import pytest
 import torch
 from child_process import assert_passes_in_the_interpreter, compiled_rows
 from kvcache_cases import ALONE, Case, expected
 
 import flashtrain_kernels as fk
-
-FLASH_ATTN = {
-    "q": None, "k_cache": None, "v_cache": None, "k": None, "v": None, "rotary_cos": None, "rotary_sin": None,
-    "cache_seqlens": None, "cache_batch_idx": None, "cache_leftpad": None, "block_table": None, "softmax_scale": None,
-    "causal": False, "window_size": (-1, -1), "softcap": 0.0, "rotary_interleaved": True, "alibi_slopes": None,
-    "num_splits": 0, "return_softmax_lse": False,
-}  # fmt: skip
-
-
-def test_parameters_and_defaults_are_flash_attns():
-    parameters = inspect.signature(fk.flash_attn_with_kvcache).parameters
-    given = {
-        name: None if p.default is p.empty else p.default for name, p in parameters.items() if p.kind != p.KEYWORD_ONLY
-    }
-    assert list(given.items()) == list(FLASH_ATTN.items())
 
 
 @pytest.mark.parametrize("case", ALONE, ids=str)

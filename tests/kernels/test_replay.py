@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from child_process import assert_passes_in_the_interpreter, compiled_rows
 
 import flashtrain_kernels as fk
 from flashtrain_kernels import replay
-from flashtrain_kernels.replay import Place
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
@@ -20,59 +18,6 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 @pytest.mark.interpreter
 def test_replayed_passes_in_the_interpreter():
     assert_passes_in_the_interpreter("replay_cases.py")
-
-
-class Driver:
-    """The driver's function that launches, noting what it is given."""
-
-    def __init__(self):
-        self.given = []
-
-    def __call__(self, *args):
-        self.given.append(args)
-
-
-@pytest.mark.parametrize("release", [(3, 6), (3, 7), (3, 8), (3, 9)])
-def test_a_kernel_is_launched_with_the_new_addresses_in_the_order_of_its_release(release, monkeypatch):
-    from triton.backends.nvidia import driver
-
-    from flashtrain_kernels.backends import compiled
-
-    monkeypatch.setattr(compiled, "release", lambda: release)
-    given = 2 if release < (3, 8) else 3
-    monkeypatch.setattr(
-        driver, "make_tensordesc_arg", lambda *args: [("map", args[0].base.data_ptr(), args[1]), len(args) == given, 9]
-    )
-    launcher, tensordesc_indices, relevant_paths, tensordesc_meta = Driver(), {1}, {1: {}}, ["how"]
-
-    def of_indices(*args):
-        return launcher, tensordesc_indices, tensordesc_meta
-
-    def of_paths(*args):
-        return launcher, relevant_paths, tensordesc_meta
-
-    inner = of_indices if release < (3, 8) else of_paths
-    assert compiled.map_of(SimpleNamespace(base=torch.zeros(1)), "how")[1], "as many arguments as the release takes"
-    run = SimpleNamespace(
-        launch=inner, launch_cooperative_grid=False, launch_pdl=False, arg_annotations="notes", kernel_signature=b"s",
-        global_scratch_size=0, profile_scratch_size=0,
-    )  # fmt: skip
-    kernel = SimpleNamespace(run=run, function=77, packed_metadata=(4, 1, 0))
-    x, described = torch.zeros(4), SimpleNamespace(shape=[8, 2], strides=[2, 1])
-    launch = SimpleNamespace(grid=(5,), args=(x, described, (3, 4), 1.5), constants={"C": "constant"})
-    places = {id(x): Place(0, 0), id(described): Place(1, 64)}
-    again = compiled.repeated(launch, kernel, lambda arg: places[id(arg)])
-    own = [1000, ("map", 2064, "how"), 8, 2, 2, 1, (3, 4), 1.5, "constant"]
-    again(11, [1000, 2000])
-    start = (5, 1, 1, 11, 77, False, False)
-    if release == (3, 6):
-        assert launcher.given == [(*start, None, None, (4, 1, 0), None, None, None, *own)]
-    else:
-        assert launcher.given == [(*start, (4, 1, 0), None, None, None, None, None, "notes", b"s", own)]
-    for name in ("global_scratch_size", "gsan_enabled"):
-        setattr(run, name, 1)
-        assert compiled.repeated(launch, kernel, lambda arg: places[id(arg)]) is None
-        setattr(run, name, 0)
 
 
 # Slow: it builds Triton's launcher, and compiles eight kernels.

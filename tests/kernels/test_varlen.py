@@ -1,7 +1,5 @@
 """Sequences packed into one row: the same as each sequence alone, and what is said about lengths that cannot be."""
 
-import inspect
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,12 +8,6 @@ from plain_formula import assert_one_graph_serves, assert_same
 
 import flashtrain_kernels as fk
 from flashtrain_kernels import dispatch, masks, remembered
-
-FLASH_ATTN = {
-    "dropout_p": 0.0, "softmax_scale": None, "causal": False, "window_size": (-1, -1), "softcap": 0.0,
-    "alibi_slopes": None, "deterministic": False, "return_attn_probs": False,
-}  # fmt: skip
-OURS = {"bias": None, "mask": None, "dropout_seed": None, "return_lse": False, "learnable_sink": None}
 
 
 def cumulative(lengths):
@@ -135,32 +127,6 @@ def test_a_mask_made_once_replaces_the_one_that_each_call_makes():
     assert_same(
         got, fk.flash_attn_varlen_func(*inputs, cu, cu, 4, 4, 0.0, None, True, (2, -1), return_lse=True), inputs
     )
-
-
-@pytest.mark.parametrize(
-    ("function", "first", "last"),
-    [
-        (
-            fk.flash_attn_varlen_func,
-            ["q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"],
-            {"block_table": None},
-        ),
-        (
-            fk.flash_attn_varlen_kvpacked_func,
-            ["q", "kv", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"],
-            {},
-        ),
-        (fk.flash_attn_varlen_qkvpacked_func, ["qkv", "cu_seqlens", "max_seqlen"], {}),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_parameters_and_defaults_are_flash_attns_and_ours_come_by_keyword(function, first, last):
-    parameters = inspect.signature(function).parameters.values()
-    by_place = {p.name: p.default for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD}
-    by_keyword = {p.name: p.default for p in parameters if p.kind == p.KEYWORD_ONLY}
-    assert list(by_place)[: len(first)] == first
-    assert list(by_place.items())[len(first) :] == list((FLASH_ATTN | last).items())
-    assert by_keyword == OURS
 
 
 def test_torch_compile_takes_the_whole_graph_and_changing_lengths():

@@ -288,16 +288,16 @@ def of(model: nn.Module, task: PlainTask) -> PlainTask:
 
 
 def unshared(folder: Path) -> tuple[dict[str, Any], list[Any]]:
-    """What becomes of models whose attention knows nothing of other devices: in training, and in validation before it;
-    their losses where the strategy is told not to look. And of a step that steps its optimiser itself: refused, steps
-    taken; with shared attention."""
-    found: dict[str, Any] = {}
-    for name, make in UNSHARED.items():
-        trained = refused(of(make(), PlainTask()), folder)
-        validated = refused(of(make(), PlainTask()), folder, limit_val_batches=1, num_sanity_val_steps=1)
-        told = of(make(), PlainTask())
-        trainer(folder, max_steps=1, devices=2, strategy=strategy(check_attention=False)).fit(told, Loaders(8))
-        found[name] = {"trained": trained, "validated": validated, "unchecked": told.losses}
+    """What becomes of models whose attention knows nothing of other devices, in training; of the last one in validation
+    before it, and its losses where the strategy is told not to look. And of a step that steps its optimiser itself:
+    refused, steps taken; with shared attention."""
+    found: dict[str, Any] = {name: refused(of(make(), PlainTask()), folder) for name, make in UNSHARED.items()}
+    last = UNSHARED["no attention"]
+    validating = {"limit_val_batches": 1, "num_sanity_val_steps": 1}
+    found["validated"] = refused(of(last(), PlainTask()), folder, **validating)
+    told = of(last(), PlainTask())
+    trainer(folder, max_steps=1, devices=2, strategy=strategy(check_attention=False)).fit(told, Loaders(8))
+    found["unchecked"] = told.losses
     manual = of(UNSHARED["no attention"](), ManualTask())
     return found, [refused(manual, folder), manual.steps_taken, refused(ManualTask(), folder)]
 

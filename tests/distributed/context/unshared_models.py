@@ -6,13 +6,11 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 
 import flashtrain
 from flashtrain.integrations import register_with_transformers
-from flashtrain.models.attention import flash_attention
 from flashtrain_kernels import flash_attn_func
 
 VOCABULARY, WIDTH, HEADS = 29, 16, 2
@@ -52,16 +50,6 @@ class Mixing(nn.Module):
         return self.head(self.mixer(self.shared(self.embedding(tokens))))
 
 
-def heads(x: Tensor) -> Tensor:
-    """(B, S, E) -> (B, H, S, D)"""
-    return x.unflatten(2, (HEADS, -1)).transpose(1, 2)
-
-
-class Sdpa(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(heads(x), heads(x), heads(x), is_causal=True).transpose(1, 2).flatten(2)
-
-
 class LayerOfTransformers(nn.Module):
     """One layer of a transformers model on our attention, without the model that knows its tokens' positions."""
 
@@ -75,31 +63,16 @@ class LayerOfTransformers(nn.Module):
         return self.attention(hidden_states=x, position_embeddings=angles, attention_mask=None)[0]
 
 
-class MultiHead(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.attention(x, x, x, need_weights=False)[0]
-
-
 class ByHand(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.softmax(x @ x.transpose(1, 2), -1) @ x
 
 
 class Flash(nn.Module):
-    """Our kernels' function, and the framework's."""
-
-    def __init__(self, framework: bool) -> None:
-        super().__init__()
-        self.framework = framework
+    """Our kernels' function."""
 
     def forward(self, x: Tensor) -> Tensor:
         q = x.unflatten(2, (HEADS, -1))
-        if self.framework:
-            return flash_attention(q, q, q, causal=True, scale=1.0).flatten(2)
         return flash_attn_func(q, q, q, causal=True).flatten(2)
 
 
@@ -110,15 +83,11 @@ class Averaged(nn.Module):
         return x.cumsum(1) / 7
 
 
+# Every kind of attention by itself: OWN in test_attention_check.py.
 UNSHARED: dict[str, Callable[[], nn.Module]] = {
     "a layer of a Llama on our attention": lambda: Mixing(LayerOfTransformers()),
     "a Llama on torch's": partial(OfTransformers, "sdpa"),
-    "a Llama on its own": partial(OfTransformers, "eager"),
-    "scaled_dot_product_attention": lambda: Mixing(Sdpa()),
-    "scaled_dot_product_attention beside shared attention": lambda: Mixing(Sdpa(), shared=True),
-    "MultiheadAttention": lambda: Mixing(MultiHead()),
     "softmax beside shared attention": lambda: Mixing(ByHand(), shared=True),
-    "our kernels beside shared attention": lambda: Mixing(Flash(framework=False), shared=True),
-    "our function beside shared attention": lambda: Mixing(Flash(framework=True), shared=True),
+    "our kernels beside shared attention": lambda: Mixing(Flash(), shared=True),
     "no attention": lambda: Mixing(Averaged()),
 }
