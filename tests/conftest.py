@@ -24,12 +24,20 @@ settings.load_profile("flashtrain")
 # While files are imported and tests collected nothing is thrown away: see pytest_collection_finish.
 gc.disable()
 
-# What takes longest comes first, so that no process of tests is left with it at the end.
+# What takes longest comes first, so that no process of tests is left with it at the end; with the fixtures of LAUNCHES.
 LONGEST = (
-    "test_the_kernels_equal_the_reference_in_the_interpreter",
-    "test_triton_builds_the_same_plans_in_the_interpreter",
-    "test_changed_files_of_every_kind",
     "test_the_tables_tiles_compile",
+    "test_they_compile_with_wgmma_and_tma",
+    "test_the_kernels_equal_the_reference_in_the_interpreter",
+    "test_the_commands_of_a_page_work",
+    "test_kills_cost_no_checkpoint",
+    "test_several_devices_are_a_process_of_their_own",
+    "test_no_dead_end_in_the_first_hour",
+    "test_a_killed_sweep_takes_its_job_along",
+    "test_each_eleventh_of_all_cases_there_are",
+    "test_replayed_passes_in_the_interpreter",
+    "test_triton_builds_the_same_plans_in_the_interpreter",
+    "test_several_devices_train_as_one_does",
     # On a GPU.
     "test_compute_sanitizer_finds_no_access_outside_of_memory",
     "test_every_implementation_gives_speed_mfu_and_memory",
@@ -68,7 +76,11 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: (not item.name.startswith(LONGEST), _mixed(item)))
+    items.sort(key=lambda item: (not _is_long(item), _mixed(item)))
+
+
+def _is_long(item: pytest.Item) -> bool:
+    return item.name.startswith(LONGEST) or not LAUNCHES.isdisjoint(getattr(item, "fixturenames", ()))
 
 
 def _mixed(item: pytest.Item) -> int:

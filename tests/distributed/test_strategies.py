@@ -60,13 +60,6 @@ def test_the_gathered_weights_are_whole_on_the_first_rank_and_equal_the_checkpoi
     assert all(torch.equal(gathered[name], saved[name]) for name in saved)
 
 
-def test_a_checkpoint_of_two_ranks_continues_in_one_process(trained, tmp_path):
-    folder, _ = trained
-    continued = one_process(tmp_path, 8, resume=folder / "whole" / "last.ckpt")
-    whole = one_process(tmp_path, 8)
-    assert continued.losses == pytest.approx(whole.losses[6:], rel=1e-4)
-
-
 def test_ranks_agree_on_where_to_stop(two_ranks, tmp_path):
     ranks = of_ranks(two_ranks / "stopping", 2)
     # SIGTERM reached the second rank only, in the middle of its third step.

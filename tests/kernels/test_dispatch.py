@@ -49,18 +49,6 @@ def test_the_table_has_a_row_for_every_gpu_dtype_and_head_dimension(capability, 
         assert tile.block_q % 16 == tile.block_k % 16 == 0
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100", "small"])
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_all_calls_with_a_mask_but_rich_ones_have_the_same_tile_sizes_so_that_one_plan_serves_them(arch, head_dim):
-    def sizes(**kind):
-        tiles = tile_table.table_row(arch, head_dim, torch.bfloat16, Kind(**kind))
-        return [tile[:2] for tile in (tiles.forward, tiles.dq, tiles.dkdv)]
-
-    masked = sizes(intervals=True)
-    assert sizes(intervals=True, scattered=True) == sizes(intervals=True, scattered=True, grouped=True) == masked
-    assert sizes(intervals=True, scattered=True, grouped=True, rich=True) == sizes(intervals=True, rich=True)
-
-
 def test_a_variant_replaces_the_tiles_it_names_and_the_last_of_several_wins(table_as_it_is):
     plain = tile_table.table_row("sm_90", 64, torch.float16)
     variants = VARIANTS["sm_90", 16, 64]

@@ -108,10 +108,10 @@ def test_selective_checkpointing_computes_and_communicates_attention_once(monkey
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"context_parallel_size": 0}, "context_parallel 0. Possible: 1 or more"),
-        ({"way": "ulysses"}, "unknown way of context parallelism 'ulysses'"),
-        ({"layout": "zigzag"}, "unknown context layout 'zigzag'"),
-        ({"timeout_seconds": -1}, "watchdog timeout of -1 seconds"),
+        ({"context_parallel_size": 0}, "context_parallel 0"),
+        ({"way": "ulysses"}, "'ulysses'"),
+        ({"layout": "zigzag"}, "'zigzag'"),
+        ({"timeout_seconds": -1}, "timeout of -1 seconds"),
     ],
 )
 def test_settings_that_do_not_exist_are_refused(options, message):

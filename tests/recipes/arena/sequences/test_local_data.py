@@ -72,21 +72,17 @@ def test_all_shards_of_a_table_are_read_in_the_order_of_their_names(tmp_path, su
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("line", "word"),
     [
-        ("{'text': 1}", "not a JSON object on a line: Expecting property name enclosed in double quotes."),
-        ('{"text": "cut', "not a JSON object on a line: Unterminated string."),
-        ("[1]", "holds a JSON list. Possible: an object with a text and labels."),
-        ('{"text": "a film", "label": 5}', "the label 5 is neither 0 (unfavourable) nor 1 (favourable)."),
-        ('{"text": "a film"}', "no column label or sentiment. It has text."),
+        ("{'text': 1}", "JSON"), ("[1]", "list"), ('{"text": "a film", "label": 5}', "label 5"),
+        ('{"text": "a film"}', "sentiment"),
     ],
-)
-def test_a_line_of_a_table_that_cannot_be_read_is_named_by_its_own_number(tmp_path, line, message) -> None:
+)  # fmt: skip
+def test_a_line_of_a_table_that_cannot_be_read_is_named_by_its_own_number(tmp_path, line, word) -> None:
     file = tmp_path / "train.jsonl"
     file.write_text('{"text": "a film", "label": 1}\n\n' + line + "\n")
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=rf"train\.jsonl:3: .*{word}"):
         ByteText(tmp_path, cache_dir=tmp_path / "cache").prepare()
-    assert str(caught.value) == f"{file}:3: {message}"
 
 
 def test_pairs_are_read_from_the_arenas_files(tmp_path) -> None:
