@@ -9,11 +9,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # Lines of Python in a folder and below. Whoever needs more takes as much out, or raises the ceiling and says why.
 CEILINGS = {
-    "flashtrain": 37_350,
+    "flashtrain": 37_450,
     "flashtrain/command": 2_150,
     "flashtrain/data": 8_200,
     "flashtrain/distributed": 3_500,
-    "flashtrain/files": 950,
+    "flashtrain/files": 1_100,
     "flashtrain/folders": 600,
     "flashtrain/integrations": 4_500,
     "flashtrain/models": 3_700,
@@ -24,7 +24,7 @@ CEILINGS = {
     "flashtrain/training": 4_500,
     "kernels/flashtrain_kernels": 15_200,
     "recipes/flashtrain_recipes": 16_300,
-    "tests": 51_100,
+    "tests": 51_450,
 }
 
 

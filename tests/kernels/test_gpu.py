@@ -133,20 +133,3 @@ def test_explain_names_the_path_the_gpu_and_the_tiles(path):
     assert line.startswith("Hopper kernels" if path == "hopper" else "portable Triton kernels")
     assert "sm_" in line or "forced" in line
     assert "64" in line.split("forward", 1)[1]
-
-
-def test_explain_names_what_the_hopper_kernels_leave_to_the_portable_ones(path):
-    if path != "hopper":
-        pytest.skip("about the Hopper kernels")
-    x = torch.zeros(1, 8, 1, 64, device=DEVICE, dtype=BF16)
-    assert "softcap" in fk.explain(x, x, x, softcap=3.0)
-    wide = torch.zeros(1, 8, 1, 256, device=DEVICE, dtype=BF16)
-    line = fk.explain(wide, wide, wide, deterministic=True)
-    assert line.startswith("Hopper kernels")
-    assert "dK/dV" in line
-    assert "determin" in line
-    for head_dim in (64, 128):
-        x = torch.zeros(1, 8, 1, head_dim, device=DEVICE, dtype=BF16)
-        line = fk.explain(x, x, x, deterministic=True)
-        assert line.startswith("Hopper kernels")
-        assert "backward portable" not in line

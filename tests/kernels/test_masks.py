@@ -26,12 +26,6 @@ def test_each_of_the_twelve_masks_equals_its_rule(name):
     assert torch.equal(case.mask.dense(), case.dense())
 
 
-@pytest.mark.parametrize("name", DOCUMENT_MASKS)
-def test_each_mask_within_documents_equals_its_rule(name):
-    case = within_documents(EXAMPLE)[name]
-    assert torch.equal(case.mask.dense(), case.dense())
-
-
 @settings(max_examples=25)
 @given(batch=batches(), left=st.integers(-1, 12), right=st.integers(-1, 12), global_tokens=st.integers(0, 30))
 def test_masks_equal_their_rules_at_any_lengths(batch, left, right, global_tokens):

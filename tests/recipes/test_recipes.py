@@ -23,7 +23,7 @@ BERTS = ["bert", "bert-lamb", "bert-speed", "finetune", "long-document"]
 # Likewise, by tests/tasks/test_chat_runs.py: it needs somebody's conversations and a model's folder.
 CHATS = ["sft"]
 # What keeps a recipe that does more than one thing to its smallest.
-SMALLEST = {"gpt2-long": ("lengths.contexts=[64]", "lengths.windows=2")}
+SMALLEST = {"gpt2-long": ("lengths.contexts=[64]", "lengths.windows=2"), "gpt2-speed": ("benchmark.batches=[1]",)}
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -60,13 +60,6 @@ def test_it_trains_or_measures_a_step_on_a_cpu(recipe: str, tmp_path) -> None:
         assert run(words, tmp_path / recipe / "run") == 0
     (summary,) = tmp_path.glob(f"{recipe}/*/summary.json")
     assert json.loads(summary.read_text())["status"] == "finished"
-
-
-@pytest.mark.parametrize("recipe", ["gpt2-speed", "context-speed"])
-def test_what_is_measured_is_what_the_gpt2_recipe_trains(recipe: str) -> None:
-    measured, trained = (compose_settings([f"recipe={name}"]) for name in (recipe, "gpt2"))
-    for group in ("model", "data", "attention", "optimizer", "schedule", "trainer", "hardware"):
-        assert getattr(measured, group) == getattr(trained, group)
 
 
 RESULTS = Path(__file__).parents[2] / "recipes" / "results"

@@ -9,7 +9,6 @@ import math
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import strategy_ranks
 import torch
 from strategy_ranks import DocumentTask, PlainTask, begun, our_task, trainer, twenty_steps, whole_model
@@ -261,7 +260,3 @@ def test_marks_count():
     watchdog.mark("step | 1")
     beat = watchdog._own(False, 3)
     assert Beat.parse(str(beat)) == beat == Beat("alive", 3, 1, "step | 1")
-
-
-def test_the_strategy_is_a_public_name():
-    assert issubclass(flashtrain.ContextParallelStrategy, pl.strategies.ModelParallelStrategy)

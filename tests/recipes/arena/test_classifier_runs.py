@@ -135,13 +135,12 @@ def test_a_finished_stage_leads_to_the_next(curriculum: TinyRuns, finished) -> N
     assert curve(folder) == curve(finished)
 
 
-@pytest.mark.parametrize("until", ["", ",until:0.01"])
-def test_a_finished_run_that_is_resumed_keeps_its_row(curriculum: TinyRuns, until) -> None:
-    stages = f"curriculum.stages=[{{side:24,steps:5,batch:4{until}}}]"
-    status, folder = curriculum.run(f"over{len(until)}", stages)
+def test_a_finished_run_that_is_resumed_keeps_its_row(curriculum: TinyRuns) -> None:
+    stages = "curriculum.stages=[{side:24,steps:5,batch:4,until:0.01}]"
+    status, folder = curriculum.run("over", stages)
     assert status == 0
     before = summary(folder)
-    status, _ = curriculum.run(f"over{len(until)}", stages, f"resume={folder}")
+    status, _ = curriculum.run("over", stages, f"resume={folder}")
     assert status == 0
     assert summary(folder) == before
 
@@ -234,17 +233,6 @@ def test_weights_are_tested_on_the_drawing_that_they_were_trained_on(tmp_path) -
         assert other.pathfinder.drawing == "smooth"
 
 
-def test_a_row_says_which_images_the_answers_are_to(finished, tmp_path) -> None:
-    for drawing in ("original", "smooth"):
-        words = [f"checkpoint={finished}", f"pathfinder.drawing={drawing}", "pathfinder.seed=6"]
-        run_mode(settings_from_checkpoint(["mode=evaluate", *words]))
-    rows = [json.loads(path.read_text()) for path in finished.glob("evaluate*/result.json")]
-    of_seed = {
-        (row["rows"][0]["images"], "drawing=original" in row["command"]) for row in rows if "seed=6" in row["command"]
-    }
-    assert of_seed == {("original", True), ("own", False)}
-
-
 def test_both_drawings_are_tested_by_one_command_in_one_table(finished, capsys, caplog) -> None:
     before = set(finished.glob("evaluate*"))
     with caplog.at_level("INFO", logger="flashtrain"):
@@ -258,8 +246,8 @@ def test_both_drawings_are_tested_by_one_command_in_one_table(finished, capsys, 
     assert capsys.readouterr().out.count("contours") >= 1  # the table
 
 
-@pytest.mark.parametrize("name", ["original, brighter distractors", "it's mine", "plain"])
-def test_the_command_of_a_row_can_be_typed_again(tmp_path, name) -> None:
+def test_the_command_of_a_row_can_be_typed_again(tmp_path) -> None:
+    name = "it's mine, brighter"
     words = ["recipe=pathx", "mode=evaluate", "weights=w.safetensors", f"sequence.path={tmp_path}/x.npz"]
     command = _command(compose_settings([*words, f"sequence.name={quoted(name)}"]))
     values = {override.key_or_group: override.value() for override in parse_overrides(shlex.split(command)[3:])}
@@ -272,17 +260,7 @@ def test_a_training_takes_one_drawing(curriculum: TinyRuns, caplog) -> None:
     assert "unknown pathfinder.drawing 'both'" in caplog.text
 
 
-def test_a_demos_accuracy_is_told_without_the_papers(finished, caplog) -> None:
-    with caplog.at_level("INFO", logger="flashtrain"):
-        run_mode(settings_from_checkpoint(["mode=evaluate", f"checkpoint={finished}"]))
-    (line,) = [record.getMessage() for record in caplog.records if "papers" in record.getMessage()]
-    assert "pathfinder, side 28, easy contours: not beside the papers' accuracies" in line
-
-
 def test_weights_that_are_no_classifier_are_refused(tmp_path) -> None:
-    (tmp_path / "x.safetensors").write_bytes(b"no weights")
-    with pytest.raises(UserError, match="cannot be read as safetensors"):
-        settings_from_checkpoint(["mode=evaluate", f"weights={tmp_path / 'x.safetensors'}"])
     torch.save({"state_dict": {}}, tmp_path / "x.ckpt")
     with pytest.raises(UserError, match="holds no classifier"):
         read_classifier(tmp_path / "x.ckpt")

@@ -33,19 +33,6 @@ def test_the_curve_and_the_summary_tell_the_steps_really_made(early) -> None:
     assert (summary(early)["stages"], summary(early)["steps"], summary(early)["samples"]) == (3, 10, 40)
 
 
-def test_the_run_says_when_a_stage_ended_early_and_when_its_steps_were_over_before(
-    curriculum: TinyRuns, caplog
-) -> None:
-    stages = "curriculum.stages=[{side:24,steps:9,batch:4,until:0.1},{side:24,steps:4,batch:4,until:1.0}]"
-    with caplog.at_level("INFO", logger="flashtrain"):
-        curriculum.run("told", stages)
-    lines = [record.getMessage() for record in caplog.records if "until=" in record.getMessage()]
-    assert lines == [
-        "stage 1 of 2, side 24, easy contours: until=0.1 reached after 3 of 9 steps, it ends here",
-        "stage 2 of 2, side 24, easy contours: its 4 steps are over below until=1",
-    ]
-
-
 # A signal is acted upon at the end of the next step. After 2: before the validation that ends the first stage. After 6:
 # in the last one of the second stage.
 @pytest.mark.parametrize("step", [2, 6])

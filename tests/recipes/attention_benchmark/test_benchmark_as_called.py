@@ -181,14 +181,6 @@ def test_on_a_gpu_all_that_is_compiled_is_called_before_and_never_for_more_than_
     assert (device, one.broken) == ("cuda", {tasks[0]: "broke"})
     assert seconds == 30
 
-    def without_memory(*_):
-        raise OSError("no shared memory")
-
-    monkeypatch.setattr(benchmark_run, "warm_up", without_memory)
-    started = Run(Path(), "", (), [], None)
-    assert list(one.events(started)) == []
-    assert ("calling everything once", "OSError: no shared memory") in started.notes
-
 
 @pytest.mark.slow  # a process imports torch
 def test_a_process_that_dies_names_what_it_called(monkeypatch) -> None:

@@ -207,10 +207,3 @@ def test_plan_describes_every_length_and_starts_nothing(tmp_path) -> None:
     text = study_plan(*settle(compose_settings(words), words))
     assert [line for line in text.splitlines() if line.startswith("===")] == ["=== context 64", "=== context 1,024"]
     assert not list(tmp_path.iterdir())
-
-
-def test_the_recipe_compares_1k_to_16k_at_the_same_tokens() -> None:
-    settings = compose_settings(["recipe=gpt2-long"])
-    assert settings.lengths.contexts == [1024, 2048, 4096, 8192, 16384]
-    assert (settings.lengths.longest, settings.lengths.scored, settings.mode) == (16384, 1024, "lengths")
-    assert settings.trainer.tokens_per_step % 16384 == 0

@@ -67,12 +67,6 @@ def test_a_strength_that_is_none_is_refused(given: str) -> None:
         compose_settings(["recipe=pathx", f"pathfinder.variation={given}"])
 
 
-@pytest.mark.parametrize("recipe", ["pathx", "path256", "lra-pathfinder"])
-def test_recipes_of_pathfinder_train_with_it_on_the_original_drawing(recipe: str) -> None:
-    images = compose_settings([f"recipe={recipe}"]).pathfinder
-    assert (images.drawing, images.variation) == (ORIGINAL, 1.0)
-
-
 def test_half_of_the_images_have_dashes_of_other_brightness_the_same_ones_each_time() -> None:
     found = varied_brightness(1.0, 5, np.arange(1000))
     assert torch.equal(found[300:400], varied_brightness(1.0, 5, np.arange(300, 400)))

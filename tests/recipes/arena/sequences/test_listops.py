@@ -14,7 +14,7 @@ VALUES = {"MIN": min, "MAX": max, "MED": lambda found: int(np.median(found)), "S
 
 @pytest.fixture(scope="module")
 def listops(tmp_path_factory) -> ListOps:
-    source = ListOps(3, train=300, validation=40, test=40, cache_dir=tmp_path_factory.mktemp("cache"))
+    source = ListOps(3, train=120, validation=20, test=20, cache_dir=tmp_path_factory.mktemp("cache"))
     source.prepare()
     return source
 
@@ -65,13 +65,13 @@ def test_lengths_and_depths_are_the_arenas(listops) -> None:
 
 def test_no_expression_comes_twice_in_any_split(listops) -> None:
     found = [tuple(symbols) for split in ("train", "validation", "test") for symbols, _ in expressions(listops, split)]
-    assert len(set(found)) == len(found) == 380
+    assert len(set(found)) == len(found) == 160
 
 
 def test_a_seed_gives_the_same_expressions_wherever_they_are_made(listops, tmp_path) -> None:
-    again = ListOps(3, train=300, validation=40, test=40, cache_dir=tmp_path)
+    again = ListOps(3, train=120, validation=20, test=20, cache_dir=tmp_path)
     assert expressions(again, "test") == expressions(listops, "test")
-    other = ListOps(4, train=300, validation=40, test=40, cache_dir=tmp_path)
+    other = ListOps(4, train=120, validation=20, test=20, cache_dir=tmp_path)
     assert expressions(other, "test") != expressions(listops, "test")
 
 
