@@ -33,7 +33,6 @@ from flashtrain.data.tokenizers import TokenizerSpec
 from flashtrain.errors import UserError
 from flashtrain.files.npy_files import DamagedArrayError, read_npz
 from flashtrain_recipes.arena.image import GreyImages
-from flashtrain_recipes.arena.pathfinder.store import PathfinderImages, ensure
 from flashtrain_recipes.arena.sequence_rows import open_or_build as open_sequences
 from flashtrain_recipes.arena.text import ByteText, Retrieval
 
@@ -135,17 +134,6 @@ def sequences(part: str) -> Callable[[Path], tuple[Path, Callable[[], object]]]:
     return make
 
 
-def images(folder: Path) -> tuple[Path, Callable[[], object]]:
-    """Generated images."""
-    path = ensure(32, 5, 12, workers=1, cache_dir=folder).path
-
-    def read() -> object:
-        found = PathfinderImages(path)
-        return found.strokes(slice(None)), found.labels
-
-    return path, read
-
-
 def scores(folder: Path) -> tuple[Path, Callable[[], object]]:
     """Kept losses."""
     path = folder / "scores.npz"
@@ -225,7 +213,6 @@ KINDS: dict[str, Callable[[Path], tuple[Path, Callable[[], object]]]] = {
     "tokens.npy": sequences("tokens.npy"),
     "offsets.npy": sequences("offsets.npy"),
     "labels.npy": sequences("labels.npy"),
-    "pathfinder": images,
     "scores": scores,
     "pickle": pickled,
     "labelled": labelled,

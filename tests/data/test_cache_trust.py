@@ -20,8 +20,6 @@ from flashtrain.data.tokenizers import ByteTokenizer, TokenizerSpec
 from flashtrain.errors import UserError
 from flashtrain.files.npy_files import DamagedArrayError, map_npy, read_npz
 from flashtrain_recipes.arena.image import GreyImages
-from flashtrain_recipes.arena.pathfinder.records import HEADER_BYTES, read_header, seal
-from flashtrain_recipes.arena.pathfinder.store import PathfinderImages, ensure
 from flashtrain_recipes.arena.sequence_rows import open_or_build as open_sequences
 
 BYTES = TokenizerSpec("bytes")
@@ -268,46 +266,6 @@ def test_kept_sequences_that_do_not_fit_one_another_or_the_model_are_refused(tmp
     np.save(tmp_path / "some" / f"{field}.npy", values, allow_pickle=True)
     with pytest.raises(UserError, match=r"some is damaged \(.*delete it, and it is made anew"):
         open_sequences("some", lambda: SOUND, tmp_path, SHAPE)
-
-
-@pytest.mark.parametrize("field", ["label", "start", "count"])
-def test_an_image_that_no_generator_draws_is_made_anew(tmp_path, field) -> None:
-    images = ensure(32, 5, 20, workers=1, cache_dir=tmp_path)
-    whole = images.path.read_bytes()
-    records = np.array(images._records)
-    records[field][7] = 255
-    seal(records)
-    images.path.write_bytes(whole[:HEADER_BYTES] + records.tobytes())
-    assert len(PathfinderImages(images.path)) == 7
-    assert ensure(32, 5, 20, workers=1, cache_dir=tmp_path).path.read_bytes() == whole
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"side": 10**9},
-        {"side": 32.0},
-        {"side": float("nan")},
-        {"margins": ["x"]},
-        {"distractors": True},
-        {"contrast": "1"},
-    ],
-)
-def test_a_header_of_images_that_cannot_be_is_one_line(tmp_path, changes) -> None:
-    path = ensure(32, 5, 2, workers=1, cache_dir=tmp_path).path
-    content = path.read_bytes()
-    told = json.loads(content[:HEADER_BYTES])
-    told["parameters"].update(changes)
-    path.write_bytes(json.dumps(told).encode().ljust(HEADER_BYTES) + content[HEADER_BYTES:])
-    with pytest.raises(UserError):
-        PathfinderImages(path)
-
-
-@pytest.mark.parametrize("content", [b"[" * 1024, b'{"format": "flashtrain pathfinder", "version": 1}'.ljust(1024)])
-def test_a_header_of_images_that_says_nothing_is_one_line(tmp_path, content) -> None:
-    (tmp_path / "a.bin").write_bytes(content)
-    with pytest.raises(UserError):
-        read_header(tmp_path / "a.bin")
 
 
 def batches(folder: Path, content: bytes, name: str = "") -> str:
