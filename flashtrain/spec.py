@@ -9,8 +9,8 @@ group's own are registered as `rules.NAME`; the framework's are in command/given
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -70,7 +70,6 @@ class Prepared:
     description: of the model, in plain values, for its checkpoints. said: lines about the data and the training, asked
     for once the folder is the run's: data that take long may be made on the way. row: after the fit, the columns of the
     summary row that it found, and whatever it has to say; every rank calls it. tokenizer: kept in the run's folder.
-    defaults: of the shape described, for checkpoints that name fewer fields.
     advice, monitor, mode, callbacks: see run.fitting.fit. part: of one of several trainings.
     """
 
@@ -82,7 +81,6 @@ class Prepared:
     said: Iterable[str]
     row: Callable[[pl.Trainer], dict[str, Any]]
     tokenizer: Tokenizer | None = None
-    defaults: Mapping[str, Any] = field(default_factory=dict)
     advice: str | None = None
     monitor: str = "validation_loss"
     mode: str = "min"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from pytorch_lightning.strategies import ModelParallelStrategy, Strategy
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 from flashtrain.errors import UserError
 from flashtrain.training import sharded
-from flashtrain.training.checkpoints import read_checkpoint, readable_checkpoint_errors, rebuild_paths
+from flashtrain.training.checkpoints import read_checkpoint, rebuild_paths
 
 log = logging.getLogger(__name__)
 
@@ -89,12 +89,14 @@ class ShardsCheckpoints(ModelParallelStrategy):
             self._writer.finish()
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-        """A file or a folder of shards: neither can run code. UserError: it is damaged, or of another model."""
+        """A file or a folder of shards: neither can run code. UserError: it is of another model."""
         path = Path(self.broadcast(checkpoint_path))
         self.finish_checkpoint()
-        if not path.is_dir():
-            with readable_checkpoint_errors(path):
-                return super().load_checkpoint(path, weights_only=True)
+        checkpoint = self._load_folder(path) if path.is_dir() else super().load_checkpoint(path, weights_only=True)
+        rebuild_paths(checkpoint, path.parent)
+        return checkpoint
+
+    def _load_folder(self, path: Path) -> dict[str, Any]:
         from torch.distributed.checkpoint.state_dict import (
             get_model_state_dict,
             get_optimizer_state_dict,
@@ -107,15 +109,13 @@ class ShardsCheckpoints(ModelParallelStrategy):
         if self.optimizers:
             here["optimizer_states"] = [get_optimizer_state_dict(module, optimizer) for optimizer in self.optimizers]
         _, tensors = sharded.split(here, _tied(module))
-        with readable_checkpoint_errors(folder / sharded.PLAIN, path):
-            sharded.load(folder, plain, tensors)
-            checkpoint = sharded.joined(plain, tensors)
+        sharded.load(folder, plain, tensors)
+        checkpoint = sharded.joined(plain, tensors)
         strict = self.lightning_module is None or self.lightning_module.strict_loading
         module.load_state_dict(here["state_dict"], strict=strict)  # its own memory, filled: for what hooks into loading
         for optimizer, state in zip(self.optimizers, checkpoint.pop("optimizer_states", []), strict=False):
             set_optimizer_state_dict(module, optimizer, state)
         checkpoint.pop("state_dict")
-        rebuild_paths(checkpoint, path.absolute().parent)
         return checkpoint
 
     def teardown(self) -> None:
@@ -131,9 +131,7 @@ class ShardsCheckpoints(ModelParallelStrategy):
 
     @property
     def _whole_module(self) -> nn.Module:
-        if self.model is None:
-            raise RuntimeError("the strategy has no module yet")
-        return self.model
+        return cast(nn.Module, self.model)
 
     def _held_by_optimizers(self) -> list[torch.Tensor]:
         states = [state for optimizer in self.optimizers for state in optimizer.state.values()]

@@ -86,17 +86,13 @@ def make_strategy(
     sequence among devices. options: of "context", those of ContextParallelStrategy.
     checkpoint: of "fsdp" and "context", a name of CHECKPOINTS.
     devices: as Trainer's: a number, "auto" or -1 for all, a list or "0,1" for certain ones.
-    Raises UserError for an unknown name or a number of devices below 1.
+    Raises UserError for an unknown name, or devices that mean none.
     """
-    if num_nodes < 1:
-        raise UserError(f"trainer.num_nodes must be 1 or more, got {num_nodes}")
     count = device_count(devices, accelerator) * num_nodes
     if name == "auto":
         return "auto" if count == 1 else DataParallelStrategy()
     if name not in STRATEGIES:
         raise unknown("strategy", name, ("auto", *STRATEGIES))
-    if checkpoint not in CHECKPOINTS:
-        raise unknown("kind of checkpoint", checkpoint, CHECKPOINTS)
     if name in SHARDING:
         options["save_distributed_checkpoint"] = CHECKPOINTS[checkpoint]
     return STRATEGIES[name](**options)

@@ -12,19 +12,20 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.strategies import Strategy
 
-from flashtrain.errors import RunFailed, UserError
+from flashtrain.errors import RunFailed
 from flashtrain.folders.run_folder import CHECKPOINTS, LAST, note_failure
 from flashtrain.run.job_process import leading_ranks
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.batching import Batching, memory_advice
 from flashtrain.tasks.components import make_callbacks
 from flashtrain.training.callbacks import DueValidation, StopOnNonFinite
-from flashtrain.training.checkpoints import AtomicCheckpointIO, checkpoint_callbacks, keep_if_best
+from flashtrain.training.checkpoint_callbacks import checkpoint_callbacks, keep_if_best
+from flashtrain.training.checkpoints import AtomicCheckpointIO
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.loggers import close_loggers, log_summary, make_loggers
 from flashtrain.training.memory_choice import OutOfMemory, is_out_of_memory, out_of_memory_line
 from flashtrain.training.progress import make_progress
-from flashtrain.training.resuming import CheckRestored, RandomState, RatesOfThisRun, raised_while_restoring
+from flashtrain.training.resuming import RandomState, RatesOfThisRun
 from flashtrain.training.signals import SaveOnSignal, StoppedInValidation, killed_rank
 from flashtrain.training.throughput import Throughput
 
@@ -72,7 +73,6 @@ def fit(
         throughput,
         StopOnNonFinite(),
         signals,
-        CheckRestored(),
         RatesOfThisRun(),
         RandomState(settings.seed),
         due,
@@ -89,14 +89,9 @@ def fit(
         try:
             with leading_ranks(), naming_killed_ranks(trainer):
                 trainer.fit(task, data, ckpt_path=str(resumed) if resumed else None, weights_only=True)
-        except (UserError, RunFailed):
-            raise
-        except Exception as error:
-            if not isinstance(error, RuntimeError | MemoryError) or not is_out_of_memory(error):
-                if resumed is None or not raised_while_restoring(error):
-                    raise
-                reason = " ".join(str(error).split())[:200]
-                raise UserError(f"{resumed} cannot be gone on from ({type(error).__name__}: {reason}).") from error
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
             saved = folder if (folder / CHECKPOINTS / LAST).exists() else None
             raise OutOfMemory(
                 out_of_memory_line(

@@ -54,31 +54,18 @@ def failed_row(settings: Settings, hardware: Hardware, overrides: list[str], sta
     return {**planned_row(settings, hardware, overrides), "status": status, "error": error}
 
 
-PLAIN = (bool, int, float, str, list, type(None))  # what a description consists of
-
-
-def check_same_model(
-    checkpoint: Path, saved: Mapping[str, Any], description: dict[str, Any], defaults: Mapping[str, Any]
-) -> None:
-    """Raise UserError unless what was saved in the checkpoint is of the model described, naming what differs.
-
-    defaults: what a field of the shape is where the checkpoint names none, since its flashtrain knew none.
-    """
+def check_same_model(checkpoint: Path, saved: Mapping[str, Any], description: dict[str, Any]) -> None:
+    """Raise UserError unless what was saved in the checkpoint is of the model described, naming what differs."""
     notes = saved.get("flashtrain", {})
-    values = notes.get("shape", {}) if isinstance(notes, dict) else None
-    if not isinstance(values, dict) or not all(isinstance(one, PLAIN) for one in (notes.get("name"), *values.values())):
-        raise UserError(f"{checkpoint} is damaged: it does not say which model it holds.")
     here = {"name": description["name"], **description["shape"]}
-    there = {**defaults, "name": notes.get("name"), **values}
+    there = {"name": notes.get("name"), **notes.get("shape", {})}
     differing = [key for key in here if here[key] != there.get(key)]
     if differing:
         parts = ", ".join(f"{key} is {there.get(key)} there and {here[key]} here" for key in differing)
         raise UserError(f"{checkpoint} is a checkpoint of another model: {parts}.")
 
 
-def checkpoint_to_resume(
-    settings: Settings, folder: Path, description: dict[str, Any], defaults: Mapping[str, Any]
-) -> Path | None:
+def checkpoint_to_resume(settings: Settings, folder: Path, description: dict[str, Any]) -> Path | None:
     """The checkpoint to go on from: of the run named, or, for resume=auto, of the folder that was found unfinished.
 
     None to start anew. Raises UserError unless it holds the model described.
@@ -92,7 +79,7 @@ def checkpoint_to_resume(
     else:
         _, checkpoint = find_checkpoint(settings.resume, prefer=LAST, setting="resume")
     saved = read_checkpoint(checkpoint, mmap=True)  # of all its weights nothing is read here
-    check_same_model(checkpoint, saved, description, defaults)
+    check_same_model(checkpoint, saved, description)
     _check_steps_left(checkpoint, check_resumable(saved, checkpoint), settings.trainer.steps)
     say(f"resuming from {checkpoint}")
     return checkpoint
@@ -125,9 +112,7 @@ def train(
     row = read_summary(folder)  # stays where nothing is left to train
     for number, prepared in enumerate(task.trainings(settings, hardware, folder, overrides)):
         part = prepared.part
-        resumed = (
-            part.resumed if part else checkpoint_to_resume(settings, folder, prepared.description, prepared.defaults)
-        )
+        resumed = part.resumed if part else checkpoint_to_resume(settings, folder, prepared.description)
         if number == 0:
             # Everything that a user can have got wrong is checked: from here on the folder is this run's.
             write_config(settings, folder)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from flashtrain.errors import UserError
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.optimizers import adamw
 from flashtrain.training.progress import make_progress
@@ -115,10 +114,8 @@ class TrainingTask(pl.LightningModule):
         checkpoint["last_loss"] = None if self._last_loss is None else float(self._over_ranks(self._last_loss))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take the losses of the run that this one continues. Raises UserError where they are no numbers."""
+        """Take the losses of the run that this one continues."""
         losses = checkpoint.get("first_loss"), checkpoint.get("last_loss")
-        if not all(loss is None or type(loss) is float for loss in losses):
-            raise UserError("the checkpoint is damaged: the losses that it notes are no numbers.")
         self._first_loss, self._last_loss = (
             None if loss is None else torch.tensor(loss, device=self.device) for loss in losses
         )

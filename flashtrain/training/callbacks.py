@@ -1,13 +1,4 @@
-"""Callbacks that end a training or see to its validations.
-
-Stopping a run whose loss or weights are no longer finite: the step is named, and no good checkpoint is lost.
-
-Stopping a run once a held-out figure is good enough, and saying how long that took.
-
-No validation is lost: one that was due when a run died is made when it goes on.
-
-How many held-out samples a validation reads: by default so many that it takes a tenth of the training's time.
-"""
+"""What ends a training early, at a bad step or a good figure; which validations it makes, and of how many samples."""
 
 from __future__ import annotations
 
@@ -20,10 +11,8 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
-from pytorch_lightning.callbacks import Checkpoint, ModelCheckpoint
 
 from flashtrain.errors import UserError
-from flashtrain.files.foreign_files import is_count
 from flashtrain.training.steps import OptimizerStepCounter, log_interval
 
 NEVER = torch.iinfo(torch.int64).max
@@ -116,14 +105,8 @@ def _advice(trainer: pl.Trainer) -> str:
 
 def last_written_checkpoint(trainer: pl.Trainer) -> str | None:
     """Path of the newest checkpoint that this fit's checkpoint callbacks have written, None where there is none."""
-    paths: list[Path] = []
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if not isinstance(callback, Checkpoint):
-            continue
-        named = [getattr(callback, "last_saved", None)]
-        if isinstance(callback, ModelCheckpoint):
-            named += [callback.last_model_path, callback.best_model_path]
-        paths += [Path(path) for path in named if path and Path(path).exists()]
+    named = [getattr(callback, "best_model_path", "") for callback in trainer.checkpoint_callbacks]
+    paths = [Path(path) for path in named if path and Path(path).exists()]
     return str(max(paths, key=lambda path: path.stat().st_mtime)) if paths else None
 
 
@@ -134,12 +117,10 @@ class StopAtTarget(pl.Callback):
     """Ends training at the first validation at which a logged figure is at least `target`.
 
     metric: the name that it is logged under, on every rank the same. seconds: from the start of training to that
-    validation's end, None until then; a resumed run counts the parts before it too. UserError: no target in (0, 1].
+    validation's end, None until then; a resumed run counts the parts before it too.
     """
 
     def __init__(self, target: float, metric: str = "validation_accuracy") -> None:
-        if not 0 < target <= 1:
-            raise UserError(f"target_accuracy {target:g}. Possible: a share above 0, and at most 1.")
         self.target = target
         self.metric = metric
         self.seconds: float | None = None
@@ -212,8 +193,7 @@ class DueValidation(pl.Callback):
         return {"step": self.step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        step = state_dict.get("step")
-        self.step = step if is_count(step) else None
+        self.step = state_dict["step"]
 
 
 SHARE = 0.1

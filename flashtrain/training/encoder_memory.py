@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flashtrain.errors import UserError, unknown
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.training.memory import (
     ADAMW_STATES,
-    ATTENTIONS,
     EAGER_EXTRA,
     FFN_GRADIENTS,
     FFN_TENSORS_KEPT,
@@ -57,16 +55,8 @@ def estimate_encoder_memory(
     parameters: P. tokens: T, padding and what is read twice included. longest: S, for "standard" attention, which
     stores a score matrix for each sequence. head: None for a head on pooled states, which needs next to nothing.
     master_weights: float32 copies of half-precision weights, to which the optimiser's states then belong.
-    UserError: an unknown name, a number below 1.
     """
     savings = savings or MemorySavings()
-    if precision not in PRECISIONS:
-        raise unknown("precision", precision, PRECISIONS)
-    if attention not in ATTENTIONS:
-        raise unknown("attention", attention, ATTENTIONS)
-    for name, value in (("parameters", parameters), ("tokens", tokens), ("longest", longest)):
-        if value < 1:
-            raise UserError(f"{name} must be 1 or more, got {value}")
     weight, copy, activation = PRECISIONS[precision]
     stream = shape.embed * (RESIDUAL_BYTES if copy and shape.residual == "weights" else activation)
     outside = shape.embed * (RESIDUAL_BYTES if copy else activation)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flashtrain.errors import UserError, unknown
 from flashtrain.models.memory_savings import HOST_PIECE, MemorySavings
 from flashtrain.training.optimizers import COPIED_AT_ONCE
 from flashtrain_kernels.loss_head import default_chunk
@@ -41,7 +40,6 @@ CHUNK_TENSORS = 4  # a piece of the feed-forward: output and input of the activa
 GATED_CHUNK_TENSORS = 7  # of a gated one, where autograd goes through it; our operator reuses them
 QUERY_GRADIENT_BYTES = 4  # the kernels add up dQ in float32
 HEAD_STATES = 2  # the output head's input and its gradient
-ATTENTIONS = ("flash", "sdpa", "standard")
 
 BYTES_OF_4_BITS = 0.5 + 1 / 64  # with a scale of a byte for 64 numbers
 FIXED_BYTES = int(0.5 * GIB)  # CUDA context, cuBLAS workspaces, the allocator's rounding
@@ -175,18 +173,8 @@ def estimate_memory(
     exchange: bytes that a layer's attention holds beside, for what they send each other. gradients_stay: all are there
     at any time, added up over micro-batches or in DDP's buckets; else a step begins with none, as TrainingTask's does.
     pieces_by_autograd: of the feed-forward, not by our operator.
-    Raises UserError for an unknown name or a number below 1.
     """
-    if precision not in PRECISIONS:
-        raise unknown("precision", precision, PRECISIONS)
     savings = MemorySavings(checkpointing, offload, ffn_chunk, loss_chunk)
-    if attention not in ATTENTIONS:
-        raise unknown("attention", attention, ATTENTIONS)
-    sizes = {"layers": layers, "context": context, "micro_batch": micro_batch}
-    for name, value in {**sizes, "shards": shards, "context_degree": context_degree}.items():
-        if value < 1:
-            raise UserError(f"{name} must be 1 or more, got {value}")
-
     weight, copy, activation = PRECISIONS[precision]
     residual_bytes = RESIDUAL_BYTES if copy and residual == "weights" else activation
     tokens = micro_batch * -(-context // context_degree)

@@ -37,8 +37,6 @@ def choose_micro_batch(
     The largest divisor of `samples`, at most `cap`, whose estimate fits in FREE_SHARE of free_bytes.
     estimate: micro-batch -> MemoryEstimate. Raises UserError where even one sample does not fit.
     """
-    if samples < 1:
-        raise UserError(f"a device needs at least 1 sample a step, got {samples}")
     allowed = FREE_SHARE * free_bytes
     micro_batch = largest_micro_batch(samples, lambda size: estimate(size).total <= allowed, cap)
     if micro_batch is not None:

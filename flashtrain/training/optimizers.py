@@ -1,15 +1,4 @@
-"""Optimisers: AdamW, Muon and LAMB, with float32 copies of half-precision weights.
-
-Several optimisers as one, for a Trainer that steps, saves and schedules one.
-
-AdamW as GPT-style models use it (weight decay on the matrices only, the fused implementation where there is one),
-and Muon for the matrices inside the model with AdamW for the rest.
-
-LAMB (You et al. 2020, "Large Batch Optimization for Deep Learning", arXiv 1904.00962): Adam's update, scaled for
-each parameter tensor to the size of its weights, so that batches of tens of thousands train.
-
-Half-precision weights trained through float32 copies of them.
-"""
+"""Optimisers of a model: AdamW, Muon and LAMB, each also for half-precision weights with float32 copies."""
 
 from __future__ import annotations
 
@@ -79,10 +68,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
     The rule is GPT-2's, as nanoGPT and llm.c apply it: a parameter with two or more dimensions (linear weights and
     both embedding tables) decays; biases and norm weights do not. A tied parameter counts once. An empty group is
-    left out. Raises UserError for a negative weight decay or a model with nothing to train.
+    left out. Raises UserError for a model with nothing to train.
     """
-    if weight_decay < 0:
-        raise UserError(f"weight_decay must be 0 or more, got {weight_decay}")
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
         raise UserError(f"{type(model).__name__} has no parameter that is trained (requires_grad is False everywhere)")
@@ -91,15 +78,6 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
         {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
-
-
-def _check_adam(lr: float, betas: tuple[float, float], eps: float) -> None:
-    if lr < 0:
-        raise UserError(f"lr must be 0 or more, got {lr}")
-    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        raise UserError(f"betas must be two numbers from 0 to below 1, got {tuple(betas)}")
-    if eps <= 0:
-        raise UserError(f"eps must be positive, got {eps}")
 
 
 def adamw(
@@ -115,11 +93,7 @@ def adamw(
     fused: "auto" takes the fused implementation where all parameters lie on a device that has it. Repeated runs are
     bitwise equal with either choice; fused and unfused differ from each other in the last bits. Clip gradients with
     `flashtrain.training.steps`: Lightning's own clipping refuses a fused optimiser under mixed precision.
-    Raises UserError for values out of range.
     """
-    _check_adam(lr, betas, eps)
-    if isinstance(fused, str) and fused != "auto":
-        raise UserError(f"fused must be true, false or auto, got '{fused}'")
     groups = parameter_groups(model, weight_decay)
     if fused == "auto":
         fused = all(p.device.type in FUSED_DEVICES for group in groups for p in group["params"])
@@ -134,8 +108,7 @@ def adamw_8bit(
     weight_decay: float = 0.1,
 ) -> torch.optim.Optimizer:
     """AdamW whose two moments are kept in 8 bits, 256 numbers to a scale (Dettmers et al. 2021, arXiv 2110.02861), by
-    torchao. Arguments as adamw's. UserError: values out of range, no torchao, a tensor that devices share unevenly."""
-    _check_adam(lr, betas, eps)
+    torchao. Arguments as adamw's. UserError: no torchao, a tensor that devices share unevenly."""
     try:
         from torchao.optim import AdamW8bit
     except ImportError as error:
@@ -202,11 +175,8 @@ def muon(
     """Muon (Jordan et al. 2024, torch.optim.Muon) for the matrices inside the model, AdamW for all else.
 
     lr serves both: Muon's updates are scaled to the size of AdamW's (Liu et al. 2025, arXiv 2502.16982).
-    momentum is Muon's; the other arguments are as in `adamw`. Raises UserError for values out of range, and for a model
-    without such matrices.
+    momentum is Muon's; the other arguments are as in `adamw`. Raises UserError for a model without such matrices.
     """
-    if not 0 <= momentum < 1:
-        raise UserError(f"momentum must be a number from 0 to below 1, got {momentum}")
     matrices = inner_matrices(model)
     if not matrices:
         raise UserError(f"{type(model).__name__} has no linear layers inside for muon to train; use adamw")
@@ -225,13 +195,15 @@ AT_ONCE = 2**26  # elements of the parameters updated together: what two tempora
 
 
 class Lamb(Stepping):
-    """LAMB's algorithm 2 with Adam's bias correction, many tensors a launch, waiting for nothing.
+    """LAMB (You et al. 2020, "Large Batch Optimization for Deep Learning", arXiv 1904.00962): Adam's update, scaled for
+    each parameter tensor to the size of its weights, so that batches of tens of thousands train. Its algorithm 2 with
+    Adam's bias correction, many tensors a launch, waiting for nothing.
 
     m and v are Adam's moments; u = m' / (sqrt(v') + eps) + weight_decay * w, of the corrected ones; then
     w -= lr * |w| / |u| * u, where the ratio is 1 if either norm is 0, and in groups with adapt=False.
 
     params: as torch's optimisers take them; a group may have lr, betas, eps, weight_decay and adapt of its own.
-    UserError: values out of range; sharded parameters (FSDP2), whose norms would be those of one shard.
+    UserError: sharded parameters (FSDP2), whose norms would be those of one shard.
     """
 
     def __init__(
@@ -243,9 +215,6 @@ class Lamb(Stepping):
         weight_decay: float = 0.01,
         adapt: bool = True,
     ) -> None:
-        _check_adam(lr, betas, eps)
-        if weight_decay < 0:
-            raise UserError(f"weight_decay must be 0 or more, got {weight_decay}")
         defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay, "adapt": adapt}
         super().__init__(params, defaults)
 
@@ -300,7 +269,7 @@ def lamb(
 
     The defaults are those of the MLPerf BERT reference, as FlagPerf's configurations of it give them (betas 0.9 and
     0.999, weight decay 0.01) and You et al. 2020 (eps 1e-6); its learning rate depends on the batch size. Clip the
-    gradients' global norm at 1 before each step, as the reference does. Raises UserError for values out of range.
+    gradients' global norm at 1 before each step, as the reference does.
     """
     groups = parameter_groups(model, weight_decay)
     for group in groups:

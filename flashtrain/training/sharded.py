@@ -5,10 +5,10 @@ tensors, while training goes on.
       current.json      which of the folders beside it is the checkpoint
       120-0/            that of step 120: plain.ckpt, and every rank's shards as safetensors files
 
-torch.distributed.checkpoint plans, writes and reads the shards, and joins them for any other number of ranks. Its own
-form of them is unpickled when it is read, which can run code; here they are safetensors, and plain.ckpt, which has
-all else and where tensors belong, is read as every checkpoint file is. current.json is replaced in one step once a new
-folder is whole on the disk: a run that is killed at any moment leaves the one before.
+torch.distributed.checkpoint plans, writes and reads the shards, and joins them for any other number of ranks. Ours
+around it, for what torch 2.13 lacks: its own form has a .metadata that is unpickled, which can run code, so here shards
+are safetensors, and plain.ckpt has all else; and neither form survives a kill while a folder is written over (21 and 13
+of 40 were unreadable), so each checkpoint is a new folder, and current.json is replaced in one step once it is whole.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from typing import Any
 import torch
 
 from flashtrain.errors import UserError
-from flashtrain.files.disk import FULL, os_errors
-from flashtrain.files.foreign_files import read_json_object
+from flashtrain.files.disk import os_errors
 
 CURRENT = "current.json"
 PLAIN = "plain.ckpt"
@@ -42,21 +41,15 @@ _GENERATION = re.compile(r"\d{1,15}-\d{1,9}")
 
 def is_sharded(path: str | Path) -> bool:
     """Whether a checkpoint of this kind lies there, whole."""
-    try:
-        return (current(path) / PLAIN).is_file()
-    except UserError:
-        return False
+    return (Path(path) / CURRENT).is_file() and (current(path) / PLAIN).is_file()
 
 
 def current(path: str | Path) -> Path:
-    """The folder of the checkpoint that is whole. UserError: none is there, or current.json names none of its own."""
+    """The folder of the checkpoint that is whole. UserError: none is there."""
     file = Path(path) / CURRENT
     if not file.is_file():
         raise UserError(f"{path} is a folder, not a checkpoint file; give one of its .ckpt files")
-    name = read_json_object(file, 4096).get("folder")
-    if not isinstance(name, str) or _GENERATION.fullmatch(name) is None:
-        raise UserError(f"{file} is damaged: it names no checkpoint beside it.")
-    return Path(path) / name
+    return Path(path) / Path(json.loads(file.read_text())["folder"]).name
 
 
 def next_generation(path: Path, step: int) -> str:
@@ -99,35 +92,31 @@ def joined(plain: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> dic
 def load(folder: Path, plain: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> None:
     """Read these tensors, each by its name, from the shards into their own memory: a DTensor's local part alone.
 
-    UserError: a tensor that the checkpoint has not, or has in another shape. Raises errors of many kinds for shards
-    that are damaged, before memory is taken for what they claim.
+    UserError: a tensor that the checkpoint has not, or has in another shape, or whose parts are not all there.
     """
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
-    _, told = split(plain)
+    _, known = split(plain)
     for name, tensor in tensors.items():
-        if name not in told or told[name].shape != tensor.shape:
-            there = f"of shape {tuple(told[name].shape)}" if name in told else "missing"
+        if name not in known or known[name].shape != tensor.shape:
+            there = f"of shape {tuple(known[name].shape)}" if name in known else "missing"
             raise UserError(f"{folder} is of another model: {name} is {there}, and {tuple(tensor.shape)} here.")
-    _check_shards(folder, {name: told[name] for name in tensors})
+    _check_parts(folder, tensors)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             # Each rank reads what it needs by itself: nothing is exchanged.
             dcp.load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
     except CheckpointException as error:  # no Exception
-        raise ValueError(" ".join(str(one) for one, _ in error.failures.values())) from error
+        raise RuntimeError(" ".join(str(one) for one, _ in error.failures.values())) from error
 
 
 def whole(folder: Path, plain: Mapping[str, Any], parts: tuple[str, ...] = PARTS) -> dict[str, Any]:
     """The checkpoint with the tensors of these parts whole in host memory. Errors as `load`."""
-    _, told = split({part: plain[part] for part in parts if part in plain})
-    held = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    if sum(tensor.nbytes for tensor in told.values()) > held:
-        raise ValueError(f"its tensors would take more than the {held:,} bytes of its shards")
-    tensors = {name: torch.zeros(tensor.shape, dtype=tensor.dtype) for name, tensor in told.items()}
+    _, known = split({part: plain[part] for part in parts if part in plain})
+    tensors = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in known.items()}
     load(folder, plain, tensors)
     return joined(plain, tensors)
 
@@ -193,15 +182,15 @@ class ShardWriter:
         try:
             dcp.save(tensors, storage_writer=writer, process_group=self._group, no_dist=not several)
             if first:
-                _check_written(folder, tensors)
+                _check_parts(folder, tensors)
                 _write_through(folder / PLAIN, values)
                 _take_place(home, path, generation)
         except (CheckpointException, OSError, UserError) as error:  # the former of any rank's
-            problem = _line(error, path)
+            problem = str(not_written(error, path))
         if several:
-            said = [problem]
-            dist.broadcast_object_list(said, group=self._group, group_src=0)
-            problem = problem or said[0]
+            found = [problem]
+            dist.broadcast_object_list(found, group=self._group, group_src=0)
+            problem = problem or found[0]
         if problem is not None:
             if first and not (is_sharded(home) and current(home) == folder):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -250,29 +239,16 @@ def _mapped(value: Any, function: Callable[[str, torch.Tensor], Any], name: str 
     return value
 
 
-def _check_shards(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """ValueError unless each tensor's shards are of its shape and type, and together as large as it is."""
+def _check_parts(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """UserError unless all parts of each tensor lie there: torch reads on without those that no file has."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
     found: Mapping[str, Any] = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     for name, tensor in tensors.items():
-        if name not in found:
-            raise ValueError(f"its shards have no {name}")
-        stored = found[name]
-        if stored.size != tensor.shape or stored.properties.dtype != tensor.dtype:
-            raise ValueError(f"{name} is not what its shards hold")
-        if sum(chunk.sizes.numel() for chunk in stored.chunks) != tensor.numel():
-            raise ValueError(f"shards of {name} are missing")
-
-
-def _check_written(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """UserError unless what all ranks have written lies there."""
-    try:
-        _check_shards(folder, tensors)
-    except ValueError as error:
-        raise UserError(
-            f"{error} (the first process must see what all write: several machines need a disk in common)"
-        ) from error
+        if name not in found or sum(chunk.sizes.numel() for chunk in found[name].chunks) != tensor.numel():
+            raise UserError(
+                f"{folder} has not all parts of {name}: several machines need a disk in common, and a copy every file"
+            )
 
 
 def _write_through(path: Path, content: bytes) -> None:
@@ -292,11 +268,9 @@ def _flush_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def _line(error: BaseException, path: Path) -> str:
-    kept = f"the earlier {path.name} is intact" if path.exists() else "no earlier one existed"
+def not_written(error: BaseException, path: Path) -> UserError:
+    """What is said where a checkpoint could not be written, on the full disk of any rank above all."""
     failures = [one for one, _ in getattr(error, "failures", {}).values()] or [error]
-    cause = next((found for one in failures for found in os_errors(one)), None)
-    if cause is not None and cause.errno in FULL:
-        return f"the disk is full: could not write checkpoint {path}; {kept}"
-    reason = (cause.strerror if cause is not None else None) or " ".join(str(failures[0]).split())[:200]
-    return f"could not write checkpoint {path}: {reason}; {kept}"
+    cause = next((found for one in failures for found in os_errors(one)), failures[0])
+    kept = f"the earlier {path.name} is intact" if path.exists() else "no earlier one existed"
+    return UserError(f"could not write checkpoint {path}: {getattr(cause, 'strerror', None) or cause}; {kept}")

@@ -26,7 +26,8 @@ import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
 
-from flashtrain.training.checkpoints import LAST, SaveLast
+from flashtrain.training.checkpoint_callbacks import SaveLast
+from flashtrain.training.checkpoints import LAST
 from flashtrain.training.steps import OptimizerStepCounter
 
 AGREE_SECONDS = 1.0  # how often ranks ask each other whether one of them was told to stop

@@ -15,7 +15,6 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from flashtrain.errors import UserError
 from flashtrain.training.steps import OptimizerStepCounter, log_interval
 
 GIB = 2**30
@@ -49,15 +48,6 @@ class Throughput(pl.Callback):
         warmup_steps: int | None = None,
     ) -> None:
         super().__init__()
-        for name, value in (
-            ("flops_per_token", flops_per_token),
-            ("tokens_per_step", tokens_per_step),
-            ("peak_flops", peak_flops),
-        ):
-            if value is not None and value <= 0:
-                raise UserError(f"{name} must be positive (or None), got {value}")
-        if warmup_steps is not None and warmup_steps < 0:
-            raise UserError(f"warmup_steps must be 0 or more (or None), got {warmup_steps}")
         self.flops_per_token = flops_per_token
         self.tokens_per_step = tokens_per_step
         self.peak_flops = peak_flops

@@ -20,7 +20,8 @@ from ranks import fork
 
 from flashtrain.distributed.sharding import full_state_dict
 from flashtrain.distributed.strategies import make_strategy
-from flashtrain.training.checkpoints import SaveLast, find_resumable
+from flashtrain.training.checkpoint_callbacks import SaveLast
+from flashtrain.training.checkpoints import find_resumable
 
 # Strategy, whether adapters are trained, whether the weights come from the folder.
 SCENARIOS = {

@@ -22,7 +22,8 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from flashtrain.distributed import FullyShardedStrategy, full_state_dict
 from flashtrain.errors import UserError
 from flashtrain.training import sharded
-from flashtrain.training.checkpoints import AtomicCheckpointIO, SaveLast, checkpoint_callbacks
+from flashtrain.training.checkpoint_callbacks import SaveLast, checkpoint_callbacks
+from flashtrain.training.checkpoints import AtomicCheckpointIO
 
 
 class TiedTask(TinyTask):

@@ -25,7 +25,8 @@ from flashtrain.distributed.strategies import make_strategy
 from flashtrain.errors import UserError
 from flashtrain.training import signals
 from flashtrain.training.callbacks import StopOnNonFinite
-from flashtrain.training.checkpoints import AtomicCheckpointIO, SaveLast, checkpoint_callbacks, find_resumable
+from flashtrain.training.checkpoint_callbacks import SaveLast, checkpoint_callbacks
+from flashtrain.training.checkpoints import AtomicCheckpointIO, find_resumable
 from flashtrain.training.signals import SaveOnSignal
 
 STEPS = 6

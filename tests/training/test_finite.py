@@ -9,7 +9,8 @@ from tiny_training import TinyData, TinyTask, tiny_trainer
 
 from flashtrain.errors import UserError
 from flashtrain.training.callbacks import StopOnNonFinite
-from flashtrain.training.checkpoints import AtomicCheckpointIO, SaveLast, read_checkpoint
+from flashtrain.training.checkpoint_callbacks import SaveLast
+from flashtrain.training.checkpoints import AtomicCheckpointIO, read_checkpoint
 
 
 def fit(folder, task, *callbacks, **options):

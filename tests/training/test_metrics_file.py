@@ -9,7 +9,8 @@ import pytest
 from tiny_training import TinyData, TinyTask, tiny_trainer
 
 from flashtrain.errors import UserError
-from flashtrain.training.checkpoints import AtomicCheckpointIO, SaveLast, find_resumable
+from flashtrain.training.checkpoint_callbacks import SaveLast
+from flashtrain.training.checkpoints import AtomicCheckpointIO, find_resumable
 from flashtrain.training.loggers import MetricsFile, read_metrics
 
 

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import ConstantLR, LinearLR, OneCycleLR, Sequentia
 from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
 
 from flashtrain.errors import UserError
-from flashtrain.training.checkpoints import SaveLast
+from flashtrain.training.checkpoint_callbacks import SaveLast
 from flashtrain.training.resuming import RatesOfThisRun
 from flashtrain.training.steps import constant_with_warmup, cosine_with_warmup, linear_with_warmup, make_schedule
 

@@ -9,7 +9,8 @@ import pytest
 import pytorch_lightning as pl
 from tiny_training import TinyData, TinyTask, tiny_trainer
 
-from flashtrain.training.checkpoints import AtomicCheckpointIO, SaveLast, find_resumable, read_checkpoint
+from flashtrain.training.checkpoint_callbacks import SaveLast
+from flashtrain.training.checkpoints import AtomicCheckpointIO, find_resumable, read_checkpoint
 from flashtrain.training.signals import SaveOnSignal
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows cannot send these signals to its own process")

@@ -10,7 +10,8 @@ import torch
 from tiny_training import CONTEXT, TinyData, TinyTask, tiny_trainer
 
 from flashtrain.errors import UserError
-from flashtrain.training.checkpoints import AtomicCheckpointIO, SaveLast
+from flashtrain.training.checkpoint_callbacks import SaveLast
+from flashtrain.training.checkpoints import AtomicCheckpointIO
 from flashtrain.training.throughput import Throughput, _tokens_of
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import MISSING, asdict, fields, is_dataclass
+from dataclasses import asdict, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -157,7 +157,6 @@ def prepare(settings: Settings, hardware: Hardware) -> Prepared:
         said,
         row,
         tokenizer=data.tokenizer,
-        defaults=shape_defaults(model.shape),
     )
 
 
@@ -209,13 +208,6 @@ def describe_model(model: Trainable, settings: Settings, *, vocab_size: int) -> 
     told = [one for one in (model.shape, getattr(model, "config", None)) if is_dataclass(one)]
     shape = asdict(told[0]) if told and not isinstance(told[0], type) else {}
     return {"name": settings.model.name, "size": settings.model.size, "vocab_size": vocab_size, "shape": shape}
-
-
-def shape_defaults(shape: object) -> dict[str, Any]:
-    """The defaults of a configuration's fields: what a checkpoint means that was written before they were added."""
-    if not is_dataclass(shape):
-        return {}
-    return {one.name: one.default for one in fields(shape) if one.default is not MISSING}
 
 
 def describe(settings: Settings, hardware: Hardware, model: Trainable, batching: Batching) -> str:

@@ -1,0 +1,197 @@
+"""When a run's checkpoints are written: last.ckpt every so many steps and at any end, best.ckpt at a better validation.
+
+Lightning's ModelCheckpoint decides; its subclasses close what 2.6.6 loses, said at the head of each.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.trainer.call import _call_callbacks_on_save_checkpoint
+
+from flashtrain.announce import say
+from flashtrain.training.checkpoints import BEST, LAST, checkpoint_exists, read_checkpoint, rebuild_paths
+from flashtrain.training.loggers import MetricsFile
+from flashtrain.training.steps import OptimizerStepCounter
+
+
+def checkpoint_callbacks(
+    folder: str | Path,
+    every_n_steps: int | None = None,
+    monitor: str | None = "validation_loss",
+    mode: str = "min",
+) -> list[pl.Callback]:
+    """The checkpoint rules of a run: [best (where `monitor` is given), last].
+
+    every_n_steps: optimiser steps between two writes of last.ckpt; None writes it at the end only. mode: whether the
+    lowest ("min") or the highest ("max") of what is monitored is best.
+    """
+    last = SaveLast(folder, every_n_steps)
+    return [last] if monitor is None else [BestCheckpoint(folder, monitor, mode), last]
+
+
+def keep_if_best(trainer: pl.Trainer) -> None:
+    """After a validation that followed the fit, let best.ckpt hold these weights where they are the best so far.
+
+    Every rank must call it, with what was validated the same on all.
+    """
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, BestCheckpoint) and callback.monitor in trainer.callback_metrics:
+            callback._save_monitor_checkpoint(trainer, callback._monitor_candidates(trainer))
+
+
+class BestCheckpoint(ModelCheckpoint):
+    """One best.ckpt, of weights: the optimiser's states, twice as large, are in last.ckpt alone.
+
+    ModelCheckpoint's save_weights_only leaves out what callbacks save: the score to beat, StopOnNonFinite's look at the
+    weights. And it takes that score from last.ckpt, which may know less than best.ckpt does: a validation that follows
+    the fit comes after it was written. (A stage that has not validated yet has nothing to beat.)
+    """
+
+    def __init__(self, folder: str | Path, monitor: str = "validation_loss", mode: str = "min") -> None:
+        super().__init__(
+            dirpath=folder,
+            filename=Path(BEST).stem,
+            monitor=monitor,
+            mode=mode,
+            save_on_train_epoch_end=False,
+            enable_version_counter=False,
+        )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        best = Path(self.dirpath or "") / BEST
+        if state_dict["best_model_score"] is None or not checkpoint_exists(best):
+            return
+        held = read_checkpoint(best, mmap=True)  # of its weights nothing is read
+        rebuild_paths(held, best.parent)
+        super().load_state_dict(held["callbacks"][self.state_key])
+
+    def _save_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:
+        checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=True)
+        checkpoint["callbacks"] = {self.state_key: self.state_dict()}
+        _call_callbacks_on_save_checkpoint(trainer, checkpoint)
+        trainer.strategy.save_checkpoint(checkpoint, filepath)
+        trainer.strategy.barrier("BestCheckpoint")
+        self._last_global_step_saved = trainer.global_step
+
+
+class SaveLast(ModelCheckpoint):
+    """Writes `last.ckpt` every N optimiser steps, after the last step, and when an exception ends the fit.
+
+    ModelCheckpoint writes a resumed run's after its first micro-batch and an exception's between two, their gradients
+    lost; the last step's only where N divides it, else after the loop has closed its epoch, from where a longer run
+    would not go on with the next sample. And Lightning counts a validation that was cut off as half made: a checkpoint
+    that is written during one (best.ckpt, or last.ckpt after a signal) says that training stood before it.
+
+    After an exception the file is of the last step that was completed, and says that the training stood at its end. It
+    is not written where the optimiser was at work, or several processes train: the others may wait for the one that
+    failed. Nor after KeyboardInterrupt, which does not want to wait.
+    Before any, what the metrics file has of its steps is flushed: a run that goes on does not log them again.
+    """
+
+    def __init__(self, folder: str | Path, every_n_steps: int | None = None) -> None:
+        super().__init__(
+            dirpath=folder,
+            filename=Path(LAST).stem,
+            every_n_train_steps=every_n_steps,
+            every_n_epochs=0,
+            enable_version_counter=False,
+        )
+        self._steps = OptimizerStepCounter()
+        self._ended: tuple[int, Any] = (-1, None)  # the last step that was completed, and the fit loop's state there
+        self._updated = -1  # the step after which the optimiser began to change the weights
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}  # its file is where this run's folder is
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        self._steps.start(trainer)
+        self._last_global_step_saved = trainer.global_step  # nothing new to save yet
+        self._ended, self._updated = _end_of_step(trainer), -1
+        _continue_metrics(trainer)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        _continue_metrics(trainer)  # of a run that died in its last validation, and trains no more
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        self._updated = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if not self._steps.ended(trainer):
+            return
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        if trainer.global_step == trainer.max_steps:
+            self.save(trainer)
+        every = trainer.val_check_batch
+        validates = trainer.is_last_batch or (isinstance(every, int) and (batch_idx + 1) % every == 0)
+        if validates or trainer.world_size == 1:  # ranks may have to ask each other for the state of their data
+            self._ended = _end_of_step(trainer)
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        step, loop = self._ended
+        cut_off = trainer.validating or trainer.interrupted
+        if trainer.state.fn == "fit" and cut_off and step == trainer.global_step:
+            checkpoint["loops"]["fit_loop"] = loop
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.save(trainer)
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        step = trainer.global_step
+        whole = isinstance(exception, Exception) and trainer.world_size == 1 and self._updated != step
+        begun = trainer.state.fn == "fit" and self._ended[0] >= 0
+        if not whole or not begun or self._last_global_step_saved == step:
+            return
+        pl_module.zero_grad(set_to_none=True)  # memory may have run out
+        try:
+            self.save(trainer)
+            say(f"the checkpoint of step {step} is written, resume= goes on from it: {self.best_model_path}")
+        except Exception as problem:  # noqa: BLE001 - what ended the fit is what is raised
+            if str(problem) != str(exception):
+                say(f"no checkpoint of step {step} is written: {str(problem).splitlines()[0]}")
+
+    def save(self, trainer: pl.Trainer) -> None:
+        """Write last.ckpt now, unless this optimiser step already has; every rank must call it."""
+        if not trainer.fast_dev_run and self._last_global_step_saved != trainer.global_step:  # type: ignore[attr-defined]
+            self._save_topk_checkpoint(trainer, {})
+
+    def _save_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:
+        _flush_metrics(trainer, in_step=self._ended[0] == trainer.global_step)
+        super()._save_checkpoint(trainer, filepath)
+
+
+def _end_of_step(trainer: pl.Trainer) -> tuple[int, dict[str, Any]]:
+    return trainer.global_step, copy.deepcopy(trainer.fit_loop.state_dict())
+
+
+def _continue_metrics(trainer: pl.Trainer) -> None:
+    for logger in trainer.loggers:
+        if isinstance(logger, MetricsFile):
+            logger.continue_from(trainer.global_step)
+
+
+def _flush_metrics(trainer: pl.Trainer, *, in_step: bool) -> None:
+    """Have what this step logged in metrics.csv. Lightning hands a step's metrics to the loggers after the hook in
+    which its checkpoint is written; the same again is no other row. in_step: the next step has logged already."""
+    connector = trainer._logger_connector
+    step = trainer.fit_loop.epoch_loop._batches_that_stepped
+    for logger in trainer.loggers:
+        if not isinstance(logger, MetricsFile):
+            continue
+        if not in_step and trainer.training and connector.should_update_logs and trainer._results is not None:
+            values = {name: float(value) for name, value in connector.metrics["log"].items()}
+            if values:
+                logger.log_metrics({**values, "epoch": trainer.current_epoch}, step=step)
+        logger.flush()
