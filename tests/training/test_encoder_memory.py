@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flashtrain.errors import UserError
 from flashtrain.models import Bert, BertConfig, Classifier, ClassifierConfig
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.training.encoder_memory import PredictingHead, estimate_encoder_memory
@@ -120,16 +119,3 @@ def test_every_saving_needs_less_and_every_token_more() -> None:
     assert kinds == sorted(kinds, reverse=True)
     assert needs(32768) > needs(16384)
     assert needs(65536, checkpointing="full", ffn_chunk=8192) < needs(65536, checkpointing="full")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"tokens": 0}, "tokens must be 1 or more"),
-        ({"precision": "int4"}, "precision"),
-        ({"attention": "x"}, "attention"),
-    ],
-)
-def test_what_cannot_be_estimated_is_one_line(options, message) -> None:
-    with pytest.raises(UserError, match=message):
-        estimate_encoder_memory(100, EncoderShape(1, 8, 1, 16), **{"tokens": 8, "longest": 8, **options})

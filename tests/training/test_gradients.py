@@ -6,7 +6,6 @@ import pytest
 import torch
 from tiny_training import TinyData, TinyModel, TinyTask, tiny_trainer
 
-from flashtrain.errors import UserError
 from flashtrain.training.steps import clip_gradients, gradient_scale
 
 
@@ -53,11 +52,6 @@ def test_a_nan_is_not_hidden():
     model = with_gradients()
     model.norm.weight.grad[0] = float("nan")
     assert torch.isnan(clip_gradients(model, 1.0))
-
-
-def test_a_negative_limit_is_refused():
-    with pytest.raises(UserError, match="norm of 0"):
-        clip_gradients(TinyModel(), -1.0)
 
 
 def test_a_trainers_clip_value_works_with_fused_adamw_under_bf16(tmp_path):

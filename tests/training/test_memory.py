@@ -230,15 +230,6 @@ def test_the_estimate_reads_as_lines_that_end_with_the_total():
     assert sum(numbers[:-1]) == pytest.approx(numbers[-1], abs=0.05)
 
 
-def test_unknown_names_and_numbers_below_one_are_one_line():
-    with pytest.raises(UserError, match="Did you mean 'bf16-mixed'"):
-        GPT2_124M(micro_batch=1, precision="bf16-mixd")
-    with pytest.raises(UserError, match="unknown activation checkpointing"):
-        GPT2_124M(micro_batch=1, checkpointing="some")
-    with pytest.raises(UserError, match="micro_batch must be 1 or more"):
-        GPT2_124M(micro_batch=0)
-
-
 def sized(gib_per_sample):
     return lambda batch: MemoryEstimate(0, 0, 0, int(batch * gib_per_sample * GIB), 0, 0)
 

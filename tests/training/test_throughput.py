@@ -9,7 +9,6 @@ import pytorch_lightning as pl
 import torch
 from tiny_training import CONTEXT, TinyData, TinyTask, tiny_trainer
 
-from flashtrain.errors import UserError
 from flashtrain.training.checkpoint_callbacks import SaveLast
 from flashtrain.training.checkpoints import AtomicCheckpointIO
 from flashtrain.training.throughput import Throughput, _tokens_of
@@ -118,8 +117,3 @@ def test_a_run_without_steps_has_a_summary_of_unknowns():
     summary = Throughput().summary()
     assert summary["tokens_per_second"] is None
     assert summary["step_seconds_median"] is None
-
-
-def test_negative_figures_are_refused():
-    with pytest.raises(UserError, match="peak_flops must be positive"):
-        Throughput(peak_flops=-1.0)
