@@ -18,6 +18,7 @@ from flashtrain.training.steps import OptimizerStepCounter, log_interval
 NEVER = torch.iinfo(torch.int64).max
 
 
+# Lightning 2.6.6's EarlyStopping(check_finite=True) looks at one logged figure, and lets checkpoints be written over.
 class StopOnNonFinite(pl.Callback):
     """Ends the fit with a UserError that names the first optimiser step whose loss was NaN or infinite.
 

@@ -15,6 +15,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.trainer.call import _call_callbacks_on_save_checkpoint
 
 from flashtrain.announce import say
+from flashtrain.errors import first_line
 from flashtrain.training.checkpoints import BEST, LAST, checkpoint_exists, read_checkpoint, rebuild_paths
 from flashtrain.training.loggers import MetricsFile
 from flashtrain.training.steps import OptimizerStepCounter
@@ -160,7 +161,7 @@ class SaveLast(ModelCheckpoint):
             say(f"the checkpoint of step {step} is written, resume= goes on from it: {self.best_model_path}")
         except Exception as problem:  # noqa: BLE001 - what ended the fit is what is raised
             if str(problem) != str(exception):
-                say(f"no checkpoint of step {step} is written: {str(problem).splitlines()[0]}")
+                say(f"no checkpoint of step {step} is written: {first_line(problem)}")
 
     def save(self, trainer: pl.Trainer) -> None:
         """Write last.ckpt now, unless this optimiser step already has; every rank must call it."""

@@ -54,6 +54,7 @@ def save_atomically(checkpoint: dict[str, Any], path: Path) -> None:
 
     Raises UserError where the disk is full or the folder cannot be written; `path` is then as it was.
     """
+    # Of one name, unlike disk.replacing's: what a kill leaves, gigabytes, the next write replaces.
     partial, earlier = path.with_name(path.name + PARTIAL), path.with_name(f"{path.name}.earlier")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

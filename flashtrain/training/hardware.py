@@ -21,7 +21,8 @@ from flashtrain.errors import UserError, unknown
 
 # Dense bf16 tensor-core peak in FLOP/s (fp16 where the GPU has no bf16), with fp32 accumulation, as the vendor's
 # datasheets give it. Datasheets that print only the figure "with sparsity" are halved. The first pattern found in the
-# device's name counts, so the special names stand before the general ones.
+# device's name counts, so the special names stand before the general ones. (Lightning 2.6.6's get_available_flops has
+# none of an H200 by its usual name, and of some GPUs those with sparsity.)
 PEAK_FLOPS: tuple[tuple[str, float], ...] = (
     (r"\bGB200\b", 2500e12),
     (r"\bB200\b", 2250e12),

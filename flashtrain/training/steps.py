@@ -1,6 +1,7 @@
 """Around an optimiser step: when it ends, its gradients' norm, its learning rate.
 
 Schedules are torch's LambdaLR; in Lightning give them with interval "step". The optimiser's learning rate is the peak.
+(transformers' begin with a step at a rate of 0, and have no minimum for the linear one.)
 """
 
 from __future__ import annotations
@@ -92,8 +93,8 @@ def gradient_scale(trainer: pl.Trainer, optimizer: Any) -> float | torch.Tensor:
 class ClipsGradients(pl.LightningModule):
     """A LightningModule base whose `Trainer(gradient_clip_val=...)` works with fused optimisers and FSDP2.
 
-    Lightning's own clipping raises for a fused optimiser under mixed precision. Logs `gradient_norm` (before clipping)
-    at the trainer's log interval.
+    Lightning's own clipping (2.6.6) raises for a fused optimiser under mixed precision. Logs `gradient_norm` (before
+    clipping) at the trainer's log interval.
     """
 
     def configure_gradient_clipping(

@@ -20,6 +20,8 @@ from flashtrain.training.steps import OptimizerStepCounter, log_interval
 GIB = 2**30
 
 
+# Lightning 2.6.6's ThroughputMonitor needs a function for each batch's samples, waits for the device at each step, and
+# knows no peak of an H200 by its usual name.
 class Throughput(pl.Callback):
     """Logs tokens_per_second, step_seconds, model_tflops, mfu and peak_memory_gib at the trainer's log interval.
 

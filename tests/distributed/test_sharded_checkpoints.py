@@ -82,6 +82,6 @@ def test_a_full_disk_is_one_line_on_every_rank_and_loses_nothing(ranks) -> None:
         assert rank.keys() == {"part", "current"}
         for name, line in rank.items():
             last = ranks / "full_disk" / name / "last.ckpt"
-            assert line == f"the disk is full: could not write checkpoint {last}; the earlier last.ckpt is intact"
+            assert line.startswith(f"could not write checkpoint {last}: No space left on device; the earlier")
             assert sorted(path.name for path in last.iterdir()) == ["1-0", "current.json"]
             assert read_checkpoint(last)["global_step"] == 1
