@@ -1,16 +1,9 @@
-"""Weights and tokenizers from elsewhere: a changed file is refused in one line, and takes no more memory than it has.
-
-FLASHTRAIN_MUTATIONS=500 FLASHTRAIN_SEED=7 pytest tests/test_foreign_weights.py     # a longer share of the mutations
-"""
+"""Weights and tokenizers from elsewhere: a changed file is refused, and takes no more memory than it has."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-import zipfile
 from dataclasses import asdict
 from pathlib import Path
 
@@ -26,7 +19,6 @@ from flashtrain.models.bert import Bert
 from flashtrain.models.bert_encoder import BertConfig
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
-from flashtrain.run.train import check_same_model
 from flashtrain.tasks.language.trained import load_trained, starting_weights
 from flashtrain.training.checkpoints import read_checkpoint
 from flashtrain_recipes.arena.evaluate import settings_for_weights
@@ -44,15 +36,6 @@ def decoder() -> GPT2:
 @pytest.fixture(scope="module")
 def encoder() -> Bert:
     return Bert(BertConfig(261, 320, 16, **SIZES), "sdpa")
-
-
-@pytest.mark.integration
-def test_changed_files_of_every_kind_are_read_or_refused_in_one_line(tmp_path) -> None:
-    seed, count = os.environ.get("FLASHTRAIN_SEED", "1"), os.environ.get("FLASHTRAIN_MUTATIONS", "25")
-    program = Path(__file__).with_name("mutations.py")
-    done = subprocess.run([sys.executable, program, tmp_path, seed, count], capture_output=True, text=True)
-    print(done.stdout)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
 @pytest.mark.parametrize("value", IMPOSSIBLE, ids=str)
@@ -82,13 +65,10 @@ def test_a_checkpoint_whose_description_is_of_another_type_is_refused(trained, t
     saved = read_checkpoint(trained / "checkpoints" / "last.ckpt")
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "config.yaml").write_bytes((trained / "config.yaml").read_bytes())
-    here = dict(saved["flashtrain"])
     saved["flashtrain"] = description
     torch.save(saved, tmp_path / "checkpoints" / "last.ckpt")
     with pytest.raises(UserError, match=r"last\.ckpt"):
         load_trained(str(tmp_path), attention="sdpa")
-    with pytest.raises(UserError, match="last"):
-        check_same_model(tmp_path / "last.ckpt", saved, here, {})
 
 
 @pytest.mark.parametrize("steps", ["3", -1, None, 2.5, 2**70, [1]])
@@ -222,29 +202,6 @@ def test_a_classifiers_notes_become_settings_only_as_names_and_counts(tmp_path, 
     given = {override.get_key_element(): override for override in parse_overrides(words)}
     with pytest.raises(UserError, match=r"classifier\.safetensors"):
         settings_for_weights(words, given)
-
-
-def test_a_compressed_checkpoint_is_refused_before_it_is_unpacked(tmp_path) -> None:
-    torch.save({"state_dict": {"model.w": torch.zeros(1000)}}, tmp_path / "plain.ckpt")
-    with zipfile.ZipFile(tmp_path / "plain.ckpt") as plain, zipfile.ZipFile(tmp_path / "bomb.ckpt", "w") as bomb:
-        for entry in plain.infolist():
-            bomb.writestr(entry.filename, plain.read(entry), zipfile.ZIP_DEFLATED)
-    with pytest.raises(UserError, match="entries of it are compressed"):
-        read_checkpoint(tmp_path / "bomb.ckpt")
-
-
-def test_a_checkpoint_whose_pickle_asks_for_memory_of_its_own_is_refused(tmp_path) -> None:
-    torch.save({"state_dict": {}, "loops": bytearray(10)}, tmp_path / "asking.ckpt")
-    with pytest.raises(UserError, match="more than tensors and plain values"):
-        read_checkpoint(tmp_path / "asking.ckpt")
-
-
-@pytest.mark.parametrize("content", [b"hello world\n" * 100, b"", b"PK", b"\x80\x02}q\x00.", b"PK\x03\x04" * 50])
-@pytest.mark.parametrize("mmap", [False, True])
-def test_a_file_that_is_no_checkpoint_is_refused_in_one_line(tmp_path, content, mmap) -> None:
-    (tmp_path / "text.ckpt").write_bytes(content)
-    with pytest.raises(UserError, match=r"text\.ckpt (is no checkpoint|is damaged)"):
-        read_checkpoint(tmp_path / "text.ckpt", mmap=mmap)
 
 
 def _set(path: Path, name: str, value: object) -> None:
