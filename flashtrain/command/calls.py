@@ -186,12 +186,12 @@ def words_of(settings: Mapping[str, Any]) -> list[str]:
     """Settings as Python has them in the command's words. Raises UserError for a value that no setting has."""
     words: list[str] = []
     for key, value in settings.items():
-        if isinstance(value, Mapping) and not key.endswith("options"):
+        if isinstance(value, Mapping) and not key.endswith(("options", "mixture")):
             inner, own = dict(value), _CHOOSES.get(key, "name")
             if own in inner and (conf_folder() / key).is_dir():
                 words.append(f"{key}={_value(f'{key}.{own}', inner.pop(own))}")
             words += words_of({f"{key}.{name}": one for name, one in inner.items()})
-        elif isinstance(value, Mapping):  # of a component of one's own, whose names are not known beforehand
+        elif isinstance(value, Mapping):  # of a component or of sources, whose names are not known beforehand
             words += [f"++{key}.{name}={_value(f'{key}.{name}', one)}" for name, one in value.items()]
         else:
             plus = "++" if ".options." in key else ""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+import transformers
 from chat_folders import CHATML, save_tokenizer_folder
 
 import flashtrain
@@ -91,24 +92,72 @@ def classification(place: Path) -> Settings:
     return {**COMMON, **settings, "sequence.validation_samples": 8, "curriculum.stages": stages}
 
 
+def streamed(place: Path) -> Settings:
+    return {**language(place), "data.streaming": True}
+
+
+def mixture(place: Path) -> Settings:
+    settings = language(place)
+    parts = {"train": settings.pop("data.path"), "held-out": settings.pop("data.validation_path")}
+    sources = {f"of_{number}": {"path": path, "weight": 1 + number} for number, path in enumerate(parts.values())}
+    return {**settings, "data": "mixture", "data.mixture": sources, "data.validation_fraction": 0.2}
+
+
+def bfloat16(place: Path) -> Settings:
+    """With float32 copies of the weights in the optimiser."""
+    return {**language(place), "hardware.precision": "bf16-true", "optimizer": "muon"}
+
+
+def lamb(place: Path) -> Settings:
+    return {**masked_language(place), "optimizer": "lamb"}
+
+
+def transformers_model(place: Path) -> Settings:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(**sizes, vocab_size=264, max_position_embeddings=64, attention_dropout=0.1)
+    transformers.LlamaForCausalLM(config).save_pretrained(place / "model")
+    settings = {name: value for name, value in language(place).items() if not name.startswith("model.")}
+    return {**settings, "recipe": "hf", "model.path": place / "model", "data.document_mask": True}
+
+
+def adapters(place: Path) -> Settings:
+    return {**transformers_model(place), "model.adapter": "lora", "model.adapter_rank": 4, "memory": "selective"}
+
+
+def sharded(place: Path) -> Settings:
+    return {**language(place), **SHARDS}
+
+
 TASKS: dict[str, Callable[[Path], Settings]] = {
-    function.__name__: function for function in (language, chat, masked_language, fine_tuning, classification)
-}
+    "language": language, "chat": chat, "masked_language": masked_language, "fine_tuning": fine_tuning,
+    "classification": classification, "streamed": streamed, "mixture": mixture, "bfloat16": bfloat16, "lamb": lamb,
+    "transformers_model": transformers_model, "adapters": adapters, "sharded": sharded,
+}  # fmt: skip
 
 
 class Interrupt(pl.Callback):
-    """Acts when the micro-batch of this number, counted through the run, begins; None: never."""
+    """Acts when the micro-batch or, counted from -1 down, the validation of this number begins, counted through the
+    run; None: never."""
 
     def __init__(self) -> None:
         self.at: int | None = None
         self.act: Callable[[], None] = lambda: None
 
     def on_train_batch_start(self, *_: Any) -> None:
-        if self.at is not None:
-            self.at -= 1
-            if self.at < 0:
-                self.at = None
-                self.act()
+        self.count(down=True)
+
+    def on_validation_batch_start(self, *given: Any) -> None:
+        if given[3] == 0:  # its first batch
+            self.count(down=False)
+
+    def count(self, *, down: bool) -> None:
+        if self.at is None or (self.at >= 0) != down:
+            return
+        self.at += -1 if down else 1
+        if self.at == (-1 if down else 0):
+            self.at = None
+            self.act()
 
 
 INTERRUPT = Interrupt()

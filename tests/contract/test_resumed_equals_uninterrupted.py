@@ -12,11 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from contract_runs import ROWS, SHARDS, TASKS, Settings, assert_same_run, interrupted, summary, train
+from contract_runs import ROWS, TASKS, Settings, assert_same_run, interrupted, summary, train
 
 pytestmark = pytest.mark.integration  # whole runs
-
-CASES = (*TASKS, "language in shards")
 
 
 class Ended(Exception):
@@ -41,10 +39,8 @@ def settings_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Set
 
     def get(case: str) -> Settings:
         if case not in known:
-            place = tmp_path_factory.mktemp("data")
-            name = case.removesuffix(" in shards")
-            known[case] = {**TASKS[name](place), **(SHARDS if name != case else {})}
-            if name in ("language", "chat", "masked_language"):
+            known[case] = TASKS[case](tmp_path_factory.mktemp("data"))
+            if "data" in known[case]:
                 known[case]["data.cache_dir"] = tmp_path_factory.mktemp("cache")
         return known[case]
 
@@ -75,14 +71,17 @@ def terminated(monkeypatch):
     signal.signal(signal.SIGTERM, before)
 
 
-# The micro-batch in which it is stopped: two make a step, but for the first stage's 5 steps of classification.
+# The micro-batch in which it is stopped: two make a step, but for the first stage's 5 steps of classification. -1, -2:
+# in the first validation, and in the second, which follows the last step.
 @pytest.mark.parametrize(
     ("case", "at", "act", "raised"),
     [
-        *((case, at, terminate, Ended) for case in CASES for at in (3, 5)),
-        *(("classification", at, terminate, Ended) for at in (4, 8)),  # on the first stage's last step; in the second
+        *((case, 5, terminate, Ended) for case in TASKS),
+        *(("language", at, terminate, Ended) for at in (4, -1, -2)),
+        *(("classification", at, terminate, Ended) for at in (3, 4, 8)),  # in each stage, on the first one's last step
         *(("language", at, ctrl_c, KeyboardInterrupt) for at in (2, 5)),
-        *(("language", at, fail, Ended) for at in (6, 7)),
+        *(("language", at, fail, Ended) for at in (6, 7, -1, -2)),
+        ("sharded", 6, fail, Ended),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
@@ -94,12 +93,12 @@ def test_stopped_in_any_step(case, at, act, raised, settings_of, uninterrupted, 
     assert_same_run(folder, uninterrupted(case))
 
 
-@pytest.mark.parametrize("case", ["language", "language in shards", "chat"])
+@pytest.mark.parametrize("case", ["language", "sharded", "chat"])
 def test_a_checkpoint_of_an_epochs_last_batch(case: str, settings_of, tmp_path: Path) -> None:
     """A shorter run has ended, by Lightning's count an epoch; of the text three steps are an epoch of its rows."""
     settings = {**settings_of(case), "schedule": "constant"}
     folder = train(settings, tmp_path / "resumed", **{"trainer.steps": 3})
-    if case.startswith("language"):
+    if case != "chat":
         assert ROWS == 3 * 8
         assert summary(folder)["epochs"] == 1
     assert train(settings, tmp_path / "resumed", resume=folder) == folder
