@@ -83,25 +83,6 @@ def test_the_validation_after_the_last_step_stands_in_that_steps_row(tiny_runs: 
     assert [bool(row["validation_loss"]) for row in rows] == [False, False, True, True]
 
 
-def test_a_run_stopped_by_sigterm_and_resumed_equals_the_uninterrupted_one_bit_for_bit(
-    tiny_runs: TinyRuns, trained, monkeypatch
-) -> None:
-    monkeypatch.setitem(registry._components["callback"], "stop", lambda _: SignalAt(4, signal.SIGTERM))
-    status, folder = tiny_runs.run("stopped", "trainer.callbacks=[stop]")
-    assert status == 143
-    assert json.loads((folder / "summary.json").read_text())["status"] == "stopped"
-
-    status, folder = tiny_runs.run("stopped", "resume=auto")
-    assert status == 0
-    expected, got = weights(trained), weights(folder)
-    assert expected.keys() == got.keys()
-    assert all(torch.equal(expected[name], got[name]) for name in expected)
-    assert losses(folder) == losses(trained)
-    first, second = (json.loads((run / "summary.json").read_text()) for run in (trained, folder))
-    assert first["validation_loss"] == second["validation_loss"]
-    assert first["train_loss_first"] == second["train_loss_first"]
-
-
 def test_ctrl_c_leaves_a_checkpoint_and_status_130(tiny_runs: TinyRuns, monkeypatch, capfd) -> None:
     monkeypatch.setitem(registry._components["callback"], "stop", lambda _: SignalAt(2, signal.SIGINT))
     status, folder = tiny_runs.run("interrupted", "trainer.callbacks=[stop]")

@@ -81,7 +81,7 @@ def terminated(monkeypatch):
         *(("classification", at, terminate, Ended) for at in (3, 4, 8)),  # in each stage, on the first one's last step
         *(("language", at, ctrl_c, KeyboardInterrupt) for at in (2, 5)),
         *(("language", at, fail, Ended) for at in (6, 7, -1, -2)),
-        ("sharded", 6, fail, Ended),
+        *((case, 7, fail, Ended) for case in ("sharded", "streamed", "fine_tuning")),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )

@@ -12,7 +12,6 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from chat_folders import CHATML, THINKING, save_tokenizer_folder
-from pytorch_lightning.callbacks import ModelCheckpoint
 
 from flashtrain import GPT2, GPT2Config, LanguageModel
 from flashtrain.data.chat_datamodule import ChatDataModule
@@ -164,51 +163,14 @@ def test_where_devices_share_sequences_all_count_the_labels_of_all(make):
     assert [one.weight for one in ranks[0]] == pytest.approx([2 * one.label_count / total for one in ranks[0]])
 
 
-class Recorder(pl.LightningModule):
-    """Learns nothing worth having; keeps every batch."""
-
-    def __init__(self, fail_in: int | None = None) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(()))
-        self.seen: list = []
-        self.fail_in = fail_in
-
-    def training_step(self, batch, batch_idx):
-        if batch_idx == self.fail_in:
-            raise KeyError("the machine went away")
-        self.seen.append(batch)
-        return self.weight * batch["tokens"].float().mean()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=1e-3)
-
-
-def fit(data, folder, model, resume=None, callbacks=()):
+def fit(data, folder, model, callbacks=()):
     trainer = pl.Trainer(
         max_epochs=1, accelerator="cpu", devices=1, logger=False, enable_progress_bar=False, limit_val_batches=0,
         enable_model_summary=False, enable_checkpointing=bool(callbacks), default_root_dir=folder,
         accumulate_grad_batches=data.accumulate, callbacks=list(callbacks),
     )  # fmt: skip
-    trainer.fit(model, data, ckpt_path=resume)
+    trainer.fit(model, data)
     return model.seen
-
-
-def same(one, other) -> bool:
-    return one.keys() == other.keys() and all(
-        torch.equal(x, other[name]) if isinstance(x, torch.Tensor) else x == other[name] for name, x in one.items()
-    )
-
-
-@pytest.mark.parametrize(("workers", "accumulate"), [(0, 1), (1, 2)])
-def test_a_run_that_was_killed_goes_on_with_the_same_batches_to_the_bit(make, tmp_path, workers, accumulate):
-    options = {"num_workers": workers, "accumulate": accumulate}
-    whole = fit(make(**options), tmp_path, Recorder())
-    saving = ModelCheckpoint(tmp_path / "saved", every_n_train_steps=5, save_top_k=-1, filename="{step}")
-    with pytest.raises(KeyError):
-        fit(make(**options), tmp_path, Recorder(fail_in=7 * accumulate), callbacks=[saving])
-    resumed = fit(make(**options), tmp_path, Recorder(), resume=tmp_path / "saved" / "step=5.ckpt")
-    assert len(resumed) == len(whole) - 5 * accumulate
-    assert all(same(*pair) for pair in zip(resumed, whole[5 * accumulate :], strict=True))
 
 
 def model_of(data) -> GPT2:

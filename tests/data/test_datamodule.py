@@ -298,16 +298,6 @@ def test_a_finished_run_is_extended_by_the_samples_that_follow(data, tmp_path):
     assert longer.seen == whole[8:]
 
 
-def test_validation_between_steps_does_not_disturb_a_resume(data, tmp_path):
-    options = {"limit_val_batches": 1.0, "val_check_interval": 3}
-    whole = fit(data(), tmp_path, **options)
-    saving = ModelCheckpoint(tmp_path / "saved", every_n_train_steps=5, save_top_k=-1, filename="{step}")
-    fit(data(), tmp_path, callbacks=[saving], **options)
-    resumed = fit(data(), tmp_path, resume=tmp_path / "saved" / "step=5.ckpt", num_sanity_val_steps=0, **options)
-    assert resumed.seen == whole.seen[5:]
-    assert resumed.validated == whole.validated[-len(resumed.validated) :]
-
-
 TWO_RANKS = """
 import sys, json, torch
 sys.path[:0] = sys.argv[1:3]

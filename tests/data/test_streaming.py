@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from itertools import islice
@@ -14,8 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint
-from test_datamodule import Recorder, SaveOnError, trainer
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.data import text_stream
@@ -133,24 +129,6 @@ def data(corpus):
     return make
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_run_under_lightning_resumes_with_exactly_the_next_sample(data, tmp_path, accumulate):
-    def fit(model, *, resume=None, callbacks=()):
-        own = trainer(tmp_path, accumulate_grad_batches=accumulate, callbacks=callbacks, limit_val_batches=0)
-        own.fit(model, data(accumulate=accumulate), ckpt_path=resume)
-        return model
-
-    whole = fit(Recorder()).seen
-    assert len(whole) == 12 * accumulate
-    saving = ModelCheckpoint(tmp_path / "saved", every_n_train_steps=5, save_top_k=-1, filename="{step}")
-    interrupted = Recorder(fail_in=8 * accumulate - 1)
-    with pytest.raises(KeyError):
-        fit(interrupted, callbacks=[saving, SaveOnError(tmp_path / "error.ckpt")])
-    assert fit(Recorder(), resume=tmp_path / "saved" / "step=5.ckpt").seen == whole[5 * accumulate :]
-    done = 8 * accumulate - 1 if accumulate == 1 else 7 * accumulate
-    assert fit(Recorder(), resume=tmp_path / "error.ckpt").seen == whole[done:]
-
-
 def test_a_run_goes_on_in_other_micro_batches(data, tmp_path):
     whole = data(batch_size=4)
     whole.setup()
@@ -181,45 +159,6 @@ def test_the_first_documents_are_held_out_and_never_trained_on(data):
     assert not trained & held_out
     assert sum(1 for _ in loader) == 400
     assert module.epochs_seen >= 1
-
-
-def write_batches(corpus, out, resume=None, kill_after=None):
-    """A line a batch: its hash and the place after it. kill_after: so many of them end this process."""
-    module = StreamingDataModule(FilesSource(corpus), "bytes", 16, 2, total_steps=40, document_mask=True)
-    module.setup()
-    loader = module.train_dataloader()
-    if resume:
-        loader.load_state_dict(resume)
-    with out.open("a") as file:
-        for number, batch in enumerate(loader, 1):
-            digest = hashlib.sha256(b"".join(batch[name].numpy().tobytes() for name in sorted(batch))).hexdigest()
-            print(json.dumps([digest, loader.state_dict()]), file=file, flush=True)
-            if number == kill_after:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-
-KILLED = """
-import sys
-from pathlib import Path
-from test_streaming import text_stream, write_batches
-
-text_stream.GROUP_DOCUMENTS = 7
-write_batches(Path(sys.argv[1]), Path(sys.argv[2]), kill_after=9)
-"""
-
-
-@pytest.mark.integration
-def test_a_killed_run_goes_on_bit_for_bit(corpus, tmp_path):
-    write_batches(corpus, tmp_path / "whole")
-    words = [sys.executable, "-c", KILLED, str(corpus), str(tmp_path / "parts")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    assert subprocess.run(words, env=environment).returncode == -signal.SIGKILL
-    lines = (tmp_path / "parts").read_text().splitlines()
-    assert len(lines) == 9
-    _, place = json.loads(lines[-1])
-    write_batches(corpus, tmp_path / "parts", place)
-    assert (tmp_path / "parts").read_text() == (tmp_path / "whole").read_text()
-    assert len((tmp_path / "whole").read_text().splitlines()) == 40
 
 
 TWO_RANKS = """

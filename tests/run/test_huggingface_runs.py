@@ -108,23 +108,6 @@ class SignalAt(pl.Callback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-@pytest.mark.parametrize("kind", ["trained", "adapted"])
-def test_a_stopped_run_that_is_resumed_equals_the_uninterrupted_one_bit_for_bit(
-    kind: str, runs: TinyRuns, request, monkeypatch
-) -> None:
-    whole = request.getfixturevalue(kind)
-    words = ["model.adapter=lora", "model.adapter_rank=4", "memory=selective"] if kind == "adapted" else []
-    words = words or ["data.document_mask=true"]
-    monkeypatch.setitem(registry._components["callback"], "stop", lambda _: SignalAt(2))
-    status, folder = runs.run(f"stopped-{kind}", *words, "trainer.callbacks=[stop]")
-    assert status != 0
-    status, resumed = runs.run(f"resumed-{kind}", *words, f"resume={folder}")
-    assert status == 0
-    expected = state(whole)
-    assert expected.keys() == state(resumed).keys()
-    assert all(torch.equal(value, expected[name]) for name, value in state(resumed).items())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("model.adapter=lora", "model.adapter_rank=4")], ids=["full", "lora"])
 def test_two_devices_share_each_sequence_and_learn_what_one_does(words: tuple[str, ...], runs: TinyRuns) -> None:

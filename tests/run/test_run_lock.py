@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
 import signal
@@ -115,18 +114,6 @@ def test_hydra_run_dir_of_a_run_that_lives_is_refused_before_hydra_writes_there(
     with pytest.raises(Busy):
         _command(words)
     assert not (live / ".hydra").exists()
-
-
-@pytest.mark.integration
-def test_a_lock_ends_with_its_process_however_that_ended(tmp_path: Path) -> None:
-    other = Other(tmp_path)
-    other.kill()
-    hold(tmp_path)
-    assert json.loads((tmp_path / HOLDER).read_text())["process"] == os.getpid()
-    hold(tmp_path)  # it is this process's own
-    let_go(tmp_path)
-    assert not (tmp_path / HOLDER).exists()
-    let_go(tmp_path)
 
 
 def test_a_run_lets_go_of_its_folder_at_its_end(trained: Path) -> None:

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from chat_folders import CHATML, LLAMA3, save_tokenizer_folder
 from tiny_runs import TINY, TinyRuns
 
@@ -17,7 +16,6 @@ from flashtrain.command.job import settle
 from flashtrain.errors import UserError
 from flashtrain.registry import registered
 from flashtrain.spec import task_of
-from flashtrain.tasks.language.trained import load_trained
 
 SUMS = [(a, b) for a in range(8) for b in range(8)]
 
@@ -82,16 +80,6 @@ def test_its_export_has_the_chat_template_and_ends_where_answers_do(finished):
     assert tokenizer.chat_template == CHATML
     ends = tokenizer.convert_tokens_to_ids(["<|end|>", "<|im_end|>"])
     assert GenerationConfig.from_pretrained(finished / "export").eos_token_id == ends
-
-
-@pytest.mark.integration
-def test_a_resumed_run_ends_as_the_uninterrupted_one(runs, finished):
-    _, folder = runs.run("resumed", "trainer.steps=3", "schedule=constant")
-    _, straight = runs.run("straight", "schedule=constant")
-    assert runs.run("resumed", "resume=auto", "schedule=constant", f"resume={folder}")[0] == 0
-    one, other = (load_trained(f"{where}/checkpoints/last.ckpt", attention="sdpa") for where in (folder, straight))
-    for name, tensor in one.model.state_dict().items():
-        assert torch.equal(tensor, other.model.state_dict()[name]), name
 
 
 def test_what_would_be_trained_is_planned(runs):

@@ -10,7 +10,7 @@ import pytorch_lightning as pl
 from tiny_training import TinyData, TinyTask, tiny_trainer
 
 from flashtrain.training.checkpoint_callbacks import SaveLast
-from flashtrain.training.checkpoints import AtomicCheckpointIO, find_resumable, read_checkpoint
+from flashtrain.training.checkpoints import AtomicCheckpointIO, read_checkpoint
 from flashtrain.training.signals import SaveOnSignal
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows cannot send these signals to its own process")
@@ -49,13 +49,6 @@ def test_a_signal_in_mid_accumulation_ends_with_the_optimiser_step_saved(tmp_pat
     assert len(task.losses) == 6  # batches 4 and 5 belong to step 3
     assert read_checkpoint(tmp_path / "last.ckpt")["global_step"] == 3
     assert (stop.stopped_by, stop.stopped_at, stop.exit_code) == (number, 3, code)
-
-
-def test_the_stopped_run_resumes_to_the_uninterrupted_one(tmp_path):
-    whole = fit(tmp_path, max_steps=6)
-    begun = fit(tmp_path, SaveOnSignal(tmp_path), SendAt(2, signal.SIGTERM), max_steps=6)
-    resumed = fit(tmp_path, max_steps=6, resume=find_resumable(tmp_path))
-    assert begun.losses + resumed.losses == whole.losses
 
 
 def test_no_validation_is_run_on_the_way_out(tmp_path):

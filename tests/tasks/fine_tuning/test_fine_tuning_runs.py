@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 
 import pytest
-import pytorch_lightning as pl
 import torch
 from tiny_runs import TinyRuns
 
 import flashtrain
-from flashtrain import registry
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import settle
 from flashtrain.command.modes import run_mode, settings_from_checkpoint
@@ -69,20 +65,6 @@ def test_labels_that_the_text_tells_are_learned(head_runs: TinyRuns) -> None:
     status, folder = head_runs.run("learned", "trainer.steps=40", "trainer.validate_every=40", "bert.family=modern")
     assert status == 0
     assert summary(folder)["micro_f1"] > 0.95
-
-
-def test_a_stopped_run_that_is_resumed_equals_the_uninterrupted_one(head_runs: TinyRuns, tuned, monkeypatch) -> None:
-    class Stop(pl.Callback):
-        def on_train_batch_start(self, trainer, *_) -> None:
-            if trainer.global_step == 2:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setitem(registry._components["callback"], "stop", lambda _: Stop())
-    assert head_runs.run("stopped", "trainer.callbacks=[stop]")[0] == 143
-    status, folder = head_runs.run("stopped", "resume=auto")
-    assert status == 0
-    found = weights(folder)
-    assert all(torch.equal(value, found[name]) for name, value in weights(tuned).items())
 
 
 def test_micro_batches_and_padded_rows_train_to_the_same_weights(head_runs: TinyRuns, tuned) -> None:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 
 import pytest
-import pytorch_lightning as pl
 import torch
 from tiny_runs import TinyRuns
 
 import flashtrain
-from flashtrain import registry
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import settle
 from flashtrain.command.modes import run_mode, settings_from_checkpoint
@@ -23,17 +19,6 @@ from flashtrain.tasks.masked_language.build import read_bert
 from flashtrain.training.checkpoints import read_checkpoint
 
 pytestmark = pytest.mark.integration  # whole runs
-
-
-class SignalAt(pl.Callback):
-    """Sends this process a signal when a step begins."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_train_batch_start(self, trainer, *_) -> None:
-        if trainer.global_step == self.step:
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def summary(folder) -> dict:
@@ -54,20 +39,6 @@ def test_the_row_tells_real_tokens_fill_and_accuracy(trained_bert) -> None:
     assert row["tokens_per_second"] > row["rows_per_second"] > 0
     assert row["seconds_to_target"] is None
     assert not any(isinstance(value, dict | list) for value in row.values())
-
-
-def test_a_stopped_run_that_is_resumed_equals_the_uninterrupted_one_bit_for_bit(
-    bert_runs: TinyRuns, trained_bert, monkeypatch
-) -> None:
-    monkeypatch.setitem(registry._components["callback"], "stop", lambda _: SignalAt(2))
-    status, _ = bert_runs.run("stopped", "trainer.callbacks=[stop]")
-    assert status == 143
-    status, folder = bert_runs.run("stopped", "resume=auto")
-    assert status == 0
-    expected, found = weights(trained_bert), weights(folder)
-    assert all(torch.equal(value, found[name]) for name, value in expected.items())
-    same = ("tokens", "samples", "epochs", "validation_loss", "validation_accuracy", "train_loss_first")
-    assert {key: summary(folder)[key] for key in same} == {key: summary(trained_bert)[key] for key in same}
 
 
 def test_padded_rows_of_the_same_samples_train_to_the_same_weights(
